@@ -1,0 +1,1 @@
+"""rljax: RL post-training of language models in JAX."""

@@ -1,0 +1,232 @@
+"""Batch: the struct that flows between stages, its axes, and the statistics that respect its mask.
+
+What lives here: the frozen pytree, `check` and `require`, and masked and per-segment helpers. What does
+not: models, losses, configs.
+
+Axes: B rows, S tokens in a row, G samples per prompt, P prompts, V words.
+
+Conventions, stated once:
+- `x[b, t]` always describes `tokens[b, t]`; column 0 of a log-prob or a value carries nothing.
+- `mask` is 1 exactly where the policy chose the token: prompt, tool output, forced text, padding are 0.
+- What stands at mask 0 may be garbage, NaN included: select with `where` before `exp` or `log`.
+- Everything but ids is float32. `None` means that the stage which fills the field has not run.
+- Tokens are the record: nothing is ever inferred from an id (padding may equal EOS).
+
+    example: prompt "2+3=" (4 tokens), response "5" and EOS, one column of padding
+    tokens       [ 2  +  3  =  5 eos  . ]
+    segment_ids  [ 1  1  1  1  1  1   0 ]
+    positions    [ 0  1  2  3  4  5   0 ]
+    mask         [ 0  0  0  0  1  1   0 ]
+    rewards      [ 0  0  0  0  0  1   0 ]
+"""
+
+import dataclasses
+import difflib
+import enum
+
+import jax
+import jax.numpy as jnp
+
+from rljax.errors import InputError
+
+
+class FinishReason(enum.IntEnum):
+    """Why a response ended. It is recorded by the sampler and never inferred from a length."""
+
+    STOP = 0
+    LENGTH = 1
+    INTERRUPT = 2
+    ABORT = 3
+
+
+def _field(axes: str, dtype, *, required: bool = False):
+    metadata = {"axes": tuple(axes.split()), "dtype": jnp.dtype(dtype)}
+    if required:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=None, metadata=metadata)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Trajectories and everything later stages say about them. Fields are arrays or None."""
+
+    tokens: jax.Array = _field("B S", jnp.int32, required=True)
+    segment_ids: jax.Array = _field("B S", jnp.int32, required=True)
+    positions: jax.Array = _field("B S", jnp.int32, required=True)
+    mask: jax.Array = _field("B S", jnp.float32, required=True)
+    sampler_logprobs: jax.Array | None = _field("B S", jnp.float32)
+    policy_version: jax.Array | None = _field("B S", jnp.int32)
+    group: jax.Array | None = _field("B", jnp.int32)
+    finish_reason: jax.Array | None = _field("B", jnp.int32)
+    rewards: jax.Array | None = _field("B S", jnp.float32)
+    old_logprobs: jax.Array | None = _field("B S", jnp.float32)
+    ref_logprobs: jax.Array | None = _field("B S", jnp.float32)
+    values: jax.Array | None = _field("B S", jnp.float32)
+    advantages: jax.Array | None = _field("B S", jnp.float32)
+    returns: jax.Array | None = _field("B S", jnp.float32)
+    weights: jax.Array | None = _field("B S", jnp.float32)
+
+    def replace(self, **fields) -> "Batch":
+        """A copy with these fields; unknown names and wrong axes are refused."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for name in fields:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                raise InputError(
+                    f"Batch has no field {name!r}",
+                    rule=f"its fields are {', '.join(known)}",
+                    fix=f"did you mean {close[0]!r}?" if close else "",
+                )
+        return dataclasses.replace(self, **fields).check()
+
+    def check(self) -> "Batch":
+        """Shapes and dtypes against the declared axes. Runs while tracing; returns self."""
+        sizes: dict[str, int] = {}
+        for field in dataclasses.fields(self):
+            value, axes = self.__dict__[field.name], field.metadata["axes"]
+            if value is None:
+                if field.default is dataclasses.MISSING:
+                    raise InputError(f"Batch.{field.name} is required", value=None)
+                continue
+            if len(value.shape) != len(axes):
+                raise InputError(
+                    f"Batch.{field.name} has the wrong number of axes",
+                    value=tuple(value.shape),
+                    rule=f"its axes are [{', '.join(axes)}]",
+                )
+            for axis, size in zip(axes, value.shape, strict=True):
+                if sizes.setdefault(axis, size) != size:
+                    raise InputError(
+                        f"Batch.{field.name} disagrees about axis {axis}",
+                        value=tuple(value.shape),
+                        rule=f"{axis} is {sizes[axis]} in the fields before it",
+                    )
+            wanted = field.metadata["dtype"]
+            # Wider floats are let through: tests run the same functions in float64.
+            if jnp.dtype(value.dtype).kind != wanted.kind or value.dtype.itemsize < wanted.itemsize:
+                raise InputError(
+                    f"Batch.{field.name} has the wrong dtype", value=str(value.dtype), rule=f"it is {wanted}"
+                )
+        return self
+
+    def require(self, *names: str, by: str) -> "Batch":
+        """Names the stage `by` and the missing fields if any of `names` is still None; returns self."""
+        missing = [n for n in names if self.__dict__[n] is None]
+        if missing:
+            has = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
+            raise InputError(
+                f"{by} needs batch field {', '.join(missing)}, which no stage has filled",
+                rule=f"the batch has {', '.join(has)}",
+                fix="run the stage that fills it first (DESIGN: the dataflow decides the order)",
+            )
+        return self
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
+
+
+def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:
+    """Unpacked rows: tokens [B, S], lengths [B] (prompt and response), mask [B, S] -> Batch."""
+    column = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    valid = column < lengths[:, None]
+    return Batch(
+        tokens=tokens,
+        segment_ids=valid.astype(jnp.int32),
+        positions=jnp.where(valid, column, 0),
+        mask=mask,
+        **fields,
+    ).check()
+
+
+# -- masked statistics (formulas: masked_mean = sum m x / max(sum m, 1)) ---------------------------------
+
+
+def masked_sum(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
+    """sum over mask of x; garbage at mask 0, NaN included, is never read."""
+    return jnp.sum(jnp.where(mask > 0, x, 0.0), axis=axis)
+
+
+def masked_mean(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
+    """sum m x / sum m, and exactly 0 where the mask is empty."""
+    return masked_sum(x, mask, axis) / jnp.maximum(jnp.sum(mask > 0, axis=axis), 1)
+
+
+def masked_variance(x: jax.Array, mask: jax.Array, *, ddof: int = 0) -> jax.Array:
+    """sum m (x - mean)^2 / (n - ddof) over all of the mask; 0 when n <= ddof."""
+    n = jnp.sum(mask > 0)
+    centred = jnp.where(mask > 0, x - masked_mean(x, mask), 0.0)
+    return jnp.where(n > ddof, jnp.sum(centred**2) / jnp.maximum(n - ddof, 1), 0.0)
+
+
+def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """max of x over the mask; 0 where the mask is empty."""
+    return jnp.where(jnp.any(mask > 0), jnp.max(jnp.where(mask > 0, x, -jnp.inf)), 0.0)
+
+
+def whiten(x: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 1, shift_mean: bool = True):
+    """m (x - mean) / sqrt(var + eps), over the global batch; zeros when fewer than two tokens count."""
+    mean = masked_mean(x, mask)
+    scaled = jnp.where(mask > 0, x - mean, 0.0) * jax.lax.rsqrt(masked_variance(x, mask, ddof=ddof) + eps)
+    if not shift_mean:
+        scaled = jnp.where(mask > 0, scaled + mean, 0.0)
+    return jnp.where(jnp.sum(mask > 0) > 1, scaled, 0.0)
+
+
+# -- segments: a packed row holds several sequences; an unpacked row holds one ------------------------------
+
+
+def segment_sum(x: jax.Array, batch: Batch) -> jax.Array:
+    """Sum of x over the policy tokens of each token's own segment, at every token: [B, S] -> [B, S]."""
+    values = jnp.where(batch.mask > 0, x, 0.0)
+    size = batch.tokens.shape[1] + 1
+
+    def one_row(row, ids):
+        return jax.ops.segment_sum(row, ids, num_segments=size)[ids]
+
+    return jax.vmap(one_row)(values, batch.segment_ids)
+
+
+def segment_tokens(batch: Batch) -> jax.Array:
+    """Number of policy tokens in each token's own segment: [B, S], float32."""
+    return segment_sum(jnp.ones_like(batch.mask), batch)
+
+
+def segment_count(batch: Batch) -> jax.Array:
+    """B+: the number of segments with at least one policy token, over the whole batch."""
+    # Every token of a segment with n policy tokens holds a share 1/n, so the shares add up to the count.
+    n = segment_tokens(batch)
+    return masked_sum(1.0 / jnp.maximum(n, 1.0), batch.mask)
+
+
+def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
+    """Sum of x over the policy tokens of each row: [B, S] -> [B]."""
+    return masked_sum(x, batch.mask, axis=1)
+
+
+def last_token(batch: Batch) -> jax.Array:
+    """1 at the last policy token of every row that has one, else 0: [B, S]."""
+    column = jnp.arange(batch.tokens.shape[1])[None, :]
+    last = jnp.max(jnp.where(batch.mask > 0, column, -1), axis=1, keepdims=True)
+    return (column == last).astype(batch.mask.dtype)
+
+
+def next_policy_token(x: jax.Array, batch: Batch, *, fill: float = 0.0) -> jax.Array:
+    """x at the next policy token of the same segment, `fill` after the last one: [B, S] -> [B, S].
+
+    Tokens the policy did not choose (tool output, forced text) are skipped.
+    """
+
+    def step(carry, column):
+        value, segment = carry
+        x_t, mask_t, id_t = column
+        out = jnp.where(segment == id_t, value, fill)
+        keep = mask_t > 0
+        return (jnp.where(keep, x_t, value), jnp.where(keep, id_t, segment)), out
+
+    rows = x.shape[0]
+    start = (jnp.full((rows,), fill, x.dtype), jnp.full((rows,), -1, batch.segment_ids.dtype))
+    columns = (x.T, batch.mask.T, batch.segment_ids.T)
+    _, shifted = jax.lax.scan(step, start, columns, reverse=True, unroll=8)
+    return shifted.T

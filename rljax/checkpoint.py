@@ -1,0 +1,153 @@
+"""Checkpoints: roles, optimizer state, data position, PRNG, trackers' offsets: one atomic folder per step.
+
+What lives here: save, restore, keep-N, best, and the checks that a folder is whole. Arrays are written by
+orbax; `state.json` holds everything that is not an array; `manifest.json` holds a SHA-256 of every file and is
+written last, into a hidden folder that is then renamed, so that a kill at any moment leaves whole folders only.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from rljax.errors import InputError
+
+MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or folder to the disk, so that the rename is not seen before its contents."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Checkpoints:
+    """The checkpoints of one run: `folder/00000012/...`. `keep` newest are kept, and the best."""
+
+    def __init__(self, folder: str | Path, *, keep: int = 2, best_metric: str = ""):
+        self.folder, self.keep, self.best_metric = Path(folder), keep, best_metric
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(".*"):  # a save that was killed half-way
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def steps(self) -> list[int]:
+        """Steps that have a folder, oldest first; whole or not."""
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit())
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{step:08d}"
+
+    def save(self, step: int, arrays, state: dict) -> Path:
+        """Write everything of `step`; `state` is JSON. Returns the folder once it is complete on disk."""
+        target, hidden = self.path(step), self.folder / f".{step:08d}"
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir()
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save((hidden / ARRAYS).absolute(), arrays)
+        (hidden / STATE).write_text(json.dumps(state, indent=1))
+        files = {}
+        for path in _files(hidden):
+            files[str(path.relative_to(hidden))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+            _sync(path)
+        (hidden / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=1))
+        _sync(hidden / MANIFEST)
+        _sync(hidden)
+        shutil.rmtree(target, ignore_errors=True)  # a corrupt folder of the same step, after a fallback
+        hidden.rename(target)
+        _sync(self.folder)
+        self._prune()
+        return target
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        kept = set(steps[-self.keep :])
+        best = self.best()
+        if best is not None:
+            kept.add(best)
+        for step in steps:
+            if step not in kept:
+                shutil.rmtree(self.path(step))
+
+    def best(self) -> int | None:
+        """The step whose state has the highest `best_metric`; ties go to the earlier one."""
+        if not self.best_metric:
+            return None
+        scored = []
+        for step in self.steps():
+            try:
+                metrics = json.loads((self.path(step) / STATE).read_text()).get("metrics", {})
+            except (OSError, ValueError):
+                continue  # a damaged folder is never the best
+            if self.best_metric in metrics:
+                scored.append((metrics[self.best_metric], -step))
+        return -max(scored)[1] if scored else None
+
+    def damage(self, step: int) -> str:
+        """What is wrong with a checkpoint ("" if nothing): the first file that is missing or altered."""
+        folder = self.path(step)
+        try:
+            listed = json.loads((folder / MANIFEST).read_text())["files"]
+            for name, facts in listed.items():
+                path = folder / name
+                if not path.is_file():
+                    return f"{path} is missing"
+                if path.stat().st_size != facts["bytes"]:
+                    return f"{path} has {path.stat().st_size} bytes instead of {facts['bytes']}"
+                if _digest(path) != facts["sha256"]:
+                    return f"{path} has another SHA-256 than when it was saved"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"{folder / MANIFEST} is not readable ({error})"
+        return ""
+
+    def latest(self) -> int | None:
+        """The newest whole checkpoint, None if there is none at all; says which damaged ones it passes over."""
+        steps = self.steps()
+        for step in reversed(steps):
+            problem = self.damage(step)
+            if not problem:
+                return step
+            warnings.warn(f"checkpoint of step {step} is damaged: {problem}; trying the one before", stacklevel=2)
+        if steps:
+            raise InputError(
+                f"{self.folder}: all {len(steps)} checkpoints are damaged", value=self.damage(steps[-1]),
+                fix="start a new run_dir, or copy the checkpoint from a backup",
+            )  # fmt: skip
+        return None
+
+    def read_state(self, step: int) -> dict:
+        return json.loads((self.path(step) / STATE).read_text())
+
+    def read_arrays(self, step: int, like):
+        """The arrays of `step`, with the shapes, dtypes and shardings of `like`."""
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        with ocp.StandardCheckpointer() as checkpointer:
+            return checkpointer.restore((self.path(step) / ARRAYS).absolute(), abstract)
+
+
+def check_fingerprints(saved: dict[str, str], now: dict[str, str], allowed: tuple[str, ...]) -> None:
+    """Refuse to go on with another config or other data, unless the change is allowed by name."""
+    changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
+    refused = [name for name in changed if name not in allowed]
+    if refused:
+        raise InputError(
+            "this run's checkpoint was made with other settings", value=refused,
+            rule="a resumed run continues the same experiment",
+            fix=f"restore them, use a new run_dir, or allow them: --config.checkpoint.allow_changed={tuple(changed)!r}",
+        )  # fmt: skip

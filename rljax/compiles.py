@@ -1,0 +1,32 @@
+"""How many programs XLA has compiled, and which: a recompile in mid-run is a fault worth a line.
+
+Counts every backend compile of the process, those that the persistent cache answers included.
+"""
+
+import jax
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+_names: list[str] = []
+_watching = False
+
+
+def watch() -> None:
+    """Start counting; calling it again changes nothing."""
+    global _watching
+    if not _watching:
+        jax.monitoring.register_event_duration_secs_listener(_note)
+        _watching = True
+
+
+def _note(event: str, _seconds: float, **details) -> None:
+    if event == _EVENT:
+        _names.append(str(details.get("fun_name", "a program")))
+
+
+def count() -> int:
+    return len(_names)
+
+
+def names(since: int) -> list[str]:
+    """The programs compiled after the first `since`."""
+    return _names[since:]

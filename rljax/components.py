@@ -1,0 +1,127 @@
+"""Components named as text: `"ppo_clip(clip_high=0.28)"` or `"my.module.my_loss(width=0.1)"` -> a function.
+
+The text is a call: a bare name is looked up in the stage's own module (the module is the namespace), a
+dotted name is imported. Options are keyword literals, checked against the function's signature (the
+signature is the schema). Nothing is registered. This file imports no model code.
+"""
+
+import ast
+import difflib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+
+from rljax.errors import InputError
+
+
+@functools.lru_cache(maxsize=None)
+def _parse(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
+    """`"a.b(x=1)"` -> ("a.b", (("x", 1),)); a bare name means no options."""
+    fix = 'write it as "name" or "name(option=value)" or "package.module.function(option=value)"'
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError("a component is not a valid call", value=text, rule=str(error), fix=fix) from None
+    call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
+    parts, target = [], call.func
+    while isinstance(target, ast.Attribute):
+        parts.append(target.attr)
+        target = target.value
+    if not isinstance(target, ast.Name):
+        raise InputError("a component must start with a name", value=text, fix=fix)
+    name = ".".join([target.id, *reversed(parts)])
+    if call.args:
+        raise InputError(
+            f"component {name!r} has positional options", value=text, rule="options are keywords", fix=fix
+        )
+    options = []
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise InputError(f"component {name!r} uses **", value=text, rule="options are keywords", fix=fix)
+        try:
+            value = ast.literal_eval(keyword.value)
+            hash(value)
+        except (ValueError, TypeError, RecursionError):
+            raise InputError(
+                f"option {keyword.arg!r} of component {name!r} is not a literal",
+                value=ast.unparse(keyword.value),
+                rule="options are numbers, strings, booleans, None or tuples of them",
+            ) from None
+        options.append((keyword.arg, value))
+    return name, tuple(options)
+
+
+def _import(name: str, home: str) -> Callable:
+    """The function called `name`: dotted = imported, bare = an attribute of the `home` module."""
+    if "." not in name:
+        module = importlib.import_module(home)
+        names = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=3)
+            hint = f"did you mean {' or '.join(close)}? " if close else ""
+            raise InputError(
+                f"{home} has no {name!r}",
+                fix=f"{hint}Use one of its functions, or a dotted name of your own such as 'my_module.{name}'",
+            )
+        return getattr(module, name)
+    module_name, _, attribute = name.rpartition(".")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # launchers run as files: the user's own module lies in the working folder
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(
+            f"component {name!r} cannot be imported", rule=str(error),
+            fix=f"put {module_name!r} on PYTHONPATH or in the working folder",
+        ) from error
+    found = vars(module).get(attribute)
+    if not callable(found):
+        close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
+        raise InputError(
+            f"module {module_name!r} has no function {attribute!r}",
+            fix=f"did you mean {close[0]!r}?" if close else f"define {attribute} in {module_name}",
+        )
+    return found
+
+
+class Component:
+    """A function with its options bound, equal and hashed by its text, so that it can be a static jit argument."""
+
+    def __init__(self, text: str, home: str):
+        self.text = text.strip()
+        self.home = home
+        self.name, options = _parse(self.text)
+        self.options = dict(options)
+        self.function = _import(self.name, home)
+        signature = inspect.signature(self.function)
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        unknown = [] if takes_any else [o for o in self.options if o not in signature.parameters]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], list(signature.parameters), n=1)
+            raise InputError(
+                f"{self.name} has no option {unknown[0]!r}",
+                rule=f"its signature is {self.name}{signature}",
+                fix=f"did you mean {close[0]!r}?" if close else "remove it",
+            )
+        self.parameters = tuple(signature.parameters)
+
+    def __call__(self, *args, **kwargs):
+        return self.function(*args, **{**kwargs, **self.options})
+
+    def __eq__(self, other):
+        return isinstance(other, Component) and (self.text, self.home) == (other.text, other.home)
+
+    def __hash__(self):
+        return hash((self.text, self.home))
+
+    def __repr__(self):
+        return f"Component({self.text!r})"
+
+
+def resolve(text: str, home: str) -> Component:
+    """The component that `text` names; bare names are looked up in module `home`. Raises InputError."""
+    if not isinstance(text, str):
+        raise InputError("a component is text", value=text, fix='write "name(option=value)"')
+    return Component(text, home)

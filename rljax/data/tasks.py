@@ -1,0 +1,77 @@
+"""Embedded tasks: procedurally generated, verifiable, no download. `data.train="sort_digits(digits=5)"`.
+
+What lives here: functions that return a Task. A task's splits are disjoint: held-out prompts are never seen.
+"""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from rljax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Prompt records (prompt, ground_truth, data_source, extra_info, index) and worked examples for SFT."""
+
+    alphabet: str  # every character that prompts and answers use
+    train: Sequence[dict]
+    test: Sequence[dict]
+    worked_examples: Sequence[dict]  # prompt, completion: drawn from the train split
+
+
+def _split(name: str, alphabet: str, pairs: list[tuple[str, str]], test: int, worked: int) -> Task:
+    if not 0 < test < len(pairs):
+        raise InputError(
+            f"{name}(test)",
+            value=test,
+            rule=f"between 1 and {len(pairs) - 1}, the distinct prompts",
+        )
+    if not 0 < worked <= len(pairs) - test:
+        raise InputError(
+            f"{name}(worked_examples)", value=worked, rule=f"between 1 and {len(pairs) - test}"
+        )
+    records = [
+        {"prompt": p, "ground_truth": a, "data_source": name, "extra_info": {}, "index": i}
+        for i, (p, a) in enumerate(pairs)
+    ]
+    train = records[test:]
+    examples = [{"prompt": r["prompt"], "completion": r["ground_truth"]} for r in train[:worked]]
+    return Task(alphabet, train, records[:test], examples)
+
+
+def sort_digits(
+    *,
+    digits: int = 5,
+    prompts: int = 20_000,
+    test: int = 512,
+    worked_examples: int = 256,
+    seed: int = 0,
+) -> Task:
+    """ "83051>" -> "01358": put the digits in ascending order. `prompts` distinct ones, split at random."""
+    if not 2 <= digits <= 12:
+        raise InputError("sort_digits(digits)", value=digits, rule="2 to 12")
+    rng = random.Random(seed)
+    wanted = min(prompts, 10**digits)
+    numbers = rng.sample(range(10**digits), wanted)
+    texts = [str(n).zfill(digits) for n in numbers]
+    pairs = [(f"{t}>", "".join(sorted(t))) for t in texts]
+    return _split("sort_digits", "0123456789>", pairs, test, worked_examples)
+
+
+def addition(
+    *,
+    digits: int = 2,
+    prompts: int = 20_000,
+    test: int = 512,
+    worked_examples: int = 256,
+    seed: int = 0,
+) -> Task:
+    """ "37+58=" -> "95": add two numbers of up to `digits` digits."""
+    if not 1 <= digits <= 9:
+        raise InputError("addition(digits)", value=digits, rule="1 to 9")
+    rng = random.Random(seed)
+    pairs_of_numbers = rng.sample(range(100**digits), min(prompts, 100**digits))
+    terms = [divmod(n, 10**digits) for n in pairs_of_numbers]
+    pairs = [(f"{a}+{b}=", str(a + b)) for a, b in terms]
+    return _split("addition", "0123456789+=", pairs, test, worked_examples)

@@ -1,0 +1,42 @@
+"""KL to the reference policy: estimators (ALGORITHMS B1), and the penalty in the reward (B2)."""
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.errors import InputError
+
+ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")
+
+
+def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "k3") -> jax.Array:
+    """Per-token estimate of KL(pi || ref) from samples of pi, d = log pi - log ref: [B, S] -> [B, S].
+
+    k1 = d; abs = |d|; k2 = d^2 / 2; k3 = exp(-d) - 1 + d, with -d clamped to +-20 and k3 to +-10.
+    A trailing "+" keeps the value and takes k2's gradient, whose expectation is the gradient of the KL.
+    """
+    if estimator not in ESTIMATORS:
+        raise InputError("KL estimator", value=estimator, rule=f"one of {', '.join(ESTIMATORS)}")
+    if estimator.endswith("+"):
+        value = kl_estimate(logprobs, ref_logprobs, estimator[:-1])
+        carrier = kl_estimate(logprobs, ref_logprobs, "k2")
+        return carrier - jax.lax.stop_gradient(carrier) + jax.lax.stop_gradient(value)
+    d = logprobs - jax.lax.stop_gradient(ref_logprobs)
+    if estimator == "k1":
+        return d
+    if estimator == "abs":
+        return jnp.abs(d)
+    if estimator == "k2":
+        return 0.5 * d * d
+    minus_d = jnp.clip(-d, -20.0, 20.0)
+    return jnp.clip(jnp.exp(minus_d) - 1 - minus_d, -10.0, 10.0)
+
+
+def kl_penalised_rewards(batch: Batch, *, coef: float, estimator: str = "k1") -> jax.Array:
+    """rewards - coef KL(old || ref) at every policy token; a constant of the batch: [B, S]."""
+    batch.require("rewards", "old_logprobs", "ref_logprobs", by="kl_in_reward")
+    keep = batch.mask > 0
+    old = jnp.where(keep, batch.old_logprobs, 0.0)
+    ref = jnp.where(keep, batch.ref_logprobs, 0.0)
+    rewards = jnp.where(keep, batch.rewards, 0.0) - coef * jnp.where(keep, kl_estimate(old, ref, estimator), 0.0)
+    return jax.lax.stop_gradient(rewards)

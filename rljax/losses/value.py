@@ -1,0 +1,25 @@
+"""Value losses: (values [B, S], batch, **options) -> (loss [B, S], metrics)."""
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+
+
+def squared_error(values: jax.Array, batch: Batch, *, clip: float | None = 0.5):
+    """1/2 max((V - R)^2, (clip(V, V_old +- clip) - R)^2); clip None = plain (ALGORITHMS D4).
+
+    Metrics: vf_clipfrac, vpred.
+    """
+    batch.require("returns", by="squared_error")
+    returns = jax.lax.stop_gradient(batch.returns)
+    error = jnp.where(batch.mask > 0, values - returns, 0.0) ** 2
+    metrics = {"vpred": values}
+    if clip is not None:
+        batch.require("values", by="squared_error(clip)")
+        old = jax.lax.stop_gradient(batch.values)
+        bounded = old + jnp.clip(values - old, -clip, clip)
+        other = jnp.where(batch.mask > 0, bounded - returns, 0.0) ** 2
+        metrics["vf_clipfrac"] = (other > error).astype(jnp.float32)
+        error = jnp.maximum(error, other)
+    return 0.5 * error, metrics

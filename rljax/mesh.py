@@ -1,0 +1,104 @@
+"""The device mesh, and the rules that map a weight's logical axes to mesh axes.
+
+What lives here: everything that touches devices. What does not: models (they only name logical axes).
+
+Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), tensor (heads, mlp,
+vocabulary). The batch is split over data x fsdp.
+"""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from rljax.errors import InputError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")
+
+# logical axis of a weight -> mesh axis. Every logical axis is listed; an unlisted one is an error.
+RULES: dict[str, str | None] = {
+    "layers": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "mlp": "tensor",
+    "norm": None,
+    "scalar": None,
+}
+
+
+def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices=None) -> Mesh:
+    """A Mesh over `devices` (default: all). One size may be -1: it takes what is left."""
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    shown = ", ".join(f"mesh.{k}={v}" for k, v in sizes.items())
+    if any(v == 0 or v < -1 for v in sizes.values()) or list(sizes.values()).count(-1) > 1:
+        raise InputError(f"bad mesh sizes {shown}", rule="each is >= 1, and at most one is -1")
+    known = math.prod(v for v in sizes.values() if v > 0)
+    if -1 in sizes.values():
+        if len(devices) % known:
+            raise InputError(
+                f"mesh {shown} does not divide the devices",
+                value=len(devices),
+                fix=f"choose sizes whose product divides {len(devices)}",
+            )
+        sizes = {k: len(devices) // known if v == -1 else v for k, v in sizes.items()}
+    elif known != len(devices):
+        raise InputError(
+            f"mesh {shown} needs {known} devices",
+            value=len(devices),
+            fix="set one size to -1 so that it takes what is left",
+        )
+    grid = np.array(devices).reshape(tuple(sizes.values()))
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> NamedSharding:
+    """The sharding of one weight, from its logical axes. An axis that does not divide is refused."""
+    spec = []
+    for size, axis in zip(shape, axes, strict=True):
+        if axis not in RULES:
+            raise InputError(f"weight {name!r} names logical axis {axis!r}", rule=f"known: {', '.join(RULES)}")
+        target = RULES[axis]
+        if target and size % mesh.shape[target]:
+            raise InputError(
+                f"weight {name!r}: axis {axis} of {size} does not divide by mesh.{target}={mesh.shape[target]}",
+                fix=f"choose mesh.{target} from the divisors of {size}",
+            )
+        spec.append(target)
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data x fsdp, everything else whole."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def row_shards(mesh: Mesh) -> int:
+    """How many ways the rows of a batch are split."""
+    return math.prod(mesh.shape[a] for a in BATCH_AXES)
+
+
+def shard_rows(tree, mesh: Mesh):
+    """Host or device arrays [B, ...] -> arrays with their rows split over the mesh, where B divides."""
+
+    def place(x):
+        fits = np.ndim(x) > 0 and np.shape(x)[0] % row_shards(mesh) == 0
+        return jax.device_put(x, row_sharding(mesh) if fits else replicated(mesh))
+
+    return jax.tree.map(place, tree)
+
+
+def constrain_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Inside a program: keep the leading axis split over data x fsdp."""
+    if mesh.size == 1 or x.shape[0] % row_shards(mesh):
+        return x
+    return jax.lax.with_sharding_constraint(x, row_sharding(mesh))

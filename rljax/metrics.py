@@ -1,0 +1,71 @@
+"""Numbers that describe a batch, under the names of ALGORITHMS 0.6. Functions of the batch alone."""
+
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.batch import Batch, FinishReason
+from rljax.losses.kl import kl_estimate
+
+
+def _spread(prefix: str, x, keep) -> dict:
+    """mean, std, min and max of x over keep."""
+    n = jnp.maximum(jnp.sum(keep), 1)
+    mean = jnp.sum(jnp.where(keep, x, 0.0)) / n
+    variance = jnp.sum(jnp.where(keep, x - mean, 0.0) ** 2) / n
+    some = jnp.any(keep)
+    return {
+        f"{prefix}/mean": mean,
+        f"{prefix}/std": jnp.sqrt(variance),
+        f"{prefix}/min": jnp.where(some, jnp.min(jnp.where(keep, x, jnp.inf)), 0.0),
+        f"{prefix}/max": jnp.where(some, jnp.max(jnp.where(keep, x, -jnp.inf)), 0.0),
+    }
+
+
+def _group_metrics(scores, live, group) -> dict:
+    """Shares of the groups whose rewards are all equal: they teach nothing. Groups of one are not counted."""
+    same = (group[:, None] == group[None, :]) & live[None, :] & live[:, None]
+    size = jnp.sum(same, axis=1)
+    low = jnp.min(jnp.where(same, scores[None, :], jnp.inf), axis=1)
+    high = jnp.max(jnp.where(same, scores[None, :], -jnp.inf), axis=1)
+    share = jnp.where(live & (size > 1), 1.0 / jnp.maximum(size, 1), 0.0)  # rows of a group add up to 1
+    groups = jnp.maximum(jnp.sum(share), 1e-9)
+    dead = share * (low == high)
+    top = jnp.max(jnp.where(live, scores, -jnp.inf))
+    return {
+        "group/zero_advantage_fraction": jnp.sum(dead) / groups,
+        "group/all_right_fraction": jnp.sum(dead * (low == top)) / groups,
+        "group/all_wrong_fraction": jnp.sum(dead * (low < top)) / groups,
+        "group/singletons": jnp.sum(live & (size == 1)).astype(jnp.float32),
+    }
+
+
+def batch_metrics(batch: Batch) -> dict:
+    """Rewards, lengths, finish reasons, groups, advantages, and values if there are any: scalars."""
+    batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
+    tokens = jnp.sum(batch.mask, axis=1)
+    live = tokens > 0
+    scores = batches.row_sum(batch.rewards, batch)
+    rows = jnp.maximum(jnp.sum(live), 1)
+    prompt = jnp.sum(batch.segment_ids > 0, axis=1) - tokens
+    lengths = _spread("response_tokens", tokens, live)
+    del lengths["response_tokens/std"]
+    out = {
+        **_spread("reward", scores, live),
+        **lengths,
+        "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
+        "response/truncated_fraction": jnp.sum(live & (batch.finish_reason == FinishReason.LENGTH)) / rows,
+        **_group_metrics(scores, live, batch.group),
+        **_spread("advantage", batch.advantages, batch.mask > 0),
+    }
+    if batch.values is not None and batch.returns is not None:
+        residual = batches.masked_variance(batch.returns - batch.values, batch.mask)
+        total = batches.masked_variance(batch.returns, batch.mask)
+        out["value/mean"] = batches.masked_mean(batch.values, batch.mask)
+        out["return/mean"] = batches.masked_mean(batch.returns, batch.mask)
+        out["explained_variance"] = jnp.where(total > 0, 1 - residual / jnp.maximum(total, 1e-12), 0.0)
+    if batch.ref_logprobs is not None and batch.old_logprobs is not None:
+        old = jnp.where(batch.mask > 0, batch.old_logprobs, 0.0)
+        ref = jnp.where(batch.mask > 0, batch.ref_logprobs, 0.0)
+        out["ref_kl/k1"] = batches.masked_mean(kl_estimate(old, ref, "k1"), batch.mask)
+        out["ref_kl/k3"] = batches.masked_mean(kl_estimate(old, ref, "k3"), batch.mask)
+    return out

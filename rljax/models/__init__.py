@@ -1,0 +1,1 @@
+"""One decoder; families are values of one config."""

@@ -1,0 +1,22 @@
+"""Rewards: one response -> a number, in plain Python.
+
+A reward is a function of two strings, `def my_reward(response, ground_truth) -> float`, or of any
+other fields of the sample that it names as parameters (`prompt`, `data_source`, `extra_info`,
+`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score".
+
+What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
+reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool` runs
+them in killable processes. Nothing here imports jax or numpy: a worker starts in a fraction of a
+second.
+"""
+
+from rljax.rewards.rules import (
+    boxed,
+    exact_match,
+    gsm8k,
+    length_under,
+    sequence_match,
+    valid_json,
+)
+
+__all__ = ["boxed", "exact_match", "gsm8k", "length_under", "sequence_match", "valid_json"]

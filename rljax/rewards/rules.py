@@ -1,0 +1,204 @@
+"""Rewards that are rules: the answer of a response against a reference, its length, its format.
+
+What lives here: pure functions of strings, linear in the length of the response, safe on any text
+(a response is untrusted input). What does not: time limits and processes (`pool.py`, `worker.py`).
+"""
+
+import json
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Literal
+
+# An answer stands at the end; verl's window of 300 characters also bounds the work on a long
+# response.
+_GSM8K_WINDOW = 300
+# `#### $1,234.`; the lookahead refuses 72 in `#### 72/5` but takes it in `**#### 72**`.
+_MARKED_NUMBER = re.compile(
+    r"####[ \t]*([-+]?[$€£]?[-+]?\.?[0-9][0-9.,]*)(?![0-9.,]| ?[/^*]+ ?[0-9(])"
+)
+
+
+def gsm8k(
+    response: str,
+    ground_truth: str,
+    *,
+    method: Literal["numeric", "strict", "flexible"] = "numeric",
+    score: float = 1.0,
+    format_score: float = 0.0,
+) -> float:
+    """GSM8K: `score` for the right answer, `format_score` for another number, 0 for none.
+
+    Only the last 300 characters are read. Where the answer is, and how it is compared:
+      strict    last `#### (-?[0-9.,]+)`, commas deleted, as strings: `#### 72.`, `#### $72` fail
+      numeric   last `####` number, `$` and final full stop allowed, as exact decimals
+      flexible  last number anywhere, as it is written, as strings: `1,234` is not `1234`
+    """
+    _check_text(ground_truth)
+    tail = response[-_GSM8K_WINDOW:]
+    if method == "strict":
+        found = re.findall(r"#### (-?[0-9.,]+)", tail)
+        right = bool(found) and found[-1].replace(",", "") == ground_truth
+    elif method == "flexible":
+        found = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
+        right = bool(found) and found[-1] == ground_truth
+    elif method == "numeric":
+        found, reference = _MARKED_NUMBER.findall(tail), _reference_decimal(ground_truth)
+        right = bool(found) and _decimal(found[-1]) == reference
+    else:
+        raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
+    return float(score if right else format_score if found else 0.0)
+
+
+def _decimal(text: str) -> Decimal | None:
+    """`"$1,234.0"` -> Decimal("1234.0"), exactly; None if it is not a plain decimal number."""
+    text = re.sub(r"[$€£,\s]", "", text).rstrip(".")
+    return Decimal(text) if re.fullmatch(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", text) else None
+
+
+def _reference_decimal(ground_truth: str) -> Decimal:
+    # A reference that is no number would silently give every response 0.
+    value = _decimal(ground_truth)
+    if value is None:
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is not a number; use method='strict'")
+    return value
+
+
+def boxed(response: str, ground_truth: str) -> float:
+    r"""MATH: 1 if the last `\boxed{...}` (brace-matched) equals the reference, else 0.
+
+    Equal = the same text after light normalisation (spaces, `\left`, `\dfrac`, units, degrees,
+    `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
+    not `2\sqrt{2}`.
+    """
+    _check_text(ground_truth)
+    answer = last_boxed(response)
+    if answer is None:
+        return 0.0
+    ours, theirs = _normal_form(answer), _normal_form(ground_truth)
+    if not ours or not theirs:
+        # Nothing but units or spaces is left, and two such texts are not the same answer.
+        return float(bool(answer.strip()) and answer.strip() == ground_truth.strip())
+    if ours == theirs:
+        return 1.0
+    number = _rational(ours)
+    return float(number is not None and number == _rational(theirs))
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last `\boxed{...}`, or brace-free `\boxed ...$`, holds; None if there is none."""
+    start = text.rfind("\\boxed")
+    if start < 0:
+        return None
+    rest = text[start + len("\\boxed") :].lstrip()
+    if not rest.startswith("{"):
+        return rest.split("$", 1)[0] if text.startswith(" ", start + len("\\boxed")) else None
+    depth = 0
+    for token in re.finditer(r"\\.|[{}]", rest, re.DOTALL):  # `\{` is a set's brace, not a group's
+        depth += {"{": 1, "}": -1}.get(token.group(), 0)
+        if depth == 0 and token.group() == "}":
+            return rest[1 : token.start()]
+    return None
+
+
+# (pattern, replacement), applied in this order; every pattern takes linear time on any text.
+_NORMALISE = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        (r"\{,\}", ","),  # 1{,}000
+        (r"\\[!,;: ]|[\n\t~]", ""),  # spacing commands
+        # A unit: 12\text{ cm}^2. Not at the start: there the text is the answer.
+        (r"(?<=.)\\(?:text|mbox|mathrm)\{\s[^{}]*\}(?:\^\{?[0-9]\}?)?", ""),
+        (r"\\(?:text|mbox|mathrm|textbf)\{([^{}]*)\}", r"\1"),
+        (r"\\[dt]frac", r"\\frac"),
+        (r"\\(?:left|right)(?![a-z])", ""),
+        (r"\^\{?\\circ\}?|\\?%|\\?\$", ""),
+        (r"\s+", ""),
+        (r"^[A-Za-z]{1,2}=(?=[^=]+$)", ""),  # x=5, but no equation such as y=2x=4
+        (r"\\sqrt([0-9A-Za-z])", r"\\sqrt{\1}"),
+        (
+            r"\\frac(?:\{([^{}]*)\}|([0-9A-Za-z]))(?:\{([^{}]*)\}|([0-9A-Za-z]))",
+            r"\\frac{\1\2}{\3\4}",
+        ),
+        (r"(?<![0-9])\.(?=[0-9])", "0."),
+        (r"\.$", ""),
+    ]
+]
+
+
+def _normal_form(text: str) -> str:
+    """One spelling for the common ways to write the same LaTeX answer."""
+    text = text.strip()
+    for pattern, replacement in _NORMALISE:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+_NUMBER = r"[-+]?[0-9]+(?:\.[0-9]*)?"
+_RATIONAL = re.compile(
+    rf"([-+]?)\\frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}|({_NUMBER})(?:/({_NUMBER}))?"
+)
+
+
+def _rational(text: str) -> Fraction | None:
+    r"""`12`, `1,200`, `0.5`, `1/2` or `\frac{1}{2}` in normal form -> Fraction; else None."""
+    if len(text) > 64:  # int() of a digit string takes quadratic time
+        return None
+    if re.fullmatch(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?", text):
+        text = text.replace(",", "")
+    match = _RATIONAL.fullmatch(text)
+    if match is None:
+        return None
+    sign, upper, lower, number, divisor = match.groups()
+    value, divisor = Fraction(upper or number), Fraction(lower or divisor or "1")
+    if divisor == 0:
+        return None
+    return (-value if sign == "-" else value) / divisor
+
+
+def exact_match(response: str, ground_truth: str) -> float:
+    """1 if the texts are equal once stripped of surrounding whitespace, else 0."""
+    _check_text(ground_truth)
+    return float(response.strip() == ground_truth.strip())
+
+
+def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
+    """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
+
+    agree = number of positions with the same character in both; longer = the larger length.
+    """
+    _check_text(ground_truth)
+    if not 0.0 <= partial <= 1.0:
+        raise ValueError(f"sequence_match: partial must lie in [0, 1], got {partial!r}")
+    ours, theirs = response.strip(), ground_truth.strip()
+    if ours == theirs:
+        return 1.0
+    agree = sum(a == b for a, b in zip(ours, theirs, strict=False))
+    return partial * agree / max(len(ours), len(theirs))
+
+
+def length_under(response: str, num_tokens: int, *, max_tokens: int) -> float:
+    """1 if num_tokens < max_tokens, else 0. In the sampler's tokens, never in characters."""
+    return float(num_tokens < max_tokens)
+
+
+def valid_json(response: str) -> float:
+    """1 if the response is one JSON value (RFC 8259, so no NaN) not nested ~1000 deep, else 0."""
+    try:
+        # Numbers stay text: int() refuses a huge digit string, though it is valid JSON.
+        json.loads(response, parse_int=str, parse_float=str, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return 0.0
+    return 1.0
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _check_text(ground_truth: str) -> None:
+    # 72 == "72" is False without an error: a whole data set would score 0.
+    if not isinstance(ground_truth, str):
+        raise TypeError(
+            f"ground_truth must be text, got {type(ground_truth).__name__} {ground_truth!r:.80}"
+        )

@@ -1,0 +1,240 @@
+"""Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
+
+What lives here: Actor, Critic, Reference (parameters and optimizer state are leaves, the model and the
+optimizer are static), and Reward (host: text in, numbers out). What does not: who calls whom (dataflows).
+
+A verb runs the same op by op or inside a program. `update` returns a new role; a program donates the old one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rljax.batch import Batch, last_token
+from rljax.losses.kl import kl_estimate
+from rljax.losses.policy import Policy
+from rljax.mesh import replicated, shard_rows
+from rljax.models.model import Model
+from rljax.rewards.pool import RewardPool, Score
+from rljax.sampler import Sampling, rollout
+from rljax.timing import timed
+from rljax.update import Steps, TrainState, fit, map_microbatches, new_train_state
+
+
+def _static():
+    return dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """The policy that is trained and sampled from. `temperature` is that of both sides."""
+
+    state: TrainState
+    model: Model = _static()
+    optimizer: optax.GradientTransformation = _static()
+    temperature: float = _static()
+
+    def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
+        """n trajectories per prompt, with the very parameter arrays that training updates (host verb)."""
+        with timed("generate"):
+            batch = rollout(
+                self.model, self.state.params, prompts.tokens, prompts.lengths, key, sampling,
+                n=n, version=self.state.step,
+            )  # fmt: skip
+            return jax.block_until_ready(batch)
+
+    def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """log pi(tokens) at the sampling temperature: [B, S]; `rows` bounds the rows computed at once."""
+        one = lambda b: self.model.logprobs(self.state.params, b, self.temperature)[0]  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def update(
+        self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable,
+        kl_in_loss: float = 0.0, kl_estimator: str = "k3", entropy_coef: float = 0.0,
+    ):  # fmt: skip
+        """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H -> (Actor, metrics)."""
+        if kl_in_loss:
+            batch.require("ref_logprobs", by="kl_in_loss")
+
+        def forward(params, minibatch):
+            policy = Policy(*self.model.logprobs(params, minibatch, self.temperature))
+            value, metrics = loss(policy, minibatch)
+            metrics = {**metrics, "entropy": policy.entropy}
+            if kl_in_loss:
+                kl = kl_estimate(policy.logprobs, minibatch.ref_logprobs, kl_estimator)
+                value, metrics["kl_loss"] = value + kl_in_loss * kl, kl
+            if entropy_coef:
+                value = value - entropy_coef * policy.entropy
+            return value, metrics
+
+        state, metrics = fit(
+            self.state, batch, forward, optimizer=self.optimizer, reduction=reduction, steps=steps
+        )
+        return dataclasses.replace(self, state=state), metrics
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    """V(state) per token, trained beside the actor."""
+
+    state: TrainState
+    model: Model = _static()
+    optimizer: optax.GradientTransformation = _static()
+
+    def values(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """V(state before each token): [B, S]."""
+        one = lambda b: self.model.values(self.state.params, b)  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
+        """All optimizer steps of this batch -> (Critic, metrics named critic/...)."""
+
+        def forward(params, minibatch):
+            return loss(self.model.values(params, minibatch), minibatch)
+
+        state, metrics = fit(
+            self.state, batch, forward, optimizer=self.optimizer, reduction=reduction, steps=steps
+        )
+        metrics["vf_loss"] = metrics.pop("loss")
+        return dataclasses.replace(self, state=state), {f"critic/{k}": v for k, v in metrics.items()}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The frozen policy that KL is measured to."""
+
+    params: Any
+    model: Model = _static()
+    temperature: float = _static()
+
+    def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """log pi_ref(tokens) at the sampling temperature: [B, S]."""
+        one = lambda b: self.model.logprobs(self.params, b, self.temperature)[0]  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+
+class Reward:
+    """Trajectories -> rewards, by a function of text, in a pool of killable processes (host verb).
+
+    A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0 and it
+    leaves its group, so that neither the loss nor a baseline sees it. `rows` and `counts` describe the last call.
+    """
+
+    def __init__(self, pool: RewardPool, tokenizer, mesh):
+        self.pool, self.tokenizer, self.mesh = pool, tokenizer, mesh
+        self.rows: list[dict] = []
+        self.counts: dict[str, float] = {}
+
+    def __call__(self, batch: Batch, prompts) -> Batch:
+        """`prompts.records[group]` holds the ground truth of a row. Fills rewards; masks failed rows."""
+        with timed("reward"):
+            host = jax.device_get((batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason))
+            tokens, mask, segments, group, finish = (np.asarray(x) for x in host)
+            starts = np.asarray(prompts.lengths)[group]
+            samples = [
+                self._sample(prompts.records[g], row[start : int(np.sum(seg > 0))], reason)
+                for g, row, seg, start, reason in zip(group, tokens, segments, starts, finish, strict=True)
+            ]
+            scores = self.pool.score(samples)
+            self._remember(samples, scores)
+            ok = np.array([s.status == "ok" for s in scores])
+            values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
+            # A failed row gets a group of its own: its siblings' baseline is taken without it.
+            alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
+            placed = shard_rows((values, mask * ok[:, None], np.where(ok, group, alone)), self.mesh)
+            return _place_rewards(batch, *placed)
+
+    def _sample(self, record: dict, ids: Sequence[int], finish: int) -> dict:
+        return {
+            "prompt": record["prompt_text"],
+            "response": self.tokenizer.decode([int(i) for i in ids]),
+            "ground_truth": record["ground_truth"],
+            "data_source": record["data_source"],
+            "extra_info": record["extra_info"],
+            "num_tokens": len(ids),
+            "finish_reason": ("stop", "length", "interrupt", "abort")[int(finish)],
+        }
+
+    def _remember(self, samples: list[dict], scores: list[Score]) -> None:
+        keep = ("prompt", "response", "ground_truth", "finish_reason")
+        self.rows = [
+            {**{k: s[k] for k in keep}, "reward": x.value, "status": x.status, "message": x.message}
+            for s, x in zip(samples, scores, strict=True)
+        ]
+        self.counts = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
+        for score in scores:
+            if score.status != "ok":
+                self.counts[f"reward/{score.status}s"] += 1.0
+        parts: dict[str, list[float]] = {}
+        for score in scores:
+            for name, value in score.parts.items():
+                parts.setdefault(name, []).append(value)
+        self.counts |= {f"reward/part/{k}": float(np.mean(v)) for k, v in sorted(parts.items())}
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+@jax.jit
+def _place_rewards(batch: Batch, values, mask, group) -> Batch:
+    """An outcome reward sits on the last policy token."""
+    batch = batch.replace(mask=mask.astype(jnp.float32), group=group.astype(jnp.int32))
+    return batch.replace(rewards=last_token(batch) * values[:, None])
+
+
+def _state_shardings(model: Model, state: TrainState) -> TrainState:
+    """Parameters and every optimizer moment shaped like them on the layout of the weights; the rest whole."""
+    shardings, whole = model.shardings(), replicated(model.mesh)
+    structure = jax.tree.structure(state.params)
+
+    def is_params(node):
+        return jax.tree.structure(node) == structure
+
+    return jax.tree.map(lambda node: shardings if is_params(node) else whole, state, is_leaf=is_params)
+
+
+def start_training(model: Model, params, optimizer: optax.GradientTransformation) -> TrainState:
+    """A fresh optimizer state around `params`, placed as `program` will hand it back: one compile, not two."""
+    state = jax.eval_shape(functools.partial(new_train_state, optimizer=optimizer), params)
+    create = functools.partial(new_train_state, optimizer=optimizer)
+    made = jax.jit(create, out_shardings=_state_shardings(model, state))(params)
+    return dataclasses.replace(made, params=params)
+
+
+def _pin(role):
+    """Inside a program: keep a trained role on the layout it came with, so that no step re-lays it out."""
+    shardings = _state_shardings(role.model, role.state)
+    return dataclasses.replace(role, state=jax.lax.with_sharding_constraint(role.state, shardings))
+
+
+def program(function: Callable) -> Callable:
+    """jit of a learning phase: (batch, cfg, *, roles...) -> ({role: new role}, metrics).
+
+    `cfg` is static. Trained roles are donated and keep their shardings; frozen ones are only read.
+    """
+
+    @functools.partial(jax.jit, static_argnums=1, donate_argnums=2)
+    def run(batch, cfg, trained, frozen):
+        new, metrics = function(batch, cfg, **trained, **frozen)
+        # A trained role that the dataflow did not return is handed back as it was: it was donated too.
+        return {name: _pin(role) for name, role in {**trained, **new}.items()}, metrics
+
+    @functools.wraps(function)
+    def call(batch, cfg, **roles):
+        trained = {k: r for k, r in roles.items() if isinstance(r, (Actor, Critic))}
+        frozen = {k: r for k, r in roles.items() if k not in trained}
+        with timed("learn"):
+            new, metrics = run(batch, cfg, trained, frozen)
+            return new, jax.device_get(metrics)
+
+    call.run = run
+    return call
