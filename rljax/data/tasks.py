@@ -75,3 +75,26 @@ def addition(
     terms = [divmod(n, 10**digits) for n in pairs_of_numbers]
     pairs = [(f"{a}+{b}=", str(a + b)) for a, b in terms]
     return _split("addition", "0123456789+=", pairs, test, worked_examples)
+
+
+def letter_counts(
+    *, letters: int = 8, kinds: int = 3, prompts: int = 5_000, test: int = 512, worked_examples: int = 256,
+    seed: int = 0,
+) -> Task:  # fmt: skip
+    """ "abcabbca>" -> "33": how often the first letter of the alphabet occurs, then the second."""
+    if not 2 <= letters <= 9:
+        raise InputError(
+            "letter_counts(letters)", value=letters, rule="2 to 9, so that a count is one digit"
+        )
+    if not 2 <= kinds <= 26:
+        raise InputError("letter_counts(kinds)", value=kinds, rule="2 to 26")
+    rng = random.Random(seed)
+    alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
+    pairs = []
+    for number in rng.sample(range(kinds**letters), min(prompts, kinds**letters)):
+        text = ""
+        for _ in range(letters):
+            number, digit = divmod(number, kinds)
+            text += alphabet[digit]
+        pairs.append((f"{text}>", f"{text.count('a')}{text.count('b')}"))
+    return _split("letter_counts", "0123456789>" + alphabet, pairs, test, worked_examples)

@@ -27,8 +27,15 @@ def _weight(rngs: nnx.Rngs, config: ModelConfig, shape, axes, *, init="normal"):
     return nnx.Param(value, axes=axes)
 
 
-def _dot(equation: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, x, weight.astype(x.dtype))
+def _project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
+    """x [B, S, ...] times weight over its first `contract` axes, as one plain matrix product.
+
+    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the einsum over B and S.
+    """
+    rows, inside, outside = x.shape[:2], weight.shape[:contract], weight.shape[contract:]
+    flat = x.reshape(math.prod(rows), math.prod(inside))
+    out = flat @ weight.astype(x.dtype).reshape(math.prod(inside), math.prod(outside))
+    return out.reshape(*rows, *outside)
 
 
 class RMSNorm(nnx.Module):
@@ -99,7 +106,7 @@ class Attention(nnx.Module):
 
     def __call__(self, x, cos, sin, allowed, write=None):
         """`write(k, v) -> (k, v)` stores this call's keys and values and returns what to attend to."""
-        q, k, v = (_dot("bsd,dhe->bshe", x, w[...]) for w in (self.q, self.k, self.v))
+        q, k, v = (_project(x, w[...]) for w in (self.q, self.k, self.v))
         if self.biased:
             q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
         if self.normed:
@@ -108,7 +115,7 @@ class Attention(nnx.Module):
         k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)  # head-major: [B, K, S, E]
         if write is not None:
             k, v = write(k, v)
-        out = _dot("bshe,hed->bsd", attend(q, k, v, allowed), self.o[...])
+        out = _project(attend(q, k, v, allowed), self.o[...], contract=2)
         if self.output_biased:
             out = out + self.o_bias[...].astype(out.dtype)
         return out, (k, v)
@@ -129,10 +136,10 @@ class MLP(nnx.Module):
             self.down_bias = _weight(rngs, config, (d,), ("norm",), init="zeros")
 
     def __call__(self, x):
-        gate, up = _dot("bsd,df->bsf", x, self.gate[...]), _dot("bsd,df->bsf", x, self.up[...])
+        gate, up = _project(x, self.gate[...]), _project(x, self.up[...])
         if self.biased:
             gate, up = gate + self.gate_bias[...], up + self.up_bias[...]
-        out = _dot("bsf,fd->bsd", jax.nn.silu(gate) * up, self.down[...])
+        out = _project(jax.nn.silu(gate) * up, self.down[...])
         return out + self.down_bias[...] if self.biased else out
 
 
