@@ -1,6 +1,7 @@
 """Train: python launchers/train.py --config=configs/quickstart.py [--config.seed=1 ...]
 
-Another --config.run_dir=DIR starts or resumes the run in DIR. Every field of rljax/config.py can be set.
+Another --config.run_dir=DIR starts or resumes the run in DIR. Every field of rljax/config.py can be
+set.
 """
 
 from rljax import launch
@@ -9,7 +10,9 @@ from rljax import launch
 def main(_: list[str]) -> int:
     from rljax.train import train  # after the flags: --help answers without loading JAX
 
-    summary = train(launch.parsed_config(), on_start=lambda folder: print(f"run folder: {folder}", flush=True))
+    summary = train(
+        launch.parsed_config(), on_start=lambda folder: print(f"run folder: {folder}", flush=True)
+    )
     for name in ("accuracy_before", "accuracy_after"):
         if summary[name]:
             print("{}: {value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(name, **summary[name]))

@@ -1,6 +1,7 @@
 """Advantage estimators: batch -> advantages [B, S], or (advantages, returns). No gradient.
 
-What lives here: functions of rewards, values, mask and group alone. All outputs are 0 where mask is 0.
+What lives here: functions of rewards, values, mask and group alone. All outputs are 0 where mask is
+0.
 """
 
 import jax
@@ -44,7 +45,8 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 1.0, whiten: bool = Tr
 
 
 def group_statistics(scores: jax.Array, group: jax.Array, counts: jax.Array):
-    """Mean, sum of squared deviations and size of each row's group: scores, group, counts [B] -> three [B].
+    """Mean, sum of squared deviations and size of each row's group: scores, group, counts [B] ->
+    three [B].
 
     `counts` is 1 for rows that belong to the statistics. Groups may have any ids, order and sizes.
     """
@@ -59,7 +61,8 @@ def group_statistics(scores: jax.Array, group: jax.Array, counts: jax.Array):
 def group_relative(batch: Batch, *, std: str = "sample", eps: float = 1e-6) -> jax.Array:
     """A = (score - mean of its group) / (std of its group + eps), on every policy token: [B, S].
 
-    GRPO, arXiv 2402.03300. std: "sample" (n - 1), "population" (n), or "none" (Dr. GRPO, 2503.20783).
+    GRPO, arXiv 2402.03300. std: "sample" (n - 1), "population" (n), or "none" (Dr. GRPO,
+    2503.20783).
     A group of one and a group of equal scores give exactly 0.
     """
     batch.require("rewards", "group", by="group_relative")

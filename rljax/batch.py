@@ -1,13 +1,15 @@
 """Batch: the struct that flows between stages, its axes, and the statistics that respect its mask.
 
-What lives here: the frozen pytree, `check` and `require`, and masked and per-segment helpers. What does
+What lives here: the frozen pytree, `check` and `require`, and masked and per-segment helpers. What
+does
 not: models, losses, configs.
 
 Axes: B rows, S tokens in a row, G samples per prompt, P prompts, V words.
 
 Conventions, stated once:
 - `x[b, t]` always describes `tokens[b, t]`; column 0 of a log-prob or a value carries nothing.
-- `mask` is 1 exactly where the policy chose the token: prompt, tool output, forced text, padding are 0.
+- `mask` is 1 exactly where the policy chose the token: prompt, tool output, forced text, padding
+are 0.
 - What stands at mask 0 may be garbage, NaN included: select with `where` before `exp` or `log`.
 - Everything but ids is float32. `None` means that the stage which fills the field has not run.
 - Tokens are the record: nothing is ever inferred from an id (padding may equal EOS).
@@ -106,12 +108,15 @@ class Batch:
             # Wider floats are let through: tests run the same functions in float64.
             if jnp.dtype(value.dtype).kind != wanted.kind or value.dtype.itemsize < wanted.itemsize:
                 raise InputError(
-                    f"Batch.{field.name} has the wrong dtype", value=str(value.dtype), rule=f"it is {wanted}"
+                    f"Batch.{field.name} has the wrong dtype",
+                    value=str(value.dtype),
+                    rule=f"it is {wanted}",
                 )
         return self
 
     def require(self, *names: str, by: str) -> "Batch":
-        """Names the stage `by` and the missing fields if any of `names` is still None; returns self."""
+        """Names the stage `by` and the missing fields if any of `names` is still None; returns
+        self."""
         missing = [n for n in names if self.__dict__[n] is None]
         if missing:
             has = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
@@ -140,7 +145,8 @@ def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:
     ).check()
 
 
-# -- masked statistics (formulas: masked_mean = sum m x / max(sum m, 1)) ---------------------------------
+# -- masked statistics (formulas: masked_mean = sum m x / max(sum m, 1))
+# ---------------------------------
 
 
 def masked_sum(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
@@ -165,20 +171,27 @@ def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(mask > 0), jnp.max(jnp.where(mask > 0, x, -jnp.inf)), 0.0)
 
 
-def whiten(x: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 1, shift_mean: bool = True):
-    """m (x - mean) / sqrt(var + eps), over the global batch; zeros when fewer than two tokens count."""
+def whiten(
+    x: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 1, shift_mean: bool = True
+):
+    """m (x - mean) / sqrt(var + eps), over the global batch; zeros when fewer than two tokens
+    count."""
     mean = masked_mean(x, mask)
-    scaled = jnp.where(mask > 0, x - mean, 0.0) * jax.lax.rsqrt(masked_variance(x, mask, ddof=ddof) + eps)
+    scaled = jnp.where(mask > 0, x - mean, 0.0) * jax.lax.rsqrt(
+        masked_variance(x, mask, ddof=ddof) + eps
+    )
     if not shift_mean:
         scaled = jnp.where(mask > 0, scaled + mean, 0.0)
     return jnp.where(jnp.sum(mask > 0) > 1, scaled, 0.0)
 
 
-# -- segments: a packed row holds several sequences; an unpacked row holds one ------------------------------
+# -- segments: a packed row holds several sequences; an unpacked row holds one
+# ------------------------------
 
 
 def segment_sum(x: jax.Array, batch: Batch) -> jax.Array:
-    """Sum of x over the policy tokens of each token's own segment, at every token: [B, S] -> [B, S]."""
+    """Sum of x over the policy tokens of each token's own segment, at every token: [B, S] -> [B,
+    S]."""
     values = jnp.where(batch.mask > 0, x, 0.0)
     size = batch.tokens.shape[1] + 1
 
@@ -195,7 +208,8 @@ def segment_tokens(batch: Batch) -> jax.Array:
 
 def segment_count(batch: Batch) -> jax.Array:
     """B+: the number of segments with at least one policy token, over the whole batch."""
-    # Every token of a segment with n policy tokens holds a share 1/n, so the shares add up to the count.
+    # Every token of a segment with n policy tokens holds a share 1/n, so the shares add up to the
+    # count.
     n = segment_tokens(batch)
     return masked_sum(1.0 / jnp.maximum(n, 1.0), batch.mask)
 

@@ -1,12 +1,12 @@
-"""From a config to the things a run needs: mesh, tokenizer, encoded data, roles, the recipe of a dataflow.
+"""From a config to the things a run needs: mesh, tokenizer, encoded data, roles, the recipe of a
+dataflow.
 
-What lives here: construction only. The loop is rljax.train. Everything the user can get wrong about data and
+What lives here: construction only. The loop is rljax.train. Everything the user can get wrong about
+data and
 model folders is found here, before the first compile.
 """
 
 import dataclasses
-from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,8 @@ from rljax.update import Steps
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a dataflow reads: the config's algorithm with its components resolved. Hashable: static in jit."""
+    """What a dataflow reads: the config's algorithm with its components resolved. Hashable: static
+    in jit."""
 
     samples_per_prompt: int
     sampling: Sampling
@@ -98,20 +99,24 @@ class Setup:
 
 
 def load_run_tokenizer(config: Config) -> Tokenizer:
-    """The tokenizer folder of the config, else the model's folder, else the alphabet of the task."""
+    """The tokenizer folder of the config, else the model's folder, else the alphabet of the
+    task."""
     if config.tokenizer:
         return load_tokenizer(config.tokenizer)
     if is_path(config.model):
         return load_tokenizer(config.model)
     if is_path(config.data.train):
         raise InputError(
-            "a built-in model has no tokenizer for a data file", value=config.data.train,
+            "a built-in model has no tokenizer for a data file",
+            value=config.data.train,
             fix="set tokenizer to a folder with tokenizer.json, or model to a Hugging Face folder",
-        )  # fmt: skip
+        )
     task = resolve(config.data.train, HOMES["data"])()
     alphabet = vars(task).get("alphabet")
     if not isinstance(alphabet, str):
-        raise InputError(f"task {config.data.train!r} has no alphabet", fix="set tokenizer to a folder")
+        raise InputError(
+            f"task {config.data.train!r} has no alphabet", fix="set tokenizer to a folder"
+        )
     return CharTokenizer(alphabet)
 
 
@@ -123,7 +128,9 @@ def _load_data(config: Config, tokenizer: Tokenizer) -> Data:
     test_spec = config.data.test or ("" if is_path(config.data.train) else config.data.train)
     if test_spec:
         test_records = load_prompts(test_spec, "test")[: config.evaluate.prompts]
-        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit, overlong=overlong)
+        test, _ = encode_prompts(
+            test_records, tokenizer, max_prompt_tokens=limit, overlong=overlong
+        )
     worked, examples = [], []
     if config.sft.steps:
         worked = load_worked_examples(config.sft.data or config.data.train, "train")
@@ -137,7 +144,9 @@ def _load_data(config: Config, tokenizer: Tokenizer) -> Data:
         counts=counts,
         prompt_tokens=max(len(r["token_ids"]) for r in prompts + test),
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
-        digest=fingerprint([*records, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]),
+        digest=fingerprint(
+            [*records, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]
+        ),
     )
 
 
@@ -149,7 +158,8 @@ def load_model(config: Config, tokenizer: Tokenizer) -> Model:
         model_config = load_config(config.model, **settings)
         if tokenizer.vocab_size > model_config.vocab_size:
             raise InputError(
-                f"the tokenizer of {config.tokenizer or config.model} has {tokenizer.vocab_size} ids",
+                f"the tokenizer of {config.tokenizer or config.model} has too many ids",
+                value=tokenizer.vocab_size,
                 rule=f"the model's vocab_size is {model_config.vocab_size}",
                 fix="use the tokenizer that came with the model",
             )
@@ -163,10 +173,11 @@ def _check_length(setup_tokens: int, response_tokens: int, model: Model) -> None
     longest = setup_tokens + response_tokens
     if longest > model.config.max_tokens:
         raise InputError(
-            f"rows have up to {setup_tokens} prompt + {response_tokens} response tokens", value=longest,
+            f"rows have up to {setup_tokens} prompt + {response_tokens} response tokens",
+            value=longest,
             rule=f"the model's context is {model.config.max_tokens} tokens",
             fix="lower data.max_prompt_tokens or sampler.max_response_tokens",
-        )  # fmt: skip
+        )
 
 
 def _steps(config: Config, rows: int, tokens: int, model: Model, epochs: int) -> Steps:
@@ -177,7 +188,9 @@ def _steps(config: Config, rows: int, tokens: int, model: Model, epochs: int) ->
             rule="mesh.data x mesh.fsdp splits the rows",
             fix=f"a multiple of {shards}, or a smaller mesh",
         )
-    return Steps(rows=rows, microbatch_rows=microbatch_rows(config, rows, tokens, shards), epochs=epochs)
+    return Steps(
+        rows=rows, microbatch_rows=microbatch_rows(config, rows, tokens, shards), epochs=epochs
+    )
 
 
 def build(config: Config) -> Setup:
@@ -205,10 +218,13 @@ def build(config: Config) -> Setup:
         kl_estimator=algorithm.kl_estimator,
         entropy_coef=algorithm.entropy_coef,
         steps=_steps(
-            config, batch.sequences_per_optimizer_step, data.prompt_tokens + sampler.max_response_tokens,
-            model, batch.epochs,
+            config,
+            batch.sequences_per_optimizer_step,
+            data.prompt_tokens + sampler.max_response_tokens,
+            model,
+            batch.epochs,
         ),
-    )  # fmt: skip
+    )
     sft_recipe = recipe
     if config.sft.steps:
         steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
@@ -235,9 +251,11 @@ def sft_roles(setup: Setup, params) -> dict:
 
 def _actor(setup: Setup, params, optimizer) -> Actor:
     return Actor(
-        start_training(setup.model, params, optimizer), setup.model, optimizer,
+        start_training(setup.model, params, optimizer),
+        setup.model,
+        optimizer,
         setup.config.sampler.temperature,
-    )  # fmt: skip
+    )
 
 
 def optimizer_steps(config: Config) -> int:
@@ -248,7 +266,8 @@ def optimizer_steps(config: Config) -> int:
 
 
 def rl_roles(setup: Setup, params) -> dict:
-    """Fresh optimizer state on `params`, and the other roles of the dataflow, started from `params` too."""
+    """Fresh optimizer state on `params`, and the other roles of the dataflow, started from `params`
+    too."""
     config = setup.config
     total = optimizer_steps(config)
     roles = {}
@@ -287,8 +306,3 @@ def with_arrays(roles: dict, arrays: dict) -> dict:
         field = "params" if isinstance(role, Reference) else "state"
         out[name] = dataclasses.replace(role, **{field: arrays[name]})
     return out
-
-
-def run_folder(config: Config, name: Callable[[], str]) -> Path:
-    """The run's folder: the configured one, or a fresh one under runs/."""
-    return Path(config.run_dir) if config.run_dir else Path("runs") / name()

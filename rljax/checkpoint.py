@@ -1,8 +1,12 @@
-"""Checkpoints: roles, optimizer state, data position, PRNG, trackers' offsets: one atomic folder per step.
+"""Checkpoints: roles, optimizer state, data position, PRNG, trackers' offsets: one atomic folder
+per step.
 
-What lives here: save, restore, keep-N, best, and the checks that a folder is whole. Arrays are written by
-orbax; `state.json` holds everything that is not an array; `manifest.json` holds a SHA-256 of every file and is
-written last, into a hidden folder that is then renamed, so that a kill at any moment leaves whole folders only.
+What lives here: save, restore, keep-N, best, and the checks that a folder is whole. Arrays are
+written by
+orbax; `state.json` holds everything that is not an array; `manifest.json` holds a SHA-256 of every
+file and is
+written last, into a hidden folder that is then renamed, so that a kill at any moment leaves whole
+folders only.
 """
 
 import hashlib
@@ -55,7 +59,8 @@ class Checkpoints:
         return self.folder / f"{step:08d}"
 
     def save(self, step: int, arrays, state: dict) -> Path:
-        """Write everything of `step`; `state` is JSON. Returns the folder once it is complete on disk."""
+        """Write everything of `step`; `state` is JSON. Returns the folder once it is complete on
+        disk."""
         target, hidden = self.path(step), self.folder / f".{step:08d}"
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir()
@@ -64,12 +69,17 @@ class Checkpoints:
         (hidden / STATE).write_text(json.dumps(state, indent=1))
         files = {}
         for path in _files(hidden):
-            files[str(path.relative_to(hidden))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+            files[str(path.relative_to(hidden))] = {
+                "bytes": path.stat().st_size,
+                "sha256": _digest(path),
+            }
             _sync(path)
         (hidden / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=1))
         _sync(hidden / MANIFEST)
         _sync(hidden)
-        shutil.rmtree(target, ignore_errors=True)  # a corrupt folder of the same step, after a fallback
+        shutil.rmtree(
+            target, ignore_errors=True
+        )  # a corrupt folder of the same step, after a fallback
         hidden.rename(target)
         _sync(self.folder)
         self._prune()
@@ -100,7 +110,8 @@ class Checkpoints:
         return -max(scored)[1] if scored else None
 
     def damage(self, step: int) -> str:
-        """What is wrong with a checkpoint ("" if nothing): the first file that is missing or altered."""
+        """What is wrong with a checkpoint ("" if nothing): the first file that is missing or
+        altered."""
         folder = self.path(step)
         try:
             listed = json.loads((folder / MANIFEST).read_text())["files"]
@@ -117,18 +128,23 @@ class Checkpoints:
         return ""
 
     def latest(self) -> int | None:
-        """The newest whole checkpoint, None if there is none at all; says which damaged ones it passes over."""
+        """The newest whole checkpoint, None if there is none at all; says which damaged ones it
+        passes over."""
         steps = self.steps()
         for step in reversed(steps):
             problem = self.damage(step)
             if not problem:
                 return step
-            warnings.warn(f"checkpoint of step {step} is damaged: {problem}; trying the one before", stacklevel=2)
+            warnings.warn(
+                f"checkpoint of step {step} is damaged: {problem}; trying the one before",
+                stacklevel=2,
+            )
         if steps:
             raise InputError(
-                f"{self.folder}: all {len(steps)} checkpoints are damaged", value=self.damage(steps[-1]),
+                f"{self.folder}: all {len(steps)} checkpoints are damaged",
+                value=self.damage(steps[-1]),
                 fix="start a new run_dir, or copy the checkpoint from a backup",
-            )  # fmt: skip
+            )
         return None
 
     def read_state(self, step: int) -> dict:
@@ -141,13 +157,17 @@ class Checkpoints:
             return checkpointer.restore((self.path(step) / ARRAYS).absolute(), abstract)
 
 
-def check_fingerprints(saved: dict[str, str], now: dict[str, str], allowed: tuple[str, ...]) -> None:
+def check_fingerprints(
+    saved: dict[str, str], now: dict[str, str], allowed: tuple[str, ...]
+) -> None:
     """Refuse to go on with another config or other data, unless the change is allowed by name."""
     changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
     refused = [name for name in changed if name not in allowed]
     if refused:
         raise InputError(
-            "this run's checkpoint was made with other settings", value=refused,
+            "this run's checkpoint was made with other settings",
+            value=refused,
             rule="a resumed run continues the same experiment",
-            fix=f"restore them, use a new run_dir, or allow them: --config.checkpoint.allow_changed={tuple(changed)!r}",
-        )  # fmt: skip
+            fix="restore them, use a new run_dir, or allow them: "
+            f"--config.checkpoint.allow_changed={tuple(changed)!r}",
+        )

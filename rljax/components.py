@@ -1,6 +1,8 @@
-"""Components named as text: `"ppo_clip(clip_high=0.28)"` or `"my.module.my_loss(width=0.1)"` -> a function.
+"""Components named as text: `"ppo_clip(clip_high=0.28)"` or `"my.module.my_loss(width=0.1)"` -> a
+function.
 
-The text is a call: a bare name is looked up in the stage's own module (the module is the namespace), a
+The text is a call: a bare name is looked up in the stage's own module (the module is the
+namespace), a
 dotted name is imported. Options are keyword literals, checked against the function's signature (the
 signature is the schema). Nothing is registered. This file imports no model code.
 """
@@ -16,14 +18,16 @@ from collections.abc import Callable
 from rljax.errors import InputError
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _parse(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     """`"a.b(x=1)"` -> ("a.b", (("x", 1),)); a bare name means no options."""
     fix = 'write it as "name" or "name(option=value)" or "package.module.function(option=value)"'
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError("a component is not a valid call", value=text, rule=str(error), fix=fix) from None
+        raise InputError(
+            "a component is not a valid call", value=text, rule=str(error), fix=fix
+        ) from None
     call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
     parts, target = [], call.func
     while isinstance(target, ast.Attribute):
@@ -34,12 +38,17 @@ def _parse(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     name = ".".join([target.id, *reversed(parts)])
     if call.args:
         raise InputError(
-            f"component {name!r} has positional options", value=text, rule="options are keywords", fix=fix
+            f"component {name!r} has positional options",
+            value=text,
+            rule="options are keywords",
+            fix=fix,
         )
     options = []
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise InputError(f"component {name!r} uses **", value=text, rule="options are keywords", fix=fix)
+            raise InputError(
+                f"component {name!r} uses **", value=text, rule="options are keywords", fix=fix
+            )
         try:
             value = ast.literal_eval(keyword.value)
             hash(value)
@@ -63,17 +72,21 @@ def _import(name: str, home: str) -> Callable:
             hint = f"did you mean {' or '.join(close)}? " if close else ""
             raise InputError(
                 f"{home} has no {name!r}",
-                fix=f"{hint}Use one of its functions, or a dotted name of your own such as 'my_module.{name}'",
+                fix=f"{hint}Use one of its functions, or a dotted name of your own, "
+                f"such as 'my_module.{name}'",
             )
         return getattr(module, name)
     module_name, _, attribute = name.rpartition(".")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # launchers run as files: the user's own module lies in the working folder
+        sys.path.insert(
+            0, ""
+        )  # launchers run as files: the user's own module lies in the working folder
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise InputError(
-            f"component {name!r} cannot be imported", rule=str(error),
+            f"component {name!r} cannot be imported",
+            rule=str(error),
             fix=f"put {module_name!r} on PYTHONPATH or in the working folder",
         ) from error
     found = vars(module).get(attribute)
@@ -87,7 +100,8 @@ def _import(name: str, home: str) -> Callable:
 
 
 class Component:
-    """A function with its options bound, equal and hashed by its text, so that it can be a static jit argument."""
+    """A function with its options bound, equal and hashed by its text, so that it can be a static
+    jit argument."""
 
     def __init__(self, text: str, home: str):
         self.text = text.strip()
@@ -121,7 +135,8 @@ class Component:
 
 
 def resolve(text: str, home: str) -> Component:
-    """The component that `text` names; bare names are looked up in module `home`. Raises InputError."""
+    """The component that `text` names; bare names are looked up in module `home`. Raises
+    InputError."""
     if not isinstance(text, str):
         raise InputError("a component is text", value=text, fix='write "name(option=value)"')
     return Component(text, home)

@@ -1,4 +1,5 @@
-"""Sampler against trainer: how far the two programs' log-probs of the same tokens are apart (ALGORITHMS G2)."""
+"""Sampler against trainer: how far the two programs' log-probs of the same tokens are apart
+(ALGORITHMS G2)."""
 
 import jax.numpy as jnp
 
@@ -8,7 +9,8 @@ from rljax.batch import Batch, masked_max, masked_mean
 def mismatch_metrics(batch: Batch) -> dict:
     """With x = old - sampler on policy tokens: mean -x, mean(e^x - 1 - x), mean |x|, max |x|.
 
-    Both sets of log-probs come from the same weights and temperature, so anything but rounding is a bug.
+    Both sets of log-probs come from the same weights and temperature, so anything but rounding is a
+    bug.
     """
     batch.require("old_logprobs", "sampler_logprobs", by="mismatch_metrics")
     x = jnp.where(batch.mask > 0, batch.old_logprobs - batch.sampler_logprobs, 0.0)

@@ -1,6 +1,7 @@
 """Errors that users see. What lives here: the one exception type whose message is written for them.
 
-Launchers print an `InputError` as plain text without a traceback; every other exception is a bug of ours.
+Launchers print an `InputError` as plain text without a traceback; every other exception is a bug of
+ours.
 """
 
 

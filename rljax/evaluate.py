@@ -1,6 +1,7 @@
 """Evaluation of a policy on held-out prompts: greedy accuracy, pass@k, best-of-k, with intervals.
 
-What lives here: the estimators (ALGORITHMS L) and the loop that samples and scores. rljax.train calls it too.
+What lives here: the estimators (ALGORITHMS L) and the loop that samples and scores. rljax.train
+calls it too.
 """
 
 import math
@@ -16,7 +17,8 @@ from rljax.sampler import Sampling
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, hold a right one."""
+    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, hold a right
+    one."""
     if not 1 <= k <= n:
         raise InputError("pass@k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
     if n - c < k:
@@ -25,7 +27,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def best_of_k(scores: Sequence[float], k: int) -> float:
-    """E max over k of the n scores drawn without replacement: sum_i s_(i) C(i - 1, k - 1) / C(n, k)."""
+    """E max over k of the n scores drawn without replacement: sum_i s_(i) C(i - 1, k - 1) / C(n,
+    k)."""
     ordered = sorted(scores)
     n = len(ordered)
     if not 1 <= k <= n:
@@ -39,7 +42,9 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
     values = np.asarray(values, np.float64)
     values = values[~np.isnan(values)]  # a failed reward says nothing about its prompt
     if values.size == 0:
-        raise InputError("bootstrap of no values", fix="evaluate on prompts whose rewards do not all fail")
+        raise InputError(
+            "bootstrap of no values", fix="evaluate on prompts whose rewards do not all fail"
+        )
     rng = np.random.default_rng(seed)
     means = values[rng.integers(0, len(values), (resamples, len(values)))].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
@@ -47,9 +52,16 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
 
 
 def score_prompts(
-    actor: Actor, reward: Reward, prompts: Sequence[dict], *, sampling: Sampling, prompt_tokens: int,
-    key=None, samples: int = 1, prompts_per_call: int = 256,
-) -> tuple[np.ndarray, list[dict]]:  # fmt: skip
+    actor: Actor,
+    reward: Reward,
+    prompts: Sequence[dict],
+    *,
+    sampling: Sampling,
+    prompt_tokens: int,
+    key=None,
+    samples: int = 1,
+    prompts_per_call: int = 256,
+) -> tuple[np.ndarray, list[dict]]:
     """Scores [prompts, samples] (NaN where the reward failed) and the rows behind them."""
     key = jax.random.key(0) if key is None else key
     scores, rows = [], []
@@ -57,33 +69,56 @@ def score_prompts(
     for start in range(0, len(prompts), size):
         part = list(prompts[start : start + size])
         real = len(part)
-        part += [part[-1]] * (size - real)  # the last call has the shape of the others: no new compile
+        part += [part[-1]] * (
+            size - real
+        )  # the last call has the shape of the others: no new compile
         batch = Prompts.from_records(part, length=prompt_tokens)
         trajectories = actor.generate(batch, jax.random.fold_in(key, start), sampling, n=samples)
         reward(trajectories, batch)
         found = reward.rows[: real * samples]
         rows += found
-        scores += [[r["reward"] for r in found[i : i + samples]] for i in range(0, len(found), samples)]
+        scores += [
+            [r["reward"] for r in found[i : i + samples]] for i in range(0, len(found), samples)
+        ]
     return np.asarray(scores, np.float64), rows
 
 
 def greedy_accuracy(
-    actor: Actor, reward: Reward, prompts: Sequence[dict], *, sampling: Sampling, prompt_tokens: int,
+    actor: Actor,
+    reward: Reward,
+    prompts: Sequence[dict],
+    *,
+    sampling: Sampling,
+    prompt_tokens: int,
     correct_at: float = 1.0,
-) -> tuple[np.ndarray, list[dict]]:  # fmt: skip
-    """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward failed."""
+) -> tuple[np.ndarray, list[dict]]:
+    """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
+    failed."""
     greedy = Sampling(
-        temperature=0.0, max_response_tokens=sampling.max_response_tokens, stop_ids=sampling.stop_ids
+        temperature=0.0,
+        max_response_tokens=sampling.max_response_tokens,
+        stop_ids=sampling.stop_ids,
     )
-    scores, rows = score_prompts(actor, reward, prompts, sampling=greedy, prompt_tokens=prompt_tokens)
+    scores, rows = score_prompts(
+        actor, reward, prompts, sampling=greedy, prompt_tokens=prompt_tokens
+    )
     return np.where(np.isnan(scores[:, 0]), np.nan, scores[:, 0] >= correct_at), rows
 
 
 def evaluate(
-    actor: Actor, reward: Reward, prompts: Sequence[dict], *, sampling: Sampling, prompt_tokens: int,
-    samples: int, ks: Sequence[int], correct_at: float = 1.0, seed: int = 0,
-) -> dict:  # fmt: skip
-    """Greedy accuracy, and from `samples` draws per prompt: mean@n, pass@k, best-of-k. All with intervals."""
+    actor: Actor,
+    reward: Reward,
+    prompts: Sequence[dict],
+    *,
+    sampling: Sampling,
+    prompt_tokens: int,
+    samples: int,
+    ks: Sequence[int],
+    correct_at: float = 1.0,
+    seed: int = 0,
+) -> dict:
+    """Greedy accuracy, and from `samples` draws per prompt: mean@n, pass@k, best-of-k. All with
+    intervals."""
     options = dict(sampling=sampling, prompt_tokens=prompt_tokens)
     right, rows = greedy_accuracy(actor, reward, prompts, correct_at=correct_at, **options)
     out = {"greedy_accuracy": bootstrap(right)}

@@ -1,6 +1,7 @@
 """What the launchers share: the --config flag with overrides, and errors as plain text.
 
-Imports no model code before the flags are parsed, so that --help and a misspelt flag answer at once.
+Imports no model code before the flags are parsed, so that --help and a misspelt flag answer at
+once.
 """
 
 import difflib
@@ -10,13 +11,16 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from rljax.config import Config, field_names
 from rljax.errors import InputError
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A file with get_config(), such as configs/quickstart.py")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "A file with get_config(), such as configs/quickstart.py"
+)
 
 
 def check_flag_names(arguments: list[str], config: Config) -> None:
@@ -28,7 +32,10 @@ def check_flag_names(arguments: list[str], config: Config) -> None:
         if argument.startswith("--config.") and name.removeprefix("config.") not in known:
             field = name.removeprefix("config.")
             close = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
-            problems.append(f"--{name}: no such field" + (f"; did you mean --config.{close[0]}?" if close else ""))
+            problems.append(
+                f"--{name}: no such field"
+                + (f"; did you mean --config.{close[0]}?" if close else "")
+            )
     if problems:
         raise InputError("unknown flags:\n  " + "\n  ".join(problems))
 
@@ -42,9 +49,13 @@ def load_config_file(path: str) -> Config:
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{name}: get_config({argument!r}) failed", rule=f"{type(error).__name__}: {error}") from error
+        raise InputError(
+            f"{name}: get_config({argument!r}) failed", rule=f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(config, Config):
-        raise InputError(f"{name}: get_config() must return rljax.config.Config", value=type(config).__name__)
+        raise InputError(
+            f"{name}: get_config() must return rljax.config.Config", value=type(config).__name__
+        )
     return config
 
 
@@ -60,9 +71,14 @@ def config_module(path: str):
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InputError(f"{name} cannot be imported", rule=f"{type(error).__name__}: {error}") from error
+        raise InputError(
+            f"{name} cannot be imported", rule=f"{type(error).__name__}: {error}"
+        ) from error
     if not callable(vars(module).get("get_config")):
-        raise InputError(f"{name} has no get_config()", fix="define get_config() that returns rljax.config.Config")
+        raise InputError(
+            f"{name} has no get_config()",
+            fix="define get_config() that returns rljax.config.Config",
+        )
     return module
 
 
@@ -84,7 +100,8 @@ def _quiet() -> None:
 
 
 def run(main: Callable[[list[str]], int | None], *, needs_config: bool = True) -> None:
-    """Parse flags, call main(positional arguments), and print InputError as text with exit code 2."""
+    """Parse flags, call main(positional arguments), and print InputError as text with exit code
+    2."""
     _quiet()
     sys.path[:0] = [p for p in (os.getcwd(),) if p not in sys.path]  # the user's own modules
     arguments = sys.argv[1:]
@@ -101,6 +118,7 @@ def run(main: Callable[[list[str]], int | None], *, needs_config: bool = True) -
 
 
 def _guarded(main: Callable, positional: list[str]) -> int:
+    absl_logging.set_verbosity(absl_logging.ERROR)  # orbax tells a story at every save
     try:
         return main(positional) or 0
     except InputError as error:

@@ -1,6 +1,7 @@
 """The device mesh, and the rules that map a weight's logical axes to mesh axes.
 
-What lives here: everything that touches devices. What does not: models (they only name logical axes).
+What lives here: everything that touches devices. What does not: models (they only name logical
+axes).
 
 Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), tensor (heads, mlp,
 vocabulary). The batch is split over data x fsdp.
@@ -57,16 +58,22 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices=None) -
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def weight_sharding(mesh: Mesh, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> NamedSharding:
-    """The sharding of one weight, from its logical axes. An axis that does not divide is refused."""
+def weight_sharding(
+    mesh: Mesh, name: str, shape: tuple[int, ...], axes: tuple[str, ...]
+) -> NamedSharding:
+    """The sharding of one weight, from its logical axes. An axis that does not divide is
+    refused."""
     spec = []
     for size, axis in zip(shape, axes, strict=True):
         if axis not in RULES:
-            raise InputError(f"weight {name!r} names logical axis {axis!r}", rule=f"known: {', '.join(RULES)}")
+            raise InputError(
+                f"weight {name!r} names logical axis {axis!r}", rule=f"known: {', '.join(RULES)}"
+            )
         target = RULES[axis]
         if target and size % mesh.shape[target]:
             raise InputError(
-                f"weight {name!r}: axis {axis} of {size} does not divide by mesh.{target}={mesh.shape[target]}",
+                f"weight {name!r}: axis {axis} of {size} does not divide "
+                f"by mesh.{target}={mesh.shape[target]}",
                 fix=f"choose mesh.{target} from the divisors of {size}",
             )
         spec.append(target)
@@ -88,7 +95,8 @@ def row_shards(mesh: Mesh) -> int:
 
 
 def shard_rows(tree, mesh: Mesh):
-    """Host or device arrays [B, ...] -> arrays with their rows split over the mesh, where B divides."""
+    """Host or device arrays [B, ...] -> arrays with their rows split over the mesh, where B
+    divides."""
 
     def place(x):
         fits = np.ndim(x) > 0 and np.shape(x)[0] % row_shards(mesh) == 0

@@ -1,4 +1,5 @@
-"""Numbers that describe a batch, under the names of ALGORITHMS 0.6. Functions of the batch alone."""
+"""Numbers that describe a batch, under the names of ALGORITHMS 0.6. Functions of the batch
+alone."""
 
 import jax.numpy as jnp
 
@@ -22,12 +23,15 @@ def _spread(prefix: str, x, keep) -> dict:
 
 
 def _group_metrics(scores, live, group) -> dict:
-    """Shares of the groups whose rewards are all equal: they teach nothing. Groups of one are not counted."""
+    """Shares of the groups whose rewards are all equal: they teach nothing. Groups of one are not
+    counted."""
     same = (group[:, None] == group[None, :]) & live[None, :] & live[:, None]
     size = jnp.sum(same, axis=1)
     low = jnp.min(jnp.where(same, scores[None, :], jnp.inf), axis=1)
     high = jnp.max(jnp.where(same, scores[None, :], -jnp.inf), axis=1)
-    share = jnp.where(live & (size > 1), 1.0 / jnp.maximum(size, 1), 0.0)  # rows of a group add up to 1
+    share = jnp.where(
+        live & (size > 1), 1.0 / jnp.maximum(size, 1), 0.0
+    )  # rows of a group add up to 1
     groups = jnp.maximum(jnp.sum(share), 1e-9)
     dead = share * (low == high)
     top = jnp.max(jnp.where(live, scores, -jnp.inf))
@@ -40,7 +44,8 @@ def _group_metrics(scores, live, group) -> dict:
 
 
 def batch_metrics(batch: Batch) -> dict:
-    """Rewards, lengths, finish reasons, groups, advantages, and values if there are any: scalars."""
+    """Rewards, lengths, finish reasons, groups, advantages, and values if there are any:
+    scalars."""
     batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
     tokens = jnp.sum(batch.mask, axis=1)
     live = tokens > 0
@@ -53,7 +58,8 @@ def batch_metrics(batch: Batch) -> dict:
         **_spread("reward", scores, live),
         **lengths,
         "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
-        "response/truncated_fraction": jnp.sum(live & (batch.finish_reason == FinishReason.LENGTH)) / rows,
+        "response/truncated_fraction": jnp.sum(live & (batch.finish_reason == FinishReason.LENGTH))
+        / rows,
         **_group_metrics(scores, live, batch.group),
         **_spread("advantage", batch.advantages, batch.mask > 0),
     }
@@ -62,7 +68,9 @@ def batch_metrics(batch: Batch) -> dict:
         total = batches.masked_variance(batch.returns, batch.mask)
         out["value/mean"] = batches.masked_mean(batch.values, batch.mask)
         out["return/mean"] = batches.masked_mean(batch.returns, batch.mask)
-        out["explained_variance"] = jnp.where(total > 0, 1 - residual / jnp.maximum(total, 1e-12), 0.0)
+        out["explained_variance"] = jnp.where(
+            total > 0, 1 - residual / jnp.maximum(total, 1e-12), 0.0
+        )
     if batch.ref_logprobs is not None and batch.old_logprobs is not None:
         old = jnp.where(batch.mask > 0, batch.old_logprobs, 0.0)
         ref = jnp.where(batch.mask > 0, batch.ref_logprobs, 0.0)

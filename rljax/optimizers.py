@@ -10,7 +10,8 @@ from rljax.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """step -> learning rate: linear warm-up over warmup_steps, then constant, linear or cosine to 0."""
+    """step -> learning rate: linear warm-up over warmup_steps, then constant, linear or cosine to
+    0."""
     warmup = config.warmup_steps
     rest = max(total_steps - warmup, 1)
     after = {
@@ -33,13 +34,15 @@ def _decayed(params):
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
     config = OptimizerConfig(**dict(key))
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         optax.scale_by_adam(config.beta1, config.beta2, config.eps),
-        optax.add_decayed_weights(config.weight_decay, _decayed) if config.weight_decay else optax.identity(),
+        optax.add_decayed_weights(config.weight_decay, _decayed)
+        if config.weight_decay
+        else optax.identity(),
         optax.scale_by_learning_rate(learning_rate(config, total_steps)),
     )
 

@@ -40,41 +40,66 @@ class Chart:
 
 
 GROUPS = (
-    ("Does it learn?", (
-        Chart("Reward", "mean over the step's completions", ("reward/mean",)),
-        Chart("Evaluation accuracy", "share of held-out problems, 95 % band",
-              ("eval/accuracy", "eval/pass@*"), True),
-        Chart("Reward parts", "mean", ("reward/*/mean", "reward/part/*", "score/mean")),
-    )),
-    ("The policy", (
-        Chart("Entropy", "nats per token", ("entropy", "entropy/mean")),
-        Chart("KL to the reference", "nats per token", ("ref_kl/*", "ref_kl")),
-        Chart("KL of the update", "nats per token", ("ppo_kl", "ppo_kl/*", "policy_kl*")),
-        Chart("Clipped", "share of tokens", ("clip_fraction*", "clip*frac*"), True),
-        Chart("Response length", "tokens",
-              ("response_tokens/mean", "response_tokens/m[ia][nx]"), True),
-        Chart("Truncated", "share of responses", ("*truncated*",), True),
-        Chart("Groups without a signal", "share of groups", ("zero_advantage*", "groups/*"), True),
-    )),
-    ("The optimizer", (
-        Chart("Loss", "", ("loss", "policy_loss", "value_loss"), by_phase=True),
-        Chart("Gradient norm", "before clipping", ("grad_norm", "grad_norm/*"), True, True),
-        Chart("Learning rate", "", ("learning_rate", "lr"), True, True),
-    )),
-    ("Sampler against trainer", (
-        Chart("", "", ("mismatch/*", "correction/*")),
-    )),
-    ("Speed", (
-        Chart("Throughput", "tokens per second", ("tokens_per_s", "*tokens_per_s"), True, True),
-        Chart("Time of a step", "seconds", (*WHOLE_STEP, *TIME_ORDER, "time/*_s"), True, True),
-    )),
-)  # fmt: skip
+    (
+        "Does it learn?",
+        (
+            Chart("Reward", "mean over the step's completions", ("reward/mean",)),
+            Chart(
+                "Evaluation accuracy",
+                "share of held-out problems, 95 % band",
+                ("eval/accuracy", "eval/pass@*"),
+                True,
+            ),
+            Chart("Reward parts", "mean", ("reward/*/mean", "reward/part/*", "score/mean")),
+        ),
+    ),
+    (
+        "The policy",
+        (
+            Chart("Entropy", "nats per token", ("entropy", "entropy/mean")),
+            Chart("KL to the reference", "nats per token", ("ref_kl/*", "ref_kl")),
+            Chart("KL of the update", "nats per token", ("ppo_kl", "ppo_kl/*", "policy_kl*")),
+            Chart("Clipped", "share of tokens", ("clip_fraction*", "clip*frac*"), True),
+            Chart(
+                "Response length",
+                "tokens",
+                ("response_tokens/mean", "response_tokens/m[ia][nx]"),
+                True,
+            ),
+            Chart("Truncated", "share of responses", ("*truncated*",), True),
+            Chart(
+                "Groups without a signal", "share of groups", ("zero_advantage*", "groups/*"), True
+            ),
+        ),
+    ),
+    (
+        "The optimizer",
+        (
+            Chart("Loss", "", ("loss", "policy_loss", "value_loss"), by_phase=True),
+            Chart("Gradient norm", "before clipping", ("grad_norm", "grad_norm/*"), True, True),
+            Chart("Learning rate", "", ("learning_rate", "lr"), True, True),
+        ),
+    ),
+    ("Sampler against trainer", (Chart("", "", ("mismatch/*", "correction/*")),)),
+    (
+        "Speed",
+        (
+            Chart("Throughput", "tokens per second", ("tokens_per_s", "*tokens_per_s"), True, True),
+            Chart("Time of a step", "seconds", (*WHOLE_STEP, *TIME_ORDER, "time/*_s"), True, True),
+        ),
+    ),
+)
 NOT_CHARTED = ("step", "x", "phase_rl", "eval/*_low", "eval/*_high")
 MAX_OTHER = 60
 FAULTS = (
-    "*skipped*", "reward*error*", "*timeout*", "*rollback*", "*nonfinite*", "*non_finite*",
+    "*skipped*",
+    "reward*error*",
+    "*timeout*",
+    "*rollback*",
+    "*nonfinite*",
+    "*non_finite*",
     "fault*",
-)  # fmt: skip
+)
 
 
 def _matches(key: str, patterns: Sequence[str]) -> bool:

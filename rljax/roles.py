@@ -1,9 +1,12 @@
 """Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
 
-What lives here: Actor, Critic, Reference (parameters and optimizer state are leaves, the model and the
-optimizer are static), and Reward (host: text in, numbers out). What does not: who calls whom (dataflows).
+What lives here: Actor, Critic, Reference (parameters and optimizer state are leaves, the model and
+the
+optimizer are static), and Reward (host: text in, numbers out). What does not: who calls whom
+(dataflows).
 
-A verb runs the same op by op or inside a program. `update` returns a new role; a program donates the old one.
+A verb runs the same op by op or inside a program. `update` returns a new role; a program donates
+the old one.
 """
 
 import dataclasses
@@ -42,24 +45,40 @@ class Actor:
     temperature: float = _static()
 
     def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
-        """n trajectories per prompt, with the very parameter arrays that training updates (host verb)."""
+        """n trajectories per prompt, with the very parameter arrays that training updates (host
+        verb)."""
         with timed("generate"):
             batch = rollout(
-                self.model, self.state.params, prompts.tokens, prompts.lengths, key, sampling,
-                n=n, version=self.state.step,
-            )  # fmt: skip
+                self.model,
+                self.state.params,
+                prompts.tokens,
+                prompts.lengths,
+                key,
+                sampling,
+                n=n,
+                version=self.state.step,
+            )
             return jax.block_until_ready(batch)
 
     def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
-        """log pi(tokens) at the sampling temperature: [B, S]; `rows` bounds the rows computed at once."""
+        """log pi(tokens) at the sampling temperature: [B, S]; `rows` bounds the rows computed at
+        once."""
         one = lambda b: self.model.logprobs(self.state.params, b, self.temperature)[0]  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
     def update(
-        self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable,
-        kl_in_loss: float = 0.0, kl_estimator: str = "k3", entropy_coef: float = 0.0,
-    ):  # fmt: skip
-        """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H -> (Actor, metrics)."""
+        self,
+        batch: Batch,
+        loss: Callable,
+        *,
+        steps: Steps,
+        reduction: Callable,
+        kl_in_loss: float = 0.0,
+        kl_estimator: str = "k3",
+        entropy_coef: float = 0.0,
+    ):
+        """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H ->
+        (Actor, metrics)."""
         if kl_in_loss:
             batch.require("ref_logprobs", by="kl_in_loss")
 
@@ -104,7 +123,9 @@ class Critic:
             self.state, batch, forward, optimizer=self.optimizer, reduction=reduction, steps=steps
         )
         metrics["vf_loss"] = metrics.pop("loss")
-        return dataclasses.replace(self, state=state), {f"critic/{k}": v for k, v in metrics.items()}
+        return dataclasses.replace(self, state=state), {
+            f"critic/{k}": v for k, v in metrics.items()
+        }
 
 
 @jax.tree_util.register_dataclass
@@ -125,8 +146,10 @@ class Reference:
 class Reward:
     """Trajectories -> rewards, by a function of text, in a pool of killable processes (host verb).
 
-    A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0 and it
-    leaves its group, so that neither the loss nor a baseline sees it. `rows` and `counts` describe the last call.
+    A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
+    and it
+    leaves its group, so that neither the loss nor a baseline sees it. `rows` and `counts` describe
+    the last call.
     """
 
     def __init__(self, pool: RewardPool, tokenizer, mesh):
@@ -135,14 +158,19 @@ class Reward:
         self.counts: dict[str, float] = {}
 
     def __call__(self, batch: Batch, prompts) -> Batch:
-        """`prompts.records[group]` holds the ground truth of a row. Fills rewards; masks failed rows."""
+        """`prompts.records[group]` holds the ground truth of a row. Fills rewards; masks failed
+        rows."""
         with timed("reward"):
-            host = jax.device_get((batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason))
+            host = jax.device_get(
+                (batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason)
+            )
             tokens, mask, segments, group, finish = (np.asarray(x) for x in host)
             starts = np.asarray(prompts.lengths)[group]
             samples = [
                 self._sample(prompts.records[g], row[start : int(np.sum(seg > 0))], reason)
-                for g, row, seg, start, reason in zip(group, tokens, segments, starts, finish, strict=True)
+                for g, row, seg, start, reason in zip(
+                    group, tokens, segments, starts, finish, strict=True
+                )
             ]
             scores = self.pool.score(samples)
             self._remember(samples, scores)
@@ -192,18 +220,22 @@ def _place_rewards(batch: Batch, values, mask, group) -> Batch:
 
 
 def _state_shardings(model: Model, state: TrainState) -> TrainState:
-    """Parameters and every optimizer moment shaped like them on the layout of the weights; the rest whole."""
+    """Parameters and every optimizer moment shaped like them on the layout of the weights; the rest
+    whole."""
     shardings, whole = model.shardings(), replicated(model.mesh)
     structure = jax.tree.structure(state.params)
 
     def is_params(node):
         return jax.tree.structure(node) == structure
 
-    return jax.tree.map(lambda node: shardings if is_params(node) else whole, state, is_leaf=is_params)
+    return jax.tree.map(
+        lambda node: shardings if is_params(node) else whole, state, is_leaf=is_params
+    )
 
 
 def start_training(model: Model, params, optimizer: optax.GradientTransformation) -> TrainState:
-    """A fresh optimizer state around `params`, placed as `program` will hand it back: one compile, not two."""
+    """A fresh optimizer state around `params`, placed as `program` will hand it back: one compile,
+    not two."""
     state = jax.eval_shape(functools.partial(new_train_state, optimizer=optimizer), params)
     create = functools.partial(new_train_state, optimizer=optimizer)
     made = jax.jit(create, out_shardings=_state_shardings(model, state))(params)
@@ -211,7 +243,8 @@ def start_training(model: Model, params, optimizer: optax.GradientTransformation
 
 
 def _pin(role):
-    """Inside a program: keep a trained role on the layout it came with, so that no step re-lays it out."""
+    """Inside a program: keep a trained role on the layout it came with, so that no step re-lays it
+    out."""
     shardings = _state_shardings(role.model, role.state)
     return dataclasses.replace(role, state=jax.lax.with_sharding_constraint(role.state, shardings))
 
@@ -225,7 +258,8 @@ def program(function: Callable) -> Callable:
     @functools.partial(jax.jit, static_argnums=1, donate_argnums=2)
     def run(batch, cfg, trained, frozen):
         new, metrics = function(batch, cfg, **trained, **frozen)
-        # A trained role that the dataflow did not return is handed back as it was: it was donated too.
+        # A trained role that the dataflow did not return is handed back as it was: it was donated
+        # too.
         return {name: _pin(role) for name, role in {**trained, **new}.items()}, metrics
 
     @functools.wraps(function)

@@ -1,10 +1,13 @@
-"""Where a step's seconds go: `with timed("generate"):` adds to the totals of the enclosing `collect()`."""
+"""Where a step's seconds go: `with timed("generate"):` adds to the totals of the enclosing
+`collect()`."""
 
 import contextlib
 import contextvars
 import time
 
-_totals: contextvars.ContextVar[dict[str, float] | None] = contextvars.ContextVar("totals", default=None)
+_totals: contextvars.ContextVar[dict[str, float] | None] = contextvars.ContextVar(
+    "totals", default=None
+)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,12 @@
-"""The training loop: config -> data, roles, dataflow -> {step, log, evaluate, save}. Plumbing only.
+"""The training loop: {step, evaluate, log, save} until the run is over. Plumbing only.
 
-What lives here: the run's folder and state, resume, signals, faults. What does not: any algorithm
-(rljax.dataflows), construction (rljax.build).
+What lives here: the order of things, the run folder, signals, faults, the summary. What does not:
+any algorithm
+(rljax.dataflows), the state (rljax.run), construction (rljax.build).
 
-A run is `sft.steps` supervised steps, then `steps` steps of the dataflow. Every random draw is a function of
-(seed, step), and the data order of (seed, position), so that a resumed run is bitwise the uninterrupted one.
+A run is `sft.steps` supervised steps, then `steps` steps of the dataflow.
 """
 
-import dataclasses
 import json
 import logging
 import os
@@ -15,208 +14,32 @@ import platform
 import signal
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rljax import build, compiles
-from rljax.batch import Batch
-from rljax.checkpoint import Checkpoints, check_fingerprints
-from rljax.config import Config, fingerprints, to_dict, validate
+from rljax import compiles
+from rljax.config import Config, to_dict
 from rljax.console import Console
-from rljax.data.loader import make_loader
-from rljax.data.prompts import Prompts, pad_examples
-from rljax.dataflows.sft import sft
 from rljax.errors import InputError
-from rljax.evaluate import bootstrap, greedy_accuracy
-from rljax.mesh import shard_rows
-from rljax.models.huggingface import save_params
-from rljax.optimizers import current_learning_rate
+from rljax.evaluate import bootstrap
 from rljax.report import write_report
+from rljax.run import Run
 from rljax.timing import collect
-from rljax.tracking import open_tracking
+from rljax.tracking import Tracking, open_tracking
+from rljax.validation import validate
 
 LOG = logging.getLogger("rljax")
-
-
-@dataclasses.dataclass
-class Progress:
-    """The JSON half of a checkpoint: where the run is, and what it has found so far."""
-
-    sft_steps: int = 0
-    rl_steps: int = 0
-    phase: str = "sft"
-    accuracy_before: dict | None = None
-    accuracy: dict | None = None
-    right_before: list | None = None  # per prompt, for the interval of the difference
-    right: list | None = None
-    prompts: int = 0
-    completions: int = 0
-    faults: dict[str, float] = dataclasses.field(default_factory=dict)
-    elapsed_s: float = 0.0
-
-    @property
-    def step(self) -> int:
-        return self.sft_steps + self.rl_steps
+PARTS = ("generate", "reward", "learn", "rest")
 
 
 class Terminated(Exception):
     """SIGTERM or SIGINT was received; the state has been saved."""
 
 
-class Run:
-    """One run: its setup, roles and progress. `train` drives it."""
-
-    def __init__(self, config: Config, folder: Path):
-        self.config, self.folder = config, folder
-        self.started = time.monotonic()
-        self.setup = build.build(config)
-        self.key = jax.random.key(config.seed)
-        self.checkpoints = Checkpoints(
-            folder / "checkpoints", keep=config.checkpoint.keep, best_metric=config.checkpoint.best_metric
-        )
-        self.fingerprints = {**fingerprints(config), "data": self.setup.data.digest}
-        data, seed = self.setup.data, config.seed
-        self.prompts = make_loader(data.prompts, batch_size=config.batch.prompts_per_step, seed=seed)
-        self.examples = None
-        if config.sft.steps:
-            self.examples = make_loader(
-                data.examples, batch_size=config.sft.sequences_per_step, seed=seed
-            )
-        self.progress = Progress(phase="sft" if config.sft.steps else "rl")
-        self.roles: dict = {}
-        self.metrics: dict[str, float] = {}
-        self.reward = self.eval_reward = None
-        if self.setup.needs_reward or data.test_prompts:
-            self.reward = build.reward_role(self.setup, config.reward.function)
-            other = config.evaluate.reward
-            self.eval_reward = build.reward_role(self.setup, other) if other else self.reward
-
-    def close(self) -> None:
-        for reward in {id(r): r for r in (self.reward, self.eval_reward) if r is not None}.values():
-            reward.close()
-
-    # -- state -------------------------------------------------------------------------------------------------
-
-    def start(self, tracking) -> None:
-        """Resume from the newest whole checkpoint of the folder, or start anew."""
-        step = self.checkpoints.latest()
-        if step is None:
-            tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
-            params = build.initial_params(self.setup)
-            if self.progress.phase == "sft":
-                self.roles = build.sft_roles(self.setup, params)
-            else:
-                self.begin_rl(params)
-            return
-        state = self.checkpoints.read_state(step)
-        check_fingerprints(state["fingerprints"], self.fingerprints, self.config.checkpoint.allow_changed)
-        self._load(step, state)
-        tracking.truncate(state["offsets"])
-        if self.finished():
-            raise InputError(
-                f"{self.folder} is a finished run: step {step}, nothing left to train",
-                fix="use a new run_dir, or raise steps and allow it: "
-                "--config.checkpoint.allow_changed=\"('steps',)\"",
-            )
-        LOG.warning("resumed %s at step %d", self.folder, step)
-
-    def _load(self, step: int, state: dict) -> None:
-        self.progress = Progress(**state["progress"])
-        params = self.setup.model.init(jax.random.key(0))  # shapes and shardings; the values are replaced
-        make = build.sft_roles if self.progress.phase == "sft" else build.rl_roles
-        roles = make(self.setup, params)
-        self.roles = build.with_arrays(roles, self.checkpoints.read_arrays(step, build.role_arrays(roles)))
-        self.prompts.set_state(state["prompts"])
-        if self.examples is not None:
-            self.examples.set_state(state["examples"])
-        self.started = time.monotonic() - self.progress.elapsed_s
-
-    def save(self, tracking) -> None:
-        """Everything, at once: roles, data position, progress, tracker offsets."""
-        if self.metrics.get("skipped_in_a_row", 0) > 0:
-            return  # a checkpoint is a state worth going back to
-        self.progress.elapsed_s = time.monotonic() - self.started
-        state = {
-            "progress": dataclasses.asdict(self.progress),
-            "fingerprints": self.fingerprints,
-            "offsets": tracking.offsets(),
-            "prompts": self.prompts.get_state(),
-            "examples": self.examples.get_state() if self.examples is not None else None,
-            "metrics": {k: v for k, v in self.metrics.items() if isinstance(v, float) and np.isfinite(v)},
-        }
-        self.checkpoints.save(self.progress.step, build.role_arrays(self.roles), state)
-
-    def finished(self) -> bool:
-        return self.progress.phase == "rl" and self.progress.rl_steps >= self.config.steps
-
-    # -- steps -------------------------------------------------------------------------------------------------
-
-    def begin_rl(self, params) -> None:
-        """Fresh optimizers on these weights; the reference is their copy."""
-        self.roles = build.rl_roles(self.setup, params)
-        self.progress.phase = "rl"
-
-    def sft_step(self) -> dict:
-        examples = pad_examples(next(self.examples), length=self.setup.data.example_tokens)
-        batch = shard_rows(Batch(**examples), self.setup.model.mesh)
-        new, metrics = sft(batch, None, self.setup.sft_recipe, actor=self.roles["actor"])
-        self.roles |= new
-        self.progress.sft_steps += 1
-        taken = self.progress.sft_steps - 1
-        metrics["lr"] = current_learning_rate(self.config.sft.optimizer, self.config.sft.steps, taken)
-        return metrics
-
-    def rl_step(self) -> dict:
-        setup, config = self.setup, self.config
-        prompts = Prompts.from_records(next(self.prompts), length=setup.data.prompt_tokens)
-        key = jax.random.fold_in(jax.random.fold_in(self.key, 2), self.progress.rl_steps)
-        roles = {k: v for k, v in self.roles.items() if k in setup.dataflow.parameters}
-        if setup.needs_reward:
-            roles["reward"] = self.reward
-        new, metrics = setup.dataflow(prompts, key, setup.recipe, **roles)
-        self.roles |= {k: v for k, v in new.items() if k in self.roles}
-        self.progress.rl_steps += 1
-        completions = len(prompts.records) * setup.recipe.samples_per_prompt
-        self.progress.prompts += len(prompts.records)
-        self.progress.completions += completions
-        total = build.optimizer_steps(config)
-        taken = self.progress.rl_steps * total // max(config.steps, 1) - 1
-        counts = self.reward.counts if setup.needs_reward else {}
-        return {
-            **metrics,
-            **counts,
-            "lr": current_learning_rate(config.actor_optimizer, total, max(taken, 0)),
-            "batch/prompts": float(len(prompts.records)),
-            "batch/completions": float(completions),
-            "data/epoch": self.prompts.epoch,
-        }
-
-    def evaluate(self) -> dict:
-        """Greedy accuracy on the held-out prompts, remembered in progress; {} when there are none."""
-        data = self.setup.data
-        if not data.test_prompts:
-            return {}
-        right, rows = greedy_accuracy(
-            self.roles["actor"], self.eval_reward, data.test_prompts, sampling=self.setup.recipe.sampling,
-            prompt_tokens=data.prompt_tokens, correct_at=self.config.evaluate.correct_at,
-        )  # fmt: skip
-        found = bootstrap(right)
-        self.progress.accuracy, self.progress.right = found, [None if np.isnan(r) else float(r) for r in right]
-        truncated = float(np.mean([r["finish_reason"] == "length" for r in rows]))
-        return {
-            "eval/accuracy": found["value"], "eval/accuracy_low": found["low"],
-            "eval/accuracy_high": found["high"], "eval/truncated_fraction": truncated,
-        }  # fmt: skip
-
-
-def _fresh_name() -> str:
-    return time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-
-
-class _Signals:
+class Signals:
     """SIGTERM and SIGINT set `received`; the loop saves and leaves between two steps."""
 
     def __enter__(self):
@@ -238,127 +61,127 @@ class _Signals:
             signal.signal(number, handler)
 
 
-def _count_faults(progress: Progress, metrics: dict) -> None:
-    for name in ("skipped_steps", "critic/skipped_steps", "reward/errors", "reward/timeouts"):
-        if metrics.get(name):
-            progress.faults[name] = progress.faults.get(name, 0.0) + float(metrics[name])
-
-
-def _one_step(run: Run) -> dict:
-    """One step of the current phase with its timings; the split sums to time/step_s."""
-    phase, begun = run.progress.phase, time.perf_counter()
-    compiled = compiles.count()
+def one_step(run: Run) -> dict:
+    """One step of the current phase; its seconds are split into generate, reward, learn and
+    rest."""
+    phase, begun, compiled = run.progress.phase, time.perf_counter(), compiles.count()
     with collect() as seconds:
         metrics = run.sft_step() if phase == "sft" else run.rl_step()
         metrics = {k: float(v) for k, v in metrics.items()}
     step_s = time.perf_counter() - begun
-    for name in ("generate", "reward", "learn"):
-        metrics[f"time/{name}_s"] = seconds.get(name, 0.0)
+    seconds["rest"] = step_s - sum(seconds.values())
+    metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in PARTS}
     tokens = metrics.get("response_tokens/mean", 0.0) * metrics.get("batch/completions", 0.0)
     if tokens:
         metrics["tokens_per_s"] = tokens / step_s
         metrics["generate_tokens_per_s"] = tokens / max(seconds.get("generate", 0.0), 1e-9)
-    metrics |= {"phase": phase, "compiles": float(compiles.count())}
     in_phase = run.progress.sft_steps if phase == "sft" else run.progress.rl_steps
     if in_phase > 3 and compiles.count() > compiled:
-        LOG.warning("step %d compiled again: %s", run.progress.step, "; ".join(compiles.names(compiled)))
-    _count_faults(run.progress, metrics)
-    return metrics
+        names = "; ".join(compiles.names(compiled))
+        LOG.warning("step %d compiled again: %s", run.progress.step, names)
+    if phase == "rl" and compiles.count() == compiled:
+        run.steady.append([metrics[f"time/{name}_s"] for name in PARTS])
+    _count_faults(run, metrics)
+    return {**metrics, "phase": phase, "compiles": float(compiles.count())}
 
 
-def _evaluation_due(run: Run) -> bool:
-    every, steps = run.config.evaluate.every_steps, run.progress.rl_steps
-    return run.finished() or bool(every and steps % every == 0)
+def _count_faults(run: Run, metrics: dict) -> None:
+    faults = run.progress.faults
+    for name in ("skipped_steps", "critic/skipped_steps", "reward/errors", "reward/timeouts"):
+        if metrics.get(name):
+            faults[name] = faults.get(name, 0.0) + metrics[name]
+    failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
+    if failed > 0.01 * metrics.get("batch/completions", 1.0):
+        example = next(r for r in run.reward.rows if r["status"] != "ok")
+        LOG.warning(
+            "step %d: %d rewards failed and are masked out, the first one: %s: %s",
+            run.progress.step,
+            failed,
+            example["status"],
+            example["message"],
+        )
 
 
-def _sft_is_over(run: Run) -> tuple[bool, dict]:
-    """Whether the supervised phase ends here, and the evaluation that decided it."""
-    settings, done = run.config.sft, run.progress.sft_steps
-    if settings.stop_at_accuracy and done % settings.check_every_steps == 0:
+def after_step(run: Run, metrics: dict) -> bool:
+    """Evaluate and change phase where it is time; adds to `metrics`. True if a checkpoint is
+    due."""
+    config, progress = run.config, run.progress
+    every = config.checkpoint.every_steps
+    due = bool(every and progress.step % every == 0)
+    if progress.phase == "rl":
+        every = config.evaluate.every_steps
+        if run.finished() or (every and progress.rl_steps % every == 0):
+            metrics |= run.evaluate()
+        return due or run.finished()
+    over, found = progress.sft_steps >= config.sft.steps, {}
+    if config.sft.stop_at_accuracy and progress.sft_steps % config.sft.check_every_steps == 0:
         found = run.evaluate()
-        return done >= settings.steps or found.get("eval/accuracy", 0.0) >= settings.stop_at_accuracy, found
-    return done >= settings.steps, {}
+        over = over or found.get("eval/accuracy", 0.0) >= config.sft.stop_at_accuracy
+    if over:
+        found = found or run.evaluate()
+        run.begin_rl(run.roles["actor"].state.params)
+        run.remember_before()
+    metrics |= found
+    return due or over
 
 
-def _after_step(run: Run, metrics: dict) -> bool:
-    """Evaluate and change phase where it is time; adds to `metrics`. True if a checkpoint is due."""
-    every = run.config.checkpoint.every_steps
-    due = bool(every and run.progress.step % every == 0)
-    if run.progress.phase == "sft":
-        over, found = _sft_is_over(run)
-        if over:
-            found = found or run.evaluate()
-            run.begin_rl(run.roles["actor"].state.params)
-            _remember_before(run)
-        metrics |= found
-        return due or over
-    if _evaluation_due(run):
-        metrics |= run.evaluate()
-    return due or run.finished()
+def bad_steps_in_a_row(metrics: dict) -> int:
+    """Non-finite optimizer steps up to now without a good one between, of the worse of actor and
+    critic."""
+    return int(max(metrics.get(p + "skipped_in_a_row", 0.0) for p in ("", "critic/")))
 
 
-def _remember_before(run: Run) -> None:
-    run.progress.accuracy_before, run.progress.right_before = run.progress.accuracy, run.progress.right
-
-
-def _give_up(run: Run, metrics: dict) -> None:
+def roll_back(run: Run, bad: int) -> None:
     """Too many non-finite steps: back to the last good checkpoint, then stop with the reason."""
-    worst = max(metrics.get("skipped_in_a_row", 0.0), metrics.get("critic/skipped_in_a_row", 0.0))
-    if worst < run.config.max_skipped_in_a_row:
-        return
-    failed, step = run.progress.step, run.checkpoints.latest()
-    faults = dict(run.progress.faults)
+    failed, faults = run.progress.step, dict(run.progress.faults)
+    step = run.checkpoints.latest()
     if step is not None:
-        run._load(step, run.checkpoints.read_state(step))
+        run.load(step)
     run.progress.faults = {**faults, "rollbacks": faults.get("rollbacks", 0.0) + 1}
-    back = f"rolled back to the checkpoint of step {step}" if step is not None else "there is no checkpoint yet"
     raise InputError(
-        f"stopped at step {failed}: {int(worst)} optimizer steps in a row had a non-finite loss or gradient",
-        rule=f"max_skipped_in_a_row={run.config.max_skipped_in_a_row}; {back}",
+        f"stopped at step {failed}: {bad} optimizer steps in a row were not finite",
+        rule=f"max_skipped_in_a_row={run.config.max_skipped_in_a_row}; "
+        + (
+            "no checkpoint to go back to"
+            if step is None
+            else f"rolled back to the checkpoint of step {step}"
+        ),
         fix="lower the learning rate, or look at metrics.jsonl before that step",
     )
 
 
-def _example_rows(run: Run, step: int) -> list[dict]:
+def example_rows(run: Run) -> list[dict]:
     """Completions to show: the best, the worst, and some in between."""
     rows = sorted(run.reward.rows, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf)
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
-    return [{**rows[i], "phase": run.progress.phase, "step": step} for i in picks]
+    return [{**rows[i], "phase": "rl"} for i in picks]
 
 
-def _loop(run: Run, tracking, signals: _Signals) -> None:
+def loop(run: Run, tracking: Tracking, signals: Signals) -> None:
+    """Until the run is finished, a signal arrives, or too many steps go wrong."""
     while not run.finished():
+        metrics = one_step(run)
+        run.metrics, step = metrics, run.progress.step
+        show = metrics["phase"] == "rl" and run.setup.needs_reward
+        show = show and (step % run.config.samples_every_steps == 0 or run.finished())
+        rows = example_rows(run) if show else []
+        bad = bad_steps_in_a_row(metrics)
         begun = time.perf_counter()
-        phase = run.progress.phase
-        metrics = _one_step(run)
-        step = run.progress.step
-        sampled = phase == "rl" and run.setup.needs_reward
-        rows = _example_rows(run, step) if sampled else []
-        run.metrics = metrics
-        _give_up_after_log = metrics.get("skipped_in_a_row", 0.0) >= run.config.max_skipped_in_a_row
-        work_s = time.perf_counter() - begun
-        save_due = False if _give_up_after_log else _after_step(run, metrics)
-        parts = sum(metrics[f"time/{name}_s"] for name in ("generate", "reward", "learn"))
-        metrics["time/rest_s"], metrics["time/step_s"] = work_s - parts, work_s
+        due = False if bad else after_step(run, metrics)
+        metrics["time/evaluate_s"] = time.perf_counter() - begun
         tracking.log(step, metrics)
-        if rows and (step % run.config.samples_every_steps == 0 or run.finished()):
+        if rows:
             tracking.samples(step, rows)
-        _give_up(run, metrics)
-        if signals.received:
+        if bad >= run.config.max_skipped_in_a_row:
+            roll_back(run, bad)
+        if due or signals.received:
             run.save(tracking)
+        if signals.received and not run.finished():
             raise Terminated(signals.received)
-        if save_due:
-            run.save(tracking)
 
 
-def _versions() -> dict:
-    from importlib.metadata import version
-
-    names = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-    return {"python": platform.python_version(), **{n: version(n) for n in names}}
-
-
-def _summary(run: Run, status: str) -> dict:
+def summarise(run: Run, status: str) -> dict:
+    """What summary.json holds."""
     progress = run.progress
     out = {
         "status": status,
@@ -372,74 +195,67 @@ def _summary(run: Run, status: str) -> dict:
         "completions": progress.completions,
         "seed": run.config.seed,
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "versions": _versions(),
+        "versions": {"python": platform.python_version()}
+        | {n: version(n) for n in ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")},
         "compiles": compiles.count(),
         "data": run.setup.data.counts,
         "faults": progress.faults,
     }
+    if run.steady:  # steps of the dataflow that compiled nothing
+        means = np.mean(run.steady, axis=0)
+        out["step_s"] = float(means.sum())
+        out["time_split"] = {n: float(m / means.sum()) for n, m in zip(PARTS, means, strict=True)}
     if progress.right_before and progress.right and progress.rl_steps:
-        pairs = [
-            (a, b)
-            for a, b in zip(progress.right_before, progress.right, strict=True)
-            if a is not None and b is not None
-        ]
-        if pairs:
-            out["difference"] = bootstrap([b - a for a, b in pairs])
+        pairs = zip(progress.right_before, progress.right, strict=True)
+        changes = [b - a for a, b in pairs if a is not None and b is not None]
+        if changes:
+            out["difference"] = bootstrap(changes)
     return out
 
 
-def export(run: Run) -> None:
-    """The policy as a Hugging Face folder: weights, config, tokenizer."""
-    tokenizer, actor = run.setup.tokenizer, run.roles["actor"]
-    folder = run.folder / "policy"
-    save_params(
-        folder, actor.model, actor.state.params,
-        bos_id=tokenizer.bos_id, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id,
-    )  # fmt: skip
-    tokenizer.save(folder)
-
-
-def _finish(run: Run, status: str) -> dict:
-    summary = _summary(run, status)
+def finish(run: Run, status: str) -> dict:
+    """summary.json, the exported policy and report.html."""
+    if run.config.export:
+        run.export()
+    summary = summarise(run, status)
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    if run.config.export and run.roles:
-        export(run)
     write_report(run.folder)
     return summary
 
 
 def _prepare_jax(config: Config) -> None:
     if config.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache))
+        folder = os.path.expanduser(config.compilation_cache)
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     compiles.watch()
 
 
 def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> dict:
-    """Run a config to its end (resuming if run_dir holds checkpoints); returns what summary.json holds.
+    """Run a config to its end (resuming if run_dir holds checkpoints); returns what summary.json
+    holds.
 
-    Raises InputError for anything the user can fix, before the first compile wherever that is possible.
+    Raises InputError for anything the user can fix, before the first compile wherever that is
+    possible.
     """
     for warning in validate(config):
         LOG.warning("%s", warning)
     _prepare_jax(config)
-    folder = build.run_folder(config, _fresh_name)
+    name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
+    folder = Path(config.run_dir) if config.run_dir else Path("runs") / name
     folder.mkdir(parents=True, exist_ok=True)
     if on_start:
         on_start(folder)
-    run = Run(config, folder)
-    (folder / "config.json").write_text(json.dumps(to_dict(config), indent=2) + "\n")
-    total = config.sft.steps + config.steps
-    console = Console(total) if "console" in config.trackers else None
-    status = "failed"
-    try:
-        with _Signals() as signals, open_tracking(config.trackers, folder, to_dict(config), console) as tracking:
+    console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None
+    settings, summary, status = to_dict(config), {}, "failed"
+    with Signals() as signals, Run(config, folder) as run:
+        with open_tracking(config.trackers, folder, settings, console) as tracking:
             try:
                 run.start(tracking)
-                if run.progress.phase == "rl" and run.progress.rl_steps == 0 and not run.progress.accuracy:
-                    run.evaluate()
-                    _remember_before(run)
-                _loop(run, tracking, signals)
+                # Written only now: a refused resume must not replace the config of the run it was
+                # refused for.
+                (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+                loop(run, tracking, signals)
                 status = "finished"
             except Terminated as stop:
                 status = f"stopped by {stop}, saved at step {run.progress.step}"
@@ -447,8 +263,6 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> 
                 status = str(error)
                 raise
             finally:
-                if run.roles and run.progress.step:
-                    summary = _finish(run, status)
-    finally:
-        run.close()
+                if run.started_training:
+                    summary = finish(run, status)
     return summary

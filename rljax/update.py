@@ -1,10 +1,13 @@
 """The only place that masks, weights and averages a loss; microbatches; the optimizer step.
 
-What lives here: reductions (batch -> token weights), the loop over epochs, minibatches and microbatches,
+What lives here: reductions (batch -> token weights), the loop over epochs, minibatches and
+microbatches,
 and the guard against non-finite steps. What does not: any formula of a loss.
 
-A reduction gives weights [B, S], computed once over the rows of one optimizer step (all devices, before
-microbatching); the step's loss is sum(weights * loss), linear in the rows, so that microbatches, packing and
+A reduction gives weights [B, S], computed once over the rows of one optimizer step (all devices,
+before
+microbatching); the step's loss is sum(weights * loss), linear in the rows, so that microbatches,
+packing and
 sharding give the same gradient by construction (ALGORITHMS 0.3).
 """
 
@@ -20,7 +23,8 @@ from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.errors import InputError
 
-# -- reductions: B+ = segments with a policy token, n = policy tokens of a segment, N = all policy tokens ----
+# -- reductions: B+ = segments with a policy token, n = policy tokens of a segment, N = all policy
+# tokens ----
 
 
 def token_mean(batch: Batch) -> jax.Array:
@@ -49,7 +53,8 @@ def token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
 
 
 def prompt_mean(batch: Batch) -> jax.Array:
-    """Mean over prompts of the token mean inside the prompt's group (ScaleRL). Rows must be unpacked."""
+    """Mean over prompts of the token mean inside the prompt's group (ScaleRL). Rows must be
+    unpacked."""
     batch.require("group", by="prompt_mean")
     tokens = jnp.sum(batch.mask, axis=1)
     same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
@@ -59,12 +64,14 @@ def prompt_mean(batch: Batch) -> jax.Array:
     return batch.mask / jnp.maximum(group_tokens, 1)[:, None] / jnp.maximum(groups, 1)
 
 
-# -- the loop -------------------------------------------------------------------------------------------------
+# -- the loop
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """How one batch is walked: rows per optimizer step, rows per microbatch, passes over the batch."""
+    """How one batch is walked: rows per optimizer step, rows per microbatch, passes over the
+    batch."""
 
     rows: int
     microbatch_rows: int
@@ -72,7 +79,8 @@ class Steps:
 
 
 def select_policy_tokens(batch: Batch) -> Batch:
-    """Float fields with 0 wherever mask is 0: garbage there, NaN included, never meets exp, log or a sum."""
+    """Float fields with 0 wherever mask is 0: garbage there, NaN included, never meets exp, log or
+    a sum."""
     selected = {}
     for field in dataclasses.fields(batch):
         value = batch.__dict__[field.name]
@@ -93,21 +101,28 @@ def split_microbatches(tree, rows: int, microbatch_rows: int):
     """
     microbatch_rows = min(microbatch_rows, rows)
     if rows % microbatch_rows:
-        raise InputError("rows of a microbatch", value=microbatch_rows, rule=f"must divide the {rows} of a step")
+        raise InputError(
+            "rows of a microbatch", value=microbatch_rows, rule=f"must divide the {rows} of a step"
+        )
     parts = rows // microbatch_rows
-    return jax.tree.map(lambda x: x.reshape((microbatch_rows, parts) + x.shape[1:]).swapaxes(0, 1), tree)
+    return jax.tree.map(
+        lambda x: x.reshape((microbatch_rows, parts) + x.shape[1:]).swapaxes(0, 1), tree
+    )
 
 
 def map_microbatches(function: Callable, batch: Batch, rows: int):
-    """function(microbatch) -> arrays [b, ...], over all rows in order: bounds the memory of a forward pass."""
+    """function(microbatch) -> arrays [b, ...], over all rows in order: bounds the memory of a
+    forward pass."""
     out = jax.lax.map(function, split_microbatches(batch, batch.rows, rows))
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape((-1,) + x.shape[2:]), out)
 
 
 def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array):
-    """(sum of weights * loss, numerators of the metrics). loss is [B, S], or [B] for one value per row."""
+    """(sum of weights * loss, numerators of the metrics). loss is [B, S], or [B] for one value per
+    row."""
     if loss.ndim == 1:
-        # A loss per row is averaged over the rows that have policy tokens; weights sum to 1 over them.
+        # A loss per row is averaged over the rows that have policy tokens; weights sum to 1 over
+        # them.
         keep, weight = jnp.sum(batch.mask, axis=1) > 0, weights
     else:
         keep, weight = batch.mask > 0, weights
@@ -124,7 +139,8 @@ def _row_weights(batch: Batch) -> jax.Array:
 
 
 def _metric_sum(name: str, value: jax.Array, batch: Batch):
-    """(numerator, denominator) so that means never depend on the split; names ending in _max keep the max."""
+    """(numerator, denominator) so that means never depend on the split; names ending in _max keep
+    the max."""
     value = jax.lax.stop_gradient(value)
     keep = batch.mask > 0 if value.ndim == 2 else jnp.sum(batch.mask, axis=1) > 0
     if name.endswith("_max"):
@@ -139,8 +155,11 @@ def _metric_value(name: str, numerator, denominator):
     return jnp.sum(numerator) / jnp.maximum(jnp.sum(denominator), 1)
 
 
-def loss_and_gradient(params, batch: Batch, forward: Callable, reduction: Callable, microbatch_rows: int):
-    """Loss, gradient and metrics of one optimizer step over all rows of `batch`, microbatch by microbatch.
+def loss_and_gradient(
+    params, batch: Batch, forward: Callable, reduction: Callable, microbatch_rows: int
+):
+    """Loss, gradient and metrics of one optimizer step over all rows of `batch`, microbatch by
+    microbatch.
 
     forward(params, microbatch) -> (unreduced loss, metrics of the same shape).
     """
@@ -159,6 +178,7 @@ def loss_and_gradient(params, batch: Batch, forward: Callable, reduction: Callab
         (loss, sums), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], parts))
         sums = jax.tree.map(lambda x: x[None], sums)
     else:
+
         def accumulate(carry, part):
             (loss, sums), gradient = gradient_of(params, part)
             return jax.tree.map(jnp.add, carry, (loss, gradient)), sums
@@ -183,7 +203,9 @@ class TrainState:
 
 def new_train_state(params, optimizer: optax.GradientTransformation) -> TrainState:
     """The state before the first step; rljax.roles places it on the mesh."""
-    counters = (jnp.zeros((), jnp.int32) for _ in range(3))  # three buffers: donation forbids sharing one
+    counters = (
+        jnp.zeros((), jnp.int32) for _ in range(3)
+    )  # three buffers: donation forbids sharing one
     return TrainState(params, optimizer.init(params), *counters)
 
 
@@ -203,7 +225,10 @@ def optimizer_step(state: TrainState, gradient, loss, optimizer: optax.GradientT
         skipped_in_a_row=bad * (state.skipped_in_a_row + 1),
     )
     # A skipped step reports norm 0 and is counted, so that averages over steps stay finite.
-    return state, {"grad_norm": jnp.where(finite, grad_norm, 0.0), "loss": jnp.where(finite, loss, 0.0)}
+    return state, {
+        "grad_norm": jnp.where(finite, grad_norm, 0.0),
+        "loss": jnp.where(finite, loss, 0.0),
+    }
 
 
 def fit(
@@ -220,7 +245,9 @@ def fit(
     Metrics are means over the optimizer steps (maxima for names ending in _max).
     """
     if batch.rows % steps.rows:
-        raise InputError("rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows")
+        raise InputError(
+            "rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows"
+        )
 
     def step(state, minibatch):
         loss, gradient, metrics = loss_and_gradient(

@@ -1,6 +1,8 @@
-"""Embedded tasks: procedurally generated, verifiable, no download. `data.train="sort_digits(digits=5)"`.
+"""Embedded tasks: procedurally generated, verifiable, no download.
+`data.train="sort_digits(digits=5)"`.
 
-What lives here: functions that return a Task. A task's splits are disjoint: held-out prompts are never seen.
+What lives here: functions that return a Task. A task's splits are disjoint: held-out prompts are
+never seen.
 """
 
 import dataclasses
@@ -12,7 +14,8 @@ from rljax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Prompt records (prompt, ground_truth, data_source, extra_info, index) and worked examples for SFT."""
+    """Prompt records (prompt, ground_truth, data_source, extra_info, index) and worked examples for
+    SFT."""
 
     alphabet: str  # every character that prompts and answers use
     train: Sequence[dict]
@@ -48,7 +51,8 @@ def sort_digits(
     worked_examples: int = 256,
     seed: int = 0,
 ) -> Task:
-    """ "83051>" -> "01358": put the digits in ascending order. `prompts` distinct ones, split at random."""
+    """ "83051>" -> "01358": put the digits in ascending order. `prompts` distinct ones, split at
+    random."""
     if not 2 <= digits <= 12:
         raise InputError("sort_digits(digits)", value=digits, rule="2 to 12")
     rng = random.Random(seed)
@@ -78,9 +82,14 @@ def addition(
 
 
 def letter_counts(
-    *, letters: int = 8, kinds: int = 3, prompts: int = 5_000, test: int = 512, worked_examples: int = 256,
+    *,
+    letters: int = 8,
+    kinds: int = 3,
+    prompts: int = 5_000,
+    test: int = 512,
+    worked_examples: int = 256,
     seed: int = 0,
-) -> Task:  # fmt: skip
+) -> Task:
     """ "abcabbca>" -> "33": how often the first letter of the alphabet occurs, then the second."""
     if not 2 <= letters <= 9:
         raise InputError(

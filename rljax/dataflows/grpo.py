@@ -1,4 +1,5 @@
-"""GRPO: a group of samples per prompt, advantages relative to the group, no critic (arXiv 2402.03300)."""
+"""GRPO: a group of samples per prompt, advantages relative to the group, no critic (arXiv
+2402.03300)."""
 
 from rljax.correction import mismatch_metrics
 from rljax.losses.kl import kl_penalised_rewards
@@ -7,7 +8,9 @@ from rljax.roles import program
 
 
 def grpo(prompts, key, cfg, *, actor, reward, reference=None):
-    batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)  # prompts -> trajectories
+    batch = actor.generate(
+        prompts, key, cfg.sampling, n=cfg.samples_per_prompt
+    )  # prompts -> trajectories
     batch = reward(batch, prompts)  # trajectories -> rewards
     return learn(batch, cfg, actor=actor, reference=reference)  # rewards -> new actor
 

@@ -1,1 +1,2 @@
-"""Losses: unreduced, per token [B, S] or per row [B]. Nothing here masks, averages or runs a model."""
+"""Losses: unreduced, per token [B, S] or per row [B]. Nothing here masks, averages or runs a
+model."""

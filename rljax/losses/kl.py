@@ -10,10 +10,12 @@ ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")
 
 
 def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "k3") -> jax.Array:
-    """Per-token estimate of KL(pi || ref) from samples of pi, d = log pi - log ref: [B, S] -> [B, S].
+    """Per-token estimate of KL(pi || ref) from samples of pi, d = log pi - log ref: [B, S] -> [B,
+    S].
 
     k1 = d; abs = |d|; k2 = d^2 / 2; k3 = exp(-d) - 1 + d, with -d clamped to +-20 and k3 to +-10.
-    A trailing "+" keeps the value and takes k2's gradient, whose expectation is the gradient of the KL.
+    A trailing "+" keeps the value and takes k2's gradient, whose expectation is the gradient of the
+    KL.
     """
     if estimator not in ESTIMATORS:
         raise InputError("KL estimator", value=estimator, rule=f"one of {', '.join(ESTIMATORS)}")
@@ -38,5 +40,7 @@ def kl_penalised_rewards(batch: Batch, *, coef: float, estimator: str = "k1") ->
     keep = batch.mask > 0
     old = jnp.where(keep, batch.old_logprobs, 0.0)
     ref = jnp.where(keep, batch.ref_logprobs, 0.0)
-    rewards = jnp.where(keep, batch.rewards, 0.0) - coef * jnp.where(keep, kl_estimate(old, ref, estimator), 0.0)
+    rewards = jnp.where(keep, batch.rewards, 0.0) - coef * jnp.where(
+        keep, kl_estimate(old, ref, estimator), 0.0
+    )
     return jax.lax.stop_gradient(rewards)

@@ -1,6 +1,7 @@
 """Policy losses: (policy, batch, **options) -> (loss [B, S], metrics of the same shape).
 
-What lives here: the formulas, unreduced. What does not: masking and averaging (rljax.update), models.
+What lives here: the formulas, unreduced. What does not: masking and averaging (rljax.update),
+models.
 `policy` holds logprobs [B, S] and entropy [B, S]; every other array is a constant of the batch.
 """
 
@@ -13,7 +14,8 @@ from rljax.batch import Batch
 
 
 class Policy(NamedTuple):
-    """What the model says about the batch's tokens now: log pi(tokens) and the entropy of each choice."""
+    """What the model says about the batch's tokens now: log pi(tokens) and the entropy of each
+    choice."""
 
     logprobs: jax.Array
     entropy: jax.Array
@@ -47,7 +49,8 @@ def ppo_clip(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ):
-    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), r = pi / pi_old; where A < 0 at most -A dual_clip.
+    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), r = pi / pi_old; where A < 0 at most -A
+    dual_clip.
 
     arXiv 1707.06347; dual clip 1912.09729; clip_high > clip_low is DAPO's clip-higher, 2503.14476.
     Metrics: pg_clipfrac, pg_clipfrac_lower (dual clip active), ppo_kl = old - new, ppo_k3.

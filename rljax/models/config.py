@@ -1,6 +1,7 @@
 """ModelConfig: a family (Llama, Qwen2, Qwen3) is a value of this one dataclass.
 
-What lives here: the sizes and switches of the decoder, and how a Hugging Face config.json becomes one. A
+What lives here: the sizes and switches of the decoder, and how a Hugging Face config.json becomes
+one. A
 setting of config.json that the decoder would ignore is refused, never dropped.
 """
 
@@ -12,7 +13,8 @@ from rljax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama-3 rotary scaling (frequencies below `low_freq_factor` divided by `factor`), or linear."""
+    """Llama-3 rotary scaling (frequencies below `low_freq_factor` divided by `factor`), or
+    linear."""
 
     kind: str  # "llama3" | "linear"
     factor: float
@@ -23,7 +25,8 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """One decoder. Sizes in elements; dtype is what matmuls run in, weights are kept in `weight_dtype`."""
+    """One decoder. Sizes in elements; dtype is what matmuls run in, weights are kept in
+    `weight_dtype`."""
 
     family: str  # the Hugging Face model_type: decides weight names at load and save
     vocab_size: int
@@ -46,41 +49,93 @@ class ModelConfig:
     dtype: str = "float32"
     weight_dtype: str = "float32"
     head_in_float32: bool = True
-    remat: str = "full"  # "none": keep activations; "full": recompute each layer in the backward pass
+    remat: str = (
+        "full"  # "none": keep activations; "full": recompute each layer in the backward pass
+    )
 
     def __post_init__(self):
-        sizes = ("vocab_size", "embed", "mlp", "layers", "heads", "kv_heads", "head_dim", "max_tokens")
+        sizes = (
+            "vocab_size",
+            "embed",
+            "mlp",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "max_tokens",
+        )
         for name in sizes:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InputError(f"model.{name}", value=getattr(self, name), rule="a whole number >= 1")
+                raise InputError(
+                    f"model.{name}", value=getattr(self, name), rule="a whole number >= 1"
+                )
         if self.heads % self.kv_heads:
             raise InputError(
                 "model.kv_heads does not divide model.heads", value=(self.kv_heads, self.heads)
             )
         if self.head_dim % 2:
-            raise InputError("model.head_dim", value=self.head_dim, rule="even: rotary pairs halves")
+            raise InputError(
+                "model.head_dim", value=self.head_dim, rule="even: rotary pairs halves"
+            )
         if self.remat not in ("none", "full"):
             raise InputError("model.remat", value=self.remat, rule='"none" or "full"')
         for name in ("dtype", "weight_dtype"):
             if getattr(self, name) not in ("float32", "bfloat16"):
-                raise InputError(f"model.{name}", value=getattr(self, name), rule="float32 or bfloat16")
+                raise InputError(
+                    f"model.{name}", value=getattr(self, name), rule="float32 or bfloat16"
+                )
 
 
 # config.json keys that change the computation and that these families may set.
 _READ = {
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
-    "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "rope_theta", "rope_scaling",
-    "rope_parameters", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "hidden_act",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
     "initializer_range",
-}  # fmt: skip
+}
 # Keys that do not change the forward pass.
 _IGNORED = {
-    "architectures", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
-    "torch_dtype", "transformers_version", "use_cache", "pretraining_tp", "_name_or_path", "num_labels",
-    "id2label", "label2id", "classifier_dropout", "is_decoder", "output_attentions", "return_dict",
-    "output_hidden_states", "problem_type", "chunk_size_feed_forward", "is_encoder_decoder",
-}  # fmt: skip
+    "architectures",
+    "attention_dropout",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "pretraining_tp",
+    "_name_or_path",
+    "num_labels",
+    "id2label",
+    "label2id",
+    "classifier_dropout",
+    "is_decoder",
+    "output_attentions",
+    "return_dict",
+    "output_hidden_states",
+    "problem_type",
+    "chunk_size_feed_forward",
+    "is_encoder_decoder",
+}
 FAMILIES = ("llama", "qwen2", "qwen3")
 _NO_DEFAULT = object()
 
@@ -88,7 +143,9 @@ _NO_DEFAULT = object()
 def _get(config: Mapping, key: str, kind: type | tuple, default: object = _NO_DEFAULT):
     value = config.get(key, default)
     if value is _NO_DEFAULT:
-        raise InputError(f"config.json has no {key!r}", fix="use the config.json that came with the weights")
+        raise InputError(
+            f"config.json has no {key!r}", fix="use the config.json that came with the weights"
+        )
     if value is None or value is default:
         return None if default is _NO_DEFAULT else default
     if isinstance(value, bool) and kind is not bool or not isinstance(value, kind):
@@ -98,8 +155,11 @@ def _get(config: Mapping, key: str, kind: type | tuple, default: object = _NO_DE
 
 
 def _rope(config: Mapping) -> tuple[float, RopeScaling | None]:
-    """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (published checkpoints)."""
-    parameters = _get(config, "rope_parameters", Mapping, None) or _get(config, "rope_scaling", Mapping, None)
+    """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (published
+    checkpoints)."""
+    parameters = _get(config, "rope_parameters", Mapping, None) or _get(
+        config, "rope_scaling", Mapping, None
+    )
     parameters = parameters or {}
     theta = _get(parameters, "rope_theta", (int, float), None) or _get(
         config, "rope_theta", (int, float), 10_000.0
@@ -124,10 +184,13 @@ def _rope(config: Mapping) -> tuple[float, RopeScaling | None]:
 
 
 def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
-    """A Hugging Face config.json (as a dict) -> ModelConfig. Raises InputError for what we would ignore."""
+    """A Hugging Face config.json (as a dict) -> ModelConfig. Raises InputError for what we would
+    ignore."""
     family = _get(config, "model_type", str)
     if family not in FAMILIES:
-        raise InputError("config.json: model_type", value=family, rule=f"supported: {', '.join(FAMILIES)}")
+        raise InputError(
+            "config.json: model_type", value=family, rule=f"supported: {', '.join(FAMILIES)}"
+        )
     unknown = sorted(set(config) - _READ - _IGNORED)
     if unknown:
         raise InputError(

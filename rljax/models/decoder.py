@@ -1,9 +1,11 @@
 """The decoder: one Flax NNX definition for every family; sizes and switches come from ModelConfig.
 
-What lives here: the layers, and the declaration of every weight (shape, init, logical axes) in one line
+What lives here: the layers, and the declaration of every weight (shape, init, logical axes) in one
+line
 each. What does not: loading, sharding rules, losses. Layers are stacked on a leading axis `layers`.
 
-Axes: B rows, S query tokens, T cached tokens, D embed, H heads, K kv heads, R heads per kv head, E head_dim.
+Axes: B rows, S query tokens, T cached tokens, D embed, H heads, K kv heads, R heads per kv head, E
+head_dim.
 """
 
 import math
@@ -21,7 +23,9 @@ def _weight(rngs: nnx.Rngs, config: ModelConfig, shape, axes, *, init="normal"):
     """One weight: shape, init and logical axes in one place. `axes` are read by rljax.mesh."""
     dtype = jnp.dtype(config.weight_dtype)
     if init == "normal":
-        value = (config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)).astype(dtype)
+        value = (config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)).astype(
+            dtype
+        )
     else:
         value = jnp.ones(shape, dtype) if init == "ones" else jnp.zeros(shape, dtype)
     return nnx.Param(value, axes=axes)
@@ -30,7 +34,8 @@ def _weight(rngs: nnx.Rngs, config: ModelConfig, shape, axes, *, init="normal"):
 def _project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
     """x [B, S, ...] times weight over its first `contract` axes, as one plain matrix product.
 
-    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the einsum over B and S.
+    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the einsum
+    over B and S.
     """
     rows, inside, outside = x.shape[:2], weight.shape[:contract], weight.shape[contract:]
     flat = x.reshape(math.prod(rows), math.prod(inside))
@@ -59,9 +64,12 @@ def rope_angles(positions: jax.Array, config: ModelConfig) -> tuple[jax.Array, j
     if scaling is not None and scaling.kind == "linear":
         frequency = frequency / scaling.factor
     elif scaling is not None:
-        # Llama 3: long wavelengths are divided by the factor, short ones kept, the band between blended.
+        # Llama 3: long wavelengths are divided by the factor, short ones kept, the band between
+        # blended.
         turns = scaling.original_max_tokens * frequency / (2 * math.pi)
-        blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        blend = (turns - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
         blend = jnp.clip(blend, 0.0, 1.0)
         frequency = frequency * (blend + (1 - blend) / scaling.factor)
     angles = positions[..., None].astype(jnp.float32) * frequency
@@ -76,11 +84,14 @@ def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 
 
 def attend(q, k, v, allowed) -> jax.Array:
-    """softmax(q k / sqrt(E)) v in float32: q [B, S, H, E], k and v [B, K, T, E], allowed [B, S, T]."""
+    """softmax(q k / sqrt(E)) v in float32: q [B, S, H, E], k and v [B, K, T, E], allowed [B, S,
+    T]."""
     b, s, h, e = q.shape
     kv_heads = k.shape[1]
     q = q.reshape(b, s, kv_heads, h // kv_heads, e)
-    scores = jnp.einsum("bskre,bkte->bkrst", q, k, preferred_element_type=jnp.float32) / math.sqrt(e)
+    scores = jnp.einsum("bskre,bkte->bkrst", q, k, preferred_element_type=jnp.float32) / math.sqrt(
+        e
+    )
     scores = jnp.where(allowed[:, None, None], scores, -1e30)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("bkrst,bkte->bskre", weights, v).reshape(b, s, h, e)
@@ -93,7 +104,11 @@ class Attention(nnx.Module):
         self.k = _weight(rngs, config, (d, k, e), ("embed", "kv_heads", "head_dim"))
         self.v = _weight(rngs, config, (d, k, e), ("embed", "kv_heads", "head_dim"))
         self.o = _weight(rngs, config, (h, e, d), ("heads", "head_dim", "embed"))
-        self.biased, self.output_biased, self.normed = config.qkv_bias, config.output_bias, config.qk_norm
+        self.biased, self.output_biased, self.normed = (
+            config.qkv_bias,
+            config.output_bias,
+            config.qk_norm,
+        )
         if self.biased:
             self.q_bias = _weight(rngs, config, (h, e), ("heads", "head_dim"), init="zeros")
             self.k_bias = _weight(rngs, config, (k, e), ("kv_heads", "head_dim"), init="zeros")
@@ -105,7 +120,8 @@ class Attention(nnx.Module):
             self.k_norm = RMSNorm(rngs, config, e, "head_dim")
 
     def __call__(self, x, cos, sin, allowed, write=None):
-        """`write(k, v) -> (k, v)` stores this call's keys and values and returns what to attend to."""
+        """`write(k, v) -> (k, v)` stores this call's keys and values and returns what to attend
+        to."""
         q, k, v = (_project(x, w[...]) for w in (self.q, self.k, self.v))
         if self.biased:
             q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
@@ -161,7 +177,9 @@ class Decoder(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs, config: ModelConfig, head: str):
         self.config = config
-        self.embedding = _weight(rngs, config, (config.vocab_size, config.embed), ("vocab", "embed"))
+        self.embedding = _weight(
+            rngs, config, (config.vocab_size, config.embed), ("vocab", "embed")
+        )
         make_layers = nnx.vmap(lambda r: Block(r, config), in_axes=0, out_axes=0)
         self.layers = make_layers(rngs.split(config.layers))
         self.norm = RMSNorm(rngs, config, config.embed)

@@ -43,7 +43,8 @@ _TOP_NAMES = {
     ("norm", "scale"): "model.norm.weight",
     ("head",): "lm_head.weight",
 }
-# Hugging Face stores linear weights [out, in] with heads flattened; ours are [in, out] with heads apart.
+# Hugging Face stores linear weights [out, in] with heads flattened; ours are [in, out] with heads
+# apart.
 _LINEAR = {"q", "k", "v", "o", "gate", "up", "down", "head"}
 
 
@@ -78,17 +79,21 @@ def _read_json(path: Path) -> dict:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
-            f"{path} does not exist", fix="give a Hugging Face model folder (config.json, *.safetensors)"
+            f"{path} does not exist",
+            fix="give a Hugging Face model folder (config.json, *.safetensors)",
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise InputError(f"{path} is not readable JSON", rule=str(error), fix="copy the file again") from None
+        raise InputError(
+            f"{path} is not readable JSON", rule=str(error), fix="copy the file again"
+        ) from None
     if not isinstance(value, dict):
         raise InputError(f"{path} holds no JSON object", value=type(value).__name__)
     return value
 
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
-    """The ModelConfig of a Hugging Face folder. Raises InputError that names config.json and the key."""
+    """The ModelConfig of a Hugging Face folder. Raises InputError that names config.json and the
+    key."""
     path = Path(folder) / "config.json"
     try:
         return from_hf_config(_read_json(path), **overrides)
@@ -102,7 +107,9 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         weight_map = _read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(f, str) for f in weight_map.values()
+        ):
             raise InputError(f"{index} has no 'weight_map' of tensor name to file")
         files = {name: folder / Path(file).name for name, file in weight_map.items()}
         missing = sorted({f for f in files.values() if not f.exists()})
@@ -111,7 +118,9 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         return files
     found = sorted(folder.glob("*.safetensors"))
     if not found:
-        raise InputError(f"{folder} has no *.safetensors file", fix="give a folder with safetensors weights")
+        raise InputError(
+            f"{folder} has no *.safetensors file", fix="give a folder with safetensors weights"
+        )
     files = {}
     for file in found:
         with _open(file) as tensors:
@@ -130,7 +139,8 @@ def _open(file: Path):
 
 
 def _disk_names(model: Model) -> dict[str, tuple[tuple[str, ...], int | None, tuple[int, ...]]]:
-    """{tensor name: (our path, layer or None, our shape of that piece)} of everything the model needs."""
+    """{tensor name: (our path, layer or None, our shape of that piece)} of everything the model
+    needs."""
     out = {}
     for path, (shape, _) in model.shapes().items():
         if path[0] == "layers":
@@ -154,7 +164,9 @@ def _read_tensors(files: dict[str, Path], wanted: dict, dtype) -> dict[str, np.n
                 try:
                     tensor = tensors.get_tensor(name)
                 except SafetensorError as error:
-                    raise InputError(f"{file}: tensor {name} cannot be read", rule=str(error)) from None
+                    raise InputError(
+                        f"{file}: tensor {name} cannot be read", rule=str(error)
+                    ) from None
                 expected = _hf_shape(path, shape)
                 if tuple(tensor.shape) != expected:
                     raise InputError(
@@ -163,7 +175,9 @@ def _read_tensors(files: dict[str, Path], wanted: dict, dtype) -> dict[str, np.n
                         fix="use the config.json that came with these weights",
                     )
                 if not jnp.issubdtype(tensor.dtype, jnp.floating):
-                    raise InputError(f"{file}: tensor {name} has dtype {tensor.dtype}", rule="floats only")
+                    raise InputError(
+                        f"{file}: tensor {name} has dtype {tensor.dtype}", rule="floats only"
+                    )
                 arrays[name] = np.asarray(tensor, dtype=dtype)
     return arrays
 
@@ -180,16 +194,23 @@ def load_params(folder: str | Path, model: Model, key: jax.Array | None = None) 
     missing = sorted(set(wanted) - set(files))
     if missing:
         raise InputError(
-            f"{folder} lacks {len(missing)} of {len(wanted)} tensors", value=missing[:4],
+            f"{folder} lacks {len(missing)} of {len(wanted)} tensors",
+            value=missing[:4],
             fix="use the config.json that came with these weights",
-        )  # fmt: skip
-    # A tied model may still carry lm_head, and old exports carry rotary tables: neither changes the result.
-    extra = [n for n in sorted(set(files) - set(wanted)) if n != "lm_head.weight" and "rotary_emb" not in n]
+        )
+    # A tied model may still carry lm_head, and old exports carry rotary tables: neither changes the
+    # result.
+    extra = [
+        n
+        for n in sorted(set(files) - set(wanted))
+        if n != "lm_head.weight" and "rotary_emb" not in n
+    ]
     if extra:
         raise InputError(
-            f"{folder} has tensors the model does not use", value=extra[:4],
+            f"{folder} has tensors the model does not use",
+            value=extra[:4],
             rule=f"{len(extra)} would be silently ignored",
-        )  # fmt: skip
+        )
     dtype = jnp.dtype(model.config.weight_dtype)
     arrays = _read_tensors(files, wanted, dtype)
     pieces: dict[tuple, list] = {}
@@ -204,7 +225,9 @@ def load_params(folder: str | Path, model: Model, key: jax.Array | None = None) 
     return jax.device_put(_nested(flat), model.shardings())
 
 
-def save_params(folder: str | Path, model: Model, params: dict, *, bos_id=None, eos_ids=(), pad_id=None):
+def save_params(
+    folder: str | Path, model: Model, params: dict, *, bos_id=None, eos_ids=(), pad_id=None
+):
     """Write config.json, generation_config.json and model.safetensors that transformers reads."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -217,5 +240,9 @@ def save_params(folder: str | Path, model: Model, params: dict, *, bos_id=None, 
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = to_hf_config(model.config, bos_id=bos_id, eos_ids=eos_ids, pad_id=pad_id)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"bos_token_id": bos_id, "eos_token_id": config["eos_token_id"], "pad_token_id": pad_id}
+    generation = {
+        "bos_token_id": bos_id,
+        "eos_token_id": config["eos_token_id"],
+        "pad_token_id": pad_id,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

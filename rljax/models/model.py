@@ -1,11 +1,14 @@
 """Model: the static half of a decoder, with pure functions of its parameter pytree.
 
-What lives here: init, the training forward passes (log-probs, values), and the two calls that decode
+What lives here: init, the training forward passes (log-probs, values), and the two calls that
+decode
 (prefill, decode_step). What does not: sampling (rljax.sampler), optimizers (rljax.roles).
 
-Parameters are a nested dict of arrays; layers are stacked on axis 0. Axes: B rows, S tokens, T cached
+Parameters are a nested dict of arrays; layers are stacked on axis 0. Axes: B rows, S tokens, T
+cached
 tokens, L layers, K kv heads, E head_dim, V words. Caches are one (k, v) pair per layer, head-major
-[B, K, T, E]: measured twice as fast on CPU as token-major, and decoding unrolls the layers over them.
+[B, K, T, E]: measured twice as fast on CPU as token-major, and decoding unrolls the layers over
+them.
 """
 
 import dataclasses
@@ -23,7 +26,7 @@ from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, rope_angles
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _definition(config: ModelConfig, head: str):
     """(static NNX graph, {path: (shape, logical axes)}) without allocating a weight."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), config, head)))
@@ -79,7 +82,8 @@ class Model:
     def _bind(self, params: dict) -> Decoder:
         return nnx.merge(_definition(self.config, self.head)[0], params)
 
-    # -- training: scan over layers --------------------------------------------------------------------
+    # -- training: scan over layers
+    # --------------------------------------------------------------------
 
     def _layers(self, decoder: Decoder, x, cos, sin, allowed, *, keep_kv=False):
         graph, stacked = decoder.layer_definition()
@@ -135,32 +139,37 @@ class Model:
         dtype = jnp.float32 if self.config.head_in_float32 else hidden.dtype
         precision = jax.lax.Precision.HIGHEST if self.config.head_in_float32 else None
         return jnp.einsum(
-            "bsd,dv->bsv", hidden.astype(dtype), head.astype(dtype),
-            preferred_element_type=jnp.float32, precision=precision,
-        )  # fmt: skip
+            "bsd,dv->bsv",
+            hidden.astype(dtype),
+            head.astype(dtype),
+            preferred_element_type=jnp.float32,
+            precision=precision,
+        )
 
-    # -- decoding: layers unrolled over per-layer caches ---------------------------------------------------
+    # -- decoding: layers unrolled over per-layer caches
+    # ---------------------------------------------------
 
     def prefill(self, params: dict, tokens: jax.Array, cache_tokens: int):
-        """Keys and values of right-padded prompts [B, P] -> a cache of `cache_tokens` columns per layer.
+        """Keys and values of right-padded prompts [B, P] -> a cache of `cache_tokens` columns per
+        layer.
 
-        Columns at and after a prompt's length hold garbage; decoding overwrites a column before reading it.
+        Columns at and after a prompt's length hold garbage; decoding overwrites a column before
+        reading it.
         """
         decoder = self._bind(params)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         cos, sin = rope_angles(positions, self.config)
-        allowed = (positions[:, :, None] >= positions[:, None, :])
+        allowed = positions[:, :, None] >= positions[:, None, :]
         x = constrain_rows(decoder.embed(tokens), self.mesh)
         _, (k, v) = self._layers(decoder, x, cos, sin, allowed, keep_kv=True)
         room = [(0, 0), (0, 0), (0, cache_tokens - tokens.shape[1]), (0, 0)]
-        return [
-            (jnp.pad(k[i], room), jnp.pad(v[i], room)) for i in range(self.config.layers)
-        ]
+        return [(jnp.pad(k[i], room), jnp.pad(v[i], room)) for i in range(self.config.layers)]
 
     def unstack(self, params: dict):
         """Everything decode_step reads, with each layer's weights as own arrays.
 
-        Slicing stacked weights inside the decode loop doubles a step on CPU; do this before the loop.
+        Slicing stacked weights inside the decode loop doubles a step on CPU; do this before the
+        loop.
         """
         decoder = self._bind(params)
         graph, stacked = decoder.layer_definition()
@@ -168,7 +177,8 @@ class Model:
         return graph, decoder, layers
 
     def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches):
-        """One token per row: tokens [B] written at columns [B] -> logits [B, V] float32, new caches."""
+        """One token per row: tokens [B] written at columns [B] -> logits [B, V] float32, new
+        caches."""
         graph, decoder, layers = unstacked
         cos, sin = rope_angles(columns[:, None], self.config)
         cache_tokens = caches[0][0].shape[2]

@@ -1,7 +1,10 @@
-"""Whole-batch rollouts as one jitted program: prefill each prompt once, fan out, decode until all end.
+"""Whole-batch rollouts as one jitted program: prefill each prompt once, fan out, decode until all
+end.
 
-What lives here: the program, and its runtime parameters. It holds no weights: parameters are an argument
-of every call. Axes: P prompts, L prompt columns, n samples per prompt, B = P n rows, S = L + response
+What lives here: the program, and its runtime parameters. It holds no weights: parameters are an
+argument
+of every call. Axes: P prompts, L prompt columns, n samples per prompt, B = P n rows, S = L +
+response
 columns. Token t of a row lives in column t of the row and of the cache.
 """
 
@@ -21,7 +24,8 @@ from rljax.sampler.sampling import sample
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to sample. All but `max_response_tokens` are runtime values; that one sizes the buffers."""
+    """How to sample. All but `max_response_tokens` are runtime values; that one sizes the
+    buffers."""
 
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 = off
@@ -37,12 +41,17 @@ class Sampling:
         if self.top_k < 0:
             raise InputError("sampler top_k", value=self.top_k, rule=">= 0 (0 = off)")
         if self.max_response_tokens < 1:
-            raise InputError("sampler max_response_tokens", value=self.max_response_tokens, rule=">= 1")
+            raise InputError(
+                "sampler max_response_tokens", value=self.max_response_tokens, rule=">= 1"
+            )
 
 
 @functools.partial(jax.jit, static_argnames=("model", "n", "response_tokens"))
-def _rollout(model: Model, n, response_tokens, params, prompts, lengths, keys, limits, stop_ids, version):
-    """The program. prompts [P, L], lengths [P], keys [B], limits: temperature, top_k, top_p [B] each."""
+def _rollout(
+    model: Model, n, response_tokens, params, prompts, lengths, keys, limits, stop_ids, version
+):
+    """The program. prompts [P, L], lengths [P], keys [B], limits: temperature, top_k, top_p [B]
+    each."""
     total = prompts.shape[1] + response_tokens
     rows = prompts.shape[0] * n
     caches = model.prefill(params, prompts, total)
@@ -92,15 +101,19 @@ def _rollout(model: Model, n, response_tokens, params, prompts, lengths, keys, l
 def rollout(
     model: Model, params, prompts, lengths, key, sampling: Sampling, *, n: int = 1, version=0
 ) -> Batch:
-    """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of P n rows.
+    """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
+    P n rows.
 
-    Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends on
+    Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
+    on
     (key, row, column) alone.
     """
     prompts, lengths = np.asarray(prompts, np.int32), np.asarray(lengths, np.int32)
     if lengths.min(initial=1) < 1 or lengths.max(initial=1) > prompts.shape[1]:
         raise InputError(
-            "prompt lengths", value=lengths.tolist(), rule=f"between 1 and the {prompts.shape[1]} columns"
+            "prompt lengths",
+            value=lengths.tolist(),
+            rule=f"between 1 and the {prompts.shape[1]} columns",
         )
     rows = prompts.shape[0] * n
     request_keys = _request_keys(key, rows)
@@ -115,7 +128,13 @@ def rollout(
     stop_ids[: len(sampling.stop_ids)] = sampling.stop_ids
     placed = shard_rows((prompts, lengths, request_keys, limits), model.mesh)
     return _rollout(
-        model, n, sampling.max_response_tokens, params, *placed, stop_ids, jnp.asarray(version, jnp.int32)
+        model,
+        n,
+        sampling.max_response_tokens,
+        params,
+        *placed,
+        stop_ids,
+        jnp.asarray(version, jnp.int32),
     )
 
 

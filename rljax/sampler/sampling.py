@@ -1,4 +1,5 @@
-"""Logits -> one token per row, with its log-prob. Every rule is a runtime array and causes no compile.
+"""Logits -> one token per row, with its log-prob. Every rule is a runtime array and causes no
+compile.
 
 Axes: B rows, V words.
 """
@@ -19,10 +20,13 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
     blocks = jnp.pad(probs, ((0, 0), (0, -words % BLOCK))).reshape(rows, -1, BLOCK)
     block_cdf = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
     target = u * block_cdf[:, -1]
-    # The first block whose running sum exceeds the target; it has mass, so word 0 is never a default.
+    # The first block whose running sum exceeds the target; it has mass, so word 0 is never a
+    # default.
     block = jnp.sum(block_cdf <= target[:, None], axis=-1)
     block = jnp.minimum(block, block_cdf.shape[1] - 1)
-    before = jnp.where(block > 0, jnp.take_along_axis(block_cdf, block[:, None] - 1, axis=1)[:, 0], 0.0)
+    before = jnp.where(
+        block > 0, jnp.take_along_axis(block_cdf, block[:, None] - 1, axis=1)[:, 0], 0.0
+    )
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     word = jnp.sum(jnp.cumsum(inside, axis=-1) <= (target - before)[:, None], axis=-1)
     # Rounding may push the target past the block's own sum: stay on its last word that has mass.
@@ -31,7 +35,8 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
 
 
 def _truncate(probs: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Keep the top_k likeliest words and the smallest set with mass top_p; ties at the edge stay."""
+    """Keep the top_k likeliest words and the smallest set with mass top_p; ties at the edge
+    stay."""
     ordered = jnp.sort(probs, axis=-1, descending=True)
     rank = jnp.arange(probs.shape[-1])[None, :]
     kept = (rank < jnp.where(top_k > 0, top_k, probs.shape[-1])[:, None]) & (
@@ -55,7 +60,9 @@ def sample(logits: jax.Array, keys: jax.Array, columns: jax.Array, temperature, 
     probs = jnp.exp(scaled - lse)
     truncated = jnp.any((top_k > 0) | (top_p < 1))
     probs = jax.lax.cond(truncated, _truncate, lambda p, k, t: p, probs, top_k, top_p)
-    u = jax.vmap(lambda key, column: jax.random.uniform(jax.random.fold_in(key, column)))(keys, columns)
+    u = jax.vmap(lambda key, column: jax.random.uniform(jax.random.fold_in(key, column)))(
+        keys, columns
+    )
     ids = jnp.where(greedy, jnp.argmax(logits, axis=-1), _inverse_cdf(probs, u)).astype(jnp.int32)
     logp = jnp.take_along_axis(scaled, ids[:, None], axis=-1)[:, 0] - lse[:, 0]
     return ids, logp

@@ -1,6 +1,8 @@
-"""token_logprobs: hidden states and the output head -> log-prob, entropy and logsumexp of each target.
+"""token_logprobs: hidden states and the output head -> log-prob, entropy and logsumexp of each
+target.
 
-What lives here: the one public function, the plain `reference` and the chunked `xla` implementation with
+What lives here: the one public function, the plain `reference` and the chunked `xla` implementation
+with
 its own backward pass. Both compute in float32 (float64 when given float64).
 
 Axes: S tokens along the chunked axis, D embed, V words; any leading axes.
@@ -53,7 +55,9 @@ def _chunked_forward(hidden, head, targets, scale, chunks, precision):
         h, y = part
         return None, _statistics(_logits(h, head, scale, precision), y)
 
-    _, out = jax.lax.scan(one, None, (_chunks(hidden, chunks, axis), _chunks(targets, chunks, axis)))
+    _, out = jax.lax.scan(
+        one, None, (_chunks(hidden, chunks, axis), _chunks(targets, chunks, axis))
+    )
     out = tuple(_unchunk(x, axis) for x in out)
     return out, (hidden, head, targets, scale, out[1], out[2])
 
@@ -70,12 +74,19 @@ def _chunked_backward(chunks, precision, saved, cotangents):
         p = jnp.exp(z - lse_[..., None])
         mean_z = (lse_ - entropy_)[..., None]
         # p = 0 with z = -inf is a legal word of probability 0; 0 * inf must not become NaN.
-        dz = p * (g_lse - g_logp)[..., None] + jnp.where(p > 0, p * (mean_z - z), 0.0) * g_entropy[..., None]
-        onehot = y[..., None] == jax.lax.broadcasted_iota(jnp.int32, (1,) * y.ndim + z.shape[-1:], y.ndim)
+        dz = (
+            p * (g_lse - g_logp)[..., None]
+            + jnp.where(p > 0, p * (mean_z - z), 0.0) * g_entropy[..., None]
+        )
+        onehot = y[..., None] == jax.lax.broadcasted_iota(
+            jnp.int32, (1,) * y.ndim + z.shape[-1:], y.ndim
+        )
         dz = (dz + jnp.where(onehot, g_logp[..., None], 0.0)) * scale
         dz = dz.astype(h.dtype)
         dh = jnp.einsum("...v,dv->...d", dz, head, precision=precision)
-        dw = jnp.einsum("...d,...v->dv", h, dz, preferred_element_type=head_grad.dtype, precision=precision)
+        dw = jnp.einsum(
+            "...d,...v->dv", h, dz, preferred_element_type=head_grad.dtype, precision=precision
+        )
         return head_grad + dw, dh.astype(h.dtype)
 
     wide = jnp.promote_types(head.dtype, jnp.float32)
@@ -86,12 +97,16 @@ def _chunked_backward(chunks, precision, saved, cotangents):
 _chunked.defvjp(_chunked_forward, _chunked_backward)
 
 
-def token_logprobs(hidden, head, targets, *, temperature=1.0, float32_head: bool = True, impl: str = "xla"):
+def token_logprobs(
+    hidden, head, targets, *, temperature=1.0, float32_head: bool = True, impl: str = "xla"
+):
     """log softmax(hidden head / temperature)[target], its entropy, and logsumexp.
 
-    hidden [..., S, D] and head [D, V] of one dtype, targets [..., S] int32 -> three float32 arrays [..., S].
+    hidden [..., S, D] and head [D, V] of one dtype, targets [..., S] int32 -> three float32 arrays
+    [..., S].
     log-prob = z_y - logsumexp(z); entropy = logsumexp(z) - sum_v softmax(z)_v z_v (ALGORITHMS 0.4).
-    `float32_head` asks for full float32 multiplication where the hardware has a faster, coarser one.
+    `float32_head` asks for full float32 multiplication where the hardware has a faster, coarser
+    one.
     `impl`: "xla" (chunked over S, gradients recompute the logits) or "reference" (plain).
     """
     dtype = jnp.promote_types(hidden.dtype, jnp.float32) if float32_head else hidden.dtype

@@ -1,0 +1,260 @@
+"""Run: the state of one training run, and what one step does to it.
+
+What lives here: roles, progress, save and load, the supervised step, the dataflow's step,
+evaluation. What
+does not: when each happens (rljax.train), how things are built (rljax.build).
+
+Every random draw is a function of (seed, step), and the data order of (seed, position), so that a
+resumed run
+is bitwise the uninterrupted one.
+"""
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax import build
+from rljax.batch import Batch
+from rljax.checkpoint import Checkpoints, check_fingerprints
+from rljax.config import Config, fingerprints
+from rljax.data.loader import make_loader
+from rljax.data.prompts import Prompts, pad_examples
+from rljax.dataflows.sft import sft
+from rljax.errors import InputError
+from rljax.evaluate import bootstrap, greedy_accuracy
+from rljax.mesh import shard_rows
+from rljax.models.huggingface import save_params
+from rljax.optimizers import current_learning_rate
+
+LOG = logging.getLogger("rljax")
+
+
+@dataclasses.dataclass
+class Progress:
+    """The JSON half of a checkpoint: where the run is, and what it has found so far."""
+
+    sft_steps: int = 0
+    rl_steps: int = 0
+    phase: str = "sft"
+    accuracy_before: dict | None = None
+    accuracy: dict | None = None
+    right_before: list | None = None  # per prompt, for the interval of the difference
+    right: list | None = None
+    prompts: int = 0
+    completions: int = 0
+    faults: dict[str, float] = dataclasses.field(default_factory=dict)
+    elapsed_s: float = 0.0
+
+    @property
+    def step(self) -> int:
+        return self.sft_steps + self.rl_steps
+
+
+class Run:
+    """One run: its setup, roles and progress. `train` drives it."""
+
+    def __init__(self, config: Config, folder: Path):
+        self.config, self.folder = config, folder
+        self.started = time.monotonic()
+        self.setup = build.build(config)
+        self.key = jax.random.key(config.seed)
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints",
+            keep=config.checkpoint.keep,
+            best_metric=config.checkpoint.best_metric,
+        )
+        self.fingerprints = {**fingerprints(config), "data": self.setup.data.digest}
+        data, seed = self.setup.data, config.seed
+        self.prompts = make_loader(
+            data.prompts, batch_size=config.batch.prompts_per_step, seed=seed
+        )
+        self.examples = None
+        if config.sft.steps:
+            self.examples = make_loader(
+                data.examples, batch_size=config.sft.sequences_per_step, seed=seed
+            )
+        self.progress = Progress(phase="sft" if config.sft.steps else "rl")
+        self.roles: dict = {}
+        self.metrics: dict[str, float] = {}
+        self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
+        self.started_training = False
+        self.reward = self.eval_reward = None
+        if self.setup.needs_reward or data.test_prompts:
+            self.reward = build.reward_role(self.setup, config.reward.function)
+            other = config.evaluate.reward
+            self.eval_reward = build.reward_role(self.setup, other) if other else self.reward
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for reward in {id(r): r for r in (self.reward, self.eval_reward) if r is not None}.values():
+            reward.close()
+
+    # -- state -------------------------------------------------------------------------------------
+    # ------------
+
+    def start(self, tracking) -> None:
+        """Resume from the newest whole checkpoint of the folder, or start anew."""
+        step = self.checkpoints.latest()
+        if step is None:
+            tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
+            params = build.initial_params(self.setup)
+            if self.progress.phase == "sft":
+                self.roles = build.sft_roles(self.setup, params)
+            else:
+                self.begin_rl(params)
+                self.evaluate()
+                self.remember_before()
+        else:
+            self._resume(step, tracking)
+        self.started_training = True
+
+    def _resume(self, step: int, tracking) -> None:
+        state = self.checkpoints.read_state(step)
+        allowed = self.config.checkpoint.allow_changed
+        check_fingerprints(state["fingerprints"], self.fingerprints, allowed)
+        self.load(step)
+        if self.finished():
+            raise InputError(
+                f"{self.folder} is a finished run: step {step}, nothing left to train",
+                fix="use a new run_dir, or raise steps and allow it: "
+                "--config.checkpoint.allow_changed=\"('steps',)\"",
+            )
+        tracking.truncate(state["offsets"])
+        LOG.warning("resumed %s at step %d", self.folder, step)
+
+    def load(self, step: int) -> None:
+        """Everything of a checkpoint but the trackers."""
+        state = self.checkpoints.read_state(step)
+        self.progress = Progress(**state["progress"])
+        params = self.setup.model.init(
+            jax.random.key(0)
+        )  # shapes and shardings; the values are replaced
+        make = build.sft_roles if self.progress.phase == "sft" else build.rl_roles
+        roles = make(self.setup, params)
+        self.roles = build.with_arrays(
+            roles, self.checkpoints.read_arrays(step, build.role_arrays(roles))
+        )
+        self.prompts.set_state(state["prompts"])
+        if self.examples is not None:
+            self.examples.set_state(state["examples"])
+        self.started = time.monotonic() - self.progress.elapsed_s
+
+    def save(self, tracking) -> None:
+        """Everything, at once: roles, data position, progress, tracker offsets."""
+        if self.metrics.get("skipped_in_a_row", 0) > 0:
+            return  # a checkpoint is a state worth going back to
+        self.progress.elapsed_s = time.monotonic() - self.started
+        state = {
+            "progress": dataclasses.asdict(self.progress),
+            "fingerprints": self.fingerprints,
+            "offsets": tracking.offsets(),
+            "prompts": self.prompts.get_state(),
+            "examples": self.examples.get_state() if self.examples is not None else None,
+            "metrics": {
+                k: v for k, v in self.metrics.items() if isinstance(v, float) and np.isfinite(v)
+            },
+        }
+        self.checkpoints.save(self.progress.step, build.role_arrays(self.roles), state)
+
+    def finished(self) -> bool:
+        return self.progress.phase == "rl" and self.progress.rl_steps >= self.config.steps
+
+    # -- steps -------------------------------------------------------------------------------------
+    # ------------
+
+    def begin_rl(self, params) -> None:
+        """Fresh optimizers on these weights; the reference is their copy."""
+        self.roles = build.rl_roles(self.setup, params)
+        self.progress.phase = "rl"
+
+    def sft_step(self) -> dict:
+        examples = pad_examples(next(self.examples), length=self.setup.data.example_tokens)
+        batch = shard_rows(Batch(**examples), self.setup.model.mesh)
+        new, metrics = sft(batch, None, self.setup.sft_recipe, actor=self.roles["actor"])
+        self.roles |= new
+        self.progress.sft_steps += 1
+        taken = self.progress.sft_steps - 1
+        metrics["lr"] = current_learning_rate(
+            self.config.sft.optimizer, self.config.sft.steps, taken
+        )
+        return metrics
+
+    def rl_step(self) -> dict:
+        setup, config = self.setup, self.config
+        prompts = Prompts.from_records(next(self.prompts), length=setup.data.prompt_tokens)
+        key = jax.random.fold_in(jax.random.fold_in(self.key, 2), self.progress.rl_steps)
+        roles = {k: v for k, v in self.roles.items() if k in setup.dataflow.parameters}
+        if setup.needs_reward:
+            roles["reward"] = self.reward
+        new, metrics = setup.dataflow(prompts, key, setup.recipe, **roles)
+        self.roles |= {k: v for k, v in new.items() if k in self.roles}
+        self.progress.rl_steps += 1
+        completions = len(prompts.records) * setup.recipe.samples_per_prompt
+        self.progress.prompts += len(prompts.records)
+        self.progress.completions += completions
+        total = build.optimizer_steps(config)
+        taken = self.progress.rl_steps * total // max(config.steps, 1) - 1
+        counts = self.reward.counts if setup.needs_reward else {}
+        return {
+            **metrics,
+            **counts,
+            "lr": current_learning_rate(config.actor_optimizer, total, max(taken, 0)),
+            "batch/prompts": float(len(prompts.records)),
+            "batch/completions": float(completions),
+            "data/epoch": self.prompts.epoch,
+        }
+
+    def evaluate(self) -> dict:
+        """Greedy accuracy on the held-out prompts, remembered in progress; {} when there are
+        none."""
+        data = self.setup.data
+        if not data.test_prompts:
+            return {}
+        right, rows = greedy_accuracy(
+            self.roles["actor"],
+            self.eval_reward,
+            data.test_prompts,
+            sampling=self.setup.recipe.sampling,
+            prompt_tokens=data.prompt_tokens,
+            correct_at=self.config.evaluate.correct_at,
+        )
+        found = bootstrap(right)
+        self.progress.accuracy, self.progress.right = (
+            found,
+            [None if np.isnan(r) else float(r) for r in right],
+        )
+        truncated = float(np.mean([r["finish_reason"] == "length" for r in rows]))
+        return {
+            "eval/accuracy": found["value"],
+            "eval/accuracy_low": found["low"],
+            "eval/accuracy_high": found["high"],
+            "eval/truncated_fraction": truncated,
+        }
+
+    def remember_before(self) -> None:
+        """The latest evaluation is the one that the dataflow starts from."""
+        self.progress.accuracy_before = self.progress.accuracy
+        self.progress.right_before = self.progress.right
+
+    def export(self) -> Path:
+        """The policy as a Hugging Face folder: weights, config, tokenizer."""
+        tokenizer, actor, folder = self.setup.tokenizer, self.roles["actor"], self.folder / "policy"
+        save_params(
+            folder,
+            actor.model,
+            actor.state.params,
+            bos_id=tokenizer.bos_id,
+            eos_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+        )
+        tokenizer.save(folder)
+        return folder

@@ -1,0 +1,43 @@
+"""Strict JAX for every test: eight CPU devices, no silent rank promotion, NaN checks where asked."""
+
+import os
+
+# Before JAX is imported: the device count is fixed when the backend starts.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("WANDB_MODE", "offline")
+
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+GOLDEN = REPO.parent / "shared" / "golden"
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/rljax/tests"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def golden(*parts: str) -> Path:
+    """A file of the golden vectors; skips the test where they are absent."""
+    path = GOLDEN.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"golden vectors are absent: no ../shared/golden/{'/'.join(parts)}")
+    return path
+
+
+def worked_example(name: str) -> dict:
+    """One worked example of ALGORITHMS.md; skips the test where they are absent."""
+    import json
+
+    path = REPO.parent / "shared" / "worked_examples.json"
+    if not path.exists():
+        pytest.skip("worked examples are absent: no ../shared/worked_examples.json")
+    found = json.loads(path.read_text())
+    examples = found["examples"] if isinstance(found, dict) else found
+    return next(e for e in examples if e.get("name", e.get("id")) == name)
