@@ -169,11 +169,12 @@ def load_model(config: Config, tokenizer: Tokenizer) -> Model:
     return Model(model_config, mesh)
 
 
-def _check_length(setup_tokens: int, response_tokens: int, model: Model) -> None:
-    longest = setup_tokens + response_tokens
+def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None:
+    """Raises InputError if a row would not fit into the model's context."""
+    longest = prompt_tokens + response_tokens
     if longest > model.config.max_tokens:
         raise InputError(
-            f"rows have up to {setup_tokens} prompt + {response_tokens} response tokens",
+            f"rows have up to {prompt_tokens} prompt + {response_tokens} response tokens",
             value=longest,
             rule=f"the model's context is {model.config.max_tokens} tokens",
             fix="lower data.max_prompt_tokens or sampler.max_response_tokens",
@@ -199,7 +200,7 @@ def build(config: Config) -> Setup:
     data = _load_data(config, tokenizer)
     model = load_model(config, tokenizer)
     sampler, algorithm, batch = config.sampler, config.algorithm, config.batch
-    _check_length(data.prompt_tokens, sampler.max_response_tokens, model)
+    check_length(data.prompt_tokens, sampler.max_response_tokens, model)
     recipe = Recipe(
         samples_per_prompt=batch.samples_per_prompt,
         sampling=Sampling(

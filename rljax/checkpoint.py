@@ -82,14 +82,15 @@ class Checkpoints:
         )  # a corrupt folder of the same step, after a fallback
         hidden.rename(target)
         _sync(self.folder)
-        self._prune()
+        self._prune(step)
         return target
 
-    def _prune(self) -> None:
+    def _prune(self, newest: int) -> None:
+        """What is newer than the newest was damaged and passed over: it must not count as kept."""
         steps = self.steps()
-        kept = set(steps[-self.keep :])
+        kept = set([step for step in steps if step <= newest][-self.keep :])
         best = self.best()
-        if best is not None:
+        if best is not None and best <= newest:
             kept.add(best)
         for step in steps:
             if step not in kept:
@@ -102,11 +103,10 @@ class Checkpoints:
         scored = []
         for step in self.steps():
             try:
-                metrics = json.loads((self.path(step) / STATE).read_text()).get("metrics", {})
-            except (OSError, ValueError):
-                continue  # a damaged folder is never the best
-            if self.best_metric in metrics:
-                scored.append((metrics[self.best_metric], -step))
+                value = self.read_state(step)["metrics"][self.best_metric]
+                scored.append((float(value), -step))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # not measured at that step, or damaged: never the best
         return -max(scored)[1] if scored else None
 
     def damage(self, step: int) -> str:
@@ -114,7 +114,12 @@ class Checkpoints:
         altered."""
         folder = self.path(step)
         try:
-            listed = json.loads((folder / MANIFEST).read_text())["files"]
+            manifest = json.loads((folder / MANIFEST).read_text())
+            if manifest["step"] != step:
+                return f"{folder / MANIFEST} is that of step {manifest['step']}"
+            listed = manifest["files"]
+            if STATE not in listed or not any(name.startswith(ARRAYS) for name in listed):
+                return f"{folder / MANIFEST} does not list the files of a checkpoint"
             for name, facts in listed.items():
                 path = folder / name
                 if not path.is_file():
@@ -153,8 +158,16 @@ class Checkpoints:
     def read_arrays(self, step: int, like):
         """The arrays of `step`, with the shapes, dtypes and shardings of `like`."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        with ocp.StandardCheckpointer() as checkpointer:
-            return checkpointer.restore((self.path(step) / ARRAYS).absolute(), abstract)
+        path = (self.path(step) / ARRAYS).absolute()
+        try:
+            with ocp.StandardCheckpointer() as checkpointer:
+                return checkpointer.restore(path, abstract)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path} does not fit the model and optimizer of this config",
+                rule=f"{type(error).__name__}: {str(error)[:500]}",
+                fix="restore the settings that the checkpoint was made with",
+            ) from error
 
 
 def check_fingerprints(

@@ -3,11 +3,20 @@
 Counts every backend compile of the process, those that the persistent cache answers included.
 """
 
+import os
+
 import jax
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _names: list[str] = []
 _watching = False
+
+
+def use_cache(folder: str) -> None:
+    """Keep compiled programs in `folder` for the next process; "" = do not."""
+    if folder:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def watch() -> None:

@@ -13,6 +13,9 @@ import functools
 import importlib
 import inspect
 import sys
+import traceback
+import types
+import typing
 from collections.abc import Callable
 
 from rljax.errors import InputError
@@ -58,15 +61,23 @@ def _parse(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
                 value=ast.unparse(keyword.value),
                 rule="options are numbers, strings, booleans, None or tuples of them",
             ) from None
+        if keyword.arg in dict(options):
+            raise InputError(f"component {name!r} sets option {keyword.arg!r} twice", value=text)
         options.append((keyword.arg, value))
     return name, tuple(options)
+
+
+def _is_public_function(name: str, value: object, home: str) -> bool:
+    """Whether `value` is a function that `home` or its submodules define, not one they import."""
+    mine = inspect.isfunction(value) and f"{value.__module__}.".startswith(f"{home}.")
+    return mine and not name.startswith("_")
 
 
 def _import(name: str, home: str) -> Callable:
     """The function called `name`: dotted = imported, bare = an attribute of the `home` module."""
     if "." not in name:
         module = importlib.import_module(home)
-        names = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
+        names = [n for n, f in vars(module).items() if _is_public_function(n, f, home)]
         if name not in names:
             close = difflib.get_close_matches(name, names, n=3)
             hint = f"did you mean {' or '.join(close)}? " if close else ""
@@ -89,6 +100,18 @@ def _import(name: str, home: str) -> Callable:
             rule=str(error),
             fix=f"put {module_name!r} on PYTHONPATH or in the working folder",
         ) from error
+    except Exception as error:  # the user's module itself is at fault: say where
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = (
+            f"{error.filename}:{error.lineno}"
+            if isinstance(error, SyntaxError)
+            else (f"{place.filename}:{place.lineno}")
+        )
+        raise InputError(
+            f"component {name!r}: its module fails at import",
+            rule=f"{type(error).__name__}: {error} ({where})",
+            fix=f"make `python -c 'import {module_name}'` work",
+        ) from error
     found = vars(module).get(attribute)
     if not callable(found):
         close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
@@ -97,6 +120,36 @@ def _import(name: str, home: str) -> Callable:
             fix=f"did you mean {close[0]!r}?" if close else f"define {attribute} in {module_name}",
         )
     return found
+
+
+def _fits(value: object, kind: object) -> bool:
+    """Whether a literal is of an annotated type; an annotation that is not a plain type fits."""
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, k) for k in typing.get_args(kind))
+    if origin is typing.Literal:
+        return any(value == v and type(value) is type(v) for v in typing.get_args(kind))
+    if kind is None or kind is type(None):
+        return value is None
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind in (int, str, bool):
+        return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if tuple in (kind, origin):
+        return isinstance(value, tuple)
+    return True
+
+
+def _check_option(component: str, option: str, value: object, kind: object) -> None:
+    """The signature is the schema: an annotated option takes values of its type only."""
+    if _fits(value, kind):
+        return
+    if typing.get_origin(kind) is typing.Literal:
+        rule = f"it is one of {', '.join(map(repr, typing.get_args(kind)))}"
+    else:
+        name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+        rule = f"must be {name}"
+    raise InputError(f"option {option!r} of {component}", value=value, rule=rule)
 
 
 class Component:
@@ -109,7 +162,12 @@ class Component:
         self.name, options = _parse(self.text)
         self.options = dict(options)
         self.function = _import(self.name, home)
-        signature = inspect.signature(self.function)
+        try:
+            self.signature = signature = inspect.signature(self.function)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{self.name} has no signature", rule=str(error), fix="wrap it in a function"
+            ) from None
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         unknown = [] if takes_any else [o for o in self.options if o not in signature.parameters]
         if unknown:
@@ -120,6 +178,9 @@ class Component:
                 fix=f"did you mean {close[0]!r}?" if close else "remove it",
             )
         self.parameters = tuple(signature.parameters)
+        for option, value in self.options.items():
+            if option in signature.parameters:
+                _check_option(self.name, option, value, signature.parameters[option].annotation)
 
     def __call__(self, *args, **kwargs):
         return self.function(*args, **{**kwargs, **self.options})

@@ -5,10 +5,16 @@ What lives here: the dataclasses, and facts that follow from them alone. What do
 a coefficient, "" for a text, () for a list.
 """
 
+import copy
 import dataclasses
+import difflib
 import hashlib
 import json
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from rljax.errors import InputError
 
 
 @dataclasses.dataclass
@@ -189,9 +195,8 @@ HOMES = {
 
 def is_path(spec: str) -> bool:
     """Whether a text names a file or folder rather than a component."""
-    return "(" not in spec and (
-        "/" in spec or "\\" in spec or Path(spec).suffix in (".parquet", ".jsonl", ".json")
-    )
+    named = "/" in spec or "\\" in spec or Path(spec).suffix in (".parquet", ".jsonl", ".json")
+    return os.path.exists(spec) or ("(" not in spec and named)
 
 
 def field_names(config, prefix: str = "") -> list[str]:
@@ -204,9 +209,56 @@ def field_names(config, prefix: str = "") -> list[str]:
     return names
 
 
+def nearest_field(name: str) -> str:
+    """The field that a misspelt name most resembles, "" if none does."""
+    close = difflib.get_close_matches(name, field_names(Config()), n=1, cutoff=0.5)
+    return close[0] if close else ""
+
+
+def _check_known(names: Iterable[str], where: str) -> None:
+    known = set(field_names(Config()))
+    problems = [
+        f"{name}: no such field" + (f"; did you mean {near}?" if near else "")
+        for name in names
+        if name not in known
+        for near in [nearest_field(str(name))]
+    ]
+    if problems:
+        raise InputError(f"{where} has unknown fields:\n  " + "\n  ".join(problems))
+
+
+def with_overrides(config: Config, overrides: Mapping[str, object], where: str) -> Config:
+    """A copy with {dotted field: value} set. Raises InputError that lists every unknown field."""
+    _check_known(overrides, where)
+    out = copy.deepcopy(config)
+    for name, value in overrides.items():
+        node, *path = out, *name.split(".")
+        for part in path[:-1]:
+            node = getattr(node, part)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if whole and abs(value) < 2**53 and isinstance(getattr(node, path[-1]), float):
+            value = float(value)  # the command line and JSON write 1 as 1.0
+        setattr(node, path[-1], value)
+    return out
+
+
 def to_dict(config: Config) -> dict:
     """The resolved config, JSON-ready."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def _flat(value: Mapping, prefix: str = "") -> dict[str, object]:
+    out: dict[str, object] = {}
+    for name, item in value.items():
+        nested = isinstance(item, Mapping) and item
+        out |= _flat(item, f"{prefix}{name}.") if nested else {f"{prefix}{name}": item}
+    return out
+
+
+def from_dict(value: Mapping, where: str) -> Config:
+    """The Config that `to_dict` wrote: what is absent has its default; types are for validate()."""
+    flat = {k: tuple(v) if isinstance(v, list) else v for k, v in _flat(value).items()}
+    return with_overrides(Config(), flat, where)
 
 
 # Where the run's files go and how it is watched changes no number of it.

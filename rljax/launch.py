@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from absl import app
+from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
@@ -48,7 +48,7 @@ def load_config_file(path: str) -> Config:
         config = module.get_config(argument) if argument else module.get_config()
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"{name}: get_config({argument!r}) failed", rule=f"{type(error).__name__}: {error}"
         ) from error
@@ -70,7 +70,7 @@ def config_module(path: str):
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"{name} cannot be imported", rule=f"{type(error).__name__}: {error}"
         ) from error
@@ -80,6 +80,15 @@ def config_module(path: str):
             fix="define get_config() that returns rljax.config.Config",
         )
     return module
+
+
+def require_sweep(module, path: str) -> None:
+    """The config file must define sweep()."""
+    if not callable(vars(module).get("sweep")):
+        raise InputError(
+            f"{path.partition(':')[0]} has no sweep()",
+            fix="define sweep() that yields {'dotted.field': value, ...} for each run",
+        )
 
 
 def config_path(arguments: list[str]) -> str | None:
@@ -112,9 +121,16 @@ def run(main: Callable[[list[str]], int | None], *, needs_config: bool = True) -
             check_flag_names(arguments, load_config_file(path))
         elif needs_config and not asks_help:
             raise InputError("no --config", fix="--config=configs/quickstart.py")
-        app.run(lambda argv: sys.exit(_guarded(main, argv[1:])), argv=sys.argv)
+        app.run(lambda argv: sys.exit(_guarded(main, argv[1:])), argv=sys.argv, flags_parser=_parse)
     except InputError as error:
         sys.exit(_complain(error))
+
+
+def _parse(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except (flags.Error, ValueError, TypeError) as error:
+        raise InputError(str(error), fix="--help lists the flags") from None
 
 
 def _guarded(main: Callable, positional: list[str]) -> int:

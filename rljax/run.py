@@ -10,6 +10,7 @@ is bitwise the uninterrupted one.
 """
 
 import dataclasses
+import json
 import logging
 import time
 from pathlib import Path
@@ -54,6 +55,12 @@ class Progress:
         return self.sft_steps + self.rl_steps
 
 
+def bad_steps_in_a_row(metrics: dict) -> int:
+    """Non-finite optimizer steps up to now without a good one between, of the worse of actor and
+    critic."""
+    return int(max(metrics.get(p + "skipped_in_a_row", 0.0) for p in ("", "critic/")))
+
+
 class Run:
     """One run: its setup, roles and progress. `train` drives it."""
 
@@ -82,6 +89,7 @@ class Run:
         self.metrics: dict[str, float] = {}
         self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
         self.started_training = False
+        self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.reward = self.eval_reward = None
         if self.setup.needs_reward or data.test_prompts:
             self.reward = build.reward_role(self.setup, config.reward.function)
@@ -122,7 +130,7 @@ class Run:
         allowed = self.config.checkpoint.allow_changed
         check_fingerprints(state["fingerprints"], self.fingerprints, allowed)
         self.load(step)
-        if self.finished():
+        if self.finished() and self.is_wrapped_up():
             raise InputError(
                 f"{self.folder} is a finished run: step {step}, nothing left to train",
                 fix="use a new run_dir, or raise steps and allow it: "
@@ -143,14 +151,32 @@ class Run:
         self.roles = build.with_arrays(
             roles, self.checkpoints.read_arrays(step, build.role_arrays(roles))
         )
-        self.prompts.set_state(state["prompts"])
+        self._restore_order(self.prompts, state["prompts"])
         if self.examples is not None:
-            self.examples.set_state(state["examples"])
-        self.started = time.monotonic() - self.progress.elapsed_s
+            self._restore_order(self.examples, state["examples"])
+        self.started, self.saved_step = time.monotonic() - self.progress.elapsed_s, step
+
+    def _restore_order(self, loader, saved: dict | None) -> None:
+        """Go to the saved position; other data or another seed, allowed by name, has an order of
+        its own."""
+        saved = saved or loader.get_state()
+        if {"data", "seed"} & set(self.config.checkpoint.allow_changed):
+            saved = {**loader.get_state(), "position": saved["position"]}
+        loader.set_state(saved)
+
+    def is_wrapped_up(self) -> bool:
+        """Whether the last steps were followed by export, summary and report: the report is the
+        last file."""
+        try:
+            summary = json.loads((self.folder / "summary.json").read_text())
+        except (OSError, ValueError):
+            return False
+        ended = (summary.get("status"), summary.get("steps")) == ("finished", self.progress.step)
+        return ended and (self.folder / "report.html").exists()
 
     def save(self, tracking) -> None:
         """Everything, at once: roles, data position, progress, tracker offsets."""
-        if self.metrics.get("skipped_in_a_row", 0) > 0:
+        if bad_steps_in_a_row(self.metrics) and not self.finished():
             return  # a checkpoint is a state worth going back to
         self.progress.elapsed_s = time.monotonic() - self.started
         state = {
@@ -164,6 +190,7 @@ class Run:
             },
         }
         self.checkpoints.save(self.progress.step, build.role_arrays(self.roles), state)
+        self.saved_step = self.progress.step
 
     def finished(self) -> bool:
         return self.progress.phase == "rl" and self.progress.rl_steps >= self.config.steps
@@ -227,6 +254,11 @@ class Run:
             prompt_tokens=data.prompt_tokens,
             correct_at=self.config.evaluate.correct_at,
         )
+        failed = float(np.mean(np.isnan(right)))
+        if failed == 1.0:  # a judge that is down must not end the run
+            LOG.warning("step %d: every reward of the evaluation failed", self.progress.step)
+            self.progress.accuracy = self.progress.right = None
+            return {"eval/failed_fraction": failed}
         found = bootstrap(right)
         self.progress.accuracy, self.progress.right = (
             found,
@@ -238,6 +270,7 @@ class Run:
             "eval/accuracy_low": found["low"],
             "eval/accuracy_high": found["high"],
             "eval/truncated_fraction": truncated,
+            "eval/failed_fraction": failed,
         }
 
     def remember_before(self) -> None:

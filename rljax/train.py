@@ -26,7 +26,7 @@ from rljax.console import Console
 from rljax.errors import InputError
 from rljax.evaluate import bootstrap
 from rljax.report import write_report
-from rljax.run import Run
+from rljax.run import Run, bad_steps_in_a_row
 from rljax.timing import collect
 from rljax.tracking import Tracking, open_tracking
 from rljax.validation import validate
@@ -125,12 +125,6 @@ def after_step(run: Run, metrics: dict) -> bool:
     return due or over
 
 
-def bad_steps_in_a_row(metrics: dict) -> int:
-    """Non-finite optimizer steps up to now without a good one between, of the worse of actor and
-    critic."""
-    return int(max(metrics.get(p + "skipped_in_a_row", 0.0) for p in ("", "critic/")))
-
-
 def roll_back(run: Run, bad: int) -> None:
     """Too many non-finite steps: back to the last good checkpoint, then stop with the reason."""
     failed, faults = run.progress.step, dict(run.progress.faults)
@@ -160,19 +154,22 @@ def example_rows(run: Run) -> list[dict]:
 def loop(run: Run, tracking: Tracking, signals: Signals) -> None:
     """Until the run is finished, a signal arrives, or too many steps go wrong."""
     while not run.finished():
+        if signals.received:  # during the start: nothing is new since the checkpoint
+            raise Terminated(signals.received)
         metrics = one_step(run)
         run.metrics, step = metrics, run.progress.step
         show = metrics["phase"] == "rl" and run.setup.needs_reward
         show = show and (step % run.config.samples_every_steps == 0 or run.finished())
         rows = example_rows(run) if show else []
         bad = bad_steps_in_a_row(metrics)
+        hopeless = bad >= run.config.max_skipped_in_a_row
         begun = time.perf_counter()
-        due = False if bad else after_step(run, metrics)
+        due = not hopeless and after_step(run, metrics)
         metrics["time/evaluate_s"] = time.perf_counter() - begun
         tracking.log(step, metrics)
         if rows:
             tracking.samples(step, rows)
-        if bad >= run.config.max_skipped_in_a_row:
+        if hopeless:
             roll_back(run, bad)
         if due or signals.received:
             run.save(tracking)
@@ -214,10 +211,11 @@ def summarise(run: Run, status: str) -> dict:
 
 
 def finish(run: Run, status: str) -> dict:
-    """summary.json, the exported policy and report.html."""
-    if run.config.export:
+    """The exported policy, summary.json, and report.html last: Run.is_wrapped_up looks at it."""
+    if run.config.export and status != "failed":  # after a crash the arrays may be gone: donated
         run.export()
     summary = summarise(run, status)
+    (run.folder / "report.html").unlink(missing_ok=True)
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     write_report(run.folder)
     return summary
@@ -258,7 +256,11 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> 
                 loop(run, tracking, signals)
                 status = "finished"
             except Terminated as stop:
-                status = f"stopped by {stop}, saved at step {run.progress.step}"
+                status = f"stopped by {stop} at step {run.progress.step}, " + (
+                    "before the first checkpoint"
+                    if run.saved_step is None
+                    else f"saved at step {run.saved_step}"
+                )
             except InputError as error:
                 status = str(error)
                 raise

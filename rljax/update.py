@@ -211,7 +211,7 @@ def new_train_state(params, optimizer: optax.GradientTransformation) -> TrainSta
 
 def optimizer_step(state: TrainState, gradient, loss, optimizer: optax.GradientTransformation):
     """One optimizer step; a non-finite loss or gradient changes nothing but the counters."""
-    grad_norm = optax.global_norm(gradient)
+    grad_norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -4,12 +4,16 @@ What lives here: types, ranges, batch arithmetic, and whether components exist a
 """
 
 import dataclasses
+import difflib
 import math
-from pathlib import Path
+import os
+import sys
 
-from rljax.components import resolve
-from rljax.config import HOMES, Config, is_path, row_tokens
+from rljax.components import Component, resolve
+from rljax.config import HOMES, Config, field_names, is_path, row_tokens
 from rljax.errors import InputError
+from rljax.rewards.worker import wanted_fields
+from rljax.tracking import NAMES as TRACKERS
 
 
 class _Problems(list):
@@ -17,8 +21,13 @@ class _Problems(list):
 
     def check(self, ok: bool, field: str, value, rule: str, fix: str = "") -> bool:
         if not ok:
-            self.append(f"{field}={value!r}: {rule}" + (f". Fix: {fix}" if fix else ""))
+            self.add(field, value, rule + (f". Fix: {fix}" if fix else ""))
         return ok
+
+    def add(self, field: str, value, text: object) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= 200 else shown[:200] + "..."
+        self.append(f"{field}={shown}: {text}")
 
 
 _POSITIVE = (
@@ -52,7 +61,7 @@ _NOT_NEGATIVE = (
 )
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
-    "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "k3+"),
+    "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
     "model_settings.dtype": ("float32", "bfloat16"),
     "model_settings.remat": ("none", "full"),
 }
@@ -73,10 +82,13 @@ def _check_types(config, problems: _Problems, prefix: str = "") -> None:
                 _check_types(value, problems, name + ".")
         elif kind is float:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            problems.check(number and math.isfinite(value), name, value, "must be a finite number")
+            finite = number and abs(value) <= sys.float_info.max  # false for NaN
+            problems.check(finite, name, value, "must be a finite number")
         elif kind in (int, bool, str):
             exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-            problems.check(exact, name, value, f"must be {kind.__name__}")
+            ok = problems.check(exact, name, value, f"must be {kind.__name__}")
+            if ok and kind is int:
+                problems.check(abs(value) < 2**31, name, value, f"must be below {2**31}")
         else:
             texts = isinstance(value, (tuple, list)) and all(isinstance(v, str) for v in value)
             problems.check(texts, name, value, "must be a tuple of texts")
@@ -110,6 +122,11 @@ def _check_ranges(config: Config, problems: _Problems) -> None:
         "training needs samples, and temperature 0 is greedy",
         "1.0 (evaluation is greedy by itself)",
     )
+    _check_optimizers(config, problems)
+    _check_mesh(config, problems)
+
+
+def _check_optimizers(config: Config, problems: _Problems) -> None:
     for prefix in ("actor_optimizer", "critic_optimizer", "sft.optimizer"):
         optimizer = _value(config, prefix)
         problems.check(optimizer.lr >= 0, f"{prefix}.lr", optimizer.lr, "must be >= 0")
@@ -131,6 +148,9 @@ def _check_ranges(config: Config, problems: _Problems) -> None:
                 "must be >= 0",
             )
         problems.check(optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0")
+
+
+def _check_mesh(config: Config, problems: _Problems) -> None:
     sizes = dataclasses.asdict(config.mesh)
     for name, size in sizes.items():
         problems.check(
@@ -147,7 +167,8 @@ def _check_ranges(config: Config, problems: _Problems) -> None:
 
 
 def _divisors_near(n: int, wanted: int) -> str:
-    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
+    divisors = {*small, *(n // d for d in small)}
     near = sorted(divisors, key=lambda d: abs(d - wanted))[:3]
     return " or ".join(str(d) for d in sorted(near))
 
@@ -192,20 +213,12 @@ def _resolve(problems: _Problems, field: str, text: str, home: str):
     try:
         return resolve(text, HOMES[home])
     except InputError as error:
-        problems.append(f"{field}={text!r}: {error}")
+        problems.add(field, text, error)
         return None
 
 
-def _check_components(config: Config, problems: _Problems) -> None:
-    algorithm = config.algorithm
-    advantage = _resolve(problems, "algorithm.advantage", algorithm.advantage, "advantage")
-    _resolve(problems, "algorithm.policy_loss", algorithm.policy_loss, "policy_loss")
-    _resolve(problems, "algorithm.value_loss", algorithm.value_loss, "value_loss")
-    _resolve(problems, "algorithm.reduction", algorithm.reduction, "reduction")
-    _resolve(problems, "reward.function", config.reward.function, "reward")
-    if config.evaluate.reward:
-        _resolve(problems, "evaluate.reward", config.evaluate.reward, "reward")
-    dataflow = _resolve(problems, "dataflow", config.dataflow, "dataflow")
+def _check_paths(config: Config, problems: _Problems) -> None:
+    """Data, model and tokenizer: a component that resolves, or a path that exists."""
     for field, spec in (
         ("data.train", config.data.train),
         ("data.test", config.data.test),
@@ -214,52 +227,119 @@ def _check_components(config: Config, problems: _Problems) -> None:
         if spec and not is_path(spec):
             _resolve(problems, field, spec, "data")
         elif spec:
-            problems.check(
-                Path(spec).exists(), field, spec, "does not exist", "give the path of a file"
-            )
-    if config.model and not is_path(config.model):
-        _resolve(problems, "model", config.model, "model")
-    elif config.model:
-        problems.check(
-            Path(config.model).is_dir(),
-            "model",
-            config.model,
-            "is not a folder",
-            "a Hugging Face folder",
-        )
-    if dataflow is None or advantage is None:
-        return
+            file = spec.replace("{split}", "test" if field == "data.test" else "train")
+            fix = "give the path of a file"
+            problems.check(os.path.exists(file), field, spec, "does not exist", fix)
+    model, tokenizer = config.model, config.tokenizer
+    if model and not is_path(model):
+        _resolve(problems, "model", model, "model")
+    elif model:
+        fix = "a Hugging Face folder, or 'decoder(...)'"
+        problems.check(os.path.isdir(model), "model", model, "is not a folder", fix)
+    if tokenizer:
+        fix = "a folder with tokenizer.json"
+        problems.check(os.path.isdir(tokenizer), "tokenizer", tokenizer, "is not a folder", fix)
+    run_dir = config.run_dir
+    free = not os.path.exists(run_dir) or os.path.isdir(run_dir)
+    problems.check(free, "run_dir", run_dir, "is a file", "name a folder")
+
+
+def _check_names(config: Config, problems: _Problems) -> None:
+    """Lists of names: trackers, and fields that may change at a resume."""
+    known = {"trackers": TRACKERS, "checkpoint.allow_changed": ("data", *field_names(config))}
+    for field, choices in known.items():
+        for name in _value(config, field):
+            close = difflib.get_close_matches(name, choices, n=1)
+            fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
+            problems.check(name in choices, field, name, "no such name", fix)
+
+
+# stage -> what its function is called with; every other parameter is an option of the config.
+_CALLED_WITH = {
+    "advantage": ("batch",),
+    "policy_loss": ("policy", "batch"),
+    "value_loss": ("values", "batch"),
+    "reduction": ("batch",),
+    "dataflow": ("prompts", "key", "cfg"),
+}
+_ROLES = ("actor", "critic", "reference", "reward")
+
+
+def _check_signature(problems: _Problems, field: str, component: Component, stage: str) -> None:
+    """The function can be called as its stage calls it, and no option that it needs is missing."""
+    given, called = {}, _CALLED_WITH[stage]
+    if stage == "dataflow":
+        given = {name: None for name in _ROLES if name in component.parameters}
+    text, rule = component.text, f"it is called with ({', '.join(called)})"
+    try:
+        component.signature.bind(*called, **{**given, **component.options})
+    except TypeError as error:
+        fix = "write its options in the text, name(option=value); other parameters need defaults"
+        if stage == "dataflow":
+            rule += f" and the roles it names of {', '.join(_ROLES)}"
+        problems.check(False, field, text, f"{rule}: {error}", fix)
+    if stage == "dataflow" and component.name == "sft":
+        rule = "takes worked examples, not prompts"
+        problems.check(False, field, text, rule, "set sft.steps above 0, and steps=0 to stop there")
+
+
+def _check_components(config: Config, problems: _Problems) -> None:
+    found = {}
+    for stage in ("advantage", "policy_loss", "value_loss", "reduction", "dataflow"):
+        field = "dataflow" if stage == "dataflow" else f"algorithm.{stage}"
+        component = _resolve(problems, field, _value(config, field), stage)
+        if component is not None:
+            found[stage] = component
+            _check_signature(problems, field, component, stage)
+    for field in ("reward.function", "evaluate.reward"):
+        text = _value(config, field)
+        if text or field == "reward.function":
+            reward = _resolve(problems, field, text, "reward")
+            if reward is not None:
+                try:
+                    wanted_fields(reward)
+                except InputError as error:
+                    problems.add(field, text, error)
+    if "dataflow" in found and "advantage" in found:
+        _check_fit(config, problems, found["dataflow"], found["advantage"])
+
+
+def _check_fit(
+    config: Config, problems: _Problems, dataflow: Component, advantage: Component
+) -> None:
+    """The dataflow, the advantage and the coefficients ask for the same roles."""
+    algorithm, field = config.algorithm, "algorithm.advantage"
     critic = "critic" in dataflow.parameters
     if advantage.name == "gae":
-        problems.check(
-            critic,
-            "algorithm.advantage",
-            algorithm.advantage,
-            "needs a critic",
-            f"use dataflow='ppo' (now {config.dataflow!r})",
-        )
-    reference = algorithm.kl_in_reward > 0 or algorithm.kl_in_loss > 0
+        fix = f"use dataflow='ppo' (now {config.dataflow!r})"
+        problems.check(critic, field, algorithm.advantage, "needs a critic", fix)
+    elif "." not in advantage.name:
+        rule = f"gives no returns for the critic of dataflow={config.dataflow!r} to learn"
+        problems.check(not critic, field, algorithm.advantage, rule, "gae(), or dataflow='grpo'")
+    reference = dataflow.signature.parameters.get("reference")
+    wanted = algorithm.kl_in_reward > 0 or algorithm.kl_in_loss > 0
     problems.check(
-        not reference or "reference" in dataflow.parameters,
+        not wanted or reference is not None,
         "dataflow",
         config.dataflow,
         "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
         "set both to 0",
     )
-    known = {"prompts", "key", "cfg", "actor", "critic", "reference", "reward", *dataflow.options}
-    unknown = [p for p in dataflow.parameters if p not in known]
     problems.check(
-        not unknown,
+        wanted or reference is None or reference.default is None,
         "dataflow",
         config.dataflow,
-        f"asks for {', '.join(unknown)}, which are no roles",
-        "roles are actor, critic, reference, reward; other parameters must be set in the text",
+        "needs a reference, but algorithm.kl_in_reward and kl_in_loss are 0",
+        "set one of them, or give the parameter the default None",
     )
 
 
 def validate(config: Config) -> list[str]:
     """All problems of the config at once, as one InputError; returns warnings. Runs before any
     model loads."""
+    if not isinstance(config, Config):
+        kind = type(config).__name__
+        raise InputError("a config is a rljax.config.Config", value=kind, fix="build one")
     problems = _Problems()
     _check_types(config, problems)
     if not problems:
@@ -286,6 +366,8 @@ def validate(config: Config) -> list[str]:
             config.steps,
             "nothing to train: sft.steps is 0 too",
         )
+        _check_paths(config, problems)
+        _check_names(config, problems)
         _check_components(config, problems)
     if problems:
         listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(problems, 1))
@@ -311,4 +393,10 @@ def _warnings(config: Config) -> list[str]:
         "group_relative"
     ):
         found.append("batch.samples_per_prompt=1 with a group advantage: every advantage is 0")
+    held_out = config.data.test or not is_path(config.data.train)
+    if not held_out and (config.evaluate.every_steps or config.sft.stop_at_accuracy):
+        found.append(
+            "data.test is not set, so nothing is held out: evaluate.every_steps and "
+            "sft.stop_at_accuracy do nothing"
+        )
     return found

@@ -1,9 +1,15 @@
 """Strict JAX for every test: eight CPU devices, no silent rank promotion, NaN checks where asked."""
 
+import importlib.util
+import json
 import os
 
 # Before JAX is imported: the device count is fixed when the backend starts.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Level 0 halves the compile time that most of this suite consists of.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
 
@@ -31,13 +37,19 @@ def golden(*parts: str) -> Path:
     return path
 
 
+def golden_cases(*parts: str):
+    """(meta, cases) of one golden file, by the reader that lies beside the vectors."""
+    path = golden(*parts)
+    spec = importlib.util.spec_from_file_location("golden_io", GOLDEN / "golden_io.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault("golden_io", module)  # its dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module.load(str(path))
+
+
 def worked_example(name: str) -> dict:
     """One worked example of ALGORITHMS.md; skips the test where they are absent."""
-    import json
-
     path = REPO.parent / "shared" / "worked_examples.json"
     if not path.exists():
         pytest.skip("worked examples are absent: no ../shared/worked_examples.json")
-    found = json.loads(path.read_text())
-    examples = found["examples"] if isinstance(found, dict) else found
-    return next(e for e in examples if e.get("name", e.get("id")) == name)
+    return next(e for e in json.loads(path.read_text())["examples"] if e["id"] == name)

@@ -23,6 +23,11 @@ class Task:
     worked_examples: Sequence[dict]  # prompt, completion: drawn from the train split
 
 
+def _check_prompts(name: str, prompts: int) -> None:
+    if prompts < 2:
+        raise InputError(f"{name}(prompts)", value=prompts, rule="at least 2: it is split in two")
+
+
 def _split(name: str, alphabet: str, pairs: list[tuple[str, str]], test: int, worked: int) -> Task:
     if not 0 < test < len(pairs):
         raise InputError(
@@ -55,6 +60,7 @@ def sort_digits(
     random."""
     if not 2 <= digits <= 12:
         raise InputError("sort_digits(digits)", value=digits, rule="2 to 12")
+    _check_prompts("sort_digits", prompts)
     rng = random.Random(seed)
     wanted = min(prompts, 10**digits)
     numbers = rng.sample(range(10**digits), wanted)
@@ -74,6 +80,7 @@ def addition(
     """ "37+58=" -> "95": add two numbers of up to `digits` digits."""
     if not 1 <= digits <= 9:
         raise InputError("addition(digits)", value=digits, rule="1 to 9")
+    _check_prompts("addition", prompts)
     rng = random.Random(seed)
     pairs_of_numbers = rng.sample(range(100**digits), min(prompts, 100**digits))
     terms = [divmod(n, 10**digits) for n in pairs_of_numbers]
@@ -97,6 +104,7 @@ def letter_counts(
         )
     if not 2 <= kinds <= 26:
         raise InputError("letter_counts(kinds)", value=kinds, rule="2 to 26")
+    _check_prompts("letter_counts", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
     pairs = []

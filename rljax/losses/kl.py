@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.errors import InputError
 
-ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")
+ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+")
 
 
 def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "k3") -> jax.Array:

@@ -6,6 +6,7 @@ setting of config.json that the decoder would ignore is refused, never dropped.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from rljax.errors import InputError
@@ -21,6 +22,12 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_tokens: int = 8192
+
+    def __post_init__(self):
+        if not all(0 < x < math.inf for x in dataclasses.astuple(self)[1:]):
+            raise InputError("rope scaling", value=self, rule="its numbers are above 0")
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise InputError("rope scaling", value=self, rule="low_freq_factor < high_freq_factor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +84,11 @@ class ModelConfig:
             raise InputError(
                 "model.head_dim", value=self.head_dim, rule="even: rotary pairs halves"
             )
+        for name in ("rope_theta", "norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:  # false for NaN, too
+                raise InputError(f"model.{name}", value=getattr(self, name), rule="above 0")
+        if not 0 <= self.init_std < math.inf:
+            raise InputError("model.init_std", value=self.init_std, rule="0 or above")
         if self.remat not in ("none", "full"):
             raise InputError("model.remat", value=self.remat, rule='"none" or "full"')
         for name in ("dtype", "weight_dtype"):
@@ -136,6 +148,15 @@ _IGNORED = {
     "chunk_size_feed_forward",
     "is_encoder_decoder",
 }
+_ROPE = {
+    "rope_theta",
+    "rope_type",
+    "type",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+}
 FAMILIES = ("llama", "qwen2", "qwen3")
 _NO_DEFAULT = object()
 
@@ -164,6 +185,13 @@ def _rope(config: Mapping) -> tuple[float, RopeScaling | None]:
     theta = _get(parameters, "rope_theta", (int, float), None) or _get(
         config, "rope_theta", (int, float), 10_000.0
     )
+    unknown = sorted(set(parameters) - _ROPE)
+    if unknown:
+        raise InputError(
+            f"config.json: the rope parameters set {unknown[0]!r}",
+            value=parameters[unknown[0]],
+            rule="the decoder does not implement it, and would silently ignore it",
+        )
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return float(theta), None
@@ -201,9 +229,13 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     activation = _get(config, "hidden_act", str, "silu")
     if activation != "silu":
         raise InputError("config.json: hidden_act", value=activation, rule="supported: silu")
-    windowed = config.get("use_sliding_window", False) or "sliding_attention" in (
-        config.get("layer_types") or []
-    )
+    layer_types = _get(config, "layer_types", list, None) or []
+    other = [kind for kind in layer_types if kind not in ("full_attention", "sliding_attention")]
+    if other:
+        raise InputError(
+            "config.json: layer_types", value=other[0], rule="supported: full_attention"
+        )
+    windowed = config.get("use_sliding_window", False) or "sliding_attention" in layer_types
     if windowed or (family == "llama" and config.get("sliding_window") is not None):
         raise InputError(
             "config.json asks for sliding-window attention",

@@ -43,6 +43,11 @@ def _project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
     return out.reshape(*rows, *outside)
 
 
+def _add_bias(x: jax.Array, bias: nnx.Param) -> jax.Array:
+    value = bias[...].astype(x.dtype)
+    return x + jnp.expand_dims(value, tuple(range(x.ndim - value.ndim)))
+
+
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * scale, statistics in float32."""
 
@@ -53,7 +58,8 @@ class RMSNorm(nnx.Module):
     def __call__(self, x):
         y = x.astype(jnp.float32)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        return y.astype(x.dtype) * self.scale[...].astype(x.dtype)
+        scale = self.scale[...].astype(x.dtype)
+        return y.astype(x.dtype) * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
 
 
 def rope_angles(positions: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
@@ -72,7 +78,7 @@ def rope_angles(positions: jax.Array, config: ModelConfig) -> tuple[jax.Array, j
         )
         blend = jnp.clip(blend, 0.0, 1.0)
         frequency = frequency * (blend + (1 - blend) / scaling.factor)
-    angles = positions[..., None].astype(jnp.float32) * frequency
+    angles = jnp.einsum("...s,f->...sf", positions.astype(jnp.float32), frequency)
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -124,7 +130,9 @@ class Attention(nnx.Module):
         to."""
         q, k, v = (_project(x, w[...]) for w in (self.q, self.k, self.v))
         if self.biased:
-            q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
+            q, k, v = (
+                _add_bias(q, self.q_bias), _add_bias(k, self.k_bias), _add_bias(v, self.v_bias)
+            )  # fmt: skip
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
@@ -133,7 +141,7 @@ class Attention(nnx.Module):
             k, v = write(k, v)
         out = _project(attend(q, k, v, allowed), self.o[...], contract=2)
         if self.output_biased:
-            out = out + self.o_bias[...].astype(out.dtype)
+            out = _add_bias(out, self.o_bias)
         return out, (k, v)
 
 
@@ -154,9 +162,9 @@ class MLP(nnx.Module):
     def __call__(self, x):
         gate, up = _project(x, self.gate[...]), _project(x, self.up[...])
         if self.biased:
-            gate, up = gate + self.gate_bias[...], up + self.up_bias[...]
+            gate, up = _add_bias(gate, self.gate_bias), _add_bias(up, self.up_bias)
         out = _project(jax.nn.silu(gate) * up, self.down[...])
-        return out + self.down_bias[...] if self.biased else out
+        return _add_bias(out, self.down_bias) if self.biased else out
 
 
 class Block(nnx.Module):

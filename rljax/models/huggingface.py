@@ -82,7 +82,7 @@ def _read_json(path: Path) -> dict:
             f"{path} does not exist",
             fix="give a Hugging Face model folder (config.json, *.safetensors)",
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # bad JSON, bad UTF-8, huge numbers
         raise InputError(
             f"{path} is not readable JSON", rule=str(error), fix="copy the file again"
         ) from None

@@ -1,0 +1,164 @@
+"""The house rules: imports point one way, names shadow nothing, nothing heavy happens at import."""
+
+import ast
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import REPO
+
+FILES = sorted((REPO / "rljax").rglob("*.py"))
+LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
+# A module may import the rooms before its own, never one after it (DESIGN 2).
+ORDER = [
+    ("batch",),
+    ("advantages", "losses", "rewards", "correction"),
+    ("update", "sampler"),
+    ("roles",),
+    ("dataflows",),
+    ("train",),
+]
+# What the rooms with the formulas may import at all, beside `batch`, `errors` and their own room.
+PURE = {"advantages": set(), "losses": set(), "correction": set()}
+FREE = {"batch", "errors", "kernels"}
+
+
+def room(module: str) -> str:
+    """rljax.losses.kl -> losses."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path) -> set[str]:
+    """Every module of ours that a file imports, at the top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    known = {module_name(file) for file in FILES}
+    return {name for name in found if name in known and name != "rljax"}
+
+
+def module_name(path) -> str:
+    parts = path.relative_to(REPO).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+GRAPH = {module_name(path): imports(path) for path in FILES}
+
+
+def test_the_graph_is_read():
+    assert "rljax.batch" in GRAPH["rljax.advantages"] and "rljax.roles" in GRAPH["rljax.build"]
+    assert "rljax.losses.kl" in GRAPH["rljax.roles"] and len(GRAPH) > 40
+
+
+def test_imports_point_one_way():
+    level = {name: i for i, rooms in enumerate(ORDER) for name in rooms}
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in others
+        if room(module) in level and room(other) in level
+        if level[room(other)] > level[room(module)]
+        or (level[room(other)] == level[room(module)] and room(other) != room(module))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_formulas_import_the_batch_only(name):
+    modules = [m for m in GRAPH if room(m) == name]
+    assert modules
+    others = {room(other) for module in modules for other in GRAPH[module]} - {name, ""}
+    assert others <= FREE | PURE[name]
+
+
+def test_nothing_imports_in_a_circle():
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, " -> ".join([*path, module])
+        if module not in done:
+            path.append(module)
+            for other in GRAPH[module] - {module}:
+                if not module.startswith(f"{other}.") and not other.startswith(f"{module}."):
+                    visit(other)
+            path.pop()
+            done.add(module)
+
+    for module in GRAPH:
+        visit(module)
+
+
+@pytest.mark.parametrize("heavy", ["jax", "flax", "rljax.models", "rljax.roles"])
+def test_config_and_launch_import_no_model_code(heavy):
+    code = f"import sys, rljax, rljax.config, rljax.launch; sys.exit({heavy!r} in sys.modules)"
+    assert run(sys.executable, "-c", code).returncode == 0, f"rljax.launch imports {heavy}"
+
+
+def run(*command, **env):
+    environment = {**os.environ, "PYTHONPATH": str(REPO), **env}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_no_file_is_called_like_a_module_of_the_standard_library():
+    assert [str(p) for p in FILES + LAUNCHERS if p.stem in sys.stdlib_module_names] == []
+
+
+# Any backend that is created is named on stderr and ends the process.
+NO_BACKEND = """
+import runpy, sys
+import jax._src.xla_bridge as bridge
+
+def refuse(*_, **__):
+    print("a JAX backend was initialised", file=sys.stderr)
+    raise SystemExit(99)
+
+bridge.backends = refuse
+sys.argv = sys.argv[1:]
+if sys.argv[0].endswith(".py"):
+    runpy.run_path(sys.argv[0], run_name="__main__")
+else:
+    __import__("importlib").import_module(sys.argv[0])
+"""
+
+
+def test_the_guard_against_backends_works(tmp_path):
+    script = tmp_path / "uses_jax.py"
+    script.write_text("import jax; print(jax.devices())")
+    assert run(sys.executable, "-c", NO_BACKEND, str(script)).returncode == 99
+
+
+@pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)
+def test_help_initialises_no_backend(path):
+    done = run(sys.executable, "-c", NO_BACKEND, str(path), "--help")
+    assert done.returncode in (0, 1), done.stderr
+    assert "a JAX backend" not in done.stderr and "Traceback" not in done.stderr
+    assert f"launchers/{path.name}" in done.stdout and len(done.stdout) > 200
+
+
+def test_importing_everything_initialises_no_backend(tmp_path):
+    script = tmp_path / "imports.py"
+    modules = [module for module in GRAPH if not module.endswith("__main__")]
+    script.write_text("".join(f"import {module}\n" for module in modules))
+    done = run(sys.executable, "-c", NO_BACKEND, str(script))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_sizes():
+    """A file of at most 450 lines, a function of at most 60, a main loop of at most 120."""
+    too_long = []
+    for path in FILES + LAUNCHERS:
+        text = path.read_text()
+        if len(text.splitlines()) > 450:
+            too_long.append(f"{path.name}: {len(text.splitlines())} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > (120 if node.name in ("train", "loop") else 60):
+                    too_long.append(f"{path.name}: {node.name} has {lines} lines")
+    assert too_long == []

@@ -1,0 +1,136 @@
+"""The decoder against Hugging Face: logits, log-probs, gradients, cached decoding, and the way back to disk."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import golden
+
+from rljax.batch import batch_from_rows
+from rljax.errors import InputError
+from rljax.mesh import make_mesh
+from rljax.models.config import from_hf_config, to_hf_config
+from rljax.models.huggingface import load_config, load_params, save_params
+from rljax.models.model import Model
+
+FAMILIES = ["llama3", "qwen2", "qwen3"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    folder = golden("public", "hf", request.param)
+    model = Model(load_config(folder, remat="none"), make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    io = np.load(folder / "io.npz")
+    lengths = io["attention_mask"].sum(axis=1)
+    batch = batch_from_rows(
+        jnp.asarray(io["input_ids"], jnp.int32), jnp.asarray(lengths, jnp.int32),
+        jnp.asarray(io["attention_mask"], jnp.float32),
+    )  # fmt: skip
+    return folder, model, load_params(folder, model), batch, io
+
+
+def test_logits_equal_hugging_face(family):
+    _, model, params, batch, io = family
+    got = jax.jit(model.logits)(params, batch)
+    keep = io["attention_mask"][..., None] > 0
+    np.testing.assert_allclose(np.where(keep, got, 0), np.where(keep, io["logits"], 0), atol=2e-4)
+
+
+def test_logprobs_and_loss_gradient_equal_hugging_face(family):
+    _, model, params, batch, io = family
+    mask = jnp.asarray(io["attention_mask"][:, 1:], jnp.float32)
+
+    def loss(params):
+        logp = model.logprobs(params, batch)[0][:, 1:]
+        return -jnp.sum(mask * logp) / jnp.sum(mask), logp
+
+    (value, logp), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    np.testing.assert_allclose(logp * mask, io["token_logprobs"] * mask, atol=1e-4)
+    np.testing.assert_allclose(value, io["loss"], rtol=1e-5)
+    norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradient)))
+    np.testing.assert_allclose(norm, io["grad_global_norm"], rtol=1e-4)
+    np.testing.assert_allclose(gradient["embedding"], io["grad/embed_tokens"], atol=1e-4)
+
+
+def test_cached_decoding_equals_the_full_forward(family):
+    _, model, params, batch, io = family
+    columns = batch.tokens.shape[1]
+    caches = model.prefill(params, batch.tokens[:, :4], columns)
+    decode = jax.jit(lambda p, t, c, k: model.decode_step(model.unstack(p), t, c, k))
+    for t in range(4, columns):
+        at = jnp.full((batch.rows,), t, jnp.int32)
+        logits, caches = decode(params, batch.tokens[:, t], at, caches)
+        keep = io["attention_mask"][:, t, None] > 0
+        want = np.where(keep, io["logits"][:, t], 0)
+        np.testing.assert_allclose(np.where(keep, logits, 0), want, atol=3e-4)
+
+
+def test_remat_changes_memory_not_numbers(family):
+    _, model, params, batch, _ = family
+    if model.config.family != "qwen3":
+        pytest.skip("one family is enough: remat wraps the layer, whatever is in it")
+    again = dataclasses.replace(model, config=dataclasses.replace(model.config, remat="full"))
+    total = lambda m: jax.jit(jax.grad(lambda p: jnp.sum(m.logprobs(p, batch)[0])))(params)  # noqa: E731
+    for a, b in zip(jax.tree.leaves(total(model)), jax.tree.leaves(total(again)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_saved_folder_loads_to_the_same_weights_and_config(family, tmp_path):
+    folder, model, params, _, _ = family
+    save_params(tmp_path, model, params, bos_id=1, eos_ids=(2,), pad_id=0)
+    assert load_config(tmp_path, remat="none") == model.config
+    again = load_params(tmp_path, model)
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    # Both spellings of config.json give one ModelConfig.
+    legacy = json.loads((folder / "config.legacy.json").read_text())
+    assert from_hf_config(legacy, remat="none") == model.config
+    assert from_hf_config(to_hf_config(model.config, eos_ids=(1, 2)), remat="none") == model.config
+
+
+def test_sharded_loading_gives_the_logits_of_one_device(family):
+    folder, model, params, batch, _ = family
+    spread = Model(model.config, make_mesh(1, 4, 2))
+    placed = load_params(folder, spread)
+    want = jax.jit(model.logits)(params, batch)
+    keep = np.asarray(batch.mask)[..., None] > 0
+    got = np.asarray(jax.jit(spread.logits)(placed, batch))
+    np.testing.assert_allclose(np.where(keep, got, 0), np.where(keep, want, 0), atol=2e-4)
+
+
+def test_a_mesh_axis_that_does_not_divide_is_refused_with_the_fix(family):
+    folder, model, *_ = family
+    with pytest.raises(InputError, match="kv_heads of 2 does not divide by mesh.tensor=8.*divisors of 2"):
+        load_params(folder, Model(model.config, make_mesh(1, 1, 8)))
+
+
+def test_settings_that_would_be_ignored_are_refused(tmp_path):
+    config = json.loads((golden("public", "hf", "qwen3") / "config.json").read_text())
+    for change, pattern in (
+        ({"use_sliding_window": True, "sliding_window": 16}, "sliding-window"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"model_type": "mamba"}, "mamba"),
+    ):
+        with pytest.raises(InputError, match=pattern):
+            from_hf_config({**config, **change})
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
+    source = golden("public", "hf", "qwen3")
+    model = Model(load_config(source), make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    shutil.copy(source / "model.safetensors", tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    for change, pattern in (
+        ({"num_hidden_layers": 3}, r"lacks.*model\.layers\.2"),
+        ({"num_hidden_layers": 1}, r"does not use.*model\.layers\.1"),
+        ({"intermediate_size": 80}, r"mlp.*has shape \(64, 96\).*\(64, 80\)"),
+    ):
+        changed = Model(from_hf_config({**config, **change}), model.mesh)
+        with pytest.raises(InputError, match=pattern):
+            load_params(tmp_path, changed)

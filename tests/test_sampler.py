@@ -1,0 +1,169 @@
+"""The sampler: what is asked is what is done, and a draw depends on its request and position alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rljax import compiles
+from rljax.batch import FinishReason
+from rljax.errors import InputError
+from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.sampler import Sampling, rollout, sampling
+
+WORDS, EOS = 13, 1
+PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)
+LENGTHS = np.array([3, 2, 4], np.int32)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    config = decoder(WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5)
+    return Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return model.init(jax.random.key(3))
+
+
+def run(model, params, *, n=4, seed=0, prompts=PROMPTS, lengths=LENGTHS, **options):
+    options = {"max_response_tokens": 8, "stop_ids": (EOS,), **options}
+    return rollout(model, params, prompts, lengths, jax.random.key(seed), Sampling(**options), n=n)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_logprobs_equal_the_trainers_at_the_same_temperature(model, params, temperature):
+    batch = run(model, params, temperature=temperature)
+    logp, _ = jax.jit(model.logprobs)(params, batch, temperature)
+    difference = np.where(batch.mask > 0, logp - batch.sampler_logprobs, 0)
+    assert np.abs(difference).max() < 2e-5
+    assert float(batch.mask.sum()) > 12
+
+
+def test_rows_hold_prompt_response_padding_and_eos_is_part_of_the_response(model, params):
+    batch = run(model, params, n=8)
+    tokens, mask, segments = (np.asarray(x) for x in (batch.tokens, batch.mask, batch.segment_ids))
+    stops = 0
+    for row in range(24):
+        p = row // 8
+        start, end = LENGTHS[p], int(segments[row].sum())
+        np.testing.assert_array_equal(tokens[row, :start], PROMPTS[p, :start])
+        assert (mask[row, :start] == 0).all() and (mask[row, start:end] == 1).all()
+        assert (mask[row, end:] == 0).all() and (tokens[row, end:] == 0).all()
+        response = tokens[row, start:end]
+        if batch.finish_reason[row] == FinishReason.STOP:
+            stops += 1
+            assert response[-1] == EOS and (response[:-1] != EOS).all()
+        else:
+            assert batch.finish_reason[row] == FinishReason.LENGTH
+            assert len(response) == 8 and (response != EOS).all()
+    assert 0 < stops < 24
+    np.testing.assert_array_equal(batch.group, np.repeat([0, 1, 2], 8))
+
+
+def test_a_group_differs_two_keys_differ_and_one_key_repeats(model, params):
+    a, b, c = run(model, params), run(model, params), run(model, params, seed=1)
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+    assert (np.asarray(a.tokens) != np.asarray(c.tokens)).any()
+    assert len({tuple(r) for r in np.asarray(a.tokens[:4]).tolist()}) > 1
+
+
+def test_a_draw_does_not_depend_on_its_neighbours_or_on_the_width_of_the_batch(model, params):
+    whole = run(model, params, n=1, max_response_tokens=8)
+    alone = run(model, params, n=1, prompts=PROMPTS[:1], lengths=LENGTHS[:1])
+    np.testing.assert_array_equal(whole.tokens[0], alone.tokens[0])
+    wide = run(model, params, n=1, prompts=np.pad(PROMPTS, ((0, 0), (0, 3))))
+    ends = np.asarray(whole.segment_ids.sum(axis=1))
+    for row, end in enumerate(ends):
+        np.testing.assert_array_equal(whole.tokens[row, :end], wide.tokens[row, :end])
+
+
+def test_greedy_is_the_argmax_of_the_full_forward(model, params):
+    batch = run(model, params, n=1, temperature=0.0)
+    logits = np.asarray(jax.jit(model.logits)(params, batch))
+    chosen = np.argmax(logits[:, :-1], axis=-1)
+    keep = np.asarray(batch.mask)[:, 1:] > 0
+    np.testing.assert_array_equal(np.asarray(batch.tokens)[:, 1:][keep], chosen[keep])
+
+
+def test_runtime_settings_never_compile_again_and_are_obeyed(model, params):
+    compiles.watch()
+    run(model, params)
+    before = compiles.count()
+    run(model, params, temperature=0.3, seed=5)
+    greedy = run(model, params, top_k=1, seed=9)
+    other_stop = run(model, params, stop_ids=(5, 7))
+    never = run(model, params, stop_ids=())
+    assert compiles.count() == before, compiles.names(before)
+    np.testing.assert_array_equal(greedy.tokens, run(model, params, temperature=0.0).tokens)
+    response = np.asarray(other_stop.tokens)[np.asarray(other_stop.mask) > 0]
+    assert np.isin(response, [5, 7]).sum() == (other_stop.finish_reason == FinishReason.STOP).sum() > 0
+    assert (never.finish_reason == FinishReason.LENGTH).all()
+
+
+def test_the_law_of_the_samples_is_the_softmax():
+    """Chi-square over 40,000 draws of one distribution with a heavy head and words of probability 0."""
+    logits = jnp.concatenate([jnp.linspace(2.0, -4.0, 100), jnp.full((50,), -jnp.inf)])
+    rows = 40_000
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(rows))
+    ids, logp = jax.jit(sampling.sample)(
+        jnp.broadcast_to(logits, (rows, 150)), keys, jnp.zeros(rows, jnp.int32),
+        jnp.ones(rows), jnp.zeros(rows, jnp.int32), jnp.ones(rows),
+    )  # fmt: skip
+    p = np.asarray(jax.nn.softmax(logits))
+    counts = np.bincount(ids, minlength=150)
+    assert counts[100:].sum() == 0
+    chi2 = np.sum((counts[:100] - rows * p[:100]) ** 2 / (rows * p[:100]))
+    assert 60 < chi2 < 148  # 99 degrees of freedom, 0.1 % on either side
+    np.testing.assert_allclose(logp, np.log(p[ids]), atol=1e-5)
+
+
+def test_top_p_and_top_k_keep_the_sets_that_sorting_keeps():
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(40, 0.3), size=64).astype(np.float32)
+    for top_k, top_p in ((5, 1.0), (0, 0.8), (7, 0.6), (0, 0.01)):
+        kept = sampling._truncate(jnp.asarray(probs), jnp.full(64, top_k), jnp.full(64, top_p)) > 0
+        for row in range(64):
+            order = np.argsort(-probs[row])
+            before = np.cumsum(probs[row][order]) - probs[row][order]
+            want = order[(before < top_p) & (np.arange(40) < (top_k or 40))]
+            assert set(np.flatnonzero(kept[row])) == set(want)
+
+
+def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
+    moved = jax.tree.map(lambda x: x + 0.3, params)
+    before = rollout(model, params, PROMPTS, LENGTHS, jax.random.key(0), Sampling(max_response_tokens=8), n=4, version=3)  # fmt: skip
+    after = rollout(model, moved, PROMPTS, LENGTHS, jax.random.key(0), Sampling(max_response_tokens=8), n=4, version=4)  # fmt: skip
+    assert (np.asarray(before.tokens) != np.asarray(after.tokens)).any()
+    assert set(np.asarray(after.policy_version)[np.asarray(after.mask) > 0]) == {4}
+
+
+def test_eight_devices_sample_the_tokens_of_one(model, params):
+    import dataclasses
+
+    spread = dataclasses.replace(model, mesh=make_mesh(2, 4, 1))
+    placed = jax.device_put(jax.device_get(params), spread.shardings())
+    prompts, lengths = np.repeat(PROMPTS, 2, axis=0)[:4], np.repeat(LENGTHS, 2)[:4]
+    one = run(model, params, prompts=prompts, lengths=lengths, n=4)
+    eight = run(spread, placed, prompts=prompts, lengths=lengths, n=4)
+    np.testing.assert_array_equal(one.tokens, eight.tokens)
+
+
+@pytest.mark.parametrize(
+    "options, pattern",
+    [
+        ({"temperature": -1.0}, "temperature"), ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"), ({"top_k": -1}, "top_k"), ({"max_response_tokens": 0}, "max_resp"),
+    ],
+)  # fmt: skip
+def test_bad_sampling_is_refused(options, pattern):
+    with pytest.raises(InputError, match=pattern):
+        Sampling(**options)
+
+
+def test_an_empty_prompt_is_refused(model, params):
+    with pytest.raises(InputError, match="prompt lengths"):
+        run(model, params, lengths=np.array([0, 2, 4]))

@@ -1,0 +1,122 @@
+"""A function of the user's own, in a module outside the package, at every stage; no registry.
+
+Each module below is all that the user writes.
+"""
+
+import pytest
+from conftest import REPO
+from tiny_run import metrics_rows
+
+from rljax.errors import InputError
+from rljax.launch import load_config_file
+from rljax.train import train
+from rljax.validation import validate
+
+LOSS = '''
+import jax.numpy as jnp
+
+def my_loss(policy, batch, *, width: float = 0.2):
+    """Pull log pi towards its old value, harder than `width` apart; push by the advantage."""
+    distance = policy.logprobs - batch.old_logprobs
+    loss = -batch.advantages * policy.logprobs + jnp.maximum(jnp.abs(distance) - width, 0.0)
+    return loss, {"my_width": jnp.full_like(loss, width)}
+'''
+ADVANTAGE = '''
+import jax.numpy as jnp
+
+def my_advantage(batch, *, level=1.0):
+    """The same for every token that the policy chose."""
+    return jnp.where(batch.mask > 0, level, 0.0)
+'''
+REWARD = '''
+def my_reward(response, num_tokens, *, weight=1.0):
+    """Longer is better."""
+    return {"score": weight * num_tokens, "digits": sum(c.isdigit() for c in response)}
+'''
+DATAFLOW = '''
+from rljax.roles import program
+
+def my_flow(prompts, key, cfg, *, actor, reward, scale=1.0):
+    """REINFORCE without a baseline."""
+    batch = reward(actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt), prompts)
+    new, metrics = learn(batch, cfg, actor=actor)
+    return new, {**metrics, "my_scale": scale}
+
+@program
+def learn(batch, cfg, *, actor):
+    batch = batch.replace(old_logprobs=actor.logprobs(batch), advantages=cfg.advantage(batch))
+    actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options)
+    return {"actor": actor}, metrics
+'''
+
+
+def tiny(run_dir):
+    config = load_config_file(f"{REPO}/configs/quickstart.py:tiny")
+    config.model = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)"
+    config.run_dir, config.compilation_cache, config.trackers = str(run_dir), "", ()
+    config.steps, config.sft.steps, config.export = 1, 0, False
+    config.evaluate.every_steps = config.checkpoint.every_steps = 0
+    config.evaluate.prompts, config.reward.workers = 8, 1
+    return config
+
+
+def put(config, field, text):
+    node, _, name = field.rpartition(".")
+    setattr(getattr(config, node) if node else config, name, text)
+    return config
+
+
+def lines(module):
+    return len([line for line in module.splitlines() if line.strip()])
+
+
+@pytest.mark.parametrize(
+    ("field", "module", "call", "metric", "value"),
+    [
+        ("algorithm.policy_loss", LOSS, "my_loss(width=0.1)", "my_width", 0.1),
+        ("algorithm.advantage", ADVANTAGE, "my_advantage(level=0.25)", "advantage/mean", 0.25),
+        ("reward.function", REWARD, "my_reward(weight=0.5)", "reward/mean", None),
+        ("dataflow", DATAFLOW, "my_flow(scale=3.0)", "my_scale", 3.0),
+    ],
+    ids=["policy_loss", "advantage", "reward", "dataflow"],
+)
+def test_a_function_of_the_users_own(field, module, call, metric, value, tmp_path, monkeypatch):
+    assert lines(module) < 15
+    name = f"users_{field.rpartition('.')[2]}"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = put(tiny(tmp_path / "run"), field, f"{name}.{call}")
+    assert train(config)["status"] == "finished"
+    (row,) = metrics_rows(tmp_path / "run")
+    if value is None:  # half of the length: the reward counts the sampler's tokens
+        value = 0.5 * row["response_tokens/mean"]
+        assert row["reward/part/digits"] >= 0
+    assert row[metric] == pytest.approx(value)
+    assert row["grad_norm"] > 0
+    if field == "dataflow":
+        assert "mismatch/mismatch_kl" not in row  # nothing of the built-in dataflow has run
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "says"),
+    [
+        ("def f(policy, batch, *, width): ...", "f", "missing a required argument: 'width'"),
+        ("def f(policy, batch, *, width=1): ...", "f(witdh=2)", "did you mean 'width'"),
+        ("def f(policy, batch, *, width: float = 1): ...", "f(width='a')", "must be float"),
+        ("def f(batch): ...", "f", "it is called with (policy, batch)"),
+        ("f = 3", "f", "has no function 'f'"),
+        ("def f(:", "f", "SyntaxError"),
+        ("x = 1 / 0\ndef f(policy, batch): ...", "f", "ZeroDivisionError: division by zero ("),
+        ("import nothing_of_this_name", "f", "No module named 'nothing_of_this_name'"),
+    ],
+)
+def test_what_is_wrong_with_a_users_function_is_said_before_anything_runs(
+    module, call, says, tmp_path, monkeypatch, request
+):
+    name = f"broken_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = put(tiny(tmp_path), "algorithm.policy_loss", f"{name}.{call}")
+    with pytest.raises(InputError) as error:
+        validate(config)
+    assert says in str(error.value) and "algorithm.policy_loss=" in str(error.value)
