@@ -1,6 +1,12 @@
-"""Quickstart: SFT on a few worked examples, then GRPO, on an embedded task; no download.
+"""Quickstart: SFT on 256 worked examples, then GRPO, on an embedded task; no download.
 
 python launchers/train.py --config=configs/quickstart.py
+
+The task: "dabcab>" -> "22", how often "a" and "b" occur. SFT stops once it knows the format and is
+right a third of the time; GRPO with a rule reward does the rest.
+
+Hardware: 2 CPU cores. Measured 2026-11-21 on a machine that other work shared (load 4 to 12):
+@@MEASURED@@
 """
 
 from rljax.config import Config
@@ -9,31 +15,37 @@ from rljax.config import Config
 def get_config(variant: str = "") -> Config:
     """`:tiny` is the same experiment cut to a few steps, for tests."""
     config = Config(
-        model="decoder(layers=2, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32, init_std=0.05)",
+        model="decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32, "
+        "init_std=0.05)",
         dataflow="grpo",
         steps=120,
         samples_every_steps=10,
     )
     config.model_settings.remat = "none"
-    config.data.train = "sort_digits(digits=5)"
-    config.data.max_prompt_tokens = 8
-    config.sampler.max_response_tokens = 7
+    config.data.train = "letter_counts(letters=6)"
+    config.data.max_prompt_tokens = 10
+    config.sampler.max_response_tokens = 3
     config.sft.steps = 60
-    config.sft.stop_at_accuracy = 0.2
-    config.sft.check_every_steps = 10
+    config.sft.stop_at_accuracy = 0.3
+    config.sft.check_every_steps = 2
     config.sft.sequences_per_step = 64
-    config.sft.optimizer.lr = 2e-3
+    config.sft.optimizer.lr = 1e-3
     config.sft.optimizer.warmup_steps = 5
-    config.batch.prompts_per_step = 32
-    config.batch.samples_per_prompt = 16
-    config.batch.sequences_per_optimizer_step = 512
-    config.batch.tokens_per_microbatch = 8192
+    config.sft.optimizer.beta2 = 0.99
+    config.batch.prompts_per_step = 96
+    config.batch.samples_per_prompt = 8
+    config.batch.sequences_per_optimizer_step = 768
+    config.batch.tokens_per_microbatch = 16384
     config.algorithm.policy_loss = "ppo_clip(clip_high=0.28)"
-    config.actor_optimizer.lr = 5e-4
+    config.algorithm.kl_in_loss = 0.001
+    config.actor_optimizer.lr = 1e-3
+    config.actor_optimizer.schedule = "linear"
     config.actor_optimizer.warmup_steps = 5
-    config.reward.function = "sequence_match(partial=0.5)"
+    config.actor_optimizer.beta2 = 0.99
+    config.reward.function = "sequence_match(partial=0.3)"
+    config.evaluate.prompts = 512
     config.evaluate.every_steps = 20
-    config.checkpoint.every_steps = 20
+    config.checkpoint.every_steps = 25
     if variant == "tiny":
         config.sft.steps = 6
         config.sft.stop_at_accuracy = 0.0

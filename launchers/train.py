@@ -16,6 +16,9 @@ def main(_: list[str]) -> int:
     for name in ("accuracy_before", "accuracy_after"):
         if summary[name]:
             print("{}: {value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(name, **summary[name]))
+    if "time_split" in summary:
+        split = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_split"].items())
+        print(f"steady step {summary['step_s']:.3f} s: {split}")
     print(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     return 0 if summary["status"] == "finished" else 3
 

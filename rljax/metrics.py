@@ -43,19 +43,23 @@ def _group_metrics(scores, live, group) -> dict:
     }
 
 
-def batch_metrics(batch: Batch) -> dict:
-    """Rewards, lengths, finish reasons, groups, advantages, and values if there are any:
-    scalars."""
+def batch_metrics(batch: Batch, shaped: Batch) -> dict:
+    """Rewards, lengths, finish reasons, groups, advantages, and values if there are any: scalars.
+
+    `shaped` is the batch whose rewards the advantages were taken of: a KL penalty may be in them.
+    """
     batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
     tokens = jnp.sum(batch.mask, axis=1)
     live = tokens > 0
     scores = batches.row_sum(batch.rewards, batch)
+    shaped_scores = batches.row_sum(shaped.rewards, shaped)
     rows = jnp.maximum(jnp.sum(live), 1)
     prompt = jnp.sum(batch.segment_ids > 0, axis=1) - tokens
     lengths = _spread("response_tokens", tokens, live)
     del lengths["response_tokens/std"]
     out = {
         **_spread("reward", scores, live),
+        "shaped_reward/mean": jnp.sum(jnp.where(live, shaped_scores, 0.0)) / rows,
         **lengths,
         "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
         "response/truncated_fraction": jnp.sum(live & (batch.finish_reason == FinishReason.LENGTH))

@@ -202,11 +202,13 @@ class Reward:
         for score in scores:
             if score.status != "ok":
                 self.counts[f"reward/{score.status}s"] += 1.0
-        parts: dict[str, list[float]] = {}
-        for score in scores:
+        means: dict[str, list[float]] = {}
+        for sample, score in zip(samples, scores, strict=True):
+            if score.status == "ok":
+                means.setdefault(f"reward/source/{sample['data_source']}", []).append(score.value)
             for name, value in score.parts.items():
-                parts.setdefault(name, []).append(value)
-        self.counts |= {f"reward/part/{k}": float(np.mean(v)) for k, v in sorted(parts.items())}
+                means.setdefault(f"reward/part/{name}", []).append(value)
+        self.counts |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
 
     def close(self) -> None:
         self.pool.close()

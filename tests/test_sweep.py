@@ -13,7 +13,7 @@ import pytest
 from conftest import REPO
 from rich.console import Console
 
-from rljax.config import to_dict
+from rljax.config import Config, to_dict
 from rljax.errors import InputError
 from rljax.launch import config_module, load_config_file
 from rljax.sweep import (
@@ -48,10 +48,28 @@ summary = {"status": "finished", "steps": 3, "wall_s": 1.0, "accuracy_after": va
 summary |= {"accuracy_before": None, "resumed": resumed}
 (folder / "summary.json").write_text(json.dumps(summary))
 """
+REAL = """
+from rljax.config import Config
+
+def get_config():
+    config = Config(steps=1, export=False, trackers=())
+    config.model = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)"
+    config.data.train, config.data.max_prompt_tokens = "sort_digits(digits=3, test=16)", 4
+    config.sampler.max_response_tokens, config.model_settings.remat = 4, "none"
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 4
+    config.batch.sequences_per_optimizer_step, config.evaluate.prompts = 16, 16
+    return config
+
+def sweep():
+    for seed in (1, 2):  # the second finds the programs of the first compiled
+        yield {"seed": seed}
+"""
 
 
 def base():
-    return load_config_file(f"{REPO}/configs/quickstart.py:tiny")
+    config = Config(model="decoder(layers=1)")
+    config.data.train = "sort_digits()"
+    return config
 
 
 def members_of(folder, *overrides):
@@ -89,9 +107,9 @@ def test_a_stopped_sweep_hands_the_signal_on_and_resumes(tmp_path, launcher):
     script = f"""
 import pathlib, sys
 from rljax.config import Config
-from rljax.launch import load_config_file
 from rljax.sweep import Stopped, make_members, run_members
-base = load_config_file("{REPO}/configs/quickstart.py:tiny")
+base = Config(model="decoder(layers=1)")
+base.data.train = "sort_digits()"
 members = make_members(base, [{{"seed": s}} for s in (0, 2, 3)], pathlib.Path("s"), "x.py")
 try:
     for member, code in run_members(members, [], launcher=pathlib.Path("{launcher}")):
@@ -216,22 +234,12 @@ def test_the_shipped_sweep(tmp_path):
     module = config_module(path)
     members = make_members(load_config_file(f"{path}:tiny"), module.sweep(), tmp_path, path)
     assert len(members) == 6 and len({m.name for m in members}) == 6
-    assert {m.config.steps for m in members} == {6}
+    assert {m.config.steps for m in members} == {load_config_file(f"{path}:tiny").steps}
 
 
 def test_the_launcher_from_end_to_end(tmp_path):
     """Two real members; the second call runs neither and prints the same table."""
-    (tmp_path / "my_sweep.py").write_text(
-        "from rljax.launch import load_config_file\n"
-        "def get_config():\n"
-        f"    c = load_config_file({str(REPO / 'configs/quickstart.py')!r} + ':tiny')\n"
-        "    c.model = 'decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)'\n"
-        "    c.steps, c.sft.steps, c.trackers = 1, 0, ()\n"
-        "    return c\n"
-        "def sweep():\n"
-        "    for seed in (1, 2):\n"  # the second finds the programs of the first compiled
-        "        yield {'seed': seed}\n"
-    )
+    (tmp_path / "my_sweep.py").write_text(REAL)
     cache = jax.config.jax_compilation_cache_dir
     line = [sys.executable, f"{REPO}/launchers/sweep.py", "--config=my_sweep.py", "--out", "sw"]
     line += ["--config.reward.workers=1", f"--config.compilation_cache={cache}"]

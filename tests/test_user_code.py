@@ -3,12 +3,14 @@
 Each module below is all that the user writes.
 """
 
+import json
+
 import pytest
-from conftest import REPO
 from tiny_run import metrics_rows
 
+from rljax.config import Config
+from rljax.data.tokenizer import CharTokenizer
 from rljax.errors import InputError
-from rljax.launch import load_config_file
 from rljax.train import train
 from rljax.validation import validate
 
@@ -50,13 +52,19 @@ def learn(batch, cfg, *, actor):
 '''
 
 
-def tiny(run_dir):
-    config = load_config_file(f"{REPO}/configs/quickstart.py:tiny")
+def tiny(folder):
+    """One step of a decoder of one layer; nothing is held out, so nothing else compiles."""
+    rows = [{"prompt": f"{i}>", "ground_truth": str(i)} for i in range(8)]
+    (folder / "digits.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    CharTokenizer("0123456789>").save(folder / "tokenizer")
+    config = Config(steps=1, export=False, trackers=(), compilation_cache="")
     config.model = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)"
-    config.run_dir, config.compilation_cache, config.trackers = str(run_dir), "", ()
-    config.steps, config.sft.steps, config.export = 1, 0, False
-    config.evaluate.every_steps = config.checkpoint.every_steps = 0
-    config.evaluate.prompts, config.reward.workers = 8, 1
+    config.tokenizer, config.run_dir = str(folder / "tokenizer"), str(folder / "run")
+    config.data.train, config.data.max_prompt_tokens = str(folder / "digits.jsonl"), 4
+    config.sampler.max_response_tokens, config.model_settings.remat = 4, "none"
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 4
+    config.batch.sequences_per_optimizer_step, config.reward.workers = 16, 1
+    config.reward.function = "sequence_match(partial=0.5)"
     return config
 
 
@@ -85,7 +93,7 @@ def test_a_function_of_the_users_own(field, module, call, metric, value, tmp_pat
     name = f"users_{field.rpartition('.')[2]}"
     (tmp_path / f"{name}.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
-    config = put(tiny(tmp_path / "run"), field, f"{name}.{call}")
+    config = put(tiny(tmp_path), field, f"{name}.{call}")
     assert train(config)["status"] == "finished"
     (row,) = metrics_rows(tmp_path / "run")
     if value is None:  # half of the length: the reward counts the sampler's tokens

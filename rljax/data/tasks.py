@@ -91,27 +91,28 @@ def addition(
 def letter_counts(
     *,
     letters: int = 8,
-    kinds: int = 3,
+    kinds: int = 4,
     prompts: int = 5_000,
     test: int = 512,
     worked_examples: int = 256,
     seed: int = 0,
 ) -> Task:
-    """ "abcabbca>" -> "33": how often the first letter of the alphabet occurs, then the second."""
-    if not 2 <= letters <= 9:
+    """ "dabcacab>" -> "32": how often "a" occurs, then "b"; each 0 to letters/2 times, all equally
+    likely. `prompts` texts are drawn and repeated ones dropped."""
+    if not 2 <= letters <= 19:
         raise InputError(
-            "letter_counts(letters)", value=letters, rule="2 to 9, so that a count is one digit"
+            "letter_counts(letters)", value=letters, rule="2 to 19, so that a count is one digit"
         )
-    if not 2 <= kinds <= 26:
-        raise InputError("letter_counts(kinds)", value=kinds, rule="2 to 26")
+    if not 3 <= kinds <= 26:
+        raise InputError("letter_counts(kinds)", value=kinds, rule="3 to 26")
     _check_prompts("letter_counts", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
-    pairs = []
-    for number in rng.sample(range(kinds**letters), min(prompts, kinds**letters)):
-        text = ""
-        for _ in range(letters):
-            number, digit = divmod(number, kinds)
-            text += alphabet[digit]
-        pairs.append((f"{text}>", f"{text.count('a')}{text.count('b')}"))
+    answers = {}
+    for _ in range(prompts):
+        a, b = rng.randint(0, letters // 2), rng.randint(0, letters // 2)
+        text = list("a" * a + "b" * b) + rng.choices(alphabet[2:], k=letters - a - b)
+        rng.shuffle(text)
+        answers["".join(text) + ">"] = f"{a}{b}"
+    pairs = list(answers.items())
     return _split("letter_counts", "0123456789>" + alphabet, pairs, test, worked_examples)

@@ -26,4 +26,4 @@ def learn(batch, cfg, *, actor, reference):
         shaped = batch.replace(rewards=kl_penalised_rewards(batch, coef=cfg.kl_in_reward))
     batch = batch.replace(advantages=cfg.advantage(shaped))
     actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options)
-    return {"actor": actor}, {**metrics, **batch_metrics(batch), **mismatch_metrics(batch)}
+    return {"actor": actor}, {**metrics, **batch_metrics(batch, shaped), **mismatch_metrics(batch)}
