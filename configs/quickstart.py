@@ -6,7 +6,9 @@ The task: "dabcab>" -> "22", how often "a" and "b" occur. SFT stops once it know
 right a third of the time; GRPO with a rule reward does the rest.
 
 Hardware: 2 CPU cores. Measured 2026-11-21 on a machine that other work shared (load 4 to 12):
-@@MEASURED@@
+six seeds (0 to 5), accuracy before 0.30 to 0.42; after, 1.00 on seeds 0, 1, 2 and 3, but 0.60 on
+seed 4, and 1.00 at step 100 of 120 of seed 5, which was not run to its end.
+118 to 177 s with a warm compilation cache; not measured on an idle machine, nor with a cold cache.
 """
 
 from rljax.config import Config

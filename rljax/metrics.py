@@ -35,10 +35,11 @@ def _group_metrics(scores, live, group) -> dict:
     groups = jnp.maximum(jnp.sum(share), 1e-9)
     dead = share * (low == high)
     top = jnp.max(jnp.where(live, scores, -jnp.inf))
+    right = dead * ((low == top) & (top > 0))  # a batch of zeros is all wrong, not all right
     return {
         "group/zero_advantage_fraction": jnp.sum(dead) / groups,
-        "group/all_right_fraction": jnp.sum(dead * (low == top)) / groups,
-        "group/all_wrong_fraction": jnp.sum(dead * (low < top)) / groups,
+        "group/all_right_fraction": jnp.sum(right) / groups,
+        "group/all_wrong_fraction": jnp.sum(dead - right) / groups,
         "group/singletons": jnp.sum(live & (size == 1)).astype(jnp.float32),
     }
 

@@ -88,11 +88,11 @@ def whole(parts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def halfway(parts, whole, tmp_path_factory):
-    """The same run stopped by SIGTERM in the middle of the second step of GRPO."""
+    """The same run stopped by SIGTERM in a step after which no checkpoint was due."""
     folder = tmp_path_factory.mktemp("halfway")
-    plan(parts, signal.SIGTERM, EVALUATION + 16 + 8)
-    summary = train(configured(folder))
-    assert summary["status"] == "stopped by SIGTERM at step 8, saved at step 8"
+    plan(parts, signal.SIGTERM, EVALUATION + 8)
+    found = train(configured(folder))
+    assert found["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     return folder
 
 
@@ -120,17 +120,17 @@ def test_the_comparison_sees_one_changed_digit(whole, tmp_path, name):
 
 
 def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(half, whole, parts):
-    assert newest_step(half) == 8 and len(metrics_rows(half)) == 8
-    assert summary(half)["status"] == "stopped by SIGTERM at step 8, saved at step 8"
+    assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
+    assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     assert policy_bytes(half)["model.safetensors"] != policy_bytes(whole)["model.safetensors"]
-    plan(parts, signal.SIGTERM, 16 + 16 + 8)  # steps 9 and 10, and in the evaluation after 10
-    assert train(configured(half))["steps"] == 10
+    plan(parts, signal.SIGTERM, 16 + EVALUATION + 8)  # step 8, and in step 9
+    assert train(configured(half))["steps"] == 9 == newest_step(half)
     assert train(configured(half))["status"] == "finished"
     assert_same_run(half, whole)
 
 
 def test_sigterm_in_the_last_step_ends_a_finished_run(half, whole, parts):
-    plan(parts, signal.SIGTERM, 16 * 4 + 16 + 8)  # the last step of those, 9 to 12
+    plan(parts, signal.SIGTERM, 16 * 4 + EVALUATION * 2 + 8)  # steps 8 to 11, and in step 12
     assert train(configured(half))["status"] == "finished"
     assert_same_run(half, whole)
 
@@ -197,8 +197,8 @@ def test_another_config_is_let_through_by_name(half, whole):
     change = {"evaluate__every_steps": 3, "checkpoint__allow_changed": ("evaluate.every_steps",)}
     assert train(configured(half, **change))["status"] == "finished"
     rows, expected = metrics_rows(half), metrics_rows(whole)
-    assert rows[:8] == expected[:8] and len(rows) == 12
-    assert [r["step"] for r in rows[8:] if "eval/accuracy" in r] == [9, 12]
+    assert rows[:7] == expected[:7] and len(rows) == 12
+    assert [r["step"] for r in rows[7:] if "eval/accuracy" in r] == [9, 12]
     assert json.loads((half / "config.json").read_text())["evaluate"]["every_steps"] == 3
 
 
@@ -212,8 +212,8 @@ def test_other_data_is_refused_and_let_through_by_name(half, whole, parts, seed)
     finally:
         (parts / "seed").write_text("1")
     assert (found["status"], found["steps"]) == ("finished", 12)
-    assert metrics_rows(half)[:8] == metrics_rows(whole)[:8]
-    assert metrics_rows(half)[8] != metrics_rows(whole)[8]
+    assert metrics_rows(half)[:7] == metrics_rows(whole)[:7]
+    assert metrics_rows(half)[7] != metrics_rows(whole)[7]
 
 
 def test_a_change_that_the_arrays_do_not_fit_is_refused_although_allowed(half):

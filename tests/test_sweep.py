@@ -40,7 +40,7 @@ resumed = len(starts.read_text()) > 1
 if flags["seed"] == "1" and not resumed:
     sys.exit(1)
 if flags["seed"] == "2" and not resumed:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit((folder / "saved").write_text("") or 3))
     (folder / "waiting").write_text("")
     time.sleep(60)
 value = {"value": 0.1 * int(flags["seed"]), "low": 0.0, "high": 0.5, "n": 9}
@@ -61,8 +61,7 @@ def get_config():
     return config
 
 def sweep():
-    for seed in (1, 2):  # the second finds the programs of the first compiled
-        yield {"seed": seed}
+    yield {"seed": 1, "actor_optimizer.lr": 1e-3}
 """
 
 
@@ -128,6 +127,7 @@ except Stopped as stop:
     child.send_signal(signal.SIGTERM)
     out, _ = child.communicate(timeout=60)
     assert "stopped by SIGTERM" in out
+    assert (waiting.parent / "saved").exists()  # the member was told, not killed
     assert not (tmp_path / "s" / "seed=3").exists()  # the rest waits for the next call
 
     again = subprocess.run(start, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
@@ -238,7 +238,7 @@ def test_the_shipped_sweep(tmp_path):
 
 
 def test_the_launcher_from_end_to_end(tmp_path):
-    """Two real members; the second call runs neither and prints the same table."""
+    """A real member; the second call does not run it and has the same table."""
     (tmp_path / "my_sweep.py").write_text(REAL)
     cache = jax.config.jax_compilation_cache_dir
     line = [sys.executable, f"{REPO}/launchers/sweep.py", "--config=my_sweep.py", "--out", "sw"]
@@ -248,11 +248,12 @@ def test_the_launcher_from_end_to_end(tmp_path):
     first = subprocess.run(line, **options)
     assert first.returncode == 0, first.stdout + first.stderr
     rows = json.loads((tmp_path / "sw" / "sweep.json").read_text())
-    assert [row["status"] for row in rows] == ["finished", "finished"]
-    assert [row["name"] for row in rows] == ["seed=1", "seed=2"]
-    assert all(row["accuracy_after"]["n"] == 16 for row in rows)
-    samples = [(tmp_path / "sw" / row["name"] / "samples.jsonl").read_text() for row in rows]
-    assert samples[0] != samples[1]
+    assert [row["name"] for row in rows] == ["seed=1,lr=0.001"]
+    assert rows[0]["status"] == "finished" and rows[0]["accuracy_after"]["n"] == 16
+    assert "seed=1,lr=0.001" in first.stdout and "finished" in first.stdout
+    run = tmp_path / "sw" / "seed=1,lr=0.001"
+    assert json.loads((run / "metrics.jsonl").read_text())["lr"] == pytest.approx(1e-3)
+    assert json.loads((run / "config.json").read_text())["reward"]["workers"] == 1
     again = subprocess.run(line, **options)
-    assert again.returncode == 0 and again.stdout.count("was finished") == 2
+    assert again.returncode == 0 and again.stdout.count("was finished") == 1
     assert json.loads((tmp_path / "sw" / "sweep.json").read_text()) == rows

@@ -42,7 +42,7 @@ def my_flow(prompts, key, cfg, *, actor, reward, scale=1.0):
     """REINFORCE without a baseline."""
     batch = reward(actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt), prompts)
     new, metrics = learn(batch, cfg, actor=actor)
-    return new, {**metrics, "my_scale": scale}
+    return new, {**metrics, "my_scale": scale, "my_mean": batch.rewards.sum() / batch.rows}
 
 @program
 def learn(batch, cfg, *, actor):
@@ -50,6 +50,14 @@ def learn(batch, cfg, *, actor):
     actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options)
     return {"actor": actor}, metrics
 '''
+
+
+MODULES = {
+    "users_loss": LOSS,
+    "users_advantage": ADVANTAGE,
+    "users_reward": REWARD,
+    "users_flow": DATAFLOW,
+}
 
 
 def tiny(folder):
@@ -78,31 +86,43 @@ def lines(module):
     return len([line for line in module.splitlines() if line.strip()])
 
 
-@pytest.mark.parametrize(
-    ("field", "module", "call", "metric", "value"),
-    [
-        ("algorithm.policy_loss", LOSS, "my_loss(width=0.1)", "my_width", 0.1),
-        ("algorithm.advantage", ADVANTAGE, "my_advantage(level=0.25)", "advantage/mean", 0.25),
-        ("reward.function", REWARD, "my_reward(weight=0.5)", "reward/mean", None),
-        ("dataflow", DATAFLOW, "my_flow(scale=3.0)", "my_scale", 3.0),
-    ],
-    ids=["policy_loss", "advantage", "reward", "dataflow"],
-)
-def test_a_function_of_the_users_own(field, module, call, metric, value, tmp_path, monkeypatch):
-    assert lines(module) < 15
-    name = f"users_{field.rpartition('.')[2]}"
-    (tmp_path / f"{name}.py").write_text(module)
-    monkeypatch.syspath_prepend(tmp_path)
-    config = put(tiny(tmp_path), field, f"{name}.{call}")
+def run_with(folder, monkeypatch, **components) -> dict:
+    """One training step with the user's modules on the path; its metrics."""
+    for name, module in MODULES.items():
+        assert lines(module) < 15
+        (folder / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(folder)
+    config = tiny(folder)
+    for field, text in components.items():
+        put(config, field.replace("__", "."), text)
     assert train(config)["status"] == "finished"
-    (row,) = metrics_rows(tmp_path / "run")
-    if value is None:  # half of the length: the reward counts the sampler's tokens
-        value = 0.5 * row["response_tokens/mean"]
-        assert row["reward/part/digits"] >= 0
-    assert row[metric] == pytest.approx(value)
+    (row,) = metrics_rows(folder / "run")
     assert row["grad_norm"] > 0
-    if field == "dataflow":
-        assert "mismatch/mismatch_kl" not in row  # nothing of the built-in dataflow has run
+    return row
+
+
+def test_a_policy_loss_and_an_advantage_of_the_users_own(tmp_path, monkeypatch):
+    row = run_with(
+        tmp_path,
+        monkeypatch,
+        algorithm__policy_loss="users_loss.my_loss(width=0.1)",
+        algorithm__advantage="users_advantage.my_advantage(level=0.25)",
+    )
+    assert row["my_width"] == pytest.approx(0.1) and "ppo_kl" not in row
+    assert row["advantage/mean"] == row["advantage/max"] == 0.25
+
+
+def test_a_reward_and_a_dataflow_of_the_users_own(tmp_path, monkeypatch):
+    row = run_with(
+        tmp_path,
+        monkeypatch,
+        reward__function="users_reward.my_reward(weight=0.5)",
+        dataflow="users_flow.my_flow(scale=3.0)",
+    )
+    assert row["my_scale"] == 3.0
+    assert "mismatch/mismatch_kl" not in row  # nothing of the built-in dataflow has run
+    assert row["my_mean"] == pytest.approx(row["reward/part/score"])
+    assert 0.5 <= row["my_mean"] <= 2.0 and row["reward/part/digits"] >= 0
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ TINY = {
     "reward.function": "gsm8k(method='flexible', format_score=0.5)",
     "reward.workers": 1,
     "model_settings.dtype": "float32",
+    "model_settings.remat": "none",  # compiles faster
     "evaluate.prompts": 4,
 }
 

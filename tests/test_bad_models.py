@@ -1,0 +1,245 @@
+"""Malformed Hugging Face folders: every one is refused with the file and the field in the message.
+
+The cases count towards the 200 of test_bad_input.
+"""
+
+import json
+import os
+import random
+import shutil
+import struct
+
+import jax
+import pytest
+from conftest import golden
+from tiny_gsm8k import write_model
+from tiny_refusal import refused
+
+from rljax.errors import InputError
+from rljax.mesh import make_mesh
+from rljax.models.huggingface import load_config, load_params
+from rljax.models.model import Model
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A valid model folder; tests copy it before they break it."""
+    return write_model(tmp_path_factory.mktemp("good") / "model", "qwen3")
+
+
+@pytest.fixture
+def folder(good, tmp_path):
+    return shutil.copytree(good, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh(devices=jax.devices()[:1])
+
+
+# -- config.json of a model: key -> values that it cannot have --
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings")
+BAD_VALUES = [(key, value) for key in SIZES for value in (0, -1, "8", 2.5, True, [8])]
+BAD_VALUES += [(key, None) for key in SIZES[:5]]
+BAD_VALUES += [
+    ("num_key_value_heads", 3),
+    ("head_dim", 31),
+    ("model_type", "gpt2"),
+    ("model_type", None),
+    ("model_type", 3),
+    ("rms_norm_eps", "1e-6"),
+    ("rms_norm_eps", -1.0),
+    ("rms_norm_eps", float("nan")),
+    ("tie_word_embeddings", "false"),
+    ("tie_word_embeddings", 1),
+    ("attention_bias", "no"),
+    ("hidden_act", "gelu"),
+    ("hidden_act", 3),
+    ("initializer_range", "0.02"),
+    ("rope_parameters", [1]),
+    ("rope_parameters", "default"),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}),
+    ("rope_parameters", {"rope_type": "dynamic", "factor": 2.0}),
+    ("rope_parameters", {"rope_type": 3}),
+    ("rope_parameters", {"rope_type": ["llama3"]}),
+    ("rope_parameters", {"rope_type": "linear"}),
+    ("rope_parameters", {"rope_type": "linear", "factor": "2"}),
+    ("rope_parameters", {"rope_type": "linear", "factor": 0}),
+    ("rope_parameters", {"rope_type": "llama3", "factor": 8.0}),
+    ("rope_parameters", {"rope_theta": "10000"}),
+    ("rope_parameters", {"rope_theta": -1.0}),
+    ("rope_parameters", {"rope_theta": 1e4, "mrope_section": [1, 2, 3]}),
+    ("rope_scaling", {"type": "su", "factor": 2.0}),
+    ("use_sliding_window", True),
+    ("layer_types", ["full_attention", "sliding_attention"]),
+    ("layer_types", ["full_attention", "linear_attention"]),
+    ("layer_types", 7),
+    ("num_experts", 8),
+    ("attn_logit_softcapping", 50.0),
+    ("q_lora_rank", 16),
+    ("quantization_config", {"bits": 4}),
+    ("vision_config", {}),
+    ("", 1),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD_VALUES, ids=lambda x: str(x)[:40])
+def test_model_config_values(folder, mesh, key, value):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if key == "rope_scaling":
+        del config["rope_parameters"]
+    config[key] = value
+    path.write_text(json.dumps(config))
+    refused(lambda: load_params(folder, Model(load_config(folder), mesh)), str(folder))
+
+
+def test_model_config_without_a_needed_key(folder):
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+    for key in ("model_type", *SIZES[:5]):
+        path.write_text(json.dumps({k: v for k, v in whole.items() if k != key}))
+        refused(lambda: load_config(folder), str(path), key)
+
+
+CONFIG_TEXTS = [b"", b"{", b"[]", b"null", b"3", b'"qwen3"', b"\xff\xfe{}", b"[" * 100_000]
+CONFIG_TEXTS += [b'{"model_type": "qwen3"', b"<html>404</html>", b'{"vocab_size": ' + b"9" * 5000]
+
+
+@pytest.mark.parametrize("text", CONFIG_TEXTS, ids=lambda t: repr(t[:20]))
+def test_model_config_texts(folder, text):
+    (folder / "config.json").write_bytes(text)
+    refused(lambda: load_config(folder), str(folder / "config.json"))
+
+
+FAMILIES = ["deepseek_v3", "gemma2", "gemma3_text", "gpt_oss", "mistral", "mixtral", "qwen2_5_vl"]
+FAMILIES += ["qwen3_moe", "qwen3_vl"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_that_are_not_supported(folder, family):
+    """Refused by name: a family that loads as another one would be wrong without a word."""
+    shutil.copyfile(golden("public", "hf", family, "config.json"), folder / "config.json")
+    refused(lambda: load_config(folder), str(folder), "supported: llama, qwen2, qwen3")
+
+
+# -- model.safetensors --
+
+
+def header_of(path):
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def write_header(path, header, body, size=None):
+    text = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    path.write_bytes(struct.pack("<Q", len(text) if size is None else size) + text + body)
+
+
+NORM = "model.norm.weight"
+HEADERS = {
+    "no header": lambda h: b"",
+    "header is no JSON": lambda h: b"{" * 64,
+    "header is a list": lambda h: [],
+    "header is a number": lambda h: 7,
+    "empty header": lambda h: {},
+    "entry is null": lambda h: {**h, NORM: None},
+    "entry has no dtype": lambda h: {**h, NORM: {k: v for k, v in h[NORM].items() if k != "dtype"}},
+    "unknown dtype": lambda h: {**h, NORM: {**h[NORM], "dtype": "F7"}},
+    "integer dtype": lambda h: {**h, NORM: {**h[NORM], "dtype": "I32"}},
+    "negative shape": lambda h: {**h, NORM: {**h[NORM], "shape": [-1]}},
+    "huge shape": lambda h: {**h, NORM: {**h[NORM], "shape": [2**40, 2**40]}},
+    "shape is text": lambda h: {**h, NORM: {**h[NORM], "shape": "64"}},
+    "shape of another rank": lambda h: {**h, NORM: {**h[NORM], "shape": [8, 8]}},
+    "offsets overlap": lambda h: {**h, NORM: {**h[NORM], "data_offsets": [0, 256]}},
+    "offsets backwards": lambda h: {**h, NORM: {**h[NORM], "data_offsets": [256, 0]}},
+    "offsets past the end": lambda h: {**h, NORM: {**h[NORM], "data_offsets": [0, 2**62]}},
+    "a tensor is missing": lambda h: {k: v for k, v in h.items() if k != NORM},
+    "a tensor is misnamed": lambda h: {("x" if k == NORM else k): v for k, v in h.items()},
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_safetensors_headers(folder, mesh, name):
+    path = folder / "model.safetensors"
+    header, body = header_of(path)
+    write_header(path, HEADERS[name](header), body)
+    refused(lambda: load_params(folder, Model(load_config(folder), mesh)), str(folder))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, 5_000, 100_000, 430_239])
+def test_truncated_safetensors(folder, mesh, size):
+    path = folder / "model.safetensors"
+    assert path.stat().st_size > size
+    os.truncate(path, size)
+    refused(lambda: load_params(folder, Model(load_config(folder), mesh)), str(path))
+
+
+@pytest.mark.parametrize("size", [2**64 - 1, 2**63, 2**32, 10**8, 3])
+def test_header_sizes_that_lie(folder, mesh, size):
+    path = folder / "model.safetensors"
+    header, body = header_of(path)
+    write_header(path, header, body, size)
+    refused(lambda: load_params(folder, Model(load_config(folder), mesh)), str(path))
+
+
+def test_random_damage_of_the_header_never_escapes(folder, mesh):
+    """200 files with a few random bytes: each loads, or is refused by name."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    rng, model, refusals = random.Random(0), Model(load_config(folder), mesh), 0
+    for _ in range(200):
+        damaged = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(8 + size)] = rng.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            load_params(folder, model)
+        except InputError as error:
+            refusals += 1
+            assert str(folder) in str(error)
+    assert refusals > 150
+
+
+INDEXES = {
+    "no map": {},
+    "map is a list": {"weight_map": []},
+    "map of numbers": {"weight_map": {NORM: 3}},
+    "map is null": {"weight_map": None},
+    "an absent file": {"weight_map": {NORM: "model-00002.safetensors"}},
+    "a folder": {"weight_map": {NORM: "."}},
+    "an empty name": {"weight_map": {NORM: ""}},
+    "too few tensors": {"weight_map": {NORM: "model.safetensors"}},
+    "a tensor that its file lacks": {"weight_map": {"lm_head.weight": "model.safetensors"}},
+    "no object": [],
+}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_safetensors_indexes(folder, mesh, name):
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(INDEXES[name]))
+    refused(lambda: load_params(folder, Model(load_config(folder), mesh)), str(folder))
+
+
+def test_an_index_that_names_a_tensor_of_another_file(folder, mesh):
+    header, _ = header_of(folder / "model.safetensors")
+    names = [name for name in header if name != "__metadata__"]
+    write_header(folder / "other.safetensors", {}, b"")
+    weight_map = {name: "model.safetensors" for name in names} | {NORM: "other.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    action = lambda: load_params(folder, Model(load_config(folder), mesh))  # noqa: E731
+    refused(action, "other.safetensors", NORM)
+
+
+def test_folders_without_weights(folder, mesh):
+    config = load_config(folder)
+    (folder / "model.safetensors").unlink()
+    refused(lambda: load_params(folder, Model(config, mesh)), "no *.safetensors")
+    (folder / "model.safetensors").mkdir()
+    refused(lambda: load_params(folder, Model(config, mesh)), "model.safetensors")
+    refused(lambda: load_config(folder / "nothing"), "nothing/config.json does not exist")
