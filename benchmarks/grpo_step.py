@@ -2,9 +2,12 @@
 
 python benchmarks/grpo_step.py [--repeats=5]
 
-Model: embed 512, mlp 1536, 8 layers, 8 heads, 4 kv heads, head_dim 64, vocabulary 4096, float32. Batch 32
-(4 prompts x 8), prompt 32, 128 new tokens, temperature 1, EOS ignored. FLOPs are counted as 2 per weight of the
-layers and the head and token for a forward pass, and 6 with the backward pass, attention scores included. The
+Model: embed 512, mlp 1536, 8 layers, 8 heads, 4 kv heads, head_dim 64, vocabulary 4096, float32.
+Batch 32
+(4 prompts x 8), prompt 32, 128 new tokens, temperature 1, EOS ignored. FLOPs are counted as 2 per
+weight of the
+layers and the head and token for a forward pass, and 6 with the backward pass, attention scores
+included. The
 floor is the rate that a plain float32 matmul of the model's own sizes reaches in the same process.
 """
 
@@ -38,7 +41,8 @@ ROWS, COLUMNS = PROMPTS * SAMPLES, PROMPT_TOKENS + NEW_TOKENS
 
 
 def matmul_rate(tokens: int, config, repeats: int) -> float:
-    """FLOP/s of x @ w with the model's largest weight: [tokens, embed] x [embed, mlp], best of a few."""
+    """FLOP/s of x @ w with the model's largest weight: [tokens, embed] x [embed, mlp], best of a
+    few."""
     x, w = jnp.ones((tokens, config.embed)), jnp.ones((config.embed, config.mlp))
     product = jax.jit(lambda x, w: x @ w)
     jax.block_until_ready(product(x, w))
@@ -57,9 +61,9 @@ def forward_flops(config, params) -> float:
     return ROWS * COLUMNS * (2 * weights + attention)
 
 
-def timed(seconds: dict, name: str, function):
+def timed(seconds: dict, name: str, function, *args, **options):
     start = time.perf_counter()
-    out = jax.block_until_ready(function())
+    out = jax.block_until_ready(function(*args, **options))
     seconds.setdefault(name, []).append(time.perf_counter() - start)
     return out
 
@@ -97,12 +101,20 @@ def main() -> None:
         lengths = np.full(PROMPTS, PROMPT_TOKENS)
         key = jax.random.key(i)
         batch = timed(
-            seconds, "generate",
-            lambda: rollout(model, actor.state.params, prompts, lengths, key, recipe.sampling, n=SAMPLES),
-        )  # fmt: skip
+            seconds,
+            "generate",
+            rollout,
+            model,
+            actor.state.params,
+            prompts,
+            lengths,
+            key,
+            recipe.sampling,
+            n=SAMPLES,
+        )
         scores = jnp.asarray(rng.integers(0, 2, ROWS), jnp.float32)
         batch = batch.replace(rewards=last_token(batch) * scores[:, None])
-        timed(seconds, "logprobs", lambda: logprobs(actor, batch))
+        timed(seconds, "logprobs", logprobs, actor, batch)
         start = time.perf_counter()
         new, _ = learn(batch, recipe, actor=actor, reference=None)
         actor = jax.block_until_ready(new["actor"])
@@ -112,7 +124,7 @@ def main() -> None:
             compile_s = time.perf_counter() - first
             seconds, rates = {}, []
     median = {k: statistics.median(v) for k, v in seconds.items()}
-    flops = forward_flops(config, params if i == 0 else actor.state.params)
+    flops = forward_flops(config, actor.state.params)
     matmul = statistics.median(rates)
     # learn = old log-probs (one forward) + forward and backward (three) of the update.
     learn_rate = 4 * flops / median["learn"]

@@ -2,14 +2,16 @@
 
     config.py ─► build.py ─► run.py ◄─ train.py: {step, evaluate, log, save}
                                │
-       data ─► prompts         │  one step = one dataflow (dataflows/grpo.py is the page to read first)
+       data ─► prompts         │  one step = one dataflow (dataflows/grpo.py is the page to read
+       first)
                   │            ▼
               Actor.generate ─► sampler/ ─► Batch ─► Reward ─► rewards/pool
                   ▲                                     │
                   │           correction, advantages, losses ─► update.py ─► new Actor, Critic
                   └──────────────── the same parameter arrays ◄──────────────────┘
 
-Importing this package imports nothing else: reward workers and --help start from here. The public names
+Importing this package imports nothing else: reward workers and --help start from here. The public
+names
 below are imported when they are first used.
 """
 

@@ -1,6 +1,7 @@
 """Sampler against trainer: how far the two programs' log-probs of the same tokens are apart.
 
-What lives here: the mismatch metrics (ALGORITHMS G2, G3). Both sets of log-probs come from the same weights
+What lives here: the mismatch metrics (ALGORITHMS G2, G3). Both sets of log-probs come from the same
+weights
 and temperature, so anything but rounding is a bug of one of the two programs.
 """
 
@@ -18,7 +19,8 @@ def _correlation(x, y, mask):
 
 
 def mismatch_metrics(batch: Batch) -> dict:
-    """With x = old - sampler on policy tokens: mean -x, mean(e^x - 1 - x), mean and max |x|, the Pearson
+    """With x = old - sampler on policy tokens: mean -x, mean(e^x - 1 - x), mean and max |x|, the
+    Pearson
     correlation of the two probabilities, and perplexities exp(-mean log-prob) averaged over rows.
     """
     batch.require("old_logprobs", "sampler_logprobs", by="mismatch_metrics")

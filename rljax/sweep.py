@@ -73,7 +73,7 @@ def make_members(base: Config, listed: object, folder: Path, where: str) -> list
         ) from error
     if not overrides:
         raise InputError(f"{where}: sweep() yields nothing", fix="yield {'seed': 0}, for example")
-    members, problems = [], []
+    members, problems, said = [], [], {}
     for i, item in enumerate(overrides):
         place = f"{where}: member {i} of sweep()"
         try:
@@ -87,7 +87,13 @@ def make_members(base: Config, listed: object, folder: Path, where: str) -> list
             members.append(Member(name, dict(item), config))
         except InputError as error:
             text = str(error)
-            problems.append(text if place in text else f"{place}, {dict(item)}: {text}")
+            if place in text:
+                problems.append(text)
+            else:  # what is wrong in the base is wrong in every member: say it once
+                said.setdefault(text, []).append(f"{place}, {dict(item)}")
+    for text, places in said.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        problems.append(f"{places[0]}{more}: {text}")
     names = [m.name for m in members]
     for double in sorted({n for n in names if names.count(n) > 1}):
         problems.append(f"{where}: {names.count(double)} members are called {double!r}")

@@ -1,4 +1,5 @@
-"""Strict JAX for every test: eight CPU devices, no silent rank promotion, NaN checks where asked."""
+"""Strict JAX for every test: eight CPU devices, no silent rank promotion, NaN checks where
+asked."""
 
 import importlib.util
 import json

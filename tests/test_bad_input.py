@@ -157,8 +157,8 @@ def test_built_in_models(text):
         "sort_digits(prompts=-1)",
         "sort_digits(worked_examples=0)",
         "addition(digits=0)",
-        "letter_counts(kinds=1)",
-        "letter_counts(letters=20)",
+        "letter_count(kinds=1)",
+        "letter_count(letters=20)",
         "sort_digits(seed=None)",
     ],
 )

@@ -1,4 +1,5 @@
-"""kernels.logprob: the chunked form equals the plain one in value and gradient, whatever the shape."""
+"""kernels.logprob: the chunked form equals the plain one in value and gradient, whatever the
+shape."""
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,9 @@ def test_logprob_and_entropy_equal_verl():
             if case.edge or case.params["precision"] != "float64":
                 continue
             logits = jnp.asarray(case.inputs["logits"], jnp.float64)
-            labels = next(v for k, v in case.inputs.items() if k in ("labels", "targets", "input_ids"))
+            labels = next(
+                v for k, v in case.inputs.items() if k in ("labels", "targets", "input_ids")
+            )
             eye = jnp.eye(logits.shape[-1], dtype=jnp.float64)
             logp, entropy, _ = token_logprobs(logits, eye, jnp.asarray(labels, jnp.int32))
             for name, got in (("log_probs", logp), ("entropy", entropy)):

@@ -15,8 +15,10 @@ REDUCTIONS = {
     "token-mean": lambda p: update.token_mean,
     "seq-mean-token-sum": lambda p: update.seq_mean_token_sum,
     "seq-mean-token-mean": lambda p: update.seq_mean_token_mean,
-    "seq-mean-token-sum-norm": lambda p: lambda b: update.seq_mean_token_sum_norm(
-        b, max_tokens=p.get("loss_scale_factor", b.mask.shape[1])
+    "seq-mean-token-sum-norm": lambda p: (
+        lambda b: update.seq_mean_token_sum_norm(
+            b, max_tokens=p.get("loss_scale_factor", b.mask.shape[1])
+        )
     ),
 }
 
@@ -175,21 +177,36 @@ def test_value_loss_equals_verl():
 
 def test_kl_estimators_equal_verl_in_value_and_gradient():
     _, cases = golden_cases("public", "verl", "kl_penalty.npz")
-    names = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+    names = {
+        "kl": "k1",
+        "k1": "k1",
+        "abs": "abs",
+        "mse": "k2",
+        "k2": "k2",
+        "low_var_kl": "k3",
+        "k3": "k3",
+    }
     checked = 0
     with jax.enable_x64(True):
         for case in cases:
-            kind, plus = case.params["kl_penalty"].removesuffix("+"), case.params["kl_penalty"][-1] == "+"
+            kind, plus = (
+                case.params["kl_penalty"].removesuffix("+"),
+                case.params["kl_penalty"][-1] == "+",
+            )
             if case.edge or kind not in names or case.params["precision"] != "float64":
                 continue
             estimator = names[kind] + ("+" if plus else "")
-            logp, ref = (jnp.asarray(case.inputs[k], jnp.float64) for k in ("logprob", "ref_logprob"))
+            logp, ref = (
+                jnp.asarray(case.inputs[k], jnp.float64) for k in ("logprob", "ref_logprob")
+            )
             got, pull = jax.vjp(lambda x, e=estimator, r=ref: kl.kl_estimate(x, r, e), logp)
-            np.testing.assert_allclose(got, case.outputs["kl"], rtol=1e-9, atol=1e-12, err_msg=case.label)
+            np.testing.assert_allclose(
+                got, case.outputs["kl"], rtol=1e-9, atol=1e-12, err_msg=case.label
+            )
             if "logprob" in case.grads:
                 gradient = pull(jnp.ones_like(got))[0]
                 # d|x|/dx at 0 and the exact bounds of a clamp are conventions, not mathematics.
-                same = (np.asarray(logp) != np.asarray(ref))
+                same = np.asarray(logp) != np.asarray(ref)
                 np.testing.assert_allclose(
                     np.where(same, gradient, 0), np.where(same, case.grads["logprob"], 0),
                     rtol=1e-8, atol=1e-10, err_msg=case.label,
@@ -268,12 +285,15 @@ def test_group_relative_equals_verl_but_for_groups_of_one():
             got = np.asarray(advantages.group_relative(batch, std=std, eps=p.get("epsilon", 1e-6)))
             ids, counts = np.unique(x["index"], return_counts=True)
             alone = np.isin(x["index"], ids[counts == 1])
-            # An empty response has no token to carry a score here; verl reads one from under the mask.
+            # An empty response has no token to carry a score here; verl reads one from under the
+            # mask.
             empty = x["response_mask"].sum(axis=1) == 0
             skip = alone | np.isin(x["index"], x["index"][empty])
             keep = (x["response_mask"] > 0) & ~skip[:, None]
             want = case.outputs["advantages"]
-            np.testing.assert_allclose(got[keep], want[keep], rtol=1e-7, atol=1e-9, err_msg=case.label)
+            np.testing.assert_allclose(
+                got[keep], want[keep], rtol=1e-7, atol=1e-9, err_msg=case.label
+            )
             assert (got[alone] == 0).all()  # ours: a group of one teaches nothing (ALGORITHMS C6)
 
 
@@ -298,7 +318,9 @@ def test_constants_of_the_batch_get_no_gradient():
     key = jax.random.key(0)
     fields = {
         name: jax.random.normal(jax.random.fold_in(key, i), (2, 3))
-        for i, name in enumerate(("old_logprobs", "ref_logprobs", "advantages", "values", "returns", "weights"))
+        for i, name in enumerate(
+            ("old_logprobs", "ref_logprobs", "advantages", "values", "returns", "weights")
+        )
     }
     batch = Batch(
         tokens=jnp.zeros((2, 3), jnp.int32), segment_ids=jnp.ones((2, 3), jnp.int32),

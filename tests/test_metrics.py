@@ -42,7 +42,9 @@ def test_mismatch_equals_verl():
                 continue  # verl counts an empty row as perplexity 1
             for name in ("kl", "k3_kl", "training_ppl", "rollout_log_ppl", "log_ppl_diff"):
                 want = case.metrics[name]
-                assert float(got[f"mismatch/mismatch_{name}"]) == pytest.approx(want, rel=1e-5, abs=1e-7)
+                assert float(got[f"mismatch/mismatch_{name}"]) == pytest.approx(
+                    want, rel=1e-5, abs=1e-7
+                )
             checked += 1
     assert checked >= 3
 
@@ -52,7 +54,9 @@ def test_batch_metrics_by_hand():
     rewards = np.zeros_like(mask)
     rewards[[0, 1, 2, 4], [1, 0, 2, 2]] = [1.0, 1.0, 0.0, 1.0]
     with jax.enable_x64(True):
-        batch = response_batch(mask, group=[0, 0, 1, 1, 1], rewards=rewards, advantages=rewards - 0.5)
+        batch = response_batch(
+            mask, group=[0, 0, 1, 1, 1], rewards=rewards, advantages=rewards - 0.5
+        )
         reasons = jnp.array([0, 0, FinishReason.LENGTH, 0, 0], jnp.int32)
         batch = batch.replace(finish_reason=reasons)
         shaped = batch.replace(rewards=batch.rewards - 0.1)

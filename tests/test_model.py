@@ -1,4 +1,5 @@
-"""The decoder against Hugging Face: logits, log-probs, gradients, cached decoding, and the way back to disk."""
+"""The decoder against Hugging Face: logits, log-probs, gradients, cached decoding, and the way back
+to disk."""
 
 import dataclasses
 import json
@@ -104,7 +105,9 @@ def test_sharded_loading_gives_the_logits_of_one_device(family):
 
 def test_a_mesh_axis_that_does_not_divide_is_refused_with_the_fix(family):
     folder, model, *_ = family
-    with pytest.raises(InputError, match="kv_heads of 2 does not divide by mesh.tensor=8.*divisors of 2"):
+    with pytest.raises(
+        InputError, match="kv_heads of 2 does not divide by mesh.tensor=8.*divisors of 2"
+    ):
         load_params(folder, Model(model.config, make_mesh(1, 1, 8)))
 
 

@@ -1,4 +1,5 @@
-"""The learning phases: one program over a mesh, equal verb by verb, on 1 and 8 devices, and to TRL's trainers."""
+"""The learning phases: one program over a mesh, equal verb by verb, on 1 and 8 devices, and to
+TRL's trainers."""
 
 import dataclasses
 import glob
@@ -37,12 +38,18 @@ ROWS, COLUMNS = 16, 10
 
 def recipe(advantage: str, steps: Steps) -> Recipe:
     return Recipe(
-        samples_per_prompt=4, sampling=Sampling(), advantage=resolve(advantage, HOMES["advantage"]),
+        samples_per_prompt=4,
+        sampling=Sampling(),
+        advantage=resolve(advantage, HOMES["advantage"]),
         policy_loss=resolve("ppo_clip", HOMES["policy_loss"]),
         value_loss=resolve("squared_error", HOMES["value_loss"]),
         reduction=resolve("token_mean", HOMES["reduction"]),
-        kl_in_reward=0.05, kl_in_loss=0.01, kl_estimator="k3", entropy_coef=0.01, steps=steps,
-    )  # fmt: skip
+        kl_in_reward=0.05,
+        kl_in_loss=0.01,
+        kl_estimator="k3",
+        entropy_coef=0.01,
+        steps=steps,
+    )
 
 
 def host_batch():
@@ -53,10 +60,14 @@ def host_batch():
     rewards = np.zeros((ROWS, COLUMNS), np.float32)
     rewards[np.arange(ROWS), lengths - 1] = rng.integers(0, 2, ROWS)
     return batch_from_rows(
-        jnp.asarray(rng.integers(0, 16, (ROWS, COLUMNS)), jnp.int32), jnp.asarray(lengths), jnp.asarray(mask),
-        rewards=jnp.asarray(rewards), group=jnp.repeat(jnp.arange(4, dtype=jnp.int32), 4),
-        finish_reason=jnp.zeros(ROWS, jnp.int32), sampler_logprobs=jnp.asarray(mask * -2.0),
-    )  # fmt: skip
+        jnp.asarray(rng.integers(0, 16, (ROWS, COLUMNS)), jnp.int32),
+        jnp.asarray(lengths),
+        jnp.asarray(mask),
+        rewards=jnp.asarray(rewards),
+        group=jnp.repeat(jnp.arange(4, dtype=jnp.int32), 4),
+        finish_reason=jnp.zeros(ROWS, jnp.int32),
+        sampler_logprobs=jnp.asarray(mask * -2.0),
+    )
 
 
 def roles_on(mesh) -> dict:
@@ -72,7 +83,11 @@ def roles_on(mesh) -> dict:
             out[name] = Reference(params, model, 1.0)
         else:
             state = start_training(model, params, OPTIMIZER)
-            out[name] = Actor(state, model, OPTIMIZER, 1.0) if name == "actor" else Critic(state, model, OPTIMIZER)
+            out[name] = (
+                Actor(state, model, OPTIMIZER, 1.0)
+                if name == "actor"
+                else Critic(state, model, OPTIMIZER)
+            )
     return out
 
 
@@ -99,7 +114,9 @@ def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
     """data=2, fsdp=2, tensor=2: actor and critic to 1e-5, and every metric."""
     mesh = make_mesh(2, 2, 2)
     roles, metrics = ppo_learn(
-        shard_rows(jax.device_get(host_batch()), mesh), recipe("gae(lam=0.95)", STEPS), **roles_on(mesh)
+        shard_rows(jax.device_get(host_batch()), mesh),
+        recipe("gae(lam=0.95)", STEPS),
+        **roles_on(mesh),
     )
     want, want_metrics = ppo_on_one
     assert_close(jax.device_get({k: roles[k].state.params for k in roles}), want)
@@ -108,8 +125,9 @@ def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
     # Every weight still lies where it was put: no step re-lays it out.
     for leaf, sharding in zip(
         jax.tree.leaves(roles["actor"].state.params),
-        jax.tree.leaves(roles["actor"].model.shardings()), strict=True,
-    ):  # fmt: skip
+        jax.tree.leaves(roles["actor"].model.shardings()),
+        strict=True,
+    ):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
 
@@ -125,7 +143,8 @@ def test_verb_by_verb_equals_the_program(ppo_on_one, one_device):
 
 @pytest.mark.parametrize("learn, advantage", [(grpo_learn, "group_relative"), (ppo_learn, "gae")])
 def test_the_learning_phase_is_one_program(learn, advantage, one_device, tmp_path):
-    """The profiler sees exactly one execution: log-probs, advantages and all optimizer steps are in it."""
+    """The profiler sees exactly one execution: log-probs, advantages and all optimizer steps are in
+    it."""
     roles = roles_on(one_device)
     if learn is grpo_learn:
         del roles["critic"]
@@ -141,9 +160,10 @@ def test_the_learning_phase_is_one_program(learn, advantage, one_device, tmp_pat
     # The profiler notes each call twice, the one inside the other: keep the outer ones.
     ends = [(e["ts"], e["ts"] + e["dur"]) for e in calls]
     outer = [
-        e["name"] for e, (a, b) in zip(calls, ends, strict=True)
+        e["name"]
+        for e, (a, b) in zip(calls, ends, strict=True)
         if not any(c < a and b < d for c, d in ends)
-    ]  # fmt: skip
+    ]
     assert outer == ["PjitFunction(run)"], outer
     assert int(new["actor"].state.step) == 8  # two calls of 2 epochs x 2 minibatches
 
@@ -158,7 +178,8 @@ def test_trained_roles_are_donated_and_frozen_ones_kept(one_device):
     assert_close(roles["reference"].params, frozen, atol=0)
 
 
-# -- six steps of TRL's trainers ---------------------------------------------------------------------------------
+# -- six steps of TRL's trainers
+# ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -169,20 +190,31 @@ def trl_model(one_device):
 
 def trl_optimizer(meta) -> optax.GradientTransformation:
     config = OptimizerConfig(
-        lr=meta["lr"], schedule="linear", warmup_steps=meta["warmup_steps"], beta1=meta["betas"][0],
-        beta2=meta["betas"][1], eps=meta["eps"], weight_decay=meta["weight_decay"],
+        lr=meta["lr"],
+        schedule="linear",
+        warmup_steps=meta["warmup_steps"],
+        beta1=meta["betas"][0],
+        beta2=meta["betas"][1],
+        eps=meta["eps"],
+        weight_decay=meta["weight_decay"],
         clip_norm=meta["max_grad_norm"],
-    )  # fmt: skip
+    )
     return make_optimizer(config, meta["max_steps"])
 
 
 def follow(model, folder, meta, cases, to_batch, forward):
-    """Every recorded micro-batch through our update; compares losses, gradient norms and final weights."""
+    """Every recorded micro-batch through our update; compares losses, gradient norms and final
+    weights."""
     optimizer = trl_optimizer(meta)
     state = start_training(model, load_params(folder, model), optimizer)
     step = jax.jit(
         lambda s, b: update.fit(
-            s, b, forward, optimizer=optimizer, reduction=update.token_mean, steps=Steps(b.rows, b.rows)
+            s,
+            b,
+            forward,
+            optimizer=optimizer,
+            reduction=update.token_mean,
+            steps=Steps(b.rows, b.rows),
         )
     )
     losses, norms = [], []
@@ -190,7 +222,9 @@ def follow(model, folder, meta, cases, to_batch, forward):
         state, metrics = step(state, to_batch(case.inputs))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
-    np.testing.assert_allclose(losses, [float(c.outputs["loss"]) for c in cases], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        losses, [float(c.outputs["loss"]) for c in cases], rtol=1e-4, atol=1e-5
+    )
     return state, norms
 
 
@@ -215,7 +249,9 @@ def test_six_sft_steps_equal_trl(trl_model):
         mask[:, 0] = 0
         mask = np.pad(mask, ((0, 0), (0, 16 - mask.shape[1])))  # one shape, one compile
         tokens = np.pad(x["input_ids"], ((0, 0), (0, 16 - labels.shape[1])))
-        return batch_from_rows(jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths), jnp.asarray(mask))
+        return batch_from_rows(
+            jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths), jnp.asarray(mask)
+        )
 
     def forward(params, b):
         return policy.negative_log_likelihood(policy.Policy(*model.logprobs(params, b)), b)
@@ -242,10 +278,13 @@ def test_six_grpo_steps_equal_trl(trl_model):
             fields["ref"][i, p : p + c] = x["ref_per_token_logps"][i, :c]
             fields["adv"][i, p : p + c] = x["advantages"][i]
         return batch_from_rows(
-            jnp.asarray(tokens), jnp.asarray(prompt + completion), jnp.asarray(fields["mask"]),
-            old_logprobs=jnp.asarray(fields["old"]), ref_logprobs=jnp.asarray(fields["ref"]),
+            jnp.asarray(tokens),
+            jnp.asarray(prompt + completion),
+            jnp.asarray(fields["mask"]),
+            old_logprobs=jnp.asarray(fields["old"]),
+            ref_logprobs=jnp.asarray(fields["ref"]),
             advantages=jnp.asarray(fields["adv"]),
-        )  # fmt: skip
+        )
 
     def forward(params, b):
         now = policy.Policy(*model.logprobs(params, b))

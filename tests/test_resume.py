@@ -185,7 +185,7 @@ def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_p
 
 def test_another_config_is_refused_by_name_and_changes_nothing(half):
     before = {p: p.read_bytes() for p in half.rglob("*") if p.is_file()}
-    changes = {"actor_optimizer__lr": 1e-3, "sampler__temperature": 0.9}
+    changes = {"actor_optimizer__lr": 0.1, "sampler__temperature": 0.9}
     for allowed in ((), ("sampler.temperature",)):
         with pytest.raises(InputError, match="actor_optimizer.lr") as error:
             train(configured(half, **changes, checkpoint__allow_changed=allowed))
@@ -307,7 +307,6 @@ def hidden(run_dir: Path) -> bool:
 PARTS_FLAGS = (
     "--config.reward.function=resume_parts.score",
     "--config.data.train=resume_parts.digits",
-    "--config.reward.workers=1",
 )
 
 
@@ -315,7 +314,7 @@ def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, whole, tmp_path):
     killed = tmp_path / "killed"
 
     def start() -> Launched:
-        return Launched(command("configs/quickstart.py:tiny", killed, *PARTS_FLAGS), parts)
+        return Launched(command("tests/tiny_run.py", killed, *PARTS_FLAGS), parts)
 
     plan(parts, signal.SIGKILL, EVALUATION + 16 + 8)  # in the reward of step 8
     assert start().wait() == -signal.SIGKILL

@@ -1,4 +1,5 @@
-"""The sampler: what is asked is what is done, and a draw depends on its request and position alone."""
+"""The sampler: what is asked is what is done, and a draw depends on its request and position
+alone."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,9 @@ LENGTHS = np.array([3, 2, 4], np.int32)
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    config = decoder(WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5)
+    config = decoder(
+        WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
+    )
     return Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
 
 
@@ -100,19 +103,26 @@ def test_runtime_settings_never_compile_again_and_are_obeyed(model, params):
     assert compiles.count() == before, compiles.names(before)
     np.testing.assert_array_equal(greedy.tokens, run(model, params, temperature=0.0).tokens)
     response = np.asarray(other_stop.tokens)[np.asarray(other_stop.mask) > 0]
-    assert np.isin(response, [5, 7]).sum() == (other_stop.finish_reason == FinishReason.STOP).sum() > 0
+    assert (
+        np.isin(response, [5, 7]).sum() == (other_stop.finish_reason == FinishReason.STOP).sum() > 0
+    )
     assert (never.finish_reason == FinishReason.LENGTH).all()
 
 
 def test_the_law_of_the_samples_is_the_softmax():
-    """Chi-square over 40,000 draws of one distribution with a heavy head and words of probability 0."""
+    """Chi-square over 40,000 draws of one distribution with a heavy head and words of probability
+    0."""
     logits = jnp.concatenate([jnp.linspace(2.0, -4.0, 100), jnp.full((50,), -jnp.inf)])
     rows = 40_000
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(rows))
     ids, logp = jax.jit(sampling.sample)(
-        jnp.broadcast_to(logits, (rows, 150)), keys, jnp.zeros(rows, jnp.int32),
-        jnp.ones(rows), jnp.zeros(rows, jnp.int32), jnp.ones(rows),
-    )  # fmt: skip
+        jnp.broadcast_to(logits, (rows, 150)),
+        keys,
+        jnp.zeros(rows, jnp.int32),
+        jnp.ones(rows),
+        jnp.zeros(rows, jnp.int32),
+        jnp.ones(rows),
+    )
     p = np.asarray(jax.nn.softmax(logits))
     counts = np.bincount(ids, minlength=150)
     assert counts[100:].sum() == 0
@@ -135,8 +145,26 @@ def test_top_p_and_top_k_keep_the_sets_that_sorting_keeps():
 
 def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
     moved = jax.tree.map(lambda x: x + 0.3, params)
-    before = rollout(model, params, PROMPTS, LENGTHS, jax.random.key(0), Sampling(max_response_tokens=8), n=4, version=3)  # fmt: skip
-    after = rollout(model, moved, PROMPTS, LENGTHS, jax.random.key(0), Sampling(max_response_tokens=8), n=4, version=4)  # fmt: skip
+    before = rollout(
+        model,
+        params,
+        PROMPTS,
+        LENGTHS,
+        jax.random.key(0),
+        Sampling(max_response_tokens=8),
+        n=4,
+        version=3,
+    )
+    after = rollout(
+        model,
+        moved,
+        PROMPTS,
+        LENGTHS,
+        jax.random.key(0),
+        Sampling(max_response_tokens=8),
+        n=4,
+        version=4,
+    )
     assert (np.asarray(before.tokens) != np.asarray(after.tokens)).any()
     assert set(np.asarray(after.policy_version)[np.asarray(after.mask) > 0]) == {4}
 
@@ -155,10 +183,13 @@ def test_eight_devices_sample_the_tokens_of_one(model, params):
 @pytest.mark.parametrize(
     "options, pattern",
     [
-        ({"temperature": -1.0}, "temperature"), ({"temperature": float("nan")}, "temperature"),
-        ({"top_p": 0.0}, "top_p"), ({"top_k": -1}, "top_k"), ({"max_response_tokens": 0}, "max_resp"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_response_tokens": 0}, "max_resp"),
     ],
-)  # fmt: skip
+)
 def test_bad_sampling_is_refused(options, pattern):
     with pytest.raises(InputError, match=pattern):
         Sampling(**options)

@@ -195,6 +195,11 @@ def test_all_members_problems_come_at_once(tmp_path):
         members_of(tmp_path, {"steps": -1}, {"seed": 1}, {"batch.epochs": 0, "seed": -2})
     text = str(error.value)
     assert all(f in text for f in ("steps=-1", "batch.epochs=0", "seed=-2", "member 2"))
+    wrong = base()
+    wrong.reward.function = "nope"
+    with pytest.raises(InputError) as error:
+        make_members(wrong, [{"seed": s} for s in range(6)], tmp_path, "x.py")
+    assert "{'seed': 0} and 5 more: " in str(error.value) and "{'seed': 1}" not in str(error.value)
 
 
 def test_results_of_two_experiments_are_not_mixed(tmp_path):

@@ -1,4 +1,5 @@
-"""update.py: any split, order or layout of the rows gives the same gradient; bad steps change nothing."""
+"""update.py: any split, order or layout of the rows gives the same gradient; bad steps change
+nothing."""
 
 import dataclasses
 
@@ -26,7 +27,8 @@ WORDS = 12
 
 
 class Bigram:
-    """The smallest language model: logits of a token are the row of its predecessor. Compiles at once."""
+    """The smallest language model: logits of a token are the row of its predecessor. Compiles at
+    once."""
 
     def logprobs(self, params, batch):
         logits = jax.nn.log_softmax(params[jnp.roll(batch.tokens, 1, axis=1)])
@@ -46,7 +48,9 @@ def params():
 
 @pytest.fixture(scope="module")
 def transformer() -> Model:
-    config = decoder(WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3)
+    config = decoder(
+        WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3
+    )
     return Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
 
 
@@ -69,16 +73,16 @@ def batch() -> Batch:
         jnp.asarray(mask, jnp.float32), group=jnp.array([0, 1, 0, 2, 1, 2, 0, 1], jnp.int32),
     )  # fmt: skip
     normal = lambda s: jnp.asarray(rng.normal(size=(ROWS, COLUMNS)) * s, jnp.float32)  # noqa: E731
-    return made.replace(advantages=normal(1), old_logprobs=normal(0.3) - 2.4, weights=1 + normal(0.1))
+    return made.replace(
+        advantages=normal(1), old_logprobs=normal(0.3) - 2.4, weights=1 + normal(0.1)
+    )
 
 
 def step(model, params, batch, reduction, microbatch_rows=ROWS):
     def forward(params, part):
         return policy.ppo_clip(policy.Policy(*model.logprobs(params, part)), part)
 
-    run = jax.jit(
-        lambda p, b: update.loss_and_gradient(p, b, forward, reduction, microbatch_rows)
-    )
+    run = jax.jit(lambda p, b: update.loss_and_gradient(p, b, forward, reduction, microbatch_rows))
     return run(params, batch)
 
 
@@ -88,7 +92,9 @@ def assert_same(got, want, rtol=2e-5):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: r.__name__)
-def test_any_microbatch_split_gives_the_same_loss_gradient_and_metrics(model, params, batch, reduction):
+def test_any_microbatch_split_gives_the_same_loss_gradient_and_metrics(
+    model, params, batch, reduction
+):
     whole = step(model, params, batch, reduction)
     assert float(optax.tree.norm(whole[1])) > 1e-3
     for rows in (1, 2, 4):
@@ -230,7 +236,9 @@ def test_a_non_finite_step_changes_nothing_but_the_counters(bad):
     loss = jnp.float32(jnp.nan if bad == "loss" else 1.0)
     after, metrics = update.optimizer_step(state, gradient, loss, optimizer)
     assert (after.params["w"] == state.params["w"]).all()
-    for a, b in zip(jax.tree.leaves(after.opt_state), jax.tree.leaves(state.opt_state), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(after.opt_state), jax.tree.leaves(state.opt_state), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
     assert (int(after.skipped), int(after.skipped_in_a_row), int(after.step)) == (1, 1, 1)
     assert all(np.isfinite(float(v)) for v in metrics.values())

@@ -1,4 +1,4 @@
-"""Tiny runs of the quickstart, and what must be equal between two of them."""
+"""A run of seconds, also as a config file for the launcher, and what two equal runs share."""
 
 import json
 from pathlib import Path
@@ -8,18 +8,35 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rljax.config import Config
-from rljax.launch import load_config_file
 
 REPO = Path(__file__).resolve().parent.parent
 RATES = ("tokens_per_s", "generate_tokens_per_s", "compiles")  # as much the machine's as the run's
 
 
+def get_config() -> Config:
+    """6 supervised steps and 6 of GRPO, two optimizer steps each; 16 rewards a step."""
+    config = Config(dataflow="grpo", steps=6, samples_every_steps=2)
+    config.model = "decoder(layers=2, embed=96, mlp=288, heads=3, kv_heads=3, head_dim=32)"
+    config.model_settings.remat = "none"
+    config.data.train, config.data.max_prompt_tokens = "sort_digits(digits=5)", 8
+    config.sampler.max_response_tokens = 7
+    config.sft.steps, config.sft.optimizer.lr = 6, 2e-3
+    config.batch.prompts_per_step = config.batch.samples_per_prompt = 4
+    config.batch.sequences_per_optimizer_step = 8
+    config.algorithm.policy_loss = "ppo_clip(clip_high=0.28)"
+    config.actor_optimizer.lr, config.actor_optimizer.warmup_steps = 5e-4, 5
+    config.reward.function, config.reward.workers = "sequence_match(partial=0.5)", 1
+    config.evaluate.prompts, config.evaluate.every_steps = 16, 2
+    config.checkpoint.every_steps = 2
+    # No other cache than the one conftest.py has set.
+    config.trackers, config.compilation_cache = (), ""
+    return config
+
+
 def tiny_config(run_dir, **fields) -> Config:
-    """configs/quickstart.py:tiny in `run_dir`; `batch__epochs=2` sets batch.epochs."""
-    config = load_config_file(f"{REPO}/configs/quickstart.py:tiny")
-    # The cache of the tests stays as conftest.py has set it.
-    config.run_dir, config.trackers, config.compilation_cache = str(run_dir), (), ""
-    config.reward.workers = 1
+    """get_config() in `run_dir`; `batch__epochs=2` sets batch.epochs."""
+    config = get_config()
+    config.run_dir = str(run_dir)
     for name, value in fields.items():
         node, *path = config, *name.split("__")
         for part in path[:-1]:

@@ -7,7 +7,7 @@ from rljax.losses.policy import ppo_clip
 
 
 def first_letter() -> Task:
-    """"bca>" -> "b": one letter, so that a policy gradient has nothing to hide behind."""
+    """ "bca>" -> "b": one letter, so that a policy gradient has nothing to hide behind."""
     records = [
         {
             "prompt": "".join(p) + ">", "ground_truth": p[0], "data_source": "toy",

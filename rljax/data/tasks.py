@@ -88,31 +88,34 @@ def addition(
     return _split("addition", "0123456789+=", pairs, test, worked_examples)
 
 
-def letter_counts(
+def letter_count(
     *,
     letters: int = 8,
-    kinds: int = 4,
+    kinds: int = 6,
     prompts: int = 5_000,
     test: int = 512,
     worked_examples: int = 256,
     seed: int = 0,
 ) -> Task:
-    """ "dabcacab>" -> "32": how often "a" occurs, then "b"; each 0 to letters/2 times, all equally
-    likely. `prompts` texts are drawn and repeated ones dropped."""
-    if not 2 <= letters <= 19:
+    """ "dabfcaed>" -> "2": how often "a" occurs, 0 to letters/2 times, all equally likely.
+
+    `prompts` texts are drawn and repeated ones dropped.
+    """
+    if not 2 <= letters <= 9:
         raise InputError(
-            "letter_counts(letters)", value=letters, rule="2 to 19, so that a count is one digit"
+            "letter_count(letters)", value=letters, rule="2 to 19: a count is one digit"
         )
     if not 3 <= kinds <= 26:
-        raise InputError("letter_counts(kinds)", value=kinds, rule="3 to 26")
-    _check_prompts("letter_counts", prompts)
+        raise InputError("letter_count(kinds)", value=kinds, rule="3 to 26")
+    _check_prompts("letter_count", prompts)
     rng = random.Random(seed)
     alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
     answers = {}
     for _ in range(prompts):
-        a, b = rng.randint(0, letters // 2), rng.randint(0, letters // 2)
-        text = list("a" * a + "b" * b) + rng.choices(alphabet[2:], k=letters - a - b)
+        count = rng.randint(0, letters // 2)
+        text = list("a" * count) + rng.choices(alphabet[1:], k=letters - count)
         rng.shuffle(text)
-        answers["".join(text) + ">"] = f"{a}{b}"
-    pairs = list(answers.items())
-    return _split("letter_counts", "0123456789>" + alphabet, pairs, test, worked_examples)
+        answers["".join(text) + ">"] = str(count)
+    return _split(
+        "letter_count", "0123456789>" + alphabet, list(answers.items()), test, worked_examples
+    )

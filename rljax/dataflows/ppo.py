@@ -34,5 +34,10 @@ def learn(batch, cfg, *, actor, critic, reference):
         batch, cfg.value_loss, steps=cfg.steps, reduction=cfg.reduction
     )
     actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options)
-    metrics = {**metrics, **critic_metrics, **batch_metrics(batch, shaped), **mismatch_metrics(batch)}
+    metrics = {
+        **metrics,
+        **critic_metrics,
+        **batch_metrics(batch, shaped),
+        **mismatch_metrics(batch),
+    }
     return {"actor": actor, "critic": critic}, metrics
