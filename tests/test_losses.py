@@ -55,7 +55,7 @@ def reduced(loss_of, x, batch, reduction):
 def local_normaliser(case) -> bool:
     """verl can be told a global batch; these cases keep its own rows as the whole batch."""
     p = case.params
-    known = p.get("loss_agg_mode", "token-mean") in REDUCTIONS
+    known = p.get("loss_agg_mode", "token-mean") in REDUCTIONS and p["compute_dtype"] == "float64"
     return known and p["precision"] == "float64" and not {"global_batch_size", "dp_size"} & set(p)
 
 
