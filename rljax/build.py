@@ -201,6 +201,13 @@ def build(config: Config) -> Setup:
     model = load_model(config, tokenizer)
     sampler, algorithm, batch = config.sampler, config.algorithm, config.batch
     check_length(data.prompt_tokens, sampler.max_response_tokens, model)
+    if config.sft.steps and data.example_tokens > model.config.max_tokens:
+        raise InputError(
+            "the longest worked example, in tokens",
+            value=data.example_tokens,
+            rule=f"the model's context is {model.config.max_tokens} tokens",
+            fix="shorten the examples, or lower data.max_prompt_tokens",
+        )
     recipe = Recipe(
         samples_per_prompt=batch.samples_per_prompt,
         sampling=Sampling(
@@ -274,8 +281,16 @@ def rl_roles(setup: Setup, params) -> dict:
     roles = {}
     copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  a donated buffer cannot have two owners
     if setup.needs_reference:
-        dtype = config.model_settings.dtype  # a frozen model needs no float32 master weights
-        frozen = jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), params)
+        # A frozen model needs no float32 master weights, but a head that multiplies in float32 must
+        # hold the actor's very numbers: KL to the reference starts at exactly 0.
+        exact = {"head", "embedding"} if setup.model.config.head_in_float32 else set()
+        low = config.model_settings.dtype
+        frozen = {
+            name: jax.tree.map(
+                lambda x, dtype=None if name in exact else low: jnp.array(x, dtype, copy=True), part
+            )
+            for name, part in params.items()
+        }
         roles["reference"] = Reference(frozen, setup.model, config.sampler.temperature)
     if setup.needs_critic:
         optimizer = make_optimizer(config.critic_optimizer, total)

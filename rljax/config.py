@@ -98,7 +98,7 @@ class AlgorithmConfig:
     reduction: str = "token_mean"
     kl_in_reward: float = 0.0
     kl_in_loss: float = 0.0
-    kl_estimator: str = "k3"
+    kl_estimator: str = "k3"  # of kl_in_loss; the penalty in the reward is k1
     entropy_coef: float = 0.0
 
 
@@ -268,6 +268,9 @@ _NOT_OF_THE_RUN = (
     "checkpoint.every_steps",
     "checkpoint.keep",
     "checkpoint.allow_changed",
+    "checkpoint.best_metric",
+    "samples_every_steps",
+    "reward.workers",
     "compilation_cache",
     "export",
 )

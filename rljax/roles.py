@@ -86,12 +86,13 @@ class Actor:
             policy = Policy(*self.model.logprobs(params, minibatch, self.temperature))
             value, metrics = loss(policy, minibatch)
             metrics = {**metrics, "entropy": policy.entropy}
+            losses = (value,)
             if kl_in_loss:
                 kl = kl_estimate(policy.logprobs, minibatch.ref_logprobs, kl_estimator)
-                value, metrics["kl_loss"] = value + kl_in_loss * kl, kl
+                losses, metrics["kl_loss"] = (*losses, kl_in_loss * kl), kl
             if entropy_coef:
-                value = value - entropy_coef * policy.entropy
-            return value, metrics
+                losses = (*losses, -entropy_coef * policy.entropy)
+            return losses, metrics
 
         state, metrics = fit(
             self.state, batch, forward, optimizer=self.optimizer, reduction=reduction, steps=steps

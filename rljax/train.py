@@ -112,6 +112,7 @@ def after_step(run: Run, metrics: dict) -> bool:
         every = config.evaluate.every_steps
         if run.finished() or (every and progress.rl_steps % every == 0):
             metrics |= run.evaluate()
+        due = due or config.checkpoint.best_metric in metrics  # only a saved step can be the best
         return due or run.finished()
     over, found = progress.sft_steps >= config.sft.steps, {}
     if config.sft.stop_at_accuracy and progress.sft_steps % config.sft.check_every_steps == 0:

@@ -161,15 +161,22 @@ def loss_and_gradient(
     """Loss, gradient and metrics of one optimizer step over all rows of `batch`, microbatch by
     microbatch.
 
-    forward(params, microbatch) -> (unreduced loss, metrics of the same shape).
+    forward(params, microbatch) -> (unreduced loss, metrics of the same shape). A tuple of losses is
+    summed, each reduced by its own shape: per token [B, S], or per row [B].
     """
     batch = select_policy_tokens(batch)
     token_weights, row_weights = reduction(batch), _row_weights(batch)
 
     def one(params, part):
         microbatch, token_w, row_w = part
-        loss, metrics = forward(params, microbatch)
-        return weighted_loss(loss, metrics, microbatch, row_w if loss.ndim == 1 else token_w)
+        losses, metrics = forward(params, microbatch)
+        losses = losses if isinstance(losses, tuple) else (losses,)
+        total, sums = jnp.zeros(()), {}
+        for loss in losses:
+            weights = row_w if loss.ndim == 1 else token_w
+            part, sums = weighted_loss(loss, metrics, microbatch, weights)
+            total = total + part
+        return total, sums
 
     gradient_of = jax.value_and_grad(one, has_aux=True)
     parts = split_microbatches((batch, token_weights, row_weights), batch.rows, microbatch_rows)
@@ -254,7 +261,8 @@ def fit(
             state.params, minibatch, forward, reduction, steps.microbatch_rows
         )
         state, step_metrics = optimizer_step(state, gradient, loss, optimizer)
-        return state, {**metrics, **step_metrics}
+        streak = {"skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32)}
+        return state, {**metrics, **step_metrics, **streak}
 
     count = batch.rows // steps.rows
     before = state.skipped
@@ -266,6 +274,7 @@ def fit(
         state, metrics = jax.lax.scan(epoch, state, None, length=steps.epochs)
         metrics = {k: jnp.max(v) if k.endswith("_max") else jnp.mean(v) for k, v in metrics.items()}
     metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
-    metrics["skipped_in_a_row"] = state.skipped_in_a_row.astype(jnp.float32)
+    # The longest streak within this call, so that one good step at its end does not hide it.
+    metrics["skipped_in_a_row"] = metrics.pop("skipped_in_a_row_max")
     metrics["optimizer_steps"] = jnp.float32(count * steps.epochs)
     return state, metrics

@@ -137,3 +137,11 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
         changed = Model(from_hf_config({**config, **change}), model.mesh)
         with pytest.raises(InputError, match=pattern):
             load_params(tmp_path, changed)
+
+
+def test_switches_that_are_off_do_not_refuse_a_published_config():
+    """Qwen2.5's own config.json says use_mrope: false."""
+    config = json.loads((golden("public", "hf", "qwen2") / "config.legacy.json").read_text())
+    assert from_hf_config({**config, "use_mrope": False}) == from_hf_config(config)
+    with pytest.raises(InputError, match="use_mrope"):
+        from_hf_config({**config, "use_mrope": True})

@@ -245,3 +245,16 @@ def test_a_non_finite_step_changes_nothing_but_the_counters(bad):
     again, _ = update.optimizer_step(after, good, jnp.float32(1.0), optimizer)
     assert (int(again.skipped), int(again.skipped_in_a_row), int(again.step)) == (1, 0, 2)
     assert not (again.params["w"] == state.params["w"]).any()
+
+
+def test_a_loss_per_row_and_a_term_per_token_are_reduced_each_by_its_shape(model, params, batch):
+    def forward(params, part):
+        logp, entropy = model.logprobs(params, part)
+        return (jnp.sum(jnp.where(part.mask > 0, logp, 0), axis=1), -0.1 * entropy), {}
+
+    for rows in (8, 2):
+        loss, _, _ = update.loss_and_gradient(params, batch, forward, update.token_mean, rows)
+        logp, entropy = model.logprobs(params, batch)
+        per_row = np.where(batch.mask > 0, logp, 0).sum(axis=1)[:7].mean()
+        weighted = np.asarray(batch.mask * batch.weights * entropy).sum() / float(batch.mask.sum())
+        assert float(loss) == pytest.approx(per_row - 0.1 * weighted, rel=1e-5)

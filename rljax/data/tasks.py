@@ -101,7 +101,7 @@ def letter_count(
 
     `prompts` texts are drawn and repeated ones dropped.
     """
-    if not 2 <= letters <= 9:
+    if not 2 <= letters <= 19:
         raise InputError(
             "letter_count(letters)", value=letters, rule="2 to 19: a count is one digit"
         )

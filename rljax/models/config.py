@@ -134,6 +134,8 @@ _IGNORED = {
     "torch_dtype",
     "transformers_version",
     "use_cache",
+    "is_llama_config",
+    "_attn_implementation_autoset",
     "pretraining_tp",
     "_name_or_path",
     "num_labels",
@@ -219,7 +221,9 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
         raise InputError(
             "config.json: model_type", value=family, rule=f"supported: {', '.join(FAMILIES)}"
         )
-    unknown = sorted(set(config) - _READ - _IGNORED)
+    # Exporters write switches that are off (use_mrope: false); off is what the decoder does.
+    unset = {k for k, v in config.items() if v is None or v is False}
+    unknown = sorted(set(config) - _READ - _IGNORED - unset)
     if unknown:
         raise InputError(
             f"config.json of a {family} model sets {unknown[0]!r}",
