@@ -7,7 +7,8 @@ a third of the
 time; GRPO with an exact-match reward does the rest, on prompts that are disjoint from the evaluated
 ones.
 
-@@MEASURED@@
+Hardware: 2 CPU cores, shared with other work (load 2 to 6). Measured 2026-11-21, cold compilation
+cache, seeds 0 to 4: accuracy 0.25 to 0.33 before GRPO, 1.000 after it (n=512), 91 to 117 s in all.
 """
 
 from rljax.config import Config
