@@ -68,6 +68,13 @@ class Batch:
     advantages: jax.Array | None = _field("B S", jnp.float32)
     returns: jax.Array | None = _field("B S", jnp.float32)
     weights: jax.Array | None = _field("B S", jnp.float32)
+    # What some estimators need besides (rljax.advantages says which):
+    scores: jax.Array | None = _field("B", jnp.float32)  # the reward's own, before any shaping
+    reward_parts: jax.Array | None = _field("B K", jnp.float32)  # K named parts of the reward
+    process_rewards: jax.Array | None = _field("B S", jnp.float32)
+    step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
+    state_ids: jax.Array | None = _field("B S", jnp.int32)  # equal = same environment state
+    sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over words of pi^2
 
     def replace(self, **fields) -> "Batch":
         """A copy with these fields; unknown names and wrong axes are refused."""
@@ -217,6 +224,15 @@ def segment_count(batch: Batch) -> jax.Array:
 def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
     """Sum of x over the policy tokens of each row: [B, S] -> [B]."""
     return masked_sum(x, batch.mask, axis=1)
+
+
+def row_scores(batch: Batch) -> jax.Array:
+    """Sum of the rewards of each row; `scores` where a row has no policy token to carry one: [B]."""
+    batch.require("rewards", by="row_scores")
+    total = row_sum(batch.rewards, batch)
+    if batch.scores is None:
+        return total
+    return jnp.where(jnp.any(batch.mask > 0, axis=1), total, batch.scores)
 
 
 def last_token(batch: Batch) -> jax.Array:

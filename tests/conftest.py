@@ -38,9 +38,9 @@ def golden(*parts: str) -> Path:
     return path
 
 
-def golden_cases(*parts: str):
+def golden_cases(*parts: str, path: Path | None = None):
     """(meta, cases) of one golden file, by the reader that lies beside the vectors."""
-    path = golden(*parts)
+    path = path or golden(*parts)
     spec = importlib.util.spec_from_file_location("golden_io", GOLDEN / "golden_io.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault("golden_io", module)  # its dataclasses look their module up by name

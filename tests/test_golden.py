@@ -1,0 +1,118 @@
+"""Every file and every case of the golden vectors: values, gradients and metrics, in float64 and in float32.
+
+The folder is $RLJAX_GOLDEN (default ../shared/golden/public). A file with neither a check (tests/golden_checks) nor
+a line in NOT_HERE fails.
+"""
+
+import importlib
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import GOLDEN, golden_cases
+from golden_checks.common import Skip
+
+ROOT = Path(os.environ.get("RLJAX_GOLDEN", GOLDEN / "public"))
+ROOMS = ("advantages", "policy", "correction", "objectives")
+
+# What no formula of these rooms answers to. A prefix ending in / stands for a folder.
+NOT_HERE: dict[str, str] = {}
+
+
+def stems() -> list[str]:
+    if not ROOT.is_dir():
+        return []
+    found = [p for p in sorted(ROOT.rglob("*")) if p.suffix in (".npz", ".json")]
+    return [p.relative_to(ROOT).with_suffix("").as_posix() for p in found]
+
+
+def checks() -> dict:
+    out = {}
+    for room in ROOMS:
+        table = importlib.import_module(f"golden_checks.{room}").CHECKS
+        assert not out.keys() & table.keys()
+        out |= table
+    return out
+
+
+CHECKS = checks()
+PARAMETERS = [
+    pytest.param(s, d, id=f"{s}-{d}") for s in stems() if s in CHECKS for d in ("float64", "float32")
+]
+
+
+def excused(stem: str) -> bool:
+    return any(stem == k or (k.endswith("/") and stem.startswith(k)) for k in NOT_HERE)
+
+
+def test_every_file_has_a_check_or_a_reason():
+    if not stems():
+        pytest.skip(f"golden vectors are absent: no folder {ROOT}")
+    assert [s for s in stems() if s not in CHECKS and not excused(s)] == []
+    assert [s for s in CHECKS if excused(s)] == []
+
+
+def tolerance(kind: str, key: str, case, dtype: str) -> tuple[float, float]:
+    """(relative, relative to the largest element): float64 to 1e-9, metrics to 1e-6, float32 to 1e-4."""
+    coarse = "float32" in (case.params.get("compute_dtype"), case.params.get("precision"))
+    if kind == "metric":
+        if key.endswith("_std") and (dtype == "float32" or coarse):
+            return 1e-2, 1e-2  # the peer takes sqrt(E[x^2] - E[x]^2)
+        return (1e-4, 1e-4) if dtype == "float32" or coarse else (1e-6, 1e-6)
+    if dtype == "float32":
+        return 1e-4, 1e-4
+    if coarse:  # the peer itself ran in float32
+        return (1e-3, 1e-4) if kind == "grad" else (1e-4, 2e-5)
+    return 1e-9, 1e-9
+
+
+def compare(got: dict, case, dtype: str) -> list[str]:
+    """What differs, and what is missing."""
+    stored = {f"{kind}/{k}": v for kind, values in (
+        ("output", case.outputs), ("grad", case.grads), ("metric", case.metrics)
+    ) for k, v in values.items()}  # fmt: skip
+    omitted = got.pop("omitted", {})
+    wrong = [f"{key} is not computed" for key in stored if key not in got and key not in omitted]
+    wrong += [f"{key} is not in the file" for key in got if key not in stored]
+    for key in stored.keys() & got.keys():
+        want, value = np.asarray(stored[key], np.float64), got[key]
+        value, keep = value if isinstance(value, tuple) else (value, None)
+        value = np.asarray(value, np.float64)
+        if value.shape != want.shape:
+            wrong.append(f"{key} has shape {value.shape}, not {want.shape}")
+            continue
+        keep = np.ones(want.shape, bool) if keep is None else np.broadcast_to(keep, want.shape)
+        value, want = value[keep], want[keep]
+        relative, of_largest = tolerance(key.split("/")[0], key, case, dtype)
+        largest = np.max(np.abs(want[np.isfinite(want)]), initial=0.0)
+        floor = {"float64": 1e-12, "float32": 1e-6}[dtype]
+        if key.startswith("metric/"):
+            floor = 1e-6 if dtype == "float64" else 2e-5
+        close = np.isclose(value, want, rtol=relative, atol=of_largest * largest + floor)
+        if not close.all():
+            worst = np.nanmax(np.abs(value - want)) if value.size else 0.0
+            wrong.append(f"{key}: off by {worst:.3g} (largest {largest:.3g}, {(~close).sum()} of {want.size})")
+    return wrong
+
+
+@pytest.mark.parametrize("stem,dtype", PARAMETERS)
+def test_golden(stem, dtype):
+    _, cases = golden_cases_of(stem)
+    wrong, checked = [], 0
+    with jax.enable_x64(True):
+        for case in cases:
+            try:
+                got = CHECKS[stem](case, jnp.dtype(dtype))
+            except Skip:
+                continue
+            checked += 1
+            wrong += [f"{case.label}: {w}" for w in compare(dict(got), case, dtype)]
+    assert not wrong, f"{len(wrong)} differences\n" + "\n".join(wrong[:20])
+    assert checked >= max(1, len(cases) // 2), f"only {checked} of {len(cases)} cases were compared"
+
+
+def golden_cases_of(stem: str):
+    return golden_cases(path=ROOT / f"{stem}.npz")
