@@ -20,14 +20,29 @@ import numpy as np
 import optax
 
 from rljax.batch import Batch, last_token
+from rljax.components import Component
 from rljax.losses.kl import kl_estimate
-from rljax.losses.policy import Policy
+from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import replicated, shard_rows
 from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool, Score
 from rljax.sampler import Sampling, rollout
 from rljax.timing import timed
-from rljax.update import Steps, TrainState, fit, map_microbatches, new_train_state
+from rljax.update import (
+    Objective,
+    Steps,
+    TrainState,
+    fit,
+    map_microbatches,
+    new_train_state,
+    positive_token_mean,
+)
+
+
+def trait(loss: Callable, name: str) -> bool:
+    """Whether a loss carries this attribute; a component's is that of its function."""
+    function = loss.function if isinstance(loss, Component) else loss
+    return bool(vars(function).get(name, False))
 
 
 def _static():
@@ -73,29 +88,54 @@ class Actor:
         *,
         steps: Steps,
         reduction: Callable,
-        kl_in_loss: float = 0.0,
+        kl_in_loss: float | jax.Array = 0.0,
         kl_estimator: str = "k3",
         entropy_coef: float = 0.0,
+        positive_nll: float = 0.0,
+        correct_at: float = 1.0,
+        trust_region: float = 0.0,
     ):
-        """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H ->
-        (Actor, metrics)."""
-        if kl_in_loss:
+        """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H +
+        positive_nll NLL(correct rows) -> (Actor, metrics)."""
+        measure_kl = not isinstance(kl_in_loss, float) or kl_in_loss > 0
+        if measure_kl:
             batch.require("ref_logprobs", by="kl_in_loss")
 
-        def forward(params, minibatch):
-            policy = Policy(*self.model.logprobs(params, minibatch, self.temperature))
-            value, metrics = loss(policy, minibatch)
-            metrics = {**metrics, "entropy": policy.entropy}
-            losses = (value,)
-            if kl_in_loss:
-                kl = kl_estimate(policy.logprobs, minibatch.ref_logprobs, kl_estimator)
-                losses, metrics["kl_loss"] = (*losses, kl_in_loss * kl), kl
+        def terms(policy, batch):
+            value, metrics = loss(policy, batch)
+            losses, metrics = [value], {**metrics, "entropy": policy.entropy}
+            if batch.old_logprobs is not None:
+                d = log_ratio(policy, batch, by="update")
+                metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d} | metrics
+            if measure_kl:
+                kl = kl_estimate(policy.logprobs, batch.ref_logprobs, kl_estimator)
+                losses.append(kl_in_loss * kl)
+                metrics["kl_loss"] = kl
             if entropy_coef:
-                losses = (*losses, -entropy_coef * policy.entropy)
+                losses.append(-entropy_coef * policy.entropy)
+            if positive_nll:
+                losses.append(-positive_nll * policy.logprobs)
             return losses, metrics
 
+        count = 1 + measure_kl + bool(entropy_coef)
+        reductions = [reduction] * count
+        if positive_nll:
+            reductions.append(functools.partial(positive_token_mean, correct_at=correct_at))
+        mine = not trait(loss, "applies_weights")
+        objective = Objective(
+            model=lambda p, b: Policy(*self.model.logprobs(p, b, self.temperature)),
+            terms=terms,
+            reductions=tuple(reductions),
+            corrected=(mine,) + (False,) * (len(reductions) - 1),
+            whole_step=trait(loss, "whole_step"),
+        )
         state, metrics = fit(
-            self.state, batch, forward, optimizer=self.optimizer, reduction=reduction, steps=steps
+            self.state,
+            batch,
+            objective,
+            optimizer=self.optimizer,
+            steps=steps,
+            trust_region=trust_region,
         )
         return dataclasses.replace(self, state=state), metrics
 
@@ -117,11 +157,13 @@ class Critic:
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
         """All optimizer steps of this batch -> (Critic, metrics named critic/...)."""
 
-        def forward(params, minibatch):
-            return loss(self.model.values(params, minibatch), minibatch)
+        def terms(values, batch):
+            value, metrics = loss(values, batch)
+            return [value], metrics
 
+        objective = Objective(self.model.values, terms, (reduction,), (False,))
         state, metrics = fit(
-            self.state, batch, forward, optimizer=self.optimizer, reduction=reduction, steps=steps
+            self.state, batch, objective, optimizer=self.optimizer, steps=steps
         )
         metrics["vf_loss"] = metrics.pop("loss")
         return dataclasses.replace(self, state=state), {

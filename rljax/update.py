@@ -12,6 +12,7 @@ sharding give the same gradient by construction (ALGORITHMS 0.3).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,14 @@ def prompt_mean(batch: Batch) -> jax.Array:
     # A row holds a share tokens / group_tokens of its group; the shares add up to the live groups.
     groups = jnp.sum(tokens / jnp.maximum(group_tokens, 1))
     return batch.mask / jnp.maximum(group_tokens, 1)[:, None] / jnp.maximum(groups, 1)
+
+
+def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
+    """Every policy token of a correct row (score >= correct_at) weighs 1 / their number, others 0
+    (VAPO's positive-example loss, ALGORITHMS C2)."""
+    batch.require("scores", by="positive_token_mean")
+    right = batch.mask * (batch.scores >= correct_at).astype(batch.mask.dtype)[:, None]
+    return right / jnp.maximum(jnp.sum(right), 1)
 
 
 # -- the loop
@@ -117,18 +126,22 @@ def map_microbatches(function: Callable, batch: Batch, rows: int):
     return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape((-1,) + x.shape[2:]), out)
 
 
-def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array):
+def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected: bool = True):
     """(sum of weights * loss, numerators of the metrics). loss is [B, S], or [B] for one value per
-    row."""
+    row.
+
+    `corrected`: a loss per token is multiplied by the rollout correction, `batch.weights`.
+    """
     if loss.ndim == 1:
         # A loss per row is averaged over the rows that have policy tokens; weights sum to 1 over
         # them.
         keep, weight = jnp.sum(batch.mask, axis=1) > 0, weights
     else:
         keep, weight = batch.mask > 0, weights
-        if batch.weights is not None:
+        if corrected and batch.weights is not None:
             weight = weight * jax.lax.stop_gradient(batch.weights)
-    total = jnp.sum(jnp.where(keep, weight * loss, 0.0))
+    # Selected before the product: what stands at weight 0 may be infinite.
+    total = jnp.sum(jnp.where(keep & (weight != 0), weight * loss, 0.0))
     sums = {name: _metric_sum(name, value, batch) for name, value in metrics.items()}
     return total, sums
 
@@ -139,49 +152,73 @@ def _row_weights(batch: Batch) -> jax.Array:
 
 
 def _metric_sum(name: str, value: jax.Array, batch: Batch):
-    """(numerator, denominator) so that means never depend on the split; names ending in _max keep
-    the max."""
+    """(numerator, denominator) so that means never depend on the split; names ending in _max or
+    _min keep the extreme."""
     value = jax.lax.stop_gradient(value)
     keep = batch.mask > 0 if value.ndim == 2 else jnp.sum(batch.mask, axis=1) > 0
+    count = jnp.sum(keep.astype(jnp.float32))
     if name.endswith("_max"):
-        return jnp.max(jnp.where(keep, value, -jnp.inf)), jnp.zeros(())
-    return jnp.sum(jnp.where(keep, value, 0.0)), jnp.sum(keep.astype(jnp.float32))
+        return jnp.max(jnp.where(keep, value, -jnp.inf)), count
+    if name.endswith("_min"):
+        return jnp.min(jnp.where(keep, value, jnp.inf)), count
+    return jnp.sum(jnp.where(keep, value, 0.0)), count
 
 
 def _metric_value(name: str, numerator, denominator):
-    """From per-microbatch parts, stacked on axis 0, to one number."""
+    """From per-microbatch parts, stacked on axis 0, to one number; 0 where nothing counted."""
+    count = jnp.sum(denominator)
     if name.endswith("_max"):
-        return jnp.max(numerator)
-    return jnp.sum(numerator) / jnp.maximum(jnp.sum(denominator), 1)
+        return jnp.where(count > 0, jnp.max(numerator), 0.0)
+    if name.endswith("_min"):
+        return jnp.where(count > 0, jnp.min(numerator), 0.0)
+    return jnp.sum(numerator) / jnp.maximum(count, 1)
 
 
-def loss_and_gradient(
-    params, batch: Batch, forward: Callable, reduction: Callable, microbatch_rows: int
-):
-    """Loss, gradient and metrics of one optimizer step over all rows of `batch`, microbatch by
-    microbatch.
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What is minimised: the sum of `terms` of the model's outputs, each with a reduction of its
+    own.
 
-    forward(params, microbatch) -> (unreduced loss, metrics of the same shape). A tuple of losses is
-    summed, each reduced by its own shape: per token [B, S], or per row [B].
+    model(params, microbatch) -> outputs, a pytree of arrays with rows in front.
+    terms(outputs, batch) -> (unreduced losses, one per reduction, metrics). A loss is [B, S], or [B]
+    for one value per row, which is averaged over the rows that have policy tokens.
+    `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
+    terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
     """
-    batch = select_policy_tokens(batch)
-    token_weights, row_weights = reduction(batch), _row_weights(batch)
 
-    def one(params, part):
-        microbatch, token_w, row_w = part
-        losses, metrics = forward(params, microbatch)
-        losses = losses if isinstance(losses, tuple) else (losses,)
+    model: Callable
+    terms: Callable
+    reductions: tuple[Callable, ...]
+    corrected: tuple[bool, ...]
+    whole_step: bool = False
+
+    def total(self, outputs, batch: Batch, token_weights, row_weights):
+        """The weighted sum of all terms over the rows at hand, and the numerators of the
+        metrics."""
+        losses, metrics = self.terms(outputs, batch)
         total, sums = jnp.zeros(()), {}
-        for loss in losses:
-            weights = row_w if loss.ndim == 1 else token_w
-            part, sums = weighted_loss(loss, metrics, microbatch, weights)
+        for loss, tokens, corrected in zip(losses, token_weights, self.corrected, strict=True):
+            weights = row_weights if loss.ndim == 1 else tokens
+            part, sums = weighted_loss(loss, metrics, batch, weights, corrected=corrected)
             total = total + part
         return total, sums
 
+
+def loss_and_gradient(params, batch: Batch, objective: Objective, microbatch_rows: int):
+    """Loss, gradient and metrics of one optimizer step over all rows of `batch`, microbatch by
+    microbatch."""
+    batch = select_policy_tokens(batch)
+    weights = tuple(reduction(batch) for reduction in objective.reductions)
+    row_weights = _row_weights(batch)
+    if objective.whole_step and microbatch_rows < batch.rows:
+        return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
+
+    def one(params, part):
+        return objective.total(objective.model(params, part[0]), *part)
+
     gradient_of = jax.value_and_grad(one, has_aux=True)
-    parts = split_microbatches((batch, token_weights, row_weights), batch.rows, microbatch_rows)
-    count = parts[1].shape[0]
-    if count == 1:
+    parts = split_microbatches((batch, weights, row_weights), batch.rows, microbatch_rows)
+    if parts[2].shape[0] == 1:
         (loss, sums), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], parts))
         sums = jax.tree.map(lambda x: x[None], sums)
     else:
@@ -190,10 +227,35 @@ def loss_and_gradient(
             (loss, sums), gradient = gradient_of(params, part)
             return jax.tree.map(jnp.add, carry, (loss, gradient)), sums
 
-        zeros = (jnp.zeros(()), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params))
-        (loss, gradient), sums = jax.lax.scan(accumulate, zeros, parts)
-    metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
-    return loss, gradient, metrics
+        (loss, gradient), sums = jax.lax.scan(accumulate, (jnp.zeros(()), _zeros(params)), parts)
+    return loss, gradient, {name: _metric_value(name, *pair) for name, pair in sums.items()}
+
+
+def _zeros(params):
+    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+
+
+def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows: int):
+    """The terms see all rows: a forward pass over the microbatches, d total / d outputs, and the
+    backward pass of each microbatch with its share of that. One forward pass more than otherwise.
+    """
+    model = functools.partial(objective.model, params)
+    outputs = map_microbatches(model, batch, microbatch_rows)
+
+    def whole(outputs):
+        return objective.total(outputs, batch, weights, row_weights)
+
+    (loss, sums), pull = jax.value_and_grad(whole, has_aux=True)(outputs)
+
+    def accumulate(gradient, part):
+        microbatch, pulled = part
+        _, backward = jax.vjp(lambda p: objective.model(p, microbatch), params)
+        return jax.tree.map(jnp.add, gradient, backward(pulled)[0]), None
+
+    parts = split_microbatches((batch, pull), batch.rows, microbatch_rows)
+    gradient, _ = jax.lax.scan(accumulate, _zeros(params), parts)
+    sums = jax.tree.map(lambda x: x[None], sums)
+    return loss, gradient, {name: _metric_value(name, *pair) for name, pair in sums.items()}
 
 
 @jax.tree_util.register_dataclass
@@ -216,20 +278,24 @@ def new_train_state(params, optimizer: optax.GradientTransformation) -> TrainSta
     return TrainState(params, optimizer.init(params), *counters)
 
 
-def optimizer_step(state: TrainState, gradient, loss, optimizer: optax.GradientTransformation):
-    """One optimizer step; a non-finite loss or gradient changes nothing but the counters."""
+def optimizer_step(
+    state: TrainState, gradient, loss, optimizer: optax.GradientTransformation, take=True
+):
+    """One optimizer step; a non-finite loss or gradient changes nothing but the counters, and
+    without `take` (nothing to learn from, or outside the trust region) nothing changes at all."""
     grad_norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    keep = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
-    bad = 1 - finite.astype(jnp.int32)
+    take = jnp.asarray(take)
+    keep = lambda new, old: jnp.where(finite & take, new, old)  # noqa: E731
+    bad, taken = (take & ~finite).astype(jnp.int32), (take & finite).astype(jnp.int32)
     state = TrainState(
         params=jax.tree.map(keep, params, state.params),
         opt_state=jax.tree.map(keep, opt_state, state.opt_state),
-        step=state.step + 1 - bad,
+        step=state.step + taken,
         skipped=state.skipped + bad,
-        skipped_in_a_row=bad * (state.skipped_in_a_row + 1),
+        skipped_in_a_row=jnp.where(take, bad * (state.skipped_in_a_row + 1), state.skipped_in_a_row),
     )
     # A skipped step reports norm 0 and is counted, so that averages over steps stay finite.
     return state, {
@@ -241,40 +307,63 @@ def optimizer_step(state: TrainState, gradient, loss, optimizer: optax.GradientT
 def fit(
     state: TrainState,
     batch: Batch,
-    forward: Callable,
+    objective: Objective,
     *,
     optimizer: optax.GradientTransformation,
-    reduction: Callable,
     steps: Steps,
+    trust_region: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch.
 
-    Metrics are means over the optimizer steps (maxima for names ending in _max).
+    `trust_region` > 0: once the metric ppo_k3 (KL of the policy to the one that the batch began
+    with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
+    monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either: momentum
+    would still move. Metrics are means over the optimizer steps (extremes for names ending in _max,
+    _min).
     """
     if batch.rows % steps.rows:
         raise InputError(
             "rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows"
         )
 
-    def step(state, minibatch):
+    def step(carry, minibatch):
+        state, stopped = carry
         loss, gradient, metrics = loss_and_gradient(
-            state.params, minibatch, forward, reduction, steps.microbatch_rows
+            state.params, minibatch, objective, steps.microbatch_rows
         )
-        state, step_metrics = optimizer_step(state, gradient, loss, optimizer)
-        streak = {"skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32)}
-        return state, {**metrics, **step_metrics, **streak}
+        if trust_region:
+            stopped = stopped | (metrics["ppo_k3"] > trust_region)
+        empty = ~jnp.any(minibatch.mask > 0)
+        state, step_metrics = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty))
+        counts = {
+            "skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32),
+            "stopped_fraction": stopped.astype(jnp.float32),
+            "empty_fraction": empty.astype(jnp.float32),
+        }
+        return (state, stopped), {**metrics, **step_metrics, **counts}
 
     count = batch.rows // steps.rows
-    before = state.skipped
+    before, carry = state.skipped, (state, jnp.zeros((), bool))
     if count * steps.epochs == 1:
-        state, metrics = step(state, batch)
+        (state, _), metrics = step(carry, batch)
     else:
         minibatches = _split(batch, count)
-        epoch = lambda state, _: jax.lax.scan(step, state, minibatches)  # noqa: E731
-        state, metrics = jax.lax.scan(epoch, state, None, length=steps.epochs)
-        metrics = {k: jnp.max(v) if k.endswith("_max") else jnp.mean(v) for k, v in metrics.items()}
+        epoch = lambda carry, _: jax.lax.scan(step, carry, minibatches)  # noqa: E731
+        (state, _), metrics = jax.lax.scan(epoch, carry, None, length=steps.epochs)
+        metrics = {k: _over_steps(k, v) for k, v in metrics.items()}
+    total = count * steps.epochs
     metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
     # The longest streak within this call, so that one good step at its end does not hide it.
     metrics["skipped_in_a_row"] = metrics.pop("skipped_in_a_row_max")
-    metrics["optimizer_steps"] = jnp.float32(count * steps.epochs)
+    stopped, empty = metrics.pop("stopped_fraction"), metrics.pop("empty_fraction")
+    if trust_region:
+        metrics["trust_region_stopped_steps"] = total * stopped
+    metrics["empty_steps"] = total * empty
+    metrics["optimizer_steps"] = jnp.float32(total)
     return state, metrics
+
+
+def _over_steps(name: str, values: jax.Array) -> jax.Array:
+    if name.endswith("_max"):
+        return jnp.max(values)
+    return jnp.min(values) if name.endswith("_min") else jnp.mean(values)

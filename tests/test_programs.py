@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import golden, golden_cases
+from toy import objective
 
 from rljax import update
 from rljax.batch import batch_from_rows
@@ -202,7 +203,7 @@ def trl_optimizer(meta) -> optax.GradientTransformation:
     return make_optimizer(config, meta["max_steps"])
 
 
-def follow(model, folder, meta, cases, to_batch, forward):
+def follow(model, folder, meta, cases, to_batch, loss):
     """Every recorded micro-batch through our update; compares losses, gradient norms and final
     weights."""
     optimizer = trl_optimizer(meta)
@@ -211,9 +212,8 @@ def follow(model, folder, meta, cases, to_batch, forward):
         lambda s, b: update.fit(
             s,
             b,
-            forward,
+            objective(model, loss, update.token_mean),
             optimizer=optimizer,
-            reduction=update.token_mean,
             steps=Steps(b.rows, b.rows),
         )
     )
@@ -253,10 +253,8 @@ def test_six_sft_steps_equal_trl(trl_model):
             jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths), jnp.asarray(mask)
         )
 
-    def forward(params, b):
-        return policy.negative_log_likelihood(policy.Policy(*model.logprobs(params, b)), b)
-
-    state, norms = follow(model, folder, meta, cases, to_batch, forward)
+    loss = policy.negative_log_likelihood
+    state, norms = follow(model, folder, meta, cases, to_batch, loss)
     assert_final("sft", model, state, norms)
 
 
@@ -286,8 +284,7 @@ def test_six_grpo_steps_equal_trl(trl_model):
             advantages=jnp.asarray(fields["adv"]),
         )
 
-    def forward(params, b):
-        now = policy.Policy(*model.logprobs(params, b))
+    def with_kl(now, b):
         loss, metrics = policy.ppo_clip(
             now, b, clip_low=meta["epsilon"], clip_high=meta["epsilon_high"], dual_clip=None
         )
@@ -296,5 +293,5 @@ def test_six_grpo_steps_equal_trl(trl_model):
         kl = kl_estimate(now.logprobs, b.ref_logprobs, "k3")
         return loss + meta["beta"] * ratio * kl, metrics
 
-    state, norms = follow(model, folder, meta, cases, to_batch, forward)
+    state, norms = follow(model, folder, meta, cases, to_batch, with_kl)
     assert_final("grpo", model, state, norms)

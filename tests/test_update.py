@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from toy import objective
 
 from rljax import update
 from rljax.batch import Batch, batch_from_rows
@@ -78,11 +79,9 @@ def batch() -> Batch:
     )
 
 
-def step(model, params, batch, reduction, microbatch_rows=ROWS):
-    def forward(params, part):
-        return policy.ppo_clip(policy.Policy(*model.logprobs(params, part)), part)
-
-    run = jax.jit(lambda p, b: update.loss_and_gradient(p, b, forward, reduction, microbatch_rows))
+def step(model, params, batch, reduction, microbatch_rows=ROWS, loss=policy.ppo_clip, **traits):
+    aim = objective(model, loss, reduction, **traits)
+    run = jax.jit(lambda p, b: update.loss_and_gradient(p, b, aim, microbatch_rows))
     return run(params, batch)
 
 
@@ -182,25 +181,18 @@ def test_first_minibatch_of_ppo_is_the_policy_gradient(model, params, batch):
     on_policy = batch.replace(old_logprobs=model.logprobs(params, batch)[0], weights=None)
     _, ppo, metrics = step(model, params, on_policy, update.token_mean)
 
-    def forward(params, part):
-        return policy.policy_gradient(policy.Policy(*model.logprobs(params, part)), part)
-
-    _, plain, _ = update.loss_and_gradient(params, on_policy, forward, update.token_mean, ROWS)
+    aim = objective(model, policy.policy_gradient, update.token_mean)
+    _, plain, _ = update.loss_and_gradient(params, on_policy, aim, ROWS)
     assert_same(ppo, plain, rtol=1e-4)
     assert float(metrics["pg_clipfrac"]) == 0 and abs(float(metrics["ppo_kl"])) < 1e-6
 
 
 def test_epochs_and_minibatches_take_the_steps_they_say(model, params, batch):
     optimizer = optax.sgd(0.1)
-
-    def forward(params, part):
-        return policy.ppo_clip(policy.Policy(*model.logprobs(params, part)), part)
-
+    aim = objective(model, policy.ppo_clip, update.token_mean)
     state = update.new_train_state(params, optimizer)
     run = lambda steps: jax.jit(  # noqa: E731
-        lambda s, b: update.fit(
-            s, b, forward, optimizer=optimizer, reduction=update.token_mean, steps=steps
-        )
+        lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=steps)
     )(state, batch)
     got, metrics = run(update.Steps(rows=4, microbatch_rows=2, epochs=2))
     assert int(got.step) == 4 and float(metrics["optimizer_steps"]) == 4
@@ -209,9 +201,8 @@ def test_epochs_and_minibatches_take_the_steps_they_say(model, params, batch):
         for part in (slice(0, 4), slice(4, 8)):
             minibatch = jax.tree.map(lambda x, part=part: x[part], batch)
             by_hand, _ = update.fit(
-                by_hand, minibatch, forward, optimizer=optimizer, reduction=update.token_mean,
-                steps=update.Steps(4, 4),
-            )  # fmt: skip
+                by_hand, minibatch, aim, optimizer=optimizer, steps=update.Steps(4, 4)
+            )
     assert_same(got.params, by_hand.params)
     with pytest.raises(InputError, match="must divide 8 rows"):
         run(update.Steps(rows=3, microbatch_rows=3))
@@ -248,13 +239,71 @@ def test_a_non_finite_step_changes_nothing_but_the_counters(bad):
 
 
 def test_a_loss_per_row_and_a_term_per_token_are_reduced_each_by_its_shape(model, params, batch):
-    def forward(params, part):
-        logp, entropy = model.logprobs(params, part)
-        return (jnp.sum(jnp.where(part.mask > 0, logp, 0), axis=1), -0.1 * entropy), {}
+    def terms(now, part):
+        return (jnp.sum(jnp.where(part.mask > 0, now.logprobs, 0), axis=1), -0.1 * now.entropy), {}
 
+    aim = objective(model, terms, update.token_mean, update.token_mean)
     for rows in (8, 2):
-        loss, _, _ = update.loss_and_gradient(params, batch, forward, update.token_mean, rows)
+        loss, _, _ = update.loss_and_gradient(params, batch, aim, rows)
         logp, entropy = model.logprobs(params, batch)
         per_row = np.where(batch.mask > 0, logp, 0).sum(axis=1)[:7].mean()
         weighted = np.asarray(batch.mask * batch.weights * entropy).sum() / float(batch.mask.sum())
         assert float(loss) == pytest.approx(per_row - 0.1 * weighted, rel=1e-5)
+
+
+def test_a_loss_of_the_whole_step_has_the_gradient_of_one_microbatch(model, params, batch):
+    """A loss that looks at all rows at once (here: its largest log-probs weigh double)."""
+
+    def largest_count_double(now, part):
+        logp = jax.lax.stop_gradient(jnp.where(part.mask > 0, now.logprobs, -jnp.inf))
+        edge = jnp.sort(logp, axis=None)[-12]
+        loss = -now.logprobs * jnp.where(logp >= edge, 2.0, 1.0) - 0.1 * now.entropy
+        return loss, {"doubled": (logp >= edge).astype(jnp.float32)}
+
+    options = dict(loss=largest_count_double, whole_step=True)
+    whole = step(model, params, batch, update.token_mean, **options)
+    for rows in (1, 2, 4):
+        assert_same(step(model, params, batch, update.token_mean, rows, **options), whole)
+    split = step(model, params, batch, update.token_mean, 2, loss=largest_count_double)
+    assert abs(float(split[2]["doubled"]) - float(whole[2]["doubled"])) > 1e-3  # why it is needed
+
+
+def test_the_trust_region_stops_the_rest_of_the_batch(model, params, batch):
+    optimizer = optax.sgd(3.0)
+    start = batch.replace(old_logprobs=model.logprobs(params, batch)[0])
+    aim = objective(model, policy.ppo_clip, update.token_mean)
+    steps = update.Steps(rows=4, microbatch_rows=4, epochs=3)
+    state = update.new_train_state(params, optimizer)
+
+    def run(trust_region):
+        fit = lambda s, b: update.fit(  # noqa: E731
+            s, b, aim, optimizer=optimizer, steps=steps, trust_region=trust_region
+        )
+        return jax.jit(fit)(state, start)
+
+    free, metrics = run(1e6)
+    assert int(free.step) == 6 and float(metrics["trust_region_stopped_steps"]) == 0
+    held, metrics = run(1e-5)
+    assert int(held.step) == 1 and float(metrics["trust_region_stopped_steps"]) == 5
+    assert int(held.skipped) == 0
+
+
+def test_a_step_without_policy_tokens_moves_nothing(model, params, batch):
+    """Momentum of earlier steps would move the weights on a gradient of 0."""
+    optimizer = optax.adam(0.1)
+    aim = objective(model, policy.ppo_clip, update.token_mean)
+    run = jax.jit(lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=update.Steps(8, 8)))
+    state, _ = run(update.new_train_state(params, optimizer), batch)
+    after, metrics = run(state, batch.replace(mask=jnp.zeros_like(batch.mask)))
+    assert float(metrics["empty_steps"]) == 1 and int(after.step) == 1
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_only_the_correct_rows_weigh_in_the_positive_example_loss(batch):
+    scores = jnp.array([1.0, 0, 0, 1, 0, 0, 0.5, 1])
+    weights = np.asarray(update.positive_token_mean(batch.replace(scores=scores)))
+    right = np.asarray(batch.mask) * (np.asarray(scores) >= 1)[:, None]
+    np.testing.assert_allclose(weights, right / right.sum())
+    none = update.positive_token_mean(batch.replace(scores=jnp.zeros(8)))
+    assert (np.asarray(none) == 0).all()

@@ -3,7 +3,8 @@
 import itertools
 
 from rljax.data.tasks import Task
-from rljax.losses.policy import ppo_clip
+from rljax.losses.policy import Policy, ppo_clip
+from rljax.update import Objective
 
 
 def first_letter() -> Task:
@@ -24,3 +25,19 @@ def upside_down(policy, batch):
     """PPO with its sign flipped: it must unlearn."""
     loss, metrics = ppo_clip(policy, batch)
     return -loss, metrics
+
+
+def objective(model, loss, *reductions, corrected=True, whole_step=False) -> Objective:
+    """loss(policy, batch) -> (loss or losses, metrics), each loss with a reduction of its own."""
+
+    def terms(policy, batch):
+        losses, metrics = loss(policy, batch)
+        return (losses if isinstance(losses, tuple) else (losses,)), metrics
+
+    return Objective(
+        lambda p, b: Policy(*model.logprobs(p, b)),
+        terms,
+        reductions,
+        (corrected,) * len(reductions),
+        whole_step,
+    )

@@ -61,13 +61,15 @@ def token_weights(params: dict, batch: Batch, mode: str | None = None) -> jax.Ar
     raise KeyError(mode)
 
 
-def reduced(loss_of, x, batch: Batch, weights):
+def reduced(loss_of, x, batch: Batch, weights, corrected=True):
     """loss_of(x, batch) -> (loss, metrics): what update.py makes of it: (loss, d loss / d x, metrics)."""
 
     def total(x):
         selected = update.select_policy_tokens(batch)
         loss, metrics = loss_of(x, selected)
-        summed, sums = update.weighted_loss(loss, metrics, selected, weights)
+        summed, sums = update.weighted_loss(
+            loss, metrics, selected, weights, corrected=corrected
+        )
         return summed, {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()}
 
     (loss, metrics), gradient = jax.value_and_grad(total, has_aux=True)(x)
@@ -78,5 +80,9 @@ def policy_loss(function, case, dtype, batch: Batch, weights, log_prob="log_prob
     """Loss, gradient with respect to the log-probs, and metrics of a policy loss."""
     logp = jnp.asarray(case.inputs[log_prob], dtype)
     return reduced(
-        lambda x, b: function(Policy(x, jnp.zeros_like(x)), b, **options), logp, batch, weights
+        lambda x, b: function(Policy(x, jnp.zeros_like(x)), b, **options),
+        logp,
+        batch,
+        weights,
+        corrected=not vars(function).get("applies_weights", False),
     )
