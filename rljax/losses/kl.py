@@ -1,4 +1,5 @@
-"""KL to the reference policy: estimators (ALGORITHMS B1), and the penalty in the reward (B2)."""
+"""KL to the reference policy: estimators (ALGORITHMS B1), the penalty in the reward (B2), and the
+exact KL of two categoricals (D2)."""
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +28,41 @@ def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "
     if estimator == "k1":
         return d
     if estimator == "abs":
-        return jnp.abs(d)
+        return d * jnp.sign(d)  # not |d|: its derivative at 0 is 0
     if estimator == "k2":
         return 0.5 * d * d
-    minus_d = jnp.clip(-d, -20.0, 20.0)
-    return jnp.clip(jnp.exp(minus_d) - 1 - minus_d, -10.0, 10.0)
+    minus_d = _clip(-d, 20.0)
+    return _clip(jnp.exp(minus_d) - 1 - minus_d, 10.0)
+
+
+def _clip(x: jax.Array, bound: float) -> jax.Array:
+    """x within +-bound, with gradient 1 at the bounds too (jnp.clip halves it there)."""
+    return jnp.where(x < -bound, -bound, jnp.where(x > bound, bound, x))
+
+
+def importance_corrected_kl(
+    logprobs: jax.Array, ref_logprobs: jax.Array, old_logprobs: jax.Array, estimator: str = "k3"
+) -> jax.Array:
+    """r k(d) with r = pi / pi_old: the estimate from samples of pi_old, gradient through both.
+
+    For k3 that is DeepSeek-V3.2's unbiased estimator (arXiv 2512.02556): its expected gradient is
+    that of KL(pi || ref), which k3 alone misses. log r is clamped to +-20: [B, S] -> [B, S].
+    """
+    ratio = jnp.exp(_clip(logprobs - jax.lax.stop_gradient(old_logprobs), 20.0))
+    return ratio * kl_estimate(logprobs, ref_logprobs, estimator)
+
+
+def exact_kl(logits: jax.Array, other_logits: jax.Array) -> jax.Array:
+    """KL(p || q) = sum_v p_v (log p_v - log q_v), p and q the softmax of [..., V] logits: [...].
+
+    Logarithms of probabilities are logits as well; a word of probability 0 (-inf) adds nothing.
+    """
+    log_p = jax.nn.log_softmax(logits, axis=-1)
+    log_q = jax.nn.log_softmax(other_logits, axis=-1)
+    possible = log_p > -jnp.inf
+    # Both are selected first: inf - inf would be NaN, in the gradient too.
+    gap = jnp.where(possible, log_p, 0.0) - jnp.where(possible, log_q, 0.0)
+    return jnp.sum(jnp.where(possible, jnp.exp(log_p) * gap, 0.0), axis=-1)
 
 
 def kl_penalised_rewards(batch: Batch, *, coef: float, estimator: str = "k1") -> jax.Array:

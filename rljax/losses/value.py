@@ -18,7 +18,8 @@ def squared_error(values: jax.Array, batch: Batch, *, clip: float | None = 0.5):
     if clip is not None:
         batch.require("values", by="squared_error(clip)")
         old = jax.lax.stop_gradient(batch.values)
-        bounded = old + jnp.clip(values - old, -clip, clip)
+        # Not old + clip(V - old): what rounding adds to a value inside would count as clipped.
+        bounded = jnp.clip(values, old - clip, old + clip)
         other = jnp.where(batch.mask > 0, bounded - returns, 0.0) ** 2
         metrics["vf_clipfrac"] = (other > error).astype(jnp.float32)
         error = jnp.maximum(error, other)

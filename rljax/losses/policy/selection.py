@@ -1,0 +1,180 @@
+"""Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy.
+
+Every loss here is marked `whole_step`: rljax.update calls it once on all rows of the step.
+ALGORITHMS D10, D11.
+"""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.batch import Batch
+from rljax.losses.policy.common import (
+    Policy,
+    _advantages,
+    _constant,
+    _drift,
+    _logprobs,
+    _marked,
+    _share,
+    log_ratio,
+)
+from rljax.losses.policy.tokens import _clipped_surrogate, _ppo
+
+
+def _covariance(policy: Policy, batch: Batch, advantages: jax.Array) -> jax.Array:
+    """(A - mean A)(log pi - mean log pi) at policy tokens, 0 elsewhere; no gradient: [B, S]."""
+    logprobs = jax.lax.stop_gradient(_logprobs(policy, batch))
+    keep = batch.mask
+    a = advantages - batches.masked_mean(advantages, keep)
+    b = logprobs - batches.masked_mean(logprobs, keep)
+    return _constant(a * b, batch)
+
+
+def _count(fraction: float, batch: Batch) -> jax.Array:
+    """max(1, floor(fraction N)), N the policy tokens, in integers: no rounding of N."""
+    exact = Fraction(fraction).limit_denominator(10_000)
+    p, q = exact.numerator, exact.denominator
+    n = jnp.sum((batch.mask > 0).astype(jnp.int32))
+    return jnp.maximum(n // q * p + n % q * p // q, 1)
+
+
+def _ranks(order: jax.Array, eligible: jax.Array) -> jax.Array:
+    """Rank of each eligible token by ascending order, ties by lower flat index; the rest follow."""
+    order, eligible = order.reshape(-1), eligible.reshape(-1)
+    by_order = jnp.argsort(order, stable=True)
+    by_eligible = by_order[jnp.argsort(~eligible[by_order], stable=True)]
+    return jnp.argsort(by_eligible, stable=True)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 in which every output bit depends on every input bit (murmur3)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _shuffle(batch: Batch, seed: int) -> jax.Array:
+    """A pseudo-random number per token from (seed, policy version, its sequence, its position).
+
+    It depends on neither row, column nor padding, so that a permuted, padded or packed batch draws
+    the same tokens; other samples or a newer policy draw others: uint32 [B, S].
+    """
+    version = jnp.zeros((), jnp.int32)
+    if batch.policy_version is not None:
+        version = jnp.max(jnp.where(batch.mask > 0, batch.policy_version, 0))
+    key = _mix(jnp.uint32(seed) ^ _mix(version.astype(jnp.uint32)))
+    position = batch.positions.astype(jnp.uint32)
+    token = _mix(batch.tokens.astype(jnp.uint32) ^ _mix(position ^ key))
+    token = jnp.where(batch.segment_ids > 0, token, jnp.uint32(0))
+    size = batch.tokens.shape[1] + 1
+
+    def digest(row, ids):
+        return jax.ops.segment_sum(row, ids, num_segments=size)[ids]
+
+    sequence = jax.vmap(digest)(token, batch.segment_ids)
+    return _mix(sequence ^ _mix(position ^ key))
+
+
+def _clip_cov(
+    policy, batch, order, clip_low, clip_high, cov_low, cov_high, fraction
+):  # fmt: skip
+    """clip_cov that draws the first k eligible tokens by `order` [B, S]; also the eligible ones."""
+    advantages = _advantages(batch, by="clip_cov")
+    difference = log_ratio(policy, batch, by="clip_cov")
+    loss, cut = _clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
+    covariance = _covariance(policy, batch, advantages)
+    eligible = (batch.mask > 0) & ~cut & (covariance > cov_low) & (covariance < cov_high)
+    k = _count(fraction, batch)
+    drawn = eligible & (_ranks(order, eligible) < k).reshape(eligible.shape)
+    metrics = {
+        "pg_clipfrac": _share(cut, batch),
+        "cov_clipfrac": _share(drawn, batch),
+        "cov": covariance,
+        "cov_tokens_max": jnp.broadcast_to(k.astype(loss.dtype), loss.shape),
+    }
+    return jnp.where(drawn, 0.0, loss), metrics | _drift(difference), eligible
+
+
+@_marked(whole_step=True)
+def clip_cov(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 1.0,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+    fraction: float = 2e-4,
+    seed: int = 0,
+):
+    """PPO clip without the gradient of k random tokens whose covariance is in (cov_low, cov_high).
+
+    cov = (A - mean A)(log pi - mean log pi) over the step; k = max(1, floor(fraction N)); a token
+    that PPO clips already is not eligible (Clip-Cov, arXiv 2505.22617). The draw is a function of
+    `seed`, the policy's version and the sampled tokens: the same in every epoch over one batch.
+    Metrics: pg_clipfrac, cov_clipfrac (drawn), cov, cov_tokens_max = k, ppo_kl, ppo_k3.
+    """
+    order = _shuffle(batch, seed)
+    bounds = (clip_low, clip_high, cov_low, cov_high)
+    loss, metrics, _ = _clip_cov(policy, batch, order, *bounds, fraction)
+    return loss, metrics
+
+
+@_marked(whole_step=True)
+def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: float = 1.0):
+    """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
+
+    cov and k = max(1, floor(fraction N)) as in clip_cov; no clip. Metrics: cov, cov_klfrac (share
+    of penalised tokens), cov_tokens_max = k, ppo_kl, ppo_k3.
+    """
+    advantages = _advantages(batch, by="kl_cov")
+    difference = log_ratio(policy, batch, by="kl_cov")
+    covariance = _covariance(policy, batch, advantages)
+    keep, k = batch.mask > 0, _count(fraction, batch)
+    chosen = keep & (_ranks(-covariance, keep) < k).reshape(keep.shape)
+    # x sign(x), not |x|: its derivative at 0 is 0.
+    penalty = kl_coef * difference * jnp.sign(difference)
+    loss = -advantages * jnp.exp(difference) + jnp.where(chosen, penalty, 0.0)
+    metrics = {
+        "cov": covariance,
+        "cov_klfrac": _share(chosen, batch),
+        "cov_tokens_max": jnp.broadcast_to(k.astype(loss.dtype), loss.shape),
+    }
+    return loss, metrics | _drift(difference)
+
+
+def _high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
+    """1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step."""
+    entropy = _constant(policy.entropy, batch)
+    ordered = jnp.sort(jnp.where(batch.mask > 0, entropy, jnp.inf).reshape(-1))
+    n = jnp.sum((batch.mask > 0).astype(jnp.int32))
+    place = (1 - fraction) * jnp.maximum(n - 1, 0).astype(entropy.dtype)
+    below = jnp.floor(place).astype(jnp.int32)
+    low, high = ordered[below], ordered[jnp.minimum(below + 1, jnp.maximum(n - 1, 0))]
+    threshold = low + (high - low) * (place - below)  # linear between the two neighbours
+    return _share(jnp.where(n > 0, entropy >= threshold, False), batch)
+
+
+@_marked(whole_step=True)
+def ppo_high_entropy(
+    policy: Policy,
+    batch: Batch,
+    *,
+    fraction: float = 0.2,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+):
+    """ppo_clip on the `fraction` of tokens with the highest entropy; the others give 0.
+
+    "Beyond the 80/20 rule", arXiv 2506.01939. The quantile runs over the whole step, and the
+    denominators still count every token. Metrics as ppo_clip, and entropy_keep.
+    """
+    advantages = _advantages(batch, by="ppo_high_entropy")
+    difference = log_ratio(policy, batch, by="ppo_high_entropy")
+    loss, metrics = _ppo(advantages, difference, batch, clip_low, clip_high, dual_clip)
+    metrics["entropy_keep"] = _high_entropy(policy, batch, fraction)
+    return loss * metrics["entropy_keep"], metrics

@@ -1,0 +1,191 @@
+"""Policy losses with one ratio per sequence: the value stands at each policy token of a sequence.
+
+Under the reduction seq_mean_token_mean that gives the mean over sequences exactly; a packed row
+holds several sequences (batch.segment_*). ALGORITHMS D7, D8.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.batch import Batch
+from rljax.losses.policy.common import (
+    Policy,
+    _advantages,
+    _clip,
+    _constant,
+    _difference,
+    _drift,
+    _keep_near_sequences,
+    _logprobs,
+    _marked,
+    _row_mean,
+    _sequence_mean,
+    _share,
+    log_ratio,
+)
+from rljax.losses.policy.tokens import _clipped_surrogate
+
+
+def _sequence_metrics(cut, ratio, difference, batch: Batch) -> dict:
+    """Shares of clipped tokens and of clipped sequences; mean and max of the sequence's ratio."""
+    cut = _share(cut, batch)
+    return {
+        "pg_clipfrac": cut,
+        "pg_clipfrac_seq": _row_mean(cut, batch),
+        "sequence_ratio": _row_mean(ratio, batch),
+        "sequence_ratio_max": ratio,
+    } | _drift(difference)
+
+
+def gspo(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    max_sequence_kl: float | None = None,
+):
+    """max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the sequence of log r).
+
+    GSPO, arXiv 2507.18071; reduction seq_mean_token_mean. Under seq_mean_token_sum the same loss is
+    LUSPO, which weighs a sequence by its length. `max_sequence_kl` as in ppo_clip.
+    Metrics: pg_clipfrac (tokens), pg_clipfrac_seq, sequence_ratio, sequence_ratio_max, ppo_kl.
+    """
+    advantages = _advantages(batch, by="gspo")
+    difference = log_ratio(policy, batch, by="gspo")
+    ratio = jnp.exp(_sequence_mean(difference, batch))
+    loss, cut = _clipped_surrogate(advantages, ratio, clip_low, clip_high)
+    metrics = _sequence_metrics(cut, ratio, difference, batch)
+    if max_sequence_kl is not None:
+        by = "gspo(max_sequence_kl)"
+        metrics["sequence_keep"] = _keep_near_sequences(policy, batch, max_sequence_kl, by=by)
+        loss = loss * metrics["sequence_keep"]
+    return loss, metrics
+
+
+def gspo_token(policy: Policy, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4):
+    """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
+
+    With an advantage that is constant in the sequence the gradient equals gspo's as well; it allows
+    advantages per token (arXiv 2507.18071, section 4.3). log s_t is at most 10.
+    """
+    advantages = _advantages(batch, by="gspo_token")
+    difference = log_ratio(policy, batch, by="gspo_token")
+    logprobs = _logprobs(policy, batch)
+    mean = jax.lax.stop_gradient(_sequence_mean(difference, batch))
+    own = logprobs - jax.lax.stop_gradient(logprobs)
+    ratio = jnp.exp(_clip(mean + own, -jnp.inf, 10.0))
+    loss, cut = _clipped_surrogate(advantages, ratio, clip_low, clip_high)
+    return loss, _sequence_metrics(cut, ratio, difference, batch)
+
+
+def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, sequence_weight):
+    """GMPO over the kept tokens [B, S], each mean dividing by `tokens`, times one weight."""
+    advantages = _advantages(batch, by="gmpo")
+    difference = log_ratio(policy, batch, by="gmpo")
+    sign = jnp.sign(advantages)
+    clipped = _clip(difference, -clip_low, clip_high)
+    # One-sided as in PPO: only what would raise the objective is cut.
+    cut = sign * difference > sign * clipped
+    taken = jnp.where(cut, clipped, difference)
+    taken = jnp.where(sign == 0, 0.0, taken)
+    ratio = jnp.exp(_sequence_mean(jnp.where(keep, taken, 0.0), batch, tokens))
+    advantage = _sequence_mean(jnp.where(keep, advantages, 0.0), batch, tokens)
+    metrics = _sequence_metrics(cut, ratio, difference, batch)
+    del metrics["pg_clipfrac_seq"]  # tokens are clipped here, never a sequence
+    metrics["pg_clipfrac_upper"] = _share(cut & (sign > 0), batch)
+    metrics["pg_clipfrac_under"] = _share(cut & (sign < 0), batch)
+    return -advantage * ratio * sequence_weight, metrics
+
+
+@_marked(applies_weights=True)
+def gmpo(policy: Policy, batch: Batch, *, clip_low: float = 0.4, clip_high: float = 0.4):
+    """-A exp(mean over the sequence of d'), d' = log r clipped to [-clip_low, clip_high] one-sided.
+
+    GMPO, arXiv 2507.20673: the geometric mean of clipped ratios; A is the sequence's mean. A
+    rollout correction becomes one weight per sequence, exp(mean log w); tokens with w = 0 leave
+    every mean, and a sequence that has no other token is exactly 0 (ALGORITHMS D8).
+    Metrics: pg_clipfrac = pg_clipfrac_upper + pg_clipfrac_under, sequence_ratio, ppo_kl, ppo_k3.
+    """
+    keep = batch.mask > 0
+    log_weights = jnp.zeros_like(batch.mask)
+    if batch.weights is not None:
+        weights = _constant(batch.weights, batch)
+        keep = keep & (weights > 0)
+        log_weights = jnp.log(jnp.where(keep, weights + 1e-10, 1.0))
+    left = batches.segment_sum(keep.astype(batch.mask.dtype), batch)
+    tokens = jnp.maximum(left, 1)
+    weight = jnp.where(left > 0, jnp.exp(_sequence_mean(log_weights, batch, tokens)), 0.0)
+    return _gmpo(policy, batch, clip_low, clip_high, keep, tokens, weight)
+
+
+def _vespo_weight(log_weight, advantages, k_positive, lam_positive, k_negative, lam_negative):
+    """exp(lam) w^k exp(-lam w), k and lam by the sign of A: largest where w = k / lam."""
+    k = jnp.where(advantages >= 0, k_positive, k_negative)
+    lam = jnp.maximum(jnp.where(advantages >= 0, lam_positive, lam_negative), 1e-4)
+    log_weight = _clip(log_weight, math.log(1e-8), 20.0)
+    return jnp.exp(lam + k * log_weight - lam * jnp.exp(log_weight))
+
+
+@_marked(applies_weights=True)
+def vespo(
+    policy: Policy,
+    batch: Batch,
+    *,
+    k_positive: float = 2.0,
+    lam_positive: float = 3.0,
+    k_negative: float = 3.0,
+    lam_negative: float = 2.0,
+):
+    """-sg(phi(w)) A log pi, phi(w) = exp(lam (1 - w)) w^k, w = the sequence's product of ratios.
+
+    VESPO, arXiv 2602.10693: a smooth bump on the whole sequence's weight in place of a clip. A
+    rollout correction multiplies into w (sum of log weights), and is not applied a second time.
+    Metrics: phi, the weight, as a mean over sequences; ppo_kl, ppo_k3.
+    """
+    advantages = _advantages(batch, by="vespo")
+    difference = log_ratio(policy, batch, by="vespo")
+    total = batches.segment_sum(difference, batch)
+    if batch.weights is not None:
+        weights = jnp.where(batch.mask > 0, batch.weights, 1.0)
+        log_weights = jnp.log(jnp.maximum(weights, 1e-8))
+        total = total + batches.segment_sum(jnp.minimum(log_weights, 20.0), batch)
+    phi = jax.lax.stop_gradient(
+        _vespo_weight(total, advantages, k_positive, lam_positive, k_negative, lam_negative)
+    )
+    metrics = {"phi": _row_mean(phi, batch)} | _drift(difference)
+    return -phi * advantages * _logprobs(policy, batch), metrics
+
+
+def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
+    """Mean of x [B] over the rows of the same group that have policy tokens: [B]."""
+    live = (jnp.sum(batch.mask, axis=1) > 0).astype(batch.mask.dtype)
+    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype) * live[None, :]
+    return same @ (live * x) / jnp.maximum(same @ live, 1)
+
+
+@_marked(whole_step=True)
+def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
+    """n / (2 (n - 1)) (A - beta (R - mean R))^2, R = log pi(y) - log pi_old(y), n the group's size.
+
+    GVPO, arXiv 2504.19599: the advantage is the target of a regression on the centred log-ratio of
+    whole sequences, so that its optimum is that of the KL-regularised reward. Group means get no
+    gradient, which is 0 in sum for centred advantages. Reduction seq_mean_token_mean. Groups of one
+    give 0. Rows are unpacked (a row has one group). Metrics: gvpo_residual.
+    """
+    batch.require("group", by="gvpo")
+    advantage = batches.row_sum(_advantages(batch, by="gvpo"), batch)
+    count = jnp.sum(batch.mask, axis=1)
+    advantage = advantage / jnp.maximum(count, 1)
+    total = batches.row_sum(_difference(policy, batch, by="gvpo"), batch)
+    centred = total - jax.lax.stop_gradient(_group_mean(total, batch))
+    live = (count > 0).astype(batch.mask.dtype)
+    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
+    size = same @ live
+    scale = jnp.where(size > 1, size / jnp.maximum(size - 1, 1), 0.0)
+    residual = advantage - beta * centred
+    loss = 0.5 * scale * residual**2
+    return jnp.broadcast_to(loss[:, None], batch.mask.shape), {"gvpo_residual": jnp.abs(residual)}

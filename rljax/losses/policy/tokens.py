@@ -1,0 +1,244 @@
+"""Policy losses with one ratio per token: (policy, batch, **options) -> (loss [B, S], metrics).
+
+A is the advantage, r = pi / pi_old with its log clamped to +-20; A, pi_old and every weight are
+constants. ALGORITHMS D1, D3, D6, D9, I2.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.losses.policy.common import (
+    Behaviour,
+    Level,
+    Policy,
+    _advantages,
+    _clip,
+    _constant,
+    _difference,
+    _drift,
+    _keep_near_sequences,
+    _logprobs,
+    _ratio_at,
+    _share,
+    log_ratio,
+)
+
+
+def negative_log_likelihood(policy: Policy, batch: Batch):
+    """-log pi(token): supervised fine-tuning (ALGORITHMS A1)."""
+    return -_logprobs(policy, batch), {}
+
+
+def policy_gradient(policy: Policy, batch: Batch):
+    """-A log pi (REINFORCE, ALGORITHMS D1)."""
+    return -_advantages(batch, by="policy_gradient") * _logprobs(policy, batch), {}
+
+
+def gpg(policy: Policy, batch: Batch):
+    """-A log pi: the loss of GPG (arXiv 2504.02546), whose own part is its advantage."""
+    return -_advantages(batch, by="gpg") * _logprobs(policy, batch), {}
+
+
+def _clipped_surrogate(advantages, ratio, clip_low: float, clip_high: float):
+    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and where the second one is larger."""
+    unclipped = -advantages * ratio
+    clipped = -advantages * _clip(ratio, 1 - clip_low, 1 + clip_high)
+    return jnp.maximum(unclipped, clipped), clipped > unclipped
+
+
+def _ppo(advantages, difference, batch, clip_low: float, clip_high: float, dual_clip: float | None):
+    """The dual-clipped surrogate of a log-ratio, and its metrics."""
+    loss, cut = _clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
+    metrics = {
+        "pg_clipfrac": _share(cut, batch),
+        "pg_clipfrac_upper": _share(cut & (advantages > 0), batch),
+        "pg_clipfrac_under": _share(cut & (advantages < 0), batch),
+    }
+    if dual_clip is not None:
+        bound = -advantages * dual_clip
+        negative = advantages < 0
+        metrics["pg_clipfrac_lower"] = _share(negative & (loss > bound), batch)
+        loss = jnp.where(negative, jnp.minimum(loss, bound), loss)
+    return loss, metrics | _drift(difference)
+
+
+def ppo_clip(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+    max_sequence_kl: float | None = None,
+):
+    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)); where A < 0 at most -A dual_clip.
+
+    arXiv 1707.06347; dual clip 1912.09729, which is also the cap `delta` of INTELLECT-2's two-sided
+    clip (2505.07291); clip_high > clip_low is DAPO's clip-higher, 2503.14476. `max_sequence_kl`
+    drops sequences with A < 0 that lie farther than this from the sampler (2512.02556).
+    Metrics: pg_clipfrac = pg_clipfrac_upper (r too large, A > 0) + pg_clipfrac_under (too small,
+    A < 0), pg_clipfrac_lower (dual clip active), ppo_kl = old - new, ppo_k3, sequence_keep.
+    """
+    advantages = _advantages(batch, by="ppo_clip")
+    difference = log_ratio(policy, batch, by="ppo_clip")
+    loss, metrics = _ppo(advantages, difference, batch, clip_low, clip_high, dual_clip)
+    if max_sequence_kl is not None:
+        by = "ppo_clip(max_sequence_kl)"
+        metrics["sequence_keep"] = _keep_near_sequences(policy, batch, max_sequence_kl, by=by)
+        loss = loss * metrics["sequence_keep"]
+    return loss, metrics
+
+
+def decoupled_ppo(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    weight_max: float = 5.0,
+):
+    """w ppo_clip(pi / pi_old, A) with w = min(pi_old / pi_sampler, weight_max) (AReaL, 2505.24298).
+
+    pi_old is the proximal policy: the weights just before the update, recomputed by the trainer.
+    It corrects for the sampler itself: leave the rollout correction off. Metrics as ppo_clip, and
+    behaviour_weight, behaviour_weight_max (both before the cap), behaviour_weight_capped.
+    """
+    advantages = _advantages(batch, by="decoupled_ppo")
+    difference = log_ratio(policy, batch, by="decoupled_ppo")
+    batch.require("sampler_logprobs", by="decoupled_ppo")
+    stale = _constant(batch.old_logprobs, batch) - _constant(batch.sampler_logprobs, batch)
+    weight = jnp.exp(_clip(stale, -20.0, 20.0))
+    loss, metrics = _ppo(advantages, difference, batch, clip_low, clip_high, dual_clip)
+    metrics |= {
+        "behaviour_weight": weight,
+        "behaviour_weight_max": weight,
+        "behaviour_weight_capped": _share(weight > weight_max, batch),
+    }
+    return jnp.minimum(weight, weight_max) * loss, metrics
+
+
+def cispo(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float | None = None,
+    clip_high: float = 0.28,
+    ratio_max: float | None = None,
+    behaviour: Behaviour = "old",
+    level: Level = "token",
+):
+    """-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi: clips the weight, drops no token's
+    gradient.
+
+    CISPO, arXiv 2506.13585. clip_low None leaves the lower side open, as MiniMax does. `ratio_max`
+    is an absolute upper bound in place of 1 + clip_high (ScaleRL, 2510.13786, which also takes
+    behaviour="sampler"). Metrics: pg_clipfrac (ratio was clipped), ppo_kl, ppo_k3.
+    """
+    advantages = _advantages(batch, by="cispo")
+    difference = log_ratio(policy, batch, by="cispo", behaviour=behaviour)
+    ratio = jax.lax.stop_gradient(_ratio_at(level, difference, batch))
+    low = 0.0 if clip_low is None else 1 - clip_low
+    high = 1 + clip_high if ratio_max is None else ratio_max
+    weight = _clip(ratio, low, high)
+    metrics = {"pg_clipfrac": _share(weight != ratio, batch)} | _drift(difference)
+    return -weight * advantages * _logprobs(policy, batch), metrics
+
+
+def sapo(
+    policy: Policy,
+    batch: Batch,
+    *,
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
+    level: Level = "token",
+):
+    """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: a soft gate in place of the clip.
+
+    SAPO, arXiv 2511.20347: slope 1 at r = 1 and smoothly to 0 away from it; the larger tau closes
+    the gate of negative advantages sooner. Metrics: ppo_kl, ppo_k3.
+    """
+    advantages = _advantages(batch, by="sapo")
+    difference = log_ratio(policy, batch, by="sapo")
+    ratio = _ratio_at(level, difference, batch)
+    tau = jnp.where(advantages > 0, tau_positive, tau_negative)
+    gate = jax.nn.sigmoid(tau * (ratio - 1)) * (4.0 / tau)
+    return -gate * advantages, _drift(difference)
+
+
+def _truncated_gradient(policy, batch, advantages, difference, ratio_max: float, leaves):
+    """-sg(min(r, ratio_max)) A log pi, and 0 at the tokens that leave the trust region."""
+    ratio = jax.lax.stop_gradient(jnp.exp(difference))
+    kept = jnp.where(leaves, 0.0, jnp.minimum(ratio, ratio_max))
+    metrics = {
+        "pg_clipfrac": _share(leaves, batch),
+        "pg_truncfrac": _share(~leaves & (ratio > ratio_max), batch),
+    }
+    loss = -advantages * kept * _logprobs(policy, batch)
+    return loss, metrics | _drift(difference)
+
+
+def _probabilities(policy: Policy, batch: Batch):
+    """(pi, pi_old) of the tokens, constants, 1 where there is no policy token."""
+    new = jax.lax.stop_gradient(_logprobs(policy, batch))
+    return jnp.exp(new), jnp.exp(_constant(batch.old_logprobs, batch))
+
+
+def dppo_tv(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    ratio_max: float = 20.0,
+):
+    """-sg(min(r, ratio_max)) A log pi, and 0 where pi has left the region |pi - pi_old| already.
+
+    DPPO with total variation, arXiv 2602.04879: left where A > 0 and pi - pi_old > clip_high, or
+    A <= 0 and pi_old - pi > clip_low: in probability, so that rare tokens are free to move.
+    Metrics: pg_clipfrac (left), pg_truncfrac (ratio_max active), ppo_kl, ppo_k3.
+    """
+    advantages = _advantages(batch, by="dppo_tv")
+    difference = log_ratio(policy, batch, by="dppo_tv")
+    new, old = _probabilities(policy, batch)
+    leaves = jnp.where(advantages > 0, new - old > clip_high, old - new > clip_low)
+    return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
+
+
+def dppo_kl(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float = 0.05,
+    clip_high: float = 0.05,
+    ratio_max: float = 20.0,
+):
+    """As dppo_tv, by KL(pi_old || pi) of the two-way choice "this token or another".
+
+    KL = q log(q / p) + (1 - q) log((1 - q) / (1 - p)), q = pi_old, p = pi; a token has left where
+    A > 0, p > q and KL > clip_high, or A <= 0, p < q and KL > clip_low (arXiv 2602.04879).
+    """
+    advantages = _advantages(batch, by="dppo_kl")
+    difference = log_ratio(policy, batch, by="dppo_kl")
+    new, old = _probabilities(policy, batch)
+    # A probability that rounds to 1 would give log 0; the other side is then at least one rounding.
+    most = 1 - jnp.finfo(new.dtype).epsneg
+    other = jnp.log1p(-jnp.minimum(old, most)) - jnp.log1p(-jnp.minimum(new, most))
+    kl = -old * jax.lax.stop_gradient(difference) + (1 - old) * other
+    up = (new > old) & (kl > clip_high)
+    down = (new < old) & (kl > clip_low)
+    leaves = jnp.where(advantages > 0, up, down)
+    return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
+
+
+def dro(policy: Policy, batch: Batch, *, beta: float = 0.1):
+    """-A log pi + beta / 2 (log pi - log pi_old)^2: policy gradient on a quadratic leash.
+
+    The per-token form of direct reward optimisation (arXiv 2405.19107). The difference is not
+    clamped: a clamp would cut the leash where it matters. Metrics: ppo_kl, ppo_k3.
+    """
+    advantages = _advantages(batch, by="dro")
+    difference = _difference(policy, batch, by="dro")
+    loss = -advantages * _logprobs(policy, batch) + 0.5 * beta * difference**2
+    return loss, _drift(_clip(difference, -20.0, 20.0))
