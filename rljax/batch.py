@@ -213,6 +213,18 @@ def segment_tokens(batch: Batch) -> jax.Array:
     return segment_sum(jnp.ones_like(batch.mask), batch)
 
 
+def segment_order(batch: Batch) -> jax.Array:
+    """Number of policy tokens before each token in its own segment: [B, S], int32."""
+    chosen = (batch.mask > 0).astype(jnp.int32)
+    before = jnp.cumsum(chosen, axis=1) - chosen
+    size = batch.tokens.shape[1] + 1
+
+    def one_row(row, ids):
+        return row - jax.ops.segment_min(row, ids, num_segments=size)[ids]
+
+    return jax.vmap(one_row)(before, batch.segment_ids)
+
+
 def segment_count(batch: Batch) -> jax.Array:
     """B+: the number of segments with at least one policy token, over the whole batch."""
     # Every token of a segment with n policy tokens holds a share 1/n, so the shares add up to the
@@ -227,7 +239,7 @@ def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
 
 
 def row_scores(batch: Batch) -> jax.Array:
-    """Sum of the rewards of each row; `scores` where a row has no policy token to carry one: [B]."""
+    """Sum of each row's rewards; `scores` where a row has no policy token to carry one: [B]."""
     batch.require("rewards", by="row_scores")
     total = row_sum(batch.rewards, batch)
     if batch.scores is None:

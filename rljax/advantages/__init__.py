@@ -1,0 +1,64 @@
+"""Advantage estimators: batch -> advantages [B, S], or (advantages, returns) where a critic learns.
+
+What lives here: pure functions of a batch, by the names that a config writes. All outputs are
+constants
+(no gradient) and 0 where mask is 0. What does not: losses, KL penalties (rljax.losses.kl), models.
+
+    returns.py   sums of later rewards: GAE, VAPO, REINFORCE, ReMax, REINFORCE++
+    groups.py    scores relative to other samples of the prompt: GRPO, RLOO, OPO, GPG, ...
+    steps.py     steps of a response: GRPO with process rewards, VinePPO, PRIME, GiGPO
+    baseline.py  the baseline per token that minimises the variance
+    grouping.py  statistics of groups (no estimators)
+
+Rows may be packed only for the functions of returns.py: `group` belongs to a row.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from rljax.advantages.baseline import optimal_token_baseline
+from rljax.advantages.groups import (
+    batch_normalised,
+    best_of_group,
+    gdpo,
+    gpg,
+    group_relative,
+    opo,
+    reinforce_plus_plus_baseline,
+    rloo,
+)
+from rljax.advantages.returns import (
+    gae,
+    reinforce,
+    reinforce_plus_plus,
+    remax,
+    vapo_gae,
+)
+from rljax.advantages.steps import gigpo, group_process, prime, vineppo
+from rljax.batch import Batch
+
+# What an estimator is, once its options are bound.
+Estimator = Callable[[Batch], jax.Array | tuple[jax.Array, jax.Array]]
+
+__all__ = [
+    "Estimator",
+    "batch_normalised",
+    "best_of_group",
+    "gae",
+    "gdpo",
+    "gigpo",
+    "gpg",
+    "group_process",
+    "group_relative",
+    "opo",
+    "optimal_token_baseline",
+    "prime",
+    "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "rloo",
+    "vapo_gae",
+    "vineppo",
+]

@@ -1,0 +1,76 @@
+"""The baseline per token that minimises the variance of the gradient. Rows must be unpacked."""
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.advantages.grouping import choose, dense_ids, group_range, group_total
+from rljax.advantages.groups import Singleton
+from rljax.advantages.returns import discounted_sum
+from rljax.batch import Batch
+
+
+def _energy(batch: Batch) -> jax.Array:
+    """W_t = sum over policy tokens j <= t of w_j^2 (1 - 2 pi_j + sum over words of pi^2): [B, S].
+
+    The bracket is the squared norm of the gradient of log pi_j with respect to its logits; w is
+    the importance weight (`weights`), 1 where there is none.
+    """
+    keep = batch.mask > 0
+    chosen = jnp.exp(jnp.where(keep, batch.old_logprobs, 0.0))
+    energy = 1 - 2 * chosen + jnp.where(keep, batch.sum_pi_squared, 0.0)
+    if batch.weights is not None:
+        energy = energy * jnp.where(keep, batch.weights, 0.0) ** 2
+    return jnp.cumsum(jnp.where(keep, energy, 0.0), axis=1)
+
+
+def optimal_token_baseline(
+    batch: Batch,
+    *,
+    multi_turn: bool = False,
+    zero_tail: bool = True,
+    eps: float = 1e-8,
+    singleton: Singleton = "zero",
+) -> jax.Array:
+    """A_t = G_t - b_t, b_t = sum_i W_it G_it / (sum_i W_it + eps) over rows of the group: [B, S].
+
+    G = rewards from t on; W = energy of the gradient up to t (see `_energy`). Steps are columns:
+    the rows of a group share their prompt. `multi_turn` takes the row's whole reward for G and
+    counts policy tokens alone, so that tool replies of unequal length do not move the steps
+    apart. `zero_tail` takes no baseline at steps that only one row reaches. A group of one gets 0,
+    or its G with `singleton="raw"`; returns of a step that are all equal give 0.
+    """
+    by = "optimal_token_baseline"
+    batch.require("rewards", "group", "old_logprobs", "sum_pi_squared", by=by)
+    choose(f"{by}(singleton)", singleton, ("zero", "raw"))
+    keep = batch.mask > 0
+    energy = _energy(batch)
+    if multi_turn:
+        returns = jnp.where(keep, batches.row_sum(batch.rewards, batch)[:, None], 0.0)
+    else:
+        returns = discounted_sum(batch.rewards, batch, 1.0)
+
+    columns = batch.tokens.shape[1]
+    steps = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.int32)[None, :], keep.shape)
+    if multi_turn:
+        steps = jnp.cumsum(keep, axis=1, dtype=jnp.int32) - 1
+    steps = jnp.where(keep, steps, columns)  # one column more takes what is no step
+
+    def at_steps(x):
+        place = lambda row, step: jnp.zeros((columns + 1,), x.dtype).at[step].set(row)  # noqa: E731
+        return jax.vmap(place)(x, steps)[:, :columns]
+
+    at_tokens = lambda x: jnp.take_along_axis(x, jnp.minimum(steps, columns - 1), axis=1)  # noqa: E731
+    here = at_steps(keep.astype(returns.dtype))
+    value, weight = at_steps(returns) * here, at_steps(energy) * here
+    ids = dense_ids(batch.group)
+    baseline = group_total(weight * value, ids) / (group_total(weight, ids) + eps)
+    reached = group_total(here, ids)
+    low, high = group_range(value, ids, here > 0)
+    baseline = jnp.where((low == high) & (reached > 1), value, baseline)
+    if zero_tail:
+        baseline = jnp.where(reached == 1, 0.0, baseline)
+    size = group_total(jnp.ones((batch.rows,), returns.dtype), ids)[:, None]
+    alone = returns if singleton == "raw" else jnp.zeros_like(returns)
+    advantages = jnp.where(size > 1, returns - at_tokens(baseline), alone)
+    return jax.lax.stop_gradient(jnp.where(keep, advantages, 0.0))

@@ -1,0 +1,85 @@
+"""Statistics of groups of rows (or of steps): dense ids, means, deviations, and who is alike.
+
+What lives here: O(N) helpers of the estimators. What does not: estimators. Axes: N elements.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.errors import InputError
+
+
+class Groups(NamedTuple):
+    """Of every element's own group, over the elements that count, [N] each."""
+
+    mean: jax.Array
+    squares: jax.Array  # sum of squared deviations from the mean
+    size: jax.Array  # elements that count, in the dtype of the values
+    live: jax.Array  # bool: at least two different values
+
+
+def choose(what: str, value: str, allowed: tuple[str, ...]) -> str:
+    """`value` if it is allowed; an option that is text has few of them."""
+    if value not in allowed:
+        raise InputError(what, value=value, rule=f"one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def dense_ids(*keys: jax.Array) -> jax.Array:
+    """Equal tuples of keys get the same id in 0..N-1: keys [N] each, any values -> int32 [N]."""
+    order = jnp.lexsort(keys)
+    sorted_keys = [key[order] for key in keys]
+    starts = functools.reduce(jnp.logical_or, [key[1:] != key[:-1] for key in sorted_keys])
+    ranks = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(starts, dtype=jnp.int32)])
+    return jnp.zeros(order.shape, jnp.int32).at[order].set(ranks)
+
+
+def group_total(x: jax.Array, ids: jax.Array) -> jax.Array:
+    """Sum of x over the group of each element: x [N] or [N, S], dense ids [N] -> the shape of x."""
+    return jax.ops.segment_sum(x, ids, num_segments=ids.shape[0])[ids]
+
+
+def group_range(x: jax.Array, ids: jax.Array, keep: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Least and greatest x of each element's group over keep (inf and -inf where none is)."""
+    n = ids.shape[0]
+    low = jax.ops.segment_min(jnp.where(keep, x, jnp.inf), ids, num_segments=n)[ids]
+    high = jax.ops.segment_max(jnp.where(keep, x, -jnp.inf), ids, num_segments=n)[ids]
+    return low, high
+
+
+def group_statistics(values: jax.Array, ids: jax.Array, keep: jax.Array | None = None) -> Groups:
+    """Statistics of each element's group: values [N], dense ids [N], keep bool [N] -> Groups."""
+    keep = jnp.ones(values.shape, bool) if keep is None else keep
+    values = jnp.where(keep, values, 0.0)
+    size = group_total(keep.astype(values.dtype), ids)
+    mean = group_total(values, ids) / jnp.maximum(size, 1)
+    # Deviations are taken before squaring: sum(x^2) - n mean^2 loses all digits near 0.
+    squares = group_total(jnp.where(keep, values - mean, 0.0) ** 2, ids)
+    low, high = group_range(values, ids, keep)
+    # Equality of the values themselves: the mean of equal values may be off by a rounding, and
+    # 1e-17 / 1e-6 is not 0.
+    return Groups(mean, squares, size, low < high)
+
+
+def deviation(groups: Groups, std: str) -> jax.Array:
+    """Standard deviation of each group: "sample" divides by n - 1, "population" by n."""
+    divisor = groups.size - 1 if std == "sample" else groups.size
+    return jnp.sqrt(groups.squares / jnp.maximum(divisor, 1))
+
+
+def normalised(values: jax.Array, groups: Groups, *, std: str, eps: float) -> jax.Array:
+    """(values - mean) / (std + eps), or without the std for "none"; exactly 0 in a group of equal
+    values."""
+    centred = values - groups.mean
+    if std != "none":
+        centred = centred / (deviation(groups, std) + eps)
+    return jnp.where(groups.live, centred, 0.0)
+
+
+def on_policy_tokens(advantages: jax.Array, batch: Batch) -> jax.Array:
+    """One value per row, at every policy token of the row, a constant: [B] -> [B, S]."""
+    return jax.lax.stop_gradient(jnp.where(batch.mask > 0, advantages[:, None], 0.0))

@@ -1,0 +1,210 @@
+"""Estimators that compare a row's score with the other samples of its prompt: GRPO and its family.
+
+What lives here: functions of the rows' scores and groups. Rows must be unpacked; groups may have
+any
+ids, order and sizes. A group of equal scores gets exactly 0, and so does a group of one unless
+`singleton="raw"` gives it its own score. A row without policy tokens keeps its score (`scores`) in
+the baseline of its group.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.advantages.grouping import (
+    Groups,
+    choose,
+    dense_ids,
+    deviation,
+    group_range,
+    group_statistics,
+    group_total,
+    normalised,
+    on_policy_tokens,
+)
+from rljax.batch import Batch, FinishReason
+from rljax.errors import InputError
+
+Singleton = Literal["zero", "raw"]
+Std = Literal["sample", "population", "none"]
+STDS = ("sample", "population", "none")
+
+
+def _scores(batch: Batch, by: str) -> tuple[jax.Array, jax.Array]:
+    """(score of each row [B], dense ids of the groups [B])."""
+    batch.require("rewards", "group", by=by)
+    return batches.row_scores(batch), dense_ids(batch.group)
+
+
+def _alone(advantages: jax.Array, scores: jax.Array, groups: Groups, singleton: str, by: str):
+    """`advantages` with 0, or the raw score, in groups of one."""
+    choose(f"{by}(singleton)", singleton, ("zero", "raw"))
+    alone = scores if singleton == "raw" else jnp.zeros_like(scores)
+    return jnp.where(groups.size > 1, advantages, alone)
+
+
+def group_relative(
+    batch: Batch,
+    *,
+    std: Std = "sample",
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+    exclude_truncated: bool = False,
+) -> jax.Array:
+    """A = (score - mean of its group) / (std of its group + eps), on every policy token: [B, S].
+
+    GRPO, arXiv 2402.03300. std: "sample" (n - 1), "population" (n), or "none" (Dr. GRPO,
+    2503.20783). `exclude_truncated` leaves rows whose finish_reason is LENGTH out of the mean and
+    the std and gives them 0.
+    """
+    scores, ids = _scores(batch, "group_relative")
+    choose("group_relative(std)", std, STDS)
+    keep = jnp.ones(scores.shape, bool)
+    if exclude_truncated:
+        batch.require("finish_reason", by="group_relative(exclude_truncated)")
+        keep = batch.finish_reason != FinishReason.LENGTH
+    groups = group_statistics(scores, ids, keep)
+    advantages = normalised(scores, groups, std=std, eps=eps)
+    advantages = _alone(advantages, scores, groups, singleton, "group_relative")
+    return on_policy_tokens(jnp.where(keep, advantages, 0.0), batch)
+
+
+def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
+    """A_i = r_i - mean of the other rows of the group = (r_i - mean) k / (k - 1): [B, S].
+
+    Leave-one-out REINFORCE, arXiv 2402.14740.
+    """
+    scores, ids = _scores(batch, "rloo")
+    groups = group_statistics(scores, ids)
+    factor = groups.size / jnp.maximum(groups.size - 1, 1)
+    advantages = normalised(scores, groups, std="none", eps=0.0) * factor
+    return on_policy_tokens(_alone(advantages, scores, groups, singleton, "rloo"), batch)
+
+
+def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
+    """score - mean of its group, on every policy token, whitened over the batch: [B, S].
+
+    arXiv 2501.03262. A group of equal scores is 0 before the whitening, which may shift it.
+    """
+    by = "reinforce_plus_plus_baseline"
+    scores, ids = _scores(batch, by)
+    groups = group_statistics(scores, ids)
+    centred = normalised(scores, groups, std="none", eps=0.0)
+    centred = on_policy_tokens(_alone(centred, scores, groups, singleton, by), batch)
+    return jax.lax.stop_gradient(batches.whiten(centred, batch.mask))
+
+
+def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
+    """A_i = r_i - sum_j l_j r_j / sum_j l_j over the group, l = policy tokens: [B, S].
+
+    The baseline of least variance if the squared norm of a gradient grows with its length (OPO,
+    arXiv 2505.23585). A group without any token takes the plain mean.
+    """
+    scores, ids = _scores(batch, "opo")
+    groups = group_statistics(scores, ids)
+    length = jnp.sum(batch.mask > 0, axis=1).astype(scores.dtype)
+    total = group_total(length, ids)
+    weighted = group_total(length * scores, ids) / jnp.maximum(total, 1)
+    advantages = scores - jnp.where(total > 0, weighted, groups.mean)
+    advantages = jnp.where(groups.live, advantages, 0.0)
+    return on_policy_tokens(_alone(advantages, scores, groups, singleton, "opo"), batch)
+
+
+def gpg(
+    batch: Batch,
+    *,
+    f_norm: float | Literal["std"] = 1.0,
+    alpha: Literal["live", "nonzero"] = "live",
+    singleton: Singleton = "zero",
+) -> jax.Array:
+    """A_i = alpha (r_i - mean of its group) / f_norm: [B, S] (GPG, arXiv 2504.02546).
+
+    alpha makes up for rows without gradient. "live" (the paper): B / (B - M), M = rows of groups of
+    equal scores. "nonzero" (verl): B / number of scores other than 0. f_norm "std" is the sample
+    std of the group. A batch without any live group gets 0.
+    """
+    scores, ids = _scores(batch, "gpg")
+    choose("gpg(alpha)", alpha, ("live", "nonzero"))
+    if isinstance(f_norm, str):
+        choose("gpg(f_norm)", f_norm, ("std",))
+    groups = group_statistics(scores, ids)
+    std = "sample" if f_norm == "std" else "none"
+    centred = normalised(scores, groups, std=std, eps=1e-6)
+    centred = _alone(centred, scores, groups, singleton, "gpg")
+    trained = groups.live | ((groups.size == 1) & (singleton == "raw"))
+    count = jnp.sum(trained if alpha == "live" else scores != 0)
+    scale = batch.rows / jnp.maximum(count, 1) / (1.0 if f_norm == "std" else f_norm)
+    return on_policy_tokens(centred * scale.astype(scores.dtype), batch)
+
+
+def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.Array:
+    """A = best - second best score for the best row of each group, 0 for all others: [B, S].
+
+    The pass@k variant of GRPO, arXiv 2503.19595; `std` divides by the group's std + eps. A tie for
+    the best, an all-equal group and a group of one give 0.
+    """
+    scores, ids = _scores(batch, "best_of_group")
+    choose("best_of_group(std)", std, STDS)
+    groups = group_statistics(scores, ids)
+    everyone = jnp.ones(scores.shape, bool)
+    best = scores == group_range(scores, ids, everyone)[1]
+    only = best & (group_total(best.astype(scores.dtype), ids) == 1) & (groups.size > 1)
+    _, second = group_range(scores, ids, ~best)
+    gain = jnp.where(only, scores, 0.0) - jnp.where(only, second, 0.0)
+    if std != "none":
+        gain = gain / (deviation(groups, std) + eps)
+    return on_policy_tokens(jnp.where(only, gain, 0.0), batch)
+
+
+def batch_normalised(batch: Batch, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
+    """A = (score - mean of its group) / (std of that difference over the batch + eps): [B, S].
+
+    ScaleRL, arXiv 2510.13786. The std runs over the rows (divisor n - ddof) that have policy tokens
+    and lie in a group of unequal scores.
+    """
+    scores, ids = _scores(batch, "batch_normalised")
+    groups = group_statistics(scores, ids)
+    centred = normalised(scores, groups, std="none", eps=0.0)
+    counted = (groups.live & jnp.any(batch.mask > 0, axis=1)).astype(scores.dtype)
+    variance = batches.masked_variance(centred, counted, ddof=ddof)
+    # One live row has no variance to divide by.
+    scaled = centred / jnp.where(variance > 0, jnp.sqrt(variance) + eps, 1.0)
+    return on_policy_tokens(scaled, batch)
+
+
+def gdpo(
+    batch: Batch,
+    *,
+    weights: tuple[float, ...] = (),
+    std: Std = "sample",
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+    whiten: bool = True,
+) -> jax.Array:
+    """sum_k w_k GRPO(part k of the reward), then whitened over all policy tokens: [B, S].
+
+    GDPO, arXiv 2601.05242: each of the K columns of `reward_parts` is normalised in its group by
+    itself, so that a part with small numbers is heard. No weights = 1 each. A part that is NaN does
+    not apply to its row: it is left out of the group and adds 0.
+    """
+    batch.require("reward_parts", "group", by="gdpo")
+    choose("gdpo(std)", std, STDS)
+    count = batch.reward_parts.shape[1]
+    if weights and len(weights) != count:
+        rule = f"one number for each of the {count} parts of the reward"
+        raise InputError("gdpo(weights)", value=weights, rule=rule)
+    ids = dense_ids(batch.group)
+    total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)
+    for k in range(count):
+        part = batch.reward_parts[:, k]
+        applies = ~jnp.isnan(part)
+        part = jnp.where(applies, part, 0.0)
+        groups = group_statistics(part, ids, applies)
+        part_advantages = normalised(part, groups, std=std, eps=eps)
+        part_advantages = _alone(part_advantages, part, groups, singleton, "gdpo")
+        part_advantages = jnp.where(applies, part_advantages, 0.0)
+        total = total + (weights[k] if weights else 1.0) * part_advantages
+    advantages = on_policy_tokens(total, batch)
+    return batches.whiten(advantages, batch.mask) if whiten else advantages

@@ -1,0 +1,146 @@
+"""Estimators from later rewards alone: GAE, VAPO, REINFORCE, ReMax, REINFORCE++.
+
+What lives here: recursions over the policy tokens of a segment; rows may be packed. t+ is the next token the policy
+chose in the same segment: tool output, forced text and padding are skipped, not steps of value 0.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.advantages.grouping import choose
+from rljax.batch import Batch, FinishReason
+
+
+def discounted_sum(x: jax.Array, batch: Batch, decay) -> jax.Array:
+    """y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B, S]."""
+    keep = batch.mask > 0
+    x = jnp.where(keep, x, 0.0)
+    decay = jnp.broadcast_to(jnp.asarray(decay, x.dtype), x.shape)
+
+    def step(carry, column):
+        total, segment = carry
+        x_t, decay_t, keep_t, id_t = column
+        here = x_t + decay_t * jnp.where(segment == id_t, total, 0.0)
+        # A token that the policy did not choose hands on what it was handed.
+        carry = (jnp.where(keep_t, here, total), jnp.where(keep_t, id_t, segment))
+        return carry, jnp.where(keep_t, here, 0.0)
+
+    nobody = jnp.full((batch.rows,), -1, batch.segment_ids.dtype)
+    start = (jnp.zeros((batch.rows,), x.dtype), nobody)
+    columns = (x.T, decay.T, keep.T, batch.segment_ids.T)
+    _, sums = jax.lax.scan(step, start, columns, reverse=True, unroll=8)
+    return sums.T
+
+
+def _temporal_differences(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str):
+    """(delta_t = r_t + gamma V_{t+} - V_t, V), both [B, S] and 0 off the mask."""
+    batch.require("rewards", "values", by=by)
+    keep = batch.mask > 0
+    values = jnp.where(keep, batch.values, 0.0)
+    following = batches.next_policy_token(values, batch)
+    if bootstrap_truncated:
+        batch.require("finish_reason", by=f"{by}(bootstrap_truncated)")
+        cut = (batch.finish_reason == FinishReason.LENGTH)[:, None]
+        # The value after the last token of a response that was cut off is not 0; the nearest
+        # estimate is the value of the last token itself.
+        following = jnp.where(cut & (batches.last_token(batch) > 0), values, following)
+    return jnp.where(keep, batch.rewards, 0.0) + gamma * following - values, values
+
+
+def gae(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whiten: bool = True,
+    bootstrap_truncated: bool = False,
+):
+    """delta_t = r_t + gamma V_{t+} - V_t; A_t = delta_t + gamma lam A_{t+}; returns = A + V.
+
+    V and A are 0 after the last token (arXiv 1506.02438). `whiten` normalises the advantages (not
+    the returns) over the whole batch. `bootstrap_truncated` puts V of the last token of the row,
+    instead of 0, behind it where finish_reason is LENGTH. -> (advantages, returns), [B, S] each.
+    """
+    delta, values = _temporal_differences(batch, gamma, bootstrap_truncated, "gae")
+    advantages = discounted_sum(delta, batch, gamma * lam)
+    returns = jnp.where(batch.mask > 0, advantages + values, 0.0)
+    if whiten:
+        advantages = batches.whiten(advantages, batch.mask)
+    return jax.lax.stop_gradient((advantages, returns))
+
+
+def vapo_gae(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    alpha: float = 0.05,
+    lam_actor: float | None = None,
+    lam_critic: float = 1.0,
+    whiten: bool = True,
+    bootstrap_truncated: bool = False,
+):
+    """GAE twice: advantages with lambda = clip(1 - 1/(alpha l), 0, 1), returns with lam_critic.
+
+    l = policy tokens of the segment (VAPO, arXiv 2504.05118). A number for `lam_actor` takes its
+    place for every length: decoupled GAE (VC-PPO, 2503.01491). -> (advantages, returns), [B, S].
+    """
+    delta, values = _temporal_differences(batch, gamma, bootstrap_truncated, "vapo_gae")
+    if lam_actor is None:
+        length = jnp.maximum(batches.segment_tokens(batch), 1)
+        lam = jnp.clip(1 - 1 / (alpha * length), 0.0, 1.0)
+    else:
+        lam = jnp.asarray(lam_actor, delta.dtype)
+    advantages = discounted_sum(delta, batch, gamma * lam)
+    returns = discounted_sum(delta, batch, gamma * lam_critic) + values
+    if whiten:
+        advantages = batches.whiten(advantages, batch.mask)
+    return jax.lax.stop_gradient((advantages, returns))
+
+
+def reinforce(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    form: Literal["to_go", "sequence"] = "to_go",
+    baseline: float | None = None,
+) -> jax.Array:
+    """A_t = G_t - b_t, G_t = r_t + gamma G_{t+}; `form` "sequence" puts the first G on all tokens.
+
+    b = `baseline`; where that is None the batch's values, and 0 where it has none. Nothing is
+    whitened. With a critic that learns on, `gae(lam=1, whiten=False)` gives the returns too.
+    """
+    batch.require("rewards", by="reinforce")
+    choose("reinforce(form)", form, ("to_go", "sequence"))
+    keep = batch.mask > 0
+    result = discounted_sum(batch.rewards, batch, gamma)
+    if form == "sequence":
+        first = batches.segment_order(batch) == 0
+        result = batches.segment_sum(jnp.where(first, result, 0.0), batch)
+    if baseline is not None:
+        result = result - baseline
+    elif batch.values is not None:
+        result = result - jnp.where(keep, batch.values, 0.0)
+    return jax.lax.stop_gradient(jnp.where(keep, result, 0.0))
+
+
+def remax(batch: Batch) -> jax.Array:
+    """A_t = sum of the rewards from t on - R(greedy response): [B, S] (ReMax, arXiv 2310.10505).
+
+    The dataflow samples one greedy response per prompt, with the same limit of tokens, and puts its
+    reward into `values` at every policy token of the prompt's rows. A truncated one counts as is.
+    """
+    batch.require("rewards", "values", by="remax")
+    return reinforce(batch)
+
+
+def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
+    """G_t = r_t + gamma G_{t+}, whitened over all policy tokens of the batch (arXiv 2501.03262).
+
+    The rewards hold the KL penalty already; no groups are needed.
+    """
+    batch.require("rewards", by="reinforce_plus_plus")
+    returns = discounted_sum(batch.rewards, batch, gamma)
+    return jax.lax.stop_gradient(batches.whiten(returns, batch.mask))
