@@ -1,1 +1,357 @@
-CHECKS = {}
+"""Rollout correction, mismatch metrics and bypassed policy losses against verl and TRL."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from golden_checks.common import reduced, response_batch, token_weights
+
+from rljax import update
+from rljax.batch import masked_max, masked_mean, segment_sum
+from rljax.correction import mismatch_metrics, rollout_correction, variance_proxy_metrics
+from rljax.correction.metrics import chi2_sequence, perplexity_metrics
+from rljax.correction.ratios import (
+    bounded_exp,
+    log_ratio,
+    masked_min,
+    segment_mean,
+    sequence_share,
+)
+from rljax.correction.weights import mean_weight, weight_metrics
+from rljax.losses.policy import Policy, policy_gradient, ppo_clip
+
+MISMATCH = (
+    "kl", "k3_kl", "chi2_token", "chi2_seq", "training_ppl", "training_log_ppl", "rollout_ppl",
+    "rollout_log_ppl", "log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min",
+    "ppl_ratio",
+)  # fmt: skip
+SPREAD_OF_TOKENS = ("mean", "std", "eff_sample_size")
+OF_SEQUENCES = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation")
+
+
+def _batch(case, dtype, old="old_log_prob", sampler="rollout_log_prob"):
+    return response_batch(
+        case.inputs["response_mask"],
+        dtype,
+        old_logprobs=case.inputs[old],
+        sampler_logprobs=case.inputs.get(sampler, case.inputs[old]),
+    )
+
+
+# -- the peer's per-sequence numbers count a row without tokens as a sequence whose values are 0.
+# Ours never count it. One more column, seen by per-sequence statistics alone, stands for such rows.
+
+
+def _with_empty_rows(batch, share, *arrays):
+    """(mask, share, arrays) with a column more: share 1 and value 0 in rows without tokens."""
+    empty = (jnp.sum(batch.mask, axis=1, keepdims=True) == 0).astype(share.dtype)
+    widen = lambda x, column: jnp.concatenate([x, column], axis=1)  # noqa: E731
+    zero = jnp.zeros_like(empty)
+    return [widen(batch.mask, zero), widen(share, empty), *(widen(x, zero) for x in arrays)]
+
+
+def _has_empty_rows(batch) -> bool:
+    return bool(jnp.any(jnp.sum(batch.mask, axis=1) == 0))
+
+
+def _mismatch(batch) -> dict:
+    """verl's off-policy metrics by its names."""
+    found = mismatch_metrics(batch)
+    found = {name: found[f"mismatch/mismatch_{name}"] for name in MISMATCH}
+    if _has_empty_rows(batch):
+        logs = (-segment_mean(x, batch) for x in (batch.old_logprobs, batch.sampler_logprobs))
+        sums = segment_sum(log_ratio(batch, by="check"), batch)
+        _, share, training, rollout, sums = _with_empty_rows(
+            batch, sequence_share(batch), *logs, sums
+        )
+        found |= perplexity_metrics(training, rollout, share)
+        found["chi2_seq"] = chi2_sequence(sums, share)
+    return found
+
+
+def _weights_at(batch, level):
+    """(w, its mean over each sequence, log w) before bounding, by the product's own helpers."""
+    x = log_ratio(batch, by="check")
+    along = {"token": lambda x, _: x, "sequence": segment_sum, "geometric": segment_mean}
+    log_w = along[level](x, batch)
+    w = jnp.where(batch.mask > 0, bounded_exp(log_w), 0.0)
+    return w, log_w
+
+
+def _spread(batch, w, log_w, level, bounds) -> dict:
+    """The product's weight metrics, with the peer's empty rows."""
+    per_sequence = segment_mean(w, batch)
+    mask, share, w, per_sequence, log_w = _with_empty_rows(
+        batch, sequence_share(batch), w, per_sequence, log_w
+    )
+    found = weight_metrics(w, per_sequence, log_w, mask, share, level, bounds)
+    if level == "sequence":
+        # The peer's fractions and extremes are over log w, 0 (w = 1) for an empty row.
+        some = (share > 0).astype(w.dtype)
+        ones = jnp.where(mask > 0, w, some)
+        of = weight_metrics(ones, ones, log_w, some, share, level, bounds)
+        for key in ("ratio_fraction_high", "ratio_fraction_low", "max", "min"):
+            found[key] = of[key]
+    return found
+
+
+def _present(found: dict, case, prefix: str) -> dict:
+    """The metrics of the case, from found, by the peer's names; "metric/" in front."""
+    out = {}
+    for name in case.metrics:
+        if name.startswith(prefix) and name.removeprefix(prefix) in found:
+            out[f"metric/{name}"] = found[name.removeprefix(prefix)]
+    return out
+
+
+def _product(metrics: dict, kind: str) -> dict:
+    """The product's numbers named mismatch/KIND..., without the prefix mismatch/."""
+    start = f"mismatch/{kind}"
+    return {k.removeprefix("mismatch/"): v for k, v in metrics.items() if k.startswith(start)}
+
+
+# -- verl PR 3694 ---------------------------------------------------------------------------------
+
+
+def rollout_is_pr3694(case, dtype) -> dict:
+    p = case.params
+    batch = _batch(case, dtype)
+    upper, level = p["rollout_is_threshold"], p["rollout_is_level"]
+    lower = p.get("rollout_is_threshold_lower")
+    corrected, metrics = rollout_correction(
+        batch, level=level, mode=p["rollout_is_mode"], upper=upper, lower=lower,
+        veto=p.get("rollout_is_veto_threshold"),
+    )  # fmt: skip
+    found = _product(metrics, "rollout_is_")
+    if _has_empty_rows(batch):
+        bounds = (1 / upper if lower is None else lower, upper)
+        numbers = _spread(batch, *_weights_at(batch, level), level, bounds)
+        found |= {f"rollout_is_{k}": v for k, v in numbers.items()}
+        live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(dtype))
+        for name in ("veto_fraction", "seq_masked_fraction"):
+            if f"rollout_is_{name}" in found:
+                found[f"rollout_is_{name}"] = found[f"rollout_is_{name}"] * live
+    # The peer reports the veto's fractions as 0 where it is off; ours reports nothing.
+    found.setdefault("rollout_is_veto_fraction", 0.0)
+    found.setdefault("rollout_is_catastrophic_token_fraction", 0.0)
+    found |= {f"mismatch_{k}": v for k, v in _mismatch(batch).items()}
+    return {"output/rollout_is_weights": corrected.weights, **_present(found, case, "mismatch/")}
+
+
+# -- verl 0.7.0 -----------------------------------------------------------------------------------
+
+
+def rollout_corr_v070(case, dtype) -> dict:
+    p = case.params
+    batch = _batch(case, dtype)
+    level, upper, veto = p.get("rollout_is"), p["rollout_is_threshold"], p.get("rollout_token_veto_threshold")
+    rs_level, rs_upper = p.get("rollout_rs"), p.get("rollout_rs_threshold")
+    rs_lower = p.get("rollout_rs_threshold_lower")
+    reject = ()
+    if rs_level:
+        reject += ((f"{rs_level}_ratio", rs_lower, rs_upper),)
+    if veto is not None and not level:
+        reject += (("seq_max_k1", None, -math.log(veto)),)  # a veto without weights
+    corrected, metrics = rollout_correction(
+        batch, level=level or "token", mode="truncate" if level else "off", upper=upper, veto=veto,
+        reject=reject, affects_denominator=True, batch_normalise=bool(p.get("rollout_is_batch_normalize")),
+    )  # fmt: skip
+    found = _product(metrics, "rollout_is_") if level else {}
+    if level and _has_empty_rows(batch):
+        numbers = _spread(batch, *_weights_at(batch, level), level, (1 / upper, upper))
+        found |= {f"rollout_is_{k}": v for k, v in numbers.items()}
+    for name in ("veto_fraction", "catastrophic_token_fraction"):
+        found[f"rollout_is_{name}"] = metrics.get(f"mismatch/rollout_is_{name}", 0.0)
+    if rs_level:
+        # The peer reports a rejection by the names of the weights' metrics, whatever its level.
+        bounds = (1 / rs_upper if rs_lower is None else rs_lower, rs_upper)
+        numbers = _spread(batch, *_weights_at(batch, rs_level), rs_level, bounds)
+        for key in ("masked_fraction", "seq_masked_fraction"):
+            numbers[key] = metrics[f"mismatch/rollout_rs_{rs_level}_ratio_{key}"]
+        found |= {f"rollout_rs_{k}": v for k, v in numbers.items()}
+    if _has_empty_rows(batch):
+        live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(dtype))
+        found["rollout_is_veto_fraction"] = found["rollout_is_veto_fraction"] * live
+        if rs_level:
+            found["rollout_rs_seq_masked_fraction"] = found["rollout_rs_seq_masked_fraction"] * live
+    out = {"output/modified_response_mask": corrected.mask}
+    if level:
+        out["output/rollout_is_weights"] = corrected.weights
+    return out | _present(found | _mismatch(batch), case, "rollout_corr/")
+
+
+# -- verl main ------------------------------------------------------------------------------------
+
+
+def _rules(names: str | None, thresholds: str | None) -> tuple:
+    """"token_k1,seq_mean_k3" and "0.5_2.0,0.3" -> rules. k1 bounds are ratios there, nats here."""
+    names = list(dict.fromkeys(n.strip() for n in (names or "").split(",") if n.strip()))
+    bounds = [t.strip() for t in str(thresholds or "").split(",") if t.strip()]
+    bounds = bounds * len(names) if len(bounds) == 1 else bounds
+    rules = []
+    for name, bound in zip(names, bounds, strict=bool(names)):
+        if name.endswith("k1"):
+            low, _, high = bound.partition("_")
+            low, high = (low, high) if high else (1 / float(low), low)
+            # The peer compares k1 = sampler - old with the logs of the bounds.
+            rules.append((name, math.log(float(low)), math.log(float(high))))
+        else:
+            rules.append(("token_binary_kl" if name == "binary_kl" else name, None, float(bound)))
+    return tuple(rules)
+
+
+def _correct(batch, params: dict):
+    """The product's call for verl's options, and the metrics by verl's names without a prefix."""
+    level, threshold = params.get("rollout_is"), str(params.get("rollout_is_threshold") or "2.0")
+    low, _, high = threshold.partition("_")
+    upper, lower = (float(high), float(low)) if high else (float(low), None)
+    mode = ("truncate" if lower is None else "mask") if level else "off"
+    rules = _rules(params.get("rollout_rs"), params.get("rollout_rs_threshold"))
+    normalise = bool(params.get("rollout_is_batch_normalize"))
+    options = dict(level=level or "token", mode=mode, upper=upper, lower=lower, veto=None)
+    corrected, metrics = rollout_correction(
+        batch, reject=rules, affects_denominator=True, batch_normalise=normalise, **options
+    )
+    found = _product(metrics, "rollout_rs_") | _mismatch(batch)
+    if rules:
+        # Over all rows in the peer, the empty ones too; each statistic's own over the live rows.
+        live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(batch.mask.dtype))
+        found["rollout_rs_seq_masked_fraction"] = found["rollout_rs_seq_masked_fraction"] * live
+    if level:
+        applied = rollout_correction(batch, **options)[0].weights  # before normalisation
+        found |= {f"rollout_is_{k}": v for k, v in _applied(batch, applied, level, upper, lower).items()}
+        if "mismatch/rollout_is_batch_norm_factor" in metrics:
+            found["rollout_is_batch_norm_factor"] = metrics["mismatch/rollout_is_batch_norm_factor"]
+        if lower is not None:
+            found["rollout_is_oob_ratio"] = metrics["mismatch/rollout_is_masked_fraction"]
+    return corrected, {k.replace("token_binary_kl", "binary_kl"): v for k, v in found.items()}
+
+
+def _applied(batch, applied, level, upper, lower) -> dict:
+    """verl main: mean, spread and sequences of the bounded weights, fractions before bounding.
+
+    Ours are all before bounding (ALGORITHMS G1), but for max_applied and min_applied.
+    """
+    w, log_w = _weights_at(batch, level)
+    found = _spread(batch, w, log_w, level, (1 / upper if lower is None else lower, upper))
+    bounded = _spread(batch, applied, log_w, level, (0.0, upper))
+    found |= {key: bounded[key] for key in (*SPREAD_OF_TOKENS, *OF_SEQUENCES)}
+    if level == "token":
+        found["max"], found["min"] = masked_max(applied, batch.mask), masked_min(applied, batch.mask)
+    return found
+
+
+def rollout_correction_main(case, dtype) -> dict:
+    corrected, found = _correct(_batch(case, dtype), case.params)
+    out = {"output/modified_response_mask": corrected.mask}
+    if corrected.weights is not None:
+        out["output/rollout_is_weights"] = corrected.weights
+    return out | _present(found, case, "rollout_corr/")
+
+
+def offpolicy_metrics(case, dtype) -> dict:
+    # Without sampler log-probs the peer gives the trainer's perplexity alone: the sampler's are
+    # replaced by the trainer's, and the rest is not in the file.
+    return _present(_mismatch(_batch(case, dtype)), case, "")
+
+
+def rollout_debug_metrics(case, dtype) -> dict:
+    found = mismatch_metrics(_batch(case, dtype, "old_log_probs", "rollout_log_probs"))
+    return {
+        "metric/training/rollout_probs_diff_valid": 1.0,
+        "metric/training/rollout_actor_probs_pearson_corr": found["mismatch/probability_correlation"],
+        **{
+            f"metric/training/rollout_probs_diff_{k}": found[f"mismatch/probability_diff_{k}"]
+            for k in ("mean", "max", "std")
+        },
+    }
+
+
+def variance_proxies(case, dtype) -> dict:
+    x = case.inputs
+    batch = response_batch(
+        x["response_mask"], dtype, old_logprobs=x["old_log_probs"], advantages=x["advantages"],
+        sum_pi_squared=x["sum_pi_squared"], weights=x.get("rollout_is_weights"),
+    )  # fmt: skip
+    found = variance_proxy_metrics(batch, gradient_norm=case.params.get("gradient_norm"))
+    return {f"metric/{k}": v for k, v in found.items()}
+
+
+# -- verl's bypass: old = sampler, and weights and rejection from the policy of this very step -----
+
+
+def policy_loss_bypass_mode(case, dtype) -> dict:
+    p = case.params
+    current = jnp.asarray(case.inputs["log_prob"], dtype)
+    batch = response_batch(
+        case.inputs["response_mask"], dtype, old_logprobs=case.inputs["old_log_prob"],
+        sampler_logprobs=case.inputs["old_log_prob"], advantages=case.inputs["advantages"],
+    )  # fmt: skip
+    corrected, found = _correct(batch.replace(old_logprobs=current), p)
+    batch = batch.replace(mask=corrected.mask)
+    if p["loss_type"] == "reinforce":
+        loss_of = policy_gradient
+        batch = batch.replace(weights=corrected.weights)
+    else:  # the ratio is the correction: no weights (bypass_old_logprobs)
+        clip = dict(clip_low=p["clip_ratio_low"], clip_high=p["clip_ratio_high"])
+        loss_of = lambda policy, b: ppo_clip(policy, b, dual_clip=p["clip_ratio_c"], **clip)  # noqa: E731
+    loss, gradient, metrics = reduced(
+        lambda x, b: loss_of(Policy(x, jnp.zeros_like(x)), b), current, batch, token_weights(p, batch)
+    )
+    out = {"output/pg_loss": loss, "grad/log_prob": gradient}
+    # policy_gradient has no ratio: the peer logs the mean of old - new beside it all the same.
+    kl = masked_mean(batch.old_logprobs - current, batch.mask)
+    out["metric/actor/ppo_kl"] = metrics.get("ppo_kl", kl)
+    for name in ("pg_clipfrac", "pg_clipfrac_lower"):
+        if name in metrics:
+            out[f"metric/actor/{name}"] = metrics[name]
+    return out | _present(found, case, "rollout_corr/")
+
+
+# -- TRL ------------------------------------------------------------------------------------------
+
+
+def grpo_vllm_is_correction(case, dtype) -> dict:
+    x, p = case.inputs, case.params
+    mask = x["completion_mask"] * x.get("tool_mask", 1)
+    # A sampler log-prob of NaN (not recorded) means ratio 1 there; ours has no such value.
+    sampler = np.where(np.isnan(x["sampling_per_token_logps"]), x["old_per_token_logps"], x["sampling_per_token_logps"])
+    batch = response_batch(
+        mask, dtype, old_logprobs=x["old_per_token_logps"], sampler_logprobs=sampler
+    )
+    level, mode = p["mode"].split("_")
+    low, high = p.get("clip_min"), p.get("clip_max")
+    mode = "clip" if mode == "truncate" and low is not None else mode
+    corrected, metrics = rollout_correction(
+        batch, level=level, mode=mode, upper=high or 1e30, lower=0.0 if low is None else low, veto=None
+    )
+    weights, live = corrected.weights, batch.mask > 0
+    if level == "sequence":  # one per row; rows without tokens have ratio 1
+        ratio = jnp.max(weights, axis=1, keepdims=True)
+        ratio = jnp.where(jnp.any(live, axis=1, keepdims=True), ratio, 1.0)
+        over = ratio
+    else:  # TRL leaves 1 at masked tokens
+        ratio = jnp.where(live, weights, 1.0)
+        over = ratio[np.asarray(live)]
+    logged = "sampling.importance_sampling_ratio"
+    return {
+        "output/importance_sampling_ratio": ratio,
+        "metric/sampling.sampling_logp_difference.mean": metrics["mismatch/abs_logprob_diff_mean"],
+        "metric/sampling.sampling_logp_difference.max": metrics["mismatch/abs_logprob_diff_max"],
+        f"metric/{logged}.min": jnp.min(over),
+        f"metric/{logged}.mean": jnp.mean(over),
+        f"metric/{logged}.max": jnp.max(over),
+    }
+
+
+CHECKS = {
+    "verl/rollout_is_pr3694": rollout_is_pr3694,
+    "verl/rollout_corr_v070": rollout_corr_v070,
+    "verl/rollout_correction": rollout_correction_main,
+    "verl/offpolicy_metrics": offpolicy_metrics,
+    "verl/rollout_debug_metrics": rollout_debug_metrics,
+    "verl/variance_proxy_metrics": variance_proxies,
+    "verl/policy_loss_bypass_mode": policy_loss_bypass_mode,
+    "trl/grpo_vllm_is_correction": grpo_vllm_is_correction,
+}

@@ -1,0 +1,22 @@
+"""Rollout correction: the sampler that wrote the tokens is not exactly the policy being trained.
+
+What lives here: importance weights and rejection (weights, rejection), what they and the mismatch
+itself look like (metrics), and warnings in words (health). What does not: the losses, which
+multiply by `batch.weights` in rljax.update alone.
+
+With x = old - sampler log-probs on policy tokens, every quantity here is a function of x that is
+0 where the two programs agree: weights are then exactly 1. Nothing has a gradient. A sequence is a
+segment, so packed and unpacked rows give the same numbers. Axes: B rows, S tokens in a row.
+"""
+
+from rljax.correction.health import health_warnings
+from rljax.correction.metrics import mismatch_metrics, variance_proxy_metrics
+from rljax.correction.weights import bypass_old_logprobs, rollout_correction
+
+__all__ = [
+    "bypass_old_logprobs",
+    "health_warnings",
+    "mismatch_metrics",
+    "rollout_correction",
+    "variance_proxy_metrics",
+]

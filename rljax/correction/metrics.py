@@ -1,0 +1,118 @@
+"""Sampler against trainer: how far the two programs' log-probs of the same tokens are apart.
+
+What lives here: the mismatch metrics (ALGORITHMS G2, G3) and the proxies of the gradient's
+variance. Both sets of log-probs come from the same weights and temperature, so anything but
+rounding is a bug of one of the two programs.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch, masked_max, masked_mean, masked_variance, segment_sum
+from rljax.correction.ratios import (
+    bounded_exp,
+    finite_logprobs,
+    log_ratio,
+    masked_min,
+    segment_mean,
+    sequence_share,
+    weighted_mean,
+)
+
+
+def _correlation(x, y, mask):
+    """Pearson correlation over the mask; 1 where neither varies."""
+    x = jnp.where(mask > 0, x - masked_mean(x, mask), 0.0)
+    y = jnp.where(mask > 0, y - masked_mean(y, mask), 0.0)
+    x2, y2, xy = jnp.sum(x * x), jnp.sum(y * y), jnp.sum(x * y)
+    # Less variation than float32 rounds away is none.
+    varies = jnp.minimum(x2, y2) > 1e-12 * jnp.sum(mask)
+    return jnp.where(varies, xy / jnp.sqrt(jnp.maximum(x2 * y2, 1e-30)), 1.0)
+
+
+def _finite_exp(x: jax.Array) -> jax.Array:
+    return jnp.exp(jnp.clip(x, -80.0, 80.0))  # finite in float32
+
+
+def perplexity_metrics(training, rollout, share) -> dict:
+    """From -mean log-prob of each sequence under the two programs: means over sequences."""
+    difference = training - rollout  # mean sampler log-prob - mean trainer log-prob
+    return {
+        "training_ppl": weighted_mean(_finite_exp(training), share),
+        "training_log_ppl": weighted_mean(training, share),
+        "rollout_ppl": weighted_mean(_finite_exp(rollout), share),
+        "rollout_log_ppl": weighted_mean(rollout, share),
+        "log_ppl_diff": weighted_mean(difference, share),
+        "log_ppl_abs_diff": weighted_mean(jnp.abs(difference), share),
+        "log_ppl_diff_max": masked_max(difference, share),
+        "log_ppl_diff_min": masked_min(difference, share),
+        "ppl_ratio": weighted_mean(_finite_exp(difference), share),
+    }
+
+
+def chi2_sequence(log_sums: jax.Array, share: jax.Array) -> jax.Array:
+    """mean over sequences of (prod of ratios)^2, minus 1."""
+    return weighted_mean(bounded_exp(log_sums) ** 2, share) - jnp.any(share > 0)
+
+
+def mismatch_metrics(batch: Batch) -> dict:
+    """With x = old - sampler on policy tokens: how far the two programs are apart.
+
+    kl = mean -x; k3_kl = mean(e^x - 1 - x); chi2 = mean of ratio^2 - 1, over tokens and sequences;
+    perplexities exp(-mean log-prob), their logs and ratios averaged over sequences; Pearson
+    correlation and difference of the probabilities; mean and max |x|.
+    """
+    x = log_ratio(batch, by="mismatch_metrics")
+    mask, share = batch.mask, sequence_share(batch)
+    old = finite_logprobs(batch.old_logprobs, mask)
+    sampler = finite_logprobs(batch.sampler_logprobs, mask)
+    training, rollout = (-segment_mean(value, batch) for value in (old, sampler))
+    bounded = jnp.clip(x, -80.0, 80.0)
+    found = {
+        "kl": masked_mean(-x, mask),
+        "k3_kl": masked_mean(jnp.expm1(bounded) - x, mask),
+        "chi2_token": masked_mean(bounded_exp(x) ** 2, mask) - jnp.any(mask > 0),
+        "chi2_seq": chi2_sequence(segment_sum(x, batch), share),
+        **perplexity_metrics(training, rollout, share),
+    }
+    p, q = jnp.exp(old), jnp.exp(sampler)
+    distance = jnp.abs(p - q)
+    return {f"mismatch/mismatch_{name}": value for name, value in found.items()} | {
+        "mismatch/probability_correlation": _correlation(p, q, mask),
+        "mismatch/probability_diff_mean": masked_mean(distance, mask),
+        "mismatch/probability_diff_max": masked_max(distance, mask),
+        "mismatch/probability_diff_std": jnp.sqrt(masked_variance(distance, mask, ddof=1)),
+        "mismatch/abs_logprob_diff_mean": masked_mean(jnp.abs(x), mask),
+        "mismatch/abs_logprob_diff_max": masked_max(jnp.abs(x), mask),
+    }
+
+
+def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | None = None) -> dict:
+    """Proxies of the gradient's variance: total power E[A^2 W], signal |g|^2, and the noise left.
+
+    W = sum_t w_t^2 (1 - 2 pi_t + sum_v pi_v^2) estimates the squared norm of a sequence's score; A
+    is its mean advantage, w the correction's weight. noise = (power - signal) / (sequences - 1).
+    """
+    batch.require("advantages", "old_logprobs", "sum_pi_squared", by="variance_proxy_metrics")
+    share = sequence_share(batch)
+    live = batch.mask > 0
+    pi = jnp.exp(finite_logprobs(batch.old_logprobs, batch.mask))
+    score = 1 - 2 * pi + jnp.where(live, batch.sum_pi_squared, 0.0)
+    if batch.weights is not None:
+        score = score * jnp.where(live, batch.weights, 0.0) ** 2
+    norm = segment_sum(score, batch)
+    power = segment_mean(batch.advantages, batch) ** 2
+    total = weighted_mean(power * norm, share)
+    signal = jnp.zeros((), total.dtype) if gradient_norm is None else gradient_norm**2
+    count = jnp.round(jnp.sum(share))
+    noise = jnp.maximum(total - signal, 0.0) / jnp.maximum(count - 1, 1)
+    if gradient_norm is None:
+        noise = jnp.zeros((), total.dtype)  # without the signal there is nothing to subtract
+    found = {
+        "proxy1_signal_strength": signal,
+        "proxy2_total_power": total,
+        "proxy3_pure_noise": jnp.where(count > 1, noise, 0.0),
+        "expected_a_squared": weighted_mean(power, share),
+        "expected_w": weighted_mean(norm, share),
+    }
+    return {f"variance_proxy/{k}": jax.lax.stop_gradient(v) for k, v in found.items()}

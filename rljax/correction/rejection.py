@@ -1,0 +1,117 @@
+"""Rejection: tokens or whole sequences whose divergence leaves a range do not count.
+
+A rule is (statistic, lower, upper): keep where lower <= statistic <= upper; None leaves a side
+open. With x = old - sampler: k1 = -x, k2 = x^2 / 2, k3 = e^x - 1 - x, all in nats (x clamped to
++-20); ratio = e^x, for which an open lower side means 1/upper. token_binary_kl is the larger of
+the two Bernoulli divergences between "this token" and "any other" (no clamp, probabilities kept
+inside 1e-6).
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch, masked_mean, segment_sum
+from rljax.correction.ratios import (
+    BOUND,
+    bounded_exp,
+    finite_logprobs,
+    log_ratio,
+    segment_max,
+    segment_mean,
+    spread,
+    weighted_mean,
+)
+from rljax.errors import InputError
+
+RATIOS = ("token_ratio", "sequence_ratio", "geometric_ratio")
+STATISTICS = (
+    *RATIOS, "token_k1", "token_k2", "token_k3", "token_binary_kl",
+    "seq_sum_k1", "seq_sum_k2", "seq_sum_k3", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
+    "seq_max_k1", "seq_max_k2", "seq_max_k3",
+)  # fmt: skip
+
+
+def checked_rules(reject: tuple) -> tuple[tuple[str, float, float], ...]:
+    """(statistic, lower, upper) with both sides filled in; InputError names what is wrong."""
+    fix = 'write reject=(("seq_mean_k3", None, 0.01),), one triple per statistic'
+    rules = []
+    for rule in reject:
+        if not isinstance(rule, tuple) or len(rule) != 3:
+            raise InputError("rejection rule", value=rule, rule="it is a triple", fix=fix)
+        name, lower, upper = rule
+        if name not in STATISTICS:
+            raise InputError(
+                "rejection statistic", value=name, rule=f"one of {', '.join(STATISTICS)}", fix=fix
+            )
+        if upper is not None and name in RATIOS and upper <= 0:
+            raise InputError(f"upper bound of {name}", value=upper, rule="ratios are positive")
+        if lower is None:
+            lower = 1 / upper if name in RATIOS and upper is not None else -math.inf
+        upper = math.inf if upper is None else upper
+        if lower > upper:
+            raise InputError(f"bounds of {name}", value=rule, rule="lower <= upper", fix=fix)
+        if name in (n for n, *_ in rules):
+            raise InputError("rejection statistic", value=name, rule="each stands once")
+        rules.append((name, float(lower), float(upper)))
+    return tuple(rules)
+
+
+def _binary_kl(p: jax.Array, q: jax.Array) -> jax.Array:
+    """KL between Bernoulli(p) and Bernoulli(q)."""
+    return p * jnp.log(p / q) + (1 - p) * jnp.log((1 - p) / (1 - q))
+
+
+def statistic(name: str, batch: Batch) -> jax.Array:
+    """The statistic at every policy token; sequences repeat theirs: [B, S]."""
+    if name == "token_binary_kl":
+        logprobs = (batch.old_logprobs, batch.sampler_logprobs)
+        p, q = (jnp.clip(jnp.exp(finite_logprobs(x, batch.mask)), 1e-6, 1 - 1e-6) for x in logprobs)
+        return jnp.maximum(_binary_kl(p, q), _binary_kl(q, p))
+    x = log_ratio(batch, by=f"rejection by {name}")
+    if name in RATIOS:
+        along = {"token": lambda x, _: x, "sequence": segment_sum, "geometric": segment_mean}
+        return bounded_exp(along[name.removesuffix("_ratio")](x, batch))
+    x = jnp.clip(x, -BOUND, BOUND)
+    level, estimator = name.rsplit("_", 1)
+    value = {"k1": lambda: -x, "k2": lambda: 0.5 * x * x, "k3": lambda: jnp.expm1(x) - x}
+    along = {"token": lambda v, _: v, "seq_sum": segment_sum, "seq_mean": segment_mean}
+    return {**along, "seq_max": segment_max}[level](value[estimator](), batch)
+
+
+def _any_in_sequence(flags: jax.Array, batch: Batch) -> jax.Array:
+    return (segment_sum(flags, batch) > 0).astype(flags.dtype)
+
+
+def rejected_fractions(rejected: jax.Array, batch: Batch, share: jax.Array) -> dict:
+    """Shares of the tokens, and of the sequences with any token, where rejected [B, S] is 1."""
+    return {
+        "masked_fraction": masked_mean(rejected, batch.mask),
+        "seq_masked_fraction": weighted_mean(_any_in_sequence(rejected, batch), share),
+    }
+
+
+def rejection(batch: Batch, rules: tuple, share: jax.Array) -> tuple[jax.Array, dict]:
+    """keep [B, S] of 0, 1 where every rule holds, and how each statistic is spread."""
+    keep, found = jnp.ones_like(batch.mask), {}
+    for name, lower, upper in rules:
+        value = jax.lax.stop_gradient(statistic(name, batch))
+        inside = ((value >= lower) & (value <= upper)).astype(keep.dtype)
+        by_sequence = not name.startswith("token")
+        numbers = spread(
+            value,
+            value if by_sequence else segment_mean(value, batch),
+            batch.mask,
+            share,
+            by_sequence=by_sequence,
+            bounds=(lower, upper),
+            ideal=1.0 if name in RATIOS else 0.0,
+        )
+        numbers |= rejected_fractions(1 - inside, batch, share)
+        found |= {f"rollout_rs_{name}_{key}": number for key, number in numbers.items()}
+        keep = keep * inside
+    if rules:
+        whole = rejected_fractions(1 - keep, batch, share)
+        found |= {f"rollout_rs_{key}": number for key, number in whole.items()}
+    return keep, found

@@ -1,0 +1,176 @@
+"""Importance weights from the sampler's policy to the trainer's (ALGORITHMS G1)."""
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch, masked_max, masked_mean, masked_sum, segment_sum
+from rljax.correction.metrics import mismatch_metrics
+from rljax.correction.ratios import (
+    BOUND,
+    bounded_exp,
+    log_ratio,
+    masked_min,
+    masked_quantiles,
+    segment_mean,
+    sequence_share,
+    spread,
+    weighted_mean,
+)
+from rljax.correction.rejection import checked_rules, rejected_fractions, rejection
+from rljax.errors import InputError
+
+QUANTILES = (25, 50, 75, 95, 99)
+
+
+def rollout_correction(
+    batch: Batch,
+    *,
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "mask", "clip", "off"] = "truncate",
+    upper: float = 2.0,
+    lower: float | None = None,
+    veto: float | None = 1e-4,
+    reject: tuple = (),
+    affects_denominator: bool = False,
+    batch_normalise: bool = False,
+) -> tuple[Batch, dict]:
+    """The batch with constant weights [B, S] and metrics: w = exp(clamp(X, +-20)), then bounded.
+
+    x = old - sampler; X is x_t (token), the sum of x over the sequence, or its mean (geometric).
+    truncate: min(w, upper); mask: w where lower <= w <= upper, else 0; clip: clamp(w, lower,
+    upper); off: metrics only. lower None = 1/upper. batch_normalise divides by the mean weight.
+    veto drops sequences with a token whose ratio is below it (unless off); reject drops what
+    leaves the range of a statistic, (("seq_mean_k3", None, 0.01),): see rljax.correction.rejection.
+    What is dropped gets weight 0 and still counts in the loss's denominator, or, with
+    affects_denominator, leaves the mask. Yao et al. 2025 (token); ALGORITHMS G1.
+    """
+    bounds = _checked_bounds(level, mode, upper, lower, veto)
+    rules = checked_rules(reject)
+    x = log_ratio(batch, by="rollout_correction")
+    share = sequence_share(batch)
+    log_w = _log_weights(x, batch, level)
+    w = jnp.where(batch.mask > 0, bounded_exp(log_w), 0.0)
+    per_sequence = segment_mean(w, batch) if level == "token" else w
+    found = weight_metrics(w, per_sequence, log_w, batch.mask, share, level, bounds)
+    vetoed, numbers = _veto(x, batch, share, veto)
+    found |= numbers
+    keep, rejected = rejection(batch, rules, share)
+    weights = None
+    if mode != "off":
+        keep = keep * (1 - vetoed)
+        weights, numbers = _bounded(w, batch, share, level, mode, bounds)
+        found |= numbers
+        if batch_normalise:
+            found["batch_norm_factor"] = mean_weight(weights, batch, share, level)
+            weights = weights / found["batch_norm_factor"]
+    elif rules and not affects_denominator:
+        weights = batch.mask
+    if weights is not None:
+        applied = jnp.where((batch.mask * keep > 0) & (weights > 0), 1.0, 0.0)
+        found["max_applied"] = masked_max(weights, applied)
+        found["min_applied"] = masked_min(weights, applied)
+        weights = weights if affects_denominator else weights * keep
+    found = {f"rollout_is_{key}": value for key, value in found.items()} | rejected
+    metrics = mismatch_metrics(batch) | {f"mismatch/{k}": v for k, v in found.items()}
+    if weights is not None:
+        weights = jax.lax.stop_gradient(weights)
+    mask = batch.mask * keep if affects_denominator else batch.mask
+    return batch.replace(weights=weights, mask=mask), metrics
+
+
+def bypass_old_logprobs(batch: Batch) -> Batch:
+    """old_logprobs = sampler_logprobs and no weights: the ratio pi/mu then is the correction.
+
+    For ratio losses without a forward pass for the old log-probs (ALGORITHMS G4). Weights on top
+    would count the mismatch twice; `rollout_correction` after this gives weights of exactly 1.
+    """
+    batch.require("sampler_logprobs", by="bypass_old_logprobs")
+    return batch.replace(old_logprobs=batch.sampler_logprobs, weights=None)
+
+
+def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
+    """(lower, upper) with the default filled in; InputError for options that make no sense."""
+    for name, value, known in (
+        ("level", level, ("token", "sequence", "geometric")),
+        ("mode", mode, ("truncate", "mask", "clip", "off")),
+    ):
+        if value not in known:
+            raise InputError(f"rollout_correction {name}", value=value, rule=f"one of {known}")
+    if not upper > 0:
+        raise InputError("rollout_correction upper", value=upper, rule="weights are positive")
+    lower = 1 / upper if lower is None else lower
+    if not 0 <= lower <= upper:
+        raise InputError(
+            "rollout_correction lower",
+            value=lower,
+            rule=f"0 <= lower <= upper, and upper is {upper}",
+            fix="leave lower out (1/upper), which needs upper >= 1, or set both",
+        )
+    if veto is not None and not 0 < veto < 1:
+        raise InputError(
+            "rollout_correction veto", value=veto, rule="0 < veto < 1", fix="None turns it off"
+        )
+    return lower, upper
+
+
+def _log_weights(x: jax.Array, batch: Batch, level: str) -> jax.Array:
+    """X of `rollout_correction`: [B, S]."""
+    if level == "token":
+        return x
+    return segment_sum(x, batch) if level == "sequence" else segment_mean(x, batch)
+
+
+def _veto(x: jax.Array, batch: Batch, share, veto: float | None) -> tuple[jax.Array, dict]:
+    """1 in sequences that have a token with x (unclamped) < log veto, and how many there are."""
+    if veto is None:
+        return jnp.zeros_like(batch.mask), {}
+    catastrophic = (x < math.log(veto)).astype(batch.mask.dtype)
+    vetoed = (segment_sum(catastrophic, batch) > 0).astype(batch.mask.dtype)
+    return vetoed, {
+        "veto_fraction": weighted_mean(vetoed, share),
+        "catastrophic_token_fraction": masked_mean(catastrophic, batch.mask),
+    }
+
+
+def _bounded(w, batch: Batch, share, level: str, mode: str, bounds) -> tuple[jax.Array, dict]:
+    """The weights inside their bounds, and in mask mode how many fell outside."""
+    lower, upper = bounds
+    if mode == "truncate":
+        return jnp.minimum(w, upper), {}
+    if mode == "clip":
+        return jnp.where(batch.mask > 0, jnp.clip(w, lower, upper), 0.0), {}
+    outside = ((w < lower) | (w > upper)).astype(w.dtype)
+    return jnp.where(outside > 0, 0.0, w), rejected_fractions(outside, batch, share)
+
+
+def mean_weight(weights: jax.Array, batch: Batch, share: jax.Array, level: str) -> jax.Array:
+    """Mean over tokens (token level) or sequences; 1 where every weight is 0."""
+    mean = masked_mean(weights, batch.mask) if level == "token" else weighted_mean(weights, share)
+    return jnp.where(mean > 1e-8, mean, 1.0)
+
+
+def weight_metrics(w, per_sequence, log_w, mask, share, level: str, bounds) -> dict:
+    """Spread, effective sample size and quantiles of the weights before bounding (G1).
+
+    ESS = 1 / mean((v / mean v)^2), v = clamp(w, lower, upper): 1 for equal weights.
+    """
+    by_sequence = level == "sequence"
+    numbers = spread(
+        w, per_sequence, mask, share, by_sequence=by_sequence, bounds=bounds, ideal=1.0
+    )
+    for side in ("high", "low"):
+        numbers[f"ratio_fraction_{side}"] = numbers.pop(f"fraction_{side}")
+    # In log space: a sequence's weight may lie below what the clamp lets through.
+    some = jnp.any(mask > 0)
+    floor = -BOUND if level == "token" else -jnp.inf
+    numbers["max"] = jnp.where(some, jnp.exp(jnp.minimum(masked_max(log_w, mask), BOUND)), 0.0)
+    numbers["min"] = jnp.where(some, jnp.exp(jnp.maximum(masked_min(log_w, mask), floor)), 0.0)
+    clamped = jnp.where(mask > 0, jnp.clip(w, *bounds), 0.0)
+    squares = masked_sum(clamped * clamped, mask) * jnp.sum(mask)
+    total = masked_sum(clamped, mask)
+    numbers["eff_sample_size"] = jnp.where(squares > 0, total**2 / jnp.maximum(squares, 1e-30), 0.0)
+    quantiles = masked_quantiles(w, mask, tuple(q / 100 for q in QUANTILES))
+    return numbers | {f"p{q}": value for q, value in zip(QUANTILES, quantiles, strict=True)}
