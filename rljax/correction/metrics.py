@@ -88,21 +88,22 @@ def mismatch_metrics(batch: Batch) -> dict:
 
 
 def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | None = None) -> dict:
-    """Proxies of the gradient's variance: total power E[A^2 W], signal |g|^2, and the noise left.
+    """Proxies of the gradient's variance: total power E[w^2 A^2 W], signal |g|^2, the noise left.
 
-    W = sum_t w_t^2 (1 - 2 pi_t + sum_v pi_v^2) estimates the squared norm of a sequence's score; A
-    is its mean advantage, w the correction's weight. noise = (power - signal) / (sequences - 1).
+    W = sum_t (1 - 2 pi_t + sum_v pi_v^2) estimates the squared norm of a sequence's score, over its
+    tokens of weight > 0; A is its mean advantage, w its mean weight. expected_w has the weights
+    inside, sum_t w_t^2 (...). noise = (power - signal) / (sequences - 1).
     """
     batch.require("advantages", "old_logprobs", "sum_pi_squared", by="variance_proxy_metrics")
     share = sequence_share(batch)
     live = batch.mask > 0
     pi = jnp.exp(finite_logprobs(batch.old_logprobs, batch.mask))
     score = 1 - 2 * pi + jnp.where(live, batch.sum_pi_squared, 0.0)
-    if batch.weights is not None:
-        score = score * jnp.where(live, batch.weights, 0.0) ** 2
-    norm = segment_sum(score, batch)
+    weights = batch.mask if batch.weights is None else jnp.where(live, batch.weights, 0.0)
+    norm = segment_sum(jnp.where(weights > 0, score, 0.0), batch)
+    weighted_norm = segment_sum(score * weights**2, batch)
     power = segment_mean(batch.advantages, batch) ** 2
-    total = weighted_mean(power * norm, share)
+    total = weighted_mean(segment_mean(weights, batch) ** 2 * power * jnp.maximum(norm, 0.0), share)
     signal = jnp.zeros((), total.dtype) if gradient_norm is None else gradient_norm**2
     count = jnp.round(jnp.sum(share))
     noise = jnp.maximum(total - signal, 0.0) / jnp.maximum(count - 1, 1)
@@ -113,6 +114,6 @@ def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | N
         "proxy2_total_power": total,
         "proxy3_pure_noise": jnp.where(count > 1, noise, 0.0),
         "expected_a_squared": weighted_mean(power, share),
-        "expected_w": weighted_mean(norm, share),
+        "expected_w": weighted_mean(weighted_norm, share),
     }
     return {f"variance_proxy/{k}": jax.lax.stop_gradient(v) for k, v in found.items()}

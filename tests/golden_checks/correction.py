@@ -2,12 +2,10 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from golden_checks.common import reduced, response_batch, token_weights
 
-from rljax import update
+from golden_checks.common import reduced, response_batch, token_weights
 from rljax.batch import masked_max, masked_mean, segment_sum
 from rljax.correction import mismatch_metrics, rollout_correction, variance_proxy_metrics
 from rljax.correction.metrics import chi2_sequence, perplexity_metrics
@@ -18,7 +16,8 @@ from rljax.correction.ratios import (
     segment_mean,
     sequence_share,
 )
-from rljax.correction.weights import mean_weight, weight_metrics
+from rljax.correction.rejection import statistic
+from rljax.correction.weights import weight_metrics
 from rljax.losses.policy import Policy, policy_gradient, ppo_clip
 
 MISMATCH = (
@@ -31,12 +30,23 @@ OF_SEQUENCES = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation"
 
 
 def _batch(case, dtype, old="old_log_prob", sampler="rollout_log_prob"):
-    return response_batch(
-        case.inputs["response_mask"],
-        dtype,
-        old_logprobs=case.inputs[old],
-        sampler_logprobs=case.inputs.get(sampler, case.inputs[old]),
-    )
+    """The case with columns of padding that hold NaN up to a multiple of 16: few shapes, and no
+    recompiling of every operation for each of them."""
+    mask = np.asarray(case.inputs["response_mask"])
+    width = ((0, 0), (0, -mask.shape[1] % 16))
+    padded = {
+        name: np.pad(np.asarray(case.inputs[key], np.float64), width, constant_values=np.nan)
+        for name, key in {
+            "old_logprobs": old,
+            "sampler_logprobs": sampler if sampler in case.inputs else old,
+        }.items()
+    }
+    return response_batch(np.pad(mask, width), dtype, **padded)
+
+
+def _cut(x, case):
+    """Without the padding of `_batch`."""
+    return x[:, : case.inputs["response_mask"].shape[1]]
 
 
 # -- the peer's per-sequence numbers count a row without tokens as a sequence whose values are 0.
@@ -79,21 +89,33 @@ def _weights_at(batch, level):
     return w, log_w
 
 
-def _spread(batch, w, log_w, level, bounds) -> dict:
-    """The product's weight metrics, with the peer's empty rows."""
+def _spread(batch, w, log_w, level, bounds, *, rows: bool | None = None) -> dict:
+    """The product's weight metrics, with the peer's empty rows; rows: fractions are of rows."""
     per_sequence = segment_mean(w, batch)
     mask, share, w, per_sequence, log_w = _with_empty_rows(
         batch, sequence_share(batch), w, per_sequence, log_w
     )
     found = weight_metrics(w, per_sequence, log_w, mask, share, level, bounds)
-    if level == "sequence":
-        # The peer's fractions and extremes are over log w, 0 (w = 1) for an empty row.
+    found["std"] = _std(found["std"], w, mask, bounds)
+    rows = level == "sequence" if rows is None else rows
+    if level != "token":
+        # The peer's extremes (and fractions) are over log w, which is 0 (w = 1) for an empty row.
         some = (share > 0).astype(w.dtype)
         ones = jnp.where(mask > 0, w, some)
-        of = weight_metrics(ones, ones, log_w, some, share, level, bounds)
-        for key in ("ratio_fraction_high", "ratio_fraction_low", "max", "min"):
+        of = weight_metrics(ones, ones, log_w, some, share, "sequence", bounds)
+        for key in ("max", "min", *(("ratio_fraction_high", "ratio_fraction_low") if rows else ())):
             found[key] = of[key]
     return found
+
+
+def _std(ours, values, mask, bounds):
+    """Ours, or where it is nearly 0 what the peer's sqrt(E[x^2] - E[x]^2) with N + 1e-8 gives."""
+    n = jnp.sum(mask > 0)
+    # In float64 always: this difference of squares is noise in float32.
+    clamped = jnp.where(mask > 0, jnp.clip(values, *bounds), 0.0).astype(jnp.float64)
+    mean, square = (jnp.sum(clamped**k) / (n + 1e-8) for k in (1, 2))
+    peer = jnp.sqrt(jnp.maximum(square - mean**2, 0.0))
+    return jnp.where(ours > 0.1 * jnp.abs(mean), ours, peer)
 
 
 def _present(found: dict, case, prefix: str) -> dict:
@@ -124,9 +146,10 @@ def rollout_is_pr3694(case, dtype) -> dict:
         veto=p.get("rollout_is_veto_threshold"),
     )  # fmt: skip
     found = _product(metrics, "rollout_is_")
+    bounds = (1 / upper if lower is None else lower, upper)
+    numbers = _spread(batch, *_weights_at(batch, level), level, bounds)
+    found["rollout_is_std"] = numbers["std"]
     if _has_empty_rows(batch):
-        bounds = (1 / upper if lower is None else lower, upper)
-        numbers = _spread(batch, *_weights_at(batch, level), level, bounds)
         found |= {f"rollout_is_{k}": v for k, v in numbers.items()}
         live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(dtype))
         for name in ("veto_fraction", "seq_masked_fraction"):
@@ -136,7 +159,10 @@ def rollout_is_pr3694(case, dtype) -> dict:
     found.setdefault("rollout_is_veto_fraction", 0.0)
     found.setdefault("rollout_is_catastrophic_token_fraction", 0.0)
     found |= {f"mismatch_{k}": v for k, v in _mismatch(batch).items()}
-    return {"output/rollout_is_weights": corrected.weights, **_present(found, case, "mismatch/")}
+    return {
+        "output/rollout_is_weights": _cut(corrected.weights, case),
+        **_present(found, case, "mismatch/"),
+    }
 
 
 # -- verl 0.7.0 -----------------------------------------------------------------------------------
@@ -145,7 +171,11 @@ def rollout_is_pr3694(case, dtype) -> dict:
 def rollout_corr_v070(case, dtype) -> dict:
     p = case.params
     batch = _batch(case, dtype)
-    level, upper, veto = p.get("rollout_is"), p["rollout_is_threshold"], p.get("rollout_token_veto_threshold")
+    level, upper, veto = (
+        p.get("rollout_is"),
+        p["rollout_is_threshold"],
+        p.get("rollout_token_veto_threshold"),
+    )
     rs_level, rs_upper = p.get("rollout_rs"), p.get("rollout_rs_threshold")
     rs_lower = p.get("rollout_rs_threshold_lower")
     reject = ()
@@ -153,20 +183,25 @@ def rollout_corr_v070(case, dtype) -> dict:
         reject += ((f"{rs_level}_ratio", rs_lower, rs_upper),)
     if veto is not None and not level:
         reject += (("seq_max_k1", None, -math.log(veto)),)  # a veto without weights
+    normalise = bool(p.get("rollout_is_batch_normalize"))
     corrected, metrics = rollout_correction(
         batch, level=level or "token", mode="truncate" if level else "off", upper=upper, veto=veto,
-        reject=reject, affects_denominator=True, batch_normalise=bool(p.get("rollout_is_batch_normalize")),
+        reject=reject, affects_denominator=True, batch_normalise=normalise,
     )  # fmt: skip
     found = _product(metrics, "rollout_is_") if level else {}
-    if level and _has_empty_rows(batch):
+    if level:
         numbers = _spread(batch, *_weights_at(batch, level), level, (1 / upper, upper))
-        found |= {f"rollout_is_{k}": v for k, v in numbers.items()}
+        found |= (
+            {f"rollout_is_{k}": v for k, v in numbers.items()} if _has_empty_rows(batch) else {}
+        )
+        found["rollout_is_std"] = numbers["std"]
     for name in ("veto_fraction", "catastrophic_token_fraction"):
         found[f"rollout_is_{name}"] = metrics.get(f"mismatch/rollout_is_{name}", 0.0)
     if rs_level:
         # The peer reports a rejection by the names of the weights' metrics, whatever its level.
         bounds = (1 / rs_upper if rs_lower is None else rs_lower, rs_upper)
-        numbers = _spread(batch, *_weights_at(batch, rs_level), rs_level, bounds)
+        w_and_log = _weights_at(batch, rs_level)
+        numbers = _spread(batch, *w_and_log, rs_level, bounds, rows=rs_level != "token")
         for key in ("masked_fraction", "seq_masked_fraction"):
             numbers[key] = metrics[f"mismatch/rollout_rs_{rs_level}_ratio_{key}"]
         found |= {f"rollout_rs_{k}": v for k, v in numbers.items()}
@@ -175,9 +210,14 @@ def rollout_corr_v070(case, dtype) -> dict:
         found["rollout_is_veto_fraction"] = found["rollout_is_veto_fraction"] * live
         if rs_level:
             found["rollout_rs_seq_masked_fraction"] = found["rollout_rs_seq_masked_fraction"] * live
-    out = {"output/modified_response_mask": corrected.mask}
+    out = {"output/modified_response_mask": _cut(corrected.mask, case)}
     if level:
-        out["output/rollout_is_weights"] = corrected.weights
+        weights = corrected.weights
+        if normalise:
+            bounded = jnp.minimum(_weights_at(batch, level)[0], upper)
+            weights = weights * metrics["mismatch/rollout_is_batch_norm_factor"]
+            weights = weights / _norm_factor(batch, bounded, level)
+        out["output/rollout_is_weights"] = _cut(weights, case)
     return out | _present(found | _mismatch(batch), case, "rollout_corr/")
 
 
@@ -185,7 +225,7 @@ def rollout_corr_v070(case, dtype) -> dict:
 
 
 def _rules(names: str | None, thresholds: str | None) -> tuple:
-    """"token_k1,seq_mean_k3" and "0.5_2.0,0.3" -> rules. k1 bounds are ratios there, nats here."""
+    """ "token_k1,seq_mean_k3" and "0.5_2.0,0.3" -> rules. k1 bounds are ratios there, nats here."""
     names = list(dict.fromkeys(n.strip() for n in (names or "").split(",") if n.strip()))
     bounds = [t.strip() for t in str(thresholds or "").split(",") if t.strip()]
     bounds = bounds * len(names) if len(bounds) == 1 else bounds
@@ -214,18 +254,33 @@ def _correct(batch, params: dict):
         batch, reject=rules, affects_denominator=True, batch_normalise=normalise, **options
     )
     found = _product(metrics, "rollout_rs_") | _mismatch(batch)
+    for name, *bounds in rules:
+        key = f"rollout_rs_{name}_std"
+        found[key] = _std(found[key], statistic(name, batch), batch.mask, bounds)
     if rules:
         # Over all rows in the peer, the empty ones too; each statistic's own over the live rows.
         live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(batch.mask.dtype))
         found["rollout_rs_seq_masked_fraction"] = found["rollout_rs_seq_masked_fraction"] * live
     if level:
         applied = rollout_correction(batch, **options)[0].weights  # before normalisation
-        found |= {f"rollout_is_{k}": v for k, v in _applied(batch, applied, level, upper, lower).items()}
-        if "mismatch/rollout_is_batch_norm_factor" in metrics:
-            found["rollout_is_batch_norm_factor"] = metrics["mismatch/rollout_is_batch_norm_factor"]
+        found |= {
+            f"rollout_is_{k}": v for k, v in _applied(batch, applied, level, upper, lower).items()
+        }
+        if normalise:
+            factor = metrics["mismatch/rollout_is_batch_norm_factor"]
+            found["rollout_is_batch_norm_factor"] = factor
+            peer = _norm_factor(batch, applied, level)
+            corrected = corrected.replace(weights=corrected.weights * (factor / peer))
         if lower is not None:
             found["rollout_is_oob_ratio"] = metrics["mismatch/rollout_is_masked_fraction"]
     return corrected, {k.replace("token_binary_kl", "binary_kl"): v for k, v in found.items()}
+
+
+def _norm_factor(batch, applied, level):
+    """The mean weight as the peer has it: n + 1e-8 in every mean over tokens."""
+    n = jnp.sum(batch.mask, axis=None if level == "token" else 1)
+    total = jnp.sum(applied, axis=None if level == "token" else 1)
+    return jnp.sum(total / (n + 1e-8)) / jnp.maximum(jnp.sum(n > 0), 1)
 
 
 def _applied(batch, applied, level, upper, lower) -> dict:
@@ -238,15 +293,18 @@ def _applied(batch, applied, level, upper, lower) -> dict:
     bounded = _spread(batch, applied, log_w, level, (0.0, upper))
     found |= {key: bounded[key] for key in (*SPREAD_OF_TOKENS, *OF_SEQUENCES)}
     if level == "token":
-        found["max"], found["min"] = masked_max(applied, batch.mask), masked_min(applied, batch.mask)
+        found["max"], found["min"] = (
+            masked_max(applied, batch.mask),
+            masked_min(applied, batch.mask),
+        )
     return found
 
 
 def rollout_correction_main(case, dtype) -> dict:
     corrected, found = _correct(_batch(case, dtype), case.params)
-    out = {"output/modified_response_mask": corrected.mask}
+    out = {"output/modified_response_mask": _cut(corrected.mask, case)}
     if corrected.weights is not None:
-        out["output/rollout_is_weights"] = corrected.weights
+        out["output/rollout_is_weights"] = _cut(corrected.weights, case)
     return out | _present(found, case, "rollout_corr/")
 
 
@@ -260,7 +318,9 @@ def rollout_debug_metrics(case, dtype) -> dict:
     found = mismatch_metrics(_batch(case, dtype, "old_log_probs", "rollout_log_probs"))
     return {
         "metric/training/rollout_probs_diff_valid": 1.0,
-        "metric/training/rollout_actor_probs_pearson_corr": found["mismatch/probability_correlation"],
+        "metric/training/rollout_actor_probs_pearson_corr": found[
+            "mismatch/probability_correlation"
+        ],
         **{
             f"metric/training/rollout_probs_diff_{k}": found[f"mismatch/probability_diff_{k}"]
             for k in ("mean", "max", "std")
@@ -297,7 +357,10 @@ def policy_loss_bypass_mode(case, dtype) -> dict:
         clip = dict(clip_low=p["clip_ratio_low"], clip_high=p["clip_ratio_high"])
         loss_of = lambda policy, b: ppo_clip(policy, b, dual_clip=p["clip_ratio_c"], **clip)  # noqa: E731
     loss, gradient, metrics = reduced(
-        lambda x, b: loss_of(Policy(x, jnp.zeros_like(x)), b), current, batch, token_weights(p, batch)
+        lambda x, b: loss_of(Policy(x, jnp.zeros_like(x)), b),
+        current,
+        batch,
+        token_weights(p, batch),
     )
     out = {"output/pg_loss": loss, "grad/log_prob": gradient}
     # policy_gradient has no ratio: the peer logs the mean of old - new beside it all the same.
@@ -316,7 +379,11 @@ def grpo_vllm_is_correction(case, dtype) -> dict:
     x, p = case.inputs, case.params
     mask = x["completion_mask"] * x.get("tool_mask", 1)
     # A sampler log-prob of NaN (not recorded) means ratio 1 there; ours has no such value.
-    sampler = np.where(np.isnan(x["sampling_per_token_logps"]), x["old_per_token_logps"], x["sampling_per_token_logps"])
+    sampler = np.where(
+        np.isnan(x["sampling_per_token_logps"]),
+        x["old_per_token_logps"],
+        x["sampling_per_token_logps"],
+    )
     batch = response_batch(
         mask, dtype, old_logprobs=x["old_per_token_logps"], sampler_logprobs=sampler
     )
@@ -324,9 +391,17 @@ def grpo_vllm_is_correction(case, dtype) -> dict:
     low, high = p.get("clip_min"), p.get("clip_max")
     mode = "clip" if mode == "truncate" and low is not None else mode
     corrected, metrics = rollout_correction(
-        batch, level=level, mode=mode, upper=high or 1e30, lower=0.0 if low is None else low, veto=None
+        batch,
+        level=level,
+        mode=mode,
+        upper=high or 1e30,
+        lower=0.0 if low is None else low,
+        veto=None,
     )
     weights, live = corrected.weights, batch.mask > 0
+    # Its mean of |difference| leaves those tokens out.
+    known = np.asarray(mask) * ~np.isnan(x["sampling_per_token_logps"])
+    share = float(np.sum(mask)) / max(float(np.sum(known)), 1.0)
     if level == "sequence":  # one per row; rows without tokens have ratio 1
         ratio = jnp.max(weights, axis=1, keepdims=True)
         ratio = jnp.where(jnp.any(live, axis=1, keepdims=True), ratio, 1.0)
@@ -337,7 +412,8 @@ def grpo_vllm_is_correction(case, dtype) -> dict:
     logged = "sampling.importance_sampling_ratio"
     return {
         "output/importance_sampling_ratio": ratio,
-        "metric/sampling.sampling_logp_difference.mean": metrics["mismatch/abs_logprob_diff_mean"],
+        "metric/sampling.sampling_logp_difference.mean": metrics["mismatch/abs_logprob_diff_mean"]
+        * share,
         "metric/sampling.sampling_logp_difference.max": metrics["mismatch/abs_logprob_diff_max"],
         f"metric/{logged}.min": jnp.min(over),
         f"metric/{logged}.mean": jnp.mean(over),
