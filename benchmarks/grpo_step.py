@@ -24,7 +24,7 @@ import numpy as np
 
 from rljax import compiles
 from rljax.batch import last_token
-from rljax.build import Recipe
+from rljax.recipe import Recipe
 from rljax.components import resolve
 from rljax.config import HOMES, OptimizerConfig
 from rljax.dataflows.grpo import learn

@@ -13,61 +13,28 @@ import jax.numpy as jnp
 
 from rljax.components import Component, resolve
 from rljax.config import HOMES, Config, is_path, microbatch_rows
-from rljax.data.loader import fingerprint
-from rljax.data.prompts import encode_prompts, encode_worked_examples
-from rljax.data.sources import load_prompts, load_worked_examples
-from rljax.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from rljax.data.curriculum import Curriculum
+from rljax.data.encoded import Data, load_data, load_run_tokenizer
+from rljax.data.loader import Loader, make_loader
+from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.mesh import make_mesh, row_shards
+from rljax.mesh import make_mesh, replicated, row_shards
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
+from rljax.recipe import Recipe
 from rljax.rewards.pool import RewardPool
-from rljax.roles import Actor, Critic, Reference, Reward, start_training
+from rljax.roles import (
+    Actor,
+    Baseline,
+    Critic,
+    KLController,
+    Reference,
+    Reward,
+    start_training,
+)
 from rljax.sampler import Sampling
 from rljax.update import Steps
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What a dataflow reads: the config's algorithm with its components resolved. Hashable: static
-    in jit."""
-
-    samples_per_prompt: int
-    sampling: Sampling
-    advantage: Component
-    policy_loss: Component
-    value_loss: Component
-    reduction: Component
-    kl_in_reward: float
-    kl_in_loss: float
-    kl_estimator: str
-    entropy_coef: float
-    steps: Steps
-
-    @property
-    def update_options(self) -> dict:
-        """The keyword arguments of Actor.update that the config sets."""
-        return {
-            "steps": self.steps,
-            "reduction": self.reduction,
-            "kl_in_loss": self.kl_in_loss,
-            "kl_estimator": self.kl_estimator,
-            "entropy_coef": self.entropy_coef,
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Encoded once. Lengths are those of the longest row, so that a run has one shape."""
-
-    prompts: list[dict]
-    test_prompts: list[dict]
-    examples: list
-    counts: dict[str, int]
-    prompt_tokens: int
-    example_tokens: int
-    digest: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,60 +61,17 @@ class Setup:
         )
 
     @property
+    def needs_kl_controller(self) -> bool:
+        wanted = self.needs_reference and self.config.algorithm.kl_target > 0
+        return wanted and "kl_controller" in self.dataflow.parameters
+
+    @property
+    def needs_baseline(self) -> bool:
+        return "baseline" in self.dataflow.parameters
+
+    @property
     def needs_reward(self) -> bool:
         return "reward" in self.dataflow.parameters
-
-
-def load_run_tokenizer(config: Config) -> Tokenizer:
-    """The tokenizer folder of the config, else the model's folder, else the alphabet of the
-    task."""
-    if config.tokenizer:
-        return load_tokenizer(config.tokenizer)
-    if is_path(config.model):
-        return load_tokenizer(config.model)
-    if is_path(config.data.train):
-        raise InputError(
-            "a built-in model has no tokenizer for a data file",
-            value=config.data.train,
-            fix="set tokenizer to a folder with tokenizer.json, or model to a Hugging Face folder",
-        )
-    task = resolve(config.data.train, HOMES["data"])()
-    alphabet = vars(task).get("alphabet")
-    if not isinstance(alphabet, str):
-        raise InputError(
-            f"task {config.data.train!r} has no alphabet", fix="set tokenizer to a folder"
-        )
-    return CharTokenizer(alphabet)
-
-
-def _load_data(config: Config, tokenizer: Tokenizer) -> Data:
-    records = load_prompts(config.data.train, "train")
-    limit, overlong = config.data.max_prompt_tokens, config.data.overlong
-    prompts, counts = encode_prompts(records, tokenizer, max_prompt_tokens=limit, overlong=overlong)
-    test_records, test = [], []
-    test_spec = config.data.test or ("" if is_path(config.data.train) else config.data.train)
-    if test_spec:
-        test_records = load_prompts(test_spec, "test")[: config.evaluate.prompts]
-        test, _ = encode_prompts(
-            test_records, tokenizer, max_prompt_tokens=limit, overlong=overlong
-        )
-    worked, examples = [], []
-    if config.sft.steps:
-        worked = load_worked_examples(config.sft.data or config.data.train, "train")
-        total = limit + config.sampler.max_response_tokens
-        examples, example_counts = encode_worked_examples(worked, tokenizer, max_tokens=total)
-        counts = {**counts, **{f"examples_{k}": v for k, v in example_counts.items()}}
-    return Data(
-        prompts=prompts,
-        test_prompts=test,
-        examples=examples,
-        counts=counts,
-        prompt_tokens=max(len(r["token_ids"]) for r in prompts + test),
-        example_tokens=max((len(ids) for ids, _ in examples), default=1),
-        digest=fingerprint(
-            [*records, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]
-        ),
-    )
 
 
 def load_model(config: Config, tokenizer: Tokenizer) -> Model:
@@ -194,10 +118,68 @@ def _steps(config: Config, rows: int, tokens: int, model: Model, epochs: int) ->
     )
 
 
+def _sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+    sampler = config.sampler
+    thinking = {}
+    if sampler.thinking_tokens:
+        phrase = tuple(tokenizer.encode(sampler.interrupt_phrase))
+        end = tuple(tokenizer.encode(sampler.end_of_thinking))
+        left = sampler.max_response_tokens - max(sampler.thinking_tokens) - len(phrase)
+        for name, ids in (("interrupt_phrase", phrase), ("end_of_thinking", end)):
+            if not ids:
+                raise InputError(f"sampler.{name} has no tokens", fix="give it a text")
+        if left < 1:
+            raise InputError(
+                "sampler.max_response_tokens leaves no room for an answer",
+                value=sampler.max_response_tokens,
+                rule=f"{max(sampler.thinking_tokens)} thinking tokens and {len(phrase)} of "
+                "interrupt_phrase come before it",
+                fix=f"at least {sampler.max_response_tokens - left + 1}",
+            )
+        thinking = dict(
+            thinking_tokens=tuple(sampler.thinking_tokens),
+            end_of_thinking_ids=end,
+            interrupt_ids=phrase,
+        )
+    return Sampling(
+        temperature=sampler.temperature,
+        top_k=sampler.top_k,
+        top_p=sampler.top_p,
+        max_response_tokens=sampler.max_response_tokens,
+        stop_ids=tuple(tokenizer.eos_ids),
+        **thinking,
+    )
+
+
+def prompt_stream(config: Config, data: Data) -> Loader | Curriculum:
+    """The order of the training prompts: a shuffled loader, or a curriculum if the config asks for
+    a mixture or for prompts to be retired."""
+    size, seed, wish = config.batch.prompts_per_step, config.seed, config.data
+    if not (wish.sources or wish.retire_at_pass_rate or wish.drop_above_pass_rate):
+        return make_loader(data.prompts, batch_size=size, seed=seed)
+    return Curriculum(
+        data.sources,
+        batch_size=size,
+        seed=seed,
+        weights=wish.weights,
+        final_weights=wish.final_weights,
+        horizon_prompts=size * max(config.steps, 1),
+        retire_at=wish.retire_at_pass_rate,
+    )
+
+
+def _optional(text: str, stage: str) -> Component | None:
+    return resolve(text, HOMES[stage]) if text else None
+
+
+def _each(texts: tuple[str, ...], stage: str) -> tuple[Component, ...]:
+    return tuple(resolve(text, HOMES[stage]) for text in texts)
+
+
 def build(config: Config) -> Setup:
     """Everything but the weights. Raises InputError for bad data, tokenizer or model folders."""
     tokenizer = load_run_tokenizer(config)
-    data = _load_data(config, tokenizer)
+    data = load_data(config, tokenizer)
     model = load_model(config, tokenizer)
     sampler, algorithm, batch = config.sampler, config.algorithm, config.batch
     check_length(data.prompt_tokens, sampler.max_response_tokens, model)
@@ -210,13 +192,7 @@ def build(config: Config) -> Setup:
         )
     recipe = Recipe(
         samples_per_prompt=batch.samples_per_prompt,
-        sampling=Sampling(
-            temperature=sampler.temperature,
-            top_k=sampler.top_k,
-            top_p=sampler.top_p,
-            max_response_tokens=sampler.max_response_tokens,
-            stop_ids=tuple(tokenizer.eos_ids),
-        ),
+        sampling=_sampling(config, tokenizer),
         advantage=resolve(algorithm.advantage, HOMES["advantage"]),
         policy_loss=resolve(algorithm.policy_loss, HOMES["policy_loss"]),
         value_loss=resolve(algorithm.value_loss, HOMES["value_loss"]),
@@ -224,7 +200,16 @@ def build(config: Config) -> Setup:
         kl_in_reward=algorithm.kl_in_reward,
         kl_in_loss=algorithm.kl_in_loss,
         kl_estimator=algorithm.kl_estimator,
+        kl_reward_estimator=algorithm.kl_reward_estimator,
         entropy_coef=algorithm.entropy_coef,
+        correct_at=config.evaluate.correct_at,
+        trust_region=algorithm.trust_region,
+        correction=_optional(algorithm.correction, "correction"),
+        old_logprobs=algorithm.old_logprobs,
+        collect=resolve(algorithm.collect, HOMES["collect"]),
+        reward_shaping=_each(algorithm.reward_shaping, "shaping"),
+        baseline_filters=_each(algorithm.baseline_filters, "filter"),
+        filters=_each(algorithm.filters, "filter"),
         steps=_steps(
             config,
             batch.sequences_per_optimizer_step,
@@ -299,6 +284,13 @@ def rl_roles(setup: Setup, params) -> dict:
         head = jnp.zeros((model.config.embed, 1), model.config.weight_dtype)
         body["head"] = jax.device_put(head, model.shardings()["head"])
         roles["critic"] = Critic(start_training(model, body, optimizer), model, optimizer)
+    whole = replicated(setup.model.mesh)
+    if setup.needs_kl_controller:
+        state = jax.device_put(jnp.ones((), jnp.float32), whole)
+        algorithm = config.algorithm
+        roles["kl_controller"] = KLController(state, algorithm.kl_target, algorithm.kl_horizon)
+    if setup.needs_baseline:
+        roles["baseline"] = Baseline(jax.device_put(jnp.zeros(2, jnp.float32), whole))
     roles["actor"] = _actor(setup, params, make_optimizer(config.actor_optimizer, total))
     return roles
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
+from rljax.config import Config, fingerprints
 from rljax.errors import InputError
 
 MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"
@@ -173,7 +174,11 @@ class Checkpoints:
 def check_fingerprints(
     saved: dict[str, str], now: dict[str, str], allowed: tuple[str, ...]
 ) -> None:
-    """Refuse to go on with another config or other data, unless the change is allowed by name."""
+    """Refuse to go on with another config or other data, unless the change is allowed by name.
+
+    A field that the checkpoint's version of the code did not have was at its default then.
+    """
+    saved = {**fingerprints(Config()), **saved}
     changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
     refused = [name for name in changed if name not in allowed]
     if refused:

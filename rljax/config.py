@@ -33,9 +33,27 @@ class OptimizerConfig:
 
 @dataclasses.dataclass
 class DataConfig:
-    """A path (.parquet, .jsonl, .json) or a task of rljax.data.tasks, "sort_digits(...)"."""
+    """A path (.parquet, .jsonl, .json) or a task of rljax.data.tasks, "sort_digits(...)".
+
+    `sources` mixes further ones in: every prompt comes from train or one of them, with chances
+    proportional to `weights` (train first), which move to `final_weights` over the run.
+    """
 
     train: str = ""
+    sources: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()  # () = equal
+    final_weights: tuple[float, ...] = ()  # () = weights
+    # From the epoch after a prompt's pass rate over all its samples has reached this, it is no
+    # longer drawn (ScaleRL's No-Positive-Resampling); 0 = off.
+    retire_at_pass_rate: float = 0.0
+    # Before the first step, prompts whose pass rate over pass_rate_samples is above this are
+    # dropped (OlmoRL's offline filter); 0 = off.
+    drop_above_pass_rate: float = 0.0
+    pass_rate_samples: int = 8
+    # (low, high): every prompt asks for a length in tokens drawn from this range, by
+    # target_instruction; the rewards l1_exact and l1_max read it. () = off.
+    target_tokens: tuple[int, ...] = ()
+    target_instruction: str = " Think for {target_tokens} tokens."
     test: str = ""  # "" = the task's own test split; none for a file
     max_prompt_tokens: int = 512
     overlong: str = "drop"  # prompts over the limit: drop | error | left | right
@@ -76,6 +94,14 @@ class SamplerConfig:
     top_k: int = 0
     top_p: float = 1.0
     max_response_tokens: int = 512
+    # (low, high): each sample may think for a number of tokens drawn from this range; where
+    # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
+    # on (ALGORITHMS H2). () = off.
+    thinking_tokens: tuple[int, ...] = ()
+    end_of_thinking: str = "</think>"
+    interrupt_phrase: str = (
+        "Okay, time is up. Let me stop thinking and formulate a final answer now.</think>"
+    )
 
 
 @dataclasses.dataclass
@@ -98,8 +124,21 @@ class AlgorithmConfig:
     reduction: str = "token_mean"
     kl_in_reward: float = 0.0
     kl_in_loss: float = 0.0
-    kl_estimator: str = "k3"  # of kl_in_loss; the penalty in the reward is k1
+    kl_estimator: str = "k3"  # of kl_in_loss
+    kl_reward_estimator: str = "k1"  # of kl_in_reward
+    kl_target: float = 0.0  # the coefficients adapt so that the KL stays near this; 0 = fixed
+    kl_horizon: float = 10_000.0  # sequences; how slowly they adapt
     entropy_coef: float = 0.0
+    # Sampler against trainer: "rollout_correction(...)" weighs tokens; "" = metrics only.
+    correction: str = ""
+    old_logprobs: str = "recomputed"  # or "sampler": the sampler's own (bypass)
+    collect: str = "once"  # which trajectories fill a step: once | dynamic(...) | active(...)
+    reward_shaping: tuple[str, ...] = ()  # of rljax.shaping, in this order
+    baseline_filters: tuple[str, ...] = ()  # of rljax.filters: rows that leave loss and baseline
+    filters: tuple[str, ...] = ()  # rows that leave the loss only
+    trust_region: float = (
+        0.0  # stop a batch's optimizer steps once its ppo_k3 exceeds this; 0 = off
+    )
 
 
 @dataclasses.dataclass
@@ -189,6 +228,10 @@ HOMES = {
     "policy_loss": "rljax.losses.policy",
     "value_loss": "rljax.losses.value",
     "reduction": "rljax.update",
+    "correction": "rljax.correction",
+    "collect": "rljax.collect",
+    "shaping": "rljax.shaping",
+    "filter": "rljax.filters",
     "model": "rljax.models.builtin",
 }
 

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 
-from rljax.build import check_length, load_model, load_run_tokenizer
+from rljax.build import check_length, load_model
 from rljax.checkpoint import ARRAYS, Checkpoints
 from rljax.config import Config, MeshConfig, from_dict, is_path
+from rljax.data.encoded import load_run_tokenizer
 from rljax.data.files import read_json_object
 from rljax.data.prompts import encode_prompts
 from rljax.data.sources import load_prompts

@@ -44,10 +44,20 @@ def _group_metrics(scores, live, group) -> dict:
     }
 
 
-def batch_metrics(batch: Batch, shaped: Batch) -> dict:
+def _correlation(x, y, keep):
+    """Pearson correlation over the rows kept; 0 where one of them does not vary."""
+    n = jnp.maximum(jnp.sum(keep), 1)
+    x = jnp.where(keep, x - jnp.sum(jnp.where(keep, x, 0.0)) / n, 0.0)
+    y = jnp.where(keep, y - jnp.sum(jnp.where(keep, y, 0.0)) / n, 0.0)
+    both = jnp.sum(x * x) * jnp.sum(y * y)
+    return jnp.where(both > 1e-12, jnp.sum(x * y) / jnp.sqrt(jnp.maximum(both, 1e-12)), 0.0)
+
+
+def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
     """Rewards, lengths, finish reasons, groups, advantages, and values if there are any: scalars.
 
     `shaped` is the batch whose rewards the advantages were taken of: a KL penalty may be in them.
+    `version` is the trainer's: the staleness of a token is how many optimizer steps it is behind.
     """
     batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
     tokens = jnp.sum(batch.mask, axis=1)
@@ -65,9 +75,24 @@ def batch_metrics(batch: Batch, shaped: Batch) -> dict:
         "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
         "response/truncated_fraction": jnp.sum(live & (batch.finish_reason == FinishReason.LENGTH))
         / rows,
+        "response/interrupted_fraction": jnp.sum(
+            live & (batch.finish_reason == FinishReason.INTERRUPT)
+        )
+        / rows,
         **_group_metrics(scores, live, batch.group),
         **_spread("advantage", batch.advantages, batch.mask > 0),
+        "advantage/zero_fraction": batches.masked_mean(
+            (batch.advantages == 0).astype(jnp.float32), batch.mask
+        ),
+        "reward/length_correlation": _correlation(scores, tokens, live),
+        "advantage/length_correlation": _correlation(
+            batches.row_sum(batch.advantages, batch) / jnp.maximum(tokens, 1), tokens, live
+        ),
     }
+    if version is not None and batch.policy_version is not None:
+        age = (version - batch.policy_version).astype(jnp.float32)
+        out["staleness/mean"] = batches.masked_mean(age, batch.mask)
+        out["staleness/max"] = batches.masked_max(age, batch.mask)
     if batch.values is not None and batch.returns is not None:
         residual = batches.masked_variance(batch.returns - batch.values, batch.mask)
         total = batches.masked_variance(batch.returns, batch.mask)

@@ -1,9 +1,8 @@
 """Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
 
 What lives here: Actor, Critic, Reference (parameters and optimizer state are leaves, the model and
-the
-optimizer are static), and Reward (host: text in, numbers out). What does not: who calls whom
-(dataflows).
+the optimizer are static), small roles that hold what outlives a step (KLController, Baseline), and
+Reward (host: text in, numbers out). What does not: who calls whom (dataflows).
 
 A verb runs the same op by op or inside a program. `update` returns a new role; a program donates
 the old one.
@@ -79,6 +78,11 @@ class Actor:
         """log pi(tokens) at the sampling temperature: [B, S]; `rows` bounds the rows computed at
         once."""
         one = lambda b: self.model.logprobs(self.state.params, b, self.temperature)[0]  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def sum_pi_squared(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """sum over words of pi^2 at the sampling temperature: [B, S]."""
+        one = lambda b: self.model.sum_pi_squared(self.state.params, b, self.temperature)  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
     def update(
@@ -162,9 +166,7 @@ class Critic:
             return [value], metrics
 
         objective = Objective(self.model.values, terms, (reduction,), (False,))
-        state, metrics = fit(
-            self.state, batch, objective, optimizer=self.optimizer, steps=steps
-        )
+        state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
         metrics["vf_loss"] = metrics.pop("loss")
         return dataclasses.replace(self, state=state), {
             f"critic/{k}": v for k, v in metrics.items()
@@ -186,23 +188,63 @@ class Reference:
         return map_microbatches(one, batch, rows or batch.rows)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KLController:
+    """Scales the KL coefficients so that the KL stays near `target` (arXiv 1909.08593).
+
+    scale <- scale (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon), n sequences. The coefficient
+    in use is the config's times `state`, which starts at 1.
+    """
+
+    state: jax.Array
+    target: float = _static()
+    horizon: float = _static()
+
+    def update(self, kl: jax.Array, n) -> "KLController":
+        error = jnp.clip(kl / self.target - 1, -0.2, 0.2)
+        return dataclasses.replace(self, state=self.state * (1 + error * n / self.horizon))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """The running mean of the batches' mean scores: REINFORCE's baseline. state: [2], the decayed
+    sum and its decayed weight, so that the first steps are not biased towards 0."""
+
+    state: jax.Array
+
+    @property
+    def value(self) -> jax.Array:
+        return self.state[0] / jnp.maximum(self.state[1], 1e-8)
+
+    def update(self, mean: jax.Array, decay: float) -> "Baseline":
+        seen = jnp.stack([mean.astype(self.state.dtype), jnp.ones((), self.state.dtype)])
+        return dataclasses.replace(self, state=decay * self.state + (1 - decay) * seen)
+
+
+TRAINED = (Actor, Critic, KLController, Baseline)  # what a program may return anew
+
+
 class Reward:
     """Trajectories -> rewards, by a function of text, in a pool of killable processes (host verb).
 
     A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
     and it
     leaves its group, so that neither the loss nor a baseline sees it. `rows` and `counts` describe
-    the last call.
+    the last call that was not made with remember=False; `outcomes` gathers (prompt id,
+    score) of every scored sample until it is emptied.
     """
 
     def __init__(self, pool: RewardPool, tokenizer, mesh):
         self.pool, self.tokenizer, self.mesh = pool, tokenizer, mesh
         self.rows: list[dict] = []
         self.counts: dict[str, float] = {}
+        self.outcomes: list[tuple[int, float]] = []
 
-    def __call__(self, batch: Batch, prompts) -> Batch:
-        """`prompts.records[group]` holds the ground truth of a row. Fills rewards; masks failed
-        rows."""
+    def __call__(self, batch: Batch, prompts, *, remember: bool = True) -> Batch:
+        """`prompts.records[group]` holds the ground truth of a row. Fills rewards, scores and the
+        reward's parts; masks failed rows."""
         with timed("reward"):
             host = jax.device_get(
                 (batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason)
@@ -216,13 +258,19 @@ class Reward:
                 )
             ]
             scores = self.pool.score(samples)
-            self._remember(samples, scores)
+            if remember:
+                self._remember(samples, scores)
+                self.outcomes += [
+                    (prompts.records[g].get("prompt_id"), s.value)
+                    for g, s in zip(group, scores, strict=True)
+                    if s.status == "ok"
+                ]
             ok = np.array([s.status == "ok" for s in scores])
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
             # A failed row gets a group of its own: its siblings' baseline is taken without it.
             alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
-            placed = shard_rows((values, mask * ok[:, None], np.where(ok, group, alone)), self.mesh)
-            return _place_rewards(batch, *placed)
+            host = (values, _parts(scores), mask * ok[:, None], np.where(ok, group, alone))
+            return _place_rewards(batch, *shard_rows(host, self.mesh))
 
     def _sample(self, record: dict, ids: Sequence[int], finish: int) -> dict:
         return {
@@ -257,11 +305,21 @@ class Reward:
         self.pool.close()
 
 
+def _parts(scores: list[Score]) -> np.ndarray | None:
+    """The named parts of every score, in the order of their names: [B, K]; None if there are none
+    but the score itself."""
+    names = sorted({name for score in scores for name in score.parts} - {"score"})
+    if not names:
+        return None
+    return np.array([[s.parts.get(name, 0.0) for name in names] for s in scores], np.float32)
+
+
 @jax.jit
-def _place_rewards(batch: Batch, values, mask, group) -> Batch:
+def _place_rewards(batch: Batch, values, parts, mask, group) -> Batch:
     """An outcome reward sits on the last policy token."""
     batch = batch.replace(mask=mask.astype(jnp.float32), group=group.astype(jnp.int32))
-    return batch.replace(rewards=last_token(batch) * values[:, None])
+    rewards = last_token(batch) * values[:, None]
+    return batch.replace(rewards=rewards, scores=values, reward_parts=parts)
 
 
 def _state_shardings(model: Model, state: TrainState) -> TrainState:
@@ -290,6 +348,8 @@ def start_training(model: Model, params, optimizer: optax.GradientTransformation
 def _pin(role):
     """Inside a program: keep a trained role on the layout it came with, so that no step re-lays it
     out."""
+    if not isinstance(role, (Actor, Critic)):
+        return role
     shardings = _state_shardings(role.model, role.state)
     return dataclasses.replace(role, state=jax.lax.with_sharding_constraint(role.state, shardings))
 
@@ -309,7 +369,7 @@ def program(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def call(batch, cfg, **roles):
-        trained = {k: r for k, r in roles.items() if isinstance(r, (Actor, Critic))}
+        trained = {k: r for k, r in roles.items() if isinstance(r, TRAINED)}
         frozen = {k: r for k, r in roles.items() if k not in trained}
         with timed("learn"):
             new, metrics = run(batch, cfg, trained, frozen)

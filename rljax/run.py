@@ -22,6 +22,7 @@ from rljax import build
 from rljax.batch import Batch
 from rljax.checkpoint import Checkpoints, check_fingerprints
 from rljax.config import Config, fingerprints
+from rljax.data.curriculum import Curriculum
 from rljax.data.loader import make_loader
 from rljax.data.prompts import Prompts, pad_examples
 from rljax.dataflows.sft import sft
@@ -76,9 +77,7 @@ class Run:
         )
         self.fingerprints = {**fingerprints(config), "data": self.setup.data.digest}
         data, seed = self.setup.data, config.seed
-        self.prompts = make_loader(
-            data.prompts, batch_size=config.batch.prompts_per_step, seed=seed
-        )
+        self.prompts = build.prompt_stream(config, data)
         self.examples = None
         if config.sft.steps:
             self.examples = make_loader(
@@ -160,6 +159,9 @@ class Run:
         """Go to the saved position; other data or another seed, allowed by name, has an order of
         its own."""
         saved = saved or loader.get_state()
+        if isinstance(loader, Curriculum):
+            loader.set_state(saved)  # pass rates belong to their prompts: no other data
+            return
         if {"data", "seed"} & set(self.config.checkpoint.allow_changed):
             saved = {**loader.get_state(), "position": saved["position"]}
         loader.set_state(saved)
@@ -202,6 +204,8 @@ class Run:
         """Fresh optimizers on these weights; the reference is their copy."""
         self.roles = build.rl_roles(self.setup, params)
         self.progress.phase = "rl"
+        if self.config.data.drop_above_pass_rate:
+            self._drop_solved()
 
     def sft_step(self) -> dict:
         examples = pad_examples(next(self.examples), length=self.setup.data.example_tokens)
@@ -215,9 +219,41 @@ class Run:
         )
         return metrics
 
+    def _draw(self, count: int) -> Prompts:
+        """The next prompts of the data; `more` draws on."""
+        length = self.setup.data.prompt_tokens
+        return Prompts.from_records(self.prompts.take(count), length=length, more=self._draw)
+
+    def _learn_pass_rates(self) -> None:
+        """What the rewards said of each prompt, for a curriculum that retires the solved ones."""
+        if isinstance(self.prompts, Curriculum):
+            self.prompts.record(self.reward.outcomes, self.config.evaluate.correct_at)
+        if self.reward is not None:
+            self.reward.outcomes.clear()
+
+    def _drop_solved(self) -> None:
+        """Prompts that the starting policy mostly solves are dropped before the first step."""
+        limit, samples = self.config.data.drop_above_pass_rate, self.config.data.pass_rate_samples
+        size, every = self.config.batch.prompts_per_step, self.setup.data.prompts
+        key = jax.random.fold_in(self.key, 3)
+        for start in range(0, len(every), size):
+            part = every[start : start + size]
+            part = part + every[: size - len(part)]  # one shape; asking again does no harm
+            part = (part * (-(-size // len(part))))[:size]
+            prompts = Prompts.from_records(part, length=self.setup.data.prompt_tokens)
+            key, draw = jax.random.split(key)
+            self.reward(
+                self.roles["actor"].generate(prompts, draw, self.setup.recipe.sampling, n=samples),
+                prompts,
+            )
+        self._learn_pass_rates()
+        dropped = self.prompts.drop_above(limit)
+        LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)
+
     def rl_step(self) -> dict:
         setup, config = self.setup, self.config
-        prompts = Prompts.from_records(next(self.prompts), length=setup.data.prompt_tokens)
+        before = self.prompts.position
+        prompts = self._draw(config.batch.prompts_per_step)
         key = jax.random.fold_in(jax.random.fold_in(self.key, 2), self.progress.rl_steps)
         roles = {k: v for k, v in self.roles.items() if k in setup.dataflow.parameters}
         if setup.needs_reward:
@@ -225,17 +261,25 @@ class Run:
         new, metrics = setup.dataflow(prompts, key, setup.recipe, **roles)
         self.roles |= {k: v for k, v in new.items() if k in self.roles}
         self.progress.rl_steps += 1
-        completions = len(prompts.records) * setup.recipe.samples_per_prompt
-        self.progress.prompts += len(prompts.records)
+        drawn = self.prompts.position - before
+        completions = drawn * setup.recipe.samples_per_prompt
+        self.progress.prompts += drawn
         self.progress.completions += completions
+        self._learn_pass_rates()
         total = build.optimizer_steps(config)
         taken = self.progress.rl_steps * total // max(config.steps, 1) - 1
-        counts = self.reward.counts if setup.needs_reward else {}
+        counts = dict(self.reward.counts) if setup.needs_reward else {}
+        if isinstance(self.prompts, Curriculum):
+            counts["data/retired_prompts"] = float(self.prompts.skipped)
+            for name, chance in zip(
+                (config.data.train, *config.data.sources), self.prompts.chances(), strict=True
+            ):
+                counts[f"data/chance/{name}"] = float(chance)
         return {
             **metrics,
             **counts,
             "lr": current_learning_rate(config.actor_optimizer, total, max(taken, 0)),
-            "batch/prompts": float(len(prompts.records)),
+            "batch/prompts": float(drawn),
             "batch/completions": float(completions),
             "data/epoch": self.prompts.epoch,
         }

@@ -23,6 +23,7 @@ import numpy as np
 from rljax import compiles
 from rljax.config import Config, to_dict
 from rljax.console import Console
+from rljax.correction import health_warnings
 from rljax.errors import InputError
 from rljax.evaluate import bootstrap
 from rljax.report import write_report
@@ -87,6 +88,11 @@ def one_step(run: Run) -> dict:
 
 def _count_faults(run: Run, metrics: dict) -> None:
     faults = run.progress.faults
+    for text in health_warnings(metrics):
+        name = f"unhealthy/{text.split()[0]}"
+        faults[name] = faults.get(name, 0.0) + 1
+        if faults[name] == 1:  # each once, and counted from then on
+            LOG.warning("step %d: %s", run.progress.step, text)
     for name in ("skipped_steps", "critic/skipped_steps", "reward/errors", "reward/timeouts"):
         if metrics.get(name):
             faults[name] = faults.get(name, 0.0) + metrics[name]

@@ -180,7 +180,8 @@ class Objective:
     own.
 
     model(params, microbatch) -> outputs, a pytree of arrays with rows in front.
-    terms(outputs, batch) -> (unreduced losses, one per reduction, metrics). A loss is [B, S], or [B]
+    terms(outputs, batch) -> (unreduced losses, one per reduction, metrics). A loss is [B, S], or
+    [B]
     for one value per row, which is averaged over the rows that have policy tokens.
     `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
@@ -295,7 +296,9 @@ def optimizer_step(
         opt_state=jax.tree.map(keep, opt_state, state.opt_state),
         step=state.step + taken,
         skipped=state.skipped + bad,
-        skipped_in_a_row=jnp.where(take, bad * (state.skipped_in_a_row + 1), state.skipped_in_a_row),
+        skipped_in_a_row=jnp.where(
+            take, bad * (state.skipped_in_a_row + 1), state.skipped_in_a_row
+        ),
     )
     # A skipped step reports norm 0 and is counted, so that averages over steps stay finite.
     return state, {

@@ -1,6 +1,8 @@
-"""Every file and every case of the golden vectors: values, gradients and metrics, in float64 and in float32.
+"""Every file and every case of the golden vectors: values, gradients and metrics, in float64 and in
+float32.
 
-The folder is $RLJAX_GOLDEN (default ../shared/golden/public). A file with neither a check (tests/golden_checks) nor
+The folder is $RLJAX_GOLDEN (default ../shared/golden/public). A file with neither a check
+(tests/golden_checks) nor
 a line in NOT_HERE fails.
 """
 
@@ -40,7 +42,10 @@ def checks() -> dict:
 
 CHECKS = checks()
 PARAMETERS = [
-    pytest.param(s, d, id=f"{s}-{d}") for s in stems() if s in CHECKS for d in ("float64", "float32")
+    pytest.param(s, d, id=f"{s}-{d}")
+    for s in stems()
+    if s in CHECKS
+    for d in ("float64", "float32")
 ]
 
 
@@ -56,7 +61,8 @@ def test_every_file_has_a_check_or_a_reason():
 
 
 def tolerance(kind: str, key: str, case, dtype: str) -> tuple[float, float]:
-    """(relative, relative to the largest element): float64 to 1e-9, metrics to 1e-6, float32 to 1e-4."""
+    """(relative, relative to the largest element): float64 to 1e-9, metrics to 1e-6, float32 to
+    1e-4."""
     coarse = "float32" in (case.params.get("compute_dtype"), case.params.get("precision"))
     if kind == "metric":
         if key.endswith("_std") and (dtype == "float32" or coarse):
@@ -94,7 +100,9 @@ def compare(got: dict, case, dtype: str) -> list[str]:
         close = np.isclose(value, want, rtol=relative, atol=of_largest * largest + floor)
         if not close.all():
             worst = np.nanmax(np.abs(value - want)) if value.size else 0.0
-            wrong.append(f"{key}: off by {worst:.3g} (largest {largest:.3g}, {(~close).sum()} of {want.size})")
+            wrong.append(
+                f"{key}: off by {worst:.3g} (largest {largest:.3g}, {(~close).sum()} of {want.size})"
+            )
     return wrong
 
 

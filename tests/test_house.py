@@ -13,14 +13,17 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # A module may import the rooms before its own, never one after it (DESIGN 2).
 ORDER = [
     ("batch",),
-    ("advantages", "losses", "rewards", "correction"),
+    ("advantages", "losses", "rewards", "correction", "shaping", "filters"),
     ("update", "sampler"),
     ("roles",),
+    ("collect",),
     ("dataflows",),
     ("train",),
 ]
 # What the rooms with the formulas may import at all, beside `batch`, `errors` and their own room.
-PURE = {"advantages": set(), "losses": set(), "correction": set()}
+PURE = {
+    name: set() for name in ("advantages", "losses", "correction", "shaping", "filters")
+}
 FREE = {"batch", "errors", "kernels"}
 
 

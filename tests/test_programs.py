@@ -16,7 +16,6 @@ from toy import objective
 
 from rljax import update
 from rljax.batch import batch_from_rows
-from rljax.build import Recipe
 from rljax.components import resolve
 from rljax.config import HOMES, OptimizerConfig
 from rljax.dataflows.grpo import learn as grpo_learn
@@ -28,6 +27,7 @@ from rljax.models.builtin import decoder
 from rljax.models.huggingface import _disk_names, _to_hf, load_config, load_params
 from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
+from rljax.recipe import Recipe
 from rljax.roles import Actor, Critic, Reference, start_training
 from rljax.sampler import Sampling
 from rljax.update import Steps

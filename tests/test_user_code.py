@@ -108,7 +108,7 @@ def test_a_policy_loss_and_an_advantage_of_the_users_own(tmp_path, monkeypatch):
         algorithm__policy_loss="users_loss.my_loss(width=0.1)",
         algorithm__advantage="users_advantage.my_advantage(level=0.25)",
     )
-    assert row["my_width"] == pytest.approx(0.1) and "ppo_kl" not in row
+    assert row["my_width"] == pytest.approx(0.1) and "pg_clipfrac" not in row
     assert row["advantage/mean"] == row["advantage/max"] == 0.25
 
 

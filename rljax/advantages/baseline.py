@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from rljax import batch as batches
 from rljax.advantages.grouping import choose, dense_ids, group_range, group_total
 from rljax.advantages.groups import Singleton
 from rljax.advantages.returns import discounted_sum
@@ -35,9 +34,8 @@ def optimal_token_baseline(
     """A_t = G_t - b_t, b_t = sum_i W_it G_it / (sum_i W_it + eps) over rows of the group: [B, S].
 
     G = rewards from t on; W = energy of the gradient up to t (see `_energy`). Steps are columns:
-    the rows of a group share their prompt. `multi_turn` takes the row's whole reward for G and
-    counts policy tokens alone, so that tool replies of unequal length do not move the steps
-    apart. `zero_tail` takes no baseline at steps that only one row reaches. A group of one gets 0,
+    the rows of a group share their prompt. `multi_turn` counts policy tokens alone, so
+    that tool replies of unequal length do not move the steps apart. `zero_tail` takes no baseline at steps that only one row reaches. A group of one gets 0,
     or its G with `singleton="raw"`; returns of a step that are all equal give 0.
     """
     by = "optimal_token_baseline"
@@ -45,11 +43,7 @@ def optimal_token_baseline(
     choose(f"{by}(singleton)", singleton, ("zero", "raw"))
     keep = batch.mask > 0
     energy = _energy(batch)
-    if multi_turn:
-        returns = jnp.where(keep, batches.row_sum(batch.rewards, batch)[:, None], 0.0)
-    else:
-        returns = discounted_sum(batch.rewards, batch, 1.0)
-
+    returns = discounted_sum(batch.rewards, batch, 1.0)
     columns = batch.tokens.shape[1]
     steps = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.int32)[None, :], keep.shape)
     if multi_turn:

@@ -1,7 +1,8 @@
 """Estimators from later rewards alone: GAE, VAPO, REINFORCE, ReMax, REINFORCE++.
 
-What lives here: recursions over the policy tokens of a segment; rows may be packed. t+ is the next token the policy
-chose in the same segment: tool output, forced text and padding are skipped, not steps of value 0.
+What lives here: recursions over the policy tokens of a segment; rows may be packed. t+ is the next
+token the policy chose in the same segment: tool output, forced text and padding are skipped, not
+steps of value 0.
 """
 
 from typing import Literal

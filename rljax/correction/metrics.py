@@ -66,7 +66,7 @@ def mismatch_metrics(batch: Batch) -> dict:
     mask, share = batch.mask, sequence_share(batch)
     old = finite_logprobs(batch.old_logprobs, mask)
     sampler = finite_logprobs(batch.sampler_logprobs, mask)
-    training, rollout = (-segment_mean(value, batch) for value in (old, sampler))
+    training, rollout = (-segment_mean(value, batch, share) for value in (old, sampler))
     bounded = jnp.clip(x, -80.0, 80.0)
     found = {
         "kl": masked_mean(-x, mask),
@@ -102,8 +102,10 @@ def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | N
     weights = batch.mask if batch.weights is None else jnp.where(live, batch.weights, 0.0)
     norm = segment_sum(jnp.where(weights > 0, score, 0.0), batch)
     weighted_norm = segment_sum(score * weights**2, batch)
-    power = segment_mean(batch.advantages, batch) ** 2
-    total = weighted_mean(segment_mean(weights, batch) ** 2 * power * jnp.maximum(norm, 0.0), share)
+    power = segment_mean(batch.advantages, batch, share) ** 2
+    total = weighted_mean(
+        segment_mean(weights, batch, share) ** 2 * power * jnp.maximum(norm, 0.0), share
+    )
     signal = jnp.zeros((), total.dtype) if gradient_norm is None else gradient_norm**2
     count = jnp.round(jnp.sum(share))
     noise = jnp.maximum(total - signal, 0.0) / jnp.maximum(count - 1, 1)

@@ -32,9 +32,16 @@ def bounded_exp(x: jax.Array) -> jax.Array:
     return jnp.exp(jnp.clip(x, -BOUND, BOUND))
 
 
-def segment_mean(x: jax.Array, batch: Batch) -> jax.Array:
-    """Mean of x over the policy tokens of each token's own segment: [B, S] -> [B, S]."""
-    return segment_sum(x, batch) / jnp.maximum(segment_tokens(batch), 1)
+def segment_mean(x: jax.Array, batch: Batch, share: jax.Array) -> jax.Array:
+    """Mean of x over the policy tokens of each token's own segment, sum x/n: [B, S] -> [B, S]."""
+    return segment_sum(x * share, batch)
+
+
+def log_weights(x: jax.Array, batch: Batch, share: jax.Array, level: str) -> jax.Array:
+    """x at the token, its sum over the sequence, or its mean (geometric): [B, S]."""
+    if level == "token":
+        return x
+    return segment_sum(x, batch) if level == "sequence" else segment_mean(x, batch, share)
 
 
 def segment_max(x: jax.Array, batch: Batch) -> jax.Array:

@@ -18,6 +18,7 @@ from rljax.correction.ratios import (
     bounded_exp,
     finite_logprobs,
     log_ratio,
+    log_weights,
     segment_max,
     segment_mean,
     spread,
@@ -63,7 +64,7 @@ def _binary_kl(p: jax.Array, q: jax.Array) -> jax.Array:
     return p * jnp.log(p / q) + (1 - p) * jnp.log((1 - p) / (1 - q))
 
 
-def statistic(name: str, batch: Batch) -> jax.Array:
+def statistic(name: str, batch: Batch, share: jax.Array) -> jax.Array:
     """The statistic at every policy token; sequences repeat theirs: [B, S]."""
     if name == "token_binary_kl":
         logprobs = (batch.old_logprobs, batch.sampler_logprobs)
@@ -71,13 +72,17 @@ def statistic(name: str, batch: Batch) -> jax.Array:
         return jnp.maximum(_binary_kl(p, q), _binary_kl(q, p))
     x = log_ratio(batch, by=f"rejection by {name}")
     if name in RATIOS:
-        along = {"token": lambda x, _: x, "sequence": segment_sum, "geometric": segment_mean}
-        return bounded_exp(along[name.removesuffix("_ratio")](x, batch))
+        return bounded_exp(log_weights(x, batch, share, name.removesuffix("_ratio")))
     x = jnp.clip(x, -BOUND, BOUND)
     level, estimator = name.rsplit("_", 1)
     value = {"k1": lambda: -x, "k2": lambda: 0.5 * x * x, "k3": lambda: jnp.expm1(x) - x}
-    along = {"token": lambda v, _: v, "seq_sum": segment_sum, "seq_mean": segment_mean}
-    return {**along, "seq_max": segment_max}[level](value[estimator](), batch)
+    along = {
+        "token": lambda v: v,
+        "seq_sum": lambda v: segment_sum(v, batch),
+        "seq_mean": lambda v: segment_mean(v, batch, share),
+        "seq_max": lambda v: segment_max(v, batch),
+    }
+    return along[level](value[estimator]())
 
 
 def _any_in_sequence(flags: jax.Array, batch: Batch) -> jax.Array:
@@ -96,12 +101,12 @@ def rejection(batch: Batch, rules: tuple, share: jax.Array) -> tuple[jax.Array, 
     """keep [B, S] of 0, 1 where every rule holds, and how each statistic is spread."""
     keep, found = jnp.ones_like(batch.mask), {}
     for name, lower, upper in rules:
-        value = jax.lax.stop_gradient(statistic(name, batch))
+        value = jax.lax.stop_gradient(statistic(name, batch, share))
         inside = ((value >= lower) & (value <= upper)).astype(keep.dtype)
         by_sequence = not name.startswith("token")
         numbers = spread(
             value,
-            value if by_sequence else segment_mean(value, batch),
+            value if by_sequence else segment_mean(value, batch, share),
             batch.mask,
             share,
             by_sequence=by_sequence,

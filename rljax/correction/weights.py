@@ -12,6 +12,7 @@ from rljax.correction.ratios import (
     BOUND,
     bounded_exp,
     log_ratio,
+    log_weights,
     masked_min,
     masked_quantiles,
     segment_mean,
@@ -51,9 +52,9 @@ def rollout_correction(
     rules = checked_rules(reject)
     x = log_ratio(batch, by="rollout_correction")
     share = sequence_share(batch)
-    log_w = _log_weights(x, batch, level)
+    log_w = log_weights(x, batch, share, level)
     w = jnp.where(batch.mask > 0, bounded_exp(log_w), 0.0)
-    per_sequence = segment_mean(w, batch) if level == "token" else w
+    per_sequence = segment_mean(w, batch, share) if level == "token" else w
     found = weight_metrics(w, per_sequence, log_w, batch.mask, share, level, bounds)
     vetoed, numbers = _veto(x, batch, share, veto)
     found |= numbers
@@ -114,13 +115,6 @@ def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
             "rollout_correction veto", value=veto, rule="0 < veto < 1", fix="None turns it off"
         )
     return lower, upper
-
-
-def _log_weights(x: jax.Array, batch: Batch, level: str) -> jax.Array:
-    """X of `rollout_correction`: [B, S]."""
-    if level == "token":
-        return x
-    return segment_sum(x, batch) if level == "sequence" else segment_mean(x, batch)
 
 
 def _veto(x: jax.Array, batch: Batch, share, veto: float | None) -> tuple[jax.Array, dict]:

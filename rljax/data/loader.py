@@ -61,7 +61,11 @@ class Loader:
         return self
 
     def __next__(self) -> list:
-        stop = min(self.position + self.batch_size, len(self._order))
+        return self.take(self.batch_size)
+
+    def take(self, count: int) -> list:
+        """The next `count` items; fewer at the end of a loader that does not repeat."""
+        stop = min(self.position + count, len(self._order))
         if stop == self.position:
             raise StopIteration
         batch = [self._items[self._order[i]] for i in range(self.position, stop)]

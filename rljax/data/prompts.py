@@ -4,7 +4,7 @@ P prompts, L and S token positions, B rows; rows are right-padded and the paddin
 lengths, segment ids and masks, never by an id. Limits and lengths are in tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,15 +20,32 @@ OVERLONG = ("drop", "error", "left", "right")
 class Prompts:
     """The prompts of one step; `tokens` [P, L] int32, `lengths` [P] int32, `records` one each.
 
-    A record has prompt_text, ground_truth, data_source, extra_info and index.
+    A record has prompt_text, ground_truth, data_source, extra_info and index. `more(n)` draws n
+    further prompts from the same data, for dataflows that need them.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     records: tuple[dict, ...]
+    more: Callable[[int], "Prompts"] | None = None
+
+    def joined(self, other: "Prompts") -> "Prompts":
+        """These prompts, then the others."""
+        return Prompts(
+            np.concatenate([self.tokens, other.tokens]),
+            np.concatenate([self.lengths, other.lengths]),
+            self.records + other.records,
+            self.more,
+        )
 
     @classmethod
-    def from_records(cls, encoded: Sequence[dict], *, length: int) -> "Prompts":
+    def from_records(
+        cls,
+        encoded: Sequence[dict],
+        *,
+        length: int,
+        more: Callable[[int], "Prompts"] | None = None,
+    ) -> "Prompts":
         """Pads to `length`, which is chosen once for a run: every new length is a new compile."""
         tokens = np.zeros((len(encoded), length), np.int32)
         lengths = np.array([len(record["token_ids"]) for record in encoded], np.int32)
@@ -44,7 +61,7 @@ class Prompts:
             {name: value for name, value in record.items() if name != "token_ids"}
             for record in encoded
         )
-        return cls(tokens, lengths, records)
+        return cls(tokens, lengths, records, more)
 
 
 def encode_prompts(

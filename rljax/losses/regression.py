@@ -32,8 +32,13 @@ def trajectory_balance(
     """
     by = "trajectory_balance"
     batch.require("old_logprobs", "ref_logprobs", "advantages", by=by)
-    logprobs = jnp.where(batch.mask > 0, policy.logprobs, 0.0)
     count = jnp.maximum(jnp.sum(batch.mask, axis=1), 1)
+    return _balance(policy, batch, log_z, beta, weight_max, count)
+
+
+def _balance(policy, batch, log_z, beta: float, weight_max: float, count: jax.Array):
+    """trajectory_balance whose means divide by count [B]."""
+    logprobs = jnp.where(batch.mask > 0, policy.logprobs, 0.0)
 
     def mean(x):
         return batches.row_sum(x, batch) / count

@@ -123,6 +123,24 @@ class Model:
         )
         return _describe_next(logp), _describe_next(entropy)
 
+    def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
+        """sum over words of pi(word | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2 logsumexp(z)): [B,
+        S]."""
+        decoder = self._bind(params)
+        hidden = self._hidden(decoder, batch)
+        targets = jnp.roll(batch.tokens, -1, axis=1)
+        once, twice = (
+            token_logprobs(
+                hidden,
+                decoder.head_weight("lm"),
+                targets,
+                temperature=temperature / k,
+                float32_head=self.config.head_in_float32,
+            )[2]
+            for k in (1, 2)
+        )
+        return _describe_next(jnp.exp(twice - 2 * once))
+
     def values(self, params: dict, batch: Batch) -> jax.Array:
         """V(state before tokens[b, t]): [B, S] float32, from the scalar head. Column 0 is 0."""
         decoder = self._bind(params)

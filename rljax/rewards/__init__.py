@@ -10,6 +10,7 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
+from rljax.rewards.length import l1_exact, l1_max
 from rljax.rewards.rules import (
     boxed,
     exact_match,
@@ -19,4 +20,13 @@ from rljax.rewards.rules import (
     valid_json,
 )
 
-__all__ = ["boxed", "exact_match", "gsm8k", "length_under", "sequence_match", "valid_json"]
+__all__ = [
+    "boxed",
+    "exact_match",
+    "gsm8k",
+    "l1_exact",
+    "l1_max",
+    "length_under",
+    "sequence_match",
+    "valid_json",
+]

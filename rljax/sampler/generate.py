@@ -32,6 +32,15 @@ class Sampling:
     top_p: float = 1.0  # 1 = off
     max_response_tokens: int = 256
     stop_ids: tuple[int, ...] = ()  # empty: only the length ends a response
+    # (low, high): where end_of_thinking_ids has not come after a number of tokens drawn from this
+    # range, interrupt_ids are forced. Forced tokens have mask 0 and no log-prob. () = off.
+    thinking_tokens: tuple[int, ...] = ()
+    end_of_thinking_ids: tuple[int, ...] = ()
+    interrupt_ids: tuple[int, ...] = ()
+
+    def greedy(self) -> "Sampling":
+        """The same limits, the likeliest word each time."""
+        return dataclasses.replace(self, temperature=0.0, top_k=0, top_p=1.0)
 
     def __post_init__(self):
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
@@ -46,56 +55,157 @@ class Sampling:
             )
 
 
+@dataclasses.dataclass
+class _Rows:
+    """The state of every row while decoding: the record so far, and where the row stands."""
+
+    tokens: jax.Array  # [B, S]
+    logps: jax.Array  # [B, S]
+    chosen: jax.Array  # [B, S] bool: the policy chose the token
+    column: jax.Array  # [B] of the last token
+    live: jax.Array  # [B] bool
+    reason: jax.Array  # [B]
+    thinking: jax.Array  # [B] bool: may still be interrupted
+    forced: jax.Array  # [B] tokens of the interruption that were forced so far
+    caches: list
+
+
+jax.tree_util.register_dataclass(_Rows)
+
+
+def _force(rows: _Rows, ids, generated, interrupt: dict):
+    """The next tokens, with those of an interruption in place of the sampled ones: ids [B], forced
+    [B] bool, and the rows."""
+    phrase, length = interrupt["phrase"], interrupt["phrase_tokens"]
+    begins = rows.thinking & (generated >= interrupt["budgets"])
+    inside = (rows.forced > 0) & (rows.forced < length)
+    forced = rows.live & (begins | inside)
+    at = jnp.where(begins, 0, rows.forced)
+    ids = jnp.where(forced, phrase[jnp.minimum(at, phrase.shape[0] - 1)], ids)
+    rows = dataclasses.replace(
+        rows,
+        thinking=rows.thinking & ~begins,
+        forced=jnp.where(forced, at + 1, rows.forced),
+    )
+    return ids, forced, rows
+
+
+def _ends_thinking(tokens, column, start, interrupt: dict):
+    """Whether the row's last tokens are the marker that ends thinking: [B] bool."""
+    marker, length = interrupt["marker"], interrupt["marker_tokens"]
+    back = jnp.arange(marker.shape[0])
+    # The marker is stored backwards: offset k counts from the row's last token.
+    at = column[:, None] - back[None, :]
+    seen = jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1)
+    same = (seen == marker[None, :]) & (at >= start[:, None])
+    return jnp.all(same | (back >= length)[None, :], axis=1)
+
+
+def _first_rows(prompts, start, n: int, response_tokens: int, interrupts: bool, caches) -> _Rows:
+    """Every row before its first token: start [B] is the length of its prompt."""
+    count, total = start.shape[0], prompts.shape[1] + response_tokens
+    return _Rows(
+        tokens=jnp.pad(jnp.repeat(prompts, n, axis=0), ((0, 0), (0, response_tokens))),
+        logps=jnp.zeros((count, total), jnp.float32),
+        chosen=jnp.zeros((count, total), bool),
+        column=start - 1,
+        live=jnp.ones((count,), bool),
+        reason=jnp.full((count,), FinishReason.ABORT, jnp.int32),
+        thinking=jnp.full((count,), interrupts),
+        forced=jnp.zeros((count,), jnp.int32),
+        caches=caches,
+    )
+
+
 @functools.partial(jax.jit, static_argnames=("model", "n", "response_tokens"))
 def _rollout(
-    model: Model, n, response_tokens, params, prompts, lengths, keys, limits, stop_ids, version
-):
+    model: Model, n, response_tokens, params, prompts, lengths, keys, limits, stop_ids, version,
+    interrupt,
+):  # fmt: skip
     """The program. prompts [P, L], lengths [P], keys [B], limits: temperature, top_k, top_p [B]
-    each."""
+    each; `interrupt` is None, or the arrays of a forced interruption."""
     total = prompts.shape[1] + response_tokens
-    rows = prompts.shape[0] * n
+    count = prompts.shape[0] * n
     caches = model.prefill(params, prompts, total)
     caches = jax.tree.map(lambda c: constrain_rows(jnp.repeat(c, n, axis=0), model.mesh), caches)
-    tokens = jnp.pad(jnp.repeat(prompts, n, axis=0), ((0, 0), (0, response_tokens)))
     start = jnp.repeat(lengths, n, axis=0)
     unstacked = model.unstack(params)
-    row = jnp.arange(rows)
+    row = jnp.arange(count)
 
-    def step(state):
-        tokens, logps, column, live, reason, caches = state
-        logits, caches = model.decode_step(unstacked, tokens[row, column], column, caches)
-        ids, logp = sample(logits, keys, column + 1, *limits)
+    def step(rows: _Rows):
+        logits, caches = model.decode_step(
+            unstacked, rows.tokens[row, rows.column], rows.column, rows.caches
+        )
+        ids, logp = sample(logits, keys, rows.column + 1, *limits)
+        forced = jnp.zeros((count,), bool)
+        if interrupt is not None:
+            ids, forced, rows = _force(rows, ids, rows.column + 1 - start, interrupt)
         # Rows that have ended write at column S, which is out of range and so dropped.
-        at = jnp.where(live, column + 1, total)
-        tokens = tokens.at[row, at].set(ids, mode="drop")
-        logps = logps.at[row, at].set(logp, mode="drop")
-        column = column + live
-        stopped = live & jnp.any(ids[:, None] == stop_ids[None, :], axis=1)
-        full = live & ~stopped & (column + 1 - start >= response_tokens)
-        reason = jnp.where(stopped, FinishReason.STOP, reason)
-        reason = jnp.where(full, FinishReason.LENGTH, reason)
-        return tokens, logps, column, live & ~stopped & ~full, reason, caches
+        at = jnp.where(rows.live, rows.column + 1, total)
+        tokens = rows.tokens.at[row, at].set(ids, mode="drop")
+        column = rows.column + rows.live
+        stopped = rows.live & ~forced & jnp.any(ids[:, None] == stop_ids[None, :], axis=1)
+        full = rows.live & ~stopped & (column + 1 - start >= response_tokens)
+        thinking, ended = rows.thinking, FinishReason.STOP
+        if interrupt is not None:
+            thinking = thinking & ~_ends_thinking(tokens, column, start, interrupt)
+            ended = jnp.where(rows.forced > 0, FinishReason.INTERRUPT, FinishReason.STOP)
+        reason = jnp.where(stopped, ended, rows.reason)
+        return _Rows(
+            tokens=tokens,
+            logps=rows.logps.at[row, at].set(jnp.where(forced, 0.0, logp), mode="drop"),
+            chosen=rows.chosen.at[row, at].set(~forced, mode="drop"),
+            column=column,
+            live=rows.live & ~stopped & ~full,
+            reason=jnp.where(full, FinishReason.LENGTH, reason),
+            thinking=thinking,
+            forced=rows.forced,
+            caches=caches,
+        )
 
-    first = (
-        tokens,
-        jnp.zeros((rows, total), jnp.float32),
-        start - 1,
-        jnp.ones((rows,), bool),
-        jnp.full((rows,), FinishReason.ABORT, jnp.int32),
-        caches,
-    )
-    tokens, logps, column, _, reason, _ = jax.lax.while_loop(lambda s: jnp.any(s[3]), step, first)
+    first = _first_rows(prompts, start, n, response_tokens, interrupt is not None, caches)
+    rows = jax.lax.while_loop(lambda r: jnp.any(r.live), step, first)
     index = jnp.arange(total)[None, :]
-    mask = ((index >= start[:, None]) & (index <= column[:, None])).astype(jnp.float32)
+    mask = rows.chosen.astype(jnp.float32)
     return batch_from_rows(
-        jnp.where(index <= column[:, None], tokens, 0),
-        column + 1,
+        jnp.where(index <= rows.column[:, None], rows.tokens, 0),
+        rows.column + 1,
         mask,
-        sampler_logprobs=logps,
+        sampler_logprobs=rows.logps,
         policy_version=jnp.where(mask > 0, version, 0).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(prompts.shape[0], dtype=jnp.int32), n),
-        finish_reason=reason,
+        finish_reason=rows.reason,
     )
+
+
+def _interruption(sampling: Sampling, keys):
+    """The arrays of a forced interruption, or None. The budget of a row is a function of its key
+    alone."""
+    if not sampling.thinking_tokens:
+        return None
+    low, high = sampling.thinking_tokens
+
+    def padded(ids):  # a few sizes only, so that another phrase does not recompile
+        out = np.full(max(8, len(ids) + (-len(ids)) % 8), -1, np.int32)
+        out[: len(ids)] = ids
+        return out
+
+    return {
+        "budgets": _budgets(keys, low, high),
+        "phrase": padded(sampling.interrupt_ids),
+        "phrase_tokens": np.int32(len(sampling.interrupt_ids)),
+        "marker": padded(sampling.end_of_thinking_ids[::-1]),
+        "marker_tokens": np.int32(len(sampling.end_of_thinking_ids)),
+    }
+
+
+@jax.jit
+def _budgets(keys, low, high):
+    # Columns use the small numbers of each key's stream; this draw must not meet them.
+    draw = lambda key: jax.random.randint(  # noqa: E731
+        jax.random.fold_in(key, 2**31 - 1), (), low, high + 1, jnp.int32
+    )
+    return jax.vmap(draw)(keys)
 
 
 def rollout(
@@ -135,6 +245,7 @@ def rollout(
         *placed,
         stop_ids,
         jnp.asarray(version, jnp.int32),
+        _interruption(sampling, placed[2]),
     )
 
 

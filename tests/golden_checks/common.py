@@ -1,4 +1,5 @@
-"""What the checks share: a batch of responses alone, the reductions by verl's names, loss and gradient."""
+"""What the checks share: a batch of responses alone, the reductions by verl's names, loss and
+gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ INTEGERS = ("group", "finish_reason", "policy_version", "step_ids", "state_ids")
 
 
 def response_batch(mask, dtype=jnp.float64, **fields) -> Batch:
-    """A batch of responses alone (the golden files have no prompts): mask [B, T], fields as in Batch."""
+    """A batch of responses alone (the golden files have no prompts): mask [B, T], fields as in
+    Batch."""
     mask = jnp.asarray(mask, dtype)
     fields = {
         k: jnp.asarray(v, jnp.int32 if k in INTEGERS else dtype)
@@ -36,7 +38,8 @@ def token_weights(params: dict, batch: Batch, mode: str | None = None) -> jax.Ar
     """verl's agg_loss as weights [B, S].
 
     Ours where the batch is the whole optimizer step. verl can be told the size of a larger batch
-    (batch_num_tokens, global_batch_size, dp_size: its rows are then one shard of it), and adds 1e-8 to the tokens of
+    (batch_num_tokens, global_batch_size, dp_size: its rows are then one shard of it), and adds 1e-8
+    to the tokens of
     a row: both are reproduced here.
     """
     mode = mode or params.get("loss_agg_mode", "token-mean")
@@ -62,14 +65,13 @@ def token_weights(params: dict, batch: Batch, mode: str | None = None) -> jax.Ar
 
 
 def reduced(loss_of, x, batch: Batch, weights, corrected=True):
-    """loss_of(x, batch) -> (loss, metrics): what update.py makes of it: (loss, d loss / d x, metrics)."""
+    """loss_of(x, batch) -> (loss, metrics): what update.py makes of it: (loss, d loss / d x,
+    metrics)."""
 
     def total(x):
         selected = update.select_policy_tokens(batch)
         loss, metrics = loss_of(x, selected)
-        summed, sums = update.weighted_loss(
-            loss, metrics, selected, weights, corrected=corrected
-        )
+        summed, sums = update.weighted_loss(loss, metrics, selected, weights, corrected=corrected)
         return summed, {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()}
 
     (loss, metrics), gradient = jax.value_and_grad(total, has_aux=True)(x)

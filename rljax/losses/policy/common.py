@@ -95,8 +95,9 @@ def _ratio_at(level: Level, difference: jax.Array, batch: Batch) -> jax.Array:
 
 
 def _drift(difference: jax.Array) -> dict:
-    """ppo_kl = old - new, and ppo_k3 = r - 1 - log r, per token."""
-    return {"ppo_kl": -difference, "ppo_k3": jnp.exp(difference) - 1 - difference}
+    """ppo_kl = old - new, and ppo_k3 = r - 1 - log r with log r clamped to +-20, per token."""
+    bounded = _clip(difference, -20.0, 20.0)
+    return {"ppo_kl": -difference, "ppo_k3": jnp.exp(bounded) - 1 - bounded}
 
 
 def _share(condition: jax.Array, batch: Batch) -> jax.Array:

@@ -79,11 +79,13 @@ def _shuffle(batch: Batch, seed: int) -> jax.Array:
 
 
 def _clip_cov(
-    policy, batch, order, clip_low, clip_high, cov_low, cov_high, fraction
-):  # fmt: skip
-    """clip_cov that draws the first k eligible tokens by `order` [B, S]; also the eligible ones."""
+    policy, batch, difference, order, *, clip_low, clip_high, cov_low, cov_high, fraction
+):
+    """clip_cov of a log-ratio [B, S], drawing the first k eligible tokens by `order` [B, S].
+
+    Returns the eligible tokens as well.
+    """
     advantages = _advantages(batch, by="clip_cov")
-    difference = log_ratio(policy, batch, by="clip_cov")
     loss, cut = _clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
     covariance = _covariance(policy, batch, advantages)
     eligible = (batch.mask > 0) & ~cut & (covariance > cov_low) & (covariance < cov_high)
@@ -117,21 +119,23 @@ def clip_cov(
     `seed`, the policy's version and the sampled tokens: the same in every epoch over one batch.
     Metrics: pg_clipfrac, cov_clipfrac (drawn), cov, cov_tokens_max = k, ppo_kl, ppo_k3.
     """
-    order = _shuffle(batch, seed)
-    bounds = (clip_low, clip_high, cov_low, cov_high)
-    loss, metrics, _ = _clip_cov(policy, batch, order, *bounds, fraction)
+    loss, metrics, _ = _clip_cov(
+        policy,
+        batch,
+        log_ratio(policy, batch, by="clip_cov"),
+        _shuffle(batch, seed),
+        clip_low=clip_low,
+        clip_high=clip_high,
+        cov_low=cov_low,
+        cov_high=cov_high,
+        fraction=fraction,
+    )
     return loss, metrics
 
 
-@_marked(whole_step=True)
-def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: float = 1.0):
-    """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
-
-    cov and k = max(1, floor(fraction N)) as in clip_cov; no clip. Metrics: cov, cov_klfrac (share
-    of penalised tokens), cov_tokens_max = k, ppo_kl, ppo_k3.
-    """
+def _kl_cov(policy, batch, difference, fraction: float, kl_coef: float):
+    """kl_cov of a given log-ratio [B, S]."""
     advantages = _advantages(batch, by="kl_cov")
-    difference = log_ratio(policy, batch, by="kl_cov")
     covariance = _covariance(policy, batch, advantages)
     keep, k = batch.mask > 0, _count(fraction, batch)
     chosen = keep & (_ranks(-covariance, keep) < k).reshape(keep.shape)
@@ -144,6 +148,16 @@ def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: flo
         "cov_tokens_max": jnp.broadcast_to(k.astype(loss.dtype), loss.shape),
     }
     return loss, metrics | _drift(difference)
+
+
+@_marked(whole_step=True)
+def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: float = 1.0):
+    """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
+
+    cov and k = max(1, floor(fraction N)) as in clip_cov, ties by lower flat index; no clip.
+    Metrics: cov, cov_klfrac (share of penalised tokens), cov_tokens_max = k, ppo_kl, ppo_k3.
+    """
+    return _kl_cov(policy, batch, log_ratio(policy, batch, by="kl_cov"), fraction, kl_coef)
 
 
 def _high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
@@ -175,6 +189,7 @@ def ppo_high_entropy(
     """
     advantages = _advantages(batch, by="ppo_high_entropy")
     difference = log_ratio(policy, batch, by="ppo_high_entropy")
-    loss, metrics = _ppo(advantages, difference, batch, clip_low, clip_high, dual_clip)
+    ratio = jnp.exp(difference)
+    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     metrics["entropy_keep"] = _high_entropy(policy, batch, fraction)
     return loss * metrics["entropy_keep"], metrics

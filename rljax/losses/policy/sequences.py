@@ -26,18 +26,12 @@ from rljax.losses.policy.common import (
     _share,
     log_ratio,
 )
-from rljax.losses.policy.tokens import _clipped_surrogate
+from rljax.losses.policy.tokens import _ppo
 
 
-def _sequence_metrics(cut, ratio, difference, batch: Batch) -> dict:
-    """Shares of clipped tokens and of clipped sequences; mean and max of the sequence's ratio."""
-    cut = _share(cut, batch)
-    return {
-        "pg_clipfrac": cut,
-        "pg_clipfrac_seq": _row_mean(cut, batch),
-        "sequence_ratio": _row_mean(ratio, batch),
-        "sequence_ratio_max": ratio,
-    } | _drift(difference)
+def _sequence_metrics(ratio, batch: Batch) -> dict:
+    """Mean over sequences, and maximum, of a ratio that stands at each of their tokens."""
+    return {"sequence_ratio": _row_mean(ratio, batch), "sequence_ratio_max": ratio}
 
 
 def gspo(
@@ -46,19 +40,26 @@ def gspo(
     *,
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
+    dual_clip: float | None = None,
     max_sequence_kl: float | None = None,
+    length_normalized: bool = True,
 ):
     """max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the sequence of log r).
 
     GSPO, arXiv 2507.18071; reduction seq_mean_token_mean. Under seq_mean_token_sum the same loss is
-    LUSPO, which weighs a sequence by its length. `max_sequence_kl` as in ppo_clip.
-    Metrics: pg_clipfrac (tokens), pg_clipfrac_seq, sequence_ratio, sequence_ratio_max, ppo_kl.
+    LUSPO, which weighs a sequence by its length. length_normalized=False: s is the product of the
+    ratios, PPO on whole responses as one action (RLOO, arXiv 2402.14740). dual_clip and
+    max_sequence_kl as in ppo_clip. Metrics: pg_clipfrac and its parts (tokens), pg_clipfrac_seq,
+    sequence_ratio, sequence_ratio_max, ppo_kl, ppo_k3.
     """
     advantages = _advantages(batch, by="gspo")
-    difference = log_ratio(policy, batch, by="gspo")
-    ratio = jnp.exp(_sequence_mean(difference, batch))
-    loss, cut = _clipped_surrogate(advantages, ratio, clip_low, clip_high)
-    metrics = _sequence_metrics(cut, ratio, difference, batch)
+    difference = _difference(policy, batch, by="gspo")
+    # The sequence's log-ratio is clamped, not each token's: a far token keeps its gradient.
+    gather = _sequence_mean if length_normalized else batches.segment_sum
+    ratio = jnp.exp(_clip(gather(difference, batch), -20.0, 20.0))
+    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
+    metrics["pg_clipfrac_seq"] = _row_mean(metrics["pg_clipfrac"], batch)
+    metrics |= _sequence_metrics(ratio, batch)
     if max_sequence_kl is not None:
         by = "gspo(max_sequence_kl)"
         metrics["sequence_keep"] = _keep_near_sequences(policy, batch, max_sequence_kl, by=by)
@@ -70,34 +71,38 @@ def gspo_token(policy: Policy, batch: Batch, *, clip_low: float = 3e-4, clip_hig
     """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
 
     With an advantage that is constant in the sequence the gradient equals gspo's as well; it allows
-    advantages per token (arXiv 2507.18071, section 4.3). log s_t is at most 10.
+    advantages per token (arXiv 2507.18071, section 4.3). log s_t is at most 10. Metrics as gspo.
     """
     advantages = _advantages(batch, by="gspo_token")
-    difference = log_ratio(policy, batch, by="gspo_token")
+    difference = _difference(policy, batch, by="gspo_token")
     logprobs = _logprobs(policy, batch)
-    mean = jax.lax.stop_gradient(_sequence_mean(difference, batch))
+    mean = jax.lax.stop_gradient(_clip(_sequence_mean(difference, batch), -20.0, 20.0))
     own = logprobs - jax.lax.stop_gradient(logprobs)
     ratio = jnp.exp(_clip(mean + own, -jnp.inf, 10.0))
-    loss, cut = _clipped_surrogate(advantages, ratio, clip_low, clip_high)
-    return loss, _sequence_metrics(cut, ratio, difference, batch)
+    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, None)
+    metrics["pg_clipfrac_seq"] = _row_mean(metrics["pg_clipfrac"], batch)
+    return loss, metrics | _sequence_metrics(ratio, batch)
 
 
 def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, sequence_weight):
     """GMPO over the kept tokens [B, S], each mean dividing by `tokens`, times one weight."""
     advantages = _advantages(batch, by="gmpo")
-    difference = log_ratio(policy, batch, by="gmpo")
+    difference = _difference(policy, batch, by="gmpo")
     sign = jnp.sign(advantages)
     clipped = _clip(difference, -clip_low, clip_high)
     # One-sided as in PPO: only what would raise the objective is cut.
     cut = sign * difference > sign * clipped
     taken = jnp.where(cut, clipped, difference)
     taken = jnp.where(sign == 0, 0.0, taken)
-    ratio = jnp.exp(_sequence_mean(jnp.where(keep, taken, 0.0), batch, tokens))
+    mean = _sequence_mean(jnp.where(keep, taken, 0.0), batch, tokens)
+    ratio = jnp.exp(_clip(mean, -20.0, 20.0))
     advantage = _sequence_mean(jnp.where(keep, advantages, 0.0), batch, tokens)
-    metrics = _sequence_metrics(cut, ratio, difference, batch)
-    del metrics["pg_clipfrac_seq"]  # tokens are clipped here, never a sequence
-    metrics["pg_clipfrac_upper"] = _share(cut & (sign > 0), batch)
-    metrics["pg_clipfrac_under"] = _share(cut & (sign < 0), batch)
+    metrics = {
+        "pg_clipfrac": _share(cut, batch),
+        "pg_clipfrac_upper": _share(cut & (sign > 0), batch),
+        "pg_clipfrac_under": _share(cut & (sign < 0), batch),
+    }
+    metrics |= _sequence_metrics(ratio, batch) | _drift(difference)
     return -advantage * ratio * sequence_weight, metrics
 
 

@@ -47,9 +47,9 @@ def _clipped_surrogate(advantages, ratio, clip_low: float, clip_high: float):
     return jnp.maximum(unclipped, clipped), clipped > unclipped
 
 
-def _ppo(advantages, difference, batch, clip_low: float, clip_high: float, dual_clip: float | None):
-    """The dual-clipped surrogate of a log-ratio, and its metrics."""
-    loss, cut = _clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
+def _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip):
+    """The dual-clipped surrogate of a ratio, and its metrics; `difference` is per token."""
+    loss, cut = _clipped_surrogate(advantages, ratio, clip_low, clip_high)
     metrics = {
         "pg_clipfrac": _share(cut, batch),
         "pg_clipfrac_upper": _share(cut & (advantages > 0), batch),
@@ -82,7 +82,8 @@ def ppo_clip(
     """
     advantages = _advantages(batch, by="ppo_clip")
     difference = log_ratio(policy, batch, by="ppo_clip")
-    loss, metrics = _ppo(advantages, difference, batch, clip_low, clip_high, dual_clip)
+    ratio = jnp.exp(difference)
+    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     if max_sequence_kl is not None:
         by = "ppo_clip(max_sequence_kl)"
         metrics["sequence_keep"] = _keep_near_sequences(policy, batch, max_sequence_kl, by=by)
@@ -110,7 +111,8 @@ def decoupled_ppo(
     batch.require("sampler_logprobs", by="decoupled_ppo")
     stale = _constant(batch.old_logprobs, batch) - _constant(batch.sampler_logprobs, batch)
     weight = jnp.exp(_clip(stale, -20.0, 20.0))
-    loss, metrics = _ppo(advantages, difference, batch, clip_low, clip_high, dual_clip)
+    ratio = jnp.exp(difference)
+    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     metrics |= {
         "behaviour_weight": weight,
         "behaviour_weight_max": weight,
@@ -241,4 +243,4 @@ def dro(policy: Policy, batch: Batch, *, beta: float = 0.1):
     advantages = _advantages(batch, by="dro")
     difference = _difference(policy, batch, by="dro")
     loss = -advantages * _logprobs(policy, batch) + 0.5 * beta * difference**2
-    return loss, _drift(_clip(difference, -20.0, 20.0))
+    return loss, _drift(difference)

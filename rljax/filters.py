@@ -1,0 +1,40 @@
+"""Filters: batch -> 1 for every row that is learnt from, else 0: [B].
+
+What lives here: which rows count. A filtered row gets mask 0: it leaves numerators and denominators
+of the loss. After the advantages it still has its place in the group's baseline
+(`algorithm.filters`); before them it has not (`algorithm.baseline_filters`).
+"""
+
+import jax.numpy as jnp
+
+from rljax.batch import Batch, FinishReason
+
+
+def overlong(batch: Batch):
+    """Rows that the length limit cut off are left out (DAPO's overlong filter, ALGORITHMS H1)."""
+    batch.require("finish_reason", by="overlong")
+    return (batch.finish_reason != FinishReason.LENGTH).astype(batch.mask.dtype)
+
+
+def _group_extremes(batch: Batch):
+    same = batch.group[:, None] == batch.group[None, :]
+    low = jnp.min(jnp.where(same, batch.scores[None, :], jnp.inf), axis=1)
+    high = jnp.max(jnp.where(same, batch.scores[None, :], -jnp.inf), axis=1)
+    return low, high, jnp.sum(same, axis=1)
+
+
+def live_groups(batch: Batch):
+    """Groups whose scores are all equal are left out: they have no advantage, only a share of the
+    denominator (ALGORITHMS H4). By the reward's own score, before shaping; a group of one stays."""
+    batch.require("scores", "group", by="live_groups")
+    low, high, size = _group_extremes(batch)
+    return ((low != high) | (size == 1)).astype(batch.mask.dtype)
+
+
+def pass_rate(batch: Batch, *, low: float = 0.2, high: float = 0.8, correct_at: float = 1.0):
+    """Groups whose share of correct rows lies in [low, high] stay (PRIME's prompt filter)."""
+    batch.require("scores", "group", by="pass_rate")
+    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
+    right = (batch.scores >= correct_at).astype(batch.mask.dtype)
+    rate = (same @ right) / jnp.sum(same, axis=1)
+    return ((rate >= low - 1e-6) & (rate <= high + 1e-6)).astype(batch.mask.dtype)

@@ -1,0 +1,50 @@
+"""Rewards for a requested length (L1, arXiv 2503.04697): correctness and tokens used.
+
+The target stands in extra_info["target_tokens"]; `data.target_tokens` puts it there and into the
+prompt. Lengths are in tokens of the response, EOS included.
+"""
+
+from rljax.components import resolve
+from rljax.rewards.worker import HOME, call_reward
+
+
+def _correct(correct: str, correct_at: float, sample: dict) -> float:
+    return float(call_reward(resolve(correct, HOME), sample)[0] >= correct_at)
+
+
+def _target(extra_info: dict) -> int:
+    if not isinstance(extra_info, dict) or "target_tokens" not in extra_info:
+        raise ValueError("extra_info has no target_tokens: set data.target_tokens=(low, high)")
+    return int(extra_info["target_tokens"])
+
+
+def _parts(score: float, right: float, n: int, target: int) -> dict:
+    return {
+        "score": score,
+        "correct": right,
+        "length_error": float(abs(n - target)),
+        "over_budget": float(n > target),
+    }
+
+
+def l1_exact(
+    num_tokens, extra_info, *, correct: str = "exact_match()", alpha: float = 3e-4,
+    correct_at: float = 1.0, **sample,
+) -> dict:  # fmt: skip
+    """1[correct] - alpha |target - n|; `correct` names the reward that says what is right."""
+    target = _target(extra_info)
+    sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
+    right = _correct(correct, correct_at, sample)
+    return _parts(right - alpha * abs(target - num_tokens), right, num_tokens, target)
+
+
+def l1_max(
+    num_tokens, extra_info, *, correct: str = "exact_match()", alpha: float = 3e-4,
+    delta: float = 0.5, correct_at: float = 1.0, **sample,
+) -> dict:  # fmt: skip
+    """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form)."""
+    target = _target(extra_info)
+    sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
+    right = _correct(correct, correct_at, sample)
+    share = min(max(alpha * (target - num_tokens) + delta, 0.0), 1.0)
+    return _parts(right * share, right, num_tokens, target)

@@ -1,0 +1,51 @@
+"""Reward shaping: batch -> new score of every row [B], from its score and its length in tokens.
+
+What lives here: functions of numbers that the batch holds. What does not: rewards that read text
+(rljax.rewards). `batch.scores` keeps the reward's own value, by which groups are filtered.
+"""
+
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.batch import Batch
+
+
+def response_tokens(batch: Batch):
+    """Tokens that the policy chose in each row, EOS included: [B]."""
+    return jnp.sum(batch.mask, axis=1)
+
+
+def soft_overlong(
+    batch: Batch, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0, floor: bool = True
+):
+    """score + penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response
+    tokens (DAPO, arXiv 2503.14476). Without `floor` it goes on falling beyond max_tokens."""
+    over = (max_tokens - cache_tokens - response_tokens(batch)) / cache_tokens
+    over = jnp.clip(over, -1.0 if floor else -jnp.inf, 0.0)
+    return batches.row_scores(batch) + penalty * over
+
+
+def length_penalty_when_right(
+    batch: Batch, *, max_tokens: int, cache_tokens: int, correct_at: float = 1.0
+):
+    """score + clip((max_tokens - n) / cache_tokens - 1, -1, 0) for correct rows only (ScaleRL's
+    alternative, arXiv 2510.13786)."""
+    over = jnp.clip((max_tokens - response_tokens(batch)) / cache_tokens - 1, -1.0, 0.0)
+    batch.require("scores", by="length_penalty_when_right")
+    return batches.row_scores(batch) + jnp.where(batch.scores >= correct_at, over, 0.0)
+
+
+def scaled(batch: Batch, *, scale: float = 1.0, shift: float = 0.0):
+    """(score + shift) scale: rewards 0 and 1 become -1 and 1 by scale=2, shift=-0.5."""
+    return (batches.row_scores(batch) + shift) * scale
+
+
+def clipped(batch: Batch, *, low: float, high: float):
+    """The score held between low and high."""
+    return jnp.clip(batches.row_scores(batch), low, high)
+
+
+def normalised(batch: Batch, *, eps: float = 1e-8):
+    """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch."""
+    live = jnp.any(batch.mask > 0, axis=1).astype(batch.mask.dtype)
+    return batches.whiten(batches.row_scores(batch), live, eps=eps)

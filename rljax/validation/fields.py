@@ -1,0 +1,260 @@
+"""Types, ranges, batch arithmetic, names and paths of a config: field by field."""
+
+import dataclasses
+import difflib
+import math
+import os
+import sys
+import typing
+
+from rljax.config import Config, field_names, is_path, row_tokens
+from rljax.tracking import NAMES as TRACKERS
+from rljax.validation.problems import Problems, resolve_field, value_of
+
+_POSITIVE = (
+    "batch.prompts_per_step",
+    "batch.samples_per_prompt",
+    "batch.sequences_per_optimizer_step",
+    "batch.tokens_per_microbatch",
+    "batch.epochs",
+    "sampler.max_response_tokens",
+    "data.max_prompt_tokens",
+    "reward.workers",
+    "sft.sequences_per_step",
+    "sft.check_every_steps",
+    "evaluate.prompts",
+    "checkpoint.keep",
+    "samples_every_steps",
+    "max_skipped_in_a_row",
+    "data.pass_rate_samples",
+)
+_NOT_NEGATIVE = (
+    "steps",
+    "sft.steps",
+    "evaluate.every_steps",
+    "checkpoint.every_steps",
+    "sampler.top_k",
+    "sampler.temperature",
+    "algorithm.kl_in_reward",
+    "algorithm.kl_in_loss",
+    "algorithm.entropy_coef",
+    "algorithm.kl_target",
+    "algorithm.trust_region",
+    "sft.stop_at_accuracy",
+    "seed",
+)
+_CHOICES = {
+    "data.overlong": ("drop", "error", "left", "right"),
+    "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
+    "algorithm.kl_reward_estimator": ("k1", "abs", "k2", "k3"),
+    "algorithm.old_logprobs": ("recomputed", "sampler"),
+    "model_settings.dtype": ("float32", "bfloat16"),
+    "model_settings.remat": ("none", "full"),
+}
+
+
+def check_types(config, problems: Problems, prefix: str = "") -> None:
+    """Every field holds a value of its annotated type: a typo such as lr="1e-6" is caught here."""
+    for field in dataclasses.fields(config):
+        value, name, kind = getattr(config, field.name), prefix + field.name, field.type
+        if dataclasses.is_dataclass(kind):
+            if problems.check(isinstance(value, kind), name, value, f"must be a {kind.__name__}"):
+                check_types(value, problems, name + ".")
+        elif kind is float:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            finite = number and abs(value) <= sys.float_info.max  # false for NaN
+            problems.check(finite, name, value, "must be a finite number")
+        elif kind in (int, bool, str):
+            exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+            ok = problems.check(exact, name, value, f"must be {kind.__name__}")
+            if ok and kind is int:
+                problems.check(abs(value) < 2**31, name, value, f"must be below {2**31}")
+        else:
+            item = typing.get_args(kind)[0]
+            wanted = (int, float) if item is float else item
+            fits = isinstance(value, (tuple, list)) and all(
+                isinstance(v, wanted) and not isinstance(v, bool) for v in value
+            )
+            what = {str: "texts", int: "whole numbers", float: "numbers"}[item]
+            problems.check(fits, name, value, f"must be a tuple of {what}")
+
+
+def check_ranges(config: Config, problems: Problems) -> None:
+    for name in _POSITIVE:
+        problems.check(value_of(config, name) >= 1, name, value_of(config, name), "must be >= 1")
+    for name in _NOT_NEGATIVE:
+        problems.check(value_of(config, name) >= 0, name, value_of(config, name), "must be >= 0")
+    for name, choices in _CHOICES.items():
+        problems.check(
+            value_of(config, name) in choices,
+            name,
+            value_of(config, name),
+            f"one of {', '.join(choices)}",
+        )
+    problems.check(
+        config.reward.timeout_s > 0,
+        "reward.timeout_s",
+        config.reward.timeout_s,
+        "must be > 0 seconds",
+    )
+    top_p = config.sampler.top_p
+    problems.check(0 < top_p <= 1, "sampler.top_p", top_p, "0 < top_p <= 1 (1 = off)")
+    temperature = config.sampler.temperature
+    problems.check(
+        temperature != 0,
+        "sampler.temperature",
+        temperature,
+        "training needs samples, and temperature 0 is greedy",
+        "1.0 (evaluation is greedy by itself)",
+    )
+    horizon = config.algorithm.kl_horizon
+    problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
+    _check_prompt_rules(config, problems)
+    _check_optimizers(config, problems)
+    _check_mesh(config, problems)
+
+
+def _check_prompt_rules(config: Config, problems: Problems) -> None:
+    """Mixtures, pass rates, and ranges of tokens."""
+    data = config.data
+    for name in ("retire_at_pass_rate", "drop_above_pass_rate"):
+        rate = getattr(data, name)
+        problems.check(0 <= rate <= 1, f"data.{name}", rate, "from 0 to 1 (0 = off)")
+    sources = 1 + len(data.sources)
+    for name in ("weights", "final_weights"):
+        weights = getattr(data, name)
+        fits = len(weights) in (0, sources) and all(w >= 0 for w in weights)
+        rule = f"{sources} weights >= 0: data.train first, then data.sources; () = equal"
+        problems.check(fits and (not weights or sum(weights) > 0), f"data.{name}", weights, rule)
+    for field in ("data.target_tokens", "sampler.thinking_tokens"):
+        limits = value_of(config, field)
+        fits = len(limits) == 0 or (len(limits) == 2 and 1 <= limits[0] <= limits[1])
+        problems.check(fits, field, limits, "(low, high) with 1 <= low <= high, or () = off")
+    try:
+        asked = data.target_instruction.format(target_tokens=1)
+        fits = "{target_tokens}" in data.target_instruction and bool(asked)
+    except (KeyError, IndexError, ValueError):
+        fits = False
+    rule = "a text that holds {target_tokens}, and no other braces"
+    problems.check(fits, "data.target_instruction", data.target_instruction, rule)
+
+
+def _check_optimizers(config: Config, problems: Problems) -> None:
+    for prefix in ("actor_optimizer", "critic_optimizer", "sft.optimizer"):
+        optimizer = value_of(config, prefix)
+        problems.check(optimizer.lr >= 0, f"{prefix}.lr", optimizer.lr, "must be >= 0")
+        schedules = ("constant", "linear", "cosine")
+        problems.check(
+            optimizer.schedule in schedules,
+            f"{prefix}.schedule",
+            optimizer.schedule,
+            f"one of {', '.join(schedules)}",
+        )
+        for name in ("beta1", "beta2"):
+            beta = getattr(optimizer, name)
+            problems.check(0 <= beta < 1, f"{prefix}.{name}", beta, "0 <= beta < 1")
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            problems.check(
+                getattr(optimizer, name) >= 0,
+                f"{prefix}.{name}",
+                getattr(optimizer, name),
+                "must be >= 0",
+            )
+        problems.check(optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0")
+
+
+def _check_mesh(config: Config, problems: Problems) -> None:
+    sizes = dataclasses.asdict(config.mesh)
+    for name, size in sizes.items():
+        problems.check(
+            size >= 1 or size == -1, f"mesh.{name}", size, "must be >= 1, or -1 = what is left"
+        )
+    unset = [name for name, size in sizes.items() if size == -1]
+    problems.check(
+        len(unset) <= 1,
+        "mesh",
+        sizes,
+        "at most one size may be -1",
+        f"set mesh.{unset[0]}=1" if unset else "",
+    )
+
+
+def _divisors_near(n: int, wanted: int) -> str:
+    small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
+    divisors = {*small, *(n // d for d in small)}
+    near = sorted(divisors, key=lambda d: abs(d - wanted))[:3]
+    return " or ".join(str(d) for d in sorted(near))
+
+
+def check_batch(config: Config, problems: Problems) -> None:
+    batch = config.batch
+    rows = batch.prompts_per_step * batch.samples_per_prompt
+    made = (
+        f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = "
+        f"{rows} sequences per step"
+    )
+    step = batch.sequences_per_optimizer_step
+    problems.check(
+        rows % step == 0,
+        "batch.sequences_per_optimizer_step",
+        step,
+        f"must divide {made}",
+        f"{_divisors_near(rows, step)}; {rows} = one optimizer step per epoch",
+    )
+    problems.check(
+        batch.tokens_per_microbatch >= row_tokens(config),
+        "batch.tokens_per_microbatch",
+        batch.tokens_per_microbatch,
+        f"must hold one row: data.max_prompt_tokens={config.data.max_prompt_tokens} + "
+        f"sampler.max_response_tokens={config.sampler.max_response_tokens} = "
+        f"{row_tokens(config)} tokens",
+        f"batch.tokens_per_microbatch={row_tokens(config)} or more",
+    )
+    shards = (
+        config.mesh.data * config.mesh.fsdp if config.mesh.fsdp > 0 and config.mesh.data > 0 else 1
+    )
+    problems.check(
+        step % shards == 0,
+        "batch.sequences_per_optimizer_step",
+        step,
+        f"must divide by mesh.data x mesh.fsdp = {shards}",
+        f"a multiple of {shards}",
+    )
+
+
+def check_paths(config: Config, problems: Problems) -> None:
+    """Data, model and tokenizer: a component that resolves, or a path that exists."""
+    for field, spec in (
+        ("data.train", config.data.train),
+        ("data.test", config.data.test),
+        ("sft.data", config.sft.data),
+        *(("data.sources", source) for source in config.data.sources),
+    ):
+        if spec and not is_path(spec):
+            resolve_field(problems, field, spec, "data")
+        elif spec:
+            file = spec.replace("{split}", "test" if field == "data.test" else "train")
+            fix = "give the path of a file"
+            problems.check(os.path.exists(file), field, spec, "does not exist", fix)
+    model, tokenizer = config.model, config.tokenizer
+    if model and not is_path(model):
+        resolve_field(problems, "model", model, "model")
+    elif model:
+        fix = "a Hugging Face folder, or 'decoder(...)'"
+        problems.check(os.path.isdir(model), "model", model, "is not a folder", fix)
+    if tokenizer:
+        fix = "a folder with tokenizer.json"
+        problems.check(os.path.isdir(tokenizer), "tokenizer", tokenizer, "is not a folder", fix)
+    run_dir = config.run_dir
+    free = not os.path.exists(run_dir) or os.path.isdir(run_dir)
+    problems.check(free, "run_dir", run_dir, "is a file", "name a folder")
+
+
+def check_names(config: Config, problems: Problems) -> None:
+    """Lists of names: trackers, and fields that may change at a resume."""
+    known = {"trackers": TRACKERS, "checkpoint.allow_changed": ("data", *field_names(config))}
+    for field, choices in known.items():
+        for name in value_of(config, field):
+            close = difflib.get_close_matches(name, choices, n=1)
+            fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
+            problems.check(name in choices, field, name, "no such name", fix)
