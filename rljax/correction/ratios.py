@@ -122,5 +122,5 @@ def masked_quantiles(x: jax.Array, mask: jax.Array, quantiles: tuple[float, ...]
     position = jnp.asarray(quantiles, x.dtype) * jnp.maximum(n - 1, 0).astype(x.dtype)
     below = jnp.floor(position).astype(jnp.int32)
     above = jnp.minimum(below + 1, jnp.maximum(n - 1, 0))
-    low, high = ordered[below], ordered[above]
-    return jnp.where(n > 0, low + (high - low) * (position - below), 0.0)
+    low, high = (jnp.where(n > 0, ordered[i], 0.0) for i in (below, above))
+    return low + (high - low) * (position - below)

@@ -119,9 +119,8 @@ def _checked_bounds(level, mode, upper, lower, veto) -> tuple[float, float]:
 
 def _veto(x: jax.Array, batch: Batch, share, veto: float | None) -> tuple[jax.Array, dict]:
     """1 in sequences that have a token with x (unclamped) < log veto, and how many there are."""
-    if veto is None:
-        return jnp.zeros_like(batch.mask), {}
-    catastrophic = (x < math.log(veto)).astype(batch.mask.dtype)
+    threshold = -math.inf if veto is None else math.log(veto)  # x is finite
+    catastrophic = (x < threshold).astype(batch.mask.dtype)
     vetoed = (segment_sum(catastrophic, batch) > 0).astype(batch.mask.dtype)
     return vetoed, {
         "veto_fraction": weighted_mean(vetoed, share),

@@ -12,6 +12,7 @@ from rljax.correction.metrics import chi2_sequence, perplexity_metrics
 from rljax.correction.ratios import (
     bounded_exp,
     log_ratio,
+    log_weights,
     masked_min,
     segment_mean,
     sequence_share,
@@ -70,11 +71,12 @@ def _mismatch(batch) -> dict:
     found = mismatch_metrics(batch)
     found = {name: found[f"mismatch/mismatch_{name}"] for name in MISMATCH}
     if _has_empty_rows(batch):
-        logs = (-segment_mean(x, batch) for x in (batch.old_logprobs, batch.sampler_logprobs))
-        sums = segment_sum(log_ratio(batch, by="check"), batch)
-        _, share, training, rollout, sums = _with_empty_rows(
-            batch, sequence_share(batch), *logs, sums
+        share = sequence_share(batch)
+        logs = (
+            -segment_mean(x, batch, share) for x in (batch.old_logprobs, batch.sampler_logprobs)
         )
+        sums = segment_sum(log_ratio(batch, by="check"), batch)
+        _, share, training, rollout, sums = _with_empty_rows(batch, share, *logs, sums)
         found |= perplexity_metrics(training, rollout, share)
         found["chi2_seq"] = chi2_sequence(sums, share)
     return found
@@ -83,15 +85,14 @@ def _mismatch(batch) -> dict:
 def _weights_at(batch, level):
     """(w, its mean over each sequence, log w) before bounding, by the product's own helpers."""
     x = log_ratio(batch, by="check")
-    along = {"token": lambda x, _: x, "sequence": segment_sum, "geometric": segment_mean}
-    log_w = along[level](x, batch)
+    log_w = log_weights(x, batch, sequence_share(batch), level)
     w = jnp.where(batch.mask > 0, bounded_exp(log_w), 0.0)
     return w, log_w
 
 
 def _spread(batch, w, log_w, level, bounds, *, rows: bool | None = None) -> dict:
     """The product's weight metrics, with the peer's empty rows; rows: fractions are of rows."""
-    per_sequence = segment_mean(w, batch)
+    per_sequence = segment_mean(w, batch, sequence_share(batch))
     mask, share, w, per_sequence, log_w = _with_empty_rows(
         batch, sequence_share(batch), w, per_sequence, log_w
     )
@@ -155,9 +156,6 @@ def rollout_is_pr3694(case, dtype) -> dict:
         for name in ("veto_fraction", "seq_masked_fraction"):
             if f"rollout_is_{name}" in found:
                 found[f"rollout_is_{name}"] = found[f"rollout_is_{name}"] * live
-    # The peer reports the veto's fractions as 0 where it is off; ours reports nothing.
-    found.setdefault("rollout_is_veto_fraction", 0.0)
-    found.setdefault("rollout_is_catastrophic_token_fraction", 0.0)
     found |= {f"mismatch_{k}": v for k, v in _mismatch(batch).items()}
     return {
         "output/rollout_is_weights": _cut(corrected.weights, case),
@@ -196,7 +194,7 @@ def rollout_corr_v070(case, dtype) -> dict:
         )
         found["rollout_is_std"] = numbers["std"]
     for name in ("veto_fraction", "catastrophic_token_fraction"):
-        found[f"rollout_is_{name}"] = metrics.get(f"mismatch/rollout_is_{name}", 0.0)
+        found[f"rollout_is_{name}"] = metrics[f"mismatch/rollout_is_{name}"]
     if rs_level:
         # The peer reports a rejection by the names of the weights' metrics, whatever its level.
         bounds = (1 / rs_upper if rs_lower is None else rs_lower, rs_upper)
@@ -256,13 +254,17 @@ def _correct(batch, params: dict):
     found = _product(metrics, "rollout_rs_") | _mismatch(batch)
     for name, *bounds in rules:
         key = f"rollout_rs_{name}_std"
-        found[key] = _std(found[key], statistic(name, batch), batch.mask, bounds)
+        found[key] = _std(
+            found[key], statistic(name, batch, sequence_share(batch)), batch.mask, bounds
+        )
     if rules:
         # Over all rows in the peer, the empty ones too; each statistic's own over the live rows.
         live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(batch.mask.dtype))
         found["rollout_rs_seq_masked_fraction"] = found["rollout_rs_seq_masked_fraction"] * live
     if level:
-        applied = rollout_correction(batch, **options)[0].weights  # before normalisation
+        applied = corrected.weights
+        if normalise:
+            applied = applied * metrics["mismatch/rollout_is_batch_norm_factor"]
         found |= {
             f"rollout_is_{k}": v for k, v in _applied(batch, applied, level, upper, lower).items()
         }
