@@ -31,8 +31,13 @@ def kl_estimate(logprobs: jax.Array, ref_logprobs: jax.Array, estimator: str = "
         return d * jnp.sign(d)  # not |d|: its derivative at 0 is 0
     if estimator == "k2":
         return 0.5 * d * d
+    return _clip(_k3(d), 10.0)
+
+
+def _k3(d: jax.Array) -> jax.Array:
+    """exp(-d) - 1 + d with -d clamped to +-20; unbounded otherwise."""
     minus_d = _clip(-d, 20.0)
-    return _clip(jnp.exp(minus_d) - 1 - minus_d, 10.0)
+    return jnp.exp(minus_d) - 1 - minus_d
 
 
 def _clip(x: jax.Array, bound: float) -> jax.Array:

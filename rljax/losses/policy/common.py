@@ -94,6 +94,11 @@ def _ratio_at(level: Level, difference: jax.Array, batch: Batch) -> jax.Array:
     return jnp.exp(_clip(_sequence_mean(difference, batch), -20.0, 20.0))
 
 
+def _at_tokens(x: jax.Array, batch: Batch) -> jax.Array:
+    """x at policy tokens and 0 elsewhere: no value of a sequence, nor gradient, there."""
+    return jnp.where(batch.mask > 0, x, 0.0)
+
+
 def _drift(difference: jax.Array) -> dict:
     """ppo_kl = old - new, and ppo_k3 = r - 1 - log r with log r clamped to +-20, per token."""
     bounded = _clip(difference, -20.0, 20.0)

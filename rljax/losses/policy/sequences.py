@@ -14,6 +14,7 @@ from rljax.batch import Batch
 from rljax.losses.policy.common import (
     Policy,
     _advantages,
+    _at_tokens,
     _clip,
     _constant,
     _difference,
@@ -64,7 +65,7 @@ def gspo(
         by = "gspo(max_sequence_kl)"
         metrics["sequence_keep"] = _keep_near_sequences(policy, batch, max_sequence_kl, by=by)
         loss = loss * metrics["sequence_keep"]
-    return loss, metrics
+    return _at_tokens(loss, batch), metrics
 
 
 def gspo_token(policy: Policy, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4):
@@ -103,7 +104,7 @@ def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, sequen
         "pg_clipfrac_under": _share(cut & (sign < 0), batch),
     }
     metrics |= _sequence_metrics(ratio, batch) | _drift(difference)
-    return -advantage * ratio * sequence_weight, metrics
+    return _at_tokens(-advantage * ratio * sequence_weight, batch), metrics
 
 
 @_marked(applies_weights=True)
@@ -193,4 +194,5 @@ def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
     scale = jnp.where(size > 1, size / jnp.maximum(size - 1, 1), 0.0)
     residual = advantage - beta * centred
     loss = 0.5 * scale * residual**2
-    return jnp.broadcast_to(loss[:, None], batch.mask.shape), {"gvpo_residual": jnp.abs(residual)}
+    at_tokens = _at_tokens(jnp.broadcast_to(loss[:, None], batch.mask.shape), batch)
+    return at_tokens, {"gvpo_residual": jnp.abs(residual)}
