@@ -260,15 +260,11 @@ def next_policy_token(x: jax.Array, batch: Batch, *, fill: float = 0.0) -> jax.A
     Tokens the policy did not choose (tool output, forced text) are skipped.
     """
 
-    def step(carry, column):
-        value, segment = carry
-        x_t, mask_t, id_t = column
-        out = jnp.where(segment == id_t, value, fill)
-        keep = mask_t > 0
-        return (jnp.where(keep, x_t, value), jnp.where(keep, id_t, segment)), out
-
-    rows = x.shape[0]
-    start = (jnp.full((rows,), fill, x.dtype), jnp.full((rows,), -1, batch.segment_ids.dtype))
-    columns = (x.T, batch.mask.T, batch.segment_ids.T)
-    _, shifted = jax.lax.scan(step, start, columns, reverse=True, unroll=8)
-    return shifted.T
+    size = x.shape[1]
+    column = jnp.where(batch.mask > 0, jnp.arange(size, dtype=jnp.int32)[None, :], size)
+    here_or_later = jax.lax.cummin(column, axis=1, reverse=True)
+    later = jnp.pad(here_or_later[:, 1:], ((0, 0), (0, 1)), constant_values=size)
+    index = jnp.minimum(later, size - 1)
+    segment = jnp.take_along_axis(batch.segment_ids, index, axis=1)
+    found = (later < size) & (segment == batch.segment_ids)
+    return jnp.where(found, jnp.take_along_axis(x, index, axis=1), jnp.asarray(fill, x.dtype))

@@ -34,9 +34,10 @@ def optimal_token_baseline(
     """A_t = G_t - b_t, b_t = sum_i W_it G_it / (sum_i W_it + eps) over rows of the group: [B, S].
 
     G = rewards from t on; W = energy of the gradient up to t (see `_energy`). Steps are columns:
-    the rows of a group share their prompt. `multi_turn` counts policy tokens alone, so
-    that tool replies of unequal length do not move the steps apart. `zero_tail` takes no baseline at steps that only one row reaches. A group of one gets 0,
-    or its G with `singleton="raw"`; returns of a step that are all equal give 0.
+    the rows of a group share their prompt. `multi_turn` counts policy tokens alone, so that tool
+    replies of unequal length do not move the steps apart. `zero_tail` takes no baseline at steps
+    that only one row reaches. A group of one gets 0, or its G with `singleton="raw"`; returns of a
+    step that are all equal give 0.
     """
     by = "optimal_token_baseline"
     batch.require("rewards", "group", "old_logprobs", "sum_pi_squared", by=by)

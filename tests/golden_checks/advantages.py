@@ -368,7 +368,7 @@ def trl_ppo_gae(case, dtype):
 
 
 def trl_minillm_advantage(case, dtype):
-    """Discounted sum of log teacher - log student from t on, or its mean over the tokens to come."""
+    """Discounted sum of log teacher - log student from t on, or its mean over those tokens."""
     x, p = case.inputs, case.params
     batch = response_batch(x["mask"], dtype)
     teacher, student = (jnp.asarray(x[k], dtype) for k in ("teacher_logps", "student_logps"))
