@@ -6,6 +6,7 @@ never seen.
 """
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -119,3 +120,19 @@ def letter_count(
     return _split(
         "letter_count", "0123456789>" + alphabet, list(answers.items()), test, worked_examples
     )
+
+
+def first_letter(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
+    """ "bca>" -> "b": the first of `letters` letters, each one of `kinds`; all texts, split at
+    random. The smallest task with a right answer per prompt."""
+    if not 2 <= kinds <= 26:
+        raise InputError("first_letter(kinds)", value=kinds, rule="2 to 26")
+    if not 1 <= letters <= 6 or kinds**letters > 20_000:
+        raise InputError(
+            "first_letter(letters)", value=letters, rule="1 to 6, and kinds^letters <= 20000"
+        )
+    alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
+    texts = ["".join(t) for t in itertools.product(alphabet, repeat=letters)]
+    random.Random(seed).shuffle(texts)
+    pairs = [(f"{t}>", t[0]) for t in texts]
+    return _split("first_letter", alphabet + ">", pairs, test, len(pairs) - test)

@@ -9,10 +9,11 @@ dataflow="vapo(positive_nll=0.1)".
 """
 
 from rljax.dataflows.grpo import grpo
+from rljax.dataflows.pf_ppo import pf_ppo
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.reinforce import reinforce
 from rljax.dataflows.remax import remax
 from rljax.dataflows.sft import sft
 from rljax.dataflows.vapo import vapo
 
-__all__ = ["grpo", "ppo", "reinforce", "remax", "sft", "vapo"]
+__all__ = ["grpo", "pf_ppo", "ppo", "reinforce", "remax", "sft", "vapo"]

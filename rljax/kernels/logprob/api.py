@@ -27,8 +27,10 @@ def _statistics(z, targets):
     """log-prob of the target, entropy, logsumexp of logits z [..., V]."""
     lse = jax.nn.logsumexp(z, axis=-1)
     target = jnp.take_along_axis(z, targets[..., None], axis=-1)[..., 0]
-    p = jnp.exp(z - lse[..., None])
-    entropy = lse - jnp.sum(jnp.where(p > 0, p * z, 0.0), axis=-1)
+    logp = z - lse[..., None]
+    p = jnp.exp(logp)
+    # Not lse - sum p z: with large logits that difference loses the entropy's digits.
+    entropy = -jnp.sum(jnp.where(p > 0, p * logp, 0.0), axis=-1)
     return target - lse, entropy, lse
 
 
@@ -63,7 +65,7 @@ def _chunked_forward(hidden, head, targets, scale, chunks, precision):
 
 
 def _chunked_backward(chunks, precision, saved, cotangents):
-    """dz = g_logp (1[v=y] - p) + g_lse p + g_H p (lse - H - z), recomputing z chunk by chunk."""
+    """dz = g_logp (1[v=y] - p) + g_lse p - g_H p (log p + H), recomputing z chunk by chunk."""
     hidden, head, targets, scale, entropy, lse = saved
     axis = hidden.ndim - 2
     rows = tuple(_chunks(x, chunks, axis) for x in (hidden, targets, entropy, lse, *cotangents))
@@ -71,12 +73,12 @@ def _chunked_backward(chunks, precision, saved, cotangents):
     def one(head_grad, part):
         h, y, entropy_, lse_, g_logp, g_entropy, g_lse = part
         z = _logits(h, head, scale, precision)
-        p = jnp.exp(z - lse_[..., None])
-        mean_z = (lse_ - entropy_)[..., None]
+        logp = z - lse_[..., None]
+        p = jnp.exp(logp)
         # p = 0 with z = -inf is a legal word of probability 0; 0 * inf must not become NaN.
         dz = (
             p * (g_lse - g_logp)[..., None]
-            + jnp.where(p > 0, p * (mean_z - z), 0.0) * g_entropy[..., None]
+            - jnp.where(p > 0, p * (logp + entropy_[..., None]), 0.0) * g_entropy[..., None]
         )
         onehot = y[..., None] == jax.lax.broadcasted_iota(
             jnp.int32, (1,) * y.ndim + z.shape[-1:], y.ndim

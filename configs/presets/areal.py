@@ -1,0 +1,35 @@
+"""AReaL's GSM8K example (arXiv 2505.24298): PPO decoupled from the sampler.
+
+The clip is around the policy just before the update, the weight (capped at 5) is that of it to
+the sampler. Rewards (r - 0.5) 10; group-normalised, then the batch. Here rollouts are
+synchronous: its staleness of 2 comes with the asynchronous trainer.
+
+python launchers/train.py --config=configs/presets/areal.py:tiny
+python launchers/train.py --config=configs/presets/areal.py --config.model=MODEL_FOLDER \\
+    --config.data.train=train.parquet --config.data.test=test.parquet
+
+Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
+README, Methods.
+"""
+
+from rljax.config import Config
+from rljax.tiny import tiny
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on an embedded task."""
+    config = Config(dataflow="grpo", steps=500)
+    config.data.max_prompt_tokens = 512
+    config.sampler.max_response_tokens = 1024
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 256, 4
+    config.batch.sequences_per_optimizer_step = 256
+    config.algorithm.reward_shaping = ("scaled(scale=10.0, shift=-0.5)",)
+    config.algorithm.advantage = "reinforce_plus_plus_baseline()"
+    config.algorithm.policy_loss = "decoupled_ppo(clip_low=0.4, clip_high=0.4)"
+    config.actor_optimizer.lr = 1.7e-5
+    config.reward.function = "gsm8k()"
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 25
+    if variant == "tiny":
+        tiny(config)
+    return config

@@ -1,0 +1,35 @@
+"""DR Tulu's reinforcement stage (arXiv 2511.19399): GRPO with a small KL, rewards from rubrics.
+
+The rubric reward is a function of your own here (`reward.function`); without one the rule reward
+stands in.
+
+python launchers/train.py --config=configs/presets/dr_tulu.py:tiny
+python launchers/train.py --config=configs/presets/dr_tulu.py --config.model=MODEL_FOLDER \\
+    --config.data.train=train.parquet --config.data.test=test.parquet
+
+Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
+README, Methods.
+"""
+
+from rljax.config import Config
+from rljax.tiny import tiny
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on an embedded task."""
+    config = Config(dataflow="grpo", steps=1000)
+    config.data.max_prompt_tokens = 2048
+    config.sampler.max_response_tokens = 16 * 1024
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 32, 8
+    config.batch.sequences_per_optimizer_step = 256
+    config.batch.tokens_per_microbatch = 32768
+    config.algorithm.advantage = "group_relative(std='sample', eps=1e-6)"
+    config.algorithm.policy_loss = "ppo_clip(clip_low=0.2, clip_high=0.2, dual_clip=None)"
+    config.algorithm.kl_in_loss = 0.001
+    config.actor_optimizer.lr = 5e-7
+    config.reward.function = "exact_match()"
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 25
+    if variant == "tiny":
+        tiny(config)
+    return config

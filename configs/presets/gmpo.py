@@ -1,0 +1,32 @@
+"""GMPO (arXiv 2507.20673): the geometric mean of token ratios clipped one by one in log space,
++-0.4.
+
+python launchers/train.py --config=configs/presets/gmpo.py:tiny
+python launchers/train.py --config=configs/presets/gmpo.py --config.model=MODEL_FOLDER \\
+    --config.data.train=train.parquet --config.data.test=test.parquet
+
+Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
+README, Methods.
+"""
+
+from rljax.config import Config
+from rljax.tiny import tiny
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on an embedded task."""
+    config = Config(dataflow="grpo", steps=1000)
+    config.data.max_prompt_tokens = 1024
+    config.sampler.max_response_tokens = 3000
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 128, 8
+    config.batch.sequences_per_optimizer_step = 128
+    config.algorithm.advantage = "group_relative(std='none')"
+    config.algorithm.policy_loss = "gmpo(clip_low=0.4, clip_high=0.4)"
+    config.algorithm.reduction = "seq_mean_token_mean"
+    config.actor_optimizer.lr = 1e-6
+    config.reward.function = "boxed()"
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 25
+    if variant == "tiny":
+        tiny(config)
+    return config

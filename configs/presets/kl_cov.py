@@ -1,0 +1,34 @@
+"""KL-Cov (arXiv 2505.22617): the tokens of the highest covariance pay a penalty on |log ratio|.
+
+No clip; 2e-3 of the tokens (7B; the paper uses 2e-4 for 32B), coefficient 1; dead groups are
+filtered.
+
+python launchers/train.py --config=configs/presets/kl_cov.py:tiny
+python launchers/train.py --config=configs/presets/kl_cov.py --config.model=MODEL_FOLDER \\
+    --config.data.train=train.parquet --config.data.test=test.parquet
+
+Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
+README, Methods.
+"""
+
+from rljax.config import Config
+from rljax.tiny import tiny
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on an embedded task."""
+    config = Config(dataflow="grpo", steps=1000)
+    config.data.max_prompt_tokens = 1024
+    config.sampler.max_response_tokens = 8192
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 256, 8
+    config.batch.sequences_per_optimizer_step = 256
+    config.algorithm.advantage = "group_relative(std='sample', eps=1e-6)"
+    config.algorithm.policy_loss = "kl_cov(fraction=2e-3, kl_coef=1.0)"
+    config.algorithm.filters = ("live_groups()",)
+    config.actor_optimizer.lr = 1e-6
+    config.reward.function = "boxed()"
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 25
+    if variant == "tiny":
+        tiny(config)
+    return config

@@ -1,0 +1,35 @@
+"""PipelineRL (arXiv 2509.19128): leave-one-out advantages, REINFORCE with a clipped importance
+weight.
+
+Here rollouts are synchronous; in-flight updates come with the asynchronous trainer.
+
+python launchers/train.py --config=configs/presets/pipeline_rl.py:tiny
+python launchers/train.py --config=configs/presets/pipeline_rl.py --config.model=MODEL_FOLDER \\
+    --config.data.train=train.parquet --config.data.test=test.parquet
+
+Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
+README, Methods.
+"""
+
+from rljax.config import Config
+from rljax.tiny import tiny
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on an embedded task."""
+    config = Config(dataflow="grpo", steps=1000)
+    config.data.max_prompt_tokens = 2048
+    config.sampler.max_response_tokens = 8192
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 128, 8
+    config.batch.sequences_per_optimizer_step = 1024
+    config.batch.tokens_per_microbatch = 12288
+    config.algorithm.advantage = "rloo()"
+    config.algorithm.policy_loss = "cispo(ratio_max=5.0, behaviour='sampler')"
+    config.actor_optimizer.lr, config.actor_optimizer.schedule = 1e-6, "cosine"
+    config.actor_optimizer.warmup_steps, config.actor_optimizer.clip_norm = 50, 0.3
+    config.reward.function = "boxed()"
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 25
+    if variant == "tiny":
+        tiny(config)
+    return config

@@ -1,0 +1,44 @@
+"""ScaleRL (arXiv 2510.13786): the recipe whose compute curve could be predicted.
+
+CISPO towards the sampler, prompt-level averaging, advantages normalised over the batch, dead
+groups dropped, prompts retired at a pass rate of 0.9, thinking interrupted by force, float32
+head; no KL, no length penalty. Its PipelineRL with k = 8 comes with the asynchronous trainer.
+
+python launchers/train.py --config=configs/presets/scalerl.py:tiny
+python launchers/train.py --config=configs/presets/scalerl.py --config.model=MODEL_FOLDER \\
+    --config.data.train=train.parquet --config.data.test=test.parquet
+
+Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
+README, Methods.
+"""
+
+from rljax.config import Config
+from rljax.tiny import tiny
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on an embedded task."""
+    config = Config(dataflow="grpo", steps=1000)
+    config.model_settings.head_in_float32 = True
+    config.data.max_prompt_tokens = 2048
+    config.data.retire_at_pass_rate = 0.9
+    config.sampler.max_response_tokens = 14 * 1024 + 256
+    config.sampler.thinking_tokens = (10240, 12288)
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 48, 16
+    config.batch.sequences_per_optimizer_step = 768
+    config.batch.tokens_per_microbatch = 32768
+    config.algorithm.reward_shaping = ("scaled(scale=2.0, shift=-0.5)",)
+    config.algorithm.advantage = "batch_normalised()"
+    config.algorithm.policy_loss = "cispo(ratio_max=5.0, behaviour='sampler')"
+    config.algorithm.reduction = "prompt_mean"
+    config.algorithm.filters = ("live_groups()",)
+    config.actor_optimizer.lr = 5e-7
+    config.reward.function = "boxed()"
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 25
+    if variant == "tiny":
+        tiny(config)
+        config.data.retire_at_pass_rate = 0.0  # 48 prompts: all of them are solved within the run
+        config.sampler.max_response_tokens, config.sampler.thinking_tokens = 4, (2, 2)
+        config.sampler.interrupt_phrase = config.sampler.end_of_thinking = ">"
+    return config

@@ -1,0 +1,56 @@
+"""PF-PPO: PPO on responses that are redrawn, with replacement, by their rewards: a reward model is
+least reliable in the middle of its range (arXiv 2409.06957)."""
+
+from typing import Literal
+
+import jax
+
+from rljax.dataflows.ppo import learn
+from rljax.dataflows.stages import estimate, forward_passes, update_options, updated
+from rljax.resampling import group_rank_weights, resample, score_weights
+from rljax.roles import program
+
+
+def pf_ppo(
+    prompts, key, cfg, *, actor, critic, reward, reference=None, kl_controller=None,
+    scope: Literal["prompt", "batch"] = "prompt",
+    kind: Literal["bon", "br", "bw"] = "br",
+    method: Literal["pow", "max_min", "max_random"] = "pow",
+    power: float = 2.0,
+):  # fmt: skip
+    """scope "prompt": each row is replaced by one of its prompt's, drawn by rank (`kind`), before
+    learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""
+    batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
+    draw = jax.random.fold_in(key, 2**20)
+    roles = dict(actor=actor, critic=critic, reference=reference, kl_controller=kl_controller)
+    if scope == "prompt":
+        rows = redraw_in_groups(draw, batch, kind)
+        new, metrics = learn(take(batch, rows), cfg, **roles)
+    else:
+        new, metrics = learn_redrawn((batch, draw), (cfg, method, power), **roles)
+    return new, {**metrics, **counts}
+
+
+def take(batch, rows):
+    """The batch with row rows[b] in place of row b."""
+    return jax.tree.map(lambda x: x[rows], batch)
+
+
+def redraw_in_groups(key, batch, kind: str):
+    """Row indices [B]: of its own group, by the rank of the score."""
+    weights = group_rank_weights(batch.scores, batch.group, kind=kind)
+    return resample(key, weights, groups=batch.group)
+
+
+@program
+def learn_redrawn(batch_and_key, options, *, actor, critic, reference, kl_controller):
+    (batch, key), (cfg, method, power) = batch_and_key, options
+    batch = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
+    update = update_options(cfg, kl_controller)
+    batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
+    rows = resample(key, score_weights(batch.scores, method=method, power=power))
+    batch = take(batch, rows)
+    critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
+    actor, metrics = actor.update(batch, cfg.policy_loss, **update)
+    new = updated(actor=actor, critic=critic, kl_controller=kl_controller)
+    return new, {**metrics, **critic_metrics, **found}

@@ -1,0 +1,40 @@
+"""The `:tiny` variant of a config: the same algorithm on an embedded task, in seconds on two cores.
+
+What lives here: model, data, sizes and learning rates of the variant. The algorithm stays what the
+config says; limits in tokens are the config's to choose (TOKENS is the longest response).
+"""
+
+from rljax.config import Config
+
+TOKENS = 3  # an answer is one letter and the end token: there is room to be too long
+
+
+def tiny(config: Config) -> Config:
+    """Sets model, data, batch, lengths and optimizers; changes nothing of `config.algorithm`."""
+    single = config.batch.samples_per_prompt == 1
+    config.model = (
+        "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
+    )
+    config.model_settings.dtype = "float32"
+    config.model_settings.remat = "none"
+    config.data.train, config.data.test = "first_letter(letters=3, kinds=4)", ""
+    config.data.max_prompt_tokens = 4
+    config.sampler.max_response_tokens = TOKENS
+    config.reward.function, config.reward.workers = "exact_match()", 1
+    config.evaluate.reward, config.evaluate.correct_at = "", 1.0
+    config.evaluate.every_steps, config.evaluate.prompts = 0, 16
+    # Supervised steps teach the form of an answer, not which letter is right.
+    config.sft.steps, config.sft.sequences_per_step = 5, 48
+    config.sft.optimizer.lr = 5e-3
+    config.batch.prompts_per_step = 128 if single else 16
+    config.batch.samples_per_prompt = 1 if single else 8
+    config.batch.sequences_per_optimizer_step = 128
+    config.batch.tokens_per_microbatch = 1024
+    config.batch.epochs = 1
+    config.steps = 60
+    for optimizer in (config.actor_optimizer, config.critic_optimizer):
+        optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 5e-3, "constant", 0
+        optimizer.weight_decay = 0.0
+    config.checkpoint.every_steps = 20
+    config.samples_every_steps = 20
+    return config
