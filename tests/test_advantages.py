@@ -312,7 +312,7 @@ PACKED = [n for n in TABLE if "group" not in TABLE[n][1] and n != "gae_bootstrap
 
 
 def make(name: str, seed: int = 0, dtype=jnp.float32, **changed) -> Batch:
-    """Ten rows of eight columns with a tool gap, a row without tokens, groups of 4, 3, 2 and 1."""
+    """Ten rows of eight columns with a tool gap, a row without tokens, groups of 3, 4, 2 and 1."""
     random = np.random.default_rng(seed)
     shape = (10, 8)
     lengths = np.array([8, 5, 3, 6, 0, 4, 8, 1, 7, 2])
@@ -322,7 +322,7 @@ def make(name: str, seed: int = 0, dtype=jnp.float32, **changed) -> Batch:
     fields = {
         "rewards": random.normal(size=shape),
         "values": random.normal(size=shape),
-        "group": np.array([3, 9, 3, 5, 9, 3, 5, 9, 3, 0]),
+        "group": np.array([3, 9, 3, 5, 9, 9, 5, 9, 3, 0]),
         "finish_reason": np.array([0, 1, 0, 0, 0, 1, 0, 0, 0, 1]),
         "process_rewards": random.normal(size=shape),
         "reward_parts": random.normal(size=(10, 2)),
@@ -402,17 +402,17 @@ def test_constants_get_no_gradient(name):
     assert all((g == 0).all() for g in jax.tree.leaves(gradient))
 
 
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", [n for n in TABLE if TABLE[n][2]])
 def test_groups_that_teach_nothing_get_exactly_zero(name):
-    """0.1 + 0.1 + 0.1 is not 0.3: equality must be that of the scores, not of score and mean."""
+    """(0.1 + 0.1 + 0.1) / 3 is not 0.1: the scores must be compared, not score and mean."""
     function, _, rule = TABLE[name]
-    batch = make(name)
+    batch = make(name, dtype=jnp.float64)
     group = np.asarray(batch.group)
     if "dead" in rule:
-        # One reward per row of group 3: its mean is off by a rounding.
         first = np.cumsum(np.asarray(batch.mask), axis=1) == 1
-        rewards = np.where((group == 3)[:, None], first * np.float32(0.1), batch.rewards)
-        dead = batch.replace(rewards=jnp.asarray(rewards, jnp.float32))
+        rewards = np.where((group == 3)[:, None], first * 0.1, batch.rewards)
+        dead = batch.replace(rewards=jnp.asarray(rewards))
         if "finish_reason" in TABLE[name][1]:
             dead = dead.replace(finish_reason=jnp.zeros_like(batch.finish_reason))
         if name == "gigpo":
@@ -450,14 +450,19 @@ def test_a_tool_reply_changes_nothing_around_it(name):
     def split(x):
         if x.ndim < 2 or x.shape[1] != 8:
             return x
-        hole = jnp.full((10, 3), jnp.nan if x.dtype.kind == "f" else 5, x.dtype)
-        return jnp.concatenate([x[:, :4], hole, x[:, 4:]], axis=1)
+        return widen(x, jnp.nan if x.dtype.kind == "f" else 5)
 
+    def widen(x, value):
+        hole = jnp.full((10, 3), value, x.dtype)
+        inside = jnp.concatenate([x[:, :4], hole, x[:, 4:]], axis=1)
+        return jnp.where(replied[:, None], inside, jnp.concatenate([x, hole], axis=1))
+
+    replied = jnp.arange(10) % 3 > 0  # the other rows have padding there instead
     wide = jax.tree.map(split, batch)
-    mask = jnp.concatenate([batch.mask[:, :4], jnp.zeros((10, 3)), batch.mask[:, 4:]], axis=1)
-    wide = wide.replace(mask=mask, segment_ids=jnp.ones((10, 11), jnp.int32))
+    wide = wide.replace(mask=widen(batch.mask, 0), segment_ids=jnp.ones((10, 11), jnp.int32))
     got = np.asarray(function(wide))
-    close(np.delete(got, [4, 5, 6], axis=1), want, rtol=1e-5, atol=1e-6)
+    inside, behind = np.delete(got, [4, 5, 6], axis=1), got[:, :8]
+    close(np.where(replied[:, None], inside, behind), want, rtol=1e-5, atol=1e-6)
 
 
 # -- invariants (ALGORITHMS N)
@@ -563,6 +568,8 @@ class TestSpecial:
         got = advantages.group_relative(batch, std="none")
         want = np.asarray(example["outputs"]["adv_centered"])
         close(got[[0, 2], 0], want[[0, 2]])
+        better = batch.replace(scores=jnp.array([1.0, 2.0, 0.0]))
+        close(advantages.group_relative(better, std="none")[:, 0], [0.0, 0.0, -1.0])
         batch = batch.replace(finish_reason=jnp.array([0, 1, 0], jnp.int32))
         got = advantages.group_relative(batch, std="none", exclude_truncated=True)
         close(got[:, 0], [0.5, 0.0, -0.5])
