@@ -43,10 +43,11 @@ class Shared:
             self.reward = build.reward_role(setup, config.reward.function)
         return SharedRun(config, self.folder, self.reward)
 
-    def train(self, name: str, seed: int, steps: int = 0, **algorithm):
+    def train(self, name: str, seed: int, steps: int = 0, sign: float = 1.0, **algorithm):
         """Mean score of every step of a preset, held-out accuracy before and after, all metrics."""
         config = preset_config(name, seed)
         config.steps = steps or config.steps
+        config.actor_optimizer.lr *= sign
         config.algorithm = dataclasses.replace(config.algorithm, **algorithm)
         params = jax.device_put(self.start(seed))
         with self.run(config) as run:

@@ -25,7 +25,7 @@ PREFERENCE = "a preference or reward-model loss: its room is not built yet"
 DISTILLATION = "a distillation loss: its room is not built yet"
 NOT_HERE: dict[str, str] = {
     "hf/": "model folders: tests/test_model.py holds the families that are built against theirs",
-    "trl_traj/": "whole runs of trainers: tests/test_programs.py replays those of the online losses",
+    "trl_traj/": "whole runs of trainers: tests/test_programs.py replays the online ones",
     "trl/bco": PREFERENCE,
     "trl/cpo": PREFERENCE,
     "trl/cpo_full": PREFERENCE,
@@ -52,7 +52,7 @@ NOT_HERE: dict[str, str] = {
     "verl/recipe_prime_rm_loss": "the loss of an implicit process reward model: not built yet",
     "verl/recipe_sppo_loss": PREFERENCE,
     "verl/reward_scores": "rewards of texts: tests/test_rewards.py",
-    "verl/data_metrics": "verl's summary of a batch: ours are other numbers (tests/test_metrics.py)",
+    "verl/data_metrics": "verl's summary of a batch: ours has other numbers",
     "verl/validation_metrics": "bootstrap estimates by numpy's generator; ours are exact "
     "(tests/test_evaluate.py)",
     "verl/lr_schedule": "schedules are optax's (tests/test_update.py holds what the config offers)",
@@ -139,7 +139,7 @@ def compare(got: dict, case, dtype: str) -> list[str]:
         if not close.all():
             worst = np.nanmax(np.abs(value - want)) if value.size else 0.0
             wrong.append(
-                f"{key}: off by {worst:.3g} (largest {largest:.3g}, {(~close).sum()} of {want.size})"
+                f"{key}: off by {worst:.3g} (largest {largest:.3g}), {(~close).sum()} values"
             )
     return wrong
 
