@@ -2,7 +2,7 @@
 
 python benchmarks/correction.py [--repeats=10]
 
-A step = old log-probs, then forward and backward of ppo_clip, then Adam, on 64 rows of 256 tokens
+A step = old log-probs, then forward and backward of ppo_clip, then Adam, on 16 rows of 256 tokens
 with a 7 M-parameter decoder (embed 256, 6 layers, vocabulary 4096, float32). The same step is
 compiled without the correction, with its metrics alone, and with everything on; the three run in
 turns. Time: median of the ratios of neighbouring runs. Memory: what the compiler reports.
@@ -27,7 +27,7 @@ from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
 from rljax.update import token_mean, weighted_loss
 
-ROWS, COLUMNS, VOCABULARY = 64, 256, 4096
+ROWS, COLUMNS, VOCABULARY = 16, 256, 4096
 EVERYTHING = dict(
     level="sequence", mode="mask", upper=5.0, veto=1e-4, batch_normalise=True,
     reject=(("seq_mean_k1", -0.5, 0.5), ("token_k3", None, 1.0)),
