@@ -33,7 +33,7 @@ def tiny(config: Config) -> Config:
     config.batch.epochs = 1
     config.steps = 60
     for optimizer in (config.actor_optimizer, config.critic_optimizer):
-        optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 5e-3, "constant", 0
+        optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 3e-3, "constant", 0
         optimizer.weight_decay = 0.0
     config.checkpoint.every_steps = 20
     config.samples_every_steps = 20

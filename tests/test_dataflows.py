@@ -51,15 +51,15 @@ def moved(before, after) -> bool:
 
 def test_vapo_trains_its_critic_alone_first(shared):
     config = preset_config("vapo")
-    config.dataflow = "vapo(value_pretraining_steps=15)"
+    config.dataflow = "vapo(value_pretraining_steps=30)"
     run = shared.run(config)
     run.begin_rl(jax.device_put(shared.start(0), run.setup.model.shardings()))
     actor, critic = numbers(run.roles["actor"]), numbers(run.roles["critic"])
-    found = [run.rl_step() for _ in range(15)]
+    found = [run.rl_step() for _ in range(30)]
     assert not moved(actor, numbers(run.roles["actor"])) and "pg_clipfrac" not in found[0]
     assert moved(critic, numbers(run.roles["critic"]))
-    bias = [abs(row["value/mean"] - row["return/mean"]) for row in found]
-    assert np.mean(bias[-3:]) < 0.5 * bias[0], bias  # it starts at V = 0
+    explained = [float(row["explained_variance"]) for row in found]
+    assert explained[0] == 0 and np.mean(explained[-8:]) > 0.02, explained  # it starts at V = 0
     after = run.rl_step()
     assert moved(actor, numbers(run.roles["actor"])) and "pg_clipfrac" in after
 

@@ -33,8 +33,10 @@ def test_the_config_is_whole(name, tmp_path):
     text = ast.get_docstring(ast.parse(open(path).read()))
     assert f"configs/presets/{name}.py:tiny" in text and "not measured" in text
     tiny = preset_config(name).algorithm
-    for field in ("advantage", "policy_loss", "value_loss", "correction", "filters"):
+    for field in ("policy_loss", "value_loss", "correction", "filters", "kl_in_loss"):
         assert vars(tiny)[field] == vars(config.algorithm)[field]
+    for field in ("advantage", "reduction", "collect"):  # their limits in tokens, their rounds
+        assert vars(tiny)[field].split("(")[0] == vars(config.algorithm)[field].split("(")[0]
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -19,6 +19,7 @@ from rljax.tiny import TOKENS, tiny
 def get_config(variant: str = "") -> Config:
     """`:tiny` is the same algorithm on an embedded task."""
     tokens, cache = (TOKENS, 1) if variant == "tiny" else (20480, 4096)
+    alpha = 10.0 if variant == "tiny" else 0.05  # lambda = 1 - 1 / (alpha length): 2 tokens, or many
     config = Config(dataflow="vapo(value_pretraining_steps=50, positive_nll=0.1)", steps=1000)
     config.data.max_prompt_tokens = 2048
     config.sampler.max_response_tokens = tokens
@@ -28,7 +29,7 @@ def get_config(variant: str = "") -> Config:
     config.algorithm.reward_shaping = (
         f"soft_overlong(max_tokens={tokens}, cache_tokens={cache}, penalty=1.0)",
     )
-    config.algorithm.advantage = "vapo_gae(alpha=0.05, lam_critic=1.0)"
+    config.algorithm.advantage = f"vapo_gae(alpha={alpha}, lam_critic=1.0)"
     config.algorithm.policy_loss = "ppo_clip(clip_low=0.2, clip_high=0.28, dual_clip=10.0)"
     config.algorithm.value_loss = "squared_error(clip=0.5)"
     config.actor_optimizer.lr, config.critic_optimizer.lr = 1e-6, 2e-6
@@ -38,5 +39,5 @@ def get_config(variant: str = "") -> Config:
     config.evaluate.every_steps = 25
     if variant == "tiny":
         tiny(config)
-        config.dataflow = "vapo(value_pretraining_steps=5, positive_nll=0.1)"
+        config.dataflow = "vapo(value_pretraining_steps=10, positive_nll=0.1)"
     return config

@@ -69,3 +69,7 @@ def optimal_token_baseline(
     alone = returns if singleton == "raw" else jnp.zeros_like(returns)
     advantages = jnp.where(size > 1, returns - at_tokens(baseline), alone)
     return jax.lax.stop_gradient(jnp.where(keep, advantages, 0.0))
+
+
+# The dataflow computes sum_pi_squared for this estimator alone: a forward pass more.
+optimal_token_baseline.reads_sum_pi_squared = True

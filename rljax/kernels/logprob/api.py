@@ -25,13 +25,16 @@ def _logits(hidden, head, scale, precision):
 
 def _statistics(z, targets):
     """log-prob of the target, entropy, logsumexp of logits z [..., V]."""
-    lse = jax.nn.logsumexp(z, axis=-1)
-    target = jnp.take_along_axis(z, targets[..., None], axis=-1)[..., 0]
-    logp = z - lse[..., None]
+    # Everything relative to the largest logit: differences of large numbers lose their digits.
+    top = jnp.max(z, axis=-1, keepdims=True)
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    shifted = z - top
+    log_sum = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True))
+    logp = shifted - log_sum
     p = jnp.exp(logp)
-    # Not lse - sum p z: with large logits that difference loses the entropy's digits.
     entropy = -jnp.sum(jnp.where(p > 0, p * logp, 0.0), axis=-1)
-    return target - lse, entropy, lse
+    target = jnp.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
+    return target, entropy, (top + log_sum)[..., 0]
 
 
 def _chunks(x, n, axis):

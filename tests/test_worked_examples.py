@@ -1,0 +1,107 @@
+"""Worked examples that belong to no room's own test: heads, controllers, bonuses, empty batches,
+curves."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import worked_example
+from golden_checks.common import reduced, response_batch
+
+from rljax import update
+from rljax.errors import InputError
+from rljax.kernels.logprob import token_logprobs
+from rljax.losses import policy
+from rljax.roles import KLController
+from rljax.scaling import fit_sigmoid, sigmoid_curve
+
+
+def test_logprobs_and_entropy_at_two_temperatures():
+    example = worked_example("conv.logp_entropy")
+    logits = jnp.asarray(example["inputs"]["logits"], jnp.float32)
+    targets = jnp.asarray(example["inputs"]["targets"], jnp.int32)
+    head = jnp.eye(logits.shape[-1])
+    targets = targets.reshape(logits.shape[:-1])
+    logp, entropy, _ = token_logprobs(logits, head, targets)
+    want = example["outputs"]
+    np.testing.assert_allclose(logp, want["log_prob"], atol=1e-5)
+    np.testing.assert_allclose(entropy, want["entropy"], atol=1e-5)
+    cold = token_logprobs(logits, head, targets, temperature=example["params"]["temperature"])[0]
+    np.testing.assert_allclose(cold, want["log_prob_temp"], atol=1e-5)
+
+
+def test_the_entropy_of_huge_logits_keeps_its_digits():
+    """lse - sum p z would lose them: the difference of two numbers near 4e4."""
+    logits = jnp.array([[[4e4, 4e4 - 8.0, 4e4 - 9.0]]])
+    logp, entropy, _ = token_logprobs(logits, jnp.eye(3), jnp.zeros((1, 1), jnp.int32))
+    p = np.exp([0.0, -8.0, -9.0])
+    p /= p.sum()
+    assert float(entropy[0, 0]) == pytest.approx(-(p * np.log(p)).sum(), rel=1e-4)
+    assert float(logp[0, 0]) == pytest.approx(np.log(p[0]), rel=1e-4)
+
+
+def test_adaptive_controller():
+    example = worked_example("kl.adaptive")
+    p = example["params"]
+    for kl, want in zip(example["inputs"]["current_kl"], example["outputs"]["beta"], strict=True):
+        role = KLController(jnp.float32(1.0), p["target"], float(p["horizon"]))
+        beta = p["beta0"] * role.update(jnp.float32(kl), p["n_steps"]).state
+        assert float(beta) == pytest.approx(want, rel=1e-5)
+
+
+def test_the_total_is_policy_plus_kl_minus_entropy():
+    example = worked_example("ppo.entropy_bonus")
+    x, p = example["inputs"], example["params"]
+    batch = response_batch([[1.0]], jnp.float32)
+    objective = update.Objective(
+        model=lambda params, b: params,
+        terms=lambda out, b: (
+            [
+                jnp.full((1, 1), x["pg_loss"]) + 0 * out,
+                p["kl_coef"] * jnp.full((1, 1), x["kl"]),
+                -p["ent_coef"] * jnp.full((1, 1), x["entropy"]),
+            ],
+            {},
+        ),
+        reductions=(update.token_mean,) * 3,
+        corrected=(True, False, False),
+    )
+    loss, _, _ = update.loss_and_gradient(jnp.zeros((1, 1)), batch, objective, 1)
+    assert float(loss) == pytest.approx(example["outputs"]["total"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "reduction",
+    [update.token_mean, update.seq_mean_token_sum, update.seq_mean_token_mean],
+    ids=lambda f: f.__name__,
+)
+def test_an_empty_microbatch_is_exactly_zero(reduction):
+    example = worked_example("edge.empty_batch")
+    x = example["inputs"]
+    batch = response_batch(
+        x["response_mask"], jnp.float32, old_logprobs=x["old_log_prob"],
+        advantages=x["advantages"],
+    )  # fmt: skip
+    loss, gradient, _ = reduced(
+        lambda logp, b: policy.ppo_clip(policy.Policy(logp, logp), b),
+        jnp.asarray(x["log_prob"]), batch, reduction(batch),
+    )  # fmt: skip
+    assert float(loss) == example["outputs"]["loss"]
+    np.testing.assert_array_equal(gradient, example["outputs"]["grad"])
+
+
+def test_scaling_curve_and_its_fit():
+    example = worked_example("scalerl.sigmoid")
+    p, compute = example["params"], example["inputs"]["C"]
+    curve = dict(start=p["R0"], asymptote=p["A"], midpoint=p["C_mid"], steepness=p["B"])
+    np.testing.assert_allclose(sigmoid_curve(compute, **curve), example["outputs"]["R"], rtol=1e-5)
+    grid = np.geomspace(200, 30_000, 25)
+    noise = np.random.default_rng(0).normal(0, 0.004, grid.size)
+    found = fit_sigmoid(grid, sigmoid_curve(grid, **curve) + noise, start=p["R0"])
+    assert found["asymptote"] == pytest.approx(p["A"], abs=0.01)
+    assert found["midpoint"] == pytest.approx(p["C_mid"], rel=0.05)
+    assert found["steepness"] == pytest.approx(p["B"], rel=0.1) and found["r2"] > 0.99
+    spoilt = sigmoid_curve(grid, **curve)
+    spoilt[:3] = 0.5  # what the first steps did is not the curve's
+    assert fit_sigmoid(grid, spoilt, start=p["R0"], skip=3)["r2"] > 0.9999
+    with pytest.raises(InputError, match="at least 4 pairs"):
+        fit_sigmoid([1, 2, 3], [0.1, 0.2, 0.3], start=0.0)
