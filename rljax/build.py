@@ -201,6 +201,7 @@ def build(config: Config) -> Setup:
         kl_in_loss=algorithm.kl_in_loss,
         kl_estimator=algorithm.kl_estimator,
         kl_reward_estimator=algorithm.kl_reward_estimator,
+        kl_importance=algorithm.kl_importance,
         entropy_coef=algorithm.entropy_coef,
         correct_at=config.evaluate.correct_at,
         trust_region=algorithm.trust_region,

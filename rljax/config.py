@@ -126,6 +126,8 @@ class AlgorithmConfig:
     kl_in_loss: float = 0.0
     kl_estimator: str = "k3"  # of kl_in_loss
     kl_reward_estimator: str = "k1"  # of kl_in_reward
+    # kl_in_loss times pi / pi_old, gradient through both: unbiased off the sampling policy.
+    kl_importance: bool = False
     kl_target: float = 0.0  # the coefficients adapt so that the KL stays near this; 0 = fixed
     kl_horizon: float = 10_000.0  # sequences; how slowly they adapt
     entropy_coef: float = 0.0
@@ -258,14 +260,39 @@ def nearest_field(name: str) -> str:
     return close[0] if close else ""
 
 
+# Names by which verl's users know what is spelled otherwise here.
+_ELSEWHERE = {
+    "tis_imp_ratio_cap": "algorithm.correction=\"rollout_correction(level='token', upper=CAP, "
+    'veto=None)"',
+    "rollout_is": "algorithm.correction=\"rollout_correction(...)\", and mode='off' for metrics only",
+    "rollout_is_threshold": 'algorithm.correction="rollout_correction(upper=...)"',
+    "rollout_is_threshold_lower": 'algorithm.correction="rollout_correction(lower=...)"',
+    "rollout_is_level": 'algorithm.correction="rollout_correction(level=...)"',
+    "rollout_is_mode": 'algorithm.correction="rollout_correction(mode=...)"',
+    "rollout_is_veto_threshold": 'algorithm.correction="rollout_correction(veto=...)"',
+    "calculate_log_probs": "nothing: the sampler always records its log-probs",
+    "adv_estimator": "algorithm.advantage",
+    "loss_agg_mode": "algorithm.reduction",
+    "ppo_mini_batch_size": "batch.sequences_per_optimizer_step (sequences, not prompts)",
+    "use_kl_loss": "algorithm.kl_in_loss (0 = off)",
+    "kl_loss_coef": "algorithm.kl_in_loss",
+    "use_kl_in_reward": "algorithm.kl_in_reward (0 = off)",
+    "entropy_coeff": "algorithm.entropy_coef",
+}
+
+
+def unknown_field(name: str, prefix: str = "") -> str:
+    """What to say of a name that is no field: what replaces it, or the field it resembles."""
+    replaced = _ELSEWHERE.get(name.rpartition(".")[2])
+    if replaced:
+        return f"{prefix}{name}: no such field; use {replaced}"
+    near = nearest_field(name)
+    return f"{prefix}{name}: no such field" + (f"; did you mean {prefix}{near}?" if near else "")
+
+
 def _check_known(names: Iterable[str], where: str) -> None:
     known = set(field_names(Config()))
-    problems = [
-        f"{name}: no such field" + (f"; did you mean {near}?" if near else "")
-        for name in names
-        if name not in known
-        for near in [nearest_field(str(name))]
-    ]
+    problems = [unknown_field(str(name)) for name in names if name not in known]
     if problems:
         raise InputError(f"{where} has unknown fields:\n  " + "\n  ".join(problems))
 

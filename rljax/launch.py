@@ -4,7 +4,6 @@ Imports no model code before the flags are parsed, so that --help and a misspelt
 once.
 """
 
-import difflib
 import logging
 import os
 import sys
@@ -15,7 +14,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from rljax.config import Config, field_names
+from rljax.config import Config, field_names, unknown_field
 from rljax.errors import InputError
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -31,11 +30,7 @@ def check_flag_names(arguments: list[str], config: Config) -> None:
         name = argument.lstrip("-").split("=", 1)[0]
         if argument.startswith("--config.") and name.removeprefix("config.") not in known:
             field = name.removeprefix("config.")
-            close = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
-            problems.append(
-                f"--{name}: no such field"
-                + (f"; did you mean --config.{close[0]}?" if close else "")
-            )
+            problems.append(unknown_field(field, "--config."))
     if problems:
         raise InputError("unknown flags:\n  " + "\n  ".join(problems))
 

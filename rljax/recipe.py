@@ -29,6 +29,7 @@ class Recipe:
     kl_in_loss: float = 0.0
     kl_estimator: str = "k3"
     kl_reward_estimator: str = "k1"
+    kl_importance: bool = False
     entropy_coef: float = 0.0
     positive_nll: float = 0.0
     correct_at: float = 1.0
@@ -51,6 +52,7 @@ class Recipe:
             "reduction": self.reduction,
             "kl_in_loss": self.kl_in_loss,
             "kl_estimator": self.kl_estimator,
+            "kl_importance": self.kl_importance,
             "entropy_coef": self.entropy_coef,
             "positive_nll": self.positive_nll,
             "correct_at": self.correct_at,

@@ -20,7 +20,7 @@ import optax
 
 from rljax.batch import Batch, last_token
 from rljax.components import Component
-from rljax.losses.kl import kl_estimate
+from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import replicated, shard_rows
 from rljax.models.model import Model
@@ -94,6 +94,7 @@ class Actor:
         reduction: Callable,
         kl_in_loss: float | jax.Array = 0.0,
         kl_estimator: str = "k3",
+        kl_importance: bool = False,
         entropy_coef: float = 0.0,
         positive_nll: float = 0.0,
         correct_at: float = 1.0,
@@ -113,6 +114,10 @@ class Actor:
                 metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d} | metrics
             if measure_kl:
                 kl = kl_estimate(policy.logprobs, batch.ref_logprobs, kl_estimator)
+                if kl_importance:
+                    kl = importance_corrected_kl(
+                        policy.logprobs, batch.ref_logprobs, batch.old_logprobs, kl_estimator
+                    )
                 losses.append(kl_in_loss * kl)
                 metrics["kl_loss"] = kl
             if entropy_coef:

@@ -8,6 +8,8 @@ to the member that runs.
     def sweep():                                    # in the config file
         for lr in (1e-6, 3e-6):
             yield {"actor_optimizer.lr": lr}        # dotted fields of rljax.config.Config
+
+A member may start from another config file: {"config": "configs/presets/dapo.py:tiny", "seed": 1}.
 """
 
 import dataclasses
@@ -21,8 +23,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rljax.config import Config, fingerprints, from_dict, with_overrides
+from rljax.config import Config, field_names, fingerprints, from_dict, with_overrides
 from rljax.errors import InputError
+from rljax.launch import load_config_file
 from rljax.validation import validate
 
 RESULT = "sweep.json"
@@ -53,16 +56,36 @@ class Member:
 
 
 def member_name(overrides: Mapping[str, object]) -> str:
-    """A folder's name that says what is special: "lr=1e-05,seed=1", the last part of each field."""
-    parts = [f"{name.rpartition('.')[2]}={value}" for name, value in overrides.items()]
+    """A folder's name that says what is special: "lr=1e-05,seed=1", the last part of each field; a
+    config file of the member's own comes first, "dapo,seed=1"."""
+    parts = [
+        Path(str(value).partition(":")[0]).stem
+        if name == "config"
+        else f"{name.rpartition('.')[2]}={value}"
+        for name, value in overrides.items()
+    ]
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or "base"
     if len(name) > 100:  # file systems end at 255
         name = f"{name[:90]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return name
 
 
+def _changes(config: Config, path: str) -> dict[str, object]:
+    """What the command line changed in the config of a file: {dotted field: value}."""
+    plain, names = load_config_file(path), field_names(config)
+    values = {name: [_field(c, name) for c in (plain, config)] for name in names}
+    return {name: now for name, (before, now) in values.items() if before != now}
+
+
+def _field(config: Config, name: str):
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
 def make_members(base: Config, listed: object, folder: Path, where: str) -> list[Member]:
     """The members, each one valid. Raises InputError that lists every problem of every member."""
+    changed = None  # what the command line says goes for members with a file of their own, too
     try:
         overrides = list(listed)
     except TypeError:
@@ -81,8 +104,12 @@ def make_members(base: Config, listed: object, folder: Path, where: str) -> list
                 raise InputError(f"{place} is no dict of dotted fields", value=item)
             if "run_dir" in item:
                 raise InputError(f"{place} sets run_dir", fix="leave it out: the sweep sets it")
-            name = member_name(item)
-            config = with_overrides(base, {**item, "run_dir": str(folder / name)}, place)
+            name, start = member_name(item), base
+            fields = {k: v for k, v in item.items() if k != "config"}
+            if "config" in item:
+                changed = _changes(base, where) if changed is None else changed
+                start = with_overrides(load_config_file(str(item["config"])), changed, place)
+            config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
             validate(config)
             members.append(Member(name, dict(item), config))
         except InputError as error:
@@ -134,8 +161,21 @@ def flag(name: str, value: object) -> str:
 def command(launcher: Path, arguments: Sequence[str], member: Member) -> list[str]:
     """What runs one member; `arguments` hold --config and what the user set for all members."""
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
+    own = overrides.pop("config", None)
+    if own is not None:
+        arguments = [f"--config={own}", *_without_config(arguments)]
     flags = [flag(name, value) for name, value in overrides.items()]
     return [sys.executable, str(launcher), *arguments, *flags]
+
+
+def _without_config(arguments: Sequence[str]) -> list[str]:
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument == "--config":
+            next(rest, None)
+        elif not argument.startswith("--config="):
+            kept.append(argument)
+    return kept
 
 
 class Stopped(Exception):

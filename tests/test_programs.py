@@ -21,7 +21,7 @@ from rljax.config import HOMES, OptimizerConfig
 from rljax.dataflows.grpo import learn as grpo_learn
 from rljax.dataflows.ppo import learn as ppo_learn
 from rljax.losses import policy
-from rljax.losses.kl import kl_estimate
+from rljax.losses.kl import importance_corrected_kl
 from rljax.mesh import make_mesh, shard_rows
 from rljax.models.builtin import decoder
 from rljax.models.huggingface import _disk_names, _to_hf, load_config, load_params
@@ -288,10 +288,9 @@ def test_six_grpo_steps_equal_trl(trl_model):
         loss, metrics = policy.ppo_clip(
             now, b, clip_low=meta["epsilon"], clip_high=meta["epsilon_high"], dual_clip=None
         )
-        # TRL 1.16 weighs its KL by the ratio, so that it stays unbiased off the sampling policy.
-        ratio = jnp.exp(policy.log_ratio(now, b, by="TRL"))
-        kl = kl_estimate(now.logprobs, b.ref_logprobs, "k3")
-        return loss + meta["beta"] * ratio * kl, metrics
+        # TRL 1.16 weighs its KL by the ratio: algorithm.kl_importance here.
+        kl = importance_corrected_kl(now.logprobs, b.ref_logprobs, b.old_logprobs, "k3")
+        return loss + meta["beta"] * kl, metrics
 
     state, norms = follow(model, folder, meta, cases, to_batch, with_kl)
     assert_final("grpo", model, state, norms)

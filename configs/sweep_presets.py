@@ -1,0 +1,25 @@
+"""A sweep: every preset on the same embedded task, one after the other, and a table.
+
+python launchers/sweep.py --config=configs/sweep_presets.py
+
+Another seed for all of them: --config.seed=1 --out=runs/presets_seed1. The same command goes on
+after an interruption. Measured: README, Methods.
+"""
+
+from pathlib import Path
+
+from rljax.config import Config
+from rljax.launch import load_config_file
+
+PRESETS = Path(__file__).with_name("presets")
+
+
+def get_config(variant: str = "") -> Config:
+    """What --config.field=value changes for every member."""
+    return load_config_file(f"{PRESETS / 'grpo.py'}:tiny")
+
+
+def sweep():
+    """Each member: its config file, and dotted fields of rljax.config.Config."""
+    for path in sorted(PRESETS.glob("*.py")):
+        yield {"config": f"{path}:tiny"}
