@@ -130,13 +130,8 @@ def greedy_accuracy(
 ) -> tuple[np.ndarray, list[dict]]:
     """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
     failed."""
-    greedy = Sampling(
-        temperature=0.0,
-        max_response_tokens=sampling.max_response_tokens,
-        stop_ids=sampling.stop_ids,
-    )
     scores, rows = score_prompts(
-        actor, reward, prompts, sampling=greedy, prompt_tokens=prompt_tokens
+        actor, reward, prompts, sampling=sampling.greedy(), prompt_tokens=prompt_tokens
     )
     return np.where(np.isnan(scores[:, 0]), np.nan, scores[:, 0] >= correct_at), rows
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden_checks.common import response_batch
-from preset_runs import Shared, preset_config
+from preset_runs import Shared, one_device, preset_config
 
 from rljax import build
 from rljax.batch import last_token
@@ -24,6 +24,7 @@ from rljax.dataflows.stages import (
 from rljax.recipe import Recipe
 from rljax.resampling import group_rank_weights
 from rljax.roles import Baseline
+from rljax.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +190,20 @@ def test_rows_that_leave_a_group_leave_its_baseline():
     group = np.asarray(made.group)
     assert group[1] not in group[[0, 2, 3]] and (group[[0, 2, 3]] == [0, 1, 1]).all()
     np.testing.assert_array_equal(made.mask[:, 0], [1, 0, 1, 1])
+
+
+def test_a_requested_length_is_learnt(shared, tmp_path):
+    """L1-Exact: the prompt asks for 1 to 4 tokens, and the error of the length falls."""
+    config = preset_config("grpo")
+    config.data.target_tokens, config.data.target_instruction = (1, 4), "{target_tokens}"
+    config.data.train = "toy.letters_and_digits"
+    config.data.max_prompt_tokens, config.sampler.max_response_tokens = 6, 6
+    config.reward.function = "l1_exact(alpha=0.2, correct='toy.anything')"
+    config.sft.steps, config.steps = 0, 60
+    config.algorithm = dataclasses.replace(config.algorithm, kl_in_loss=0.0)
+    with one_device(), Run(config, tmp_path) as run:
+        run.begin_rl(build.initial_params(run.setup))
+        rows = [run.rl_step() for _ in range(config.steps)]
+    errors = [float(r["reward/part/length_error"]) for r in rows]
+    assert np.mean(errors[:3]) > 1.0 and np.mean(errors[-5:]) < 0.5, errors
+    assert {"reward/part/correct", "reward/part/over_budget"} <= rows[0].keys()

@@ -23,7 +23,7 @@ def config(tmp_path, **changes) -> Config:
         compilation_cache="~/.cache/rljax/tests",
     )
     made.mesh.data, made.mesh.fsdp = 8, 1
-    made.data.train = "toy.first_letter"
+    made.data.train = "first_letter()"
     made.data.max_prompt_tokens = 4
     made.sampler.max_response_tokens = 1
     made.batch.prompts_per_step, made.batch.samples_per_prompt = 16, 8

@@ -203,7 +203,7 @@ def trl_optimizer(meta) -> optax.GradientTransformation:
     return make_optimizer(config, meta["max_steps"])
 
 
-def follow(model, folder, meta, cases, to_batch, loss):
+def follow(model, folder, meta, cases, to_batch, loss, reduction=update.token_mean):
     """Every recorded micro-batch through our update; compares losses, gradient norms and final
     weights."""
     optimizer = trl_optimizer(meta)
@@ -212,7 +212,7 @@ def follow(model, folder, meta, cases, to_batch, loss):
         lambda s, b: update.fit(
             s,
             b,
-            objective(model, loss, update.token_mean),
+            objective(model, loss, reduction),
             optimizer=optimizer,
             steps=Steps(b.rows, b.rows),
         )
@@ -294,3 +294,36 @@ def test_six_grpo_steps_equal_trl(trl_model):
 
     state, norms = follow(model, folder, meta, cases, to_batch, with_kl)
     assert_final("grpo", model, state, norms)
+
+
+def test_six_rloo_steps_equal_trl(trl_model):
+    """TRL's RLOO: PPO's clip on the product of a response's ratios, two passes over each batch."""
+    folder, model = trl_model
+    meta, cases = golden_cases("public", "trl_traj", "rloo.npz")
+
+    def to_batch(x):
+        prompt, completion = x["prompt_mask"].sum(axis=1), x["completion_mask"].sum(axis=1)
+        rows, columns = len(prompt), 24
+        tokens = np.zeros((rows, columns), np.int32)
+        fields = {k: np.zeros((rows, columns), np.float32) for k in ("mask", "old", "adv")}
+        for i, (p, c) in enumerate(zip(prompt.astype(int), completion.astype(int), strict=True)):
+            tokens[i, :p] = x["prompt_ids"][i][x["prompt_mask"][i] > 0]
+            tokens[i, p : p + c] = x["completion_ids"][i, :c]
+            fields["mask"][i, p : p + c] = 1
+            fields["old"][i, p] = x["old_logps"][i]  # of the whole response: only the sum counts
+            fields["adv"][i, p : p + c] = x["advantages"][i]
+        return batch_from_rows(
+            jnp.asarray(tokens),
+            jnp.asarray(prompt + completion),
+            jnp.asarray(fields["mask"]),
+            old_logprobs=jnp.asarray(fields["old"]),
+            advantages=jnp.asarray(fields["adv"]),
+        )
+
+    def loss(now, b):
+        e = meta["epsilon"]
+        return policy.gspo(now, b, clip_low=e, clip_high=e, length_normalized=False)
+
+    reduction = update.seq_mean_token_mean
+    state, norms = follow(model, folder, meta, cases, to_batch, loss, reduction)
+    assert_final("rloo", model, state, norms)

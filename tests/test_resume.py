@@ -366,3 +366,37 @@ def test_ten_kills_and_a_sigterm_of_the_quickstart(tmp_path):
         assert launched.process.returncode == -signal.SIGKILL
     assert start(killed).wait(3000) == 0
     assert_same_run(killed, whole)
+
+
+@pytest.mark.parametrize("dataflow", ["grpo", "reinforce(decay=0.5)"])
+def test_what_outlives_a_step_is_resumed(parts, tmp_path, dataflow):
+    """Pass rates and positions of a mixture, rounds of sampling, the KL scale, a running mean."""
+    fields = {
+        "dataflow": dataflow,
+        "data__sources": ("sort_digits(digits=4, prompts=40, test=8, worked_examples=8)",),
+        "data__weights": (0.3, 0.7),
+        "data__retire_at_pass_rate": 0.01,
+        "evaluate__correct_at": 0.4,
+        "algorithm__kl_in_loss": 0.05,
+        "algorithm__kl_target": 0.01,
+        "algorithm__kl_horizon": 50.0,
+        "steps": 8,
+    }
+    if dataflow == "grpo":
+        fields["algorithm__collect"] = "active(refill=0.5, max_rounds=3)"
+    else:
+        fields["algorithm__advantage"] = "reinforce()"
+    train(configured(tmp_path / "whole", **fields))
+    plan(parts, signal.SIGTERM, EVALUATION + 40)
+    stopped = train(configured(tmp_path / "half", **fields))
+    assert "stopped by SIGTERM" in stopped["status"]
+    train(configured(tmp_path / "half", **fields))
+    assert_same_run(tmp_path / "half", tmp_path / "whole")
+    last = metrics_rows(tmp_path / "whole")[-1]
+    assert last["kl_controller/scale"] != 1 and last["data/retired_prompts"] > 0
+    chances = {k: v for k, v in last.items() if k.startswith("data/chance/")}
+    assert sorted(chances.values()) == pytest.approx([0.3, 0.7])
+    if dataflow == "grpo":
+        assert last["collect/rounds"] >= 1
+    else:
+        assert last["baseline"] > 0

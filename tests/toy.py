@@ -1,24 +1,21 @@
 """A task, losses and a dataflow from outside the package, for tests of learning."""
 
-import itertools
+import dataclasses
 
-from rljax.data.tasks import Task
+from rljax.data.tasks import Task, first_letter
 from rljax.losses.policy import Policy, ppo_clip
 from rljax.update import Objective
 
 
-def first_letter() -> Task:
-    """ "bca>" -> "b": one letter, so that a policy gradient has nothing to hide behind."""
-    records = [
-        {
-            "prompt": "".join(p) + ">", "ground_truth": p[0], "data_source": "toy",
-            "extra_info": {}, "index": i,
-        }
-        for i, p in enumerate(itertools.product("abcd", repeat=3))
-    ]  # fmt: skip
-    test, train = records[::4], [r for i, r in enumerate(records) if i % 4]
-    worked = [{"prompt": r["prompt"], "completion": r["ground_truth"]} for r in train]
-    return Task("abcd>", train, test, worked)
+def letters_and_digits() -> Task:
+    """ "bca>" and a digit that the prompt appends: for rewards that look at the length."""
+    task = first_letter()
+    return dataclasses.replace(task, alphabet=task.alphabet + "0123456789")
+
+
+def anything(response) -> float:
+    """Every response is right."""
+    return 1.0
 
 
 def upside_down(policy, batch):
