@@ -58,3 +58,11 @@ def worked_example(name: str) -> dict:
     if not path.exists():
         pytest.skip("worked examples are absent: no ../shared/worked_examples.json")
     return next(e for e in json.loads(path.read_text())["examples"] if e["id"] == name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Every compiled program holds memory maps, of which a process has 65530; past that LLVM
+    crashes. What took long to compile comes back from the cache on disk."""
+    yield
+    jax.clear_caches()

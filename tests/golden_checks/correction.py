@@ -62,15 +62,15 @@ def _with_empty_rows(batch, share, *arrays):
     return [widen(batch.mask, zero), widen(share, empty), *(widen(x, zero) for x in arrays)]
 
 
-def _has_empty_rows(batch) -> bool:
-    return bool(jnp.any(jnp.sum(batch.mask, axis=1) == 0))
+def _has_empty_rows(case) -> bool:
+    return bool((np.sum(case.inputs["response_mask"], axis=1) == 0).any())
 
 
-def _mismatch(batch) -> dict:
+def _mismatch(batch, case) -> dict:
     """verl's off-policy metrics by its names."""
     found = mismatch_metrics(batch)
     found = {name: found[f"mismatch/mismatch_{name}"] for name in MISMATCH}
-    if _has_empty_rows(batch):
+    if _has_empty_rows(case):
         share = sequence_share(batch)
         logs = (
             -segment_mean(x, batch, share) for x in (batch.old_logprobs, batch.sampler_logprobs)
@@ -150,13 +150,13 @@ def rollout_is_pr3694(case, dtype) -> dict:
     bounds = (1 / upper if lower is None else lower, upper)
     numbers = _spread(batch, *_weights_at(batch, level), level, bounds)
     found["rollout_is_std"] = numbers["std"]
-    if _has_empty_rows(batch):
+    if _has_empty_rows(case):
         found |= {f"rollout_is_{k}": v for k, v in numbers.items()}
         live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(dtype))
         for name in ("veto_fraction", "seq_masked_fraction"):
             if f"rollout_is_{name}" in found:
                 found[f"rollout_is_{name}"] = found[f"rollout_is_{name}"] * live
-    found |= {f"mismatch_{k}": v for k, v in _mismatch(batch).items()}
+    found |= {f"mismatch_{k}": v for k, v in _mismatch(batch, case).items()}
     return {
         "output/rollout_is_weights": _cut(corrected.weights, case),
         **_present(found, case, "mismatch/"),
@@ -190,7 +190,7 @@ def rollout_corr_v070(case, dtype) -> dict:
     if level:
         numbers = _spread(batch, *_weights_at(batch, level), level, (1 / upper, upper))
         found |= (
-            {f"rollout_is_{k}": v for k, v in numbers.items()} if _has_empty_rows(batch) else {}
+            {f"rollout_is_{k}": v for k, v in numbers.items()} if _has_empty_rows(case) else {}
         )
         found["rollout_is_std"] = numbers["std"]
     for name in ("veto_fraction", "catastrophic_token_fraction"):
@@ -203,7 +203,7 @@ def rollout_corr_v070(case, dtype) -> dict:
         for key in ("masked_fraction", "seq_masked_fraction"):
             numbers[key] = metrics[f"mismatch/rollout_rs_{rs_level}_ratio_{key}"]
         found |= {f"rollout_rs_{k}": v for k, v in numbers.items()}
-    if _has_empty_rows(batch):
+    if _has_empty_rows(case):
         live = jnp.mean((jnp.sum(batch.mask, axis=1) > 0).astype(dtype))
         found["rollout_is_veto_fraction"] = found["rollout_is_veto_fraction"] * live
         if rs_level:
@@ -216,7 +216,7 @@ def rollout_corr_v070(case, dtype) -> dict:
             weights = weights * metrics["mismatch/rollout_is_batch_norm_factor"]
             weights = weights / _norm_factor(batch, bounded, level)
         out["output/rollout_is_weights"] = _cut(weights, case)
-    return out | _present(found | _mismatch(batch), case, "rollout_corr/")
+    return out | _present(found | _mismatch(batch, case), case, "rollout_corr/")
 
 
 # -- verl main ------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def _rules(names: str | None, thresholds: str | None) -> tuple:
     return tuple(rules)
 
 
-def _correct(batch, params: dict):
+def _correct(batch, params: dict, case):
     """The product's call for verl's options, and the metrics by verl's names without a prefix."""
     level, threshold = params.get("rollout_is"), str(params.get("rollout_is_threshold") or "2.0")
     low, _, high = threshold.partition("_")
@@ -251,7 +251,7 @@ def _correct(batch, params: dict):
     corrected, metrics = rollout_correction(
         batch, reject=rules, affects_denominator=True, batch_normalise=normalise, **options
     )
-    found = _product(metrics, "rollout_rs_") | _mismatch(batch)
+    found = _product(metrics, "rollout_rs_") | _mismatch(batch, case)
     for name, *bounds in rules:
         key = f"rollout_rs_{name}_std"
         found[key] = _std(
@@ -303,7 +303,7 @@ def _applied(batch, applied, level, upper, lower) -> dict:
 
 
 def rollout_correction_main(case, dtype) -> dict:
-    corrected, found = _correct(_batch(case, dtype), case.params)
+    corrected, found = _correct(_batch(case, dtype), case.params, case)
     out = {"output/modified_response_mask": _cut(corrected.mask, case)}
     if corrected.weights is not None:
         out["output/rollout_is_weights"] = _cut(corrected.weights, case)
@@ -313,7 +313,7 @@ def rollout_correction_main(case, dtype) -> dict:
 def offpolicy_metrics(case, dtype) -> dict:
     # Without sampler log-probs the peer gives the trainer's perplexity alone: the sampler's are
     # replaced by the trainer's, and the rest is not in the file.
-    return _present(_mismatch(_batch(case, dtype)), case, "")
+    return _present(_mismatch(_batch(case, dtype), case), case, "")
 
 
 def rollout_debug_metrics(case, dtype) -> dict:
@@ -350,7 +350,7 @@ def policy_loss_bypass_mode(case, dtype) -> dict:
         case.inputs["response_mask"], dtype, old_logprobs=case.inputs["old_log_prob"],
         sampler_logprobs=case.inputs["old_log_prob"], advantages=case.inputs["advantages"],
     )  # fmt: skip
-    corrected, found = _correct(batch.replace(old_logprobs=current), p)
+    corrected, found = _correct(batch.replace(old_logprobs=current), p, case)
     batch = batch.replace(mask=corrected.mask)
     if p["loss_type"] == "reinforce":
         loss_of = policy_gradient

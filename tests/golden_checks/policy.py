@@ -269,7 +269,7 @@ def verl_value(case, dtype):
         jnp.asarray(x["vpreds"], dtype), batch, token_weights(p, batch),
     )  # fmt: skip
     tokens = np.sum(x["response_mask"])
-    clipped = np.round(np.float64(metrics["vf_clipfrac"]) * tokens)
+    clipped = jnp.round(metrics["vf_clipfrac"].astype(jnp.float64) * tokens)
     return {
         "output/vf_loss": loss,
         # verl's masked mean adds 1e-8 to the count
