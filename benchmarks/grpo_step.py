@@ -24,7 +24,6 @@ import numpy as np
 
 from rljax import compiles
 from rljax.batch import last_token
-from rljax.recipe import Recipe
 from rljax.components import resolve
 from rljax.config import HOMES, OptimizerConfig
 from rljax.dataflows.grpo import learn
@@ -32,6 +31,7 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
+from rljax.recipe import Recipe
 from rljax.roles import Actor, start_training
 from rljax.sampler import Sampling, rollout
 from rljax.update import Steps

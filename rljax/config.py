@@ -264,7 +264,7 @@ def nearest_field(name: str) -> str:
 _ELSEWHERE = {
     "tis_imp_ratio_cap": "algorithm.correction=\"rollout_correction(level='token', upper=CAP, "
     'veto=None)"',
-    "rollout_is": "algorithm.correction=\"rollout_correction(...)\", and mode='off' for metrics only",
+    "rollout_is": "algorithm.correction=\"rollout_correction(...)\", mode='off': metrics only",
     "rollout_is_threshold": 'algorithm.correction="rollout_correction(upper=...)"',
     "rollout_is_threshold_lower": 'algorithm.correction="rollout_correction(lower=...)"',
     "rollout_is_level": 'algorithm.correction="rollout_correction(level=...)"',

@@ -38,6 +38,28 @@ from rljax.update import (
 )
 
 
+def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:
+    """The policy loss, which the rollout correction weighs, and further terms (reduction,
+    function), which it does not. `shown` are functions whose values are metrics."""
+
+    def values(policy, batch):
+        value, metrics = loss(policy, batch)
+        metrics = {**metrics, "entropy": policy.entropy}
+        if batch.old_logprobs is not None:
+            d = log_ratio(policy, batch, by="update")
+            metrics = {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d} | metrics
+        metrics |= {name: function(policy, batch) for name, function in shown.items()}
+        return [value, *(function(policy, batch) for _, function in terms)], metrics
+
+    return Objective(
+        model=lambda p, b: Policy(*actor.model.logprobs(p, b, actor.temperature)),
+        terms=values,
+        reductions=(reduction, *(r for r, _ in terms)),
+        corrected=(not trait(loss, "applies_weights"), *(False for _ in terms)),
+        whole_step=trait(loss, "whole_step"),
+    )
+
+
 def trait(loss: Callable, name: str) -> bool:
     """Whether a loss carries this attribute; a component's is that of its function."""
     function = loss.function if isinstance(loss, Component) else loss
@@ -102,42 +124,26 @@ class Actor:
     ):
         """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H +
         positive_nll NLL(correct rows) -> (Actor, metrics)."""
-        measure_kl = not isinstance(kl_in_loss, float) or kl_in_loss > 0
-        if measure_kl:
+        if not isinstance(kl_in_loss, (int, float)) or kl_in_loss > 0:
             batch.require("ref_logprobs", by="kl_in_loss")
 
-        def terms(policy, batch):
-            value, metrics = loss(policy, batch)
-            losses, metrics = [value], {**metrics, "entropy": policy.entropy}
-            if batch.old_logprobs is not None:
-                d = log_ratio(policy, batch, by="update")
-                metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d} | metrics
-            if measure_kl:
-                kl = kl_estimate(policy.logprobs, batch.ref_logprobs, kl_estimator)
+            def kl(policy, b):
                 if kl_importance:
-                    kl = importance_corrected_kl(
-                        policy.logprobs, batch.ref_logprobs, batch.old_logprobs, kl_estimator
+                    return importance_corrected_kl(
+                        policy.logprobs, b.ref_logprobs, b.old_logprobs, kl_estimator
                     )
-                losses.append(kl_in_loss * kl)
-                metrics["kl_loss"] = kl
-            if entropy_coef:
-                losses.append(-entropy_coef * policy.entropy)
-            if positive_nll:
-                losses.append(-positive_nll * policy.logprobs)
-            return losses, metrics
+                return kl_estimate(policy.logprobs, b.ref_logprobs, kl_estimator)
 
-        count = 1 + measure_kl + bool(entropy_coef)
-        reductions = [reduction] * count
+            terms = [(reduction, lambda policy, b: kl_in_loss * kl(policy, b))]
+            shown = {"kl_loss": kl}
+        else:
+            terms, shown = [], {}
+        if entropy_coef:
+            terms.append((reduction, lambda policy, b: -entropy_coef * policy.entropy))
         if positive_nll:
-            reductions.append(functools.partial(positive_token_mean, correct_at=correct_at))
-        mine = not trait(loss, "applies_weights")
-        objective = Objective(
-            model=lambda p, b: Policy(*self.model.logprobs(p, b, self.temperature)),
-            terms=terms,
-            reductions=tuple(reductions),
-            corrected=(mine,) + (False,) * (len(reductions) - 1),
-            whole_step=trait(loss, "whole_step"),
-        )
+            right = functools.partial(positive_token_mean, correct_at=correct_at)
+            terms.append((right, lambda policy, b: -positive_nll * policy.logprobs))
+        objective = _policy_objective(self, loss, reduction, terms, shown)
         state, metrics = fit(
             self.state,
             batch,

@@ -21,9 +21,7 @@ ORDER = [
     ("train",),
 ]
 # What the rooms with the formulas may import at all, beside `batch`, `errors` and their own room.
-PURE = {
-    name: set() for name in ("advantages", "losses", "correction", "shaping", "filters")
-}
+PURE = {name: set() for name in ("advantages", "losses", "correction", "shaping", "filters")}
 FREE = {"batch", "errors", "kernels"}
 
 

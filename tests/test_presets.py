@@ -1,4 +1,4 @@
-"""Every preset: its config is whole, its tiny variant learns, and with its sign flipped it does not."""
+"""Every preset: its config is whole, its tiny variant learns, with a flipped sign it does not."""
 
 import ast
 

@@ -19,7 +19,7 @@ from rljax.tiny import TOKENS, tiny
 def get_config(variant: str = "") -> Config:
     """`:tiny` is the same algorithm on an embedded task."""
     tokens, cache = (TOKENS, 1) if variant == "tiny" else (20480, 4096)
-    alpha = 10.0 if variant == "tiny" else 0.05  # lambda = 1 - 1 / (alpha length): 2 tokens, or many
+    alpha = 10.0 if variant == "tiny" else 0.05  # lambda = 1 - 1 / (alpha x length in tokens)
     config = Config(dataflow="vapo(value_pretraining_steps=50, positive_nll=0.1)", steps=1000)
     config.data.max_prompt_tokens = 2048
     config.sampler.max_response_tokens = tokens

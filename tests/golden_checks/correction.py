@@ -189,9 +189,7 @@ def rollout_corr_v070(case, dtype) -> dict:
     found = _product(metrics, "rollout_is_") if level else {}
     if level:
         numbers = _spread(batch, *_weights_at(batch, level), level, (1 / upper, upper))
-        found |= (
-            {f"rollout_is_{k}": v for k, v in numbers.items()} if _has_empty_rows(case) else {}
-        )
+        found |= {f"rollout_is_{k}": v for k, v in numbers.items()} if _has_empty_rows(case) else {}
         found["rollout_is_std"] = numbers["std"]
     for name in ("veto_fraction", "catastrophic_token_fraction"):
         found[f"rollout_is_{name}"] = metrics[f"mismatch/rollout_is_{name}"]
