@@ -22,7 +22,7 @@ from rljax.mesh import make_mesh, replicated, row_shards
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
-from rljax.recipe import Recipe
+from rljax.recipe import Recipe, rehearse
 from rljax.rewards.pool import RewardPool
 from rljax.roles import (
     Actor,
@@ -219,6 +219,7 @@ def build(config: Config) -> Setup:
             batch.epochs,
         ),
     )
+    rehearse(recipe)
     sft_recipe = recipe
     if config.sft.steps:
         steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)

@@ -5,7 +5,7 @@ reward=) and returns (batch, prompts, metrics); `prompts.more(n)` draws further 
 data.
 
 A group is live when the reward's own scores in it are not all equal; only live groups have an
-advantage (ALGORITHMS H4). Groups of one are live.
+advantage (ALGORITHMS H4).
 """
 
 import dataclasses
@@ -89,7 +89,7 @@ def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_
     if n < 2:
         raise InputError(
             "dynamic sampling needs groups", value=n, rule="batch.samples_per_prompt >= 2",
-            fix="raise it, or set batch.collect='once'",
+            fix="raise it, or set algorithm.collect='once'",
         )  # fmt: skip
     live, dead = _Groups([], [], []), _Groups([], [], [])
     counts = dict(rounds=0, solved=0, zero=0, groups=0, discarded_tokens=0.0)

@@ -110,12 +110,14 @@ def score_prompts(
         )  # the last call has the shape of the others: no new compile
         batch = Prompts.from_records(part, length=prompt_tokens)
         trajectories = actor.generate(batch, jax.random.fold_in(key, start), sampling, n=samples)
+        reward.forget()
         reward(trajectories, batch)
         found = reward.rows[: real * samples]
         rows += found
         scores += [
             [r["reward"] for r in found[i : i + samples]] for i in range(0, len(found), samples)
         ]
+    reward.forget()
     return np.asarray(scores, np.float64), rows
 
 

@@ -7,8 +7,13 @@ that a change of any option is another program.
 import dataclasses
 from collections.abc import Callable
 
+import jax
+
+from rljax.batch import Batch
 from rljax.collect import once
 from rljax.components import Component
+from rljax.errors import InputError
+from rljax.losses.policy import Policy
 from rljax.sampler import Sampling
 from rljax.update import Steps
 
@@ -63,3 +68,48 @@ class Recipe:
     def critic_options(self) -> dict:
         """The keyword arguments of Critic.update that the config sets."""
         return {"steps": self.steps, "reduction": self.reduction}
+
+
+def rehearse(recipe: Recipe) -> None:
+    """Call every component once on shapes alone, before anything is sampled or compiled: an option
+    out of range, or a function of the user's that does not take or return what its stage does.
+    Raises InputError."""
+    rows, columns = 4, 6
+    shapes = {"B": rows, "S": columns, "K": 2}
+    fields = {
+        f.name: jax.ShapeDtypeStruct([shapes[a] for a in f.metadata["axes"]], f.metadata["dtype"])
+        for f in dataclasses.fields(Batch)
+    }
+    batch, per_token = Batch(**fields), fields["mask"]
+
+    def call(stage: str, component, shape, *args):
+        if not isinstance(component, Component):
+            return
+        try:
+            found = jax.eval_shape(component, *args)
+        except InputError:
+            raise
+        except Exception as error:  # of the user's code, or of an option's value
+            raise InputError(
+                f"algorithm.{stage}={component.text!r} fails when it is called",
+                rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                fix="see the function's docstring for what it takes and returns",
+            ) from error
+        first = found[0] if isinstance(found, tuple) else found
+        first = first if hasattr(first, "shape") else per_token
+        if shape is not None and tuple(first.shape) not in shape:
+            raise InputError(
+                f"algorithm.{stage}={component.text!r} returns the wrong shape",
+                value=tuple(first.shape),
+                rule=f"one of {shape} for a batch of [{rows}, {columns}]",
+            )
+
+    token, row = (rows, columns), (rows,)
+    call("advantage", recipe.advantage, (token,), batch)
+    call("policy_loss", recipe.policy_loss, (token, row), Policy(per_token, per_token), batch)
+    call("value_loss", recipe.value_loss, (token, row), per_token, batch)
+    call("reduction", recipe.reduction, (token,), batch)
+    call("correction", recipe.correction, None, batch)
+    for stage in ("reward_shaping", "baseline_filters", "filters"):
+        for component in getattr(recipe, stage):
+            call(stage, component, (row,), batch)

@@ -47,7 +47,8 @@ def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) 
         metrics = {**metrics, "entropy": policy.entropy}
         if batch.old_logprobs is not None:
             d = log_ratio(policy, batch, by="update")
-            metrics = {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d} | metrics
+            # To the policy that the batch began with, whatever ratio the loss itself uses.
+            metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d}
         metrics |= {name: function(policy, batch) for name, function in shown.items()}
         return [value, *(function(policy, batch) for _, function in terms)], metrics
 
@@ -242,16 +243,17 @@ class Reward:
 
     A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
     and it
-    leaves its group, so that neither the loss nor a baseline sees it. `rows` and `counts` describe
-    the last call that was not made with remember=False; `outcomes` gathers (prompt id,
-    score) of every scored sample until it is emptied.
+    leaves its group, so that neither the loss nor a baseline sees it. `rows`, `counts` and
+    `outcomes` describe all calls since `forget`, but for those made with remember=False.
     """
 
     def __init__(self, pool: RewardPool, tokenizer, mesh):
         self.pool, self.tokenizer, self.mesh = pool, tokenizer, mesh
-        self.rows: list[dict] = []
-        self.counts: dict[str, float] = {}
-        self.outcomes: list[tuple[int, float]] = []
+        self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
+
+    def forget(self) -> None:
+        """Start anew: a step may call the reward several times."""
+        self._seen = []
 
     def __call__(self, batch: Batch, prompts, *, remember: bool = True) -> Batch:
         """`prompts.records[group]` holds the ground truth of a row. Fills rewards, scores and the
@@ -270,12 +272,8 @@ class Reward:
             ]
             scores = self.pool.score(samples)
             if remember:
-                self._remember(samples, scores)
-                self.outcomes += [
-                    (prompts.records[g].get("prompt_id"), s.value)
-                    for g, s in zip(group, scores, strict=True)
-                    if s.status == "ok"
-                ]
+                records = [prompts.records[g] for g in group]
+                self._seen += zip(samples, scores, records, strict=True)
             ok = np.array([s.status == "ok" for s in scores])
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
             # A failed row gets a group of its own: its siblings' baseline is taken without it.
@@ -294,23 +292,43 @@ class Reward:
             "finish_reason": ("stop", "length", "interrupt", "abort")[int(finish)],
         }
 
-    def _remember(self, samples: list[dict], scores: list[Score]) -> None:
+    @property
+    def rows(self) -> list[dict]:
+        """Text, reward and status of every sample."""
         keep = ("prompt", "response", "ground_truth", "finish_reason")
-        self.rows = [
+        return [
             {**{k: s[k] for k in keep}, "reward": x.value, "status": x.status, "message": x.message}
-            for s, x in zip(samples, scores, strict=True)
+            for s, x, _ in self._seen
         ]
-        self.counts = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
-        for score in scores:
-            if score.status != "ok":
-                self.counts[f"reward/{score.status}s"] += 1.0
+
+    @property
+    def outcomes(self) -> list[tuple[int, float]]:
+        """(prompt_id, score) of every scored sample of a training prompt."""
+        return [
+            (record["prompt_id"], score.value)
+            for _, score, record in self._seen
+            if score.status == "ok" and record.get("prompt_id") is not None
+        ]
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Failures; mean score and share of the samples of every source; means of the parts."""
+        out = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
-        for sample, score in zip(samples, scores, strict=True):
-            if score.status == "ok":
-                means.setdefault(f"reward/source/{sample['data_source']}", []).append(score.value)
+        shares: dict[str, float] = {}
+        for sample, score, record in self._seen:
+            source = record.get("source") or sample["data_source"]
+            shares[source] = shares.get(source, 0.0) + 1 / len(self._seen)
+            if score.status != "ok":
+                out[f"reward/{score.status}s"] += 1.0
+                continue
+            means.setdefault(f"reward/source/{source}", []).append(score.value)
             for name, value in score.parts.items():
                 means.setdefault(f"reward/part/{name}", []).append(value)
-        self.counts |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
+        out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
+        if len(shares) > 1:
+            out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
+        return out
 
     def close(self) -> None:
         self.pool.close()
@@ -322,7 +340,11 @@ def _parts(scores: list[Score]) -> np.ndarray | None:
     names = sorted({name for score in scores for name in score.parts} - {"score"})
     if not names:
         return None
-    return np.array([[s.parts.get(name, 0.0) for name in names] for s in scores], np.float32)
+    # A part that a score lacks does not apply to it (rljax.advantages.gdpo); a failed row is
+    # masked.
+    lack = [0.0 if score.status != "ok" else np.nan for score in scores]
+    rows = [[s.parts.get(name, x) for name in names] for s, x in zip(scores, lack, strict=True)]
+    return np.array(rows, np.float32)
 
 
 @jax.jit

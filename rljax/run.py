@@ -228,8 +228,6 @@ class Run:
         """What the rewards said of each prompt, for a curriculum that retires the solved ones."""
         if isinstance(self.prompts, Curriculum):
             self.prompts.record(self.reward.outcomes, self.config.evaluate.correct_at)
-        if self.reward is not None:
-            self.reward.outcomes.clear()
 
     def _drop_solved(self) -> None:
         """Prompts that the starting policy mostly solves are dropped before the first step."""
@@ -242,17 +240,20 @@ class Run:
             part = (part * (-(-size // len(part))))[:size]
             prompts = Prompts.from_records(part, length=self.setup.data.prompt_tokens)
             key, draw = jax.random.split(key)
+            self.reward.forget()
             self.reward(
                 self.roles["actor"].generate(prompts, draw, self.setup.recipe.sampling, n=samples),
                 prompts,
             )
-        self._learn_pass_rates()
+            self._learn_pass_rates()
         dropped = self.prompts.drop_above(limit)
         LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)
 
     def rl_step(self) -> dict:
         setup, config = self.setup, self.config
         before = self.prompts.position
+        if self.reward is not None:
+            self.reward.forget()
         prompts = self._draw(config.batch.prompts_per_step)
         key = jax.random.fold_in(jax.random.fold_in(self.key, 2), self.progress.rl_steps)
         roles = {k: v for k, v in self.roles.items() if k in setup.dataflow.parameters}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.errors import InputError
 
 
 def response_tokens(batch: Batch):
@@ -15,11 +16,20 @@ def response_tokens(batch: Batch):
     return jnp.sum(batch.mask, axis=1)
 
 
+def _check_limits(name: str, max_tokens: int, cache_tokens: int) -> None:
+    if not 0 < cache_tokens <= max_tokens:
+        raise InputError(
+            f"{name}(cache_tokens)", value=cache_tokens,
+            rule=f"0 < cache_tokens <= max_tokens, which is {max_tokens}",
+        )  # fmt: skip
+
+
 def soft_overlong(
     batch: Batch, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0, floor: bool = True
 ):
     """score + penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response
     tokens (DAPO, arXiv 2503.14476). Without `floor` it goes on falling beyond max_tokens."""
+    _check_limits("soft_overlong", max_tokens, cache_tokens)
     over = (max_tokens - cache_tokens - response_tokens(batch)) / cache_tokens
     over = jnp.clip(over, -1.0 if floor else -jnp.inf, 0.0)
     return batches.row_scores(batch) + penalty * over
@@ -30,6 +40,7 @@ def length_penalty_when_right(
 ):
     """score + clip((max_tokens - n) / cache_tokens - 1, -1, 0) for correct rows only (ScaleRL's
     alternative, arXiv 2510.13786)."""
+    _check_limits("length_penalty_when_right", max_tokens, cache_tokens)
     over = jnp.clip((max_tokens - response_tokens(batch)) / cache_tokens - 1, -1.0, 0.0)
     batch.require("scores", by="length_penalty_when_right")
     return batches.row_scores(batch) + jnp.where(batch.scores >= correct_at, over, 0.0)

@@ -28,6 +28,12 @@ from rljax.errors import InputError
 # tokens ----
 
 
+def _positive(name: str, max_tokens: int) -> int:
+    if max_tokens < 1:
+        raise InputError(f"{name}(max_tokens)", value=max_tokens, rule=">= 1 tokens")
+    return max_tokens
+
+
 def token_mean(batch: Batch) -> jax.Array:
     """Every policy token weighs 1/N."""
     return batch.mask / jnp.maximum(jnp.sum(batch.mask), 1)
@@ -45,12 +51,12 @@ def seq_mean_token_mean(batch: Batch) -> jax.Array:
 
 def seq_mean_token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
     """Every policy token weighs 1/(B+ max_tokens): Dr. GRPO's constant."""
-    return seq_mean_token_sum(batch) / max_tokens
+    return seq_mean_token_sum(batch) / _positive("seq_mean_token_sum_norm", max_tokens)
 
 
 def token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
     """Every policy token weighs 1/max_tokens: grows with the batch."""
-    return batch.mask / max_tokens
+    return batch.mask / _positive("token_sum_norm", max_tokens)
 
 
 def prompt_mean(batch: Batch) -> jax.Array:

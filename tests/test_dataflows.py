@@ -150,7 +150,8 @@ def test_an_adapted_coefficient_reaches_loss_and_reward(shared):
 def test_bypass_takes_the_samplers_log_probs(shared):
     run = started(shared, "grpo", old_logprobs="sampler")
     metrics = run.rl_step()
-    assert metrics["mismatch/abs_logprob_diff_max"] == 0
+    assert not any(name.startswith("mismatch/") for name in metrics)  # nothing to compare with
+    assert abs(metrics["ppo_kl"]) < 1e-5
     assert isinstance(run.setup.recipe, Recipe) and run.setup.recipe.old_logprobs == "sampler"
 
 

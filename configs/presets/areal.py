@@ -24,7 +24,7 @@ def get_config(variant: str = "") -> Config:
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 256, 4
     config.batch.sequences_per_optimizer_step = 256
     config.algorithm.reward_shaping = ("scaled(scale=10.0, shift=-0.5)",)
-    config.algorithm.advantage = "reinforce_plus_plus_baseline()"
+    config.algorithm.advantage = "group_relative(std='sample', eps=1e-6, whiten=True)"
     config.algorithm.policy_loss = "decoupled_ppo(clip_low=0.4, clip_high=0.4)"
     config.actor_optimizer.lr = 1.7e-5
     config.reward.function = "gsm8k()"

@@ -21,7 +21,7 @@ def get_config(variant: str = "") -> Config:
     config.sampler.max_response_tokens = 1024
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 1024, 1
     config.batch.sequences_per_optimizer_step = 256
-    config.algorithm.advantage = "remax()"
+    config.algorithm.advantage = "remax(gamma=0.99)"
     config.algorithm.policy_loss = "policy_gradient()"
     config.algorithm.kl_in_reward = 0.05
     config.actor_optimizer.lr = 1e-6

@@ -52,12 +52,14 @@ def group_relative(
     eps: float = 1e-6,
     singleton: Singleton = "zero",
     exclude_truncated: bool = False,
+    whiten: bool = False,
 ) -> jax.Array:
     """A = (score - mean of its group) / (std of its group + eps), on every policy token: [B, S].
 
     GRPO, arXiv 2402.03300. std: "sample" (n - 1), "population" (n), or "none" (Dr. GRPO,
     2503.20783). `exclude_truncated` leaves rows whose finish_reason is LENGTH out of the mean and
-    the std and gives them 0.
+    the std and gives them 0. `whiten` normalises over the policy tokens of the batch after that
+    (AReaL's example; dead groups are shifted then).
     """
     scores, ids = _scores(batch, "group_relative")
     choose("group_relative(std)", std, STDS)
@@ -68,7 +70,8 @@ def group_relative(
     groups = group_statistics(scores, ids, keep)
     advantages = normalised(scores, groups, std=std, eps=eps)
     advantages = _alone(advantages, scores, groups, singleton, "group_relative")
-    return on_policy_tokens(jnp.where(keep, advantages, 0.0), batch)
+    advantages = on_policy_tokens(jnp.where(keep, advantages, 0.0), batch)
+    return batches.whiten(advantages, batch.mask) if whiten else advantages
 
 
 def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:

@@ -128,14 +128,19 @@ def reinforce(
     return jax.lax.stop_gradient(jnp.where(keep, result, 0.0))
 
 
-def remax(batch: Batch) -> jax.Array:
-    """A_t = sum of the rewards from t on - R(greedy response): [B, S] (ReMax, arXiv 2310.10505).
+def remax(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
+    """A_t = sum of gamma^(s-t) r_s from t on - gamma^(T-t) R(greedy response): [B, S] (ReMax, arXiv
+    2310.10505; T is the last policy token of the row).
 
     The dataflow samples one greedy response per prompt, with the same limit of tokens, and puts its
     reward into `values` at every policy token of the prompt's rows. A truncated one counts as is.
     """
     batch.require("rewards", "values", by="remax")
-    return reinforce(batch)
+    if gamma == 1.0:
+        return reinforce(batch)
+    last = batches.last_token(batch) > 0
+    rewards = jnp.where(last, batch.rewards - batch.values, batch.rewards)
+    return reinforce(batch.replace(rewards=rewards), gamma=gamma, baseline=0.0)
 
 
 def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> jax.Array:

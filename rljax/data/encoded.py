@@ -91,7 +91,8 @@ def load_data(config: Config, tokenizer: Tokenizer) -> Data:
         records = _records(spec, config, "train")
         prompts, found = encode_prompts(records, tokenizer, **limits)
         first = sum(len(s) for s in sources)  # prompt_id: unique over all sources
-        sources.append([{**p, "prompt_id": first + i} for i, p in enumerate(prompts)])
+        mixed = {"source": spec} if config.data.sources else {}
+        sources.append([{**p, **mixed, "prompt_id": first + i} for i, p in enumerate(prompts)])
         counts = {k: counts.get(k, 0) + v for k, v in found.items()}
         seen += records
     test_records, test = [], []

@@ -4,7 +4,9 @@ least reliable in the middle of its range (arXiv 2409.06957)."""
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
+from rljax.batch import masked_mean
 from rljax.dataflows.ppo import learn
 from rljax.dataflows.stages import estimate, forward_passes, update_options, updated
 from rljax.resampling import group_rank_weights, resample, score_weights
@@ -42,13 +44,21 @@ def redraw_in_groups(key, batch, kind: str):
     return resample(key, weights, groups=batch.group)
 
 
+def weights_of_scored(batch, method: str, power: float):
+    """score_weights of the rows that have policy tokens; 0 for the others, whose reward failed."""
+    live = jnp.any(batch.mask > 0, axis=1)
+    # Their score of 0 must be neither the greatest nor the least.
+    scores = jnp.where(live, batch.scores, masked_mean(batch.scores, live))
+    return jnp.where(live, score_weights(scores, method=method, power=power), 0.0)
+
+
 @program
 def learn_redrawn(batch_and_key, options, *, actor, critic, reference, kl_controller):
     (batch, key), (cfg, method, power) = batch_and_key, options
     batch = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
     update = update_options(cfg, kl_controller)
     batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
-    rows = resample(key, score_weights(batch.scores, method=method, power=power))
+    rows = resample(key, weights_of_scored(batch, method, power))
     batch = take(batch, rows)
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     actor, metrics = actor.update(batch, cfg.policy_loss, **update)

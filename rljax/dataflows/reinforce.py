@@ -2,6 +2,8 @@
 1992). With advantage="reinforce_plus_plus()" the baseline is the batch itself (arXiv 2501.03262).
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean
@@ -20,5 +22,8 @@ def reinforce(
     roles = dict(actor=actor, reference=reference, kl_controller=kl_controller)
     new, metrics = learn(batch, cfg, **roles)
     scored = jnp.any(batch.mask > 0, axis=1)
-    new["baseline"] = baseline.update(masked_mean(batch.scores, scored), decay)
+    moved = baseline.update(masked_mean(batch.scores, scored), decay)
+    # A step whose rewards all failed says nothing of the mean.
+    state = jnp.where(jnp.any(scored), moved.state, baseline.state)
+    new["baseline"] = dataclasses.replace(baseline, state=state)
     return new, {**metrics, **counts, "baseline": baseline.value}

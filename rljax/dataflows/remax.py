@@ -4,7 +4,9 @@
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.batch import row_scores
 from rljax.dataflows.grpo import learn
+from rljax.dataflows.stages import shape_scores
 from rljax.mesh import shard_rows
 
 
@@ -12,7 +14,7 @@ def remax(prompts, key, cfg, *, actor, reward, reference=None, kl_controller=Non
     batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
     # The one line that ReMax adds, and its reward.
     greedy = reward(actor.generate(prompts, key, cfg.sampling.greedy()), prompts, remember=False)
-    batch = with_greedy_baseline(batch, greedy)
+    batch = with_greedy_baseline(batch, shape_scores(greedy, cfg))
     roles = dict(actor=actor, reference=reference, kl_controller=kl_controller)
     new, metrics = learn(batch, cfg, **roles)
     failed = ~np.asarray(greedy.mask).any(axis=1)
@@ -22,12 +24,13 @@ def remax(prompts, key, cfg, *, actor, reward, reference=None, kl_controller=Non
 
 
 def with_greedy_baseline(batch, greedy):
-    """values = the greedy score of the row's prompt; rows of a prompt whose greedy reward failed
+    """values = the greedy score, shaped like the row's own, of the row's prompt; rows of a prompt
+    whose greedy reward failed
     are masked out, like any failed reward."""
     group = np.asarray(batch.group)
     prompt = np.where(group < greedy.rows, group, 0)  # a row whose own reward failed has mask 0
     known = np.asarray(greedy.mask).any(axis=1)[prompt].astype(np.float32)
-    scores = np.asarray(greedy.scores)[prompt]
+    scores = np.asarray(row_scores(greedy))[prompt]
     known, scores = shard_rows((known, scores), _mesh_of(batch))
     return batch.replace(
         mask=batch.mask * known[:, None],

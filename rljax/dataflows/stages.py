@@ -37,10 +37,16 @@ def _with_score(batch: Batch, scores) -> Batch:
     return batch.replace(rewards=rewards)
 
 
-def shape_rewards(batch: Batch, cfg, kl_scale=1.0) -> Batch:
-    """Every rule of reward_shaping in turn, then the KL penalty in the reward."""
+def shape_scores(batch: Batch, cfg) -> Batch:
+    """Every rule of reward_shaping in turn."""
     for rule in cfg.reward_shaping:
         batch = _with_score(batch, rule(batch))
+    return batch
+
+
+def shape_rewards(batch: Batch, cfg, kl_scale=1.0) -> Batch:
+    """Every rule of reward_shaping in turn, then the KL penalty in the reward."""
+    batch = shape_scores(batch, cfg)
     if cfg.kl_in_reward:
         rewards = kl_penalised_rewards(
             batch, coef=cfg.kl_in_reward * kl_scale, estimator=cfg.kl_reward_estimator
@@ -76,8 +82,9 @@ def estimate(batch: Batch, cfg, *, actor, kl_controller=None):
     filters empty the mask of rows, so that a filtered row keeps its place in a baseline.
     """
     scale = 1.0 if kl_controller is None else kl_controller.state
-    metrics = mismatch_metrics(batch)
-    corrected = batch
+    # In bypass the trainer's own log-probs are not known: nothing to compare.
+    metrics = {} if cfg.old_logprobs == "sampler" else mismatch_metrics(batch)
+    whole, corrected = batch, batch
     if cfg.correction is not None:
         corrected, found = cfg.correction(batch)
         batch, metrics = batch.replace(weights=corrected.weights), {**metrics, **found}
@@ -87,7 +94,10 @@ def estimate(batch: Batch, cfg, *, actor, kl_controller=None):
     found = cfg.advantage(shaped)
     advantages, returns = found if isinstance(found, tuple) else (found, None)
     batch = batch.replace(advantages=advantages, returns=returns)
-    metrics = {**metrics, **batch_metrics(batch, shaped, actor.state.step)}
+    # The metrics describe all rows, those that a filter takes out of the baseline too.
+    whole = whole.replace(advantages=advantages, returns=returns)
+    described = batch_metrics(whole, shape_rewards(whole, cfg, scale), actor.state.step)
+    metrics = {**metrics, **described}
     # A token that the correction rejected leaves the loss, not the baseline.
     kept = batch.replace(mask=batch.mask * corrected.mask)
     for rule in cfg.filters:

@@ -3,7 +3,8 @@
 What lives here: types, ranges, batch arithmetic, and whether components exist and fit together.
 """
 
-from rljax.config import Config, is_path
+from rljax.components import resolve
+from rljax.config import HOMES, AlgorithmConfig, Config, is_path
 from rljax.errors import InputError
 from rljax.validation.fields import (
     check_batch,
@@ -60,6 +61,36 @@ def validate(config: Config) -> list[str]:
 
 
 _SEQUENCE_LOSSES = ("gspo", "gspo_token", "gmpo")
+_OF_GROUPS = (
+    "group_relative",
+    "rloo",
+    "opo",
+    "gpg",
+    "batch_normalised",
+    "gdpo",
+    "best_of_group",
+    "reinforce_plus_plus_baseline",
+    "optimal_token_baseline",
+)
+
+
+def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
+    found, loss = [], resolve(algorithm.policy_loss, HOMES["policy_loss"])
+    reduction = resolve(algorithm.reduction, HOMES["reduction"]).name
+    if loss.name in _SEQUENCE_LOSSES and reduction != "seq_mean_token_mean":
+        found.append(
+            f"policy_loss={loss.name} is one value per sequence, repeated on its tokens: with "
+            f"reduction={reduction!r} long sequences weigh more; the paper's is seq_mean_token_mean"
+        )
+    weighs = loss.name == "decoupled_ppo" or loss.options.get("behaviour") == "sampler"
+    if weighs and algorithm.correction:
+        correction = resolve(algorithm.correction, HOMES["correction"])
+        if correction.options.get("mode") != "off":
+            found.append(
+                f"policy_loss={algorithm.policy_loss} weighs by the sampler's log-probs itself: "
+                "algorithm.correction counts the mismatch twice"
+            )
+    return found
 
 
 def _warnings(config: Config) -> list[str]:
@@ -74,22 +105,17 @@ def _warnings(config: Config) -> list[str]:
         found.append(
             "algorithm.kl_in_reward and kl_in_loss are both on: the KL penalty counts twice"
         )
-    if config.batch.samples_per_prompt == 1 and config.algorithm.advantage.startswith(
-        "group_relative"
-    ):
+    advantage = resolve(config.algorithm.advantage, HOMES["advantage"])
+    if config.batch.samples_per_prompt == 1 and advantage.name in _OF_GROUPS:
         found.append("batch.samples_per_prompt=1 with a group advantage: every advantage is 0")
-    algorithm, loss = config.algorithm, config.algorithm.policy_loss.split("(")[0]
-    if loss in _SEQUENCE_LOSSES and not algorithm.reduction.startswith("seq_mean_token_mean"):
+    if advantage.name == "gdpo" and (
+        config.algorithm.reward_shaping or config.algorithm.kl_in_reward
+    ):
         found.append(
-            f"policy_loss={loss} is one value per sequence, repeated on its tokens: with reduction="
-            f"{algorithm.reduction!r} long sequences weigh more; the paper's is seq_mean_token_mean"
+            "advantage=gdpo reads the parts of the reward: algorithm.reward_shaping and "
+            "kl_in_reward do not reach it"
         )
-    weighs = loss == "decoupled_ppo" or "behaviour='sampler'" in algorithm.policy_loss
-    if weighs and algorithm.correction and "mode='off'" not in algorithm.correction:
-        found.append(
-            f"policy_loss={algorithm.policy_loss} weighs by the sampler's log-probs itself: "
-            "algorithm.correction counts the mismatch twice"
-        )
+    found += _loss_warnings(config.algorithm)
     held_out = config.data.test or not is_path(config.data.train)
     if not held_out and (config.evaluate.every_steps or config.sft.stop_at_accuracy):
         found.append(

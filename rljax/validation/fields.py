@@ -133,7 +133,7 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
     try:
         asked = data.target_instruction.format(target_tokens=1)
         fits = "{target_tokens}" in data.target_instruction and bool(asked)
-    except (KeyError, IndexError, ValueError):
+    except (KeyError, IndexError, ValueError, AttributeError):
         fits = False
     rule = "a text that holds {target_tokens}, and no other braces"
     problems.check(fits, "data.target_instruction", data.target_instruction, rule)

@@ -80,6 +80,14 @@ def check_components(config: Config, problems: Problems) -> None:
         _check_fit(config, problems, found["dataflow"], found["advantage"])
         _check_kl(config, problems, found["dataflow"])
     _check_correction(config, problems)
+    rounds = "collect" in found and found["collect"].name in ("dynamic", "active")
+    problems.check(
+        not rounds or config.batch.samples_per_prompt > 1,
+        "algorithm.collect",
+        config.algorithm.collect,
+        "looks for groups with unequal scores: batch.samples_per_prompt must be above 1",
+        "once()",
+    )
 
 
 _WITH_RETURNS = ("gae", "vapo_gae")

@@ -34,10 +34,18 @@ def _covariance(policy: Policy, batch: Batch, advantages: jax.Array) -> jax.Arra
 
 
 def _count(fraction: float, batch: Batch) -> jax.Array:
-    """max(1, floor(fraction N)), N the policy tokens, in integers: no rounding of N."""
-    exact = Fraction(fraction).limit_denominator(10_000)
-    p, q = exact.numerator, exact.denominator
+    """max(1, floor(fraction N)), N the policy tokens, in integers: no rounding of N.
+
+    Where JAX has float64 it is Python's int(fraction * N), rounding of the product included.
+    """
     n = jnp.sum((batch.mask > 0).astype(jnp.int32))
+    if jax.config.jax_enable_x64:
+        product = n.astype(jnp.float64) * fraction
+        return jnp.maximum(jnp.floor(product).astype(jnp.int32), 1)
+    # The finest denominator q with q p < 2^31, so that n % q * p does not overflow.
+    limit = min(int((2**31 / max(fraction, 1e-9)) ** 0.5), 10**7)
+    exact = Fraction(fraction).limit_denominator(limit)
+    p, q = exact.numerator, exact.denominator
     return jnp.maximum(n // q * p + n % q * p // q, 1)
 
 

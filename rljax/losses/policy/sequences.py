@@ -156,9 +156,12 @@ def vespo(
     difference = log_ratio(policy, batch, by="vespo")
     total = batches.segment_sum(difference, batch)
     if batch.weights is not None:
-        weights = jnp.where(batch.mask > 0, batch.weights, 1.0)
-        log_weights = jnp.log(jnp.maximum(weights, 1e-8))
+        # A token of weight 0 was dropped: it leaves product and loss, and a sequence whose tokens
+        # were all dropped is exactly 0.
+        keep = (batch.mask > 0) & (batch.weights > 0)
+        log_weights = jnp.log(jnp.maximum(jnp.where(keep, batch.weights, 1.0), 1e-8))
         total = total + batches.segment_sum(jnp.minimum(log_weights, 20.0), batch)
+        advantages = jnp.where(keep, advantages, 0.0)
     phi = jax.lax.stop_gradient(
         _vespo_weight(total, advantages, k_positive, lam_positive, k_negative, lam_negative)
     )
