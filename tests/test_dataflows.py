@@ -77,6 +77,7 @@ def test_remax_takes_the_greedy_score_of_the_same_prompt(shared):
     greedy = response_batch(
         [[1, 1], [1, 1], [0, 0]], jnp.float32, group=[0, 1, 2], scores=[0.25, 1.0, 0.0]
     )
+    greedy = greedy.replace(rewards=last_token(greedy) * greedy.scores[:, None])
     made = with_greedy_baseline(batch, greedy)
     np.testing.assert_allclose(made.values[:4, 0], [0.25, 0.25, 1, 1])
     # The greedy reward of prompt 2 failed: its row is masked, not compared with a made-up 0.
