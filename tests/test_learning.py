@@ -55,6 +55,8 @@ def rewards(tmp_path) -> list[float]:
         {
             "algorithm__policy_loss": "policy_gradient",
             "algorithm__advantage": "group_relative(std='none')",
+            "actor_optimizer__lr": 5e-3,
+            "steps": 60,
         },
     ],
     ids=["grpo", "ppo", "policy_gradient"],

@@ -13,7 +13,7 @@ def ppo(prompts, key, cfg, *, actor, critic, reward, reference=None, kl_controll
 
 
 @program
-def learn(batch, cfg, *, actor, critic, reference, kl_controller):
+def learn(batch, cfg, *, actor, critic, reference=None, kl_controller=None):
     batch = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
     options = update_options(cfg, kl_controller)
     batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
