@@ -1,0 +1,85 @@
+"""What every layer is made of: the declaration of a weight, linear maps, norms, rotary positions.
+
+What lives here: one declaration per weight gives its shape, init and logical axes (rljax.mesh maps
+those to the mesh). What does not: attention, experts, the decoder.
+
+Axes: B rows, S tokens, D embed, H heads, E head_dim.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def weight(rngs: nnx.Rngs, config, shape, axes, *, init="normal") -> nnx.Param:
+    """One weight. `axes` are its logical axes; init: normal | ones | zeros."""
+    dtype = jnp.dtype(config.weight_dtype)
+    if init == "normal":
+        value = config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)
+        return nnx.Param(value.astype(dtype), axes=axes)
+    value = jnp.ones(shape, dtype) if init == "ones" else jnp.zeros(shape, dtype)
+    return nnx.Param(value, axes=axes)
+
+
+def project(x: jax.Array, matrix: jax.Array, contract: int = 1) -> jax.Array:
+    """x [B, S, ...] times `matrix` over its first `contract` axes, as one plain matrix product.
+
+    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the einsum
+    over B and S.
+    """
+    rows, inside, outside = x.shape[:2], matrix.shape[:contract], matrix.shape[contract:]
+    flat = x.reshape(math.prod(rows), math.prod(inside))
+    out = flat @ matrix.astype(x.dtype).reshape(math.prod(inside), math.prod(outside))
+    return out.reshape(*rows, *outside)
+
+
+def add_last(x: jax.Array, value: jax.Array) -> jax.Array:
+    """x + value, which is broadcast over the leading axes of x."""
+    return x + jnp.expand_dims(value.astype(x.dtype), tuple(range(x.ndim - value.ndim)))
+
+
+class Linear(nnx.Module):
+    """x W (+ b): W [*inside, *outside], x [B, S, *inside] -> [B, S, *outside]."""
+
+    def __init__(self, rngs, config, inside, outside, axes, *, bias: bool = False):
+        self.contract = len(inside)
+        self.weight = weight(rngs, config, (*inside, *outside), axes)
+        self.biased = bias
+        if bias:
+            self.bias = weight(rngs, config, outside, axes[self.contract :], init="zeros")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = project(x, self.weight[...], self.contract)
+        return add_last(y, self.bias[...]) if self.biased else y
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + eps) * (scale + offset), statistics in float32 (arXiv 1910.07467)."""
+
+    def __init__(self, rngs, config, size, axis="norm"):
+        self.eps, self.offset = config.norm_eps, config.norm_offset
+        self.scale = weight(rngs, config, (size,), (axis,), init="zeros" if self.offset else "ones")
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
+        if self.offset:  # Gemma: the product in float32, rounded once
+            return (y * (scale.astype(jnp.float32) + self.offset)).astype(x.dtype)
+        return y.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def activate(x: jax.Array, name: str) -> jax.Array:
+    """silu | gelu_tanh | gelu."""
+    if name == "silu":
+        return jax.nn.silu(x)
+    return jax.nn.gelu(x, approximate=name == "gelu_tanh")
+
+
+def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate pairs (i, i + E/2): x [B, S, H, E], cos and sin [B, S, E/2]."""
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
