@@ -176,6 +176,8 @@ class MeshConfig:
 
     data: int = 1
     fsdp: int = -1
+    expert: int = 1
+    context: int = 1
     tensor: int = 1
 
 

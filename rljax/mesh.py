@@ -3,8 +3,9 @@
 What lives here: everything that touches devices. What does not: models (they only name logical
 axes).
 
-Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), tensor (heads, mlp,
-vocabulary). The batch is split over data x fsdp.
+Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), expert (rows of the
+batch, and the experts of a mixture), context (tokens of a row), tensor (heads, mlp, vocabulary). The
+rows of a batch are split over data x fsdp x expert.
 """
 
 import math
@@ -15,8 +16,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 
-MESH_AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")
+MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
+BATCH_AXES = ("data", "fsdp", "expert")
 
 # logical axis of a weight -> mesh axis. Every logical axis is listed; an unlisted one is an error.
 RULES: dict[str, str | None] = {
@@ -27,15 +28,19 @@ RULES: dict[str, str | None] = {
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
+    "experts": "expert",
+    "latent": None,
     "norm": None,
     "scalar": None,
 }
 
 
-def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices=None) -> Mesh:
+def make_mesh(
+    data: int = 1, fsdp: int = -1, tensor: int = 1, *, context: int = 1, expert: int = 1, devices=None
+) -> Mesh:
     """A Mesh over `devices` (default: all). One size may be -1: it takes what is left."""
     devices = jax.devices() if devices is None else list(devices)
-    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    sizes = dict(data=data, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
     shown = ", ".join(f"mesh.{k}={v}" for k, v in sizes.items())
     if any(v == 0 or v < -1 for v in sizes.values()) or list(sizes.values()).count(-1) > 1:
         raise InputError(f"bad mesh sizes {shown}", rule="each is >= 1, and at most one is -1")
@@ -55,7 +60,7 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, *, devices=None) -
             fix="set one size to -1 so that it takes what is left",
         )
     grid = np.array(devices).reshape(tuple(sizes.values()))
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def weight_sharding(
@@ -81,7 +86,7 @@ def weight_sharding(
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over data x fsdp, everything else whole."""
+    """Rows over data x fsdp x expert, everything else whole."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -106,7 +111,16 @@ def shard_rows(tree, mesh: Mesh):
 
 
 def constrain_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a program: keep the leading axis split over data x fsdp."""
+    """Inside a program: keep the leading axis split over data x fsdp x expert."""
     if mesh.size == 1 or x.shape[0] % row_shards(mesh):
         return x
     return jax.lax.with_sharding_constraint(x, row_sharding(mesh))
+
+
+def constrain_tokens(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Inside a program: keep x [B, S, ...] split by rows and, over context, by tokens."""
+    if mesh.shape["context"] == 1 or x.shape[1] % mesh.shape["context"]:
+        return constrain_rows(x, mesh)
+    rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
+    spec = NamedSharding(mesh, PartitionSpec(rows, "context"))
+    return jax.lax.with_sharding_constraint(x, spec)
