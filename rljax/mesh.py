@@ -3,9 +3,9 @@
 What lives here: everything that touches devices. What does not: models (they only name logical
 axes).
 
-Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), expert (rows of the
-batch, and the experts of a mixture), context (tokens of a row), tensor (heads, mlp, vocabulary). The
-rows of a batch are split over data x fsdp x expert.
+Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), expert (rows of
+the batch, and the experts of a mixture), context (tokens of a row), tensor (heads, mlp,
+vocabulary). The rows of a batch are split over data x fsdp x expert.
 """
 
 import math
@@ -36,7 +36,13 @@ RULES: dict[str, str | None] = {
 
 
 def make_mesh(
-    data: int = 1, fsdp: int = -1, tensor: int = 1, *, context: int = 1, expert: int = 1, devices=None
+    data: int = 1,
+    fsdp: int = -1,
+    tensor: int = 1,
+    *,
+    context: int = 1,
+    expert: int = 1,
+    devices=None,
 ) -> Mesh:
     """A Mesh over `devices` (default: all). One size may be -1: it takes what is left."""
     devices = jax.devices() if devices is None else list(devices)
