@@ -11,7 +11,6 @@ import struct
 
 import jax
 import pytest
-from conftest import golden
 from tiny_gsm8k import write_model
 from tiny_refusal import refused
 
@@ -55,12 +54,13 @@ BAD_VALUES += [
     ("tie_word_embeddings", "false"),
     ("tie_word_embeddings", 1),
     ("attention_bias", "no"),
-    ("hidden_act", "gelu"),
+    ("hidden_act", "relu"),
     ("hidden_act", 3),
     ("initializer_range", "0.02"),
     ("rope_parameters", [1]),
     ("rope_parameters", "default"),
-    ("rope_parameters", {"rope_type": "yarn", "factor": 4.0}),
+    ("rope_parameters", {"rope_type": "yarn", "factor": -4.0}),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 4.0, "low_freq_factor": 1.0}),
     ("rope_parameters", {"rope_type": "dynamic", "factor": 2.0}),
     ("rope_parameters", {"rope_type": 3}),
     ("rope_parameters", {"rope_type": ["llama3"]}),
@@ -72,7 +72,7 @@ BAD_VALUES += [
     ("rope_parameters", {"rope_theta": -1.0}),
     ("rope_parameters", {"rope_theta": 1e4, "mrope_section": [1, 2, 3]}),
     ("rope_scaling", {"type": "su", "factor": 2.0}),
-    ("use_sliding_window", True),
+    ("use_sliding_window", "yes"),
     ("layer_types", ["full_attention", "sliding_attention"]),
     ("layer_types", ["full_attention", "linear_attention"]),
     ("layer_types", 7),
@@ -114,15 +114,12 @@ def test_model_config_texts(folder, text):
     refused(lambda: load_config(folder), str(folder / "config.json"))
 
 
-FAMILIES = ["deepseek_v3", "gemma2", "gemma3_text", "gpt_oss", "mistral", "mixtral", "qwen2_5_vl"]
-FAMILIES += ["qwen3_moe", "qwen3_vl"]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["mamba", "phi3", "llama4", "qwen2_vl", "gemma", "deepseek_v2"])
 def test_families_that_are_not_supported(folder, family):
     """Refused by name: a family that loads as another one would be wrong without a word."""
-    shutil.copyfile(golden("public", "hf", family, "config.json"), folder / "config.json")
-    refused(lambda: load_config(folder), str(folder), "supported: llama, qwen2, qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": family}))
+    refused(lambda: load_config(folder), str(folder), "supported: llama, mistral, qwen2, qwen3")
 
 
 # -- model.safetensors --

@@ -14,7 +14,7 @@ from conftest import golden
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
-from rljax.models.config import from_hf_config, to_hf_config
+from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 
@@ -114,9 +114,13 @@ def test_a_mesh_axis_that_does_not_divide_is_refused_with_the_fix(family):
 def test_settings_that_would_be_ignored_are_refused(tmp_path):
     config = json.loads((golden("public", "hf", "qwen3") / "config.json").read_text())
     for change, pattern in (
-        ({"use_sliding_window": True, "sliding_window": 16}, "sliding-window"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
-        ({"hidden_act": "gelu"}, "gelu"),
+        ({"layer_types": None, "use_sliding_window": True, "sliding_window": 0,
+          "max_window_layers": 0}, "window"),
+        ({"layer_types": ["chunked_attention"] * 2, "use_sliding_window": True}, "chunked"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"model_type": "mamba"}, "mamba"),
     ):

@@ -1,6 +1,6 @@
 """Models that need no download: `model="decoder(layers=2, embed=128, ...)"`, random weights."""
 
-from rljax.models.config import ModelConfig
+from rljax.models.config import ModelConfig, Rope
 
 
 def decoder(
@@ -28,7 +28,7 @@ def decoder(
         kv_heads=kv_heads,
         head_dim=head_dim,
         max_tokens=max_tokens,
-        rope_theta=rope_theta,
+        ropes=(Rope(rope_theta),),
         init_std=init_std,
         qk_norm=True,
         tie_embeddings=tie_embeddings,

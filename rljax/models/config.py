@@ -1,33 +1,119 @@
-"""ModelConfig: a family (Llama, Qwen2, Qwen3) is a value of this one dataclass.
+"""ModelConfig: a family (Llama, Gemma, DeepSeek, ...) is a value of this one dataclass.
 
-What lives here: the sizes and switches of the decoder, and how a Hugging Face config.json becomes
-one. A
-setting of config.json that the decoder would ignore is refused, never dropped.
+What lives here: the sizes and switches of the decoder, and which layers repeat. What does not: how
+a Hugging Face config.json becomes one (rljax.models.families).
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 from rljax.errors import InputError
+from rljax.models.experts import ExpertsConfig
+
+
+def _check(good: bool, name: str, value, rule: str) -> None:
+    if not good:
+        raise InputError(name, value=value, rule=rule)
 
 
 @dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """Llama-3 rotary scaling (frequencies below `low_freq_factor` divided by `factor`), or
-    linear."""
+class Rope:
+    """Rotary frequencies: theta^(-2i/d), changed for long contexts by `kind`.
 
-    kind: str  # "llama3" | "linear"
-    factor: float
+    linear: divided by factor. llama3: long wavelengths divided, short kept, blended between. yarn
+    (arXiv 2309.00071): the same by number of rotations, and cos and sin scaled by `amplitude`.
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"  # default | linear | llama3 | yarn
+    factor: float = 1.0
+    original_max_tokens: int = 8192
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_tokens: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 0.0  # 0 = from factor and the two below
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    # Frequencies that follow time, height and width (multimodal rope); () = one position per token.
+    sections: tuple[int, ...] = ()
+    interleaved_sections: bool = False
 
     def __post_init__(self):
-        if not all(0 < x < math.inf for x in dataclasses.astuple(self)[1:]):
-            raise InputError("rope scaling", value=self, rule="its numbers are above 0")
-        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
-            raise InputError("rope scaling", value=self, rule="low_freq_factor < high_freq_factor")
+        numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
+        kinds = ("default", "linear", "llama3", "yarn")
+        _check(self.kind in kinds, "rope kind", self.kind, f"one of {', '.join(kinds)}")
+        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+                     "beta_slow", "original_max_tokens"):  # fmt: skip
+            value = getattr(self, name)
+            _check(0 < value < math.inf, f"rope {name}", value, "above 0")
+        _check(all(map(math.isfinite, numbers.values())), "rope", self, "finite numbers")
+        if self.kind == "llama3":
+            good = self.low_freq_factor < self.high_freq_factor
+            _check(good, "rope scaling", self, "low_freq_factor < high_freq_factor")
+
+    @property
+    def amplitude(self) -> float:
+        """What cos and sin are multiplied by: yarn's attention factor, else 1."""
+        if self.kind != "yarn":
+            return 1.0
+        if self.attention_factor:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return yarn_mscale(self.factor, self.mscale) / yarn_mscale(
+                self.factor, self.mscale_all_dim
+            )
+        return yarn_mscale(self.factor)
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). q_rank 0 = full-rank queries."""
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    q_rank: int = 0
+    interleaved: bool = True  # rotary pairs are neighbours, not halves
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerKind:
+    """What may differ from layer to layer. Layers of one kind share a compiled body."""
+
+    window: int = 0  # keys a token sees, itself included; 0 = all
+    rope: int = 0  # which of ModelConfig.ropes
+    experts: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Layers first, first + 1, ... whose kinds repeat `unit`, `repeats` times."""
+
+    first: int
+    unit: tuple[LayerKind, ...]
+    repeats: int
+
+    def layers_of(self, member: int) -> range:
+        """Indices of the layers that are the unit's `member`."""
+        period = len(self.unit)
+        return range(self.first + member, self.first + period * self.repeats, period)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters W + (alpha / rank) A B (arXiv 2106.09685) on the linear maps whose names
+    match `targets` (rljax.models.lora); rank 0 = none."""
+
+    rank: int = 0
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("*",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,272 +130,96 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     max_tokens: int = 2048
-    rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    kinds: tuple[LayerKind, ...] = ()  # one per layer; () = plain layers
+    ropes: tuple[Rope, ...] = (Rope(),)
     norm_eps: float = 1e-6
+    norm_offset: float = 0.0  # added to the stored norm scales
+    post_norms: bool = False  # norms after attention and mlp, too
+    activation: str = "silu"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_scale: float = 0.0  # of q k; 0 = head_dim^-1/2
+    attention_soft_cap: float = 0.0  # c tanh(x / c) of the scores; 0 = none
+    final_soft_cap: float = 0.0  # the same of the logits
+    sinks: bool = False  # one more logit per head in the attention softmax
+    embed_scale: float = 1.0  # of the token embeddings
+    latent: LatentConfig | None = None
+    experts: ExpertsConfig | None = None
     tie_embeddings: bool = False
+    labels: int = 1  # outputs of the scalar head
     init_std: float = 0.02
     dtype: str = "float32"
     weight_dtype: str = "float32"
     head_in_float32: bool = True
-    remat: str = (
-        "full"  # "none": keep activations; "full": recompute each layer in the backward pass
-    )
+    # "none": keep activations; "full": recompute each layer in the backward pass.
+    remat: str = "full"
 
     def __post_init__(self):
-        sizes = (
-            "vocab_size",
-            "embed",
-            "mlp",
-            "layers",
-            "heads",
-            "kv_heads",
-            "head_dim",
-            "max_tokens",
-        )
+        sizes = ("vocab_size", "embed", "mlp", "layers", "heads", "kv_heads", "head_dim",
+                 "max_tokens", "labels")  # fmt: skip
         for name in sizes:
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InputError(
-                    f"model.{name}", value=getattr(self, name), rule="a whole number >= 1"
-                )
+            value = getattr(self, name)
+            _check(
+                isinstance(value, int) and value >= 1, f"model.{name}", value, "a whole number >= 1"
+            )
         if self.heads % self.kv_heads:
             raise InputError(
                 "model.kv_heads does not divide model.heads", value=(self.kv_heads, self.heads)
             )
-        if self.head_dim % 2:
-            raise InputError(
-                "model.head_dim", value=self.head_dim, rule="even: rotary pairs halves"
-            )
-        for name in ("rope_theta", "norm_eps"):
-            if not 0 < getattr(self, name) < math.inf:  # false for NaN, too
-                raise InputError(f"model.{name}", value=getattr(self, name), rule="above 0")
-        if not 0 <= self.init_std < math.inf:
-            raise InputError("model.init_std", value=self.init_std, rule="0 or above")
-        if self.remat not in ("none", "full"):
-            raise InputError("model.remat", value=self.remat, rule='"none" or "full"')
-        for name in ("dtype", "weight_dtype"):
-            if getattr(self, name) not in ("float32", "bfloat16"):
-                raise InputError(
-                    f"model.{name}", value=getattr(self, name), rule="float32 or bfloat16"
-                )
+        _check(self.rope_dims % 2 == 0, "model.head_dim", self.rope_dims, "even: rotary pairs")
+        good = 0 < self.norm_eps < math.inf  # false for NaN, too
+        _check(good, "model.norm_eps", self.norm_eps, "above 0")
+        for name in ("init_std", "attention_scale", "attention_soft_cap", "final_soft_cap"):
+            value = getattr(self, name)
+            _check(0 <= value < math.inf, f"model.{name}", value, "0 or above")
+        choices = {
+            "remat": ("none", "full"),
+            "dtype": ("float32", "bfloat16"),
+            "weight_dtype": ("float32", "bfloat16"),
+            "activation": ("silu", "gelu", "gelu_tanh"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            _check(value in allowed, f"model.{name}", value, f"one of {', '.join(allowed)}")
+        if not self.kinds:  # plain layers
+            plain = LayerKind(experts=self.experts is not None)
+            object.__setattr__(self, "kinds", (plain,) * self.layers)
+        good = len(self.kinds) == self.layers
+        _check(good, "model.kinds", len(self.kinds), f"one per layer, {self.layers}")
+        for kind in self.kinds:
+            _check(0 <= kind.rope < len(self.ropes), "model.kinds: rope", kind.rope, "one of ropes")
+            good = not kind.experts or self.experts is not None
+            _check(good, "model.kinds: experts", kind, "model.experts is set")
+
+    @property
+    def rope_dims(self) -> int:
+        """How many elements of a head are rotated."""
+        return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """What q k is multiplied by."""
+        dims = self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
+        return self.attention_scale or dims**-0.5
+
+    def stacks(self) -> tuple[Stack, ...]:
+        """The layers as few repeating stacks: training scans over each, so that compile time does
+        not grow with depth."""
+        kinds, out, at = self.kinds, [], 0
+        while at < len(kinds):
+            best = (1, 1)  # period, repeats
+            for period in range(1, min(_LONGEST_PERIOD, (len(kinds) - at) // 2) + 1):
+                repeats = 1
+                unit = kinds[at : at + period]
+                while kinds[at + repeats * period : at + (repeats + 1) * period] == unit:
+                    repeats += 1
+                if repeats > 1 and period * repeats > best[0] * best[1]:
+                    best = (period, repeats)
+            out.append(Stack(at, kinds[at : at + best[0]], best[1]))
+            at += best[0] * best[1]
+        return tuple(out)
 
 
-# config.json keys that change the computation and that these families may set.
-_READ = {
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "hidden_act",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "sliding_window",
-    "use_sliding_window",
-    "max_window_layers",
-    "layer_types",
-    "initializer_range",
-}
-# Keys that do not change the forward pass.
-_IGNORED = {
-    "architectures",
-    "attention_dropout",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "dtype",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "is_llama_config",
-    "_attn_implementation_autoset",
-    "pretraining_tp",
-    "_name_or_path",
-    "num_labels",
-    "id2label",
-    "label2id",
-    "classifier_dropout",
-    "is_decoder",
-    "output_attentions",
-    "return_dict",
-    "output_hidden_states",
-    "problem_type",
-    "chunk_size_feed_forward",
-    "is_encoder_decoder",
-}
-_ROPE = {
-    "rope_theta",
-    "rope_type",
-    "type",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-}
-FAMILIES = ("llama", "qwen2", "qwen3")
-_NO_DEFAULT = object()
-
-
-def _get(config: Mapping, key: str, kind: type | tuple, default: object = _NO_DEFAULT):
-    value = config.get(key, default)
-    if value is _NO_DEFAULT:
-        raise InputError(
-            f"config.json has no {key!r}", fix="use the config.json that came with the weights"
-        )
-    if value is None or value is default:
-        return None if default is _NO_DEFAULT else default
-    if isinstance(value, bool) and kind is not bool or not isinstance(value, kind):
-        name = kind.__name__ if isinstance(kind, type) else "number"
-        raise InputError(f"config.json: {key}", value=value, rule=f"must be a {name}")
-    return value
-
-
-def _rope(config: Mapping) -> tuple[float, RopeScaling | None]:
-    """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (published
-    checkpoints)."""
-    parameters = _get(config, "rope_parameters", Mapping, None) or _get(
-        config, "rope_scaling", Mapping, None
-    )
-    parameters = parameters or {}
-    theta = _get(parameters, "rope_theta", (int, float), None) or _get(
-        config, "rope_theta", (int, float), 10_000.0
-    )
-    unknown = sorted(set(parameters) - _ROPE)
-    if unknown:
-        raise InputError(
-            f"config.json: the rope parameters set {unknown[0]!r}",
-            value=parameters[unknown[0]],
-            rule="the decoder does not implement it, and would silently ignore it",
-        )
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return float(theta), None
-    if kind not in ("llama3", "linear"):
-        raise InputError(
-            "config.json: rope scaling type", value=kind, rule="supported: default, linear, llama3"
-        )
-    factor = float(_get(parameters, "factor", (int, float)))
-    if kind == "linear":
-        return float(theta), RopeScaling("linear", factor)
-    return float(theta), RopeScaling(
-        "llama3",
-        factor,
-        float(_get(parameters, "low_freq_factor", (int, float))),
-        float(_get(parameters, "high_freq_factor", (int, float))),
-        _get(parameters, "original_max_position_embeddings", int),
-    )
-
-
-def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
-    """A Hugging Face config.json (as a dict) -> ModelConfig. Raises InputError for what we would
-    ignore."""
-    family = _get(config, "model_type", str)
-    if family not in FAMILIES:
-        raise InputError(
-            "config.json: model_type", value=family, rule=f"supported: {', '.join(FAMILIES)}"
-        )
-    # Exporters write switches that are off (use_mrope: false); off is what the decoder does.
-    unset = {k for k, v in config.items() if v is None or v is False}
-    unknown = sorted(set(config) - _READ - _IGNORED - unset)
-    if unknown:
-        raise InputError(
-            f"config.json of a {family} model sets {unknown[0]!r}",
-            value=config[unknown[0]],
-            rule="the decoder does not implement it, and would silently ignore it",
-        )
-    activation = _get(config, "hidden_act", str, "silu")
-    if activation != "silu":
-        raise InputError("config.json: hidden_act", value=activation, rule="supported: silu")
-    layer_types = _get(config, "layer_types", list, None) or []
-    other = [kind for kind in layer_types if kind not in ("full_attention", "sliding_attention")]
-    if other:
-        raise InputError(
-            "config.json: layer_types", value=other[0], rule="supported: full_attention"
-        )
-    windowed = config.get("use_sliding_window", False) or "sliding_attention" in layer_types
-    if windowed or (family == "llama" and config.get("sliding_window") is not None):
-        raise InputError(
-            "config.json asks for sliding-window attention",
-            value=config.get("sliding_window"),
-            rule="this decoder attends to the whole context",
-        )
-    heads = _get(config, "num_attention_heads", int)
-    embed = _get(config, "hidden_size", int)
-    theta, scaling = _rope(config)
-    attention_bias = bool(_get(config, "attention_bias", bool, False))
-    fields = dict(
-        family=family,
-        vocab_size=_get(config, "vocab_size", int),
-        embed=embed,
-        mlp=_get(config, "intermediate_size", int),
-        layers=_get(config, "num_hidden_layers", int),
-        heads=heads,
-        kv_heads=_get(config, "num_key_value_heads", int, heads),
-        head_dim=_get(config, "head_dim", int, None) or embed // max(heads, 1),
-        max_tokens=_get(config, "max_position_embeddings", int, 2048),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        norm_eps=float(_get(config, "rms_norm_eps", (int, float), 1e-6)),
-        qkv_bias=True if family == "qwen2" else attention_bias,
-        output_bias=False if family == "qwen2" else attention_bias,
-        mlp_bias=bool(_get(config, "mlp_bias", bool, False)) and family == "llama",
-        qk_norm=family == "qwen3",
-        tie_embeddings=bool(_get(config, "tie_word_embeddings", bool, False)),
-        init_std=float(_get(config, "initializer_range", (int, float), 0.02)),
-    )
-    return ModelConfig(**{**fields, **overrides})
-
-
-def to_hf_config(config: ModelConfig, *, bos_id=None, eos_ids=(), pad_id=None) -> dict:
-    """ModelConfig -> a config.json that transformers and `from_hf_config` read back."""
-    names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-    scaling = None
-    if config.rope_scaling is not None:
-        s = config.rope_scaling
-        scaling = {"rope_type": s.kind, "factor": s.factor}
-        if s.kind == "llama3":
-            scaling |= {
-                "low_freq_factor": s.low_freq_factor,
-                "high_freq_factor": s.high_freq_factor,
-                "original_max_position_embeddings": s.original_max_tokens,
-            }
-    out = {
-        "architectures": [names[config.family]],
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.embed,
-        "intermediate_size": config.mlp,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_tokens,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
-        "hidden_act": "silu",
-        "initializer_range": config.init_std,
-        "torch_dtype": config.weight_dtype,
-        "bos_token_id": bos_id,
-        "eos_token_id": list(eos_ids) if len(eos_ids) != 1 else eos_ids[0],
-        "pad_token_id": pad_id,
-    }
-    if config.family in ("llama", "qwen3"):
-        out["attention_bias"] = config.qkv_bias
-    if config.family == "llama":
-        out["mlp_bias"] = config.mlp_bias
-    return out
+_LONGEST_PERIOD = 16  # of a pattern of layer kinds; Gemma 3 repeats every 6 layers

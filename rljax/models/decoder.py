@@ -1,210 +1,262 @@
 """The decoder: one Flax NNX definition for every family; sizes and switches come from ModelConfig.
 
-What lives here: the layers, and the declaration of every weight (shape, init, logical axes) in one
-line
-each. What does not: loading, sharding rules, losses. Layers are stacked on a leading axis `layers`.
+What lives here: attention, the layers, the declaration of every weight. What does not: loading,
+sharding rules, losses. Layers of one kind are stacked on a leading axis (ModelConfig.stacks).
 
-Axes: B rows, S query tokens, T cached tokens, D embed, H heads, K kv heads, R heads per kv head, E
-head_dim.
+Axes: B rows, S query tokens, T cached tokens, D embed, H heads, K kv heads, E head_dim, R kv_rank.
 """
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
-from rljax.models.config import ModelConfig
-
-HIGHEST = jax.lax.Precision.HIGHEST
-
-
-def _weight(rngs: nnx.Rngs, config: ModelConfig, shape, axes, *, init="normal"):
-    """One weight: shape, init and logical axes in one place. `axes` are read by rljax.mesh."""
-    dtype = jnp.dtype(config.weight_dtype)
-    if init == "normal":
-        value = (config.init_std * jax.random.normal(rngs.params(), shape, jnp.float32)).astype(
-            dtype
-        )
-    else:
-        value = jnp.ones(shape, dtype) if init == "ones" else jnp.zeros(shape, dtype)
-    return nnx.Param(value, axes=axes)
+from rljax.mesh import constrain_tokens
+from rljax.models.attention import attention, attention_cached
+from rljax.models.config import LayerKind, ModelConfig, Rope
+from rljax.models.experts import Experts
+from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, weight
 
 
-def _project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
-    """x [B, S, ...] times weight over its first `contract` axes, as one plain matrix product.
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What one call of the decoder hands to every layer."""
 
-    XLA on CPU runs the gradient of the [B*S, D] product 1.7 times as fast as that of the einsum
-    over B and S.
-    """
-    rows, inside, outside = x.shape[:2], weight.shape[:contract], weight.shape[contract:]
-    flat = x.reshape(math.prod(rows), math.prod(inside))
-    out = flat @ weight.astype(x.dtype).reshape(math.prod(inside), math.prod(outside))
-    return out.reshape(*rows, *outside)
+    mesh: Mesh
+    angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
+    segments: jax.Array  # [B, S]; 0 = padding
+    columns: jax.Array | None = None  # decoding: [B], where this call's token is written
 
 
-def _add_bias(x: jax.Array, bias: nnx.Param) -> jax.Array:
-    value = bias[...].astype(x.dtype)
-    return x + jnp.expand_dims(value, tuple(range(x.ndim - value.ndim)))
+def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
+    """Radians per position of each pair: [dims / 2] float32."""
+    base = np.float32(rope.theta) ** (np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims))
+    frequency = np.float32(1.0) / base
+    if rope.kind == "linear":
+        frequency = frequency / np.float32(rope.factor)
+    if rope.kind == "llama3":
+        turns = rope.original_max_tokens * frequency / np.float32(2 * math.pi)
+        kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        kept = np.clip(kept, 0.0, 1.0)
+        frequency = frequency * (kept + (1 - kept) / rope.factor)
+    if rope.kind == "yarn":
+
+        def pair(rotations: float) -> float:  # the pair that turns so often in the old context
+            inside = rope.original_max_tokens / (rotations * 2 * math.pi)
+            return dims * math.log(inside) / (2 * math.log(rope.theta))
+
+        low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dims - 1)
+        if low == high:
+            high += 0.001
+        kept = 1 - np.clip((np.arange(dims // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+        frequency = frequency * kept + frequency / rope.factor * (1 - kept)
+    return frequency.astype(np.float32)
 
 
-class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * scale, statistics in float32."""
-
-    def __init__(self, rngs, config, size, axis="norm"):
-        self.eps = config.norm_eps
-        self.scale = _weight(rngs, config, (size,), (axis,), init="ones")
-
-    def __call__(self, x):
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...].astype(x.dtype)
-        return y.astype(x.dtype) * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
-
-
-def rope_angles(positions: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of position * frequency: [..., S] int -> two [..., S, E/2] float32."""
-    half = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    frequency = 1.0 / (config.rope_theta**half)
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "linear":
-        frequency = frequency / scaling.factor
-    elif scaling is not None:
-        # Llama 3: long wavelengths are divided by the factor, short ones kept, the band between
-        # blended.
-        turns = scaling.original_max_tokens * frequency / (2 * math.pi)
-        blend = (turns - scaling.low_freq_factor) / (
-            scaling.high_freq_factor - scaling.low_freq_factor
-        )
-        blend = jnp.clip(blend, 0.0, 1.0)
-        frequency = frequency * (blend + (1 - blend) / scaling.factor)
+def rope_angles(positions: jax.Array, rope: Rope, dims: int) -> tuple[jax.Array, jax.Array]:
+    """cos and sin of position * frequency: [..., S] int -> two [..., S, dims/2] float32."""
+    frequency = rope_frequencies(rope, dims)
     angles = jnp.einsum("...s,f->...sf", positions.astype(jnp.float32), frequency)
-    return jnp.cos(angles), jnp.sin(angles)
+    return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
 
 
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate pairs (i, i + E/2): x [B, S, H, E], cos and sin [B, S, E/2]."""
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+def _write(cache: jax.Array, new: jax.Array, columns: jax.Array) -> jax.Array:
+    """new [B, K, 1, E] into column columns[b] of cache [B, K, T, E]; a column T is dropped."""
+    rows = jnp.arange(cache.shape[0])
+    at = dict(mode="drop", unique_indices=True, indices_are_sorted=True)
+    return cache.at[rows, :, columns].set(new[:, :, 0].astype(cache.dtype), **at)
 
 
-def attend(q, k, v, allowed) -> jax.Array:
-    """softmax(q k / sqrt(E)) v in float32: q [B, S, H, E], k and v [B, K, T, E], allowed [B, S,
-    T]."""
-    b, s, h, e = q.shape
-    kv_heads = k.shape[1]
-    q = q.reshape(b, s, kv_heads, h // kv_heads, e)
-    scores = jnp.einsum("bskre,bkte->bkrst", q, k, preferred_element_type=jnp.float32) / math.sqrt(
-        e
-    )
-    scores = jnp.where(allowed[:, None, None], scores, -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bkrst,bkte->bskre", weights, v).reshape(b, s, h, e)
+def _visible(columns: jax.Array, cached: int, window: int) -> jax.Array:
+    """Cached columns that the token at columns [B] sees: [B, 1, T] bool."""
+    behind = columns[:, None] - jnp.arange(cached)[None, :]
+    seen = behind >= 0
+    return (seen & (behind < window) if window else seen)[:, None, :]
 
 
 class Attention(nnx.Module):
-    def __init__(self, rngs, config):
+    """Grouped-query attention; the cache of a layer is (k, v), head-major [B, K, T, E]."""
+
+    def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
         d, h, k, e = config.embed, config.heads, config.kv_heads, config.head_dim
-        self.q = _weight(rngs, config, (d, h, e), ("embed", "heads", "head_dim"))
-        self.k = _weight(rngs, config, (d, k, e), ("embed", "kv_heads", "head_dim"))
-        self.v = _weight(rngs, config, (d, k, e), ("embed", "kv_heads", "head_dim"))
-        self.o = _weight(rngs, config, (h, e, d), ("heads", "head_dim", "embed"))
-        self.biased, self.output_biased, self.normed = (
-            config.qkv_bias,
-            config.output_bias,
-            config.qk_norm,
-        )
-        if self.biased:
-            self.q_bias = _weight(rngs, config, (h, e), ("heads", "head_dim"), init="zeros")
-            self.k_bias = _weight(rngs, config, (k, e), ("kv_heads", "head_dim"), init="zeros")
-            self.v_bias = _weight(rngs, config, (k, e), ("kv_heads", "head_dim"), init="zeros")
-        if self.output_biased:
-            self.o_bias = _weight(rngs, config, (d,), ("norm",), init="zeros")
+        heads, kv = ("embed", "heads", "head_dim"), ("embed", "kv_heads", "head_dim")
+        self.q = Linear(rngs, config, (d,), (h, e), heads, bias=config.qkv_bias)
+        self.k = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
+        self.v = Linear(rngs, config, (d,), (k, e), kv, bias=config.qkv_bias)
+        out = ("heads", "head_dim", "embed")
+        self.o = Linear(rngs, config, (h, e), (d,), out, bias=config.output_bias)
+        self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
+        self.normed, self.sunk = config.qk_norm, config.sinks
         if self.normed:
             self.q_norm = RMSNorm(rngs, config, e, "head_dim")
             self.k_norm = RMSNorm(rngs, config, e, "head_dim")
+        if self.sunk:
+            self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 
-    def __call__(self, x, cos, sin, allowed, write=None):
-        """`write(k, v) -> (k, v)` stores this call's keys and values and returns what to attend
-        to."""
-        q, k, v = (_project(x, w[...]) for w in (self.q, self.k, self.v))
-        if self.biased:
-            q, k, v = (
-                _add_bias(q, self.q_bias), _add_bias(k, self.k_bias), _add_bias(v, self.v_bias)
-            )  # fmt: skip
+    def __call__(self, x, call: Pass, cache=None):
+        q, k, v = self.q(x), self.k(x), self.v(x)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
+        cos, sin = call.angles[self.kind.rope]
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)  # head-major: [B, K, S, E]
-        if write is not None:
-            k, v = write(k, v)
-        out = _project(attend(q, k, v, allowed), self.o[...], contract=2)
-        if self.output_biased:
-            out = _add_bias(out, self.o_bias)
-        return out, (k, v)
+        how = dict(scale=self.scale, soft_cap=self.soft_cap)
+        how["sinks"] = self.sinks[...] if self.sunk else None
+        if cache is None:
+            out = attention(q, k, v, call.segments, mesh=call.mesh, window=self.kind.window, **how)
+            return self.o(out), (k.swapaxes(1, 2), v.swapaxes(1, 2))
+        k, v = (_write(c, n.swapaxes(1, 2), call.columns) for c, n in zip(cache, (k, v)))  # noqa: B905
+        allowed = _visible(call.columns, k.shape[2], self.kind.window)
+        return self.o(attention_cached(q, k, v, allowed, **how)), (k, v)
+
+
+class LatentAttention(nnx.Module):
+    """Multi-head latent attention (arXiv 2405.04434): keys and values from a latent of kv_rank.
+
+    The cache is one array, the normalised latent and the rotated shared key: [B, 1, T, R + rope].
+    Decoding moves the key's up-projection onto the query, so that nothing is expanded over T.
+    """
+
+    def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
+        d, h, lat = config.embed, config.heads, config.latent
+        qk, up = lat.nope_dim + lat.rope_dim, ("latent", "heads", "head_dim")
+        # These norms keep transformers' default eps, whatever rms_norm_eps says.
+        fixed = dataclasses.replace(config, norm_eps=1e-6)
+        if lat.q_rank:
+            down = ("embed", "latent")
+            self.q_down = Linear(rngs, config, (d,), (lat.q_rank,), down, bias=config.qkv_bias)
+            self.q_latent_norm = RMSNorm(rngs, fixed, lat.q_rank)
+            self.q_up = Linear(rngs, config, (lat.q_rank,), (h, qk), up)
+        else:
+            self.q = Linear(rngs, config, (d,), (h, qk), ("embed", "heads", "head_dim"))
+        joint = lat.kv_rank + lat.rope_dim
+        self.kv_down = Linear(
+            rngs, config, (d,), (joint,), ("embed", "latent"), bias=config.qkv_bias
+        )
+        self.kv_norm = RMSNorm(rngs, fixed, lat.kv_rank)
+        self.kv_up = Linear(rngs, config, (lat.kv_rank,), (h, lat.nope_dim + lat.value_dim), up)
+        out = ("heads", "head_dim", "embed")
+        self.o = Linear(rngs, config, (h, lat.value_dim), (d,), out, bias=config.output_bias)
+        self.latent, self.kind, self.scale = lat, kind, config.scale
+
+    def _rotate(self, x, angles):
+        if self.latent.interleaved:  # neighbours to halves; q and k alike, so products stay
+            x = x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)
+        return apply_rope(x, *angles)
+
+    def __call__(self, x, call: Pass, cache=None):
+        lat = self.latent
+        q = self.q_up(self.q_latent_norm(self.q_down(x))) if lat.q_rank else self.q(x)
+        q_nope, q_rope = jnp.split(q, [lat.nope_dim], axis=-1)
+        c, k_rope = jnp.split(self.kv_down(x), [lat.kv_rank], axis=-1)
+        c = self.kv_norm(c)
+        angles = call.angles[self.kind.rope]
+        q_rope, k_rope = self._rotate(q_rope, angles), self._rotate(k_rope[:, :, None], angles)
+        stored = jnp.concatenate([c[:, :, None], k_rope], axis=-1).swapaxes(1, 2)
+        if cache is None:
+            k_nope, v = jnp.split(self.kv_up(c), [lat.nope_dim], axis=-1)
+            k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], lat.rope_dim))
+            out = attention(
+                jnp.concatenate([q_nope, q_rope], axis=-1),
+                jnp.concatenate([k_nope, k_rope], axis=-1),
+                v, call.segments, mesh=call.mesh, window=self.kind.window, scale=self.scale,
+            )  # fmt: skip
+            return self.o(out), (stored,)
+        stored = _write(cache[0], stored, call.columns)
+        up = self.kv_up.weight[...].astype(x.dtype)
+        q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
+        out = attention_cached(
+            jnp.concatenate([q_latent, q_rope], axis=-1),
+            stored, stored[..., : lat.kv_rank],
+            _visible(call.columns, stored.shape[2], self.kind.window), scale=self.scale,
+        )  # fmt: skip
+        return self.o(jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :])), (stored,)
 
 
 class MLP(nnx.Module):
-    """down(silu(gate x) * up x)."""
+    """down(act(gate x) * up x)."""
 
-    def __init__(self, rngs, config):
-        d, f = config.embed, config.mlp
-        self.gate = _weight(rngs, config, (d, f), ("embed", "mlp"))
-        self.up = _weight(rngs, config, (d, f), ("embed", "mlp"))
-        self.down = _weight(rngs, config, (f, d), ("mlp", "embed"))
-        self.biased = config.mlp_bias
-        if self.biased:
-            self.gate_bias = _weight(rngs, config, (f,), ("mlp",), init="zeros")
-            self.up_bias = _weight(rngs, config, (f,), ("mlp",), init="zeros")
-            self.down_bias = _weight(rngs, config, (d,), ("norm",), init="zeros")
+    def __init__(self, rngs, config: ModelConfig):
+        d, f, bias = config.embed, config.mlp, config.mlp_bias
+        self.gate = Linear(rngs, config, (d,), (f,), ("embed", "mlp"), bias=bias)
+        self.up = Linear(rngs, config, (d,), (f,), ("embed", "mlp"), bias=bias)
+        self.down = Linear(rngs, config, (f,), (d,), ("mlp", "embed"), bias=bias)
+        self.activation = config.activation
 
     def __call__(self, x):
-        gate, up = _project(x, self.gate[...]), _project(x, self.up[...])
-        if self.biased:
-            gate, up = _add_bias(gate, self.gate_bias), _add_bias(up, self.up_bias)
-        out = _project(jax.nn.silu(gate) * up, self.down[...])
-        return _add_bias(out, self.down_bias) if self.biased else out
+        return self.down(activate(self.gate(x), self.activation) * self.up(x))
 
 
 class Block(nnx.Module):
-    def __init__(self, rngs, config):
-        self.attention_norm = RMSNorm(rngs, config, config.embed)
-        self.attention = Attention(rngs, config)
-        self.mlp_norm = RMSNorm(rngs, config, config.embed)
-        self.mlp = MLP(rngs, config)
+    """x + attention(norm x), then x + mlp(norm x); Gemma norms what is added, too."""
 
-    def __call__(self, x, cos, sin, allowed, write=None):
-        out, kv = self.attention(self.attention_norm(x), cos, sin, allowed, write)
-        x = x + out
-        return x + self.mlp(self.mlp_norm(x)), kv
+    def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
+        self.attention_norm = RMSNorm(rngs, config, config.embed)
+        self.attention = (LatentAttention if config.latent else Attention)(rngs, config, kind)
+        self.mlp_norm = RMSNorm(rngs, config, config.embed)
+        self.mlp = Experts(rngs, config) if kind.experts else MLP(rngs, config)
+        self.kind, self.post_norms = kind, config.post_norms
+        if self.post_norms:
+            self.attention_post_norm = RMSNorm(rngs, config, config.embed)
+            self.mlp_post_norm = RMSNorm(rngs, config, config.embed)
+
+    def __call__(self, x, call: Pass, cache=None):
+        """x [B, S, D] -> x, this layer's keys and values, statistics of its experts."""
+        out, cache = self.attention(self.attention_norm(x), call, cache)
+        x = x + (self.attention_post_norm(out) if self.post_norms else out)
+        x = constrain_tokens(x, call.mesh)
+        stats = {}
+        if self.kind.experts:
+            out, stats = self.mlp(self.mlp_norm(x), call.mesh, call.segments > 0)
+        else:
+            out = self.mlp(self.mlp_norm(x))
+        x = x + (self.mlp_post_norm(out) if self.post_norms else out)
+        return constrain_tokens(x, call.mesh), cache, stats
+
+
+def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int) -> Block:
+    """A block whose weights have a leading axis of `repeats` layers."""
+    return nnx.vmap(lambda r: Block(r, config, kind), in_axes=0, out_axes=0)(rngs.split(repeats))
 
 
 class Decoder(nnx.Module):
-    """Token ids -> final hidden states; `head` is "lm" (logits) or "scalar" (values, scores)."""
+    """Token ids -> final hidden states; `head` is "lm" (logits) or "scalar" (values, scores).
+
+    `layers` holds one entry per member of a stack's unit, its weights stacked over the repeats.
+    """
 
     def __init__(self, rngs: nnx.Rngs, config: ModelConfig, head: str):
         self.config = config
-        self.embedding = _weight(
-            rngs, config, (config.vocab_size, config.embed), ("vocab", "embed")
-        )
-        make_layers = nnx.vmap(lambda r: Block(r, config), in_axes=0, out_axes=0)
-        self.layers = make_layers(rngs.split(config.layers))
-        self.norm = RMSNorm(rngs, config, config.embed)
+        d, v = config.embed, config.vocab_size
+        self.embedding = weight(rngs, config, (v, d), ("vocab", "embed"))
+        layers = {}
+        for stack in config.stacks():
+            for kind in stack.unit:
+                layers[str(len(layers))] = _stacked(rngs, config, kind, stack.repeats)
+        self.layers = nnx.Dict(layers)
+        self.norm = RMSNorm(rngs, config, d)
         if head == "scalar":
-            self.head = _weight(rngs, config, (config.embed, 1), ("embed", "scalar"), init="zeros")
+            self.head = weight(rngs, config, (d, config.labels), ("embed", "scalar"), init="zeros")
         elif not config.tie_embeddings:
-            self.head = _weight(rngs, config, (config.embed, config.vocab_size), ("embed", "vocab"))
+            self.head = weight(rngs, config, (d, v), ("embed", "vocab"))
 
     def embed(self, tokens):
-        return jnp.take(self.embedding[...], tokens, axis=0).astype(self.config.dtype)
+        x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.config.dtype)
+        return x * jnp.asarray(self.config.embed_scale, x.dtype)
 
-    def layer_definition(self):
-        """The static definition of one block, and the weights of all blocks stacked on axis 0."""
-        return nnx.split(self.layers)
+    def members(self) -> list[list]:
+        """Stack by stack, (static definition, stacked weights) of every member of its unit."""
+        split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
+        return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 
     def head_weight(self, head: str) -> jax.Array:
-        """[D, V] for "lm" (the embedding's transpose when tied), [D, 1] for "scalar"."""
+        """[D, V] for "lm" (the embedding's transpose when tied), [D, labels] for "scalar"."""
         if head == "lm" and self.config.tie_embeddings:
             return self.embedding[...].T
         return self.head[...]

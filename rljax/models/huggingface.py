@@ -14,64 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rljax.errors import InputError
-from rljax.models.config import ModelConfig, from_hf_config, to_hf_config
+from rljax.models.config import ModelConfig
+from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.model import Model, _nested
-
-# our path below a layer -> Hugging Face name below "model.layers.{i}."
-_LAYER_NAMES = {
-    ("attention_norm", "scale"): "input_layernorm.weight",
-    ("mlp_norm", "scale"): "post_attention_layernorm.weight",
-    ("attention", "q"): "self_attn.q_proj.weight",
-    ("attention", "k"): "self_attn.k_proj.weight",
-    ("attention", "v"): "self_attn.v_proj.weight",
-    ("attention", "o"): "self_attn.o_proj.weight",
-    ("attention", "q_bias"): "self_attn.q_proj.bias",
-    ("attention", "k_bias"): "self_attn.k_proj.bias",
-    ("attention", "v_bias"): "self_attn.v_proj.bias",
-    ("attention", "o_bias"): "self_attn.o_proj.bias",
-    ("attention", "q_norm", "scale"): "self_attn.q_norm.weight",
-    ("attention", "k_norm", "scale"): "self_attn.k_norm.weight",
-    ("mlp", "gate"): "mlp.gate_proj.weight",
-    ("mlp", "up"): "mlp.up_proj.weight",
-    ("mlp", "down"): "mlp.down_proj.weight",
-    ("mlp", "gate_bias"): "mlp.gate_proj.bias",
-    ("mlp", "up_bias"): "mlp.up_proj.bias",
-    ("mlp", "down_bias"): "mlp.down_proj.bias",
-}
-_TOP_NAMES = {
-    ("embedding",): "model.embed_tokens.weight",
-    ("norm", "scale"): "model.norm.weight",
-    ("head",): "lm_head.weight",
-}
-# Hugging Face stores linear weights [out, in] with heads flattened; ours are [in, out] with heads
-# apart.
-_LINEAR = {"q", "k", "v", "o", "gate", "up", "down", "head"}
-
-
-def _hf_shape(path: tuple[str, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape on disk of one layer's weight."""
-    kind = path[-1]
-    if kind in ("q", "k", "v"):
-        return (shape[1] * shape[2], shape[0])
-    if kind == "o":
-        return (shape[2], shape[0] * shape[1])
-    if kind in _LINEAR:
-        return shape[::-1]
-    return (int(np.prod(shape)),) if kind.endswith("_bias") else shape
-
-
-def _from_hf(path, array: np.ndarray, shape) -> np.ndarray:
-    return (array.T if path[-1] in _LINEAR else array).reshape(shape)
-
-
-def _to_hf(path, array: np.ndarray) -> np.ndarray:
-    kind = path[-1]
-    if kind in ("q", "k", "v"):
-        array = array.reshape(array.shape[0], -1)
-    elif kind == "o":
-        array = array.reshape(-1, array.shape[-1])
-    array = array.T if kind in _LINEAR else array
-    return np.ascontiguousarray(array.reshape(-1) if kind.endswith("_bias") else array)
+from rljax.models.names import disk_pieces
 
 
 def _read_json(path: Path) -> dict:
@@ -138,19 +84,6 @@ def _open(file: Path):
         ) from None
 
 
-def _disk_names(model: Model) -> dict[str, tuple[tuple[str, ...], int | None, tuple[int, ...]]]:
-    """{tensor name: (our path, layer or None, our shape of that piece)} of everything the model
-    needs."""
-    out = {}
-    for path, (shape, _) in model.shapes().items():
-        if path[0] == "layers":
-            for i in range(model.config.layers):
-                out[f"model.layers.{i}.{_LAYER_NAMES[path[1:]]}"] = (path, i, shape[1:])
-        elif not (path == ("head",) and model.head == "scalar"):
-            out[_TOP_NAMES[path]] = (path, None, shape)
-    return out
-
-
 def _read_tensors(files: dict[str, Path], wanted: dict, dtype) -> dict[str, np.ndarray]:
     """Every wanted tensor, its shape checked, as host arrays of `dtype`."""
     arrays = {}
@@ -160,14 +93,13 @@ def _read_tensors(files: dict[str, Path], wanted: dict, dtype) -> dict[str, np.n
     for file, names in by_file.items():
         with _open(file) as tensors:
             for name in names:
-                path, _, shape = wanted[name]
                 try:
                     tensor = tensors.get_tensor(name)
                 except SafetensorError as error:
                     raise InputError(
                         f"{file}: tensor {name} cannot be read", rule=str(error)
                     ) from None
-                expected = _hf_shape(path, shape)
+                expected = wanted[name][0].disk_shape
                 if tuple(tensor.shape) != expected:
                     raise InputError(
                         f"{file}: tensor {name} has shape {tuple(tensor.shape)}",
@@ -190,7 +122,9 @@ def load_params(folder: str | Path, model: Model, key: jax.Array | None = None) 
     """
     folder = Path(folder)
     files = _tensor_files(folder)
-    wanted = _disk_names(model)
+    wanted = disk_pieces(model)
+    if model.head == "scalar" and "score.weight" not in files:
+        wanted.pop("score.weight")  # a language model: the head starts at zero
     missing = sorted(set(wanted) - set(files))
     if missing:
         raise InputError(
@@ -213,15 +147,11 @@ def load_params(folder: str | Path, model: Model, key: jax.Array | None = None) 
         )
     dtype = jnp.dtype(model.config.weight_dtype)
     arrays = _read_tensors(files, wanted, dtype)
-    pieces: dict[tuple, list] = {}
-    for name, (path, _, shape) in wanted.items():
-        pieces.setdefault(path, []).append(_from_hf(path, arrays.pop(name), shape))
-    flat = {}
-    for path, (shape, _) in model.shapes().items():
-        if path in pieces:
-            flat[path] = np.stack(pieces[path]) if path[0] == "layers" else pieces[path][0]
-        else:
-            flat[path] = np.zeros(shape, dtype)
+    flat = {path: np.zeros(shape, dtype) for path, (shape, _) in model.shapes().items()}
+    for name, pieces in wanted.items():
+        tensor = arrays.pop(name)
+        for piece in pieces:
+            flat[piece.path][piece.index] = piece.ours(tensor)
     return jax.device_put(_nested(flat), model.shardings())
 
 
@@ -232,13 +162,18 @@ def save_params(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for name, (path, layer, _) in _disk_names(model).items():
-        node = params
-        for key in path:
-            node = node[key]
-        tensors[name] = _to_hf(path, np.asarray(node if layer is None else node[layer]))
+    for name, pieces in disk_pieces(model).items():
+        for piece in pieces:
+            node = params
+            for key in piece.path:
+                node = node[key]
+            value = np.asarray(node[piece.index])
+            tensor = tensors.setdefault(name, np.empty(piece.disk_shape, value.dtype))
+            piece.fill(tensor, value)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = to_hf_config(model.config, bos_id=bos_id, eos_ids=eos_ids, pad_id=pad_id)
+    config = to_hf_config(
+        model.config, head=model.head, bos_id=bos_id, eos_ids=eos_ids, pad_id=pad_id
+    )
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {
         "bos_token_id": bos_id,

@@ -21,9 +21,9 @@ from jax.sharding import Mesh
 
 from rljax.batch import Batch
 from rljax.kernels.logprob import token_logprobs
-from rljax.mesh import constrain_rows, weight_sharding
+from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
 from rljax.models.config import ModelConfig
-from rljax.models.decoder import Decoder, rope_angles
+from rljax.models.decoder import Decoder, Pass, rope_angles
 
 
 @functools.cache
@@ -85,26 +85,57 @@ class Model:
     # -- training: scan over layers
     # --------------------------------------------------------------------
 
-    def _layers(self, decoder: Decoder, x, cos, sin, allowed, *, keep_kv=False):
-        graph, stacked = decoder.layer_definition()
+    def _layers(self, decoder: Decoder, x, call: Pass, *, keep: str = ""):
+        """x through all layers. `keep`: what to return of each layer, in order: "" | "cache" (its
+        keys and values) | "hidden" (x after it) | "stats" (of its experts)."""
+        kept = {}
+        for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
+            graphs = [graph for graph, _ in members]
 
-        def layer(x, weights):
-            x, kv = nnx.merge(graph, weights)(constrain_rows(x, self.mesh), cos, sin, allowed)
-            return x, kv if keep_kv else None
+            def unit(x, weights, graphs=graphs):
+                out = []
+                for graph, one in zip(graphs, weights, strict=True):
+                    x, found = self._layer(graph, one, x, call, keep)
+                    out.append(found)
+                return x, out
 
-        if self.config.remat == "full" and not keep_kv:
-            layer = jax.checkpoint(layer)
-        return jax.lax.scan(layer, x, stacked)
+            x, found = jax.lax.scan(unit, x, [weights for _, weights in members])
+            for member, of_member in enumerate(found):
+                for repeat, layer in enumerate(stack.layers_of(member)):
+                    if keep:
+                        kept[layer] = jax.tree.map(lambda a, r=repeat: a[r], of_member)
+        return x, [kept[layer] for layer in sorted(kept)]
+
+    def _layer(self, graph, weights, x, call: Pass, keep: str):
+        def run(x, weights):
+            x, cache, stats = nnx.merge(graph, weights)(x, call)
+            return x, {"": (), "cache": cache, "hidden": x, "stats": stats}[keep]
+
+        if self.config.remat == "full" and keep in ("", "stats"):
+            run = jax.checkpoint(run)
+        return run(x, weights)
+
+    def _start(self, decoder: Decoder, batch: Batch) -> tuple[jax.Array, Pass]:
+        """The embedded tokens, and what every layer is told."""
+        x = constrain_tokens(decoder.embed(batch.tokens), self.mesh)
+        return x, Pass(self.mesh, self._angles(batch.positions), batch.segment_ids)
+
+    def _angles(self, positions: jax.Array):
+        dims = self.config.rope_dims
+        return tuple(rope_angles(positions, rope, dims) for rope in self.config.ropes)
 
     def _hidden(self, decoder: Decoder, batch: Batch) -> jax.Array:
         """Final normalised hidden states [B, S, D]; a token sees its own segment, causally."""
-        cos, sin = rope_angles(batch.positions, self.config)
-        column = jnp.arange(batch.tokens.shape[1])
-        same = batch.segment_ids[:, :, None] == batch.segment_ids[:, None, :]
-        allowed = same & (column[None, :, None] >= column[None, None, :])
-        x = constrain_rows(decoder.embed(batch.tokens), self.mesh)
-        x, _ = self._layers(decoder, x, cos, sin, allowed)
+        x, _ = self._layers(decoder, *self._start(decoder, batch))
         return decoder.norm(x)
+
+    def hidden_states(self, params: dict, batch: Batch) -> list[jax.Array]:
+        """The embeddings, what leaves each layer but the last, and the final normalised states:
+        layers + 1 arrays [B, S, D]. For parity tests and probes."""
+        decoder = self._bind(params)
+        x, call = self._start(decoder, batch)
+        last, states = self._layers(decoder, x, call, keep="hidden")
+        return [x, *states[:-1], decoder.norm(last)]
 
     def logprobs(self, params: dict, batch: Batch, temperature=1.0) -> tuple[jax.Array, jax.Array]:
         """log pi(tokens[b, t] | tokens[b, :t]) and the entropy of that choice: two [B, S] float32.
@@ -119,6 +150,7 @@ class Model:
             decoder.head_weight("lm"),
             targets,
             temperature=temperature,
+            soft_cap=self.config.final_soft_cap,
             float32_head=self.config.head_in_float32,
         )
         return _describe_next(logp), _describe_next(entropy)
@@ -135,6 +167,7 @@ class Model:
                 decoder.head_weight("lm"),
                 targets,
                 temperature=temperature / k,
+                soft_cap=self.config.final_soft_cap,
                 float32_head=self.config.head_in_float32,
             )[2]
             for k in (1, 2)
@@ -143,9 +176,20 @@ class Model:
 
     def values(self, params: dict, batch: Batch) -> jax.Array:
         """V(state before tokens[b, t]): [B, S] float32, from the scalar head. Column 0 is 0."""
+        return _describe_next(self.token_scores(params, batch)[..., 0])
+
+    def token_scores(self, params: dict, batch: Batch) -> jax.Array:
+        """The scalar head after tokens[b, t] was read: [B, S, labels] float32 (process scores)."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch).astype(jnp.float32)
-        return _describe_next((hidden @ decoder.head_weight("scalar").astype(jnp.float32))[..., 0])
+        return hidden @ decoder.head_weight("scalar").astype(jnp.float32)
+
+    def scores(self, params: dict, batch: Batch) -> jax.Array:
+        """The scalar head after a row's last token: [B, labels] float32 (outcome scores)."""
+        column = jnp.arange(batch.tokens.shape[1])[None, :]
+        last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
+        scores = self.token_scores(params, batch)
+        return jnp.take_along_axis(scores, last[:, None, None], axis=1)[:, 0]
 
     def logits(self, params: dict, batch: Batch) -> jax.Array:
         """[B, S, V] float32: for parity tests and probes only; training never builds it."""
@@ -156,32 +200,32 @@ class Model:
         """The sampler's head: the same precision rule as the trainer's (kernels.logprob)."""
         dtype = jnp.float32 if self.config.head_in_float32 else hidden.dtype
         precision = jax.lax.Precision.HIGHEST if self.config.head_in_float32 else None
-        return jnp.einsum(
+        z = jnp.einsum(
             "bsd,dv->bsv",
             hidden.astype(dtype),
             head.astype(dtype),
             preferred_element_type=jnp.float32,
             precision=precision,
         )
+        cap = self.config.final_soft_cap
+        return cap * jnp.tanh(z / cap) if cap else z
 
     # -- decoding: layers unrolled over per-layer caches
     # ---------------------------------------------------
 
     def prefill(self, params: dict, tokens: jax.Array, cache_tokens: int):
-        """Keys and values of right-padded prompts [B, P] -> a cache of `cache_tokens` columns per
-        layer.
+        """What every layer keeps of right-padded prompts [B, P], with room for `cache_tokens`.
 
         Columns at and after a prompt's length hold garbage; decoding overwrites a column before
         reading it.
         """
         decoder = self._bind(params)
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        cos, sin = rope_angles(positions, self.config)
-        allowed = positions[:, :, None] >= positions[:, None, :]
-        x = constrain_rows(decoder.embed(tokens), self.mesh)
-        _, (k, v) = self._layers(decoder, x, cos, sin, allowed, keep_kv=True)
+        call = Pass(self.mesh, self._angles(positions), jnp.ones_like(tokens))
+        x = constrain_tokens(decoder.embed(tokens), self.mesh)
+        _, caches = self._layers(decoder, x, call, keep="cache")
         room = [(0, 0), (0, 0), (0, cache_tokens - tokens.shape[1]), (0, 0)]
-        return [(jnp.pad(k[i], room), jnp.pad(v[i], room)) for i in range(self.config.layers)]
+        return jax.tree.map(lambda c: jnp.pad(c, room), caches)
 
     def unstack(self, params: dict):
         """Everything decode_step reads, with each layer's weights as own arrays.
@@ -190,29 +234,24 @@ class Model:
         loop.
         """
         decoder = self._bind(params)
-        graph, stacked = decoder.layer_definition()
-        layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(self.config.layers)]
-        return graph, decoder, layers
+        layers = {}
+        for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
+            for member, (graph, weights) in enumerate(members):
+                for repeat, layer in enumerate(stack.layers_of(member)):
+                    layers[layer] = (graph, jax.tree.map(lambda w, r=repeat: w[r], weights))
+        return decoder, [layers[layer] for layer in sorted(layers)]
 
     def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches):
         """One token per row: tokens [B] written at columns [B] -> logits [B, V] float32, new
         caches."""
-        graph, decoder, layers = unstacked
-        cos, sin = rope_angles(columns[:, None], self.config)
-        cache_tokens = caches[0][0].shape[2]
-        allowed = (jnp.arange(cache_tokens)[None, :] <= columns[:, None])[:, None, :]
-        rows = jnp.arange(tokens.shape[0])
+        decoder, layers = unstacked
+        at = columns[:, None]
+        call = Pass(self.mesh, self._angles(at), jnp.ones_like(at), columns)
         x = constrain_rows(decoder.embed(tokens[:, None]), self.mesh)
         new_caches = []
-        for weights, (k_cache, v_cache) in zip(layers, caches, strict=True):
-
-            def write(k, v, k_cache=k_cache, v_cache=v_cache):
-                at = dict(mode="drop", unique_indices=True, indices_are_sorted=True)
-                k_new = k_cache.at[rows, :, columns].set(k[:, :, 0], **at)
-                return k_new, v_cache.at[rows, :, columns].set(v[:, :, 0], **at)
-
-            x, kv = nnx.merge(graph, weights)(x, cos, sin, allowed, write)
-            new_caches.append(kv)
+        for (graph, weights), cache in zip(layers, caches, strict=True):
+            x, cache, _ = nnx.merge(graph, weights)(x, call, cache)
+            new_caches.append(cache)
         logits = self._head_logits(decoder.head_weight("lm"), decoder.norm(x))
         return logits[:, 0], new_caches
 

@@ -16,10 +16,13 @@ import jax.numpy as jnp
 CHUNK_LOGITS = 1 << 23  # logits held at once by the chunked form: 32 MiB of float32
 
 
-def _logits(hidden, head, scale, precision):
-    """hidden [..., D] x head [D, V] / temperature, accumulated and kept in float32 or wider."""
+def _logits(hidden, head, scale, soft_cap, precision):
+    """cap tanh(hidden [..., D] x head [D, V] / cap) / temperature, accumulated and kept in float32
+    or wider; soft_cap 0 = none."""
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     z = jnp.einsum("...d,dv->...v", hidden, head, preferred_element_type=wide, precision=precision)
+    if soft_cap:
+        z = soft_cap * jnp.tanh(z / soft_cap)
     return z * scale
 
 
@@ -48,17 +51,17 @@ def _unchunk(x, axis):
     return x.reshape(x.shape[:axis] + (-1,) + x.shape[axis + 2 :])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _chunked(hidden, head, targets, scale, chunks, precision):
-    return _chunked_forward(hidden, head, targets, scale, chunks, precision)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _chunked(hidden, head, targets, scale, soft_cap, chunks, precision):
+    return _chunked_forward(hidden, head, targets, scale, soft_cap, chunks, precision)[0]
 
 
-def _chunked_forward(hidden, head, targets, scale, chunks, precision):
+def _chunked_forward(hidden, head, targets, scale, soft_cap, chunks, precision):
     axis = hidden.ndim - 2
 
     def one(_, part):
         h, y = part
-        return None, _statistics(_logits(h, head, scale, precision), y)
+        return None, _statistics(_logits(h, head, scale, soft_cap, precision), y)
 
     _, out = jax.lax.scan(
         one, None, (_chunks(hidden, chunks, axis), _chunks(targets, chunks, axis))
@@ -67,7 +70,7 @@ def _chunked_forward(hidden, head, targets, scale, chunks, precision):
     return out, (hidden, head, targets, scale, out[1], out[2])
 
 
-def _chunked_backward(chunks, precision, saved, cotangents):
+def _chunked_backward(soft_cap, chunks, precision, saved, cotangents):
     """dz = g_logp (1[v=y] - p) + g_lse p - g_H p (log p + H), recomputing z chunk by chunk."""
     hidden, head, targets, scale, entropy, lse = saved
     axis = hidden.ndim - 2
@@ -75,7 +78,7 @@ def _chunked_backward(chunks, precision, saved, cotangents):
 
     def one(head_grad, part):
         h, y, entropy_, lse_, g_logp, g_entropy, g_lse = part
-        z = _logits(h, head, scale, precision)
+        z = _logits(h, head, scale, soft_cap, precision)
         logp = z - lse_[..., None]
         p = jnp.exp(logp)
         # p = 0 with z = -inf is a legal word of probability 0; 0 * inf must not become NaN.
@@ -87,6 +90,8 @@ def _chunked_backward(chunks, precision, saved, cotangents):
             jnp.int32, (1,) * y.ndim + z.shape[-1:], y.ndim
         )
         dz = (dz + jnp.where(onehot, g_logp[..., None], 0.0)) * scale
+        if soft_cap:  # d (c tanh(x / c)) / dx = 1 - tanh^2
+            dz = dz * (1 - jnp.square(z / scale / soft_cap))
         dz = dz.astype(h.dtype)
         dh = jnp.einsum("...v,dv->...d", dz, head, precision=precision)
         dw = jnp.einsum(
@@ -103,13 +108,21 @@ _chunked.defvjp(_chunked_forward, _chunked_backward)
 
 
 def token_logprobs(
-    hidden, head, targets, *, temperature=1.0, float32_head: bool = True, impl: str = "xla"
+    hidden,
+    head,
+    targets,
+    *,
+    temperature=1.0,
+    soft_cap: float = 0.0,
+    float32_head: bool = True,
+    impl: str = "xla",
 ):
-    """log softmax(hidden head / temperature)[target], its entropy, and logsumexp.
+    """log softmax(c tanh(hidden head / c) / temperature)[target], its entropy, and logsumexp.
 
     hidden [..., S, D] and head [D, V] of one dtype, targets [..., S] int32 -> three float32 arrays
     [..., S].
     log-prob = z_y - logsumexp(z); entropy = logsumexp(z) - sum_v softmax(z)_v z_v (ALGORITHMS 0.4).
+    `soft_cap` is c; 0 = none (Gemma 2 has one).
     `float32_head` asks for full float32 multiplication where the hardware has a faster, coarser
     one.
     `impl`: "xla" (chunked over S, gradients recompute the logits) or "reference" (plain).
@@ -119,7 +132,7 @@ def token_logprobs(
     precision = jax.lax.Precision.HIGHEST if float32_head else None
     scale = jnp.asarray(1.0 / temperature, jnp.promote_types(dtype, jnp.float32))
     if impl == "reference":
-        return _statistics(_logits(hidden, head, scale, precision), targets)
+        return _statistics(_logits(hidden, head, scale, soft_cap, precision), targets)
     length, rows = hidden.shape[-2], max(targets.size // max(targets.shape[-1], 1), 1)
     wanted = max(1, -(-rows * length * head.shape[1] // CHUNK_LOGITS))
     # The number of chunks must divide S; padding S to a multiple keeps chunks near the wanted size.
@@ -128,5 +141,5 @@ def token_logprobs(
     if padding:
         hidden = jnp.pad(hidden, [(0, 0)] * (hidden.ndim - 2) + [(0, padding), (0, 0)])
         targets = jnp.pad(targets, [(0, 0)] * (targets.ndim - 1) + [(0, padding)])
-    out = _chunked(hidden, head, targets, scale, chunks, precision)
+    out = _chunked(hidden, head, targets, scale, soft_cap, chunks, precision)
     return tuple(x[..., :length] for x in out)

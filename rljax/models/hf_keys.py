@@ -1,0 +1,244 @@
+"""Reading a Hugging Face config.json: keys that are remembered, rotary settings, layer windows.
+
+What lives here: what families share. Which family reads what is in rljax.models.families.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from rljax.errors import InputError
+from rljax.models.config import Rope
+
+# Keys that do not change the forward pass.
+_IGNORED = frozenset(
+    """architectures attention_dropout bos_token_id eos_token_id pad_token_id dtype torch_dtype
+    transformers_version use_cache is_llama_config _attn_implementation_autoset pretraining_tp
+    _name_or_path num_labels id2label label2id classifier_dropout is_decoder output_attentions
+    return_dict output_hidden_states problem_type chunk_size_feed_forward is_encoder_decoder
+    max_window_layers output_router_logits router_aux_loss_coef router_jitter_noise ep_size
+    aux_loss_alpha seq_aux num_nextn_predict_layers num_mtp_layers cache_implementation qk_head_dim
+    _sliding_window_pattern auto_map initial_context_length moe_layer_freq scoring_func topk_method
+    model_type hidden_activation hidden_act""".split()
+)
+NUMBER = (int, float)
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+_MISSING = object()
+
+
+class Keys:
+    """A config.json that remembers which of its keys were read, so that the rest can be refused."""
+
+    def __init__(self, config: Mapping, defaults: Mapping = {}):  # noqa: B006  never written
+        self.config, self.defaults, self.seen = config, defaults, set()
+
+    def fields(self, names: Mapping[str, str], of: type) -> dict:
+        """{field: value} for {key: field of the dataclass `of`}, each of the field's type."""
+        types = {f.name: NUMBER if f.type is float else f.type for f in dataclasses.fields(of)}
+        return {field: self.get(key, types[field]) for key, field in names.items()}
+
+    def get(self, key: str, kind: type | tuple, default: object = _MISSING):
+        """The value, of that type; the family's default, then `default`, where it is absent or
+        null. A key "a|b" may be spelled either way."""
+        names = key.split("|")
+        self.seen |= set(names)
+        value = next((self.config[n] for n in names if self.config.get(n) is not None), None)
+        if value is None:
+            null = any(n in self.config for n in names)
+            value = (
+                default
+                if null and default is not _MISSING
+                else self.defaults.get(names[0], default)
+            )
+            if value is _MISSING:
+                raise InputError(
+                    f"config.json has no {names[0]!r}",
+                    fix="use the config.json that came with the weights",
+                )
+            return value
+        if isinstance(value, bool) and kind is not bool or not isinstance(value, kind):
+            name = kind.__name__ if isinstance(kind, type) else "number"
+            raise InputError(f"config.json: {names[0]}", value=value, rule=f"must be a {name}")
+        return float(value) if kind == NUMBER else value
+
+    def check_all_read(self, family: str) -> None:
+        """Raises InputError for a key that nothing read. Exporters write switches that are off
+        (use_mrope: false): off is what the decoder does."""
+        off = {k for k, v in self.config.items() if v is None or v is False}
+        unknown = sorted(set(self.config) - self.seen - _IGNORED - off)
+        if unknown:
+            raise InputError(
+                f"config.json of a {family} model sets {unknown[0]!r}",
+                value=self.config[unknown[0]],
+                rule="the decoder does not implement it, and would silently ignore it",
+            )
+
+
+# -- rotary positions
+# -------------------------------------------------------------------------------------------------
+
+# key of the rope parameters -> field of Rope
+_ROPE = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_tokens",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "truncate": "truncate",
+    "attention_factor": "attention_factor",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+    "mrope_section": "sections",
+    "mrope_interleaved": "interleaved_sections",
+}
+_ROPE_OF_KIND = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate",
+             "attention_factor", "mscale", "mscale_all_dim"),
+}  # fmt: skip
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+
+
+def _rope(parameters: Mapping, theta: float, max_tokens: int, sections: bool = False) -> Rope:
+    """One set of rope parameters, in either spelling of the type. `sections`: may it have some."""
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "mrope" and sections:
+        kind = "default"  # an older name of the same thing, with sections
+    if not isinstance(kind, str) or kind not in _ROPE_OF_KIND:
+        raise InputError(
+            "config.json: rope scaling type",
+            value=kind,
+            rule=f"supported: {', '.join(_ROPE_OF_KIND)}",
+        )
+    keys = Keys(parameters)
+    fields = dict(theta=keys.get("rope_theta", NUMBER, float(theta)), kind=kind)
+    read = (*_ROPE_OF_KIND[kind], *(_SECTIONS if sections else ()))
+    known = {"rope_theta", "rope_type", "type", *read}
+    unknown = sorted(k for k in set(parameters) - known if parameters[k] is not None)
+    if unknown:
+        raise InputError(
+            f"config.json: the rope parameters set {unknown[0]!r}",
+            value=parameters[unknown[0]],
+            rule="the decoder does not implement it, and would silently ignore it",
+        )
+    defaults = {f.name: f.default for f in dataclasses.fields(Rope)}
+    defaults["original_max_tokens"] = max_tokens
+    for key in read:
+        field, default = _ROPE[key], defaults[_ROPE[key]]
+        kinds = {bool: bool, int: int, tuple: list}.get(type(default), NUMBER)
+        needed = key == "factor" or (kind == "llama3" and key.endswith("_freq_factor"))
+        if kind == "yarn" and key == "factor":
+            original = keys.get("original_max_position_embeddings", int, max_tokens)
+            needed, default = False, max_tokens / max(original, 1)
+        value = keys.get(key, kinds, _MISSING if needed else default)
+        fields[field] = tuple(value) if kinds is list else value
+    return Rope(**fields)
+
+
+def ropes(keys: Keys, theta: float, max_tokens: int, sections: bool = False) -> tuple[Rope, ...]:
+    """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (published)."""
+    parameters = keys.get("rope_parameters", Mapping, None) or keys.get(
+        "rope_scaling", Mapping, None
+    )
+    theta = keys.get("rope_theta", NUMBER, theta)
+    return (_rope(parameters or {}, theta, max_tokens, sections),)
+
+
+def gemma3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
+    """Rope 0 for layers that see everything, rope 1 for those with a window."""
+    nested = keys.get("rope_parameters", Mapping, None) or {}
+    theta = keys.get("rope_theta", NUMBER, theta)
+    local = keys.get("rope_local_base_freq", NUMBER, 10_000.0)
+    scaling = nested.get("full_attention") or keys.get("rope_scaling", Mapping, None) or {}
+    return (
+        _rope(scaling, theta, max_tokens),
+        _rope(nested.get("sliding_attention") or {}, local, max_tokens),
+    )
+
+
+def rope_out(rope: Rope) -> dict | None:
+    """The published spelling of what is not theta."""
+    out = {"rope_type": rope.kind} if rope.kind != "default" else {}
+    default = Rope()
+    for key in (*_ROPE_OF_KIND[rope.kind], *_SECTIONS):
+        value = getattr(rope, _ROPE[key])
+        if key in ("factor", "original_max_position_embeddings") or value != getattr(
+            default, _ROPE[key]
+        ) or key.endswith("_freq_factor"):  # fmt: skip
+            out[key] = list(value) if isinstance(value, tuple) else value
+    if out and "rope_type" not in out:
+        out["rope_type"] = "default"
+    return out or None
+
+
+# -- which layers are what
+# -------------------------------------------------------------------------------------------------
+
+
+def _layer_types(keys: Keys) -> list | None:
+    types = keys.get("layer_types", list, None)
+    other = [t for t in types or () if t not in ("full_attention", "sliding_attention")]
+    if other:
+        raise InputError(
+            "config.json: layer_types",
+            value=other[0],
+            rule="supported: full_attention, sliding_attention",
+        )
+    return types
+
+
+def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> list[int]:
+    """The window of every layer: `layer_types` if given, else `default(i)` says which slide."""
+    window = keys.get("sliding_window", int, None)
+    types = _layer_types(keys)
+    if types is None:
+        types = ["sliding_attention" if default and default(i) else "full_attention"
+                 for i in range(layers)]  # fmt: skip
+    if len(types) != layers:
+        raise InputError("config.json: layer_types", value=len(types), rule=f"{layers}, one each")
+    slides = [t == "sliding_attention" for t in types]
+    if any(slides) and window is not None and window < 1:
+        raise InputError("config.json: sliding_window", value=window, rule="above 0 where it is on")
+    return [(window or 0) if s else 0 for s in slides]
+
+
+def every(keys: Keys, layers: int) -> list[int]:
+    """Mistral: a window, if there is one, on every layer."""
+    window = keys.get("sliding_window", int, None)
+    return [window or 0] * layers
+
+
+def qwen_windows(keys: Keys, layers: int) -> list[int]:
+    """Qwen: a window only where it is switched on, and from max_window_layers upwards."""
+    if not keys.get("use_sliding_window", bool, False):
+        keys.get("sliding_window", int, None)
+        if "sliding_attention" in (_layer_types(keys) or ()):
+            raise InputError(
+                "config.json: layer_types has sliding_attention",
+                rule="use_sliding_window is off",
+                fix="use the config.json that came with the weights",
+            )
+        return [0] * layers
+    first = keys.get("max_window_layers", int, 28)
+    return windows(keys, layers, lambda i: i >= first)
+
+
+def qwen_moe_windows(keys: Keys, layers: int) -> list[int]:
+    """One window for all layers, where it is switched on."""
+    window = keys.get("sliding_window", int, None)
+    return [window or 0 if keys.get("use_sliding_window", bool, False) else 0] * layers
+
+
+def alternating(keys: Keys, layers: int) -> list[int]:
+    return windows(keys, layers, lambda i: i % 2 == 0)
+
+
+def gemma3_windows(keys: Keys, layers: int) -> list[int]:
+    period = keys.get("sliding_window_pattern|_sliding_window_pattern", int, 6)
+    return windows(keys, layers, lambda i: (i + 1) % period != 0)
+
+
+def no_windows(keys: Keys, layers: int) -> list[int]:
+    return [0] * layers

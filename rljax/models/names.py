@@ -1,0 +1,176 @@
+"""Where every weight lies in a Hugging Face checkpoint: its tensor's name, layout and piece.
+
+What lives here: the name maps (one per naming scheme), and the layout rules. A linear map is stored
+[out, in] with heads flattened; ours is [in, out] with heads apart. What does not: files.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from rljax.models.config import ModelConfig
+from rljax.models.families import FAMILIES
+
+
+@dataclasses.dataclass(frozen=True)
+class Disk:
+    """A tensor that holds all experts at once, stored as ours; `column` 0 or 1 of pairs that are
+    interleaved along its last axis."""
+
+    name: str
+    column: int | None = None
+
+
+# our module (or leaf) below a layer -> Hugging Face name below "layers.{i}."; {x} = the expert
+PLAIN: dict[str, str | Disk] = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+_EXPERTS = {
+    "mlp.router": "mlp.gate.weight",
+    "mlp.experts_gate": "mlp.experts.{x}.gate_proj.weight",
+    "mlp.experts_up": "mlp.experts.{x}.up_proj.weight",
+    "mlp.experts_down": "mlp.experts.{x}.down_proj.weight",
+}
+NAMES: dict[str, Mapping[str, str | Disk]] = {
+    "plain": PLAIN,
+    "gemma": {
+        **PLAIN,
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "experts": {**PLAIN, **_EXPERTS},
+    "mixtral": {
+        **PLAIN,
+        "mlp.router": "block_sparse_moe.gate.weight",
+        "mlp.experts_gate": "block_sparse_moe.experts.{x}.w1.weight",
+        "mlp.experts_up": "block_sparse_moe.experts.{x}.w3.weight",
+        "mlp.experts_down": "block_sparse_moe.experts.{x}.w2.weight",
+    },
+    "deepseek": {
+        **PLAIN,
+        **_EXPERTS,
+        "attention.q_down": "self_attn.q_a_proj",
+        "attention.q_latent_norm": "self_attn.q_a_layernorm",
+        "attention.q_up": "self_attn.q_b_proj",
+        "attention.kv_down": "self_attn.kv_a_proj_with_mqa",
+        "attention.kv_norm": "self_attn.kv_a_layernorm",
+        "attention.kv_up": "self_attn.kv_b_proj",
+        "mlp.correction": "mlp.gate.e_score_correction_bias",
+        "mlp.shared_gate": "mlp.shared_experts.gate_proj",
+        "mlp.shared_up": "mlp.shared_experts.up_proj",
+        "mlp.shared_down": "mlp.shared_experts.down_proj",
+    },
+    "gpt_oss": {
+        **PLAIN,
+        "attention.sinks": "self_attn.sinks",
+        "mlp.router": "mlp.router.weight",
+        "mlp.router_bias": "mlp.router.bias",
+        "mlp.experts_gate": Disk("mlp.experts.gate_up_proj", 0),
+        "mlp.experts_up": Disk("mlp.experts.gate_up_proj", 1),
+        "mlp.experts_down": Disk("mlp.experts.down_proj"),
+        "mlp.experts_gate_bias": Disk("mlp.experts.gate_up_proj_bias", 0),
+        "mlp.experts_up_bias": Disk("mlp.experts.gate_up_proj_bias", 1),
+        "mlp.experts_down_bias": Disk("mlp.experts.down_proj_bias"),
+    },
+}
+_TOP = {"embedding": "model.embed_tokens.weight", "norm.scale": "model.norm.weight"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What one tensor on disk holds of one of our weights."""
+
+    path: tuple[str, ...]  # of the weight
+    index: tuple[int, ...]  # leading axes of the weight: the layer, the expert
+    shape: tuple[int, ...]  # ours, below `index`
+    inside: int = 0  # how many of its axes are summed over; 0 = stored as ours
+    column: int | None = None
+
+    @property
+    def disk_shape(self) -> tuple[int, ...]:
+        if self.column is not None:
+            return (*self.shape[:-1], 2 * self.shape[-1])
+        if not self.inside:
+            return self.shape if self.path[-1] != "bias" else (math.prod(self.shape),)
+        return (math.prod(self.shape[self.inside :]), math.prod(self.shape[: self.inside]))
+
+    def ours(self, tensor):
+        """The piece, from what is on disk."""
+        if self.column is not None:
+            return tensor[..., self.column :: 2]
+        return (tensor.T if self.inside else tensor).reshape(self.shape)
+
+    def fill(self, tensor: np.ndarray, value: np.ndarray) -> None:
+        """Write the piece into the tensor that goes to disk."""
+        if self.column is not None:
+            tensor[..., self.column :: 2] = value
+        elif self.inside:
+            tensor[...] = value.reshape(self.disk_shape[::-1]).T
+        else:
+            tensor[...] = value.reshape(self.disk_shape)
+
+
+def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk:
+    """The Hugging Face name below a layer of the leaf `path` of a block."""
+    whole = names.get(".".join(path))
+    if whole is not None and path[-1] not in ("weight", "bias", "scale"):
+        return whole
+    leaf = {"scale": "weight"}.get(path[-1], path[-1])
+    return f"{names['.'.join(path[:-1])]}.{leaf}"
+
+
+def _layers_of_blocks(config: ModelConfig) -> dict[str, range]:
+    """{block: the layers its weights are stacked over}."""
+    members = [s.layers_of(m) for s in config.stacks() for m in range(len(s.unit))]
+    return {str(b): layers for b, layers in enumerate(members)}
+
+
+def _inside(path: tuple[str, ...], axes: tuple[str, ...]) -> int:
+    """How many leading axes of the weight are summed over: 2 for a map out of heads."""
+    if path[-1] in ("bias", "scale") or len(axes) < 2:
+        return 0
+    return 2 if axes[0] == "heads" else 1
+
+
+def disk_pieces(model) -> dict[str, list[Piece]]:
+    """{tensor name: the pieces it holds} of everything that a checkpoint of `model` has."""
+    config = model.config
+    names = NAMES[FAMILIES[config.family].names]
+    blocks = _layers_of_blocks(config)
+    out: dict[str, list[Piece]] = {}
+    for path, (shape, axes) in model.shapes().items():
+        if path[0] != "layers":
+            name = _TOP.get(".".join(path), "lm_head.weight")
+            inside = 0
+            if path == ("head",):
+                name = "lm_head.weight" if model.head == "lm" else "score.weight"
+                inside = 1
+            out.setdefault(name, []).append(Piece(path, (), shape, inside))
+            continue
+        place = _below_layer(path[2:], names)
+        for repeat, layer in enumerate(blocks[path[1]]):
+            stem, at = f"model.layers.{layer}.", (repeat,)
+            if isinstance(place, Disk):
+                piece = Piece(path, at, shape[1:], 0, place.column)
+                out.setdefault(stem + place.name, []).append(piece)
+            elif "{x}" in place:
+                for x in range(shape[1]):
+                    piece = Piece(path, (*at, x), shape[2:], 1)
+                    out.setdefault(stem + place.format(x=x), []).append(piece)
+            else:
+                piece = Piece(path, at, shape[1:], _inside(path, axes[1:]))
+                out.setdefault(stem + place, []).append(piece)
+    return out
