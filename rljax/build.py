@@ -19,12 +19,16 @@ from rljax.data.loader import Loader, make_loader
 from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_shards
+from rljax.models import lora
+from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
+from rljax.models.peft import load_adapter
 from rljax.optimizers import make_optimizer
 from rljax.recipe import Recipe, rehearse
 from rljax.rewards.pool import RewardPool
 from rljax.roles import (
+    WITH_OPTIMIZER,
     Actor,
     Baseline,
     Critic,
@@ -34,6 +38,7 @@ from rljax.roles import (
     start_training,
 )
 from rljax.sampler import Sampling
+from rljax.trees import merged
 from rljax.update import Steps
 
 
@@ -74,9 +79,21 @@ class Setup:
         return "reward" in self.dataflow.parameters
 
 
+def _adapters(config: Config) -> dict:
+    """The fields of ModelConfig that lora says."""
+    wish = config.lora
+    if not wish.rank:
+        return {}
+    made = LoraConfig(wish.rank, float(wish.alpha), tuple(wish.targets), wish.base)
+    return {
+        "lora": made,
+        "weight_dtype": wish.base if wish.base in ("float32", "bfloat16") else "bfloat16",
+    }
+
+
 def load_model(config: Config, tokenizer: Tokenizer) -> Model:
     """The static model of the config, on its mesh."""
-    settings = dataclasses.asdict(config.model_settings)
+    settings = {**dataclasses.asdict(config.model_settings), **_adapters(config)}
     mesh = make_mesh(**dataclasses.asdict(config.mesh))
     if is_path(config.model):
         model_config = load_config(config.model, **settings)
@@ -110,7 +127,7 @@ def _steps(config: Config, rows: int, tokens: int, model: Model, epochs: int) ->
     if rows % shards:
         raise InputError(
             f"{rows} sequences of an optimizer step do not divide over {shards} devices",
-            rule="mesh.data x mesh.fsdp splits the rows",
+            rule="mesh.data x fsdp x expert splits the rows",
             fix=f"a multiple of {shards}, or a smaller mesh",
         )
     return Steps(
@@ -230,11 +247,16 @@ def build(config: Config) -> Setup:
     return Setup(config, model, tokenizer, data, dataflow, recipe, sft_recipe)
 
 
-def initial_params(setup: Setup):
-    """The weights the run starts from: the Hugging Face folder's, or random ones from the seed."""
-    if is_path(setup.config.model):
-        return load_params(setup.config.model, setup.model)
-    return setup.model.init(jax.random.fold_in(jax.random.key(setup.config.seed), 1))
+def initial_params(config: Config, model: Model) -> dict:
+    """The weights the run starts from: the Hugging Face folder's, or random ones from the seed;
+    with adapters, fresh ones or those of lora.adapter."""
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)
+    plain = dataclasses.replace(model, config=lora.without(model.config))
+    params = load_params(config.model, plain) if is_path(config.model) else plain.init(key)
+    if model.config.lora is None:
+        return params
+    params = lora.attach(model, params, jax.random.fold_in(key, 1))
+    return load_adapter(config.lora.adapter, model, params) if config.lora.adapter else params
 
 
 def sft_roles(setup: Setup, params) -> dict:
@@ -260,31 +282,58 @@ def optimizer_steps(config: Config) -> int:
     return config.steps * batch.epochs * (rows // batch.sequences_per_optimizer_step)
 
 
+def _copy(tree):
+    """A donated buffer cannot have two owners."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _reference_params(setup: Setup, params: dict) -> dict:
+    """The policy as it is now. Under adapters it shares the frozen base, and only the adapters are
+    copied: fresh ones are exactly off."""
+    model = setup.model
+    if model.config.lora:
+        adapters, base = model.split(params)
+        return merged(_copy(adapters), base)
+    # A frozen model needs no float32 master weights, but a head that multiplies in float32 must
+    # hold the actor's very numbers: KL to the reference starts at exactly 0.
+    exact = {"head", "embedding"} if model.config.head_in_float32 else set()
+    low = setup.config.model_settings.dtype
+    return {
+        name: jax.tree.map(
+            lambda x, dtype=None if name in exact else low: jnp.array(x, dtype, copy=True), part
+        )
+        for name, part in params.items()
+    }
+
+
+def _critic_params(config: Config, model: Model, params: dict) -> dict:
+    """The body of critic_model, a reward model, with its head; without one, the policy's body and
+    a head of zeros."""
+    if config.critic_model:
+        plain = dataclasses.replace(model, config=lora.without(model.config))
+        loaded = load_params(config.critic_model, plain)
+        key = jax.random.fold_in(jax.random.key(config.seed), 2)
+        return lora.attach(model, loaded, key) if model.config.lora else loaded
+    body = {k: v for k, v in params.items() if k != "head"}
+    head = model.abstract()["head"]
+    body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
+    trained, base = model.split(body)
+    return merged(_copy(trained), base)
+
+
 def rl_roles(setup: Setup, params) -> dict:
     """Fresh optimizer state on `params`, and the other roles of the dataflow, started from `params`
     too."""
     config = setup.config
     total = optimizer_steps(config)
     roles = {}
-    copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  a donated buffer cannot have two owners
     if setup.needs_reference:
-        # A frozen model needs no float32 master weights, but a head that multiplies in float32 must
-        # hold the actor's very numbers: KL to the reference starts at exactly 0.
-        exact = {"head", "embedding"} if setup.model.config.head_in_float32 else set()
-        low = config.model_settings.dtype
-        frozen = {
-            name: jax.tree.map(
-                lambda x, dtype=None if name in exact else low: jnp.array(x, dtype, copy=True), part
-            )
-            for name, part in params.items()
-        }
+        frozen = _reference_params(setup, params)
         roles["reference"] = Reference(frozen, setup.model, config.sampler.temperature)
     if setup.needs_critic:
         optimizer = make_optimizer(config.critic_optimizer, total)
         model = dataclasses.replace(setup.model, head="scalar")
-        body = {k: v for k, v in copy(params).items() if k != "head"}
-        head = jnp.zeros((model.config.embed, 1), model.config.weight_dtype)
-        body["head"] = jax.device_put(head, model.shardings()["head"])
+        body = _critic_params(config, model, params)
         roles["critic"] = Critic(start_training(model, body, optimizer), model, optimizer)
     whole = replicated(setup.model.mesh)
     if setup.needs_kl_controller:
@@ -305,14 +354,29 @@ def reward_role(setup: Setup, text: str) -> Reward:
 
 
 def role_arrays(roles: dict) -> dict:
-    """What a checkpoint keeps of the roles: parameters, optimizer state, counters."""
-    return {k: r.params if isinstance(r, Reference) else r.state for k, r in sorted(roles.items())}
+    """What a checkpoint keeps of the roles: parameters, optimizer state, counters. A base under
+    adapters comes from where it came from, not from the checkpoint."""
+    out = {}
+    for name, role in sorted(roles.items()):
+        if isinstance(role, Reference):
+            out[name] = role.model.split(role.params)[0]
+        elif isinstance(role, WITH_OPTIMIZER):
+            out[name] = dataclasses.replace(role.state, frozen={})
+        else:
+            out[name] = role.state
+    return out
 
 
 def with_arrays(roles: dict, arrays: dict) -> dict:
     """The roles with the arrays of a checkpoint."""
     out = {}
     for name, role in roles.items():
-        field = "params" if isinstance(role, Reference) else "state"
-        out[name] = dataclasses.replace(role, **{field: arrays[name]})
+        new = arrays[name]
+        if isinstance(role, Reference):
+            new = merged(new, role.model.split(role.params)[1])
+            out[name] = dataclasses.replace(role, params=new)
+            continue
+        if isinstance(role, WITH_OPTIMIZER):
+            new = dataclasses.replace(new, frozen=role.state.frozen)
+        out[name] = dataclasses.replace(role, state=new)
     return out

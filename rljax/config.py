@@ -191,11 +191,24 @@ class ModelSettings:
 
 
 @dataclasses.dataclass
+class LoraSettings:
+    """Low-rank adapters on the actor (and critic), which then train nothing else; the reference
+    shares their base. rank 0 = off: all weights are trained."""
+
+    rank: int = 0
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ("*",)  # patterns of linear maps: "q_proj", "self_attn.*", "*"
+    base: str = "bfloat16"  # how the frozen weights are held: float32 | bfloat16 | int8 | nf4
+    adapter: str = ""  # a PEFT folder to start from; "" = fresh adapters
+
+
+@dataclasses.dataclass
 class Config:
     """One experiment."""
 
     model: str = ""  # a Hugging Face folder, or "decoder(layers=..., ...)": random weights
     tokenizer: str = ""  # a folder; "" = the model's folder, or the task's own alphabet
+    critic_model: str = ""  # a reward model's folder; "" = the policy, with a head of zeros
     dataflow: str = "grpo"
     steps: int = 100  # steps of the dataflow, after sft.steps
     seed: int = 0
@@ -208,6 +221,7 @@ class Config:
     export: bool = True  # write the final policy as a Hugging Face folder
     compilation_cache: str = "~/.cache/rljax/jax"  # "" = off
     model_settings: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    lora: LoraSettings = dataclasses.field(default_factory=LoraSettings)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     sft: SFTConfig = dataclasses.field(default_factory=SFTConfig)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import optax
 import orbax.checkpoint as ocp
 
-from rljax.build import check_length, load_model
+from rljax.build import check_length, initial_params, load_model
 from rljax.checkpoint import ARRAYS, Checkpoints
 from rljax.config import Config, MeshConfig, from_dict, is_path
 from rljax.data.encoded import load_run_tokenizer
@@ -27,10 +26,11 @@ from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.evaluate import evaluate
 from rljax.models.huggingface import load_params
-from rljax.models.model import Model, _nested
+from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool
 from rljax.roles import Actor, Reward
 from rljax.sampler import Sampling
+from rljax.trees import merged
 from rljax.update import new_train_state
 
 
@@ -130,7 +130,7 @@ def _find_step(checkpoints: Checkpoints, wanted: str) -> int:
 def _read_params(path: Path, model: Model) -> dict:
     """The actor's parameters from a checkpoint's arrays; optimizer state and critic stay on
     disk."""
-    like = {"actor": {"params": _abstract_params(model)}}
+    like = {"actor": {"params": model.split(model.abstract())[0]}}
     options = ocp.args.PyTreeRestore(
         item=like,
         restore_args=ocp.checkpoint_utils.construct_restore_args(like),
@@ -145,16 +145,6 @@ def _read_params(path: Path, model: Model) -> dict:
             rule=f"{type(error).__name__}: {str(error)[:500]}",
             fix="evaluate with the model folder that the run was started with",
         ) from error
-
-
-def _abstract_params(model: Model) -> dict:
-    dtype = jnp.dtype(model.config.weight_dtype)
-    flat = {path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, _) in model.shapes().items()}
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        _nested(flat),
-        model.shardings(),
-    )
 
 
 def load_policy(folder: str | Path, step: str = "latest") -> SavedPolicy:
@@ -185,6 +175,8 @@ def load_policy(folder: str | Path, step: str = "latest") -> SavedPolicy:
     tokenizer = load_run_tokenizer(config)
     model = load_model(config, tokenizer)
     params = _read_params(checkpoints.path(number) / ARRAYS, model)
+    if model.config.lora:  # a checkpoint holds the adapters alone
+        params = merged(params, model.split(initial_params(config, model))[1])
     return SavedPolicy(config, model, params, tokenizer, number)
 
 

@@ -20,7 +20,8 @@ MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH_AXES = ("data", "fsdp", "expert")
 
 # logical axis of a weight -> mesh axis. Every logical axis is listed; an unlisted one is an error.
-RULES: dict[str, str | None] = {
+RULES: dict[str | None, str | None] = {
+    None: None,
     "layers": None,
     "vocab": "tensor",
     "embed": "fsdp",
@@ -30,6 +31,7 @@ RULES: dict[str, str | None] = {
     "mlp": "tensor",
     "experts": "expert",
     "latent": None,
+    "rank": None,
     "norm": None,
     "scalar": None,
 }
@@ -78,7 +80,8 @@ def weight_sharding(
     for size, axis in zip(shape, axes, strict=True):
         if axis not in RULES:
             raise InputError(
-                f"weight {name!r} names logical axis {axis!r}", rule=f"known: {', '.join(RULES)}"
+                f"weight {name!r} names logical axis {axis!r}",
+                rule=f"known: {', '.join(filter(None, RULES))}",
             )
         target = RULES[axis]
         if target and size % mesh.shape[target]:

@@ -29,7 +29,7 @@ def _decayed(params):
 
     def is_matrix(path, _):
         name = path[-1].key
-        return name != "scale" and not name.endswith("_bias")
+        return name not in ("scale", "bias", "sinks", "correction") and not name.endswith("_bias")
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

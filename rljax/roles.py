@@ -87,7 +87,7 @@ class Actor:
         with timed("generate"):
             batch = rollout(
                 self.model,
-                self.state.params,
+                self.state.weights,
                 prompts.tokens,
                 prompts.lengths,
                 key,
@@ -100,12 +100,12 @@ class Actor:
     def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """log pi(tokens) at the sampling temperature: [B, S]; `rows` bounds the rows computed at
         once."""
-        one = lambda b: self.model.logprobs(self.state.params, b, self.temperature)[0]  # noqa: E731
+        one = lambda b: self.model.logprobs(self.state.weights, b, self.temperature)[0]  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
     def sum_pi_squared(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """sum over words of pi^2 at the sampling temperature: [B, S]."""
-        one = lambda b: self.model.sum_pi_squared(self.state.params, b, self.temperature)  # noqa: E731
+        one = lambda b: self.model.sum_pi_squared(self.state.weights, b, self.temperature)  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
     def update(
@@ -167,7 +167,7 @@ class Critic:
 
     def values(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """V(state before each token): [B, S]."""
-        one = lambda b: self.model.values(self.state.params, b)  # noqa: E731
+        one = lambda b: self.model.values(self.state.weights, b)  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
@@ -235,7 +235,8 @@ class Baseline:
         return dataclasses.replace(self, state=decay * self.state + (1 - decay) * seen)
 
 
-TRAINED = (Actor, Critic, KLController, Baseline)  # what a program may return anew
+WITH_OPTIMIZER = (Actor, Critic)
+TRAINED = (*WITH_OPTIMIZER, KLController, Baseline)  # what a program may return anew
 
 
 class Reward:
@@ -358,54 +359,72 @@ def _place_rewards(batch: Batch, values, parts, mask, group) -> Batch:
 def _state_shardings(model: Model, state: TrainState) -> TrainState:
     """Parameters and every optimizer moment shaped like them on the layout of the weights; the rest
     whole."""
-    shardings, whole = model.shardings(), replicated(model.mesh)
-    structure = jax.tree.structure(state.params)
+    layout, whole = model.split(model.shardings()), replicated(model.mesh)
+    structures = [jax.tree.structure(part) for part in (state.params, state.frozen)]
 
     def is_params(node):
-        return jax.tree.structure(node) == structure
+        return jax.tree.structure(node) in structures
 
-    return jax.tree.map(
-        lambda node: shardings if is_params(node) else whole, state, is_leaf=is_params
-    )
+    def place(node):
+        if not is_params(node):
+            return whole
+        # {}: frozen weights that are not part of the state at hand.
+        return layout[structures.index(jax.tree.structure(node))] if node else {}
+
+    return jax.tree.map(place, state, is_leaf=is_params)
 
 
 def start_training(model: Model, params, optimizer: optax.GradientTransformation) -> TrainState:
-    """A fresh optimizer state around `params`, placed as `program` will hand it back: one compile,
-    not two."""
-    state = jax.eval_shape(functools.partial(new_train_state, optimizer=optimizer), params)
+    """A fresh optimizer state around all weights `params`, placed as `program` will hand it back:
+    one compile, not two. Of a model with adapters only they are trained."""
+    trained, frozen = model.split(params)
     create = functools.partial(new_train_state, optimizer=optimizer)
-    made = jax.jit(create, out_shardings=_state_shardings(model, state))(params)
-    return dataclasses.replace(made, params=params)
+    shardings = _state_shardings(model, jax.eval_shape(create, trained))
+    made = jax.jit(create, out_shardings=shardings)(trained)
+    return dataclasses.replace(made, params=trained, frozen=frozen)
 
 
 def _pin(role):
     """Inside a program: keep a trained role on the layout it came with, so that no step re-lays it
     out."""
-    if not isinstance(role, (Actor, Critic)):
+    if not isinstance(role, WITH_OPTIMIZER):
         return role
     shardings = _state_shardings(role.model, role.state)
     return dataclasses.replace(role, state=jax.lax.with_sharding_constraint(role.state, shardings))
 
 
+def _with_frozen(role, frozen: dict | None):
+    """The role with these frozen weights; a role without an optimizer has none."""
+    if not isinstance(role, WITH_OPTIMIZER):
+        return role
+    return dataclasses.replace(role, state=dataclasses.replace(role.state, frozen=frozen))
+
+
 def program(function: Callable) -> Callable:
     """jit of a learning phase: (batch, cfg, *, roles...) -> ({role: new role}, metrics).
 
-    `cfg` is static. Trained roles are donated and keep their shardings; frozen ones are only read.
+    `cfg` is static. Trained roles are donated and keep their shardings; frozen ones are only read,
+    and so are the frozen weights of a trained role, which roles may share.
     """
 
     @functools.partial(jax.jit, static_argnums=1, donate_argnums=2)
-    def run(batch, cfg, trained, frozen):
+    def run(batch, cfg, trained, held, frozen):
+        trained = {name: _with_frozen(role, held.get(name)) for name, role in trained.items()}
         new, metrics = function(batch, cfg, **trained, **frozen)
         # A trained role that the dataflow did not return is handed back as it was: it was donated
         # too.
-        return {name: _pin(role) for name, role in {**trained, **new}.items()}, metrics
+        new = {name: _with_frozen(role, {}) for name, role in {**trained, **new}.items()}
+        return {name: _pin(role) for name, role in new.items()}, metrics
 
     @functools.wraps(function)
     def call(batch, cfg, **roles):
         trained = {k: r for k, r in roles.items() if isinstance(r, TRAINED)}
         frozen = {k: r for k, r in roles.items() if k not in trained}
+        held = {k: r.state.frozen for k, r in trained.items() if isinstance(r, WITH_OPTIMIZER)}
+        bare = {k: _with_frozen(r, {}) for k, r in trained.items()}
         with timed("learn"):
-            new, metrics = run(batch, cfg, trained, frozen)
+            new, metrics = run(batch, cfg, bare, held, frozen)
+            new = {k: _with_frozen(r, held.get(k)) for k, r in new.items()}
             return new, jax.device_get(metrics)
 
     call.run = run

@@ -21,7 +21,7 @@ import numpy as np
 from rljax import build
 from rljax.batch import Batch
 from rljax.checkpoint import Checkpoints, check_fingerprints
-from rljax.config import Config, fingerprints
+from rljax.config import Config, fingerprints, is_path
 from rljax.data.curriculum import Curriculum
 from rljax.data.loader import make_loader
 from rljax.data.prompts import Prompts, pad_examples
@@ -29,7 +29,9 @@ from rljax.dataflows.sft import sft
 from rljax.errors import InputError
 from rljax.evaluate import bootstrap, greedy_accuracy
 from rljax.mesh import shard_rows
+from rljax.models import lora
 from rljax.models.huggingface import save_params
+from rljax.models.peft import save_adapter
 from rljax.optimizers import current_learning_rate
 
 LOG = logging.getLogger("rljax")
@@ -113,7 +115,7 @@ class Run:
         step = self.checkpoints.latest()
         if step is None:
             tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
-            params = build.initial_params(self.setup)
+            params = build.initial_params(self.config, self.setup.model)
             if self.progress.phase == "sft":
                 self.roles = build.sft_roles(self.setup, params)
             else:
@@ -142,9 +144,10 @@ class Run:
         """Everything of a checkpoint but the trackers."""
         state = self.checkpoints.read_state(step)
         self.progress = Progress(**state["progress"])
-        params = self.setup.model.init(
-            jax.random.key(0)
-        )  # shapes and shardings; the values are replaced
+        if self.setup.model.config.lora:  # a checkpoint holds the adapters alone
+            params = build.initial_params(self.config, self.setup.model)
+        else:  # shapes and shardings; the values are replaced
+            params = self.setup.model.init(jax.random.key(0))
         make = build.sft_roles if self.progress.phase == "sft" else build.rl_roles
         roles = make(self.setup, params)
         self.roles = build.with_arrays(
@@ -324,12 +327,19 @@ class Run:
         self.progress.right_before = self.progress.right
 
     def export(self) -> Path:
-        """The policy as a Hugging Face folder: weights, config, tokenizer."""
+        """The policy as a Hugging Face folder: weights (adapters merged), config, tokenizer; and
+        adapters alone as a PEFT folder beside it."""
         tokenizer, actor, folder = self.setup.tokenizer, self.roles["actor"], self.folder / "policy"
+        model, params = actor.model, actor.state.weights
+        if model.config.lora:
+            base = self.config.model if is_path(self.config.model) else ""
+            save_adapter(self.folder / "adapter", model, params, base=base)
+            params = lora.merge(model, params)
+            model = dataclasses.replace(model, config=lora.without(model.config))
         save_params(
             folder,
-            actor.model,
-            actor.state.params,
+            model,
+            params,
             bos_id=tokenizer.bos_id,
             eos_ids=tokenizer.eos_ids,
             pad_id=tokenizer.pad_id,

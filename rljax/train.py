@@ -126,7 +126,7 @@ def after_step(run: Run, metrics: dict) -> bool:
         over = over or found.get("eval/accuracy", 0.0) >= config.sft.stop_at_accuracy
     if over:
         found = found or run.evaluate()
-        run.begin_rl(run.roles["actor"].state.params)
+        run.begin_rl(run.roles["actor"].state.weights)
         run.remember_before()
     metrics |= found
     return due or over

@@ -23,6 +23,7 @@ import optax
 from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.trees import merged
 
 # -- reductions: B+ = segments with a policy token, n = policy tokens of a segment, N = all policy
 # tokens ----
@@ -268,21 +269,33 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What an optimizer step changes. Counters are int32 scalars on the device."""
+    """What an optimizer step changes. Counters are int32 scalars on the device.
+
+    `frozen` are the weights that no optimizer moves (the base under adapters, which other roles may
+    share), {} where all of them are trained.
+    """
 
     params: Any
     opt_state: Any
     step: jax.Array  # optimizer steps taken: the policy version
     skipped: jax.Array  # steps skipped since the start because loss or gradient was not finite
     skipped_in_a_row: jax.Array
+    frozen: Any = dataclasses.field(default_factory=dict)
+
+    @property
+    def weights(self):
+        """All weights of the model."""
+        return merged(self.params, self.frozen)
 
 
-def new_train_state(params, optimizer: optax.GradientTransformation) -> TrainState:
+def new_train_state(
+    params, optimizer: optax.GradientTransformation, frozen: dict | None = None
+) -> TrainState:
     """The state before the first step; rljax.roles places it on the mesh."""
     counters = (
         jnp.zeros((), jnp.int32) for _ in range(3)
     )  # three buffers: donation forbids sharing one
-    return TrainState(params, optimizer.init(params), *counters)
+    return TrainState(params, optimizer.init(params), *counters, frozen or {})
 
 
 def optimizer_step(
@@ -297,7 +310,8 @@ def optimizer_step(
     take = jnp.asarray(take)
     keep = lambda new, old: jnp.where(finite & take, new, old)  # noqa: E731
     bad, taken = (take & ~finite).astype(jnp.int32), (take & finite).astype(jnp.int32)
-    state = TrainState(
+    state = dataclasses.replace(
+        state,
         params=jax.tree.map(keep, params, state.params),
         opt_state=jax.tree.map(keep, opt_state, state.opt_state),
         step=state.step + taken,
@@ -335,6 +349,13 @@ def fit(
             "rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows"
         )
 
+    frozen, model = state.frozen, objective.model
+    if frozen:  # outside the carry of the loop below
+        state = dataclasses.replace(state, frozen={})
+        objective = dataclasses.replace(
+            objective, model=lambda params, part: model(merged(params, frozen), part)
+        )
+
     def step(carry, minibatch):
         state, stopped = carry
         loss, gradient, metrics = loss_and_gradient(
@@ -369,7 +390,7 @@ def fit(
         metrics["trust_region_stopped_steps"] = total * stopped
     metrics["empty_steps"] = total * empty
     metrics["optimizer_steps"] = jnp.float32(total)
-    return state, metrics
+    return dataclasses.replace(state, frozen=frozen), metrics
 
 
 def _over_steps(name: str, values: jax.Array) -> jax.Array:

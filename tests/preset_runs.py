@@ -43,7 +43,9 @@ class Shared:
     def start(self, seed: int):
         if seed not in self.starts:
             with self.run(preset_config("grpo", seed)) as run:
-                run.roles = build.sft_roles(run.setup, build.initial_params(run.setup))
+                run.roles = build.sft_roles(
+                    run.setup, build.initial_params(run.config, run.setup.model)
+                )
                 for _ in range(run.config.sft.steps):
                     run.sft_step()
                 self.starts[seed] = jax.device_get(run.roles["actor"].state.params)

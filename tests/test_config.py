@@ -91,7 +91,7 @@ RULES = [
     ({"mesh.data": -1}, "at most one size may be -1"),
     (
         {"mesh.data": 3, "mesh.fsdp": 1, "batch.sequences_per_optimizer_step": 256},
-        "must divide by mesh.data x mesh.fsdp = 3",
+        "must divide by mesh.data x fsdp x expert = 3",
     ),
     ({"sampler.temperature": 0}, "temperature 0 is greedy"),
     ({"sampler.temperature": float("nan")}, "must be a finite number"),

@@ -204,7 +204,7 @@ def test_a_requested_length_is_learnt(shared, tmp_path):
     config.sft.steps, config.steps = 0, 60
     config.algorithm = dataclasses.replace(config.algorithm, kl_in_loss=0.0)
     with one_device(), Run(config, tmp_path) as run:
-        run.begin_rl(build.initial_params(run.setup))
+        run.begin_rl(build.initial_params(run.config, run.setup.model))
         rows = [run.rl_step() for _ in range(config.steps)]
     errors = [float(r["reward/part/length_error"]) for r in rows]
     assert np.mean(errors[:3]) > 1.0 and np.mean(errors[-5:]) < 0.5, errors

@@ -114,8 +114,15 @@ def test_a_mesh_axis_that_does_not_divide_is_refused_with_the_fix(family):
 def test_settings_that_would_be_ignored_are_refused(tmp_path):
     config = json.loads((golden("public", "hf", "qwen3") / "config.json").read_text())
     for change, pattern in (
-        ({"layer_types": None, "use_sliding_window": True, "sliding_window": 0,
-          "max_window_layers": 0}, "window"),
+        (
+            {
+                "layer_types": None,
+                "use_sliding_window": True,
+                "sliding_window": 0,
+                "max_window_layers": 0,
+            },
+            "window",
+        ),
         ({"layer_types": ["chunked_attention"] * 2, "use_sliding_window": True}, "chunked"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

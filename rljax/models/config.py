@@ -9,6 +9,7 @@ import math
 
 from rljax.errors import InputError
 from rljax.models.experts import ExpertsConfig
+from rljax.models.quantise import KINDS
 
 
 def _check(good: bool, name: str, value, rule: str) -> None:
@@ -108,12 +109,24 @@ class Stack:
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank adapters W + (alpha / rank) A B (arXiv 2106.09685) on the linear maps whose names
-    match `targets` (rljax.models.lora); rank 0 = none."""
+    """Low-rank adapters W + (alpha / rank) A B (arXiv 2106.09685); only they are trained.
 
-    rank: int = 0
-    alpha: float = 16.0
+    `targets` are patterns of Hugging Face module names below a layer, or of their last part:
+    "q_proj", "self_attn.*", "*". `base` is how the frozen weights are held. rank 0: no adapter.
+    """
+
+    rank: int
+    alpha: float = 32.0
     targets: tuple[str, ...] = ("*",)
+    base: str = "bfloat16"  # float32 | bfloat16 | int8 | nf4
+
+    def __post_init__(self):
+        good = isinstance(self.rank, int) and self.rank >= 0
+        _check(good, "lora.rank", self.rank, "a whole number >= 0")
+        _check(0 < self.alpha < math.inf, "lora.alpha", self.alpha, "above 0")
+        bases = ("float32", "bfloat16", *KINDS)
+        _check(self.base in bases, "lora.base", self.base, f"one of {', '.join(bases)}")
+        _check(len(self.targets) > 0, "lora.targets", self.targets, "at least one pattern")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +160,7 @@ class ModelConfig:
     embed_scale: float = 1.0  # of the token embeddings
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
+    lora: LoraConfig | None = None
     tie_embeddings: bool = False
     labels: int = 1  # outputs of the scalar head
     init_std: float = 0.02

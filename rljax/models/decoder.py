@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.mesh import constrain_tokens
+from rljax.models import lora
 from rljax.models.attention import attention, attention_cached
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
@@ -169,7 +170,7 @@ class LatentAttention(nnx.Module):
             )  # fmt: skip
             return self.o(out), (stored,)
         stored = _write(cache[0], stored, call.columns)
-        up = self.kv_up.weight[...].astype(x.dtype)
+        up = self.kv_up.matrix(x.dtype)
         q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
         out = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
@@ -220,9 +221,17 @@ class Block(nnx.Module):
         return constrain_tokens(x, call.mesh), cache, stats
 
 
-def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int) -> Block:
-    """A block whose weights have a leading axis of `repeats` layers."""
-    return nnx.vmap(lambda r: Block(r, config, kind), in_axes=0, out_axes=0)(rngs.split(repeats))
+def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: set[str]) -> Block:
+    """A block whose weights have a leading axis of `repeats` layers. Adds the names of its linear
+    maps to `names`."""
+
+    def make(rngs):
+        block = Block(rngs, config, kind)
+        if config.lora:
+            names.update(lora.adapt(block, rngs, config))
+        return block
+
+    return nnx.vmap(make, in_axes=0, out_axes=0)(rngs.split(repeats))
 
 
 class Decoder(nnx.Module):
@@ -235,14 +244,17 @@ class Decoder(nnx.Module):
         self.config = config
         d, v = config.embed, config.vocab_size
         self.embedding = weight(rngs, config, (v, d), ("vocab", "embed"))
-        layers = {}
+        layers, names = {}, set()
         for stack in config.stacks():
             for kind in stack.unit:
-                layers[str(len(layers))] = _stacked(rngs, config, kind, stack.repeats)
+                layers[str(len(layers))] = _stacked(rngs, config, kind, stack.repeats, names)
+        if config.lora:
+            lora.check_targets(config, names)
         self.layers = nnx.Dict(layers)
         self.norm = RMSNorm(rngs, config, d)
         if head == "scalar":
-            self.head = weight(rngs, config, (d, config.labels), ("embed", "scalar"), init="zeros")
+            exact = dataclasses.replace(config, weight_dtype="float32") if config.lora else config
+            self.head = weight(rngs, exact, (d, config.labels), ("embed", "scalar"), init="zeros")
         elif not config.tie_embeddings:
             self.head = weight(rngs, config, (d, v), ("embed", "vocab"))
 

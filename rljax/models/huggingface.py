@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 from rljax.errors import InputError
 from rljax.models.config import ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
-from rljax.models.model import Model, _nested
+from rljax.models.model import Model
 from rljax.models.names import disk_pieces
+from rljax.trees import nested
 
 
 def _read_json(path: Path) -> dict:
@@ -152,7 +153,7 @@ def load_params(folder: str | Path, model: Model, key: jax.Array | None = None) 
         tensor = arrays.pop(name)
         for piece in pieces:
             flat[piece.path][piece.index] = piece.ours(tensor)
-    return jax.device_put(_nested(flat), model.shardings())
+    return jax.device_put(nested(flat), model.shardings())
 
 
 def save_params(

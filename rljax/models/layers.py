@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rljax.models.quantise import dequantise, quantise
+
 
 def weight(rngs: nnx.Rngs, config, shape, axes, *, init="normal") -> nnx.Param:
     """One weight. `axes` are its logical axes; init: normal | ones | zeros."""
@@ -41,17 +43,49 @@ def add_last(x: jax.Array, value: jax.Array) -> jax.Array:
 
 
 class Linear(nnx.Module):
-    """x W (+ b): W [*inside, *outside], x [B, S, *inside] -> [B, S, *outside]."""
+    """x W (+ b) (+ (alpha / rank) x A B): W [*inside, *outside], x [B, S, *inside] -> [B, S,
+    *outside]. A frozen W may be held as codes and scales (rljax.models.quantise)."""
 
     def __init__(self, rngs, config, inside, outside, axes, *, bias: bool = False):
-        self.contract = len(inside)
-        self.weight = weight(rngs, config, (*inside, *outside), axes)
-        self.biased = bias
+        self.contract, self.axes = len(inside), axes
+        self.shape, self.biased = (*inside, *outside), bias
+        self.weight = weight(rngs, config, self.shape, axes)
         if bias:
             self.bias = weight(rngs, config, outside, axes[self.contract :], init="zeros")
+        self.codec, self.boost = "", 0.0
+
+    def adapt(self, rngs, rank: int, boost: float) -> None:
+        """Add A, uniform in +-1/sqrt(fan in), and B, zero: at first the map is what it was."""
+        fan_in = math.prod(self.shape[: self.contract])
+        a = (*self.shape[: self.contract], rank)
+        draw = jax.random.uniform(rngs.params(), a, jnp.float32, -1, 1) / math.sqrt(fan_in)
+        self.lora_a = nnx.Param(draw, axes=(*self.axes[: self.contract], "rank"))
+        b = jnp.zeros((rank, *self.shape[self.contract :]), jnp.float32)
+        self.lora_b = nnx.Param(b, axes=("rank", *self.axes[self.contract :]))
+        self.boost = boost
+
+    def quantise(self, codec: str) -> None:
+        """Hold the weight as codes; blocks run along the last axis that is summed over."""
+        axis = self.contract - 1
+        codes, scales = quantise(self.weight[...], codec, axis)
+        self.codes = nnx.Param(codes, axes=self.axes)
+        whole = tuple(None if i == axis else a for i, a in enumerate(self.axes))
+        self.scales = nnx.Param(scales, axes=whole)
+        del self.weight
+        self.codec = codec
+
+    def matrix(self, dtype) -> jax.Array:
+        """W as it is multiplied with."""
+        if self.codec:
+            codes, scales = self.codes[...], self.scales[...]
+            return dequantise(codes, scales, self.codec, self.contract - 1, dtype)
+        return self.weight[...].astype(dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = project(x, self.weight[...], self.contract)
+        y = project(x, self.matrix(x.dtype), self.contract)
+        if self.boost:
+            low = project(x, self.lora_a[...], self.contract)
+            y = y + project(low, self.lora_b[...]) * jnp.asarray(self.boost, y.dtype)
         return add_last(y, self.bias[...]) if self.biased else y
 
 

@@ -22,29 +22,22 @@ from jax.sharding import Mesh
 from rljax.batch import Batch
 from rljax.kernels.logprob import token_logprobs
 from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
+from rljax.models import lora
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
+from rljax.trees import nested, split
 
 
 @functools.cache
 def _definition(config: ModelConfig, head: str):
-    """(static NNX graph, {path: (shape, logical axes)}) without allocating a weight."""
+    """(static NNX graph, {path: (shape, logical axes, dtype)}) without allocating a weight."""
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), config, head)))
     weights = {}
     for path, leaf in nnx.to_flat_state(state):
         axes = leaf.get_metadata()["axes"]
-        weights[path] = (leaf.shape, ("layers", *axes) if path[0] == "layers" else axes)
+        axes = ("layers", *axes) if path[0] == "layers" else axes
+        weights[path] = (leaf.shape, axes, leaf.dtype)
     return graph, weights
-
-
-def _nested(flat: dict) -> dict:
-    out: dict = {}
-    for path, value in flat.items():
-        node = out
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = value
-    return out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,27 +50,34 @@ class Model:
 
     def shapes(self) -> dict:
         """{path: (shape, logical axes)} of every weight."""
-        return _definition(self.config, self.head)[1]
+        return {path: leaf[:2] for path, leaf in _definition(self.config, self.head)[1].items()}
 
     def shardings(self) -> dict:
         """The sharding of every weight, as a pytree like the parameters."""
-        return _nested(
-            {
-                path: weight_sharding(self.mesh, ".".join(path), shape, axes)
-                for path, (shape, axes) in self.shapes().items()
-            }
-        )
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract())
+
+    def abstract(self) -> dict:
+        """Shape, dtype and sharding of every weight, as a pytree like the parameters."""
+        flat = {}
+        for path, (shape, axes, dtype) in _definition(self.config, self.head)[1].items():
+            layout = weight_sharding(self.mesh, ".".join(path), shape, axes)
+            flat[path] = jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
+        return nested(flat)
+
+    def create(self, key: jax.Array) -> dict:
+        """Random parameters (traceable; see init)."""
+        return nnx.to_pure_dict(nnx.state(Decoder(nnx.Rngs(key), self.config, self.head)))
 
     def init(self, key: jax.Array) -> dict:
         """Random parameters, created in place on the mesh."""
-
-        def create(key):
-            return nnx.to_pure_dict(nnx.state(Decoder(nnx.Rngs(key), self.config, self.head)))
-
         # Random bits for every weight take seconds to optimise on CPU and microseconds to run.
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         options = {"xla_backend_optimization_level": 0} if on_cpu else {}
-        return jax.jit(create, out_shardings=self.shardings(), compiler_options=options)(key)
+        return jax.jit(self.create, out_shardings=self.shardings(), compiler_options=options)(key)
+
+    def split(self, params: dict) -> tuple[dict, dict]:
+        """(what an optimizer moves, what stays frozen under adapters)."""
+        return split(params, lambda path: lora.is_trained(path, self.config, self.head))
 
     def _bind(self, params: dict) -> Decoder:
         return nnx.merge(_definition(self.config, self.head)[0], params)

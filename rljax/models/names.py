@@ -132,7 +132,7 @@ def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk:
     return f"{names['.'.join(path[:-1])]}.{leaf}"
 
 
-def _layers_of_blocks(config: ModelConfig) -> dict[str, range]:
+def block_layers(config: ModelConfig) -> dict[str, range]:
     """{block: the layers its weights are stacked over}."""
     members = [s.layers_of(m) for s in config.stacks() for m in range(len(s.unit))]
     return {str(b): layers for b, layers in enumerate(members)}
@@ -149,7 +149,7 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
     """{tensor name: the pieces it holds} of everything that a checkpoint of `model` has."""
     config = model.config
     names = NAMES[FAMILIES[config.family].names]
-    blocks = _layers_of_blocks(config)
+    blocks = block_layers(config)
     out: dict[str, list[Piece]] = {}
     for path, (shape, axes) in model.shapes().items():
         if path[0] != "layers":

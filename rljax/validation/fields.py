@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import typing
+from pathlib import Path
 
 from rljax.config import Config, field_names, is_path, row_tokens
 from rljax.tracking import NAMES as TRACKERS
@@ -37,6 +38,7 @@ _NOT_NEGATIVE = (
     "sampler.temperature",
     "algorithm.kl_in_reward",
     "algorithm.kl_in_loss",
+    "lora.rank",
     "algorithm.entropy_coef",
     "algorithm.kl_target",
     "algorithm.trust_region",
@@ -50,6 +52,7 @@ _CHOICES = {
     "algorithm.old_logprobs": ("recomputed", "sampler"),
     "model_settings.dtype": ("float32", "bfloat16"),
     "model_settings.remat": ("none", "full"),
+    "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }
 
 
@@ -107,6 +110,12 @@ def check_ranges(config: Config, problems: Problems) -> None:
         "training needs samples, and temperature 0 is greedy",
         "1.0 (evaluation is greedy by itself)",
     )
+    lora = config.lora
+    problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0")
+    rule = "at least one pattern"
+    problems.check(len(lora.targets) > 0, "lora.targets", lora.targets, rule, '("*",) for all')
+    rule = "needs the adapter's own lora.rank"
+    problems.check(not lora.adapter or lora.rank > 0, "lora.rank", lora.rank, rule)
     horizon = config.algorithm.kl_horizon
     problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
     _check_prompt_rules(config, problems)
@@ -210,20 +219,23 @@ def check_batch(config: Config, problems: Problems) -> None:
         f"{row_tokens(config)} tokens",
         f"batch.tokens_per_microbatch={row_tokens(config)} or more",
     )
-    shards = (
-        config.mesh.data * config.mesh.fsdp if config.mesh.fsdp > 0 and config.mesh.data > 0 else 1
-    )
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
+    shards = math.prod(sizes) if min(sizes) > 0 else 1
     problems.check(
         step % shards == 0,
         "batch.sequences_per_optimizer_step",
         step,
-        f"must divide by mesh.data x mesh.fsdp = {shards}",
+        f"must divide by mesh.data x fsdp x expert = {shards}",
         f"a multiple of {shards}",
     )
 
 
 def check_paths(config: Config, problems: Problems) -> None:
     """Data, model and tokenizer: a component that resolves, or a path that exists."""
+    for field, spec in (
+        ("critic_model", config.critic_model), ("lora.adapter", config.lora.adapter)
+    ):  # fmt: skip
+        problems.check(not spec or Path(spec).is_dir(), field, spec, "must be a folder")
     for field, spec in (
         ("data.train", config.data.train),
         ("data.test", config.data.test),

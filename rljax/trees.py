@@ -1,0 +1,35 @@
+"""Nested dicts of arrays, the form that parameters have."""
+
+from collections.abc import Callable, Mapping
+
+
+def nested(flat: Mapping[tuple, object]) -> dict:
+    """{path: leaf} -> nested dicts."""
+    out: dict = {}
+    for path, value in flat.items():
+        node = out
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = value
+    return out
+
+
+def flattened(tree: Mapping, prefix: tuple = ()) -> dict[tuple, object]:
+    """Nested dicts -> {path: leaf}."""
+    out: dict = {}
+    for key, value in tree.items():
+        inner = isinstance(value, Mapping)
+        out |= flattened(value, (*prefix, key)) if inner else {(*prefix, key): value}
+    return out
+
+
+def split(tree: Mapping, wanted: Callable[[tuple], bool]) -> tuple[dict, dict]:
+    """(the leaves whose path is wanted, the rest), as nested dicts that share the leaves."""
+    flat = flattened(tree)
+    yes = {path: value for path, value in flat.items() if wanted(path)}
+    return nested(yes), nested({path: v for path, v in flat.items() if path not in yes})
+
+
+def merged(one: Mapping, other: Mapping) -> dict:
+    """Both trees as one; they share no leaf."""
+    return nested(flattened(one) | flattened(other)) if other else dict(one)

@@ -1,0 +1,278 @@
+"""Adapters: parity with peft, what is trained, one base for all roles, codes, folders, runs."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import golden
+from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config
+
+from rljax import build
+from rljax.batch import batch_from_rows
+from rljax.errors import InputError
+from rljax.evaluate_saved import load_policy
+from rljax.mesh import make_mesh
+from rljax.models import lora
+from rljax.models.config import LoraConfig
+from rljax.models.huggingface import load_config, load_params
+from rljax.models.model import Model
+from rljax.models.peft import load_adapter, save_adapter
+from rljax.models.quantise import block_of, dequantise, quantise
+from rljax.roles import start_training
+from rljax.run import Run
+from rljax.train import train
+from rljax.trees import flattened, nested
+
+
+def adapted(folder, *, mesh=None, head="lm", **wish):
+    """(model with adapters, its weights, the plain model, its weights)."""
+    mesh = mesh or make_mesh(devices=jax.devices()[:1])
+    plain = Model(load_config(folder, remat="none"), mesh, head)
+    wish = {"rank": 4, "alpha": 8.0, "base": "float32", **wish}
+    model = dataclasses.replace(
+        plain, config=dataclasses.replace(plain.config, lora=LoraConfig(**wish))
+    )
+    base = load_params(folder, plain)
+    return model, lora.attach(model, dict(base), jax.random.key(0)), plain, base
+
+
+def moved(params, key=1, size=0.05):
+    """The same weights with random adapters, B included."""
+    flat = flattened(params)
+    paths = sorted(path for path in flat if path[-1] in lora.LEAVES)
+    keys = jax.random.split(jax.random.key(key), len(paths))
+    for k, path in zip(keys, paths, strict=True):
+        x = flat[path]
+        flat[path] = x + size * jax.random.normal(k, x.shape, x.dtype)
+    return nested(flat)
+
+
+def tokens(rows=2, columns=12, words=300):
+    ids = jax.random.randint(jax.random.key(3), (rows, columns), 3, words)
+    return batch_from_rows(ids, jnp.full(rows, columns), jnp.ones((rows, columns)))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v3", "gpt_oss"])
+def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
+    model, params, plain, base = adapted(golden("public", "hf", family))
+    batch = tokens()
+    before = jax.jit(plain.logits)(base, batch)
+    np.testing.assert_array_equal(jax.jit(model.logits)(params, batch), before)
+    params = moved(params)
+    after = jax.jit(model.logits)(params, batch)
+    assert np.abs(after - before).max() > 0.05  # the adapters do reach the logits
+    whole = lora.merge(model, params)
+    assert jax.tree.structure(whole) == jax.tree.structure(base)
+    np.testing.assert_allclose(jax.jit(plain.logits)(whole, batch), after, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("qwen3", ("*",)), ("qwen2", ("q_proj", "v_proj")), ("llama3", ("self_attn.*",)),
+     ("gemma2", ("mlp.*", "o_proj"))],
+)  # fmt: skip
+def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = golden("public", "hf", family)
+    model, params, _, _ = adapted(folder, targets=targets)
+    params, batch = moved(params), tokens()
+    save_adapter(tmp_path, model, params, base=str(folder))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path)
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+
+
+def test_we_compute_the_same_with_what_peft_saved(tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = golden("public", "hf", "qwen3")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    wish = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"])
+    theirs = peft.get_peft_model(theirs, wish)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    theirs.save_pretrained(tmp_path)
+    model, params, _, _ = adapted(folder, rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
+    params, batch = load_adapter(tmp_path, model, params), tokens()
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+
+
+def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
+    folder = golden("public", "hf", "qwen3_moe")
+    mesh = make_mesh(1, 2, 2, devices=jax.devices()[:4])
+    model, params, _, _ = adapted(folder, mesh=mesh, head="scalar", targets=("q_proj", "o_proj"))
+    params = moved(params)
+    save_adapter(tmp_path, model, params)
+    again = load_adapter(
+        tmp_path, model, adapted(folder, mesh=mesh, head="scalar", targets=("q_proj", "o_proj"))[1]
+    )
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] == [
+        "score"
+    ]
+
+
+def test_adapters_of_another_kind_are_refused(tmp_path):
+    folder = golden("public", "hf", "qwen3")
+    model, params, _, _ = adapted(folder)
+    save_adapter(tmp_path, model, params)
+    path = tmp_path / "adapter_config.json"
+    good = json.loads(path.read_text())
+    for change, text in (
+        ({"r": 8}, "lora.rank=4.*--config.lora.rank=8"), ({"lora_alpha": 1}, "lora.alpha=8"),
+        ({"use_dora": True}, "use_dora"), ({"use_rslora": True}, "use_rslora"),
+        ({"peft_type": "IA3"}, "IA3"), ({"bias": "all"}, "bias"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+    ):  # fmt: skip
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(InputError, match=text):
+            load_adapter(tmp_path, model, params)
+    path.write_text(json.dumps(good))
+    fewer, start, _, _ = adapted(folder, targets=("q_proj",))
+    with pytest.raises(
+        InputError, match="has .* tensors that the model does not have.*lora.targets"
+    ):
+        load_adapter(tmp_path, fewer, start)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\xff" * 9)
+    with pytest.raises(InputError, match="not readable"):
+        load_adapter(tmp_path, model, params)
+    with pytest.raises(InputError, match="'q_prj'.*self_attn.q_proj"):
+        adapted(folder, targets=("q_proj", "q_prj"))
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_codes_are_near_the_weight_and_a_second_coding_changes_nothing(kind):
+    w = jax.random.normal(jax.random.key(0), (3, 96, 5))
+    codes, scales = quantise(w, kind, 1)
+    assert codes.shape == w.shape and scales.shape == (3, 96 // block_of(96), 5) == (3, 2, 5)
+    back = dequantise(codes, scales, kind, 1, jnp.float32)
+    step = {"int8": 0.5 / 127, "nf4": 0.16}[kind]  # half the widest gap between levels
+    assert np.abs(back - w).max() <= step * np.abs(w).max() * 1.001
+    again = quantise(back, kind, 1)
+    np.testing.assert_array_equal(dequantise(*again, kind, 1, jnp.float32), back)
+    assert not np.any(dequantise(*quantise(jnp.zeros((64, 1)), kind, 0), kind, 0, jnp.float32))
+
+
+@pytest.mark.parametrize(("base", "bound"), [("int8", 0.05), ("nf4", 0.6)])
+def test_a_quantised_base_computes_what_its_merged_weights_compute(base, bound):
+    model, params, plain, whole = adapted(golden("public", "hf", "qwen3"), base=base)
+    params, batch = moved(params), tokens()
+    got = jax.jit(model.logits)(params, batch)
+    exact = dataclasses.replace(model.config.lora, base="float32")
+    exact = dataclasses.replace(model, config=dataclasses.replace(model.config, lora=exact))
+    full = lora.attach(exact, dict(whole), jax.random.key(0))
+    want = jax.jit(exact.logits)(moved(full), batch)
+    relative = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert 1e-5 < relative < bound
+    np.testing.assert_allclose(
+        jax.jit(plain.logits)(lora.merge(model, params), batch), got, atol=2e-3
+    )
+    held = sum(x.size for p, x in flattened(params).items() if p[-1] == "codes")
+    assert held > 0 and not any(
+        p[-1] == "weight" for p in flattened(params)
+    )  # no linear map of the layers is held twice
+
+
+def test_the_optimizer_holds_the_adapters_alone():
+    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), head="scalar")
+    state = start_training(model, params, optax.adam(1e-3))
+    trained = flattened(state.params)
+    assert set(p[-1] for p in trained) == {"lora_a", "lora_b", "head"}
+    sizes = sum(x.size for x in trained.values())
+    assert sum(x.size for x in jax.tree.leaves(state.opt_state)) == 2 * sizes + 1
+    for path, x in flattened(state.frozen).items():
+        assert x is flattened(params)[path]
+
+
+def with_adapters(folder, **changes):
+    """A PPO run with adapters after a supervised phase; KL to the reference in the loss."""
+    changes = {"lora__rank": 4, "lora__base": "float32", "algorithm__kl_in_loss": 0.05,
+               "dataflow": "ppo", "algorithm__advantage": "gae", **changes}  # fmt: skip
+    return tiny_config(folder, **changes)
+
+
+def pointers(tree) -> set[int]:
+    return {
+        shard.data.unsafe_buffer_pointer()
+        for x in jax.tree.leaves(tree)
+        for shard in x.addressable_shards
+    }
+
+
+def test_actor_critic_and_reference_share_one_base(tmp_path):
+    config = with_adapters(tmp_path, sft__steps=0)
+    with Run(config, tmp_path) as run:
+        params = build.initial_params(run.config, run.setup.model)
+        before = jax.device_get(params)
+        run.begin_rl(params)
+        base = pointers(run.roles["actor"].state.frozen)
+        for step in range(2):
+            metrics = run.rl_step()
+            actor, critic = run.roles["actor"], run.roles["critic"]
+            assert pointers(actor.state.frozen) == base, step
+            # The critic has no output head; everything else of its base is the actor's.
+            assert pointers(critic.state.frozen) < base
+            reference = run.roles["reference"]
+            assert base < pointers(reference.params)
+            assert pointers(reference.params) - base == pointers(
+                reference.model.split(reference.params)[0]
+            )
+        assert metrics["ref_kl/k3"] > 0 and metrics["optimizer_steps"] == 2
+        after = jax.device_get(run.roles["actor"].state.weights)
+        for path, x in flattened(after).items():
+            same = np.array_equal(x, flattened(before)[path])
+            assert same != (path[-1] in lora.LEAVES), path
+        head = run.roles["critic"].state.params["head"]
+        assert np.any(head)
+
+
+def test_a_run_resumes_bitwise_and_its_checkpoints_hold_adapters_alone(tmp_path):
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    small = dict(steps=4, sft__steps=2, evaluate__every_steps=0)
+    train(with_adapters(whole, **small))
+    train(with_adapters(parted, **{**small, "steps": 2}))
+    train(with_adapters(parted, **small, checkpoint__allow_changed=("steps",)))
+    step = newest_step(whole)
+    one, other = checkpoint_bytes(whole, step), checkpoint_bytes(parted, step)
+    assert one == other
+    assert policy_bytes(whole) == policy_bytes(parted)
+    names = [path for path in one if "params" in path or "reference" in path]
+    assert names and all("lora_" in path or "head" in path for path in names)
+    assert (whole / "adapter" / "adapter_model.safetensors").exists()
+    # The exported policy is the base with the adapters merged, and so is what evaluation loads.
+    saved = load_policy(whole)
+    merged = flattened(lora.merge(saved.model, saved.params))
+    plain = dataclasses.replace(saved.model, config=lora.without(saved.model.config))
+    exported = flattened(load_params(whole / "policy", plain))
+    for path, x in merged.items():
+        np.testing.assert_array_equal(x, exported[path])
+    again = load_adapter(whole / "adapter", saved.model, saved.params)
+    jax.tree.map(np.testing.assert_array_equal, again, saved.params)
+
+
+def test_a_critic_starts_from_a_reward_model(tmp_path):
+    folder = golden("public", "hf", "qwen3_seqcls")
+    mesh = make_mesh(devices=jax.devices()[:1])
+    model = Model(load_config(folder, remat="none"), mesh, "scalar")
+    rewards = load_params(folder, model)
+    assert np.any(rewards["head"])
+    for wish in (None, LoraConfig(2, base="float32")):
+        config = tiny_config(tmp_path, critic_model=f"{folder}/")
+        wanted = dataclasses.replace(model, config=dataclasses.replace(model.config, lora=wish))
+        found = build._critic_params(config, wanted, {})
+        batch = tokens()
+        np.testing.assert_allclose(
+            wanted.values(found, batch), model.values(rewards, batch), atol=1e-6
+        )
