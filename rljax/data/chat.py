@@ -1,242 +1,111 @@
-"""Chat messages to text by a model's own template, and which tokens the assistant wrote.
+"""Conversations as token ids: which tokens the assistant wrote, and how a log of ids grows.
 
-A message is `{"role": str, "content": str}`; other keys (tool_calls, name, ...) reach the template.
-Templates come with downloaded models, so they run in a sandbox with bounded loops and output.
-No tokenizer is defined here; `encode_conversation` is handed one.
+A template renders the text (`template`), a tokenizer is handed in. Token indices count from the
+first id of the conversation; a mask is 1 where the assistant chose the token. Tokens are the
+record: what was sampled is never tokenized again.
 """
 
-import datetime
-import json
+import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 
-import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-
+from rljax.data.messages import REASONING, check_unicode, validate_messages
+from rljax.data.template import ChatTemplate
 from rljax.errors import InputError
 
-MAX_LOOP = 1_000_000  # steps of all range() loops of one rendering together
-MAX_REPEAT = 100_000  # length of "text" * n
-MAX_OUTPUT = 16_000_000  # characters: a context of some million tokens
+__all__ = [
+    "Appended",
+    "ChatTemplate",
+    "Rerendering",
+    "append_messages",
+    "check_unicode",
+    "encode_conversation",
+    "encode_last_turn",
+    "validate_messages",
+]
+_PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
 
 
-def validate_messages(messages: object, *, where: str = "chat messages") -> list[dict]:
-    """The messages with every content as one string; raises InputError that names the message."""
-    fix = 'write [{"role": "user", "content": "..."}, ...]'
-    if not isinstance(messages, (list, tuple)):
-        raise InputError(f"{where}: not a list of messages", value=messages, fix=fix)
-    if not messages:
-        raise InputError(f"{where}: the list of messages is empty", fix=fix)
-    checked = []
-    for number, message in enumerate(messages):
-        place = f"{where}: message {number}"
-        if not isinstance(message, Mapping):
-            raise InputError(f"{place} is not an object", value=message, fix=fix)
-        role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise InputError(f"{place}: 'role' must be a text", value=role, fix=fix)
-        checked.append({**message, "content": _content(message, place)})
-        check_unicode(checked[-1]["content"], f"{place}: 'content'")
-    return checked
-
-
-def _content(message: Mapping, place: str) -> str:
-    """A message's content as one string; text parts are joined."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message.get("tool_calls"):
-        return ""  # a turn that only calls tools has no text of its own
-    fix = 'write text, or [{"type": "text", "text": "..."}]'
-    if not isinstance(content, (list, tuple)):
-        raise InputError(f"{place}: 'content' is missing or not text", value=content, fix=fix)
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        text = part.get("text") if kind == "text" else None
-        if not isinstance(text, str):
-            raise InputError(f"{place}: 'content' has a part that is not text", value=part, fix=fix)
-        texts.append(text)
-    return "".join(texts)
-
-
-def check_unicode(text: str, place: str) -> None:
-    """Raises InputError where `text` holds half a surrogate pair: no tokenizer can encode it."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{place} has half a surrogate pair at character {error.start}",
-            value=text[error.start : error.start + 8],
-            rule="text must be valid Unicode",
-            fix="write the character as one \\U code point or remove it",
-        ) from None
-
-
-class _RaisedByTemplate(jinja2.TemplateError):
-    """What `raise_exception("...")` in a template throws."""
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: marks the assistant's text; here only its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, which also refuses the two operators that fill the memory in one step."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context, operator, left, right):
-        if operator == "**" and (abs(left) > 1e6 or abs(right) > 64):
-            raise SecurityError("power is too large")
-        for text, times in ((left, right), (right, left)):
-            if operator == "*" and isinstance(text, (str, list, tuple)):
-                if isinstance(times, int) and len(text) * times > MAX_REPEAT:
-                    raise SecurityError(f"repeats a text to more than {MAX_REPEAT} characters")
-        return super().call_binop(context, operator, left, right)
-
-
-def _raise_exception(message: object) -> None:
-    raise _RaisedByTemplate(str(message))
-
-
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    # Jinja's own filter escapes <, > and & for HTML; models are trained on plain JSON.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _bounded_range():
-    """A `range` whose loops may take MAX_LOOP steps together, so that nesting them ends too."""
-    spent = 0
-
-    def bounded(*args):
-        nonlocal spent
-        steps = range(*args)
-        spent += len(steps)
-        if spent > MAX_LOOP:
-            raise SecurityError(f"loops for more than {MAX_LOOP} steps")
-        return steps
-
-    return bounded
-
-
-class ChatTemplate:
-    """A compiled chat template. `now` is the date that `strftime_now` tells, for all renderings."""
-
-    def __init__(self, text: str, source: str, *, now: datetime.datetime | None = None):
-        self.text = text
-        self.source = source
-        # Read once: a rendering that changes at midnight would not be a prefix of the next one.
-        self._now = now or datetime.datetime.now()
-        environment = _Sandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[jinja2.ext.loopcontrols, _GenerationTag],
-        )
-        del environment.globals["lipsum"]  # unbounded text of no use
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = self._now.strftime
-        try:
-            self._template = environment.from_string(text)
-        except jinja2.TemplateSyntaxError as error:
-            lines = text.splitlines() or [""]
-            raise InputError(
-                f"{source}: the chat template has a syntax error in line {error.lineno}",
-                value=lines[min(error.lineno, len(lines)) - 1],
-                rule=str(error.message),
-                fix="copy the template from the model's repository again",
-            ) from None
-        except Exception as error:  # the compiler meets arbitrary text, e.g. 10000 open brackets
-            raise InputError(
-                f"{source}: the chat template cannot be compiled",
-                rule=f"{type(error).__name__}: {error}",
-                fix="copy the template from the model's repository again",
-            ) from None
-
-    def render(
-        self,
-        messages: Sequence[Mapping],
-        *,
-        special_tokens: Mapping[str, str],
-        add_generation_prompt: bool,
-        tools: Sequence[Mapping] | None = None,
-    ) -> str:
-        """The text of the messages; `special_tokens` are seen as bos_token, eos_token, ..."""
-        messages = validate_messages(messages)
-        pieces, size = [], 0
-        try:
-            for piece in self._template.generate(
-                **special_tokens,
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                range=_bounded_range(),
-            ):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_OUTPUT:
-                    raise SecurityError(f"writes more than {MAX_OUTPUT} characters")
-        except Exception as error:  # the template is input: whatever it raises is about the input
-            own_words = isinstance(error, _RaisedByTemplate)
-            roles = [message["role"] for message in messages[:8]]
-            raise InputError(
-                f"{self.source}: the chat template {'refuses' if own_words else 'fails on'} "
-                f"{len(messages)} messages with roles {roles}",
-                rule=f"it says {str(error)!r}" if own_words else f"{type(error).__name__}: {error}",
-                fix="use roles and turns that this template knows, or correct the template",
-            ) from None
-        text = "".join(pieces)
-        check_unicode(text, f"{self.source}: the rendered chat")
-        return text
-
-
-def encode_conversation(tokenizer, messages: Sequence[Mapping]) -> tuple[list[int], list[int]]:
+def encode_conversation(
+    tokenizer,
+    messages: Sequence[Mapping],
+    *,
+    tools: Sequence[Mapping] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> tuple[list[int], list[int]]:
     """Token ids of a finished conversation, and a mask: 1 on what the assistant says.
 
-    That is every assistant turn's content with its end-of-turn token. The ids are those of the
-    whole text; where a token spans the border into a turn it counts as the assistant's, for else
-    the turn's first characters would never be learned.
+    That is every assistant turn's content with its end-of-turn token; in a template with
+    `{% generation %}` blocks it is those blocks, to the letter. Otherwise a turn is what its
+    rendering adds to the prompt it answers, so a template that rewrites earlier turns is refused:
+    `encode_last_turn` makes one example of each turn then. The ids are those of the whole text;
+    where a token spans the border into a turn it counts as the assistant's, for else the turn's
+    first characters would never be learned.
     """
-    messages = validate_messages(messages)
-    text = tokenizer.render_chat(messages, add_generation_prompt=False)
+    options = dict(tools=tools, documents=documents, variables=variables)
+    text, spans = tokenizer.render_marked(messages, **options)
     ids, offsets = tokenizer.encode_with_offsets(text)
-    mask = [0] * len(ids)
+    if spans is not None:
+        return ids, _mask(len(ids), (t for span in spans for t in _tokens_in(span, offsets)))
+    learned = []
     for k, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        if k == 0:
-            raise InputError(
-                "a conversation begins with the assistant",
-                value=message["content"],
-                rule="an assistant's turn answers something",
-                fix="put a user or system message first",
-            )
-        before = tokenizer.render_chat(messages[:k], add_generation_prompt=True)
-        through = tokenizer.render_chat(messages[: k + 1], add_generation_prompt=False)
-        _require_prefix(before, through, f"messages 0..{k - 1} with the generation prompt", k)
+        before, through = _turn(tokenizer, messages, k, options)
         _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
-        turn = [
-            t
-            for t, (start, stop) in enumerate(offsets)
-            if start < len(through) and stop > len(before)
-        ]
-        for t in _without_tail(turn, ids, offsets, text, tokenizer.special_ids):
-            mask[t] = 1
-    return ids, mask
+        turn = _tokens_in((len(before), len(through)), offsets)
+        learned += _without_tail(turn, ids, offsets, text, tokenizer.special_ids)
+    return ids, _mask(len(ids), learned)
+
+
+def encode_last_turn(
+    tokenizer,
+    messages: Sequence[Mapping],
+    *,
+    tools: Sequence[Mapping] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> tuple[list[int], list[int]]:
+    """Token ids of a conversation that ends with an assistant's turn; mask 1 on that turn only.
+
+    `encode_last_turn(tokenizer, messages[: k + 1])` for every assistant turn k is what the policy
+    read and wrote at each, whatever the template later makes of its history.
+    """
+    options = dict(tools=tools, documents=documents, variables=variables)
+    text = tokenizer.render_chat(messages, add_generation_prompt=False, **options)
+    _require_assistant_last(messages)
+    before, _ = _turn(tokenizer, messages, len(messages) - 1, options)
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    turn = _tokens_in((len(before), len(text)), offsets)
+    return ids, _mask(len(ids), _without_tail(turn, ids, offsets, text, tokenizer.special_ids))
+
+
+def _turn(tokenizer, messages, k: int, options: Mapping) -> tuple[str, str]:
+    """The prompt that assistant turn `k` answers, and that prompt with the turn."""
+    if k == 0:
+        raise InputError(
+            "a conversation begins with the assistant",
+            value=messages[0].get("content"),
+            rule="an assistant's turn answers something",
+            fix="put a user or system message first",
+        )
+    before = tokenizer.render_chat(messages[:k], add_generation_prompt=True, **options)
+    through = tokenizer.render_chat(messages[: k + 1], add_generation_prompt=False, **options)
+    _require_prefix(before, through, f"messages 0..{k - 1} with the generation prompt", k)
+    return before, through
+
+
+def _mask(length: int, learned) -> list[int]:
+    mask = [0] * length
+    for t in learned:
+        mask[t] = 1
+    return mask
+
+
+def _tokens_in(span: tuple[int, int], offsets) -> list[int]:
+    """The tokens that cover a character of the span."""
+    return [t for t, (a, b) in enumerate(offsets) if a < span[1] and b > span[0]]
 
 
 def _without_tail(turn, ids, offsets, text, special_ids) -> list[int]:
@@ -264,6 +133,159 @@ def _require_prefix(shorter: str, longer: str, what: str, last: int) -> None:
         f"the chat template is not append-only: {what} are not the beginning of messages 0..{last}",
         value=(shorter[max(0, at - 20) : at + 20], longer[max(0, at - 20) : at + 20]),
         rule="a template that rewrites earlier turns makes the assistant's tokens ambiguous",
-        fix="use a template that keeps earlier turns, or split the conversation so that each "
-        "example ends at its only assistant turn",
+        fix="use a template that keeps earlier turns or has {% generation %} blocks, or split the "
+        "conversation so that each example ends at its only assistant turn",
     )
+
+
+def _require_assistant_last(messages: Sequence[Mapping]) -> None:
+    if messages[-1]["role"] != "assistant":
+        raise InputError(
+            "the last message is not the assistant's",
+            value=messages[-1]["role"],
+            rule="what follows is appended to a turn that the policy wrote",
+            fix="pass the messages up to and including the assistant's turn",
+        )
+
+
+# -- a log of ids that only grows --
+
+
+class Rerendering(enum.Enum):
+    """How the grown log compares with the whole conversation rendered and tokenized anew."""
+
+    SAME = "same"  # id for id
+    RETOKENIZED = "retokenized"  # the same text in other tokens
+    REWRITTEN = "rewritten"  # another text: the template, or the parser of the turn, changed it
+
+
+@dataclasses.dataclass(frozen=True)
+class Appended:
+    """The ids to append to a log, all of mask 0: the policy chose none of them.
+
+    The first `closing` of them end the last turn, where it was cut before its end token.
+    `first_difference` is the first index at which the grown log differs from the rerendering.
+    """
+
+    ids: list[int]
+    closing: int
+    rerendering: Rerendering
+    first_difference: int | None
+
+
+def append_messages(
+    tokenizer,
+    ids: Sequence[int],
+    messages: Sequence[Mapping],
+    new: Sequence[Mapping],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> Appended:
+    """What a log of ids grows by when `new` messages (a tool's answer, a user) follow a turn.
+
+    `ids` are the log so far: a prompt and what was sampled on it. `messages` are the same as
+    messages, ending with the assistant's sampled turn. The next prompt is `ids + appended.ids`, so
+    it begins with the log whatever the template or the tokenizer would make of the whole.
+    """
+    validate_messages(messages)
+    _require_assistant_last(messages)
+    if not ids:
+        raise InputError("the log of ids is empty", fix="begin it with encode_chat(messages)")
+    options = dict(tools=tools, documents=documents, variables=variables)
+
+    def render(history, following=(), prompt=False):
+        return tokenizer.render_chat(
+            [*history, *following], add_generation_prompt=prompt, **options
+        )
+
+    whole = render(messages, new, add_generation_prompt)
+    base, suffix = _new_text(render, messages, new, add_generation_prompt, whole)
+    closing, suffix = _closing(tokenizer, render, messages, base, suffix)
+    ended = ids[-1] in tokenizer.eos_ids
+    if ended:  # the policy wrote an end token itself: it is not written again
+        closing = _without_stop(tokenizer, closing)
+    appended = _encode_after(tokenizer, ids[-1], closing + suffix)
+    cut = 0 if ended else _common(_encode_after(tokenizer, ids[-1], closing), appended)
+    grown, again = [*ids, *appended], tokenizer.encode(whole)
+    if grown == again:
+        return Appended(appended, cut, Rerendering.SAME, None)
+    texts = [tokenizer.decode(i, skip_special_tokens=False) for i in (grown, again)]
+    how = Rerendering.RETOKENIZED if texts[0] == texts[1] else Rerendering.REWRITTEN
+    return Appended(appended, cut, how, _common(grown, again))
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """The length of the longest common beginning."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _new_text(render, messages, new, prompt: bool, whole: str) -> tuple[str, str]:
+    """A rendering that ends with the last turn, and the text that the new messages add to it.
+
+    Where the template rewrites the turn once something follows it, a turn with a content that no
+    template rewrites stands in for it, and only the text after that content is compared.
+    """
+    base = render(messages)
+    if whole.startswith(base):
+        return base, whole[len(base) :]
+    last = {n: v for n, v in messages[-1].items() if n not in REASONING} | {"content": _PROBE}
+    for stand_in in (last, {"role": last["role"], "content": _PROBE}):
+        history = [*messages[:-1], stand_in]
+        base, longer = render(history), render(history, new, prompt)
+        _, found, after = base.partition(_PROBE)
+        _, found_too, longer_after = longer.partition(_PROBE)
+        if found and found_too and longer_after.startswith(after):
+            return base, longer_after[len(after) :]
+    raise InputError(
+        "the chat template changes how a turn ends when messages follow it",
+        value=(base[-40:], whole[-40:]),
+        rule="then no text can be appended to what was sampled",
+        fix="use a template that keeps the end of each turn",
+    )
+
+
+def _closing(tokenizer, render, messages, base: str, suffix: str) -> tuple[str, str]:
+    """The text that ends the last turn, from its end token on, and the suffix after that."""
+    ids, offsets = tokenizer.encode_with_offsets(base)
+    for i, (start, stop) in zip(reversed(ids), reversed(offsets), strict=True):
+        if i in tokenizer.eos_ids:
+            return base[start:], suffix
+        if base[start:stop].strip():
+            break
+    # No stop token is there: the turn ends with what the template writes after a content, and with
+    # a stop token if that is written once something follows.
+    probe = {"role": "assistant", "content": _PROBE}
+    _, _, after = render([*messages[:-1], probe]).partition(_PROBE)
+    closing = after if base.endswith(after) else ""
+    for stop in _stop_texts(tokenizer):
+        if suffix.startswith(stop):
+            return closing + stop, suffix[len(stop) :]
+    return closing, suffix
+
+
+def _without_stop(tokenizer, closing: str) -> str:
+    """The closing text without its stop token."""
+    for stop in _stop_texts(tokenizer):
+        if stop in closing:
+            return closing.replace(stop, "", 1)
+    return closing
+
+
+def _stop_texts(tokenizer) -> list[str]:
+    texts = {tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.eos_ids}
+    return sorted(texts - {""}, key=len, reverse=True)
+
+
+def _encode_after(tokenizer, last: int, text: str) -> list[int]:
+    """The ids of a text that stands behind a token, not at the beginning of a text.
+
+    Tokenizers of the sentencepiece kind put a space in front of a text; encoded behind a special
+    token, the text gets what it has in the middle of a conversation.
+    """
+    anchor = last if last in tokenizer.special_ids else tokenizer.eos_ids[0]
+    behind = tokenizer.encode(tokenizer.decode([anchor], skip_special_tokens=False) + text)
+    return behind[1:] if behind[:1] == [anchor] else tokenizer.encode(text)

@@ -70,7 +70,7 @@ def with_target_length(record: dict, config: Config, split: str) -> dict:
     if isinstance(prompt, str):
         prompt = prompt + asked
     else:
-        last = {**prompt[-1], "content": prompt[-1]["content"] + asked}
+        last = {**prompt[-1], "content": prompt[-1].get("content", "") + asked}
         prompt = [*prompt[:-1], last]
     extra = {**record["extra_info"], "target_tokens": target}
     return {**record, "prompt": prompt, "extra_info": extra}

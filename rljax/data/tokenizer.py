@@ -1,9 +1,9 @@
 """Text to token ids and back: one surface, two implementations, and where models stop.
 
 `CharTokenizer` is for procedural tasks, `HuggingFaceTokenizer` reads a model folder (tokenizer.json
-and the files beside it) with the `tokenizers` package. Templates are rendered in `chat`. The ids
-carry no meaning but their text: padding travels as lengths and masks and is never read from an id,
-for `pad_id` may be an end token too.
+and the files beside it, see `tokenizer_files`) with the `tokenizers` package. Templates are
+rendered in `template`. The ids carry no meaning but their text: padding travels as lengths and
+masks and is never read from an id, for `pad_id` may be an end token too.
 """
 
 import abc
@@ -16,8 +16,18 @@ from pathlib import Path
 
 import tokenizers
 
-from rljax.data.chat import ChatTemplate, check_unicode
-from rljax.data.files import parse_json, read_json_object, read_text
+from rljax.data.files import read_json_object
+from rljax.data.messages import check_unicode
+from rljax.data.template import ChatTemplate
+from rljax.data.tokenizer_files import (
+    COPY_AGAIN,
+    TEMPLATE_FOLDER,
+    complete_added_tokens,
+    load_library,
+    read_optional,
+    read_special_tokens,
+    read_templates,
+)
 from rljax.errors import InputError
 
 CHAR_FILE = "char_tokenizer.json"
@@ -32,7 +42,6 @@ FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize
     "merges.txt",
     "tokenizer.model",
 )
-_COPY_AGAIN = "copy the file from the model's repository again"
 
 
 class Tokenizer(abc.ABC):
@@ -67,14 +76,49 @@ class Tokenizer(abc.ABC):
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping] | None = None,
+        documents: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
-        """The text of a conversation by the chat template."""
+        """The text of a conversation by the chat template.
+
+        `variables` are further names that the template reads, `{"enable_thinking": False}`. With
+        `continue_final_message` the text ends where the last message does, without an end of turn.
+        """
+
+    def render_marked(
+        self,
+        messages: Sequence[Mapping],
+        *,
+        tools: Sequence[Mapping] | None = None,
+        documents: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> tuple[str, list[tuple[int, int]] | None]:
+        """A finished conversation's text, and the characters [a, b) that its template marks as the
+        assistant's; None where the template marks nothing."""
+        options = dict(tools=tools, documents=documents, variables=variables)
+        return self.render_chat(messages, add_generation_prompt=False, **options), None
 
     def encode_chat(
-        self, messages: Sequence[Mapping], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping] | None = None,
+        documents: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """The ids of a conversation; templates write their BOS themselves, so none is added."""
-        return self.encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt))
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
+        return self.encode(text)
 
     @abc.abstractmethod
     def save(self, folder: str | Path) -> None:
@@ -137,7 +181,16 @@ class CharTokenizer(Tokenizer):
         table = [*names, *self.alphabet]
         return "".join(table[i] if 0 <= i < len(table) else "\ufffd" for i in ids)
 
-    def render_chat(self, messages, *, add_generation_prompt=True, tools=None):
+    def render_chat(
+        self,
+        messages,
+        *,
+        add_generation_prompt=True,
+        tools=None,
+        documents=None,
+        variables=None,
+        continue_final_message=False,
+    ):
         raise InputError(
             "a character tokenizer has no chat template",
             fix="use text prompts, or a tokenizer from a model folder",
@@ -163,10 +216,13 @@ class HuggingFaceTokenizer(Tokenizer):
                 rule="a tokenizer is read from a local model folder",
                 fix="download the model and name its folder",
             )
-        self._text, self._library = _load_library(self.folder / "tokenizer.json")
+        self._text, self._library = load_library(self.folder / "tokenizer.json")
+        self._special_tokens, extra = read_special_tokens(self.folder)
+        self._completed = complete_added_tokens(
+            self.folder, self._library, [*self._special_tokens.values(), *extra]
+        )
         self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         added = self._library.get_added_tokens_decoder()
-        self._special_tokens = self._read_special_tokens()
         self.bos_id = self._id_of("bos_token")
         self.eos_ids = self._stop_set()
         pad = self._id_of("pad_token")
@@ -174,30 +230,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self.special_ids = frozenset(
             {i for i, token in added.items() if token.special} | {self.pad_id, *self.eos_ids}
         )
-        self._adds_bos = self._reads_bos_rule()
-        self._templates = self._read_templates(now)
-
-    def _optional(self, name: str) -> dict:
-        path = self.folder / name
-        return read_json_object(path) if path.exists() else {}
-
-    def _read_special_tokens(self) -> dict[str, str]:
-        """bos_token, eos_token, ...: name -> text, from the two files that may hold them."""
-        found = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            for field, value in self._optional(name).items():
-                if not field.endswith("_token") or field.startswith("add_") or value is None:
-                    continue
-                text = value.get("content") if isinstance(value, dict) else value
-                if not isinstance(text, str):
-                    raise InputError(
-                        f"{self.folder / name}: '{field}' is not a token",
-                        value=value,
-                        rule='a token is a text or {"content": text}',
-                        fix=_COPY_AGAIN,
-                    )
-                found[field] = text
-        return found
+        self._adds_bos, self._prefix = self._reads_prefix()
+        self._templates = read_templates(self.folder, now)
 
     def _id_of(self, field: str) -> int | None:
         text = self._special_tokens.get(field)
@@ -219,9 +253,11 @@ class HuggingFaceTokenizer(Tokenizer):
         not stop there would run on.
         """
         own = self._id_of("eos_token")
-        listed = self._eos_of("generation_config.json", self._optional("generation_config.json"))
+        listed = self._eos_of(
+            "generation_config.json", read_optional(self.folder, "generation_config.json")
+        )
         if not listed:
-            config = self._optional("config.json")
+            config = read_optional(self.folder, "config.json")
             listed = self._eos_of("config.json", config)
             if not listed and isinstance(config.get("text_config"), dict):
                 listed = self._eos_of("config.json: text_config", config["text_config"])
@@ -246,7 +282,7 @@ class HuggingFaceTokenizer(Tokenizer):
                     f"{place} is not an id",
                     value=value,
                     rule="it is a number or a list of numbers",
-                    fix=_COPY_AGAIN,
+                    fix=COPY_AGAIN,
                 )
             if not 0 <= item < self.vocab_size:
                 raise InputError(
@@ -257,45 +293,24 @@ class HuggingFaceTokenizer(Tokenizer):
                 )
         return list(value) if isinstance(value, list) else [value]
 
-    def _reads_bos_rule(self) -> bool:
-        """Whether plain text gets a BOS: what the config says, else what tokenizer.json does."""
-        rule = self._optional("tokenizer_config.json").get("add_bos_token")
+    def _reads_prefix(self) -> tuple[bool, list[int]]:
+        """Whether plain text gets a BOS, and all ids in front of it: what the config says, else
+        what tokenizer.json does."""
+        rule = read_optional(self.folder, "tokenizer_config.json").get("add_bos_token")
         if rule is not None and not isinstance(rule, bool):
             raise InputError(
                 f"{self.folder / 'tokenizer_config.json'}: 'add_bos_token' is not a boolean",
                 value=rule,
                 fix="write true or false",
             )
-        if self.bos_id is None:
-            return False
-        if rule is not None:
-            return rule
-        return self._encode("", add_special_tokens=True).ids[:1] == [self.bos_id]
-
-    def _read_templates(self, now: datetime.datetime | None) -> dict[str, ChatTemplate]:
-        """Name -> chat template; chat_template.jinja goes before tokenizer_config.json."""
-        path = self.folder / "chat_template.jinja"
-        if path.exists():
-            return {"default": ChatTemplate(read_text(path), str(path), now=now)}
-        path = self.folder / "tokenizer_config.json"
-        listed = self._optional("tokenizer_config.json").get("chat_template")
-        if listed is None:
-            return {}
-        if isinstance(listed, str):
-            listed = [{"name": "default", "template": listed}]
-        templates = {}
-        for entry in listed if isinstance(listed, list) else [listed]:
-            name = entry.get("name") if isinstance(entry, dict) else None
-            text = entry.get("template") if isinstance(entry, dict) else None
-            if not isinstance(name, str) or not isinstance(text, str):
-                raise InputError(
-                    f"{path}: 'chat_template' is malformed",
-                    value=entry,
-                    rule='it is a text or a list of {"name": text, "template": text}',
-                    fix=_COPY_AGAIN,
-                )
-            templates[name] = ChatTemplate(text, f"{path}: chat_template {name!r}", now=now)
-        return templates
+        if rule is not None and self.bos_id is not None:
+            return rule, [self.bos_id] if rule else []
+        # The ids that belong to no text and come before it; what comes after is an end token.
+        text = self._library.id_to_token(self.eos_ids[0])
+        encoding = self._encode(text, add_special_tokens=True)
+        added = [i is None for i in encoding.sequence_ids]
+        prefix = encoding.ids[: added.index(False) if False in added else 0]
+        return self.bos_id is not None and prefix[:1] == [self.bos_id], prefix
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
         try:
@@ -314,15 +329,15 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode(self, text, add_special_tokens=False):
         ids = self._encode(text).ids
-        if add_special_tokens and self._adds_bos and ids[:1] != [self.bos_id]:
-            return [self.bos_id, *ids]
+        if add_special_tokens and ids[: len(self._prefix)] != self._prefix:
+            return [*self._prefix, *ids]
         return ids
 
     def decode(self, ids, skip_special_tokens=True):
         return self._library.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
-    def render_chat(self, messages, *, add_generation_prompt=True, tools=None):
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+    def _template(self, tools: object) -> ChatTemplate:
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise InputError(
                 f"{self.folder} has no chat template"
@@ -330,24 +345,61 @@ class HuggingFaceTokenizer(Tokenizer):
                 rule="chat messages need one",
                 fix="use text prompts, or put the model's chat_template.jinja into the folder",
             )
-        return self._templates[name].render(
+        return self._templates[name]
+
+    def render_chat(
+        self,
+        messages,
+        *,
+        add_generation_prompt=True,
+        tools=None,
+        documents=None,
+        variables=None,
+        continue_final_message=False,
+    ):
+        return self._template(tools).render(
             messages,
             special_tokens=self._special_tokens,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
+            documents=documents,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
+
+    def render_marked(self, messages, *, tools=None, documents=None, variables=None):
+        template = self._template(tools)
+        if not template.marks_assistant:
+            return super().render_marked(
+                messages, tools=tools, documents=documents, variables=variables
+            )
+        return template.render_marked(
+            messages,
+            special_tokens=self._special_tokens,
+            add_generation_prompt=False,
+            tools=tools,
+            documents=documents,
+            variables=variables,
         )
 
     def save(self, folder):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in FOLDER_FILES:
+        more = sorted(self.folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))
+        for name in (*FOLDER_FILES, *(path.relative_to(self.folder) for path in more)):
             source, target = self.folder / name, folder / name
             if source.is_file() and source.resolve() != target.resolve():
+                target.parent.mkdir(exist_ok=True)
                 shutil.copyfile(source, target)
 
     def fingerprint(self):
         templates = sorted((name, t.text) for name, t in self._templates.items())
         rules = [self.bos_id, self._adds_bos, self.eos_ids, self._special_tokens, templates]
+        # Only where they say more than the rules above: an old run's fingerprint stays.
+        if self._prefix != [self.bos_id][: self._adds_bos]:
+            rules.append(self._prefix)
+        if self._completed:
+            rules.append(self._completed)
         return _digest(self._text, json.dumps(rules, sort_keys=True))
 
 
@@ -357,51 +409,3 @@ def _digest(*texts: str) -> str:
         data = text.encode("utf-8", "surrogatepass")
         hashed.update(len(data).to_bytes(8, "little") + data)
     return hashed.hexdigest()
-
-
-def _load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
-    """The text of tokenizer.json and the library's tokenizer, set to do only what it is told."""
-    if not path.exists():
-        raise InputError(
-            f"{path} does not exist",
-            rule="only tokenizers with a tokenizer.json are read",
-            fix="save the model's tokenizer with its fast version: it writes tokenizer.json",
-        )
-    text = read_text(path)
-    content = parse_json(text, str(path))
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise InputError(
-            f"{path} has no 'model' object", value=content, fix=f"it is no tokenizer: {_COPY_AGAIN}"
-        )
-    # Trimmed offsets leave spaces out of a token: a space that ends a turn would seem to cover
-    # nothing, and would not be learned.
-    trimmed = _untrim(content.get("post_processor"))
-    try:
-        library = tokenizers.Tokenizer.from_str(json.dumps(content) if trimmed else text)
-        # A file may ask for truncation or padding to a fixed length, silently.
-        library.no_truncation()
-        library.no_padding()
-        size = library.get_vocab_size(with_added_tokens=True)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in the library is not an Exception
-        raise InputError(
-            f"{path} is not a tokenizer of the 'tokenizers' library",
-            rule=str(error),
-            fix=f"{_COPY_AGAIN}, or update the tokenizers package",
-        ) from None
-    if size == 0:
-        raise InputError(f"{path}: the vocabulary is empty", fix=_COPY_AGAIN)
-    return text, library
-
-
-def _untrim(post_processor: object) -> bool:
-    """Sets every 'trim_offsets' in the post processor to false; says whether it found one."""
-    if isinstance(post_processor, list):
-        return any([_untrim(item) for item in post_processor])
-    if not isinstance(post_processor, dict):
-        return False
-    found = bool(post_processor.get("trim_offsets"))
-    if found:
-        post_processor["trim_offsets"] = False
-    return any([found, *[_untrim(value) for value in post_processor.values()]])
