@@ -70,15 +70,24 @@ def encode_last_turn(
     """Token ids of a conversation that ends with an assistant's turn; mask 1 on that turn only.
 
     `encode_last_turn(tokenizer, messages[: k + 1])` for every assistant turn k is what the policy
-    read and wrote at each, whatever the template later makes of its history.
+    reads and writes at each, whatever the template later makes of its history.
     """
     options = dict(tools=tools, documents=documents, variables=variables)
     text = tokenizer.render_chat(messages, add_generation_prompt=False, **options)
     _require_assistant_last(messages)
     before, _ = _turn(tokenizer, messages, len(messages) - 1, options)
+    # The prompt is encoded alone, as it is for the sampler: no token spans the border.
+    prompt, rest = tokenizer.encode(before), text[len(before) :]
+    if not prompt:
+        raise InputError("the turn answers an empty prompt", fix="use a template that writes one")
     ids, offsets = tokenizer.encode_with_offsets(text)
-    turn = _tokens_in((len(before), len(text)), offsets)
-    return ids, _mask(len(ids), _without_tail(turn, ids, offsets, text, tokenizer.special_ids))
+    if ids[: len(prompt)] == prompt:
+        turn = ids[len(prompt) :]
+        offsets = [(max(a - len(before), 0), b - len(before)) for a, b in offsets[len(prompt) :]]
+    else:
+        turn, offsets = _encode_after(tokenizer, prompt[-1], rest)
+    learned = _without_tail(range(len(turn)), turn, offsets, rest, tokenizer.special_ids)
+    return prompt + turn, [0] * len(prompt) + _mask(len(turn), learned)
 
 
 def _turn(tokenizer, messages, k: int, options: Mapping) -> tuple[str, str]:
@@ -207,8 +216,8 @@ def append_messages(
     ended = ids[-1] in tokenizer.eos_ids
     if ended:  # the policy wrote an end token itself: it is not written again
         closing = _without_stop(tokenizer, closing)
-    appended = _encode_after(tokenizer, ids[-1], closing + suffix)
-    cut = 0 if ended else _common(_encode_after(tokenizer, ids[-1], closing), appended)
+    appended, offsets = _encode_after(tokenizer, ids[-1], closing + suffix)
+    cut = 0 if ended else sum(stop <= len(closing) for _, stop in offsets)
     grown, again = [*ids, *appended], tokenizer.encode(whole)
     if grown == again:
         return Appended(appended, cut, Rerendering.SAME, None)
@@ -280,12 +289,18 @@ def _stop_texts(tokenizer) -> list[str]:
     return sorted(texts - {""}, key=len, reverse=True)
 
 
-def _encode_after(tokenizer, last: int, text: str) -> list[int]:
-    """The ids of a text that stands behind a token, not at the beginning of a text.
+def _encode_after(tokenizer, last: int, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Ids and offsets of a text that stands behind a token, not at the beginning of a text.
 
     Tokenizers of the sentencepiece kind put a space in front of a text; encoded behind a special
-    token, the text gets what it has in the middle of a conversation.
+    token or a newline, the text gets what it has in the middle of a conversation.
     """
-    anchor = last if last in tokenizer.special_ids else tokenizer.eos_ids[0]
-    behind = tokenizer.encode(tokenizer.decode([anchor], skip_special_tokens=False) + text)
-    return behind[1:] if behind[:1] == [anchor] else tokenizer.encode(text)
+    front = "\n"
+    if last in tokenizer.special_ids:
+        front = tokenizer.decode([last], skip_special_tokens=False)
+    before = tokenizer.encode(front)
+    ids, offsets = tokenizer.encode_with_offsets(front + text)
+    n = len(before)
+    if ids[:n] != before:  # the newline is one token with what follows
+        return tokenizer.encode_with_offsets(text)
+    return ids[n:], [(max(a - len(front), 0), b - len(front)) for a, b in offsets[n:]]

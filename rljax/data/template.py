@@ -241,15 +241,19 @@ class ChatTemplate:
 
     def _continued(self, view: list[dict], seen: Mapping) -> str:
         """The text up to the end of the last message's content."""
-        view = joined_parts(view)
-        final = view[-1].get("content")
-        if final is None:
+        content = view[-1].get("content")
+        if isinstance(content, list) and content:
+            final = content[-1]["text"]
+            ended = [*content[:-1], {**content[-1], "text": final + _END}]
+        elif isinstance(content, str):
+            final, ended = content, content + _END
+        else:
             raise InputError(
                 "the final message has no content to continue",
                 value=view[-1],
                 fix="give it a 'content', or do not set continue_final_message",
             )
-        text = self._run([*view[:-1], {**view[-1], "content": final + _END}], seen)
+        text = self._text_of([*view[:-1], {**view[-1], "content": ended}], seen)
         at = text.rfind(_END.strip())
         if at < 0 or final.strip() not in text[:at]:
             raise InputError(

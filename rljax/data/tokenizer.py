@@ -219,7 +219,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._text, self._library = load_library(self.folder / "tokenizer.json")
         self._special_tokens, extra = read_special_tokens(self.folder)
         self._completed = complete_added_tokens(
-            self.folder, self._library, [*self._special_tokens.values(), *extra]
+            self.folder, self._library, list(self._special_tokens.values()), extra
         )
         self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         added = self._library.get_added_tokens_decoder()

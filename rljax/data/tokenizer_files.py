@@ -59,12 +59,13 @@ def _token_text(value: object, place: str) -> str:
 
 
 def complete_added_tokens(
-    folder: Path, library: tokenizers.Tokenizer, special: Sequence[str]
+    folder: Path, library: tokenizers.Tokenizer, named: Sequence[str], extra: Sequence[str]
 ) -> list[str]:
     """Makes tokens of what the config calls one and tokenizer.json does not; returns those.
 
     A token may stand in the vocabulary only, where text such as "</s>" would be split, or in the
-    config's `added_tokens_decoder` only. No token gets a new id: the model has no row for it.
+    config's `added_tokens_decoder` only; one with a name (eos_token) is special too. No token gets
+    a new id: the model has no row for it.
     """
     before = library.get_added_tokens_decoder()
     listed = read_optional(folder, _CONFIG).get("added_tokens_decoder", {})
@@ -79,7 +80,7 @@ def complete_added_tokens(
                 fix="take both files from the same model",
             )
     known = {token.content: token for token in library.get_added_tokens_decoder().values()}
-    for text in special:
+    for text in (*named, *(text for text in extra if text not in known)):
         if library.token_to_id(text) is None or (text in known and known[text].special):
             continue
         token = known.get(text) or tokenizers.AddedToken(text, normalized=False)
