@@ -77,7 +77,7 @@ def playable(family):
             ("deepseek", "tool_call_bare"),
         ):  # fmt: skip
             continue
-        yield name, {**case, "messages": case["messages"][:12]}
+        yield name, {**case, "messages": case["messages"][:8]}
 
 
 @pytest.mark.parametrize("family", KEEPS_HISTORY)
@@ -100,7 +100,7 @@ def test_a_rollout_is_the_conversation_rendered_at_once(ours, family):
             if tokenizer.bos_id is not None and "bos" not in text[5:].lower():
                 assert grown.count(tokenizer.bos_id) == 1
             steps += 1
-    assert steps > 100
+    assert steps > 30
 
 
 def test_a_template_that_rewrites_loses_nothing_of_the_log(ours):

@@ -23,7 +23,8 @@ from rljax.errors import InputError
 
 TEXTS = (
     "the answer is 42", "", " ", "\n", "  two  spaces ", "\n\na\r\n\tb", "<s>", "a<s>b",
-    "a <s> b</s>", "</s></s>", "é😀 漢字 שלום", "e\u0301", "<s", "▁x ▁", "\u2028\x00", "THE Answer", "<0x41>",
+    "a <s> b</s>", "</s></s>", "é😀 漢字 שלום", "e\u0301", "<s", "▁x ▁", "\u2028\x00", "THE Answer",
+    "<0x41>",
     "[X] [x]", "a [X]  b", "<mask> a<mask>b", "don't 1234567 !?..", "\u00a0a\u3000b",
 )  # fmt: skip
 SPECIAL = ["<s>", "</s>", "<unk>"]
