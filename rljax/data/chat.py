@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from rljax.data.messages import REASONING, check_unicode, validate_messages
+from rljax.data.messages import check_unicode, validate_messages
 from rljax.data.template import ChatTemplate
 from rljax.errors import InputError
 
@@ -241,7 +241,7 @@ def _new_text(render, messages, new, prompt: bool, whole: str) -> tuple[str, str
     base = render(messages)
     if whole.startswith(base):
         return base, whole[len(base) :]
-    last = {n: v for n, v in messages[-1].items() if n not in REASONING} | {"content": _PROBE}
+    last = {**messages[-1], "content": _PROBE}
     for stand_in in (last, {"role": last["role"], "content": _PROBE}):
         history = [*messages[:-1], stand_in]
         base, longer = render(history), render(history, new, prompt)
