@@ -1,0 +1,178 @@
+"""Attention for every family: one function to train with, one to decode with.
+
+What lives here: the choice of a path, and attention under a mesh. What does not: the paths
+themselves (rljax.models.attention_paths), projections, rotary positions and caches (the decoder).
+
+Under a mesh the rows stay split over data x fsdp x expert and the heads over tensor. Where the
+tokens of a row are split over context, an all-to-all trades them for heads and back (Ulysses,
+arXiv 2309.14509): every device then holds whole rows, segments included, so any mask is exact.
+
+Axes: B rows, S tokens, T cached tokens, H heads, K kv heads, E head size of queries and keys,
+F head size of values.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from rljax.errors import InputError
+from rljax.mesh import BATCH_AXES
+from rljax.models import attention_paths as paths
+
+IMPLS = ("auto", "reference", "xla", "cudnn", "splash")
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: jax.Array,
+    *,
+    mesh: Mesh,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: jax.Array | None = None,
+    impl: str = "auto",
+) -> jax.Array:
+    """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S, H,
+    F].
+
+    Row t sees columns s <= t of its own segment (segments [B, S] int, 0 = padding, whose rows come
+    out finite and meaningless), and s > t - window where window > 0. scores = scale q.k, then
+    soft_cap tanh(scores / soft_cap) where soft_cap > 0; sinks [H] is one more logit per head in the
+    softmax denominator. Scores and softmax are float32 (float64 stays so on "reference").
+
+    impl "auto" goes by the devices of `mesh`, so a program compiled ahead of time for a TPU takes
+    splash wherever it is traced; "splash" off TPU is interpreted, for tests.
+    """
+    _check(q, k, v, segments, sinks, window)
+    platform = mesh.devices.flat[0].platform
+    if impl == "auto":
+        impl = _choose(platform, mesh.devices.flat[0], q, v, soft_cap, sinks)
+    if impl == "cudnn" and (why := _cudnn_lacks(mesh.devices.flat[0], q, v, soft_cap, sinks)):
+        raise InputError(f"attention impl 'cudnn' cannot run this: {why}", fix="impl='auto'")
+    if impl == "splash":
+        path = functools.partial(paths.splash, interpret=platform != "tpu")
+    elif impl in IMPLS:
+        path = {"reference": paths.reference, "xla": paths.xla, "cudnn": paths.cudnn}[impl]
+    else:
+        raise InputError("attention impl", value=impl, rule=f"one of {', '.join(IMPLS)}")
+    path = functools.partial(path, scale=scale, window=window, soft_cap=soft_cap)
+    if mesh.size == 1:
+        return path(q, k, v, segments, sinks)
+    return _over_mesh(path, mesh, q, k, v, segments, sinks)
+
+
+def attention_cached(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    allowed: jax.Array,
+    *,
+    scale: float,
+    soft_cap: float = 0.0,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """Decoding: q [B, S, H, E] against head-major caches k [B, K, T, E], v [B, K, T, F] -> [B, S,
+    H, F].
+
+    `allowed` [B, S, T] bool says which cached columns a query sees; the window is the caller's to
+    put there. A row that may see nothing comes out finite.
+    """
+    assert allowed.shape == (*q.shape[:2], k.shape[2]), (allowed.shape, q.shape, k.shape)
+    return paths.plain(q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap)
+
+
+def _check(q, k, v, segments, sinks, window) -> None:
+    b, s, h, e = q.shape
+    kv_heads, f = v.shape[2:]
+    assert k.shape == (b, s, kv_heads, e) and v.shape == (b, s, kv_heads, f), (k.shape, v.shape)
+    assert segments.shape == (b, s) and h % kv_heads == 0, (segments.shape, h, kv_heads)
+    assert sinks is None or sinks.shape == (h,), sinks.shape
+    if window < 0:
+        raise InputError("attention window", value=window, rule="0 (off) or a number of tokens")
+
+
+def _choose(platform, device, q, v, soft_cap, sinks) -> str:
+    if platform == "tpu":
+        return "splash"
+    if platform == "gpu" and not _cudnn_lacks(device, q, v, soft_cap, sinks):
+        return "cudnn"
+    return "xla"
+
+
+def _cudnn_lacks(device, q, v, soft_cap, sinks) -> str:
+    """Why cuDNN cannot say the request; "" where it can."""
+    if device.platform != "gpu":
+        return f"the mesh is made of {device.platform} devices"
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 or float16, not {q.dtype}"
+    if soft_cap or sinks is not None:
+        return "it has neither a soft cap nor sinks"
+    limit = 256 if float(device.compute_capability) >= 9 else 128
+    if (size := max(q.shape[-1], v.shape[-1])) > limit:
+        return f"head size {size} is above {limit}"
+    return ""
+
+
+def _over_mesh(path, mesh, q, k, v, segments, sinks) -> jax.Array:
+    """The path on every device's own rows and heads. A kernel is opaque to the partitioner, so the
+    split is written out, and for every path alike."""
+    b, tokens, heads, _ = q.shape
+    context, tensor = mesh.shape["context"], mesh.shape["tensor"]
+    if heads % (context * tensor):
+        raise InputError(
+            f"attention heads do not divide by mesh.context={context} x mesh.tensor={tensor}",
+            value=heads,
+            rule="context > 1 splits the heads further while a row is whole",
+            fix=f"choose context x tensor from the divisors of {heads}",
+        )
+    kv_heads = k.shape[2]
+    # Fewer kv heads than shards, or not a multiple: each is repeated just enough to be split. As
+    # the shards divide the heads, the copies divide the group.
+    copies = context * tensor // math.gcd(kv_heads, context * tensor)
+    k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v)) if copies > 1 else (k, v)
+    whole = -(-tokens // context) * context
+    q, k, v, segments = (paths.pad_axis(x, 1, whole) for x in (q, k, v, segments))
+
+    def on_one_device(q, k, v, segments, sinks):
+        if context > 1:
+            q, k, v = (_tokens_for_heads(x) for x in (q, k, v))
+        out = path(q, k, v, segments, sinks)
+        return _heads_for_tokens(out) if context > 1 else out
+
+    rows = _row_axes(mesh, b)
+    split = PartitionSpec(rows, "context", "tensor")
+    # A device of place (t, c) ends up with block c of the heads of block t: so do the sinks.
+    sink_split = PartitionSpec(("tensor", "context"))
+    mapped = jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(split, split, split, PartitionSpec(rows), sink_split),
+        out_specs=split,
+        check_vma=False,  # Pallas kernels do not say what they vary over
+    )
+    return mapped(q, k, v, segments, sinks)[:, :tokens]
+
+
+def _tokens_for_heads(x: jax.Array) -> jax.Array:
+    """[b, S/c, h, E] -> [b, S, h/c, E] over the context axis."""
+    return jax.lax.all_to_all(x, "context", split_axis=2, concat_axis=1, tiled=True)
+
+
+def _heads_for_tokens(x: jax.Array) -> jax.Array:
+    return jax.lax.all_to_all(x, "context", split_axis=1, concat_axis=2, tiled=True)
+
+
+def _row_axes(mesh: Mesh, rows: int) -> tuple[str, ...]:
+    """The batch axes that `rows` can be split over; over the others they are repeated."""
+    taken, shards = [], 1
+    for axis in BATCH_AXES:
+        if rows % (shards * mesh.shape[axis]) == 0:
+            taken.append(axis)
+            shards *= mesh.shape[axis]
+    return tuple(taken)

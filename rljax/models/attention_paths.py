@@ -1,0 +1,196 @@
+"""The paths of attention on one device: four ways to compute the same numbers.
+
+What lives here: `reference` (plain, any float type), `xla`, `cudnn`, `splash`, and the plain form
+that decoding shares with them. What does not: the choice between them and the mesh
+(rljax.models.attention).
+
+One rule for all: row t attends to columns s <= t of its own segment, and s > t - window where
+window > 0. Padding is segment 0, and attends to padding: every row has a column, so no softmax is
+empty. `sinks` [H] is one more logit per head in the denominator that carries no value.
+
+Axes: B rows, S query tokens, T key tokens, H heads, K kv heads, R heads per kv head, E head size of
+queries and keys, F head size of values. Token-major [B, S, H, E] unless said otherwise.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+# Large and finite: a softmax over nothing else would be uniform, not NaN, and so is its gradient.
+MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
+# The xla path takes the queries of longer rows in blocks, so that no [B, H, S, S] is built.
+LONG_TOKENS = 1024
+QUERY_BLOCK = 512
+# Splash: rows are padded to whole lanes, and above one block to whole blocks.
+LANES = 128
+SPLASH_BLOCK = 512
+
+
+def plain(q, k, v, allowed, sinks, *, scale, soft_cap) -> jax.Array:
+    """Scores, soft cap, mask and softmax written out; k [B, K, T, E] and v [B, K, T, F] head-major.
+
+    scores = c tanh(scale q.k / c); weights = exp(scores) / (exp(sink) + sum_allowed exp(scores)).
+    """
+    b, s, h, e = q.shape
+    kv_heads = k.shape[1]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    q = q.reshape(b, s, kv_heads, h // kv_heads, e)
+    scores = scale * jnp.einsum("bskre,bkte->bkrst", q, k, preferred_element_type=wide)
+    if soft_cap:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.where(allowed[:, None, None], scores, MASKED)
+    # The largest score only keeps exp in range: it cancels, and so has no gradient.
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    if sinks is None:
+        weights = jnp.exp(scores - top)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+    else:
+        sink = sinks.astype(wide).reshape(1, kv_heads, h // kv_heads, 1, 1)
+        top = jnp.maximum(top, jax.lax.stop_gradient(sink))
+        weights = jnp.exp(scores - top)
+        total = jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top)
+    out = jnp.einsum("bkrst,bktf->bskrf", (weights / total).astype(v.dtype), v)
+    return out.reshape(b, s, h, v.shape[-1]).astype(v.dtype)
+
+
+def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax.Array:
+    """The rule as [B, S, T] bool; `rows` [S] and `columns` [T] are places in the packed row."""
+    distance = rows[:, None] - columns[None, :]
+    near = distance >= 0
+    if window:
+        near &= distance < window
+    return (row_segments[:, :, None] == column_segments[:, None, :]) & near[None]
+
+
+def reference(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
+    """Every score at once, in the inputs' own precision or float32: what the others must equal."""
+    column = jnp.arange(q.shape[1])
+    allowed = allowed_columns(segments, segments, column, column, window)
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    return plain(q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap)
+
+
+def xla(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
+    """XLA's own fusion; rows above LONG_TOKENS go block by block over their queries."""
+    options = dict(scale=scale, soft_cap=soft_cap)
+    tokens = q.shape[1]
+    if tokens > LONG_TOKENS:
+        return _query_blocks(q, k, v, segments, sinks, window, options)
+    column = jnp.arange(tokens)
+    allowed = allowed_columns(segments, segments, column, column, window)
+    return _some_queries(q, k, v, allowed, sinks, **options)
+
+
+def _some_queries(q, k, v, allowed, sinks, *, scale, soft_cap) -> jax.Array:
+    """jax.nn.dot_product_attention where it can say the request, else the plain form."""
+    if sinks is None and not soft_cap and q.shape[-1] == v.shape[-1]:
+        return jax.nn.dot_product_attention(
+            q, k, v, mask=allowed[:, None], scale=scale, implementation="xla"
+        )
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    return plain(q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap)
+
+
+def _query_blocks(q, k, v, segments, sinks, window, options) -> jax.Array:
+    """QUERY_BLOCK queries at a time against the columns they may reach; recomputed backwards."""
+    b, tokens, h, e = q.shape
+    whole = -(-tokens // QUERY_BLOCK) * QUERY_BLOCK
+    q, k, v, segments = (pad_axis(x, 1, whole) for x in (q, k, v, segments))
+    reach = min(whole, QUERY_BLOCK + window - 1) if window else whole
+    # The gradient of k and v is a sum over blocks: in float32, whatever the inputs are.
+    dtype, wide = k.dtype, jnp.promote_types(k.dtype, jnp.float32)
+    k, v = k.astype(wide), v.astype(wide)
+
+    @jax.checkpoint
+    def block(index, q_block, row_segments):
+        first = index * QUERY_BLOCK
+        start = jnp.maximum(first + QUERY_BLOCK - reach, 0)
+        near = lambda x: jax.lax.dynamic_slice_in_dim(x, start, reach, axis=1)  # noqa: E731
+        allowed = allowed_columns(
+            row_segments,
+            near(segments),
+            first + jnp.arange(QUERY_BLOCK),
+            start + jnp.arange(reach),
+            window,
+        )
+        near_k, near_v = near(k).astype(dtype), near(v).astype(dtype)
+        return _some_queries(q_block, near_k, near_v, allowed, sinks, **options)
+
+    blocks = whole // QUERY_BLOCK
+    queries = q.reshape(b, blocks, QUERY_BLOCK, h, e).swapaxes(0, 1)
+    rows = segments.reshape(b, blocks, QUERY_BLOCK).swapaxes(0, 1)
+    out = jax.lax.map(lambda xs: block(*xs), (jnp.arange(blocks), queries, rows))
+    return out.swapaxes(0, 1).reshape(b, whole, h, v.shape[-1])[:, :tokens]
+
+
+def cudnn(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
+    """cuDNN's flash attention; `rljax.models.attention` has checked that it can say the request.
+
+    It wants equal head sizes and, for a gradient under a mask, an even number of tokens: zeros are
+    appended to the shorter of E and F, and to the tokens.
+    """
+    assert sinks is None and not soft_cap
+    tokens, values = q.shape[1], v.shape[-1]
+    size = -(-max(q.shape[-1], values) // 8) * 8
+    even = tokens + tokens % 2
+    q, k, v = (pad_axis(pad_axis(x, 3, size), 1, even) for x in (q, k, v))
+    segments = pad_axis(segments, 1, even)
+    column = jnp.arange(even)
+    allowed = allowed_columns(segments, segments, column, column, window)
+    # The window is part of the mask: cuDNN's own sliding window excludes a mask beside it.
+    out = jax.nn.dot_product_attention(
+        q, k, v, mask=allowed[:, None], scale=scale, is_causal=True, implementation="cudnn"
+    )
+    return out[:, :tokens, :, :values]
+
+
+def splash(q, k, v, segments, sinks, *, scale, window, soft_cap, interpret=False) -> jax.Array:
+    """JAX's splash attention for TPU: blocks that the causal and window mask rule out are skipped.
+
+    Tokens are padded to whole blocks (padding is segment 0, after every real column).
+    `interpret` runs the kernel's text off TPU, slowly.
+    """
+    # Imported here: Pallas takes a second to import, and only this path needs it.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    tokens, heads = q.shape[1], q.shape[2]
+    whole = -(-tokens // LANES) * LANES
+    if whole > SPLASH_BLOCK:
+        whole = -(-tokens // SPLASH_BLOCK) * SPLASH_BLOCK
+    block = math.gcd(whole, SPLASH_BLOCK)
+    q, k, v, segments = (pad_axis(x, 1, whole) for x in (q, k, v, segments))
+    near = masks.CausalMask((whole, whole))
+    if window:
+        near = masks.LocalMask((whole, whole), (window - 1, 0), 0)
+    run = kernel.make_splash_mha(
+        masks.MultiHeadMask([near] * heads),
+        block_sizes=kernel.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=soft_cap or None,
+        interpret=interpret,
+    )
+    # The kernel has no scale of its own.
+    q = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    ids = kernel.SegmentIds(segments, segments)
+    out = jax.vmap(run, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks)
+    return out.swapaxes(1, 2)[:, :tokens]
+
+
+def pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """Zeros after the end of one axis, up to `size`."""
+    if x.shape[axis] == size:
+        return x
+    room = [(0, 0)] * x.ndim
+    room[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, room)
