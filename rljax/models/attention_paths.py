@@ -21,7 +21,7 @@ import jax.numpy as jnp
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 # The xla path takes the queries of longer rows in blocks, so that no [B, H, S, S] is built.
 LONG_TOKENS = 1024
-QUERY_BLOCK = 512
+QUERY_BLOCK = 128
 # Splash: rows are padded to whole lanes, and above one block to whole blocks.
 LANES = 128
 SPLASH_BLOCK = 512

@@ -1,0 +1,125 @@
+"""Attention compiled ahead of time for a TPU v5e of eight chips, on a host that has none.
+
+Not part of the usual run. The one command, where `pip install "jax[tpu]"` has put libtpu:
+
+    python -m pytest -n 0 -m tpu_aot tests/test_tpu_aot.py
+"""
+
+import functools
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rljax.mesh import BATCH_AXES, make_mesh
+from rljax.models.attention import attention, attention_cached
+
+pytestmark = pytest.mark.tpu_aot
+ROWS, TOKENS = 8, 4096
+MESHES = {
+    "fsdp=4 x tensor=2": dict(fsdp=4, tensor=2),
+    "fsdp=4 x context=2": dict(fsdp=4, context=2),
+}
+# name: (heads, kv heads, E, F, options, sinks)
+REQUESTS = {
+    "causal": (16, 4, 128, 128, {}, False),
+    "window": (16, 4, 128, 128, dict(window=512), False),
+    "soft_cap": (16, 4, 256, 256, dict(soft_cap=50.0), False),
+    "sinks": (16, 2, 64, 64, dict(window=128), True),
+    "latent": (16, 16, 192, 128, {}, False),
+}
+
+
+@pytest.fixture(scope="module")
+def chips():
+    pytest.importorskip("libtpu", reason='libtpu is absent: pip install "jax[tpu]"')
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc("v5e:2x4", platform="tpu").devices
+
+
+def compile_training(mesh, request, *, rows=ROWS, tokens=TOKENS, dtype=jnp.bfloat16, impl="auto"):
+    """Forward and backward of `attention` on `mesh`, compiled by the TPU's own compiler."""
+    heads, kv_heads, e, f, options, with_sinks = request
+
+    def array(shape, dtype, *axes):
+        sharding = NamedSharding(mesh, PartitionSpec(*axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    sizes = ((heads, e), (kv_heads, e), (kv_heads, f))
+    axes = (BATCH_AXES, "context", "tensor") if mesh.size > 1 else ()
+    q, k, v = (array((rows, tokens, *size), dtype, *axes) for size in sizes)
+    segments = array((rows, tokens), jnp.int32, *axes[:1])
+    sinks = array((heads,), jnp.float32) if with_sinks else None
+    run = functools.partial(attention, mesh=mesh, scale=e**-0.5, impl=impl, **options)
+
+    def loss(q, k, v, sinks, segments):
+        return jnp.sum(run(q, k, v, segments, sinks=sinks).astype(jnp.float32) ** 2)
+
+    gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))
+    return gradient.lower(q, k, v, sinks, segments).compile()
+
+
+def bytes_of_scores(request):
+    """The float32 scores of one chip: MESHES split the rows by 4 and the heads by 2."""
+    return 4 * (ROWS // 4) * (request[0] // 2) * TOKENS**2
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("sizes", MESHES)
+def test_training_runs_the_kernel_and_holds_no_matrix_of_scores(chips, sizes, name):
+    program = compile_training(make_mesh(**MESHES[sizes], devices=chips), REQUESTS[name])
+    text = program.as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 3  # forward, dq, dk and dv
+    assert not re.findall(rf"\w+\[[\d,]*{TOKENS},{TOKENS}\]", text)
+    assert program.memory_analysis().temp_size_in_bytes < bytes_of_scores(REQUESTS[name]) / 8
+    # Ulysses: q, k, v and the output there, their gradients back; without context, no exchange.
+    assert text.count(" all-to-all(") == (8 if "context" in sizes else 0)
+
+
+def test_the_bounds_above_are_broken_by_the_plain_form(chips):
+    mesh = make_mesh(**MESHES["fsdp=4 x tensor=2"], devices=chips)
+    program = compile_training(mesh, REQUESTS["causal"], impl="reference")
+    assert "tpu_custom_call" not in program.as_text()
+    assert re.findall(rf"f32\[[\d,]*{TOKENS},{TOKENS}\]", program.as_text())
+    assert program.memory_analysis().temp_size_in_bytes > bytes_of_scores(REQUESTS["causal"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "e", "f", "dtype"),
+    [
+        (8, 4, 2, 16, 16, jnp.float32),
+        (300, 4, 1, 80, 80, jnp.bfloat16),
+        (640, 4, 4, 24, 16, jnp.bfloat16),
+        (1024, 4, 2, 256, 256, jnp.float32),
+    ],
+)
+def test_sizes_that_fit_no_lane_run_the_kernel(chips, tokens, heads, kv_heads, e, f, dtype):
+    mesh = make_mesh(1, 1, 1, devices=chips[:1])
+    request = (heads, kv_heads, e, f, dict(window=5, soft_cap=2.0), True)
+    program = compile_training(mesh, request, rows=2, tokens=tokens, dtype=dtype)
+    assert program.as_text().count('custom_call_target="tpu_custom_call"') == 3
+
+
+def test_a_cached_decode_step_moves_no_cache(chips):
+    mesh = make_mesh(fsdp=4, tensor=2, devices=chips)
+    rows, heads, kv_heads, e = 32, 16, 4, 128
+
+    def array(shape, dtype, *axes):
+        sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES, *axes))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    q = array((rows, 1, heads, e), jnp.bfloat16, None, "tensor")
+    cache = array((rows, kv_heads, TOKENS, e), jnp.bfloat16, "tensor")
+    allowed = array((rows, 1, TOKENS), jnp.bool_)
+    step = jax.jit(functools.partial(attention_cached, scale=e**-0.5, soft_cap=30.0))
+    program = step.lower(q, cache, cache, allowed).compile()
+    moved = r" (all-gather|all-to-all|all-reduce|collective-permute)"
+    assert not re.findall(moved, program.as_text())
+    bytes_of_cache = 2 * int(np.prod(cache.shape)) // mesh.size
+    assert program.memory_analysis().temp_size_in_bytes < bytes_of_cache / 2
