@@ -262,7 +262,8 @@ def test_decoding_against_a_cache_equals_the_full_rows(name):
     (q, k, v, _, sinks), options = make_request(name)
     rows, tokens = q.shape[:2]
     whole = jnp.ones((rows, tokens), jnp.int32)
-    want = attention(q, k, v, whole, sinks=sinks, mesh=ONE, impl="reference", **options)
+    full = jax.jit(functools.partial(attention, mesh=ONE, impl="reference", **options))
+    want = full(q, k, v, whole, sinks=sinks)
     at = jnp.array([3, 9, 17])  # each row stands at its own column; the cache is garbage after it
     column = jnp.arange(tokens)[None, :]
     allowed = column <= at[:, None]
@@ -271,8 +272,11 @@ def test_decoding_against_a_cache_equals_the_full_rows(name):
     later = (column > at[:, None])[:, :, None, None]
     caches = [jnp.where(later, 1e6, x).swapaxes(1, 2) for x in (k, v)]
     here = lambda x: jnp.take_along_axis(x, at[:, None, None, None], axis=1)  # noqa: E731
-    got = attention_cached(here(q), *caches, allowed[:, None], sinks=sinks, **options)
+    step = jax.jit(functools.partial(attention_cached, **options))
+    got = step(here(q), *caches, allowed[:, None], sinks=sinks)
     np.testing.assert_allclose(got, here(want), rtol=1e-5, atol=1e-6)
+    empty = jnp.zeros_like(allowed[:, None])  # a slot that holds no request
+    assert np.isfinite(step(here(q), *caches, empty, sinks=sinks)).all()
 
 
 def test_what_cannot_be_run_is_refused_with_the_fix():
