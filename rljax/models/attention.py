@@ -50,13 +50,13 @@ def attention(
     splash wherever it is traced; "splash" off TPU is interpreted, for tests.
     """
     _check(q, k, v, segments, sinks, window)
-    platform = mesh.devices.flat[0].platform
+    device = mesh.devices.flat[0]
     if impl == "auto":
-        impl = _choose(platform, mesh.devices.flat[0], q, v, soft_cap, sinks)
-    if impl == "cudnn" and (why := _cudnn_lacks(mesh.devices.flat[0], q, v, soft_cap, sinks)):
+        impl = _choose(device, q, v, soft_cap, sinks)
+    if impl == "cudnn" and (why := _cudnn_lacks(device, q, v, soft_cap, sinks)):
         raise InputError(f"attention impl 'cudnn' cannot run this: {why}", fix="impl='auto'")
     if impl == "splash":
-        path = functools.partial(paths.splash, interpret=platform != "tpu")
+        path = functools.partial(paths.splash, interpret=device.platform != "tpu")
     elif impl in IMPLS:
         path = {"reference": paths.reference, "xla": paths.xla, "cudnn": paths.cudnn}[impl]
     else:
@@ -97,18 +97,18 @@ def _check(q, k, v, segments, sinks, window) -> None:
         raise InputError("attention window", value=window, rule="0 (off) or a number of tokens")
 
 
-def _choose(platform, device, q, v, soft_cap, sinks) -> str:
-    if platform == "tpu":
+def _choose(device, q, v, soft_cap, sinks) -> str:
+    if device.platform == "tpu":
         return "splash"
-    if platform == "gpu" and not _cudnn_lacks(device, q, v, soft_cap, sinks):
-        return "cudnn"
-    return "xla"
+    return "xla" if _cudnn_lacks(device, q, v, soft_cap, sinks) else "cudnn"
 
 
 def _cudnn_lacks(device, q, v, soft_cap, sinks) -> str:
     """Why cuDNN cannot say the request; "" where it can."""
     if device.platform != "gpu":
         return f"the mesh is made of {device.platform} devices"
+    if "cuda" not in device.client.platform_version:
+        return "these GPUs are not NVIDIA's"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes bfloat16 or float16, not {q.dtype}"
     if soft_cap or sinks is not None:
