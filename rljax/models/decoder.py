@@ -108,7 +108,7 @@ class Attention(nnx.Module):
         cos, sin = call.angles[self.kind.rope]
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         how = dict(scale=self.scale, soft_cap=self.soft_cap)
-        how["sinks"] = self.sinks[...] if self.sunk else None
+        how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
             out = attention(q, k, v, call.segments, mesh=call.mesh, window=self.kind.window, **how)
             return self.o(out), (k.swapaxes(1, 2), v.swapaxes(1, 2))
