@@ -30,6 +30,7 @@ RULES: dict[str | None, str | None] = {
     "head_dim": None,
     "mlp": "tensor",
     "experts": "expert",
+    "router": None,
     "latent": None,
     "rank": None,
     "norm": None,

@@ -1,0 +1,347 @@
+"""Experts: a router sends each token to k of X small MLPs; their weighted sum replaces the MLP.
+
+What lives here: the routing rules of the families (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss), the
+experts and the shared experts, how they spread over the mesh, and the statistics of the load. What
+does not: the grouped matrix product (rljax.kernels.grouped_matmul), the decoder.
+
+No token is ever dropped, there is no capacity. The router runs in float32 for every family, on
+every token's whole row of the router's weight, so a mesh changes no choice. (Hugging Face rounds
+the logits of all but DeepSeek-V3 to the compute dtype before it chooses.)
+
+Over the mesh: rows are split over data x fsdp x expert and tokens over context; each expert shard
+holds X / expert of the experts and 1 / tensor of each one's hidden size. Rows are gathered over
+`expert`, every shard runs its own experts on all of them, and the sums are scattered back.
+
+Axes: B rows, S tokens of a row, N tokens, D embed, X experts, k experts of one token, F hidden size
+of an expert, M = N k choices, L layers.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from rljax.errors import InputError
+from rljax.kernels.grouped_matmul import grouped_matmul
+from rljax.mesh import BATCH_AXES, row_shards
+from rljax.models.layers import Linear, activate, weight
+
+GATED = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """The experts of one layer. Mixtral and gpt-oss (softmax over the kept logits) are softmax with
+    `normalise`: the two are the same numbers."""
+
+    count: int
+    per_token: int
+    mlp: int  # hidden size of one expert
+    scores: str = "softmax"  # "softmax" over all experts | "sigmoid" (DeepSeek-V3)
+    normalise: bool = True  # the kept scores are divided by their sum
+    scale: float = 1.0  # what the kept scores are multiplied by
+    groups: int = 1  # experts compete in groups, and only the best groups stay
+    groups_kept: int = 1
+    correction_bias: bool = False  # moves the choice, not the weight; no gradient reaches it
+    router_bias: bool = False
+    expert_bias: bool = False
+    gated: str = "silu"  # silu | gelu_tanh | gelu | clamped_swiglu (gpt-oss)
+    alpha: float = 1.702  # of clamped_swiglu
+    limit: float = 7.0  # of clamped_swiglu
+    shared_mlp: int = 0  # hidden size of the shared experts together, which see every token
+
+    def __post_init__(self):
+        for name in ("count", "per_token", "mlp", "groups", "groups_kept"):
+            if getattr(self, name) < 1:
+                raise InputError(f"experts.{name}", value=getattr(self, name), rule="1 or more")
+        for name, known in (("scores", ("softmax", "sigmoid")), ("gated", GATED)):
+            if getattr(self, name) not in known:
+                raise InputError(
+                    f"experts.{name}", value=getattr(self, name), rule=f"one of {', '.join(known)}"
+                )
+        if self.shared_mlp < 0:
+            raise InputError("experts.shared_mlp", value=self.shared_mlp, rule="0 or more")
+        if self.count % self.groups or (self.groups > 1 and self.count < 2 * self.groups):
+            raise InputError(
+                "experts.groups",
+                value=(self.count, self.groups),
+                rule="it divides experts.count, and a group has at least two experts",
+            )
+        if self.groups_kept > self.groups:
+            raise InputError(
+                "experts.groups_kept", value=self.groups_kept, rule=f"at most {self.groups} groups"
+            )
+        if self.per_token > self.count // self.groups * self.groups_kept:
+            raise InputError(
+                "experts.per_token",
+                value=self.per_token,
+                rule="at most the experts that compete: count / groups * groups_kept",
+            )
+
+
+# -- routing
+
+
+def router_scores(logits: jax.Array, config: ExpertsConfig) -> jax.Array:
+    """[N, X] float32, each in 0..1: softmax over all experts, or a sigmoid of each."""
+    logits = logits.astype(jnp.float32)
+    if config.scores == "sigmoid":
+        return jax.nn.sigmoid(logits)
+    return jax.nn.softmax(logits, axis=-1)
+
+
+def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
+    """[N, X] bool: the experts of the best groups; a group scores the sum of its two best."""
+    n, size = choice.shape[0], config.count // config.groups
+    best = jax.lax.top_k(choice.reshape(n, config.groups, size), 2)[0].sum(axis=-1)
+    kept = jax.lax.top_k(best, config.groups_kept)[1]
+    inside = jnp.any(kept[:, :, None] == jnp.arange(config.groups)[None, None, :], axis=1)
+    return jnp.repeat(inside, size, axis=1)
+
+
+def route(
+    logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
+) -> tuple[jax.Array, jax.Array]:
+    """Which experts a token goes to, best first, and with what weight: ids and weights [N, k].
+
+    The choice is the top k of score + correction, in DeepSeek-V3 (arXiv 2412.19437) within the best
+    groups; equal scores go to the lower id. The weight is the score alone, over the sum of the kept
+    ones if `normalise`, times `scale`.
+    """
+    scores = router_scores(logits, config)
+    choice = jax.lax.stop_gradient(scores)
+    if correction is not None:
+        choice = choice + jax.lax.stop_gradient(correction.astype(jnp.float32))[None, :]
+    if config.groups_kept < config.groups:
+        choice = jnp.where(_in_best_groups(choice, config), choice, -jnp.inf)
+    ids = jax.lax.top_k(choice, config.per_token)[1].astype(jnp.int32)
+    if not config.normalise:
+        return ids, jnp.take_along_axis(scores, ids, axis=1) * config.scale
+    kept = jnp.take_along_axis(logits.astype(jnp.float32), ids, axis=1)
+    if config.scores == "sigmoid":
+        kept = jax.nn.log_sigmoid(kept)
+    # In logarithms, score / sum of the kept scores holds where all of them underflow.
+    return ids, jax.nn.softmax(kept, axis=1) * config.scale
+
+
+# -- the load
+
+
+def _load(logits: jax.Array, ids: jax.Array, keep: jax.Array, config: ExpertsConfig) -> dict:
+    """The statistics of N tokens, of which `keep` [N] bool count. They add up over shards."""
+    if config.scores == "sigmoid":
+        logits = jax.nn.log_sigmoid(logits)  # so that P is the score over the sum of all scores
+    logs = jax.nn.log_softmax(logits, axis=-1)
+    probabilities = jnp.exp(logs)
+    information = probabilities * logs
+    chosen = jnp.sum(jax.nn.one_hot(ids, config.count, dtype=jnp.float32), axis=1)
+    kept = keep[:, None]
+    return {
+        "tokens": jnp.sum(jnp.where(kept, chosen, 0.0), axis=0),
+        "probabilities": jnp.sum(jnp.where(kept, probabilities, 0.0), axis=0),
+        "entropy": -jnp.sum(jnp.where(kept, information, 0.0)),
+        "kept": jnp.sum(keep.astype(jnp.float32)),
+    }
+
+
+def load_metrics(stats: dict) -> dict:
+    """What `Experts` returned, of one layer or of L stacked ones, summed over microbatches, ->
+    scalars.
+
+    With f_x the share of the choices that fell on expert x, P_x the mean probability of x:
+    load_balance_loss = X sum_x f_x P_x (arXiv 2101.03961, eq. 4), 1 where the load is even, the
+    mean over layers. Its gradient goes through P. (Hugging Face's is k times as large.)
+    expert_load_max and _min are the most and the least loaded expert of any layer, over the mean
+    load. router_entropy is the mean entropy of one token's router distribution, in nats.
+    """
+    tokens, kept = stats["tokens"], jnp.maximum(stats["kept"], 1.0)
+    share = tokens / jnp.maximum(jnp.sum(tokens, axis=-1, keepdims=True), 1.0)
+    load = share * tokens.shape[-1]
+    mean_probability = stats["probabilities"] / jnp.expand_dims(kept, -1)
+    return {
+        "expert_load_max": jnp.max(load),
+        "expert_load_min": jnp.min(load),
+        "router_entropy": jnp.mean(stats["entropy"] / kept),
+        "load_balance_loss": jnp.mean(jnp.sum(load * mean_probability, axis=-1)),
+    }
+
+
+# -- the experts
+
+
+def _gate(gate: jax.Array, up: jax.Array, config: ExpertsConfig) -> jax.Array:
+    if config.gated != "clamped_swiglu":
+        return activate(gate, config.gated) * up
+    gate = jnp.minimum(gate, config.limit)
+    up = jnp.clip(up, -config.limit, config.limit)
+    return (up + 1) * gate * jax.nn.sigmoid(config.alpha * gate)
+
+
+@jax.custom_vjp
+def _permute(x: jax.Array, order: jax.Array, inverse: jax.Array) -> jax.Array:
+    """x[order] for a permutation, with a gradient that gathers where XLA's would scatter-add."""
+    return x[order]
+
+
+_permute.defvjp(
+    lambda x, order, inverse: (x[order], inverse),
+    lambda inverse, g: (g[inverse], None, None),
+)
+
+
+def _run_experts(x, ids, weights, matrices: dict, first, config: ExpertsConfig, platform: str):
+    """sum over a token's experts of weight * expert(x), of the experts first, first + 1, ... that
+    `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]."""
+    count, k = matrices["gate"].shape[0], ids.shape[1]
+    local = ids.reshape(-1) - first
+    local = jnp.where((local >= 0) & (local < count), local, count)  # others are sorted last
+    order = jnp.argsort(local, stable=True)
+    inverse = jnp.argsort(order)
+    sizes = jnp.bincount(local, length=count + 1)[:count].astype(jnp.int32)
+    product = functools.partial(grouped_matmul, sizes=sizes, platform=platform)
+
+    def bias(name, y):
+        if name not in matrices:
+            return y
+        rows = jnp.pad(matrices[name], ((0, 1), (0, 0)))  # none for other shards' rows
+        return y + rows[local[order]].astype(y.dtype)
+
+    rows = _permute(jnp.repeat(x, k, axis=0), order, inverse)
+    gate = bias("gate_bias", product(rows, matrices["gate"]))
+    up = bias("up_bias", product(rows, matrices["up"]))
+    out = bias("down_bias", product(_gate(gate, up, config), matrices["down"]))
+    out = _permute(out, inverse, order).reshape(*ids.shape, -1)
+    return jnp.einsum("nkd,nk->nd", out.astype(jnp.float32), weights).astype(x.dtype)
+
+
+class Experts(nnx.Module):
+    """x [B, S, D] -> (routed + shared experts [B, S, D], statistics of the load)."""
+
+    def __init__(self, rngs: nnx.Rngs, config):
+        e, d = config.experts, config.embed
+        x, f = e.count, e.mlp
+        self.config = e
+        self.router = weight(rngs, config, (d, x), ("embed", "router"))
+        self.gate = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
+        self.up = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
+        self.down = weight(rngs, config, (x, f, d), ("experts", "mlp", "embed"))
+        if e.router_bias:
+            self.router_bias = weight(rngs, config, (x,), ("router",), init="zeros")
+        if e.correction_bias:
+            # float32 whatever the weights are: rounded, it would move choices.
+            self.correction = nnx.Param(jnp.zeros((x,), jnp.float32), axes=("router",))
+        if e.expert_bias:
+            self.gate_bias = weight(rngs, config, (x, f), ("experts", "mlp"), init="zeros")
+            self.up_bias = weight(rngs, config, (x, f), ("experts", "mlp"), init="zeros")
+            self.down_bias = weight(rngs, config, (x, d), ("experts", "norm"), init="zeros")
+        if e.shared_mlp:
+            inside, outside = ("embed", "mlp"), ("mlp", "embed")
+            self.shared_gate = Linear(rngs, config, (d,), (e.shared_mlp,), inside)
+            self.shared_up = Linear(rngs, config, (d,), (e.shared_mlp,), inside)
+            self.shared_down = Linear(rngs, config, (e.shared_mlp,), (d,), outside)
+
+    def __call__(self, x: jax.Array, mesh: Mesh, keep: jax.Array | None = None):
+        """`keep` [B, S] bool: the tokens that count in the statistics (None: all)."""
+        e = self.config
+        keep = jnp.ones(x.shape[:2], bool) if keep is None else keep > 0
+        router = {"weight": self.router[...]}
+        if e.router_bias:
+            router["bias"] = self.router_bias[...]
+        if e.correction_bias:
+            router["correction"] = self.correction[...]
+        names = ["gate", "up", "down"]
+        names += ["gate_bias", "up_bias", "down_bias"] if e.expert_bias else []
+        matrices = {name: getattr(self, name)[...].astype(x.dtype) for name in names}
+        y, stats = _routed(x, keep, router, matrices, e, mesh)
+        if e.shared_mlp:
+            y = y + self.shared_down(_gate(self.shared_gate(x), self.shared_up(x), e))
+        return y, stats
+
+
+def _choose(x: jax.Array, router: dict, config: ExpertsConfig):
+    """x [N, D] -> logits [N, X], ids [N, k], weights [N, k]."""
+    logits = jnp.matmul(
+        x.astype(jnp.float32),
+        router["weight"].astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    if config.router_bias:
+        logits = logits + router["bias"].astype(jnp.float32)[None, :]
+    return logits, *route(logits, router.get("correction"), config)
+
+
+def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh):
+    """The routed experts over the mesh: x [B, S, D], keep [B, S] -> ([B, S, D], statistics)."""
+    platform = mesh.devices.flat[0].platform
+    if mesh.size == 1:
+        flat = x.reshape(-1, x.shape[-1])
+        logits, ids, weights = _choose(flat, router, config)
+        y = _run_experts(flat, ids, weights, matrices, 0, config, platform)
+        return y.reshape(x.shape), _load(logits, ids, keep.reshape(-1), config)
+    _check_mesh(config, mesh)
+    # One row, or one token of each row (decoding), may not divide: every shard then has them all.
+    rows = BATCH_AXES if x.shape[0] % row_shards(mesh) == 0 else ()
+    columns = ("context",) if x.shape[1] % mesh.shape["context"] == 0 else ()
+    tokens = P(rows or None, columns or None)
+    spread = {"gate": P("expert", None, "tensor"), "down": P("expert", "tensor", None)}
+    spread |= {"up": spread["gate"], "gate_bias": P("expert", "tensor")}
+    spread |= {"up_bias": P("expert", "tensor"), "down_bias": P("expert", None)}
+    body = functools.partial(
+        _routed_shard, config=config, platform=platform, rows=rows, columns=columns
+    )
+    return jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(tokens, tokens, P(), {name: spread[name] for name in matrices}),
+        out_specs=(tokens, P()),
+    )(x, keep, router, matrices)
+
+
+def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
+    for name, axis in (("count", "expert"), ("mlp", "tensor")):
+        size = getattr(config, name)
+        if size % mesh.shape[axis]:
+            raise InputError(
+                f"experts.{name} of {size} does not divide by mesh.{axis}={mesh.shape[axis]}",
+                fix=f"choose mesh.{axis} from the divisors of {size}",
+            )
+
+
+def _routed_shard(x, keep, router, matrices, *, config, platform, rows, columns):
+    """What one device does: x [B', S', D] of its own rows and tokens, its own experts."""
+    flat = x.reshape(-1, x.shape[-1])
+    logits, ids, weights = _choose(flat, router, config)
+    split = (*rows, *columns)
+    stats = _load(logits, ids, keep.reshape(-1), config)
+    stats = jax.lax.psum(stats, split) if split else stats
+    sent = (flat, ids, weights)
+    if rows:
+        sent = jax.lax.all_gather(sent, "expert", axis=0, tiled=True)
+    # Everything that meets in the grouped product varies over the same axes (the transpose of
+    # pcast is the sum of the gradients over them).
+    partial_sums = {"expert", "tensor"}
+    sent = _vary(sent, partial_sums - set(split))
+    if "down_bias" in matrices:  # added once, though every tensor shard holds it
+        first = jax.lax.axis_index("tensor") == 0
+        bias = _vary(matrices["down_bias"], {"tensor"})
+        matrices = matrices | {"down_bias": jnp.where(first, bias, 0)}
+    matrices = _vary(matrices, set(split) - partial_sums)
+    start = jax.lax.axis_index("expert") * matrices["gate"].shape[0]
+    y = _run_experts(*sent, matrices, start, config, platform)
+    if rows:
+        y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
+        y = jax.lax.psum(y, "tensor")
+    else:
+        y = jax.lax.psum(y, ("expert", "tensor"))
+    return y.reshape(x.shape), stats
+
+
+def _vary(tree, axes: set[str]):
+    """Declare arrays that are equal along mesh `axes` to differ along them."""
+    if not axes:
+        return tree
+    return jax.tree.map(lambda a: jax.lax.pcast(a, tuple(sorted(axes)), to="varying"), tree)

@@ -1,0 +1,482 @@
+"""Experts against Hugging Face's own blocks and a loop over tokens; the mesh changes nothing."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from rljax.errors import InputError
+from rljax.kernels.grouped_matmul import grouped_matmul
+from rljax.mesh import RULES, make_mesh, weight_sharding
+from rljax.models.experts import Experts, ExpertsConfig, load_metrics, route
+
+EMBED, HIDDEN = 16, 8
+PLAIN = ExpertsConfig(count=8, per_token=2, mlp=HIDDEN)
+FAMILIES = {
+    "mixtral": PLAIN,
+    "qwen3_moe": dataclasses.replace(PLAIN, per_token=3, normalise=False),
+    "deepseek_v3": dataclasses.replace(
+        PLAIN, per_token=3, scores="sigmoid", scale=2.5, groups=4, groups_kept=2,
+        correction_bias=True, shared_mlp=12,
+    ),
+    "gpt_oss": dataclasses.replace(
+        PLAIN, gated="clamped_swiglu", limit=1.5, router_bias=True, expert_bias=True
+    ),
+}  # fmt: skip
+EVERYTHING = dataclasses.replace(
+    FAMILIES["deepseek_v3"], gated="clamped_swiglu", router_bias=True, expert_bias=True
+)
+
+
+def one_device():
+    return make_mesh(1, 1, 1, devices=jax.devices()[:1])
+
+
+def build(config: ExpertsConfig, *, seed=0, weight_dtype="float32"):
+    """(apply(params, x, mesh, keep), params) with every weight random, biases too."""
+    model = types.SimpleNamespace(
+        embed=EMBED, experts=config, weight_dtype=weight_dtype, init_std=0.02
+    )
+    graph, state = nnx.split(Experts(nnx.Rngs(0), model))
+    rng = np.random.default_rng(seed)
+    params = jax.tree.map(
+        lambda a: jnp.asarray(0.4 * rng.standard_normal(a.shape), a.dtype), nnx.to_pure_dict(state)
+    )
+    return lambda params, x, mesh, keep=None: nnx.merge(graph, params)(x, mesh, keep), params
+
+
+def tokens(rows=4, columns=6, seed=1):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.standard_normal((rows, columns, EMBED)), jnp.float32)
+
+
+def value_and_gradients(apply, params, x, mesh, keep=None):
+    """Output, statistics, and the gradient of a scalar that depends on every element of both."""
+    direction = jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
+
+    def total(params, x):
+        y, stats = apply(params, x, mesh, keep)
+        balance = load_metrics(stats)["load_balance_loss"]
+        return jnp.sum(y.astype(jnp.float32) * direction) + balance, (y, stats)
+
+    (_, (y, stats)), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(params, x)
+    return y, stats, gradients
+
+
+def close(got, want, tolerance=1e-5):
+    got, want = jax.tree.leaves_with_path(got), jax.tree.leaves_with_path(want)
+    for (path, a), (_, b) in zip(got, want, strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(
+            a, b, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+# -- Hugging Face's own blocks
+
+
+def hf_block(family: str, config: ExpertsConfig):
+    """transformers' module of one family with the sizes of `config`."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    shared = dict(
+        hidden_size=EMBED, num_experts_per_tok=config.per_token, hidden_act="silu",
+        num_attention_heads=2, num_key_value_heads=2,
+    )  # fmt: skip
+    if family == "mixtral":
+        from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock as Block
+
+        made = transformers.MixtralConfig(
+            **shared, intermediate_size=config.mlp, num_local_experts=config.count
+        )
+    elif family == "qwen3_moe":
+        from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock as Block
+
+        made = transformers.Qwen3MoeConfig(
+            **shared, moe_intermediate_size=config.mlp, num_experts=config.count,
+            norm_topk_prob=config.normalise,
+        )  # fmt: skip
+    elif family == "deepseek_v3":
+        from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE as Block
+
+        made = transformers.DeepseekV3Config(
+            **shared, moe_intermediate_size=HIDDEN, n_routed_experts=config.count,
+            n_shared_experts=1, n_group=config.groups, topk_group=config.groups_kept,
+            norm_topk_prob=config.normalise, routed_scaling_factor=config.scale,
+        )  # fmt: skip
+    else:
+        from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP as Block
+
+        made = transformers.GptOssConfig(
+            **shared, intermediate_size=config.mlp, num_local_experts=config.count
+        )
+        made.swiglu_alpha, made.swiglu_limit = config.alpha, config.limit
+    made._experts_implementation = "eager"
+    return Block(made)
+
+
+def from_hf(named: dict) -> dict:
+    """Tensors (or gradients) of a block by name -> the pytree of Experts."""
+    named = {name: np.asarray(value) for name, value in named.items()}
+    out = {}
+    router = next(name for name in ("gate", "router") if f"{name}.weight" in named)
+    out["router"] = named[f"{router}.weight"].T
+    fused, down = named["experts.gate_up_proj"], named["experts.down_proj"]
+    if f"{router}.bias" in named:  # gpt-oss: [X, D, 2F], gate and up interleaved
+        out |= {"gate": fused[..., ::2], "up": fused[..., 1::2], "down": down}
+        out["router_bias"] = named[f"{router}.bias"]
+        bias = named["experts.gate_up_proj_bias"]
+        out |= {"gate_bias": bias[..., ::2], "up_bias": bias[..., 1::2]}
+        out["down_bias"] = named["experts.down_proj_bias"]
+    else:  # [X, 2F, D], gate before up
+        gate, up = np.split(fused, 2, axis=1)
+        out |= {"gate": gate, "up": up, "down": down}
+        out |= {k: out[k].transpose(0, 2, 1) for k in ("gate", "up", "down")}
+    if f"{router}.e_score_correction_bias" in named:
+        out["correction"] = named[f"{router}.e_score_correction_bias"]
+    for kind in ("gate", "up", "down"):
+        if f"shared_experts.{kind}_proj.weight" in named:
+            out[f"shared_{kind}"] = {"weight": named[f"shared_experts.{kind}_proj.weight"].T}
+    return jax.tree.map(jnp.asarray, out)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_and_gradients_equal_hugging_face(family):
+    config = FAMILIES[family]
+    config = dataclasses.replace(config, shared_mlp=HIDDEN if config.shared_mlp else 0)
+    block = hf_block(family, config)
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in [*block.parameters(), *block.buffers()]:
+            weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
+    apply, ours = build(config)
+    theirs = from_hf({k: v.detach() for k, v in block.state_dict().items()})
+    assert jax.tree.map(jnp.shape, theirs) == jax.tree.map(jnp.shape, ours)
+    x = tokens()
+    y, _, _ = value_and_gradients(apply, theirs, x, one_device())
+
+    torch_x = torch.tensor(np.asarray(x), requires_grad=True)
+    out = block(torch_x)
+    out = out[0] if isinstance(out, tuple) else out
+    direction = np.cos(np.arange(x.size, dtype=np.float32)).reshape(x.shape)
+    (out * torch.tensor(direction)).sum().backward()
+    close(y, out.detach().numpy())
+
+    total = lambda params, x: jnp.sum(apply(params, x, one_device())[0] * direction)  # noqa: E731
+    by_params, by_x = jax.jit(jax.grad(total, (0, 1)))(theirs, x)
+    close(by_x, torch_x.grad.numpy())
+    wanted = {name: weight.grad for name, weight in block.named_parameters()}
+    wanted |= {name: torch.zeros_like(buffer) for name, buffer in block.named_buffers()}
+    close(by_params, from_hf(wanted))
+
+
+def test_the_balance_loss_is_hugging_faces_over_k():
+    pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    apply, params = build(PLAIN)
+    x, keep = tokens(), jnp.arange(6)[None, :] < jnp.array([6, 4, 1, 3])[:, None]
+    _, stats = jax.jit(lambda p, x: apply(p, x, one_device(), keep))(params, x)
+    logits = torch.tensor(np.asarray(x.reshape(-1, EMBED) @ params["router"]))
+    want = load_balancing_loss_func((logits,), 8, 2, torch.tensor(np.asarray(keep)))
+    np.testing.assert_allclose(load_metrics(stats)["load_balance_loss"], want / 2, rtol=1e-5)
+
+
+# -- a loop over tokens, in numpy
+
+
+def route_one(logits, correction, c: ExpertsConfig):
+    """{expert: weight} of one token, from the words of the papers."""
+    exp = np.exp(logits - logits.max())
+    scores = exp / exp.sum() if c.scores == "softmax" else 1 / (1 + np.exp(-logits))
+    choice = scores + (0 if correction is None else correction)
+    size = c.count // c.groups
+    best = [sum(sorted(choice[g * size : (g + 1) * size])[-2:]) for g in range(c.groups)]
+    kept = np.argsort(best)[-c.groups_kept :] if c.groups > 1 else [0]
+    allowed = [e for e in range(c.count) if e // size in kept]
+    chosen = sorted(allowed, key=lambda e: -choice[e])[: c.per_token]
+    total = sum(scores[e] for e in chosen) if c.normalise else 1.0
+    return {e: scores[e] / total * c.scale for e in chosen}
+
+
+def experts_loop(params, x, c: ExpertsConfig):
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    sigmoid = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
+
+    def gated(g, u):
+        if c.gated == "silu":
+            return g * sigmoid(g) * u
+        g, u = np.minimum(g, c.limit), np.clip(u, -c.limit, c.limit)
+        return (u + 1) * g * sigmoid(c.alpha * g)
+
+    out = np.zeros((*x.shape[:2], EMBED))
+    for b, s in np.ndindex(*x.shape[:2]):
+        v = np.asarray(x[b, s], np.float64)
+        chosen = route_one(v @ p["router"] + p.get("router_bias", 0), p.get("correction"), c)
+        for e, share in chosen.items():
+            bias = lambda name, e=e: p[name][e] if name in p else 0  # noqa: E731
+            g, u = v @ p["gate"][e] + bias("gate_bias"), v @ p["up"][e] + bias("up_bias")
+            out[b, s] += share * (gated(g, u) @ p["down"][e] + bias("down_bias"))
+        if c.shared_mlp:
+            g, u = v @ p["shared_gate"]["weight"], v @ p["shared_up"]["weight"]
+            out[b, s] += gated(g, u) @ p["shared_down"]["weight"]
+    return out
+
+
+@pytest.mark.parametrize("config", [*FAMILIES.values(), EVERYTHING])
+def test_output_equals_a_loop_over_tokens(config):
+    apply, params = build(config)
+    x = tokens()
+    y, _ = jax.jit(lambda p, x: apply(p, x, one_device()))(params, x)
+    close(y, experts_loop(params, x, config))
+
+
+@pytest.mark.parametrize("config", [*FAMILIES.values(), EVERYTHING])
+def test_routing_equals_the_rule_token_by_token(config):
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((40, 8)).astype(np.float32)
+    correction = rng.standard_normal(8).astype(np.float32) if config.correction_bias else None
+    ids, weights = route(jnp.asarray(logits), correction, config)
+    for n in range(40):
+        want = route_one(logits[n].astype(np.float64), correction, config)
+        assert [int(i) for i in ids[n]] == list(want)  # best first
+        np.testing.assert_allclose(weights[n], list(want.values()), rtol=1e-5)
+
+
+def test_the_correction_moves_the_choice_and_gets_no_gradient():
+    config = dataclasses.replace(PLAIN, per_token=1, scores="sigmoid", normalise=False)
+    logits = jnp.array([[3.0, 1.0, 0, 0, 0, 0, 0, 0]])
+    ids, weights = route(logits, jnp.zeros(8).at[1].set(5.0), config)
+    assert ids.tolist() == [[1]]
+    np.testing.assert_allclose(weights, 1 / (1 + np.exp(-1.0)), rtol=1e-6)
+    total = lambda c: jnp.sum(route(logits, c, config)[1])  # noqa: E731
+    assert not np.any(jax.grad(total)(jnp.zeros(8)))
+
+
+def test_equal_scores_go_to_the_lower_id_and_tiny_ones_stay_finite():
+    ids, weights = route(jnp.zeros((1, 8)), None, PLAIN)
+    assert ids.tolist() == [[0, 1]] and weights.tolist() == [[0.5, 0.5]]
+    sigmoid = dataclasses.replace(PLAIN, scores="sigmoid")
+    first = lambda z: route(z, None, sigmoid)[1][0, 0]  # noqa: E731
+    value, gradient = jax.value_and_grad(first)(jnp.full((1, 8), -200.0))
+    close((value, gradient), (0.5, np.array([[0.25, -0.25, 0, 0, 0, 0, 0, 0]])))
+
+
+def test_no_token_is_dropped_when_all_choose_the_same_experts():
+    apply, params = build(PLAIN)
+    x = tokens(4, 32)
+    params["router"] = jnp.zeros_like(params["router"])  # ties: experts 0 and 1, one half each
+    for mesh in (one_device(), make_mesh(1, 1, 2, expert=4)):
+        y, stats = jax.jit(lambda p, x, mesh=mesh: apply(p, x, mesh))(params, x)
+        assert stats["tokens"].tolist() == [128, 128, 0, 0, 0, 0, 0, 0]
+        close(y, experts_loop(params, x, PLAIN))
+
+
+# -- the mesh
+
+MESHES = {
+    "expert=4": dict(data=2, fsdp=1, expert=4),
+    "expert=2 tensor=2": dict(data=2, fsdp=1, expert=2, tensor=2),
+    "fsdp=2 expert=2 tensor=2": dict(data=1, fsdp=2, expert=2, tensor=2),
+    "context=2 expert=2": dict(data=1, fsdp=2, context=2, expert=2),
+}
+
+
+def placed(params, mesh, config):
+    """The parameters where rljax.mesh's rules put them."""
+    model = types.SimpleNamespace(
+        embed=EMBED, experts=config, weight_dtype="float32", init_std=0.02
+    )
+    state = nnx.split(nnx.eval_shape(lambda: Experts(nnx.Rngs(0), model)))[1]
+    axes = {path: leaf.get_metadata()["axes"] for path, leaf in nnx.to_flat_state(state)}
+
+    def put(path, value):
+        path = tuple(key.key for key in path)
+        return jax.device_put(value, weight_sharding(mesh, path[-1], value.shape, axes[path]))
+
+    return jax.tree_util.tree_map_with_path(put, params)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_the_mesh_changes_no_value_and_no_gradient(sizes):
+    config = dataclasses.replace(EVERYTHING, shared_mlp=16)
+    apply, params = build(config)
+    x = tokens(8, 4)
+    keep = jnp.arange(4)[None, :] < jnp.array([4, 1, 2, 3, 4, 4, 0, 2])[:, None]
+    want = value_and_gradients(apply, params, x, one_device(), keep)
+    mesh = make_mesh(**MESHES[sizes])
+    got = value_and_gradients(apply, placed(params, mesh, config), x, mesh, keep)
+    close(got, want)
+    gradient = got[2][0]["gate"]
+    if mesh.shape["expert"] > 1:
+        assert "expert" in jax.tree.leaves(tuple(gradient.sharding.spec))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 5), (8, 1), (2, 1)])
+def test_rows_that_do_not_divide_work_too(shape):
+    apply, params = build(EVERYTHING)
+    x = tokens(*shape)
+    want = value_and_gradients(apply, params, x, one_device())
+    mesh = make_mesh(1, 2, 1, expert=2, context=2)
+    close(value_and_gradients(apply, placed(params, mesh, EVERYTHING), x, mesh), want)
+
+
+@pytest.mark.parametrize("rows, meshes", [(8, [*MESHES]), (1, ["expert=4"])])
+def test_every_token_is_sent_to_the_same_experts_on_every_mesh(rows, meshes):
+    """With down = 0 and a unit vector per expert as its bias, output [.., e] is e's weight."""
+    apply, params = build(EVERYTHING)
+    params["down"] = jnp.zeros_like(params["down"])
+    params["down_bias"] = jnp.eye(8, EMBED)
+    params["shared_down"]["weight"] = jnp.zeros_like(params["shared_down"]["weight"])
+    x = tokens(rows, 16)
+    sent = lambda mesh: np.asarray(jax.jit(lambda p, x: apply(p, x, mesh)[0])(params, x))  # noqa: E731
+    want = sent(one_device())
+    assert (want > 0).sum() == rows * 16 * 3 and not want[..., 8:].any()
+    for name in meshes:
+        got = sent(make_mesh(**MESHES[name]))
+        np.testing.assert_array_equal(got > 0, want > 0)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_stacked_layers_under_scan_and_remat_equal_one_device():
+    apply, _ = build(PLAIN)
+    params = jax.tree.map(lambda *a: jnp.stack(a), *(build(PLAIN, seed=i)[1] for i in range(3)))
+    x = tokens(4, 4)
+
+    def total(params, mesh):
+        def layer(x, weights):
+            y, stats = apply(weights, jnp.tanh(x), mesh)
+            return x + y, stats
+
+        y, stats = jax.lax.scan(jax.checkpoint(layer), x, params)
+        return jnp.sum(jnp.sin(y)) + load_metrics(stats)["load_balance_loss"], stats
+
+    step = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
+    want, got = step(params, one_device()), step(params, make_mesh(1, 2, 2, expert=2))
+    assert want[0][1]["tokens"].shape == (3, 8)
+    close(got, want)
+
+
+def test_a_mesh_that_does_not_divide_is_refused_with_the_fix():
+    apply, params = build(dataclasses.replace(PLAIN, count=6))
+    with pytest.raises(InputError, match="experts.count of 6 .*mesh.expert=4.*divisors of 6"):
+        apply(params, tokens(), make_mesh(2, 1, 1, expert=4))
+    apply, params = build(dataclasses.replace(PLAIN, mlp=6))
+    with pytest.raises(InputError, match="experts.mlp of 6 .*mesh.tensor=4.*divisors of 6"):
+        apply(params, tokens(), make_mesh(2, 1, 4))
+
+
+def test_impossible_configs_are_refused():
+    for change, pattern in (
+        ({"per_token": 9}, "experts.per_token"),
+        ({"per_token": 5, "groups": 4, "groups_kept": 2}, "experts.per_token"),
+        ({"groups": 3}, "experts.groups"),
+        ({"groups": 8}, "experts.groups"),
+        ({"groups_kept": 2}, "experts.groups_kept"),
+        ({"scores": "tanh"}, "experts.scores"),
+        ({"gated": "relu"}, "experts.gated"),
+        ({"count": 0}, "experts.count"),
+    ):
+        with pytest.raises(InputError, match=pattern):
+            dataclasses.replace(PLAIN, **change)
+
+
+def test_every_logical_axis_has_a_rule():
+    model = types.SimpleNamespace(
+        embed=EMBED, experts=EVERYTHING, weight_dtype="float32", init_std=0.02
+    )
+    state = nnx.split(nnx.eval_shape(lambda: Experts(nnx.Rngs(0), model)))[1]
+    for _, leaf in nnx.to_flat_state(state):
+        axes = leaf.get_metadata()["axes"]
+        assert len(axes) == len(leaf.shape) and set(axes) <= set(RULES)
+
+
+# -- the load
+
+
+def test_a_uniform_router_and_the_most_uneven_load():
+    apply, params = build(PLAIN)
+    params["router"] = jnp.zeros_like(params["router"])
+    metrics = jax.jit(lambda p, x: load_metrics(apply(p, x, one_device())[1]))(params, tokens())
+    want = dict(expert_load_max=4.0, expert_load_min=0.0)  # all to 2 of 8
+    want |= dict(router_entropy=np.log(8), load_balance_loss=1.0)
+    close(metrics, want)
+    sure = {"tokens": jnp.array([10.0, 0, 0, 0]), "probabilities": jnp.array([10.0, 0, 0, 0])}
+    sure |= {"entropy": jnp.array(0.0), "kept": jnp.array(10.0)}
+    assert float(load_metrics(sure)["load_balance_loss"]) == 4.0
+    even = {"tokens": jnp.full((2, 4), 5.0), "probabilities": jnp.full((2, 4), 2.5)}
+    even |= {"entropy": jnp.full(2, 10 * np.log(4)), "kept": jnp.full(2, 10.0)}
+    want = dict(expert_load_max=1.0, expert_load_min=1.0)
+    close(load_metrics(even), want | dict(router_entropy=np.log(4), load_balance_loss=1.0))
+    assert all(np.isfinite(v) for v in load_metrics(jax.tree.map(jnp.zeros_like, even)).values())
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_padding_does_not_count_and_microbatches_add_up(scores):
+    apply, params = build(dataclasses.replace(PLAIN, scores=scores))
+    x, keep = tokens(4, 6), jnp.arange(6)[None, :] < jnp.array([6, 4, 0, 3])[:, None]
+    stats = jax.jit(lambda p, x, keep: apply(p, x, one_device(), keep)[1])
+    padded = stats(params, jnp.where(keep[..., None], x, jnp.nan), keep)
+    alone = stats(params, x[keep][None], jnp.ones((1, 13), bool))
+    close(padded, alone)
+    assert float(padded["kept"]) == 13 and float(padded["tokens"].sum()) == 26
+    np.testing.assert_allclose(padded["probabilities"].sum(), 13, rtol=1e-5)
+    halves = [stats(params, x[i : i + 2], keep[i : i + 2]) for i in (0, 2)]
+    close(jax.tree.map(jnp.add, *halves), padded)
+
+
+# -- precision, and the grouped product
+
+
+@pytest.mark.parametrize("sizes", [{}, {"expert": 4, "tensor": 2}])
+def test_bfloat16_is_close_to_float32(sizes):
+    apply, params = build(FAMILIES["gpt_oss"])
+    mesh = make_mesh(1, 1, **sizes) if "tensor" in sizes else one_device()
+    x = tokens(4, 8).astype(jnp.bfloat16)
+    y, _, (by_params, by_x) = value_and_gradients(apply, params, x, mesh)
+    want_y, _, (want_p, want_x) = value_and_gradients(
+        apply, params, x.astype(jnp.float32), one_device()
+    )
+    assert y.dtype == by_x.dtype == jnp.bfloat16 and by_params["gate"].dtype == jnp.float32
+    for got, want in ((y, want_y), (by_x, want_x), *((by_params[k], want_p[k]) for k in want_p)):
+        got, want = np.asarray(got, np.float32), np.asarray(want)
+        assert np.abs(got - want).max() < 0.03 * np.abs(want).max() + 1e-3
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])  # "tpu": what an accelerator would run
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "sizes",
+    [[3, 0, 9, 1], [0, 0, 0, 20], [20, 0, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [150, 2, 0, 9]],
+)
+def test_the_grouped_product_and_its_gradient(platform, dtype, sizes):
+    rows = 20 if sum(sizes) <= 20 else 170
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((rows, 6)), dtype)
+    w = jnp.asarray(rng.standard_normal((4, 6, 5)), dtype)
+    g = jnp.asarray(rng.standard_normal((rows, 5)), dtype)
+    real = (jnp.arange(rows) < sum(sizes))[:, None]
+    x, g = jnp.where(real, x, jnp.nan), jnp.where(real, g, jnp.nan)  # past the groups: garbage
+
+    @jax.jit
+    def run(x, w, g, sizes):
+        y, back = jax.vjp(lambda x, w: grouped_matmul(x, w, sizes, platform=platform), x, w)
+        return y, *back(g)
+
+    y, dx, dw = run(x, w, g, jnp.asarray(sizes, jnp.int32))
+    assert y.dtype == dx.dtype == dw.dtype == jnp.dtype(dtype)
+    ends = np.cumsum(sizes)
+    x, w, g = (np.asarray(a, np.float64) for a in (x, w, g))
+    want = [np.zeros((rows, 5)), np.zeros((rows, 6)), np.zeros((4, 6, 5))]
+    for e in range(4):
+        at = slice(ends[e] - sizes[e], ends[e])
+        want[0][at], want[1][at] = x[at] @ w[e], g[at] @ w[e].T
+        want[2][e] = x[at].T @ g[at]
+    close((y, dx, dw), tuple(want), 1e-5 if dtype == "float32" else 0.05)
