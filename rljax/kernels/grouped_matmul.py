@@ -31,12 +31,24 @@ def _grouped_rows(x: jax.Array, sizes: jax.Array) -> jax.Array:
     return (jnp.arange(x.shape[0]) < jnp.sum(sizes))[:, None]
 
 
-# -- CPU: a loop over the groups that have rows, and over blocks of T rows in each
+# -- CPU: a loop over blocks of T rows, each of one group
 
 
 def _block_rows(rows: int, groups: int) -> int:
     """T: at most half a mean group, as the last block of a group is filled up; 8 to 128."""
     return next((t for t in (128, 64, 32, 16) if 2 * t * groups <= rows), 8)
+
+
+def _blocks(sizes: jax.Array, block: int, rows: int):
+    """Of every block its group, its first row, and how many rows the group still has there, in
+    order; and how many blocks there are. Groups without rows have none: in a decode step most."""
+    each = (sizes + block - 1) // block
+    ends, at_most = jnp.cumsum(each), rows // block + sizes.shape[0]
+    i = jnp.arange(at_most, dtype=ends.dtype)
+    group = jnp.sum((ends[None, :] <= i[:, None]).astype(jnp.int32), axis=1)
+    group = jnp.minimum(group, sizes.shape[0] - 1)  # past the last block: never run
+    before = (i - (ends - each)[group]) * block
+    return group, (jnp.cumsum(sizes) - sizes)[group] + before, sizes[group] - before, ends[-1]
 
 
 def _zeros(shape: tuple[int, ...], dtype, like: jax.Array) -> jax.Array:
@@ -49,65 +61,45 @@ def _rows_at(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
     return jax.lax.dynamic_slice(x, (start, jnp.zeros_like(start)), (count, x.shape[1]))
 
 
-def _for_each_group(sizes: jax.Array, body, carry):
-    """carry = body(group, its first row, its number of rows, carry) over the groups with rows."""
-    starts = jnp.cumsum(sizes) - sizes
-    order = jnp.argsort(sizes == 0, stable=True)  # a decode step leaves most experts empty
-
-    def step(i, carry):
-        e = order[i]
-        return body(e, starts[e], sizes[e], carry)
-
-    return jax.lax.fori_loop(0, jnp.sum(sizes > 0), step, carry)
-
-
 def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transposed: bool) -> jax.Array:
     """x [M, D] -> [M, F] with w [X, D, F], or with w [X, F, D] transposed."""
     block = _block_rows(x.shape[0], w.shape[0])
-    inside, outside = (2, 1) if transposed else (1, 2)
-    contract = (((1,), (inside - 1,)), ((), ()))
+    group, start, _, count = _blocks(sizes, block, x.shape[0])
+    inside, outside = (1, 0) if transposed else (0, 1)
     padded = jnp.pad(x, ((0, block), (0, 0)))
 
-    def group(e, start, size, y):
-        matrix = w[e]
+    def one(i, y):
+        # The rows past the group's end are written too, and again by the group they belong to.
+        rows = jax.lax.dot_general(
+            _rows_at(padded, start[i], block),
+            w[group[i]],
+            (((1,), (inside,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        at = (start[i], jnp.zeros_like(start[i]))
+        return jax.lax.dynamic_update_slice(y, rows.astype(y.dtype), at)
 
-        def one(j, y):
-            # The rows past the group's end are written too, and again by the group they belong to.
-            at = start + j * block
-            rows = jax.lax.dot_general(
-                _rows_at(padded, at, block), matrix, contract, preferred_element_type=jnp.float32
-            )
-            return jax.lax.dynamic_update_slice(y, rows.astype(y.dtype), (at, jnp.zeros_like(at)))
-
-        return jax.lax.fori_loop(0, (size + block - 1) // block, one, y)
-
-    y = _zeros((x.shape[0] + block, w.shape[outside]), x.dtype, x)
-    y = _for_each_group(sizes, group, y)[: x.shape[0]]
+    y = _zeros((x.shape[0] + block, w.shape[1 + outside]), x.dtype, x)
+    y = jax.lax.fori_loop(0, count, one, y)[: x.shape[0]]
     return jnp.where(_grouped_rows(x, sizes), y, 0)
 
 
 def _outer(x: jax.Array, g: jax.Array, sizes: jax.Array, dtype) -> jax.Array:
-    """sum over the rows of each group of x[m]^T g[m]: [X, D, F], in float32 until it is stored."""
-    shape = (sizes.shape[0], x.shape[1], g.shape[1])
-    block = _block_rows(x.shape[0], shape[0])
-    x_padded, g_padded = (jnp.pad(a, ((0, block), (0, 0))) for a in (x, g))
+    """sum over the rows of each group of x[m]^T g[m]: [X, D, F], summed in float32."""
+    block = _block_rows(x.shape[0], sizes.shape[0])
+    group, start, left, count = _blocks(sizes, block, x.shape[0])
+    padded = [jnp.pad(a, ((0, block), (0, 0))) for a in (x, g)]
 
-    def group(e, start, size, total):
-        def one(j, product):
-            inside = (j * block + jnp.arange(block) < size)[:, None]
-            x_rows, g_rows = (
-                jnp.where(inside, _rows_at(a, start + j * block, block), 0)
-                for a in (x_padded, g_padded)
-            )
-            return product + jax.lax.dot_general(
-                x_rows, g_rows, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-            )
+    def one(i, total):
+        inside = (jnp.arange(block) < left[i])[:, None]
+        x_rows, g_rows = (jnp.where(inside, _rows_at(a, start[i], block), 0) for a in padded)
+        product = jax.lax.dot_general(
+            x_rows, g_rows, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        return total.at[group[i]].add(product)
 
-        product = _zeros(shape[1:], jnp.float32, x)
-        product = jax.lax.fori_loop(0, (size + block - 1) // block, one, product)
-        return total.at[e].set(product.astype(dtype))
-
-    return _for_each_group(sizes, group, _zeros(shape, dtype, x))
+    total = _zeros((sizes.shape[0], x.shape[1], g.shape[1]), jnp.float32, x)
+    return jax.lax.fori_loop(0, count, one, total).astype(dtype)
 
 
 @jax.custom_vjp
