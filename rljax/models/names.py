@@ -23,7 +23,8 @@ class Disk:
     column: int | None = None
 
 
-# our module (or leaf) below a layer -> Hugging Face name below "layers.{i}."; {x} = the expert
+# our module (or weight) below a layer -> Hugging Face name below "layers.{i}."; "[x]" is a weight
+# of all experts, {x} the number of one
 PLAIN: dict[str, str | Disk] = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -39,9 +40,9 @@ PLAIN: dict[str, str | Disk] = {
 }
 _EXPERTS = {
     "mlp.router": "mlp.gate.weight",
-    "mlp.experts_gate": "mlp.experts.{x}.gate_proj.weight",
-    "mlp.experts_up": "mlp.experts.{x}.up_proj.weight",
-    "mlp.experts_down": "mlp.experts.{x}.down_proj.weight",
+    "mlp.gate[x]": "mlp.experts.{x}.gate_proj.weight",
+    "mlp.up[x]": "mlp.experts.{x}.up_proj.weight",
+    "mlp.down[x]": "mlp.experts.{x}.down_proj.weight",
 }
 NAMES: dict[str, Mapping[str, str | Disk]] = {
     "plain": PLAIN,
@@ -55,9 +56,9 @@ NAMES: dict[str, Mapping[str, str | Disk]] = {
     "mixtral": {
         **PLAIN,
         "mlp.router": "block_sparse_moe.gate.weight",
-        "mlp.experts_gate": "block_sparse_moe.experts.{x}.w1.weight",
-        "mlp.experts_up": "block_sparse_moe.experts.{x}.w3.weight",
-        "mlp.experts_down": "block_sparse_moe.experts.{x}.w2.weight",
+        "mlp.gate[x]": "block_sparse_moe.experts.{x}.w1.weight",
+        "mlp.up[x]": "block_sparse_moe.experts.{x}.w3.weight",
+        "mlp.down[x]": "block_sparse_moe.experts.{x}.w2.weight",
     },
     "deepseek": {
         **PLAIN,
@@ -78,12 +79,12 @@ NAMES: dict[str, Mapping[str, str | Disk]] = {
         "attention.sinks": "self_attn.sinks",
         "mlp.router": "mlp.router.weight",
         "mlp.router_bias": "mlp.router.bias",
-        "mlp.experts_gate": Disk("mlp.experts.gate_up_proj", 0),
-        "mlp.experts_up": Disk("mlp.experts.gate_up_proj", 1),
-        "mlp.experts_down": Disk("mlp.experts.down_proj"),
-        "mlp.experts_gate_bias": Disk("mlp.experts.gate_up_proj_bias", 0),
-        "mlp.experts_up_bias": Disk("mlp.experts.gate_up_proj_bias", 1),
-        "mlp.experts_down_bias": Disk("mlp.experts.down_proj_bias"),
+        "mlp.gate[x]": Disk("mlp.experts.gate_up_proj", 0),
+        "mlp.up[x]": Disk("mlp.experts.gate_up_proj", 1),
+        "mlp.down[x]": Disk("mlp.experts.down_proj"),
+        "mlp.gate_bias[x]": Disk("mlp.experts.gate_up_proj_bias", 0),
+        "mlp.up_bias[x]": Disk("mlp.experts.gate_up_proj_bias", 1),
+        "mlp.down_bias[x]": Disk("mlp.experts.down_proj_bias"),
     },
 }
 _TOP = {"embedding": "model.embed_tokens.weight", "norm.scale": "model.norm.weight"}
@@ -125,9 +126,9 @@ class Piece:
 
 def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk:
     """The Hugging Face name below a layer of the leaf `path` of a block."""
-    whole = names.get(".".join(path))
-    if whole is not None and path[-1] not in ("weight", "bias", "scale"):
-        return whole
+    if path[-1] not in ("weight", "bias", "scale"):  # a weight of its own, not of a linear map
+        whole = ".".join(path)
+        return names[f"{whole}[x]"] if f"{whole}[x]" in names else names[whole]
     leaf = {"scale": "weight"}.get(path[-1], path[-1])
     return f"{names['.'.join(path[:-1])]}.{leaf}"
 
