@@ -23,6 +23,7 @@ from rljax.components import Component
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import replicated, shard_rows
+from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool, Score
 from rljax.sampler import Sampling, rollout
@@ -102,6 +103,19 @@ class Actor:
         once."""
         one = lambda b: self.model.logprobs(self.state.weights, b, self.temperature)[0]  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
+
+    def logprobs_and_load(self, batch: Batch, rows: int | None = None):
+        """`logprobs`, and the load of the experts over all tokens of the batch: {} without any."""
+
+        def one(part):
+            logprobs, _, load = self.model.read(self.state.weights, part, self.temperature)
+            # map_microbatches joins rows: every row carries the totals of its microbatch.
+            spread = lambda x: jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))  # noqa: E731
+            return logprobs, jax.tree.map(spread, load)
+
+        logprobs, load = map_microbatches(one, batch, rows or batch.rows)
+        load = jax.tree.map(lambda x: jnp.sum(x, axis=0), load)
+        return logprobs, load_metrics(load) if load else {}
 
     def sum_pi_squared(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """sum over words of pi^2 at the sampling temperature: [B, S]."""

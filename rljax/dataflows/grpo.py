@@ -16,8 +16,8 @@ def grpo(prompts, key, cfg, *, actor, reward, reference=None, kl_controller=None
 
 @program
 def learn(batch, cfg, *, actor, reference=None, kl_controller=None):
-    batch = forward_passes(batch, cfg, actor=actor, reference=reference)
+    batch, seen = forward_passes(batch, cfg, actor=actor, reference=reference)
     options = update_options(cfg, kl_controller)
     batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
     actor, metrics = actor.update(batch, cfg.policy_loss, **options)
-    return updated(actor=actor, kl_controller=kl_controller), {**metrics, **found}
+    return updated(actor=actor, kl_controller=kl_controller), {**metrics, **found, **seen}

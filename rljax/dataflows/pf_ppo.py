@@ -55,7 +55,7 @@ def weights_of_scored(batch, method: str, power: float):
 @program
 def learn_redrawn(batch_and_key, options, *, actor, critic, reference, kl_controller):
     (batch, key), (cfg, method, power) = batch_and_key, options
-    batch = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
+    batch, seen = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
     update = update_options(cfg, kl_controller)
     batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
     rows = resample(key, weights_of_scored(batch, method, power))
@@ -63,4 +63,4 @@ def learn_redrawn(batch_and_key, options, *, actor, critic, reference, kl_contro
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     actor, metrics = actor.update(batch, cfg.policy_loss, **update)
     new = updated(actor=actor, critic=critic, kl_controller=kl_controller)
-    return new, {**metrics, **critic_metrics, **found}
+    return new, {**metrics, **critic_metrics, **found, **seen}

@@ -14,10 +14,10 @@ def ppo(prompts, key, cfg, *, actor, critic, reward, reference=None, kl_controll
 
 @program
 def learn(batch, cfg, *, actor, critic, reference=None, kl_controller=None):
-    batch = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
+    batch, seen = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
     options = update_options(cfg, kl_controller)
     batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     actor, metrics = actor.update(batch, cfg.policy_loss, **options)
     new = updated(actor=actor, critic=critic, kl_controller=kl_controller)
-    return new, {**metrics, **critic_metrics, **found}
+    return new, {**metrics, **critic_metrics, **found, **seen}

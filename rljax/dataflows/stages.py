@@ -14,20 +14,22 @@ from rljax.metrics import batch_metrics
 from rljax.roles import trait
 
 
-def forward_passes(batch: Batch, cfg, *, actor, reference=None, critic=None) -> Batch:
-    """Old log-probs by the actor (or the sampler's own: bypass), reference log-probs, values."""
-    rows = cfg.steps.microbatch_rows
+def forward_passes(batch: Batch, cfg, *, actor, reference=None, critic=None):
+    """Old log-probs by the actor (or the sampler's own: bypass), reference log-probs, values ->
+    the batch, and what the actor's pass showed (the load of its experts)."""
+    rows, seen = cfg.steps.microbatch_rows, {}
     if cfg.old_logprobs == "sampler":
         batch = bypass_old_logprobs(batch)
     else:
-        batch = batch.replace(old_logprobs=actor.logprobs(batch, rows))
+        old, seen = actor.logprobs_and_load(batch, rows)
+        batch = batch.replace(old_logprobs=old)
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
     if critic is not None:
         batch = batch.replace(values=critic.values(batch, rows))
     if trait(cfg.advantage, "reads_sum_pi_squared"):
         batch = batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, rows))
-    return batch
+    return batch, seen
 
 
 def _with_score(batch: Batch, scores) -> Batch:

@@ -23,7 +23,7 @@ def vapo(
 
 @program
 def pretrain_values(batch, cfg, *, actor, critic):
-    batch = forward_passes(batch, cfg, actor=actor, critic=critic)
+    batch, seen = forward_passes(batch, cfg, actor=actor, critic=critic)
     batch, found, _ = estimate(batch, cfg.replace(kl_in_reward=0.0), actor=actor)
     critic, metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    return {"critic": critic}, {**metrics, **found}
+    return {"critic": critic}, {**metrics, **found, **seen}

@@ -126,8 +126,15 @@ class Model:
 
     def _hidden(self, decoder: Decoder, batch: Batch) -> jax.Array:
         """Final normalised hidden states [B, S, D]; a token sees its own segment, causally."""
-        x, _ = self._layers(decoder, *self._start(decoder, batch))
-        return decoder.norm(x)
+        return self._hidden_and_load(decoder, batch)[0]
+
+    def _hidden_and_load(self, decoder: Decoder, batch: Batch):
+        """Final hidden states, and the statistics of every layer with experts, stacked: {} without
+        any."""
+        x, found = self._layers(decoder, *self._start(decoder, batch), keep="stats")
+        found = [stats for stats in found if stats]
+        load = jax.tree.map(lambda *layers: jnp.stack(layers), *found) if found else {}
+        return decoder.norm(x), load
 
     def hidden_states(self, params: dict, batch: Batch) -> list[jax.Array]:
         """The embeddings, what leaves each layer but the last, and the final normalised states:
@@ -142,8 +149,13 @@ class Model:
 
         Column 0 is 0, and so carries nothing; so does the first token of a packed segment.
         """
+        return self.read(params, batch, temperature)[:2]
+
+    def read(self, params: dict, batch: Batch, temperature=1.0):
+        """`logprobs`, and sums over the batch's tokens of what each layer's experts did (load of
+        experts.load_metrics), {} without experts."""
         decoder = self._bind(params)
-        hidden = self._hidden(decoder, batch)
+        hidden, load = self._hidden_and_load(decoder, batch)
         targets = jnp.roll(batch.tokens, -1, axis=1)
         logp, entropy, _ = token_logprobs(
             hidden,
@@ -153,7 +165,7 @@ class Model:
             soft_cap=self.config.final_soft_cap,
             float32_head=self.config.head_in_float32,
         )
-        return _describe_next(logp), _describe_next(entropy)
+        return _describe_next(logp), _describe_next(entropy), load
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over words of pi(word | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2 logsumexp(z)): [B,
