@@ -33,6 +33,9 @@ RULES: dict[str | None, str | None] = {
     "router": None,
     "latent": None,
     "rank": None,
+    "patch": None,  # pixel values of a patch of an image
+    "position": None,  # learned position embeddings
+    "qkv": None,  # the three of a projection to queries, keys and values
     "norm": None,
     "scalar": None,
 }

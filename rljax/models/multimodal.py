@@ -1,0 +1,89 @@
+"""Images inside the text decoder: their rotary positions, and their features at their tokens.
+
+What lives here: multimodal rotary angles, which tokens stand for an image, placing features there.
+What does not: the tower (rljax.models.vision), position ids of a row (rljax.data.image_rows).
+
+Axes: B rows, S tokens, M features of a row, D embed, E head_dim.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.errors import InputError
+from rljax.models.vision_config import VisionConfig
+
+
+def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
+    """Which of (time, row, column) each of the E/2 frequencies turns with: [E/2] of 0, 1, 2.
+
+    `section` counts the frequencies of each. In blocks (Qwen2.5-VL): t t t h h h w w w. Interleaved
+    (Qwen3-VL): t h w t h w ..., and the rest t.
+    """
+    if len(section) != 3 or min(section) < 0:
+        raise InputError("mrope_section", value=section, rule="three whole numbers of 0 or more")
+    size = sum(section)
+    if not interleaved:
+        return np.repeat(np.arange(3), section)
+    axes = np.zeros(size, int)
+    for axis in (1, 2):
+        places = np.arange(section[axis]) * 3 + axis
+        if len(places) and places[-1] >= size:
+            raise InputError(
+                "mrope_section",
+                value=section,
+                rule=f"interleaved, entry {axis} reaches frequency {places[-1]} of {size}",
+            )
+        axes[places] = axis
+    return axes
+
+
+def mrope_angles(
+    positions: jax.Array, frequency: jax.Array, section: tuple[int, int, int], interleaved: bool
+) -> tuple[jax.Array, jax.Array]:
+    """cos and sin of multimodal rotary positions (arXiv 2409.12191, 2.1): positions [B, S, 3] int32
+    and frequency [E/2] -> two [B, S, E/2] float32; plain rotary angles where the three agree."""
+    axes = mrope_axes(section, interleaved)
+    if len(axes) != frequency.shape[0]:
+        raise InputError(
+            "mrope_section",
+            value=section,
+            rule=f"adds up to half of head_dim, {frequency.shape[0]}",
+        )
+    angles = positions.astype(jnp.float32)[..., axes] * frequency[None, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def vision_tokens(
+    tokens: jax.Array, segment_ids: jax.Array, mask: jax.Array | None, config: VisionConfig
+) -> jax.Array:
+    """[B, S] bool: where a token stands for a piece of an image.
+
+    Such a token was put there by the prompt or the environment. One that the policy chose (`mask`
+    1) is an ordinary word, for the sampler embeds it so; hence no image token is ever trained.
+    """
+    found = (tokens == config.image_token_id) | (tokens == config.video_token_id)
+    found = found & (segment_ids > 0)
+    return found if mask is None else found & ~(mask > 0)
+
+
+def _features_at(where: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The k-th feature of each row at its k-th True: ([B, S, D], where there is one [B, S])."""
+    order = jnp.cumsum(where.astype(jnp.int32), axis=1) - 1
+    index = jnp.clip(order, 0, features.shape[1] - 1)
+    return jnp.take_along_axis(features, index[..., None], axis=1), where & (
+        order < features.shape[1]
+    )
+
+
+def place_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
+    """x [B, S, D] with the k-th feature of a row [B, M, D] at its k-th True of `where` [B, S]."""
+    placed, found = _features_at(where, features)
+    return jnp.where(found[..., None], placed.astype(x.dtype), x)
+
+
+def add_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
+    """x + the k-th feature of a row at its k-th True of `where`: one deepstack level (arXiv
+    2406.04334), after the decoder layer of the same number."""
+    placed, found = _features_at(where, features)
+    return x + jnp.where(found[..., None], placed.astype(x.dtype), 0)
