@@ -355,6 +355,21 @@ def test_positions_restart_in_packed_segments_and_go_on_past_the_policys_words()
     assert delta.tolist() == [4 - 6]  # the next token of segment 2, its seventh, is at 6 - 2
 
 
+def test_decoding_goes_on_at_column_plus_delta():
+    """The sampler extends a prompt by (column, delta); the trainer sees the whole row at once."""
+    prompt, response = [5, 90, 90, 90, 90, 6], [7, 90, 8]
+    grids = np.array([[1, 4, 4]])
+    prompts = np.array([prompt])
+    _, delta = mrope_positions(prompts, prompts > 0, grids, SMALL)
+    row = np.array([prompt + response + [0]])
+    chosen = np.array([[0] * len(prompt) + [1] * len(response) + [0]])
+    positions, after = mrope_positions(row, row > 0, grids, SMALL, policy_mask=chosen)
+    columns = len(prompt) + np.arange(len(response))
+    want = np.repeat((columns + delta[0])[:, None], 3, axis=1)
+    np.testing.assert_array_equal(positions[0, columns], want)
+    assert delta.tolist() == after.tolist() == [-2]
+
+
 def test_positions_of_videos():
     tokens = np.array([[5, 91, 91, 91, 91, 5]])
     grids = np.array([[2, 2, 4]])
@@ -447,6 +462,28 @@ def test_both_spellings_of_config_json_and_back(family):
     vision = {k: v for k, v in legacy["vision_config"].items() if "rope" not in k}
     vision |= {"in_chans": vision.pop("in_channels"), "model_type": family.config.family}
     assert from_hf_vision({**legacy, "vision_config": vision}) == family.config
+
+
+def test_towers_as_published():
+    two = {
+        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420,
+        "num_heads": 16, "in_chans": 3, "out_hidden_size": 3584, "patch_size": 14,
+        "spatial_merge_size": 2, "spatial_patch_size": 14, "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    three = {
+        "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152, "in_channels": 3, "initializer_range": 0.02,
+        "intermediate_size": 4304, "model_type": "qwen3_vl", "num_heads": 16,
+        "num_position_embeddings": 2304, "out_hidden_size": 4096, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    config = from_hf_vision({"model_type": "qwen2_5_vl", "vision_config": two})
+    assert (config.window, config.head_dim, config.patch_values) == (4, 80, 1176)
+    assert config.image_token_id == 151655 and not config.deepstack_layers
+    config = from_hf_vision({"model_type": "qwen3_vl", "vision_config": three})
+    assert (config.position_grid, config.head_dim, config.patch_values) == (48, 72, 1536)
+    assert config.deepstack_layers == (8, 16, 24) and not config.tokens_per_second
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,10 @@ class VisionConfig:
             )
         if not 0 < self.rope_theta < math.inf:
             raise InputError("vision.rope_theta", value=self.rope_theta, rule="above 0")
+        if not 0 <= self.tokens_per_second < math.inf:
+            raise InputError(
+                "vision.tokens_per_second", value=self.tokens_per_second, rule="0 or above"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -125,7 +129,7 @@ _KEYS = {
         "patch_size": ("patch_size", 14),
         "window_size": ("window_size", 112),
         "full_attention_layers": ("fullatt_block_indexes", (7, 15, 23, 31)),
-        "tokens_per_second": ("tokens_per_second", 4),
+        "tokens_per_second": ("tokens_per_second", 4.0),
     },
     "qwen3_vl": _SHARED
     | {
