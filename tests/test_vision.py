@@ -203,6 +203,19 @@ def test_the_program_does_not_grow_with_depth(family):
     assert size(24) == size(6)
 
 
+def test_blocks_are_recomputed_backwards_only_when_asked(family):
+    pixels, coords = family.rows()
+
+    def kept(remat):  # numbers that the backward pass keeps of the forward pass
+        config = dataclasses.replace(family.config, remat=remat, layers=24)
+        shapes = vision_definition(config)[1]
+        params = nested({p: jnp.zeros(s) for p, (s, _) in shapes.items()})
+        run = lambda p: jax.vjp(lambda p: run_tower(config, p, pixels, coords), p)[1]  # noqa: E731
+        return sum(x.size for x in jax.tree.leaves(jax.eval_shape(run, params)))
+
+    assert kept("full") < kept("none") / 2
+
+
 def test_attention_in_blocks_of_queries_equals_attention_at_once(monkeypatch):
     keys = jax.random.split(jax.random.key(0), 3)
     q, k, v = (jax.random.normal(key, (2, 21, 2, 8)) for key in keys)
