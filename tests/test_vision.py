@@ -349,6 +349,8 @@ def test_features_go_to_image_tokens_that_the_policy_did_not_choose():
     assert add_features(x, where, features)[..., 0].tolist() == [
         [-1, 0, 1, -1, -1, -1], [-1, -1, -1, 3, -1, 4],
     ]  # fmt: skip
+    few = place_features(x, where, features[:, :1])[..., 0]  # tokens past the features stay words
+    assert few.tolist() == [[-1, 1, -1, -1, -1, -1], [-1, -1, -1, 4, -1, -1]]
     grad = jax.grad(lambda f: jnp.sum(place_features(x, where, f)))(features)[..., 0]
     assert grad.tolist() == [[1, 1, 0], [1, 1, 0]]
 
