@@ -450,6 +450,11 @@ def test_images_that_do_not_fit_the_text_are_named(tokens, grids, says):
         mrope_positions(tokens, tokens > 0, np.array(grids), SMALL)
 
 
+def test_an_image_does_not_run_over_into_the_next_segment():
+    with pytest.raises(InputError, match="row 0 has 1 image tokens in a run.*fills 2"):
+        mrope_positions(np.array([[90, 90]]), np.array([[1, 2]]), np.array([[1, 2, 4]]), SMALL)
+
+
 def test_pixels_that_do_not_fit_the_grids_are_named():
     tokens, grids = np.array([[90, 5]]), np.array([[1, 2, 2]])
     with pytest.raises(InputError, match=r"image pixel values.*\(3, 1\).*\(4, 1\)"):
