@@ -37,6 +37,7 @@ def picture(height, width, seed=0):
         (56, 84, (56, 84)),
         (100, 200, (112, 196)),  # 3.57 and 7.14 units of 28
         (10, 10, (56, 56)),  # raised to min_pixels
+        (3000, 4000, (840, 1148)),
         (4000, 3000, (1148, 840)),  # lowered to max_pixels
         (20, 2000, (28, 1988)),
     ],
@@ -56,12 +57,14 @@ def test_a_ribbon_and_what_is_no_rgb_image_are_refused():
 
 
 def test_a_patch_holds_channel_frame_row_column():
-    plain = ImageProcessing(patch_size=2, merge_size=1, min_pixels=1, mean=(0,) * 3, std=(1,) * 3)
+    plain = ImageProcessing(
+        patch_size=2, merge_size=1, min_pixels=1, mean=(0.5,) * 3, std=(0.25,) * 3
+    )
     frames = np.stack([picture(4, 6, seed) for seed in range(3)])
     patches, grid = patchify(frames, plain)
     assert grid == (2, 2, 3)
-    block = np.stack([frames[2], frames[2]])[:, 2:4, 2:4] / 255  # the last frame, repeated
-    np.testing.assert_allclose(patches[6 + 3 + 1], block.transpose(3, 0, 1, 2).ravel(), rtol=1e-6)
+    block = np.stack([frames[2], frames[2]])[:, 2:4, 2:4] / 63.75 - 2  # the last frame, repeated
+    np.testing.assert_allclose(patches[6 + 3 + 1], block.transpose(3, 0, 1, 2).ravel(), atol=1e-6)
 
 
 @pytest.mark.parametrize(
