@@ -10,6 +10,7 @@ import math
 from rljax.errors import InputError
 from rljax.models.experts import ExpertsConfig
 from rljax.models.quantise import KINDS
+from rljax.models.vision_config import VisionConfig
 
 
 def _check(good: bool, name: str, value, rule: str) -> None:
@@ -161,6 +162,7 @@ class ModelConfig:
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     lora: LoraConfig | None = None
+    vision: VisionConfig | None = None
     tie_embeddings: bool = False
     labels: int = 1  # outputs of the scalar head
     init_std: float = 0.02
@@ -206,6 +208,10 @@ class ModelConfig:
             _check(0 <= kind.rope < len(self.ropes), "model.kinds: rope", kind.rope, "one of ropes")
             good = not kind.experts or self.experts is not None
             _check(good, "model.kinds: experts", kind, "model.experts is set")
+
+        if self.vision:
+            made = self.vision.out_embed
+            _check(made == self.embed, "vision.out_embed", made, f"model.embed, {self.embed}")
 
     @property
     def rope_dims(self) -> int:

@@ -21,6 +21,8 @@ from rljax.models.attention import attention, attention_cached
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
 from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, weight
+from rljax.models.multimodal import mrope_angles
+from rljax.models.vision import VisionTower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,10 @@ class Pass:
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
     segments: jax.Array  # [B, S]; 0 = padding
     columns: jax.Array | None = None  # decoding: [B], where this call's token is written
+    # Images: where their tokens stand [B, S], and what each of the first layers adds there
+    # [levels, B, M, D] (deepstack).
+    where: jax.Array | None = None
+    levels: jax.Array | None = None
 
 
 def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
@@ -62,8 +68,11 @@ def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
 
 
 def rope_angles(positions: jax.Array, rope: Rope, dims: int) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of position * frequency: [..., S] int -> two [..., S, dims/2] float32."""
+    """cos and sin of position * frequency: [B, S] int, or [B, S, 3] of images, -> two [B, S,
+    dims/2] float32."""
     frequency = rope_frequencies(rope, dims)
+    if positions.ndim == 3:
+        return mrope_angles(positions, frequency, rope.sections, rope.interleaved_sections)
     angles = jnp.einsum("...s,f->...sf", positions.astype(jnp.float32), frequency)
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
 
@@ -251,6 +260,8 @@ class Decoder(nnx.Module):
         if config.lora:
             lora.check_targets(config, names)
         self.layers = nnx.Dict(layers)
+        if config.vision:
+            self.vision = VisionTower(rngs, config.vision)
         self.norm = RMSNorm(rngs, config, d)
         if head == "scalar":
             exact = dataclasses.replace(config, weight_dtype="float32") if config.lora else config

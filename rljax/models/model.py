@@ -24,7 +24,10 @@ from rljax.kernels.logprob import token_logprobs
 from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
 from rljax.models import lora
 from rljax.models.config import ModelConfig
+from rljax.errors import InputError
 from rljax.models.decoder import Decoder, Pass, rope_angles
+from rljax.models.multimodal import add_features, place_features, vision_tokens
+from rljax.models.vision_names import STACKED
 from rljax.trees import nested, split
 
 
@@ -35,7 +38,8 @@ def _definition(config: ModelConfig, head: str):
     weights = {}
     for path, leaf in nnx.to_flat_state(state):
         axes = leaf.get_metadata()["axes"]
-        axes = ("layers", *axes) if path[0] == "layers" else axes
+        stacked = path[0] == "layers" or (path[0] == "vision" and path[1] in STACKED)
+        axes = ("layers", *axes) if stacked else axes
         weights[path] = (leaf.shape, axes, leaf.dtype)
     return graph, weights
 
@@ -92,14 +96,17 @@ class Model:
         for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
             graphs = [graph for graph, _ in members]
 
-            def unit(x, weights, graphs=graphs):
+            def unit(x, layers, graphs=graphs, first=stack.first):
+                weights, repeat = layers
                 out = []
-                for graph, one in zip(graphs, weights, strict=True):
+                for member, (graph, one) in enumerate(zip(graphs, weights, strict=True)):
                     x, found = self._layer(graph, one, x, call, keep)
+                    x = _add_level(x, call, first + repeat * len(graphs) + member)
                     out.append(found)
                 return x, out
 
-            x, found = jax.lax.scan(unit, x, [weights for _, weights in members])
+            layers = [weights for _, weights in members], jnp.arange(stack.repeats)
+            x, found = jax.lax.scan(unit, x, layers)
             for member, of_member in enumerate(found):
                 for repeat, layer in enumerate(stack.layers_of(member)):
                     if keep:
@@ -116,9 +123,20 @@ class Model:
         return run(x, weights)
 
     def _start(self, decoder: Decoder, batch: Batch) -> tuple[jax.Array, Pass]:
-        """The embedded tokens, and what every layer is told."""
+        """The embedded tokens, images at their places, and what every layer is told."""
         x = constrain_tokens(decoder.embed(batch.tokens), self.mesh)
-        return x, Pass(self.mesh, self._angles(batch.positions), batch.segment_ids)
+        positions = batch.positions if batch.rope_positions is None else batch.rope_positions
+        call = Pass(self.mesh, self._angles(positions), batch.segment_ids)
+        if batch.pixels is None:
+            return x, call
+        vision = self.config.vision
+        if vision is None:
+            raise InputError(f"a {self.config.family} model cannot read images", value="pixels")
+        features, levels = decoder.vision(batch.pixels, batch.patch_coords, self.mesh)
+        where = vision_tokens(batch.tokens, batch.segment_ids, batch.mask, vision)
+        return place_features(x, where, features), dataclasses.replace(
+            call, where=where, levels=levels if vision.deepstack_layers else None
+        )
 
     def _angles(self, positions: jax.Array):
         dims = self.config.rope_dims
@@ -225,18 +243,15 @@ class Model:
     # -- decoding: layers unrolled over per-layer caches
     # ---------------------------------------------------
 
-    def prefill(self, params: dict, tokens: jax.Array, cache_tokens: int):
-        """What every layer keeps of right-padded prompts [B, P], with room for `cache_tokens`.
+    def prefill(self, params: dict, prompts: Batch, cache_tokens: int):
+        """What every layer keeps of right-padded prompts, with room for `cache_tokens`.
 
         Columns at and after a prompt's length hold garbage; decoding overwrites a column before
         reading it.
         """
         decoder = self._bind(params)
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        call = Pass(self.mesh, self._angles(positions), jnp.ones_like(tokens))
-        x = constrain_tokens(decoder.embed(tokens), self.mesh)
-        _, caches = self._layers(decoder, x, call, keep="cache")
-        room = [(0, 0), (0, 0), (0, cache_tokens - tokens.shape[1]), (0, 0)]
+        _, caches = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
+        room = [(0, 0), (0, 0), (0, cache_tokens - prompts.tokens.shape[1]), (0, 0)]
         return jax.tree.map(lambda c: jnp.pad(c, room), caches)
 
     def unstack(self, params: dict):
@@ -253,12 +268,14 @@ class Model:
                     layers[layer] = (graph, jax.tree.map(lambda w, r=repeat: w[r], weights))
         return decoder, [layers[layer] for layer in sorted(layers)]
 
-    def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches):
+    def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches, shift=0):
         """One token per row: tokens [B] written at columns [B] -> logits [B, V] float32, new
-        caches."""
+        caches. Positions are columns + shift [B]: an image takes fewer positions than tokens."""
         decoder, layers = unstacked
         at = columns[:, None]
-        call = Pass(self.mesh, self._angles(at), jnp.ones_like(at), columns)
+        call = Pass(
+            self.mesh, self._angles((columns + shift)[:, None]), jnp.ones_like(at), columns
+        )
         x = constrain_rows(decoder.embed(tokens[:, None]), self.mesh)
         new_caches = []
         for (graph, weights), cache in zip(layers, caches, strict=True):
@@ -266,6 +283,15 @@ class Model:
             new_caches.append(cache)
         logits = self._head_logits(decoder.head_weight("lm"), decoder.norm(x))
         return logits[:, 0], new_caches
+
+
+def _add_level(x: jax.Array, call: Pass, layer) -> jax.Array:
+    """After the first layers, what the vision tower says at the tokens of images (deepstack)."""
+    if call.levels is None:
+        return x
+    count = call.levels.shape[0]
+    level = call.levels[jnp.minimum(layer, count - 1)]
+    return add_features(x, call.where, jnp.where(layer < count, level, 0))
 
 
 def _describe_next(x: jax.Array) -> jax.Array:
