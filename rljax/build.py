@@ -7,6 +7,8 @@ model folders is found here, before the first compile.
 """
 
 import dataclasses
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_shards
 from rljax.models import lora
 from rljax.models.config import LoraConfig
-from rljax.models.huggingface import load_config, load_params
+from rljax.models.huggingface import load_config, load_params, load_with_report
 from rljax.models.model import Model
 from rljax.models.peft import load_adapter
 from rljax.optimizers import make_optimizer
@@ -247,12 +249,20 @@ def build(config: Config) -> Setup:
     return Setup(config, model, tokenizer, data, dataflow, recipe, sft_recipe)
 
 
-def initial_params(config: Config, model: Model) -> dict:
+def initial_params(config: Config, model: Model, record: Path | None = None) -> dict:
     """The weights the run starts from: the Hugging Face folder's, or random ones from the seed;
-    with adapters, fresh ones or those of lora.adapter."""
+    with adapters, fresh ones or those of lora.adapter.
+
+    What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
+    """
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     plain = dataclasses.replace(model, config=lora.without(model.config))
-    params = load_params(config.model, plain) if is_path(config.model) else plain.init(key)
+    if is_path(config.model):
+        params, report = load_with_report(config.model, plain)
+        if record and jax.process_index() == 0:
+            record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+    else:
+        params = plain.init(key)
     if model.config.lora is None:
         return params
     params = lora.attach(model, params, jax.random.fold_in(key, 1))

@@ -115,7 +115,8 @@ class Run:
         step = self.checkpoints.latest()
         if step is None:
             tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
-            params = build.initial_params(self.config, self.setup.model)
+            record = self.folder / "model.json"
+            params = build.initial_params(self.config, self.setup.model, record)
             if self.progress.phase == "sft":
                 self.roles = build.sft_roles(self.setup, params)
             else:

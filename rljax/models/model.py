@@ -20,11 +20,11 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.batch import Batch
+from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
 from rljax.models import lora
 from rljax.models.config import ModelConfig
-from rljax.errors import InputError
 from rljax.models.decoder import Decoder, Pass, rope_angles
 from rljax.models.multimodal import add_features, place_features, vision_tokens
 from rljax.models.vision_names import STACKED
@@ -273,9 +273,7 @@ class Model:
         caches. Positions are columns + shift [B]: an image takes fewer positions than tokens."""
         decoder, layers = unstacked
         at = columns[:, None]
-        call = Pass(
-            self.mesh, self._angles((columns + shift)[:, None]), jnp.ones_like(at), columns
-        )
+        call = Pass(self.mesh, self._angles((columns + shift)[:, None]), jnp.ones_like(at), columns)
         x = constrain_rows(decoder.embed(tokens[:, None]), self.mesh)
         new_caches = []
         for (graph, weights), cache in zip(layers, caches, strict=True):

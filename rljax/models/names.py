@@ -8,8 +8,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from rljax.models.config import ModelConfig
 from rljax.models.families import FAMILIES
 
@@ -101,27 +99,57 @@ class Piece:
     column: int | None = None
 
     @property
+    def flat(self) -> bool:
+        """Whether all its axes are one on disk: the bias of a map into heads."""
+        return not self.inside and self.column is None and self.path[-1] == "bias"
+
+    @property
+    def unit(self) -> int:
+        """Rows (entries of the first axis) on disk per entry of our axis `inside`."""
+        return math.prod(self.shape[self.inside + 1 :]) if self.inside or self.flat else 1
+
+    @property
     def disk_shape(self) -> tuple[int, ...]:
         if self.column is not None:
             return (*self.shape[:-1], 2 * self.shape[-1])
+        if self.flat:
+            return (math.prod(self.shape),)
         if not self.inside:
-            return self.shape if self.path[-1] != "bias" else (math.prod(self.shape),)
+            return self.shape
         return (math.prod(self.shape[self.inside :]), math.prod(self.shape[: self.inside]))
 
-    def ours(self, tensor):
+    def disk_axes(self, axes: tuple) -> tuple:
+        """Of what names our axes (a mesh axis each, or None), that of the axes on disk. Where
+        several are one on disk, only the first of them can be split."""
+        if not (self.inside or self.flat):
+            return axes
+        firsts = (self.inside, 0) if self.inside else (0,)
+        assert all(a is None for i, a in enumerate(axes) if i not in firsts), (self, axes)
+        return tuple(axes[i] for i in firsts)
+
+    # The two below take numpy and JAX arrays, and blocks: some of the rows, a part of an axis that
+    # is split over devices.
+
+    def ours(self, block):
         """The piece, from what is on disk."""
         if self.column is not None:
-            return tensor[..., self.column :: 2]
-        return (tensor.T if self.inside else tensor).reshape(self.shape)
+            return block[..., self.column :: 2]
+        if self.flat:
+            return block.reshape(-1, *self.shape[1:])
+        if not self.inside:
+            return block
+        i = self.inside
+        return block.T.reshape(
+            -1, *self.shape[1:i], block.shape[0] // self.unit, *self.shape[i + 1 :]
+        )
 
-    def fill(self, tensor: np.ndarray, value: np.ndarray) -> None:
-        """Write the piece into the tensor that goes to disk."""
-        if self.column is not None:
-            tensor[..., self.column :: 2] = value
-        elif self.inside:
-            tensor[...] = value.reshape(self.disk_shape[::-1]).T
-        else:
-            tensor[...] = value.reshape(self.disk_shape)
+    def theirs(self, value):
+        """What goes to disk; of a pair of columns this one only."""
+        if self.column is not None or not (self.inside or self.flat):
+            return value
+        if self.flat:
+            return value.reshape(-1)
+        return value.reshape(math.prod(value.shape[: self.inside]), -1).T
 
 
 def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk:
