@@ -17,6 +17,7 @@ import pytest
 from conftest import GOLDEN
 
 from rljax.batch import Batch
+from rljax.data.image_rows import image_rows, mrope_positions
 from rljax.mesh import make_mesh
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params
@@ -42,14 +43,28 @@ def loaded(name: str):
     return folder, model, load_params(folder, model), io
 
 
-def rows(io, prefix: str = "") -> Batch:
+def rows(io, prefix: str = "", vision=None) -> Batch:
     """The stored rows, padded on either side."""
     keep = jnp.asarray(io[f"{prefix}attention_mask"], jnp.int32)
-    return Batch(
+    batch = Batch(
         tokens=jnp.asarray(io[f"{prefix}input_ids"], jnp.int32),
         segment_ids=keep,
         positions=jnp.maximum(jnp.cumsum(keep, axis=1) - 1, 0),
         mask=keep.astype(jnp.float32),
+    )
+    return batch if "pixel_values" not in io else with_images(batch, io, vision)
+
+
+def with_images(batch: Batch, io, vision) -> Batch:
+    """The images of the rows, and the positions that they give the tokens; no token is chosen."""
+    tokens, segments = np.asarray(batch.tokens), np.asarray(batch.segment_ids)
+    pixels, coords = image_rows(tokens, segments, io["pixel_values"], io["image_grid_thw"], vision)
+    positions, _ = mrope_positions(tokens, segments, io["image_grid_thw"], vision)
+    return batch.replace(
+        pixels=jnp.asarray(pixels),
+        patch_coords=jnp.asarray(coords),
+        rope_positions=jnp.asarray(positions),
+        mask=jnp.zeros_like(batch.mask),
     )
 
 
@@ -73,9 +88,9 @@ def language(golden):
 @pytest.mark.parametrize("side", ["", "left_"])
 def test_logits(language, side):
     _, model, params, io = language
-    batch = rows(io, side)
+    batch = rows(io, side, model.config.vision)
     got = jax.jit(model.logits)(params, batch)
-    close(got, io[f"{side}logits"], batch.mask, atol=ATOL)
+    close(got, io[f"{side}logits"], batch.segment_ids, atol=ATOL)
 
 
 @pytest.mark.parametrize("side", ["", "left_"])
@@ -83,7 +98,7 @@ def test_scores(golden, side):
     _, model, params, io = golden
     if model.head != "scalar":
         pytest.skip("a language model: test_logits")
-    batch = rows(io, side)
+    batch = rows(io, side, model.config.vision)
     got = jax.jit(model.scores)(params, batch)
     assert got.shape == io[f"{side}logits"].shape == (batch.rows, model.config.labels)
     np.testing.assert_allclose(got, io[f"{side}logits"], atol=ATOL)
@@ -96,7 +111,7 @@ def test_hidden_states(language):
     _, model, params, io = language
     if "hidden_states/0" not in io:
         pytest.skip("no hidden states stored")
-    batch = rows(io)
+    batch = rows(io, vision=model.config.vision)
     for i, got in enumerate(jax.jit(model.hidden_states)(params, batch)):
         close(got, io[f"hidden_states/{i}"], batch.mask, atol=ATOL)
     assert f"hidden_states/{i + 1}" not in io
@@ -125,7 +140,7 @@ def test_logprobs_and_gradients(language):
     _, model, params, io = language
     if "loss" not in io:
         pytest.skip("no gradients stored")
-    batch = rows(io)
+    batch = rows(io, vision=model.config.vision)
     mask = batch.mask[:, 1:]
 
     def loss(params):
@@ -149,27 +164,42 @@ def test_greedy_continuation_with_the_cache(language):
     keep, want = io["left_attention_mask"], io["greedy_ids"]
     lengths, new = keep.sum(axis=1), want.shape[1]
     columns = keep.shape[1]
-    prompts = np.zeros_like(io["left_input_ids"])
+    prompts = {"input_ids": np.zeros_like(io["left_input_ids"])}
     for row, length in enumerate(lengths):
-        prompts[row, :length] = io["left_input_ids"][row, columns - length :]
+        prompts["input_ids"][row, :length] = io["left_input_ids"][row, columns - length :]
+    prompts["attention_mask"] = np.arange(columns)[None, :] < lengths[:, None]
+    prompts |= {name: io[name] for name in ("pixel_values", "image_grid_thw") if name in io}
     caches = jax.jit(model.prefill, static_argnums=2)(
-        params, jnp.asarray(prompts, jnp.int32), columns + new
+        params, rows(prompts, vision=model.config.vision), columns + new
     )
+    shift = jnp.asarray(io["rope_deltas"][:, 0] if "rope_deltas" in io else 0, jnp.int32)
     step = jax.jit(lambda p, *args: model.decode_step(model.unstack(p), *args))
-    token = jnp.asarray(prompts[np.arange(len(lengths)), lengths - 1], jnp.int32)
+    last = prompts["input_ids"][np.arange(len(lengths)), lengths - 1]
+    token = jnp.asarray(last, jnp.int32)
     at, got = jnp.asarray(lengths - 1, jnp.int32), []
     for _ in range(new):
-        logits, caches = step(params, token, at, caches)
+        logits, caches = step(params, token, at, caches, shift)
         token, at = jnp.argmax(logits, axis=-1).astype(jnp.int32), at + 1
         got.append(token)  # they went on after the end-of-sequence token, too
     np.testing.assert_array_equal(np.stack(got, axis=1), want)
 
 
+def first_columns(batch: Batch, count: int) -> Batch:
+    return batch.replace(
+        **{
+            name: getattr(batch, name)[:, :count]
+            for name in ("tokens", "segment_ids", "positions", "mask")
+        }
+    )
+
+
 def test_cached_decoding_equals_the_full_forward(language):
     _, model, params, io = language
-    batch = rows(io)
+    batch = rows(io, vision=model.config.vision)
+    if batch.pixels is not None:
+        pytest.skip("its images do not end at that column: the greedy continuation")
     start = 3
-    caches = model.prefill(params, batch.tokens[:, :start], batch.tokens.shape[1])
+    caches = model.prefill(params, first_columns(batch, start), batch.tokens.shape[1])
     step = jax.jit(lambda p, *args: model.decode_step(model.unstack(p), *args))
     for t in range(start, batch.tokens.shape[1]):
         at = jnp.full((batch.rows,), t, jnp.int32)
@@ -204,19 +234,23 @@ def test_a_saved_folder_loads_to_the_same_weights(golden, saved):
 def test_transformers_reads_what_we_saved(golden, saved):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     _, model, _, io = golden
-    kind = (
-        transformers.AutoModelForCausalLM
-        if model.head == "lm"
-        else transformers.AutoModelForSequenceClassification
-    )
+    kind = transformers.AutoModelForSequenceClassification
+    if model.head == "lm":
+        kind = transformers.AutoModelForCausalLM
+    if model.config.vision:
+        kind = transformers.AutoModelForImageTextToText
     theirs, report = kind.from_pretrained(
         saved, output_loading_info=True, attn_implementation="eager"
     )
     assert not report["missing_keys"] and not report["unexpected_keys"], report
     assert not report["mismatched_keys"], report
     keep = io["attention_mask"]
+    given = {"input_ids": io["input_ids"], "attention_mask": keep}
+    given |= {name: io[name] for name in ("pixel_values", "image_grid_thw") if name in io}
+    if "mrope_position_ids" in io:
+        given["position_ids"] = io["mrope_position_ids"]
     with torch.no_grad():
-        out = theirs(torch.tensor(io["input_ids"]), attention_mask=torch.tensor(keep))
+        out = theirs(**{name: torch.tensor(value) for name, value in given.items()})
     got = out.logits.float().numpy()
     if model.head == "lm":
         close(got, io["logits"], keep, atol=ATOL)

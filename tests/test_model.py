@@ -60,7 +60,8 @@ def test_logprobs_and_loss_gradient_equal_hugging_face(family):
 def test_cached_decoding_equals_the_full_forward(family):
     _, model, params, batch, io = family
     columns = batch.tokens.shape[1]
-    caches = model.prefill(params, batch.tokens[:, :4], columns)
+    first = batch_from_rows(batch.tokens[:, :4], jnp.full(batch.rows, 4), batch.mask[:, :4])
+    caches = model.prefill(params, first, columns)
     decode = jax.jit(lambda p, t, c, k: model.decode_step(model.unstack(p), t, c, k))
     for t in range(4, columns):
         at = jnp.full((batch.rows,), t, jnp.int32)

@@ -11,6 +11,7 @@ import pytest
 from conftest import golden
 from flax import nnx
 from safetensors.numpy import load_file
+from vision_weights import pieces_below, vision_definition, vision_params
 
 from rljax.data.image_rows import expand_image_tokens, image_rows, mrope_positions, patch_coords
 from rljax.errors import InputError
@@ -25,35 +26,10 @@ from rljax.models.multimodal import (
 )
 from rljax.models.vision import attend_within
 from rljax.models.vision_config import VisionConfig, from_hf_vision, to_hf_vision
-from rljax.models.vision_names import (
-    VISION_NAMES,
-    vision_definition,
-    vision_disk_names,
-    vision_disk_shape,
-    vision_from_disk,
-    vision_to_disk,
-)
+from rljax.models.vision_names import VISION_NAMES
+from rljax.trees import nested
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-
-
-def nested(flat):
-    out = {}
-    for path, value in flat.items():
-        node = out
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = value
-    return out
-
-
-def vision_params(config, tensors):
-    """Tensors of a file, named below "visual.", -> the parameters of the tower."""
-    pieces = {}
-    for name, (path, _, shape) in vision_disk_names(config).items():
-        pieces.setdefault(path, []).append(vision_from_disk(path, tensors[name], shape))
-    stacked = ("blocks", "deepstack")
-    return nested({p: np.stack(x) if p[0] in stacked else x[0] for p, x in pieces.items()})
 
 
 def run_tower(config, params, pixels, coords):
@@ -94,7 +70,7 @@ def family(request):
     config = from_hf_vision(hf)
     tensors = load_file(folder / "model.safetensors")
     below = {n.split("visual.", 1)[1]: t for n, t in tensors.items() if "visual." in n}
-    assert set(below) == set(vision_disk_names(config))
+    assert set(below) == set(pieces_below(config))
     return Family(
         hf, config, tensors, vision_params(config, below), dict(np.load(folder / "io.npz"))
     )
@@ -526,19 +502,17 @@ def test_settings_of_the_tower_that_would_be_ignored_are_refused(family, change,
 
 
 def test_weights_go_to_disk_and_back(family):
-    config, names = family.config, vision_disk_names(family.config)
-    assert {".".join(p[:-1]) or p[0] for p, _, _ in names.values()} == set(
-        VISION_NAMES[config.family]
-    )
+    config, pieces = family.config, pieces_below(family.config)
+    modules = {".".join(p.path[1:-1]) or p.path[-1] for p in pieces.values()}
+    assert modules == set(VISION_NAMES[config.family])
     below = {n.split("visual.", 1)[1]: t for n, t in family.tensors.items() if "visual." in n}
-    for name, (path, index, shape) in names.items():
+    for name, piece in pieces.items():
         node = family.params
-        for key in path:
+        for key in piece.path[1:]:
             node = node[key]
-        piece = node if index is None else node[index]
-        assert piece.shape == shape
-        assert vision_disk_shape(config, path, shape) == below[name].shape
-        np.testing.assert_array_equal(vision_to_disk(config, path, piece), below[name])
+        assert node[piece.index].shape == piece.shape
+        assert piece.disk_shape == below[name].shape
+        np.testing.assert_array_equal(piece.theirs(node[piece.index]), below[name])
 
 
 # -- against transformers itself --

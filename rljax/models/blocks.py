@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.models.model import Model
 from rljax.models.names import Piece, disk_pieces
+from rljax.trees import flattened
 
 BLOCK_BYTES = 16 * 2**20  # of a block; a single row per device may exceed it
 
@@ -117,18 +118,16 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
 
 
 @functools.cache
-def _create(model: Model, dtype):
+def _create(model: Model):
     """The program that creates every weight, compiled once."""
-    shapes = {path: shape for path, (shape, _) in model.shapes().items()}
-    shardings = model.shardings()
-    placed = {p: functools.reduce(lambda node, key: node[key], p, shardings) for p in shapes}
-    create = lambda: {path: jnp.zeros(shape, dtype) for path, shape in shapes.items()}  # noqa: E731
-    return jax.jit(create, out_shardings=placed)
+    made = flattened(model.abstract())
+    create = lambda: {path: jnp.zeros(x.shape, x.dtype) for path, x in made.items()}  # noqa: E731
+    return jax.jit(create, out_shardings={path: x.sharding for path, x in made.items()})
 
 
-def zeros(model: Model, dtype) -> dict[tuple, jax.Array]:
+def zeros(model: Model) -> dict[tuple, jax.Array]:
     """{path: a weight of zeros, created on the mesh}."""
-    return _create(model, jnp.dtype(dtype))()
+    return _create(model)()
 
 
 # What a program is compiled for: `piece` without its path and index.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rljax.errors import InputError
 from rljax.models.model import Model
-from rljax.models.names import disk_pieces
+from rljax.models.names import disk_pieces, renamed
 from rljax.models.safetensors_file import FLOATS, Entry, open_file, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -133,12 +133,6 @@ def find_tensors(folder: Path) -> dict[str, Place]:
 # -- against the model --
 
 
-def _base_model(names: Iterable[str]) -> bool:
-    """Whether the names lack "model.": the export of a base model without its head."""
-    names = set(names)
-    return "embed_tokens.weight" in names and "model.embed_tokens.weight" not in names
-
-
 def _ignorable(name: str, model: Model) -> bool:
     config = model.config
     if "rotary_emb" in name:  # tables of old exports
@@ -160,8 +154,7 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
     if model.head == "scalar" and "score.weight" not in found:  # a language model
         del wanted["score.weight"]
         zero = ("score.weight",)
-    base = _base_model(found)
-    on_disk = {name: name.removeprefix("model.") if base else name for name in wanted}
+    on_disk = {name: renamed(name, found) for name in wanted}
     places = {name: found[disk] for name, disk in on_disk.items() if disk in found}
     extra = sorted(set(found) - set(on_disk.values()))
     ignored = tuple(name for name in extra if _ignorable(name, model))

@@ -7,6 +7,7 @@ new.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 from rljax.errors import InputError
@@ -14,6 +15,7 @@ from rljax.models import hf_keys
 from rljax.models.config import LatentConfig, LayerKind, ModelConfig, Rope, yarn_mscale
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import ACTIVATIONS, NUMBER, Keys
+from rljax.models.vision_config import from_hf_vision, to_hf_vision
 
 # -- the families
 # -------------------------------------------------------------------------------------------------
@@ -27,7 +29,8 @@ class Family:
     COMMON's. defaults: what transformers takes where config.json is silent. fixed: fields that
     config.json does not say. windows: the window of every layer. names: the map of
     rljax.models.names. read: further fields of ModelConfig from the keys and the fields so far;
-    write: the reverse.
+    write: the reverse. images: the model has a vision tower (rljax.models.vision_config), and its
+    decoder's keys may lie in text_config.
     """
 
     architecture: str
@@ -39,6 +42,7 @@ class Family:
     names: str = "plain"
     read: Callable[[Keys, dict], dict] = lambda keys, fields: {}
     write: Callable[[ModelConfig], dict] = lambda config: {}
+    images: bool = False
 
 
 COMMON = {
@@ -294,6 +298,24 @@ FAMILIES: dict[str, Family] = {
             **_experts_out(c, _GPT_OSS), **_windows_out(c), **_attention_bias_out(c),
         },
     ),
+    "qwen2_5_vl": Family(
+        "Qwen2_5_VL",
+        defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        fixed=dict(qkv_bias=True),
+        windows=hf_keys.qwen_windows,
+        ropes=functools.partial(hf_keys.ropes, sections=True),
+        write=_qwen_out,
+        images=True,
+    ),
+    "qwen3_vl": Family(
+        "Qwen3VL",
+        defaults={"head_dim": 128, "rope_theta": 5e6, "num_key_value_heads": 32},
+        fixed=dict(qk_norm=True),
+        ropes=functools.partial(hf_keys.ropes, sections=True),
+        read=_biases,
+        write=_attention_bias_out,
+        images=True,
+    ),
     "deepseek_v3": Family(
         "DeepseekV3",
         defaults={"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "n_shared_experts": 1},
@@ -313,6 +335,12 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
             "config.json: model_type", value=name, rule=f"supported: {', '.join(FAMILIES)}"
         )
     family = FAMILIES[name]
+    vision = None
+    if family.images:
+        whole, config = config, _text_config(config)
+        how = {k: overrides[k] for k in ("dtype", "weight_dtype") if k in overrides}
+        how["remat"] = "none" if overrides.get("remat") == "none" else "full"
+        vision = from_hf_vision(whole, **how)
     keys = Keys(config, {"tie_word_embeddings": False, "rms_norm_eps": 1e-6,
                          "initializer_range": 0.02, **family.defaults})  # fmt: skip
     heads, embed = keys.get("num_attention_heads", int), keys.get("hidden_size", int)
@@ -336,9 +364,25 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     fields |= family.read(keys, fields)
     windows = family.windows(keys, fields["layers"])
     fields["kinds"] = _kinds(windows, fields)
-    fields["labels"] = _labels(config)
+    fields["labels"], fields["vision"] = _labels(config), vision
     keys.check_all_read(name)
     return ModelConfig(**{**fields, **overrides})
+
+
+def _text_config(config: Mapping) -> dict:
+    """The decoder's keys of a model with images: of text_config, or beside vision_config."""
+    shared = {"vision_config", "image_token_id", "video_token_id", "vision_start_token_id",
+              "vision_end_token_id", "vision_token_id"}  # fmt: skip
+    text = config.get("text_config")
+    outer = {k: v for k, v in config.items() if k not in (*shared, "text_config")}
+    if not isinstance(text, Mapping):
+        return outer
+    # What is tied is said of the whole model; everything else is the decoder's own.
+    keys = Keys(outer)
+    keys.get("tie_word_embeddings", bool, False)
+    keys.check_all_read(f"{config['model_type']} (outside text_config)")
+    tied = {k: v for k, v in outer.items() if k == "tie_word_embeddings" and v is not None}
+    return {**text, "architectures": config.get("architectures"), **tied}
 
 
 def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
@@ -384,6 +428,12 @@ def to_hf_config(
     }
     if config.post_norms:
         out["hidden_activation"] = out.pop("hidden_act")
+    if config.vision:
+        outer = ("architectures", "torch_dtype", "tie_word_embeddings")
+        text = {**out, "model_type": f"{config.family}_text"}
+        told = {key: text.pop(key) for key in outer}
+        told["architectures"] = [family.architecture + "ForConditionalGeneration"]
+        return {**told, **to_hf_vision(config.vision), "text_config": text}
     if head != "lm":
         out["num_labels"] = config.labels
         out["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.labels)}

@@ -76,7 +76,7 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
 
 def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:
     """Every weight, from blocks that are read in the order of the files."""
-    leaves = blocks.zeros(model, jnp.dtype(model.config.weight_dtype))
+    leaves = blocks.zeros(model)
     todo = blocks.groups(model, skip=frozenset(report.zero))
     last = None  # the weight written to most recently
     order = lambda g: min((places[n].file, places[n].entry.begin) for n in g.names)  # noqa: E731
@@ -197,7 +197,7 @@ def _texts(config: ModelConfig, head: str, shards: dict, **ids) -> dict[str, dic
         }
     texts["generation_config.json"] = {
         "bos_token_id": ids["bos_id"],
-        "eos_token_id": told["eos_token_id"],
+        "eos_token_id": told.get("text_config", told)["eos_token_id"],
         "pad_token_id": ids["pad_id"],
     }
     return {**texts, "config.json": told}

@@ -6,10 +6,11 @@ What lives here: the name maps (one per naming scheme), and the layout rules. A 
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rljax.models.config import ModelConfig
 from rljax.models.families import FAMILIES
+from rljax.models.vision_names import STACKED, VISION_NAMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,25 @@ NAMES: dict[str, Mapping[str, str | Disk]] = {
         "mlp.down_bias[x]": Disk("mlp.experts.down_proj_bias"),
     },
 }
-_TOP = {"embedding": "model.embed_tokens.weight", "norm.scale": "model.norm.weight"}
+_TOP = {"embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
+
+
+def text_prefix(config: ModelConfig) -> str:
+    """What the decoder's tensors start with."""
+    return "model.language_model." if config.family == "qwen3_vl" else "model."
+
+
+def renamed(name: str, found: Collection[str]) -> str:
+    """The name that a checkpoint with the tensors `found` has for what we call `name`: exports of
+    a base model lack "model.", and models with images are published in two ways."""
+    old, new = ("visual.", "model."), ("model.visual.", "model.language_model.")
+    is_new, wants_new = name.startswith(new), any(n.startswith(new[1]) for n in found)
+    if is_new != wants_new and name.startswith((*old, *new)):
+        pairs = zip(*((new, old) if is_new else (old, new)), strict=True)
+        prefix, other = next((a, b) for a, b in pairs if name.startswith(a))
+        return other + name.removeprefix(prefix)
+    base = "embed_tokens.weight" in found and "model.embed_tokens.weight" not in found
+    return name.removeprefix("model.") if base else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +116,7 @@ class Piece:
     shape: tuple[int, ...]  # ours, below `index`
     inside: int = 0  # how many of its axes are summed over; 0 = stored as ours
     column: int | None = None
+    kernel: tuple[int, ...] = ()  # the input axes of a convolution on disk; one axis of ours
 
     @property
     def flat(self) -> bool:
@@ -116,7 +136,8 @@ class Piece:
             return (math.prod(self.shape),)
         if not self.inside:
             return self.shape
-        return (math.prod(self.shape[self.inside :]), math.prod(self.shape[: self.inside]))
+        rows = math.prod(self.shape[self.inside :])
+        return (rows, *(self.kernel or (math.prod(self.shape[: self.inside]),)))
 
     def disk_axes(self, axes: tuple) -> tuple:
         """Of what names our axes (a mesh axis each, or None), that of the axes on disk. Where
@@ -138,7 +159,7 @@ class Piece:
             return block.reshape(-1, *self.shape[1:])
         if not self.inside:
             return block
-        i = self.inside
+        i, block = self.inside, block.reshape(block.shape[0], -1)
         return block.T.reshape(
             -1, *self.shape[1:i], block.shape[0] // self.unit, *self.shape[i + 1 :]
         )
@@ -149,7 +170,8 @@ class Piece:
             return value
         if self.flat:
             return value.reshape(-1)
-        return value.reshape(math.prod(value.shape[: self.inside]), -1).T
+        value = value.reshape(math.prod(value.shape[: self.inside]), -1).T
+        return value.reshape(-1, *self.kernel) if self.kernel else value
 
 
 def _below_layer(path: tuple[str, ...], names: Mapping) -> str | Disk:
@@ -169,9 +191,24 @@ def block_layers(config: ModelConfig) -> dict[str, range]:
 
 def _inside(path: tuple[str, ...], axes: tuple[str, ...]) -> int:
     """How many leading axes of the weight are summed over: 2 for a map out of heads."""
-    if path[-1] in ("bias", "scale") or len(axes) < 2:
+    if path[-1] in ("bias", "scale", "positions") or len(axes) < 2:
         return 0
     return 2 if axes[0] == "heads" else 1
+
+
+def vision_pieces(vision, path, shape, axes) -> dict[str, list[Piece]]:
+    """{tensor name: [its piece]} of one weight of the vision tower."""
+    module, leaf = (path[1:], "weight") if path[-1] == "positions" else (path[1:-1], path[-1])
+    name = VISION_NAMES[vision.family][".".join(module)]
+    name += ".bias" if leaf == "bias" else ".weight"
+    name = ("model.visual." if vision.family == "qwen3_vl" else "visual.") + name
+    kernel = ()
+    if path[1:] == ("patch_embed", "weight"):
+        kernel = (vision.channels, vision.temporal_patch_size, *[vision.patch_size] * 2)
+    if path[1] not in STACKED:
+        return {name: [Piece(path, (), shape, _inside(path, axes), kernel=kernel)]}
+    pieces = [Piece(path, (i,), shape[1:], _inside(path, axes[1:])) for i in range(shape[0])]
+    return {name.format(i): [piece] for i, piece in enumerate(pieces)}
 
 
 def disk_pieces(model) -> dict[str, list[Piece]]:
@@ -180,18 +217,21 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
     names = NAMES[FAMILIES[config.family].names]
     blocks = block_layers(config)
     out: dict[str, list[Piece]] = {}
+    prefix = text_prefix(config)
     for path, (shape, axes) in model.shapes().items():
+        if path == ("head",):
+            name = "lm_head.weight" if model.head == "lm" else "score.weight"
+            out[name] = [Piece(path, (), shape, 1)]
+            continue
+        if path[0] == "vision":
+            out |= vision_pieces(config.vision, path, shape, axes)
+            continue
         if path[0] != "layers":
-            name = _TOP.get(".".join(path), "lm_head.weight")
-            inside = 0
-            if path == ("head",):
-                name = "lm_head.weight" if model.head == "lm" else "score.weight"
-                inside = 1
-            out.setdefault(name, []).append(Piece(path, (), shape, inside))
+            out[prefix + _TOP[".".join(path)]] = [Piece(path, (), shape)]
             continue
         place = _below_layer(path[2:], names)
         for repeat, layer in enumerate(blocks[path[1]]):
-            stem, at = f"model.layers.{layer}.", (repeat,)
+            stem, at = f"{prefix}layers.{layer}.", (repeat,)
             if isinstance(place, Disk):
                 piece = Piece(path, at, shape[1:], 0, place.column)
                 out.setdefault(stem + place.name, []).append(piece)

@@ -83,7 +83,8 @@ def attend_within(q, k, v, frames, windows) -> jax.Array:
 class VisionAttention(nnx.Module):
     def __init__(self, rngs, config: VisionConfig):
         d, h, e = config.embed, config.heads, config.head_dim
-        axes = ("embed", "qkv", "heads", "head_dim")
+        # Queries, keys and values are one axis on disk, so the heads are not split over devices.
+        axes = ("embed", "qkv", None, "head_dim")
         self.qkv = Linear(rngs, config, (d,), (3, h, e), axes, bias=True)
         self.out = Linear(rngs, config, (h, e), (d,), ("heads", "head_dim", "embed"), bias=True)
 

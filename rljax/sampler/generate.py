@@ -126,7 +126,8 @@ def _rollout(
     each; `interrupt` is None, or the arrays of a forced interruption."""
     total = prompts.shape[1] + response_tokens
     count = prompts.shape[0] * n
-    caches = model.prefill(params, prompts, total)
+    first = batch_from_rows(prompts, lengths, jnp.zeros(prompts.shape, jnp.float32))
+    caches = model.prefill(params, first, total)
     caches = jax.tree.map(lambda c: constrain_rows(jnp.repeat(c, n, axis=0), model.mesh), caches)
     start = jnp.repeat(lengths, n, axis=0)
     unstacked = model.unstack(params)
