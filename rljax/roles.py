@@ -95,6 +95,7 @@ class Actor:
                 sampling,
                 n=n,
                 version=self.state.step,
+                images=prompts.images,
             )
             return jax.block_until_ready(batch)
 

@@ -348,13 +348,8 @@ def fit(
         raise InputError(
             "rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows"
         )
-
-    frozen, model = state.frozen, objective.model
-    if frozen:  # outside the carry of the loop below
-        state = dataclasses.replace(state, frozen={})
-        objective = dataclasses.replace(
-            objective, model=lambda params, part: model(merged(params, frozen), part)
-        )
+    frozen = state.frozen  # outside the carry of the loop below
+    state, objective = dataclasses.replace(state, frozen={}), _with_frozen(objective, frozen)
 
     def step(carry, minibatch):
         state, stopped = carry
@@ -391,6 +386,16 @@ def fit(
     metrics["empty_steps"] = total * empty
     metrics["optimizer_steps"] = jnp.float32(total)
     return dataclasses.replace(state, frozen=frozen), metrics
+
+
+def _with_frozen(objective: Objective, frozen: dict) -> Objective:
+    """The objective of the trained weights alone, the others being as they are."""
+    model = objective.model
+    if not frozen:
+        return objective
+    return dataclasses.replace(
+        objective, model=lambda params, part: model(merged(params, frozen), part)
+    )
 
 
 def _over_steps(name: str, values: jax.Array) -> jax.Array:

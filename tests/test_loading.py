@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,7 @@ from tiny_folders import (
 from tiny_refusal import refused
 
 from rljax.build import initial_params
+from rljax.config import Config
 from rljax.mesh import make_mesh
 from rljax.models import blocks
 from rljax.models.checkpoint_folder import _ignorable
@@ -166,8 +166,8 @@ def test_the_report_has_files_with_their_hashes(tiny):  # noqa: F811
 
 def test_a_run_folder_says_what_it_started_from(tiny, tmp_path):  # noqa: F811
     folder, model, tensors = tiny
-    setup = SimpleNamespace(config=SimpleNamespace(model=f"{folder}/"), model=model)
-    same(initial_params(setup, tmp_path / "model.json"), by_hand(model, tensors))
+    config = Config(model=f"{folder}/")
+    same(initial_params(config, model, tmp_path / "model.json"), by_hand(model, tensors))
     told = json.loads((tmp_path / "model.json").read_text())
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert told["files"]["model.safetensors"]["sha256"] == digest and "revision" in told

@@ -24,8 +24,9 @@ from rljax.losses import policy
 from rljax.losses.kl import importance_corrected_kl
 from rljax.mesh import make_mesh, shard_rows
 from rljax.models.builtin import decoder
-from rljax.models.huggingface import _disk_names, _to_hf, load_config, load_params
+from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
+from rljax.models.names import disk_pieces
 from rljax.optimizers import make_optimizer
 from rljax.recipe import Recipe
 from rljax.roles import Actor, Critic, Reference, start_training
@@ -231,11 +232,11 @@ def follow(model, folder, meta, cases, to_batch, loss, reduction=update.token_me
 def assert_final(name, model, state, norms):
     final = np.load(golden("public", "trl_traj", f"{name}.npz"))
     np.testing.assert_allclose(norms, final["final/grad_norms"], rtol=1e-4)
-    for tensor, (path, layer, _) in _disk_names(model).items():
+    for tensor, (piece,) in disk_pieces(model).items():
         node = state.params
-        for key in path:
+        for key in piece.path:
             node = node[key]
-        got = _to_hf(path, np.asarray(node if layer is None else node[layer]))
+        got = piece.theirs(np.asarray(node[piece.index]))
         np.testing.assert_allclose(got, final[f"final/param/{tensor}"], atol=2e-4, err_msg=tensor)
 
 

@@ -15,6 +15,7 @@ from rljax.models.config import LayerKind, ModelConfig
 from rljax.models.experts import ExpertsConfig
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces
+from rljax.trees import nested
 
 
 def config(**changes) -> ModelConfig:
@@ -87,7 +88,7 @@ def by_hand(model: Model, tensors: dict) -> dict:
             else:
                 value = (tensor.T if piece.inside else tensor).reshape(piece.shape)
             flat[piece.path][piece.index] = value
-    return huggingface._nested(flat)
+    return nested(flat)
 
 
 def same(got: dict, want: dict) -> None:

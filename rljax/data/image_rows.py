@@ -267,3 +267,26 @@ def _in_order(segments: np.ndarray) -> list[int]:
     """The segments of a row in the order in which they begin; padding is none."""
     ids, first = np.unique(segments, return_index=True)
     return [int(i) for _, i in sorted(zip(first, ids, strict=True)) if i > 0]
+
+
+def prompt_images(
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    pixel_values: np.ndarray | None,
+    grids: np.ndarray | None,
+    config: VisionConfig,
+    *,
+    patches: int | None = None,
+) -> dict[str, np.ndarray]:
+    """What `Prompts.images` holds, of right-padded prompts [P, L] whose image tokens are expanded:
+    pixels [P, N, C], patch_coords [P, N, 4], rope_positions [P, L, 3], and shift [P], by which the
+    position of a sampled token differs from its column."""
+    segments = (np.arange(tokens.shape[1])[None, :] < np.asarray(lengths)[:, None]).astype(np.int32)
+    pixels, coords = image_rows(tokens, segments, pixel_values, grids, config, patches=patches)
+    positions, shift = mrope_positions(tokens, segments, grids, config)
+    return dict(
+        pixels=pixels,
+        patch_coords=coords,
+        rope_positions=np.asarray(positions, np.int32),
+        shift=np.asarray(shift, np.int32).reshape(-1),
+    )

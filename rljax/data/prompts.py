@@ -16,18 +16,39 @@ from rljax.errors import InputError
 OVERLONG = ("drop", "error", "left", "right")
 
 
+def _joined_images(one: dict | None, other: dict | None) -> dict | None:
+    """Both prompts' images, padded to the same number of patches."""
+    if one is None and other is None:
+        return None
+    if one is None or other is None:
+        raise InputError(
+            "prompts with images and prompts without cannot be joined",
+            fix="give the others empty images: rljax.data.image_rows.prompt_images",
+        )
+    patches = max(x["pixels"].shape[1] for x in (one, other))
+
+    def padded(x, name):
+        if name not in ("pixels", "patch_coords"):
+            return x[name]
+        return np.pad(x[name], [(0, 0), (0, patches - x[name].shape[1]), (0, 0)])
+
+    return {name: np.concatenate([padded(one, name), padded(other, name)]) for name in one}
+
+
 @dataclass(frozen=True)
 class Prompts:
     """The prompts of one step; `tokens` [P, L] int32, `lengths` [P] int32, `records` one each.
 
     A record has prompt_text, ground_truth, data_source, extra_info and index. `more(n)` draws n
-    further prompts from the same data, for dataflows that need them.
+    further prompts from the same data, for dataflows that need them. `images` are those of the
+    prompts (rljax.data.image_rows.prompt_images), None for text alone.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     records: tuple[dict, ...]
     more: Callable[[int], "Prompts"] | None = None
+    images: dict[str, np.ndarray] | None = None
 
     def joined(self, other: "Prompts") -> "Prompts":
         """These prompts, then the others."""
@@ -36,6 +57,7 @@ class Prompts:
             np.concatenate([self.lengths, other.lengths]),
             self.records + other.records,
             self.more,
+            _joined_images(self.images, other.images),
         )
 
     @classmethod

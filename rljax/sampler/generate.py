@@ -55,6 +55,9 @@ class Sampling:
             )
 
 
+_IMAGE_FIELDS = ("pixels", "patch_coords", "rope_positions")
+
+
 @dataclasses.dataclass
 class _Rows:
     """The state of every row while decoding: the record so far, and where the row stands."""
@@ -120,14 +123,19 @@ def _first_rows(prompts, start, n: int, response_tokens: int, interrupts: bool, 
 @functools.partial(jax.jit, static_argnames=("model", "n", "response_tokens"))
 def _rollout(
     model: Model, n, response_tokens, params, prompts, lengths, keys, limits, stop_ids, version,
-    interrupt,
+    interrupt, images,
 ):  # fmt: skip
     """The program. prompts [P, L], lengths [P], keys [B], limits: temperature, top_k, top_p [B]
-    each; `interrupt` is None, or the arrays of a forced interruption."""
+    each; `interrupt` is None, or the arrays of a forced interruption; `images` is None, or those
+    of the prompts."""
     total = prompts.shape[1] + response_tokens
     count = prompts.shape[0] * n
-    first = batch_from_rows(prompts, lengths, jnp.zeros(prompts.shape, jnp.float32))
-    caches = model.prefill(params, first, total)
+    seen = batch_from_rows(prompts, lengths, jnp.zeros(prompts.shape, jnp.float32))
+    shift = 0
+    if images is not None:
+        shift = jnp.repeat(images["shift"], n, axis=0)
+        seen = seen.replace(**{name: images[name] for name in _IMAGE_FIELDS})
+    caches = model.prefill(params, seen, total)
     caches = jax.tree.map(lambda c: constrain_rows(jnp.repeat(c, n, axis=0), model.mesh), caches)
     start = jnp.repeat(lengths, n, axis=0)
     unstacked = model.unstack(params)
@@ -135,7 +143,7 @@ def _rollout(
 
     def step(rows: _Rows):
         logits, caches = model.decode_step(
-            unstacked, rows.tokens[row, rows.column], rows.column, rows.caches
+            unstacked, rows.tokens[row, rows.column], rows.column, rows.caches, shift
         )
         ids, logp = sample(logits, keys, rows.column + 1, *limits)
         forced = jnp.zeros((count,), bool)
@@ -168,7 +176,7 @@ def _rollout(
     rows = jax.lax.while_loop(lambda r: jnp.any(r.live), step, first)
     index = jnp.arange(total)[None, :]
     mask = rows.chosen.astype(jnp.float32)
-    return batch_from_rows(
+    batch = batch_from_rows(
         jnp.where(index <= rows.column[:, None], rows.tokens, 0),
         rows.column + 1,
         mask,
@@ -177,6 +185,18 @@ def _rollout(
         group=jnp.repeat(jnp.arange(prompts.shape[0], dtype=jnp.int32), n),
         finish_reason=rows.reason,
     )
+    return batch if images is None else _with_images(batch, seen, start, shift, n)
+
+
+def _with_images(batch: Batch, seen: Batch, start, shift, n: int) -> Batch:
+    """Every sample with the images of its prompt, and positions that go on after it."""
+    of_prompt = {name: jnp.repeat(getattr(seen, name), n, axis=0) for name in _IMAGE_FIELDS}
+    after = (batch.positions + shift[:, None])[..., None]
+    room = [(0, 0), (0, batch.tokens.shape[1] - seen.tokens.shape[1]), (0, 0)]
+    prompt = jnp.pad(of_prompt["rope_positions"], room)
+    inside = jnp.arange(batch.tokens.shape[1])[None, :, None] < start[:, None, None]
+    of_prompt["rope_positions"] = jnp.where(inside, prompt, after).astype(jnp.int32)
+    return batch.replace(**of_prompt)
 
 
 def _interruption(sampling: Sampling, keys):
@@ -210,14 +230,23 @@ def _budgets(keys, low, high):
 
 
 def rollout(
-    model: Model, params, prompts, lengths, key, sampling: Sampling, *, n: int = 1, version=0
+    model: Model,
+    params,
+    prompts,
+    lengths,
+    key,
+    sampling: Sampling,
+    *,
+    n: int = 1,
+    version=0,
+    images: dict | None = None,
 ) -> Batch:
     """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
     P n rows.
 
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
     on
-    (key, row, column) alone.
+    (key, row, column) alone. `images` are those of the prompts (rljax.data.prompts).
     """
     prompts, lengths = np.asarray(prompts, np.int32), np.asarray(lengths, np.int32)
     if lengths.min(initial=1) < 1 or lengths.max(initial=1) > prompts.shape[1]:
@@ -238,6 +267,7 @@ def rollout(
     stop_ids = np.full(room, -1, np.int32)
     stop_ids[: len(sampling.stop_ids)] = sampling.stop_ids
     placed = shard_rows((prompts, lengths, request_keys, limits), model.mesh)
+    images = images and shard_rows(images, model.mesh)
     return _rollout(
         model,
         n,
@@ -247,6 +277,7 @@ def rollout(
         stop_ids,
         jnp.asarray(version, jnp.int32),
         _interruption(sampling, placed[2]),
+        images,
     )
 
 
