@@ -77,6 +77,8 @@ _QWEN_MOE = {
     "moe_intermediate_size": "mlp",
     "norm_topk_prob": "normalise",
 }
+_GPT_OSS_ROPE = dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                     original_max_position_embeddings=4096)  # fmt: skip
 _GPT_OSS = {**_MIXTRAL, "swiglu_alpha": "alpha", "swiglu_limit": "limit"}
 _DEEPSEEK = {
     "n_routed_experts|num_local_experts": "count",
@@ -115,6 +117,8 @@ def _qwen3_moe_out(config: ModelConfig) -> dict:
         "attention_bias": config.qkv_bias,
         "decoder_sparse_step": 1,
         "mlp_only_layers": dense,
+        "use_sliding_window": bool(config.kinds[0].window),
+        "sliding_window": config.kinds[0].window or None,
     }
 
 
@@ -250,7 +254,7 @@ FAMILIES: dict[str, Family] = {
         windows=hf_keys.qwen_moe_windows,
         names="experts",
         read=_qwen3_moe,
-        write=lambda c: {**_qwen3_moe_out(c), **_qwen_out(c)},
+        write=_qwen3_moe_out,
     ),
     "mixtral": Family(
         "Mixtral",
@@ -292,10 +296,12 @@ FAMILIES: dict[str, Family] = {
                   "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128},
         fixed=dict(sinks=True),
         windows=hf_keys.alternating,
+        ropes=functools.partial(hf_keys.ropes, silent=_GPT_OSS_ROPE),
         names="gpt_oss",
         read=_gpt_oss,
         write=lambda c: {
             **_experts_out(c, _GPT_OSS), **_windows_out(c), **_attention_bias_out(c),
+            "rope_scaling": hf_keys.rope_out(c.ropes[0]) or {"rope_type": "default"},
         },
     ),
     "qwen2_5_vl": Family(

@@ -5,6 +5,7 @@ What lives here: what families share. Which family reads what is in rljax.models
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from rljax.errors import InputError
 from rljax.models.config import Rope
@@ -137,13 +138,21 @@ def _rope(parameters: Mapping, theta: float, max_tokens: int, sections: bool = F
     return Rope(**fields)
 
 
-def ropes(keys: Keys, theta: float, max_tokens: int, sections: bool = False) -> tuple[Rope, ...]:
-    """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (published)."""
+def ropes(
+    keys: Keys,
+    theta: float,
+    max_tokens: int,
+    *,
+    sections: bool = False,
+    silent: Mapping = MappingProxyType({}),
+) -> tuple[Rope, ...]:
+    """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (published);
+    `silent` is what transformers takes where neither is there."""
     parameters = keys.get("rope_parameters", Mapping, None) or keys.get(
         "rope_scaling", Mapping, None
     )
     theta = keys.get("rope_theta", NUMBER, theta)
-    return (_rope(parameters or {}, theta, max_tokens, sections),)
+    return (_rope(parameters or silent, theta, max_tokens, sections),)
 
 
 def gemma3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:

@@ -1,0 +1,202 @@
+"""Settings that the golden folders do not have, against transformers itself: a tiny random model of
+each is written by transformers, and read, run and written back by us.
+
+Each row changes what its family may change: tied or not, other heads, rope of every kind, windows,
+which layers have experts, biases. The slow lane has them all; two per kind of change run always.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rljax.batch import batch_from_rows
+from rljax.mesh import make_mesh
+from rljax.models.families import from_hf_config
+from rljax.models.huggingface import load_config, load_params, save_params
+from rljax.models.model import Model
+
+SMALL = dict(
+    vocab_size=96, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
+    num_attention_heads=6, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+    initializer_range=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16, rope_theta=5e4)  # fmt: skip
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=1e4)
+DEEPSEEK = dict(
+    kv_lora_rank=12, q_lora_rank=20, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12,
+    n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=2,
+    n_group=4, topk_group=2, first_k_dense_replace=1, num_key_value_heads=6, head_dim=None,
+)  # fmt: skip
+MOE = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24)
+EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
+SLIDE, FULL = "sliding_attention", "full_attention"
+
+# model_type, changes, whether it runs outside the slow lane
+ROWS = {
+    "llama-tied": ("llama", dict(tie_word_embeddings=True, attention_bias=True), True),
+    "llama-mlp-bias": ("llama", dict(mlp_bias=True, rope_parameters=LLAMA3), False),
+    "llama-yarn": ("llama", dict(rope_parameters=YARN, num_key_value_heads=6), False),
+    "llama-linear": (
+        "llama", dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e4)), False,
+    ),
+    "llama-gelu": ("llama", dict(hidden_act="gelu", num_key_value_heads=1), False),
+    "mistral-whole": ("mistral", dict(sliding_window=None, tie_word_embeddings=True), False),
+    "mistral-window": ("mistral", dict(sliding_window=5, num_attention_heads=4), False),
+    "qwen2-window": (
+        "qwen2", dict(use_sliding_window=True, sliding_window=4, max_window_layers=1), True,
+    ),
+    "qwen2-untied": ("qwen2", dict(tie_word_embeddings=False, rope_parameters=YARN), False),
+    "qwen3-window": (
+        "qwen3",
+        dict(use_sliding_window=True, sliding_window=6, layer_types=[SLIDE, FULL, SLIDE],
+             tie_word_embeddings=True, attention_bias=True), False,
+    ),
+    "qwen3_moe-some": (
+        "qwen3_moe", dict(MOE, mlp_only_layers=[1], norm_topk_prob=False), True,
+    ),
+    "qwen3_moe-every-second": ("qwen3_moe", dict(MOE, decoder_sparse_step=2), False),
+    "qwen3_moe-window": (
+        "qwen3_moe",
+        dict(MOE, use_sliding_window=True, sliding_window=5, norm_topk_prob=True,
+             attention_bias=True), False,
+    ),
+    "mixtral-window": ("mixtral", dict(EXPERTS, sliding_window=5), False),
+    "mixtral-tied": ("mixtral", dict(EXPERTS, tie_word_embeddings=True), False),
+    "gemma2-untied": (
+        "gemma2",
+        dict(tie_word_embeddings=False, query_pre_attn_scalar=24, sliding_window=5,
+             attn_logit_softcapping=None, final_logit_softcapping=3.0), True,
+    ),
+    "gemma2-caps": (
+        "gemma2",
+        dict(attention_bias=True, attn_logit_softcapping=2.0, final_logit_softcapping=None,
+             sliding_window=3), False,
+    ),
+    "gemma3-pattern": (
+        "gemma3_text",
+        dict(num_hidden_layers=7, sliding_window=4, query_pre_attn_scalar=12, rope_parameters={
+            FULL: dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+            SLIDE: dict(rope_type="default", rope_theta=2e4)}), True,
+    ),
+    "gemma3-layers": (
+        "gemma3_text", dict(layer_types=[FULL, SLIDE, SLIDE], sliding_window=6), False,
+    ),
+    "gpt_oss-default-rope": (
+        "gpt_oss",
+        dict(EXPERTS, attention_bias=False, sliding_window=4,
+             rope_parameters=dict(rope_type="default", rope_theta=1e4)), False,
+    ),
+    "gpt_oss-limits": (
+        "gpt_oss",
+        dict(EXPERTS, swiglu_limit=2.0, swiglu_alpha=1.2, layer_types=[FULL, SLIDE, FULL],
+             sliding_window=5, tie_word_embeddings=True,
+             rope_parameters=dict(YARN, truncate=False, beta_fast=16.0, beta_slow=2.0)), False,
+    ),
+    "deepseek-full-rank-yarn": (
+        "deepseek_v3",
+        dict(DEEPSEEK, q_lora_rank=None, rms_norm_eps=1e-4, first_k_dense_replace=2,
+             rope_parameters=dict(YARN, mscale=0.8, mscale_all_dim=1.3)), True,
+    ),
+    "deepseek-halves": (
+        "deepseek_v3",
+        dict(DEEPSEEK, rope_interleave=False, attention_bias=True, first_k_dense_replace=0,
+             n_group=1, topk_group=1, norm_topk_prob=False, routed_scaling_factor=1.7,
+             tie_word_embeddings=True, rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
+        False,
+    ),
+}  # fmt: skip
+CASES = [
+    pytest.param(*row[:2], id=name, marks=() if row[2] else pytest.mark.slow)
+    for name, row in ROWS.items()
+]
+
+
+def write(torch, transformers, model_type, changes, folder, head="CausalLM"):
+    """(their model, in `folder`): every weight random, norms, biases and sinks too."""
+    known = transformers.AutoConfig.for_model(model_type)
+    given = {k: v for k, v in {**SMALL, **changes}.items() if v is not None or k in changes}
+    if model_type == "deepseek_v3":
+        given.pop("head_dim", None)
+    config = type(known)(**given)
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    torch.manual_seed(0)
+    model = auto.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            if value.is_floating_point() and "inv_freq" not in name and "embed_scale" not in name:
+                value.add_(0.2 * torch.randn_like(value))
+    model.save_pretrained(folder)
+    return model
+
+
+def rows():
+    tokens = jax.random.randint(jax.random.key(1), (2, 20), 3, 96)
+    lengths = jnp.array([20, 13])
+    return batch_from_rows(tokens, lengths, (jnp.arange(20)[None, :] < lengths[:, None]) * 1.0)
+
+
+@pytest.mark.parametrize(("model_type", "changes"), CASES)
+def test_logits_and_the_way_back(model_type, changes, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    theirs = write(torch, transformers, model_type, changes, tmp_path / "theirs")
+    mesh = make_mesh(devices=jax.devices()[:1])
+    model = Model(load_config(tmp_path / "theirs", remat="none"), mesh)
+    params, batch = load_params(tmp_path / "theirs", model), rows()
+
+    def expected(them):
+        with torch.no_grad():
+            ids = torch.tensor(np.asarray(batch.tokens))
+            return them(ids, attention_mask=torch.tensor(np.asarray(batch.segment_ids))).logits
+
+    want, keep = expected(theirs).numpy(), np.asarray(batch.mask)[..., None] > 0
+    got = np.asarray(jax.jit(model.logits)(params, batch))
+    # Random routing is chaotic: an expert chosen by a hair moves a row, so scale by the logits.
+    limit = 1e-4 * max(1.0, np.abs(want[keep[..., 0]]).max())
+    np.testing.assert_allclose(np.where(keep, got, 0), np.where(keep, want, 0), atol=limit)
+
+    save_params(tmp_path / "ours", model, params, bos_id=1, eos_ids=(2,), pad_id=0)
+    told = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert from_hf_config(told, remat="none") == model.config
+    again = type(theirs).from_pretrained(tmp_path / "ours", attn_implementation="eager")
+    np.testing.assert_allclose(
+        np.where(keep, expected(again).numpy(), 0), np.where(keep, want, 0), atol=limit
+    )
+
+
+def test_three_labels(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    changes = dict(num_labels=3, tie_word_embeddings=False)
+    head = "SequenceClassification"
+    theirs = write(torch, transformers, "llama", changes, tmp_path, head)
+    config = load_config(tmp_path, remat="none")
+    model = Model(config, make_mesh(devices=jax.devices()[:1]), "scalar")
+    batch = rows()
+    ids, mask = (torch.tensor(np.asarray(x)) for x in (batch.tokens, batch.segment_ids))
+    with torch.no_grad():
+        want = theirs(torch.where(mask > 0, ids, 0), attention_mask=mask).logits.numpy()
+    got = jax.jit(model.scores)(load_params(tmp_path, model), batch)
+    assert got.shape == (2, 3) and config.labels == 3
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+
+
+def test_layers_of_one_kind_are_scanned_and_not_unrolled():
+    """A pattern of any length is one stack of its repeats, and what is left over another."""
+    from rljax.models.config import LayerKind, ModelConfig
+
+    sizes = dict(vocab_size=8, embed=8, mlp=8, heads=1, kv_heads=1, head_dim=8)
+    plain = ModelConfig("qwen3", layers=80, **sizes)
+    assert [(len(s.unit), s.repeats) for s in plain.stacks()] == [(1, 80)]
+    near, far = LayerKind(window=4), LayerKind()
+    kinds = (*([near] * 5 + [far]) * 10, near, near)
+    gemma = dataclasses.replace(plain, layers=62, kinds=kinds)
+    assert [(len(s.unit), s.repeats) for s in gemma.stacks()] == [(6, 10), (1, 2)]
+    layers = [i for s in gemma.stacks() for m in range(len(s.unit)) for i in s.layers_of(m)]
+    assert sorted(layers) == list(range(62))
+    for stack in gemma.stacks():
+        for member, kind in enumerate(stack.unit):
+            assert all(kinds[i] == kind for i in stack.layers_of(member))
