@@ -79,6 +79,7 @@ def rehearse(recipe: Recipe) -> None:
     fields = {
         f.name: jax.ShapeDtypeStruct([shapes[a] for a in f.metadata["axes"]], f.metadata["dtype"])
         for f in dataclasses.fields(Batch)
+        if set(f.metadata["axes"]) <= shapes.keys()  # images are the model's affair alone
     }
     batch, per_token = Batch(**fields), fields["mask"]
 

@@ -348,6 +348,26 @@ def test_forced_tokens_are_not_the_policys(sampler):
     assert set(np.unique(batch.finish_reason)) >= {FinishReason.STOP, FinishReason.INTERRUPT}
 
 
+def test_a_row_that_ends_its_thinking_itself_is_not_interrupted(sampler):
+    plain, _, _ = sampler(PLAIN)
+    tokens, starts = np.asarray(plain.tokens), np.repeat(LENGTHS, 8)
+    spans = (np.asarray(plain.segment_ids) > 0).sum(axis=1) - starts
+    pairs = [tuple(tokens[b, starts[b] + 1 : starts[b] + 3]) for b in range(plain.rows)]
+    marker = pairs[int(np.argmax(spans))]  # two tokens that a row says early, and goes on
+    wish = dict(end_of_thinking_ids=marker, interrupt_ids=(9, 10, *marker))
+    batch, _, _ = sampler(dataclasses.replace(FORCED, **wish))
+    said = [b for b, pair in enumerate(pairs) if pair == marker and spans[b] > 3]
+    for b in said:
+        end = int((np.asarray(batch.segment_ids[b]) > 0).sum())
+        assert np.all(np.asarray(batch.mask)[b, starts[b] : end] == 1)
+        np.testing.assert_array_equal(tokens[b], np.asarray(batch.tokens)[b])
+    # Some of them went on past any budget, where another row is interrupted.
+    assert max(spans[said]) > 12
+    others = [b for b in range(plain.rows) if not find(tokens[b, starts[b] :], marker)]
+    forced = (np.asarray(batch.mask) == 0) & (np.asarray(batch.segment_ids) > 0)
+    assert any(forced[b, starts[b] :].any() for b in others)
+
+
 def test_the_budget_of_a_row_is_its_own(sampler):
     whole, _, _ = sampler(FORCED)
     # The same requests, one of the prompts longer by padding columns: nothing moves.

@@ -38,3 +38,8 @@ def objective(model, loss, *reductions, corrected=True, whole_step=False) -> Obj
         (corrected,) * len(reductions),
         whole_step,
     )
+
+
+def ten_more(batch):
+    """A reward shaping: every score and ten."""
+    return batch.scores + 10
