@@ -7,6 +7,7 @@ model folders is found here, before the first compile.
 """
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rljax.data.encoded import Data, load_data, load_run_tokenizer
 from rljax.data.loader import Loader, make_loader
 from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.mesh import make_mesh, replicated, row_shards
+from rljax.mesh import check_host_memory, make_mesh, on_host, replicated, row_shards
 from rljax.models import lora
 from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config, load_params, load_with_report
@@ -41,7 +42,7 @@ from rljax.roles import (
 )
 from rljax.sampler import Sampling
 from rljax.trees import merged
-from rljax.update import Steps
+from rljax.update import Steps, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,10 @@ def load_model(config: Config, tokenizer: Tokenizer) -> Model:
     """The static model of the config, on its mesh."""
     settings = {**dataclasses.asdict(config.model_settings), **_adapters(config)}
     mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    wishes = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
+    wishes["model_settings.remat='offload'"] = config.model_settings.remat == "offload"
+    for name in (name for name, wanted in wishes.items() if wanted):
+        check_host_memory(mesh, name)
     if is_path(config.model):
         model_config = load_config(config.model, **settings)
         if tokenizer.vocab_size > model_config.vocab_size:
@@ -276,9 +281,14 @@ def sft_roles(setup: Setup, params) -> dict:
     return {"actor": _actor(setup, params, optimizer)}
 
 
+def _state(setup: Setup, model: Model, params, optimizer) -> TrainState:
+    on_host = setup.config.memory.optimizer_on_host
+    return start_training(model, params, optimizer, optimizer_on_host=on_host)
+
+
 def _actor(setup: Setup, params, optimizer) -> Actor:
     return Actor(
-        start_training(setup.model, params, optimizer),
+        _state(setup, setup.model, params, optimizer),
         setup.model,
         optimizer,
         setup.config.sampler.temperature,
@@ -308,10 +318,14 @@ def _reference_params(setup: Setup, params: dict) -> dict:
     # hold the actor's very numbers: KL to the reference starts at exactly 0.
     exact = {"head", "embedding"} if model.config.head_in_float32 else set()
     low = setup.config.model_settings.dtype
+
+    def copy(x, dtype):
+        x = jnp.array(x, dtype, copy=True)
+        return jax.device_put(x, on_host(x.sharding)) if to_host else x
+
+    to_host = setup.config.memory.reference_on_host
     return {
-        name: jax.tree.map(
-            lambda x, dtype=None if name in exact else low: jnp.array(x, dtype, copy=True), part
-        )
+        name: jax.tree.map(functools.partial(copy, dtype=None if name in exact else low), part)
         for name, part in params.items()
     }
 
@@ -344,7 +358,7 @@ def rl_roles(setup: Setup, params) -> dict:
         optimizer = make_optimizer(config.critic_optimizer, total)
         model = dataclasses.replace(setup.model, head="scalar")
         body = _critic_params(config, model, params)
-        roles["critic"] = Critic(start_training(model, body, optimizer), model, optimizer)
+        roles["critic"] = Critic(_state(setup, model, body, optimizer), model, optimizer)
     whole = replicated(setup.model.mesh)
     if setup.needs_kl_controller:
         state = jax.device_put(jnp.ones((), jnp.float32), whole)

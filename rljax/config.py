@@ -186,8 +186,20 @@ class ModelSettings:
     """How the model runs, whatever its family."""
 
     dtype: str = "float32"  # of matmuls; master weights and optimizer state are float32
-    remat: str = "full"  # full: recompute layers in the backward pass | none: keep activations
+    # What the backward pass finds of every layer, the rest being recomputed. none: all; dots: the
+    # products with weights, and attention; attention: that, and the layer's input; full: the
+    # input; offload: the input, in host memory.
+    remat: str = "full"
     head_in_float32: bool = True
+
+
+@dataclasses.dataclass
+class MemoryConfig:
+    """What waits in the memory of the hosts while the devices do not need it. The numbers of a run
+    stay what they were, to rounding; a use costs a copy to the devices, of a state one back."""
+
+    optimizer_on_host: bool = False  # the optimizers' moments, fetched for each optimizer step
+    reference_on_host: bool = False  # the reference's weights, fetched for its log-probs
 
 
 @dataclasses.dataclass
@@ -221,6 +233,7 @@ class Config:
     export: bool = True  # write the final policy as a Hugging Face folder
     compilation_cache: str = "~/.cache/rljax/jax"  # "" = off
     model_settings: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
     lora: LoraSettings = dataclasses.field(default_factory=LoraSettings)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)

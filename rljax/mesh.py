@@ -18,6 +18,7 @@ from rljax.errors import InputError
 
 MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH_AXES = ("data", "fsdp", "expert")
+HOST_MEMORY = "pinned_host"
 
 # logical axis of a weight -> mesh axis. Every logical axis is listed; an unlisted one is an error.
 RULES: dict[str | None, str | None] = {
@@ -121,6 +122,43 @@ def shard_rows(tree, mesh: Mesh):
         return jax.device_put(x, row_sharding(mesh) if fits else replicated(mesh))
 
     return jax.tree.map(place, tree)
+
+
+def on_host(shardings):
+    """The same layouts in the memory of the hosts, from where devices can copy by themselves."""
+    return jax.tree.map(lambda s: s.with_memory_kind(HOST_MEMORY), shardings)
+
+
+def check_host_memory(mesh: Mesh, wanted_by: str) -> None:
+    """Raises InputError where the devices of the mesh cannot copy from and to their host."""
+    device = mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST_MEMORY not in kinds:
+        raise InputError(
+            f"{wanted_by} needs {HOST_MEMORY} memory",
+            value=f"{device.platform} devices with {', '.join(kinds)}",
+            fix="turn it off",
+        )
+
+
+def is_on_host(x) -> bool:
+    """Inside or outside a program: whether an array lies in the memory of the hosts."""
+    return jax.typeof(x).memory_space == jax.memory.Space.Host
+
+
+def in_device_memory(tree):
+    """Inside or outside a program: what waits on the host, copied to the devices."""
+    fetch = lambda x: jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x  # noqa: E731
+    return jax.tree.map(fetch, tree)
+
+
+def in_memory_of(like, tree):
+    """`tree` with every array in the memory, device or host, where that of `like` lies."""
+
+    def send(x, before):
+        return jax.device_put(x, jax.memory.Space.Host) if is_on_host(before) else x
+
+    return jax.tree.map(send, tree, like)
 
 
 def constrain_rows(x: jax.Array, mesh: Mesh) -> jax.Array:

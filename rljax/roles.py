@@ -22,7 +22,7 @@ from rljax.batch import Batch, last_token
 from rljax.components import Component
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy, log_ratio
-from rljax.mesh import replicated, shard_rows
+from rljax.mesh import in_device_memory, on_host, replicated, shard_rows
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool, Score
@@ -211,7 +211,8 @@ class Reference:
 
     def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """log pi_ref(tokens) at the sampling temperature: [B, S]."""
-        one = lambda b: self.model.logprobs(self.params, b, self.temperature)[0]  # noqa: E731
+        params = in_device_memory(self.params)  # once, and only until the last microbatch
+        one = lambda b: self.model.logprobs(params, b, self.temperature)[0]  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
 
@@ -389,12 +390,27 @@ def _state_shardings(model: Model, state: TrainState) -> TrainState:
     return jax.tree.map(place, state, is_leaf=is_params)
 
 
-def start_training(model: Model, params, optimizer: optax.GradientTransformation) -> TrainState:
+def training_layout(model: Model, optimizer, *, optimizer_on_host: bool = False) -> TrainState:
+    """Shape, dtype and sharding of all that training holds of `model`: what a program is compiled
+    for ahead of time, and what `start_training` makes."""
+    trained, frozen = model.split(model.abstract())
+    like = jax.eval_shape(functools.partial(new_train_state, optimizer=optimizer), trained)
+    layout = _state_shardings(model, like)
+    if optimizer_on_host:  # counters stay: every device reads them
+        waits = lambda sharding, x: on_host(sharding) if x.ndim else sharding  # noqa: E731
+        moments = jax.tree.map(waits, layout.opt_state, like.opt_state)
+        layout = dataclasses.replace(layout, opt_state=moments)
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+    return dataclasses.replace(jax.tree.map(place, like, layout), frozen=frozen)
+
+
+def start_training(model: Model, params, optimizer, *, optimizer_on_host=False) -> TrainState:
     """A fresh optimizer state around all weights `params`, placed as `program` will hand it back:
     one compile, not two. Of a model with adapters only they are trained."""
     trained, frozen = model.split(params)
+    layout = training_layout(model, optimizer, optimizer_on_host=optimizer_on_host)
+    shardings = jax.tree.map(lambda x: x.sharding, dataclasses.replace(layout, frozen={}))
     create = functools.partial(new_train_state, optimizer=optimizer)
-    shardings = _state_shardings(model, jax.eval_shape(create, trained))
     made = jax.jit(create, out_shardings=shardings)(trained)
     return dataclasses.replace(made, params=trained, frozen=frozen)
 

@@ -23,6 +23,7 @@ import optax
 from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.mesh import in_device_memory, in_memory_of, is_on_host
 from rljax.trees import merged
 
 # -- reductions: B+ = segments with a policy token, n = policy tokens of a segment, N = all policy
@@ -298,22 +299,43 @@ def new_train_state(
     return TrainState(params, optimizer.init(params), *counters, frozen or {})
 
 
+def _changed(optimizer, gradient, params, opt_state, take):
+    """(parameters, optimizer state) after the optimizer's update where `take`, else as they were.
+
+    A state that waits on the host is fetched and sent back in a loop of one turn or none: in a
+    straight program XLA fetches it at the start, and holds it through the backward pass.
+    """
+
+    def turn(carry):
+        _, params, waiting = carry
+        held = in_device_memory(waiting)
+        updates, new = optimizer.update(gradient, held, params)
+        keep = lambda new, old: jnp.where(take, new, old)  # noqa: E731
+        params = jax.tree.map(keep, optax.apply_updates(params, updates), params)
+        return jnp.zeros((), bool), params, in_memory_of(waiting, jax.tree.map(keep, new, held))
+
+    carry = (take, params, opt_state)
+    if any(is_on_host(x) for x in jax.tree.leaves(opt_state)):
+        return jax.lax.while_loop(lambda carry: carry[0], turn, carry)[1:]
+    return turn(carry)[1:]
+
+
 def optimizer_step(
     state: TrainState, gradient, loss, optimizer: optax.GradientTransformation, take=True
 ):
     """One optimizer step; a non-finite loss or gradient changes nothing but the counters, and
-    without `take` (nothing to learn from, or outside the trust region) nothing changes at all."""
+    without `take` (nothing to learn from, or outside the trust region) nothing changes at all.
+
+    An optimizer state that waits on the host is fetched for the step, and sent back."""
     grad_norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
     take = jnp.asarray(take)
-    keep = lambda new, old: jnp.where(finite & take, new, old)  # noqa: E731
+    params, opt_state = _changed(optimizer, gradient, state.params, state.opt_state, finite & take)
     bad, taken = (take & ~finite).astype(jnp.int32), (take & finite).astype(jnp.int32)
     state = dataclasses.replace(
         state,
-        params=jax.tree.map(keep, params, state.params),
-        opt_state=jax.tree.map(keep, opt_state, state.opt_state),
+        params=params,
+        opt_state=opt_state,
         step=state.step + taken,
         skipped=state.skipped + bad,
         skipped_in_a_row=jnp.where(

@@ -1,10 +1,12 @@
-"""Attention compiled ahead of time for a TPU v5e of eight chips, on a host that has none.
+"""The decoder's kernels and memory, compiled ahead of time for a TPU v5e of eight chips, on a host
+that has none.
 
 Not part of the usual run. The one command, where `pip install "jax[tpu]"` has put libtpu:
 
     python -m pytest -n 0 -m tpu_aot tests/test_tpu_aot.py
 """
 
+import dataclasses
 import functools
 import os
 import re
@@ -15,8 +17,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rljax.mesh import BATCH_AXES, make_mesh
+from rljax.config import OptimizerConfig
+from rljax.mesh import BATCH_AXES, HOST_MEMORY, make_mesh
 from rljax.models.attention import attention, attention_cached
+from rljax.optimizers import make_optimizer
+from rljax.update import new_train_state, optimizer_step
 
 pytestmark = pytest.mark.tpu_aot
 ROWS, TOKENS = 8, 4096
@@ -128,3 +133,44 @@ def test_a_cached_decode_step_moves_no_cache(chips):
     assert not re.findall(moved, program.as_text())
     bytes_of_cache = 2 * int(np.prod(cache.shape)) // mesh.size
     assert program.memory_analysis().temp_size_in_bytes < bytes_of_cache / 2
+
+
+# -- memory of the hosts
+
+
+def compile_step(device, on_host):
+    """A gradient and the optimizer's step in one program, the state donated; four gated layers, so
+    that the backward pass needs more than the update. Returns its bytes and those of the weights.
+    """
+    here = NamedSharding(make_mesh(1, 1, 1, devices=[device]), PartitionSpec())
+    optimizer = make_optimizer(OptimizerConfig(lr=1e-5), 0)
+    place = lambda x, s=here: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+    sizes = {"gate": (4, 1024, 2048), "up": (4, 1024, 2048), "down": (4, 2048, 1024)}
+    params = {k: jax.ShapeDtypeStruct(size, jnp.float32) for k, size in sizes.items()}
+    create = functools.partial(new_train_state, optimizer=optimizer)
+    state = jax.tree.map(place, jax.eval_shape(create, params))
+    if on_host:
+        send = lambda x: place(x, here.with_memory_kind(HOST_MEMORY) if x.ndim else here)  # noqa: E731
+        state = dataclasses.replace(state, opt_state=jax.tree.map(send, state.opt_state))
+
+    def layer(x, w):
+        return x + (jnp.tanh(x @ w["gate"]) * (x @ w["up"])) @ w["down"], None
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state, x):
+        total = lambda params: jnp.sum(jax.lax.scan(layer, x, params)[0] ** 2)  # noqa: E731
+        loss, gradient = jax.value_and_grad(total)(state.params)
+        return optimizer_step(state, gradient, loss, optimizer)[0]
+
+    program = step.lower(state, place(jnp.zeros((8192, 1024)))).compile()
+    return program.memory_analysis(), sum(4 * int(np.prod(size)) for size in sizes.values())
+
+
+def test_moments_on_the_host_lower_the_peak_of_a_step(chips):
+    (off, weights), (on, _) = (compile_step(chips[0], on_host) for on_host in (False, True))
+    assert off.host_argument_size_in_bytes == 0 and off.argument_size_in_bytes > 3 * weights
+    assert on.host_argument_size_in_bytes >= 2 * weights  # both moments
+    assert on.host_alias_size_in_bytes >= 2 * weights  # donated: written back in place
+    peaks = [x.argument_size_in_bytes + x.temp_size_in_bytes for x in (off, on)]
+    # Nothing of them is there during the backward pass; the update, which fetches all, needs less.
+    assert peaks[1] < peaks[0] - 1.9 * weights, (peaks, weights)

@@ -16,11 +16,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES
 from rljax.models import attention_paths as paths
+from rljax.models.remat import ATTENTION
 
 IMPLS = ("auto", "reference", "xla", "cudnn", "splash")
 
@@ -56,9 +58,12 @@ def attention(
     if impl == "cudnn" and (why := _cudnn_lacks(device, q, v, soft_cap, sinks)):
         raise InputError(f"attention impl 'cudnn' cannot run this: {why}", fix="impl='auto'")
     if impl == "splash":
-        path = functools.partial(paths.splash, interpret=device.platform != "tpu")
+        # The kernel names what its backward pass reads, the sums of the softmax too.
+        options = dict(interpret=device.platform != "tpu", residual_name=ATTENTION)
+        path = functools.partial(paths.splash, **options)
     elif impl in IMPLS:
-        path = {"reference": paths.reference, "xla": paths.xla, "cudnn": paths.cudnn}[impl]
+        plain = {"reference": paths.reference, "xla": paths.xla, "cudnn": paths.cudnn}[impl]
+        path = lambda *args, **how: checkpoint_name(plain(*args, **how), ATTENTION)  # noqa: E731
     else:
         raise InputError("attention impl", value=impl, rule=f"one of {', '.join(IMPLS)}")
     path = functools.partial(path, scale=scale, window=window, soft_cap=soft_cap)

@@ -145,10 +145,13 @@ def cudnn(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
     return out[:, :tokens, :, :values]
 
 
-def splash(q, k, v, segments, sinks, *, scale, window, soft_cap, interpret=False) -> jax.Array:
+def splash(
+    q, k, v, segments, sinks, *, scale, window, soft_cap, residual_name=None, interpret=False
+) -> jax.Array:
     """JAX's splash attention for TPU: blocks that the causal and window mask rule out are skipped.
 
-    Tokens are padded to whole blocks (padding is segment 0, after every real column).
+    Tokens are padded to whole blocks (padding is segment 0, after every real column). What the
+    backward pass reads of the forward pass carries `residual_name` (rljax.models.remat).
     `interpret` runs the kernel's text off TPU, slowly.
     """
     # Imported here: Pallas takes a second to import, and only this path needs it.
@@ -177,6 +180,7 @@ def splash(q, k, v, segments, sinks, *, scale, window, soft_cap, interpret=False
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=soft_cap or None,
+        residual_checkpoint_name=residual_name,
         interpret=interpret,
     )
     # The kernel has no scale of its own.

@@ -10,6 +10,7 @@ import math
 from rljax.errors import InputError
 from rljax.models.experts import ExpertsConfig
 from rljax.models.quantise import KINDS
+from rljax.models.remat import POLICIES
 from rljax.models.vision_config import VisionConfig
 
 
@@ -169,7 +170,7 @@ class ModelConfig:
     dtype: str = "float32"
     weight_dtype: str = "float32"
     head_in_float32: bool = True
-    # "none": keep activations; "full": recompute each layer in the backward pass.
+    # What the backward pass finds of a layer: one of rljax.models.remat.POLICIES.
     remat: str = "full"
 
     def __post_init__(self):
@@ -191,7 +192,7 @@ class ModelConfig:
             value = getattr(self, name)
             _check(0 <= value < math.inf, f"model.{name}", value, "0 or above")
         choices = {
-            "remat": ("none", "full"),
+            "remat": POLICIES,
             "dtype": ("float32", "bfloat16"),
             "weight_dtype": ("float32", "bfloat16"),
             "activation": ("silu", "gelu", "gelu_tanh"),

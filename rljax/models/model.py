@@ -27,6 +27,7 @@ from rljax.models import lora
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
 from rljax.models.multimodal import add_features, place_features, vision_tokens
+from rljax.models.remat import layer_input, recomputed
 from rljax.models.vision_names import STACKED
 from rljax.trees import nested, split
 
@@ -115,11 +116,11 @@ class Model:
 
     def _layer(self, graph, weights, x, call: Pass, keep: str):
         def run(x, weights):
-            x, cache, stats = nnx.merge(graph, weights)(x, call)
+            x, cache, stats = nnx.merge(graph, weights)(layer_input(x), call)
             return x, {"": (), "cache": cache, "hidden": x, "stats": stats}[keep]
 
-        if self.config.remat == "full" and keep in ("", "stats"):
-            run = jax.checkpoint(run)
+        if keep in ("", "stats"):  # else nothing is differentiated
+            run = recomputed(run, self.config.remat)
         return run(x, weights)
 
     def _start(self, decoder: Decoder, batch: Batch) -> tuple[jax.Array, Pass]:

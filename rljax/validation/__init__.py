@@ -105,6 +105,10 @@ def _warnings(config: Config) -> list[str]:
         found.append(
             "algorithm.kl_in_reward and kl_in_loss are both on: the KL penalty counts twice"
         )
+    if config.memory.reference_on_host and not (
+        config.algorithm.kl_in_reward > 0 or config.algorithm.kl_in_loss > 0
+    ):
+        found.append("memory.reference_on_host does nothing: without a KL there is no reference")
     advantage = resolve(config.algorithm.advantage, HOMES["advantage"])
     if config.batch.samples_per_prompt == 1 and advantage.name in _OF_GROUPS:
         found.append("batch.samples_per_prompt=1 with a group advantage: every advantage is 0")

@@ -51,7 +51,7 @@ _CHOICES = {
     "algorithm.kl_reward_estimator": ("k1", "abs", "k2", "k3"),
     "algorithm.old_logprobs": ("recomputed", "sampler"),
     "model_settings.dtype": ("float32", "bfloat16"),
-    "model_settings.remat": ("none", "full"),
+    "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }
 
@@ -116,6 +116,10 @@ def check_ranges(config: Config, problems: Problems) -> None:
     problems.check(len(lora.targets) > 0, "lora.targets", lora.targets, rule, '("*",) for all')
     rule = "needs the adapter's own lora.rank"
     problems.check(not lora.adapter or lora.rank > 0, "lora.rank", lora.rank, rule)
+    rule = "with lora the reference shares the actor's base: it has nothing of its own to move"
+    moves = config.memory.reference_on_host
+    free = not (moves and lora.rank > 0)
+    problems.check(free, "memory.reference_on_host", moves, rule, "memory.reference_on_host=False")
     horizon = config.algorithm.kl_horizon
     problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
     _check_prompt_rules(config, problems)

@@ -1,0 +1,49 @@
+"""Rematerialisation: what the backward pass finds of a layer, and what it computes again.
+
+What lives here: the names given to a layer's input and to the output of attention, and the policies
+over them. What does not: the layers (rljax.models.decoder), the scan over them
+(rljax.models.model), what a policy saves (benchmarks/memory.py measures it).
+
+From the most memory to the least: "none" keeps everything; "dots" the products of activations with
+weights and the output of attention; "attention" that output and the layer's input; "full" the
+input; "offload" the input, in host memory.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from rljax.mesh import HOST_MEMORY
+
+POLICIES = ("none", "dots", "attention", "full", "offload")
+LAYER_INPUT, ATTENTION = "layer_input", "attention"
+
+
+def layer_input(x: jax.Array) -> jax.Array:
+    """x, under the name by which a policy finds it."""
+    return checkpoint_name(x, LAYER_INPUT)
+
+
+def recomputed(layer: Callable, policy: str) -> Callable:
+    """The same function, of which the backward pass keeps what `policy` says."""
+    known = jax.checkpoint_policies
+    if policy == "none":
+        return layer
+    if policy == "full":
+        return jax.checkpoint(layer)
+    attention = known.save_only_these_names(ATTENTION)
+    if policy == "attention":
+        return jax.checkpoint(layer, policy=attention)
+    if policy == "dots":
+        # A product with weights has no batch axes (rljax.models.layers.project); scores have.
+        dots = known.dots_with_no_batch_dims_saveable
+        return jax.checkpoint(layer, policy=known.save_from_both_policies(dots, attention))
+    assert policy == "offload", policy
+    to_host = known.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[LAYER_INPUT],
+        offload_src="device",
+        offload_dst=HOST_MEMORY,
+    )
+    return jax.checkpoint(layer, policy=to_host)
