@@ -214,8 +214,8 @@ def main() -> None:
         model = Model(config, mesh)
         wishes = (" optimizer_on_host", " reference_on_host")
         name = remat + "".join(w for w, on in zip(wishes, places, strict=True) if on)
-        print(name, file=sys.stderr, flush=True)
         program, out[name] = compiled(model, like, cfg, *places)
+        print(name, out[name], file=sys.stderr, flush=True)  # a compile may take minutes
         if not args.topology:
             params = params or model.init(jax.random.key(0))
             live[name] = (program, *concrete_roles(model, params, *places))
