@@ -7,7 +7,6 @@ model folders is found here, before the first compile.
 """
 
 import dataclasses
-import functools
 import json
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.mesh import check_host_memory, make_mesh, on_host, replicated, row_shards
 from rljax.models import lora
-from rljax.models.config import LoraConfig
+from rljax.models.config import LoraConfig, ModelConfig
 from rljax.models.huggingface import load_config, load_params, load_with_report
 from rljax.models.model import Model
 from rljax.models.peft import load_adapter
@@ -41,7 +40,7 @@ from rljax.roles import (
     start_training,
 )
 from rljax.sampler import Sampling
-from rljax.trees import merged
+from rljax.trees import flattened, merged, nested
 from rljax.update import Steps, TrainState
 
 
@@ -314,35 +313,64 @@ def _reference_params(setup: Setup, params: dict) -> dict:
     if model.config.lora:
         adapters, base = model.split(params)
         return merged(_copy(adapters), base)
-    # A frozen model needs no float32 master weights, but a head that multiplies in float32 must
-    # hold the actor's very numbers: KL to the reference starts at exactly 0.
-    exact = {"head", "embedding"} if model.config.head_in_float32 else set()
-    low = setup.config.model_settings.dtype
+    to_host, low = setup.config.memory.reference_on_host, setup.config.model_settings.dtype
 
-    def copy(x, dtype):
+    def copy(path, x):
+        dtype = low if _multiplied_in_dtype(path, model.config) else x.dtype
         x = jnp.array(x, dtype, copy=True)
         return jax.device_put(x, on_host(x.sharding)) if to_host else x
 
-    to_host = setup.config.memory.reference_on_host
-    return {
-        name: jax.tree.map(functools.partial(copy, dtype=None if name in exact else low), part)
-        for name, part in params.items()
-    }
+    return nested({path: copy(path, x) for path, x in flattened(params).items()})
 
 
-def _critic_params(config: Config, model: Model, params: dict) -> dict:
-    """The body of critic_model, a reward model, with its head; without one, the policy's body and
-    a head of zeros."""
+def _multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
+    """Whether the model rounds this weight to its dtype before use. Rounding a frozen copy then
+    changes nothing; every other weight (router, norms, a float32 head) stays what the actor has:
+    KL to the reference starts at exactly 0."""
+    if path in (("head",), ("embedding",)):
+        return not config.head_in_float32
+    experts = path[0] == "layers" and path[-2:] in (("mlp", "gate"), ("mlp", "up"), ("mlp", "down"))
+    return path[-1] == "weight" or experts
+
+
+def _critic(config: Config, policy: Model, params: dict) -> tuple[Model, dict]:
+    """The reward model of critic_model with its own config.json and head; without one, the policy's
+    body and a head of zeros."""
+    model = dataclasses.replace(policy, head="scalar")
     if config.critic_model:
-        plain = dataclasses.replace(model, config=lora.without(model.config))
-        loaded = load_params(config.critic_model, plain)
-        key = jax.random.fold_in(jax.random.key(config.seed), 2)
-        return lora.attach(model, loaded, key) if model.config.lora else loaded
+        return _reward_model(config, policy)
     body = {k: v for k, v in params.items() if k != "head"}
     head = model.abstract()["head"]
     body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
     trained, base = model.split(body)
-    return merged(_copy(trained), base)
+    return model, merged(_copy(trained), base)
+
+
+def _reward_model(config: Config, policy: Model) -> tuple[Model, dict]:
+    """An outcome or process reward model as the critic's start. Of two labels (wrong, right) the
+    value is the difference of the logits, the log-odds of right."""
+    folder = config.critic_model
+    settings = {**dataclasses.asdict(config.model_settings), **_adapters(config)}
+    wanted = load_config(folder, **settings)
+    if wanted.vocab_size != policy.config.vocab_size:
+        raise InputError(
+            f"critic_model={folder} has another vocabulary",
+            value=wanted.vocab_size,
+            rule=f"the policy's has {policy.config.vocab_size} words",
+        )
+    if wanted.labels > 2:
+        raise InputError(f"critic_model={folder}", value=wanted.labels, rule="1 or 2 labels")
+    plain = Model(lora.without(wanted), policy.mesh, "scalar")
+    params = load_params(folder, plain)
+    if wanted.labels == 2:
+        for name in ("head", "head_bias"):
+            if name in params:
+                params[name] = params[name][..., 1:] - params[name][..., :1]
+    model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
+    if wanted.lora:
+        key = jax.random.fold_in(jax.random.key(config.seed), 2)
+        params = lora.attach(model, params, key)
+    return model, params
 
 
 def rl_roles(setup: Setup, params) -> dict:
@@ -356,8 +384,7 @@ def rl_roles(setup: Setup, params) -> dict:
         roles["reference"] = Reference(frozen, setup.model, config.sampler.temperature)
     if setup.needs_critic:
         optimizer = make_optimizer(config.critic_optimizer, total)
-        model = dataclasses.replace(setup.model, head="scalar")
-        body = _critic_params(config, model, params)
+        model, body = _critic(config, setup.model, params)
         roles["critic"] = Critic(_state(setup, model, body, optimizer), model, optimizer)
     whole = replicated(setup.model.mesh)
     if setup.needs_kl_controller:

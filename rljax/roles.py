@@ -20,6 +20,7 @@ import optax
 
 from rljax.batch import Batch, last_token
 from rljax.components import Component
+from rljax.controllers import Baseline, KLController
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import in_device_memory, on_host, replicated, shard_rows
@@ -214,41 +215,6 @@ class Reference:
         params = in_device_memory(self.params)  # once, and only until the last microbatch
         one = lambda b: self.model.logprobs(params, b, self.temperature)[0]  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KLController:
-    """Scales the KL coefficients so that the KL stays near `target` (arXiv 1909.08593).
-
-    scale <- scale (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon), n sequences. The coefficient
-    in use is the config's times `state`, which starts at 1.
-    """
-
-    state: jax.Array
-    target: float = _static()
-    horizon: float = _static()
-
-    def update(self, kl: jax.Array, n) -> "KLController":
-        error = jnp.clip(kl / self.target - 1, -0.2, 0.2)
-        return dataclasses.replace(self, state=self.state * (1 + error * n / self.horizon))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Baseline:
-    """The running mean of the batches' mean scores: REINFORCE's baseline. state: [2], the decayed
-    sum and its decayed weight, so that the first steps are not biased towards 0."""
-
-    state: jax.Array
-
-    @property
-    def value(self) -> jax.Array:
-        return self.state[0] / jnp.maximum(self.state[1], 1e-8)
-
-    def update(self, mean: jax.Array, decay: float) -> "Baseline":
-        seen = jnp.stack([mean.astype(self.state.dtype), jnp.ones((), self.state.dtype)])
-        return dataclasses.replace(self, state=decay * self.state + (1 - decay) * seen)
 
 
 WITH_OPTIMIZER = (Actor, Critic)

@@ -336,7 +336,8 @@ class Run:
             base = self.config.model if is_path(self.config.model) else ""
             save_adapter(self.folder / "adapter", model, params, base=base)
             params = lora.merge(model, params)
-            model = dataclasses.replace(model, config=lora.without(model.config))
+            whole = dataclasses.replace(lora.without(model.config), weight_dtype="float32")
+            model = dataclasses.replace(model, config=whole)
         save_params(
             folder,
             model,

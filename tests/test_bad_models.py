@@ -73,6 +73,8 @@ BAD_VALUES += [
     ("rope_parameters", {"rope_theta": 1e4, "mrope_section": [1, 2, 3]}),
     ("rope_scaling", {"type": "su", "factor": 2.0}),
     ("use_sliding_window", "yes"),
+    ("architectures", 5),
+    ("rope_parameters", {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}),
     ("layer_types", ["full_attention", "sliding_attention"]),
     ("layer_types", ["full_attention", "linear_attention"]),
     ("layer_types", 7),

@@ -86,6 +86,17 @@ ROWS = {
     "gemma3-layers": (
         "gemma3_text", dict(layer_types=[FULL, SLIDE, SLIDE], sliding_window=6), False,
     ),
+    "gemma3-local-scaling": (
+        "gemma3_text",
+        dict(sliding_window=4, rope_parameters={
+            FULL: dict(rope_type="default", rope_theta=1e6),
+            SLIDE: dict(rope_type="linear", factor=2.0, rope_theta=2e4)}), True,
+    ),
+    "mixtral-gelu": ("mixtral", dict(EXPERTS, hidden_act="gelu"), False),
+    "qwen3_moe-gelu": (
+        "qwen3_moe", dict(MOE, mlp_only_layers=[0], hidden_act="gelu_pytorch_tanh"), False,
+    ),
+    "deepseek-gelu": ("deepseek_v3", dict(DEEPSEEK, hidden_act="gelu"), True),
     "gpt_oss-default-rope": (
         "gpt_oss",
         dict(EXPERTS, attention_bias=False, sliding_window=4,

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from rljax.models.peft import load_adapter, save_adapter
 from rljax.models.quantise import block_of, dequantise, quantise
 from rljax.roles import start_training
 from rljax.run import Run
+from rljax.sampler import Sampling, rollout
 from rljax.train import train
 from rljax.trees import flattened, nested
 
@@ -70,6 +73,19 @@ def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family)
     np.testing.assert_allclose(jax.jit(plain.logits)(whole, batch), after, atol=2e-4)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v3"])
+def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
+    """Decoding takes other paths than training: the latent attention's, one token at a time."""
+    model, params, _, _ = adapted(golden("public", "hf", family))
+    params = moved(params)
+    prompts = np.asarray(tokens(rows=2, columns=5).tokens)
+    sampling = Sampling(max_response_tokens=6)
+    batch = rollout(model, params, prompts, np.array([5, 3]), jax.random.key(0), sampling, n=2)
+    logprobs = jax.jit(model.logprobs)(params, batch)[0]
+    keep = np.asarray(batch.mask) > 0
+    np.testing.assert_allclose(batch.sampler_logprobs[keep], logprobs[keep], atol=2e-4)
+
+
 @pytest.mark.parametrize(
     ("family", "targets"),
     [("qwen3", ("*",)), ("qwen2", ("q_proj", "v_proj")), ("llama3", ("self_attn.*",)),
@@ -87,6 +103,31 @@ def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
     with torch.no_grad():
         want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
     np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family, tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = golden("public", "hf", family)
+    model, params, _, _ = adapted(folder)
+    params, batch = moved(params), tokens()
+    save_adapter(tmp_path, model, params)
+    auto = transformers.AutoModelForImageTextToText
+    theirs = auto.from_pretrained(folder, attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path)
+    assert not any("visual" in n for n, _ in theirs.named_parameters() if "lora" in n)
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+
+
+def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
+    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), base="bfloat16")
+    before, after = (flattened(lora.merge(model, p)) for p in (params, moved(params, size=1e-5)))
+    path = ("layers", "0", "attention", "q", "weight")
+    assert after[path].dtype == jnp.float32
+    assert np.mean(np.asarray(before[path]) != np.asarray(after[path])) > 0.95
 
 
 def test_we_compute_the_same_with_what_peft_saved(tmp_path):
@@ -135,6 +176,8 @@ def test_adapters_of_another_kind_are_refused(tmp_path):
         ({"use_dora": True}, "use_dora"), ({"use_rslora": True}, "use_rslora"),
         ({"peft_type": "IA3"}, "IA3"), ({"bias": "all"}, "bias"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"exclude_modules": ["q_proj"]}, "exclude_modules"),
     ):  # fmt: skip
         path.write_text(json.dumps({**good, **change}))
         with pytest.raises(InputError, match=text):
@@ -262,17 +305,65 @@ def test_a_run_resumes_bitwise_and_its_checkpoints_hold_adapters_alone(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, again, saved.params)
 
 
-def test_a_critic_starts_from_a_reward_model(tmp_path):
+def reward_folder(folder, tmp_path, **changes):
+    """A copy of a reward model's folder, with changes to its config.json."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    told = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**told, **changes}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank):
     folder = golden("public", "hf", "qwen3_seqcls")
+    other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
+    policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
+    config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
+    model, params = build._critic(config, policy, {})
+    plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
+    assert model.config.norm_eps == 0.5
+    got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
+    np.testing.assert_allclose(got, want, atol=0.05 if rank else 1e-6)  # a bfloat16 base
+    for path, x in flattened(model.abstract()).items():
+        assert flattened(params)[path].dtype == x.dtype, path
+    assert params["head"].dtype == jnp.float32 and np.any(params["head"])
+    wrong = reward_folder(folder, tmp_path / "wrong", vocab_size=321)
+    with pytest.raises(InputError, match="another vocabulary"):
+        build._critic(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {})
+
+
+def test_a_critic_starts_from_a_process_reward_model(tmp_path):
+    """Of two labels, as TRL trains them, the value is the log-odds of the second."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    kind = transformers.AutoModelForTokenClassification
+    folder = golden("public", "hf", "qwen3")
+    theirs = kind.from_pretrained(folder, num_labels=2, attn_implementation="eager")
+    with torch.no_grad():
+        theirs.score.bias.copy_(torch.tensor([0.3, -0.2]))
+    theirs.save_pretrained(tmp_path / "prm")
+    batch = tokens()
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
     mesh = make_mesh(devices=jax.devices()[:1])
-    model = Model(load_config(folder, remat="none"), mesh, "scalar")
-    rewards = load_params(folder, model)
-    assert np.any(rewards["head"])
-    for wish in (None, LoraConfig(2, base="float32")):
-        config = tiny_config(tmp_path, critic_model=f"{folder}/")
-        wanted = dataclasses.replace(model, config=dataclasses.replace(model.config, lora=wish))
-        found = build._critic_params(config, wanted, {})
-        batch = tokens()
-        np.testing.assert_allclose(
-            wanted.values(found, batch), model.values(rewards, batch), atol=1e-6
-        )
+    prm = Model(load_config(tmp_path / "prm", remat="none"), mesh, "scalar")
+    params = load_params(tmp_path / "prm", prm)
+    np.testing.assert_allclose(prm.token_scores(params, batch), want, atol=1e-3)
+    policy = Model(load_config(folder, remat="none"), mesh)
+    config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
+    model, params = build._critic(config, policy, {})
+    values = model.values(params, batch)
+    np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "gemma2"])
+def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
+    folder = golden("public", "hf", family)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
+    params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
+    config = tiny_config(tmp_path, model_settings__dtype="bfloat16")
+    frozen = build._reference_params(SimpleNamespace(config=config, model=model), params)
+    low = sum(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(frozen))
+    assert low >= 7  # it does take less memory
+    one, other = (jax.jit(model.logprobs)(p, tokens())[0] for p in (params, frozen))
+    np.testing.assert_array_equal(one, other)

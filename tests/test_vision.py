@@ -16,6 +16,8 @@ from vision_weights import pieces_below, vision_definition, vision_params
 from rljax.data.image_rows import expand_image_tokens, image_rows, mrope_positions, patch_coords
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, row_sharding, weight_sharding
+from rljax.models.config import Rope
+from rljax.models.decoder import rope_angles
 from rljax.models.layers import apply_rope
 from rljax.models.multimodal import (
     add_features,
@@ -513,6 +515,15 @@ def test_weights_go_to_disk_and_back(family):
         assert node[piece.index].shape == piece.shape
         assert piece.disk_shape == below[name].shape
         np.testing.assert_array_equal(piece.theirs(node[piece.index]), below[name])
+
+
+def test_yarn_scales_the_angles_of_images_like_those_of_text():
+    rope = Rope(1e4, "yarn", 4.0, 16, sections=(2, 3, 3))
+    at = jnp.arange(24).reshape(2, 12)
+    one = rope_angles(at, rope, 16)
+    three = rope_angles(jnp.stack([at] * 3, axis=-1), rope, 16)
+    assert rope.amplitude > 1.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, three)
 
 
 # -- against transformers itself --

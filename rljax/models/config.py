@@ -52,6 +52,11 @@ class Rope:
             value = getattr(self, name)
             _check(0 < value < math.inf, f"rope {name}", value, "above 0")
         _check(all(map(math.isfinite, numbers.values())), "rope", self, "finite numbers")
+        if self.kind == "yarn":
+            _check(self.theta > 1, "rope theta", self.theta, "above 1 with yarn")
+        whole = all(type(n) is int and n >= 0 for n in self.sections)
+        good = not self.sections or (whole and len(self.sections) == 3)
+        _check(good, "rope mrope_section", self.sections, "three whole numbers")
         if self.kind == "llama3":
             good = self.low_freq_factor < self.high_freq_factor
             _check(good, "rope scaling", self, "low_freq_factor < high_freq_factor")
@@ -166,6 +171,7 @@ class ModelConfig:
     vision: VisionConfig | None = None
     tie_embeddings: bool = False
     labels: int = 1  # outputs of the scalar head
+    head_bias: bool = False  # of the scalar head
     init_std: float = 0.02
     dtype: str = "float32"
     weight_dtype: str = "float32"
@@ -210,6 +216,9 @@ class ModelConfig:
             good = not kind.experts or self.experts is not None
             _check(good, "model.kinds: experts", kind, "model.experts is set")
 
+        for rope in self.ropes:
+            good = not rope.sections or sum(rope.sections) == self.rope_dims // 2
+            _check(good, "rope mrope_section", rope.sections, f"adds up to {self.rope_dims // 2}")
         if self.vision:
             made = self.vision.out_embed
             _check(made == self.embed, "vision.out_embed", made, f"model.embed, {self.embed}")

@@ -72,7 +72,9 @@ def rope_angles(positions: jax.Array, rope: Rope, dims: int) -> tuple[jax.Array,
     dims/2] float32."""
     frequency = rope_frequencies(rope, dims)
     if positions.ndim == 3:
-        return mrope_angles(positions, frequency, rope.sections, rope.interleaved_sections)
+        how = (rope.sections, rope.interleaved_sections)
+        cos, sin = mrope_angles(positions, frequency, *how)
+        return cos * rope.amplitude, sin * rope.amplitude
     angles = jnp.einsum("...s,f->...sf", positions.astype(jnp.float32), frequency)
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
 
@@ -266,6 +268,8 @@ class Decoder(nnx.Module):
         if head == "scalar":
             exact = dataclasses.replace(config, weight_dtype="float32") if config.lora else config
             self.head = weight(rngs, exact, (d, config.labels), ("embed", "scalar"), init="zeros")
+            if config.head_bias:
+                self.head_bias = weight(rngs, exact, (config.labels,), ("scalar",), init="zeros")
         elif not config.tie_embeddings:
             self.head = weight(rngs, config, (d, v), ("embed", "vocab"))
 

@@ -96,16 +96,21 @@ def _experts_out(config: ModelConfig, names: Mapping[str, str]) -> dict:
 
 
 def _mixtral(keys: Keys, fields: dict) -> dict:
-    return {"experts": _experts(keys, _MIXTRAL, mlp=fields["mlp"])}
+    how = dict(mlp=fields["mlp"], gated=fields["activation"])
+    return {"experts": _experts(keys, _MIXTRAL, **how)}
 
 
 def _qwen3_moe(keys: Keys, fields: dict) -> dict:
     dense = set(keys.get("mlp_only_layers", list, None) or [])
+    if any(type(i) is not int or not 0 <= i < fields["layers"] for i in dense):
+        raise InputError(
+            "config.json: mlp_only_layers", value=sorted(dense, key=str), rule="numbers of layers"
+        )
     step = keys.get("decoder_sparse_step", int, 1)
     layers = range(fields["layers"])
     return {
         **_biases(keys, fields),
-        "experts": _experts(keys, _QWEN_MOE),
+        "experts": _experts(keys, _QWEN_MOE, gated=fields["activation"]),
         "expert_layers": [i not in dense and step > 0 and (i + 1) % step == 0 for i in layers],
     }
 
@@ -149,6 +154,7 @@ def _deepseek(keys: Keys, fields: dict) -> dict:
     shared = keys.get("n_shared_experts", int, 1) * keys.get("moe_intermediate_size", int)
     bias = keys.get("attention_bias", bool, False)
     fixed = dict(scores="sigmoid", correction_bias=True, shared_mlp=shared)
+    fixed["gated"] = fields["activation"]
     return {
         "latent": latent,
         "head_dim": latent.rope_dim,
@@ -196,6 +202,17 @@ def _gemma(keys: Keys, fields: dict) -> dict:
         "final_soft_cap": keys.get("final_logit_softcapping", NUMBER, 0.0),
         "embed_scale": fields["embed"] ** 0.5,
     }
+
+
+def _gemma3(keys: Keys, fields: dict) -> dict:
+    found = _gemma(keys, fields)
+    if found["attention_soft_cap"]:  # transformers keeps it, and does not apply it
+        raise InputError(
+            "config.json: attn_logit_softcapping",
+            value=found["attention_soft_cap"],
+            rule="a gemma3_text model has none",
+        )
+    return found
 
 
 def _gemma_out(config: ModelConfig) -> dict:
@@ -284,14 +301,13 @@ FAMILIES: dict[str, Family] = {
         windows=hf_keys.gemma3_windows,
         ropes=hf_keys.gemma3_ropes,
         names="gemma",
-        read=_gemma,
-        write=lambda c: {
-            **_gemma_out(c), **_windows_out(c), "rope_local_base_freq": c.ropes[1].theta,
-        },
+        read=_gemma3,
+        write=lambda c: {**_gemma_out(c), **_windows_out(c), **hf_keys.gemma3_ropes_out(c.ropes)},
     ),
     "gpt_oss": Family(
         "GptOss",
-        defaults={"rope_theta": 150_000.0, "head_dim": 64, "attention_bias": True,
+        defaults={"rope_theta": 150_000.0, "rms_norm_eps": 1e-5, "head_dim": 64,
+                  "attention_bias": True,
                   "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "num_key_value_heads": 8,
                   "num_local_experts": 128, "num_experts_per_tok": 4, "sliding_window": 128},
         fixed=dict(sinks=True),
@@ -309,7 +325,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
         fixed=dict(qkv_bias=True),
         windows=hf_keys.qwen_windows,
-        ropes=functools.partial(hf_keys.ropes, sections=True),
+        ropes=functools.partial(hf_keys.mrope, interleaved=False, sections=(16, 24, 24)),
         write=_qwen_out,
         images=True,
     ),
@@ -317,7 +333,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3VL",
         defaults={"head_dim": 128, "rope_theta": 5e6, "num_key_value_heads": 32},
         fixed=dict(qk_norm=True),
-        ropes=functools.partial(hf_keys.ropes, sections=True),
+        ropes=functools.partial(hf_keys.mrope, interleaved=True, sections=(24, 20, 20)),
         read=_biases,
         write=_attention_bias_out,
         images=True,
@@ -343,7 +359,7 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     family = FAMILIES[name]
     vision = None
     if family.images:
-        whole, config = config, _text_config(config)
+        whole, config = config, hf_keys.text_config(config)
         how = {k: overrides[k] for k in ("dtype", "weight_dtype") if k in overrides}
         how["remat"] = "none" if overrides.get("remat") == "none" else "full"
         vision = from_hf_vision(whole, **how)
@@ -370,25 +386,10 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     fields |= family.read(keys, fields)
     windows = family.windows(keys, fields["layers"])
     fields["kinds"] = _kinds(windows, fields)
-    fields["labels"], fields["vision"] = _labels(config), vision
+    fields["labels"], fields["head_bias"] = hf_keys.labels(config)
+    fields["vision"] = vision
     keys.check_all_read(name)
     return ModelConfig(**{**fields, **overrides})
-
-
-def _text_config(config: Mapping) -> dict:
-    """The decoder's keys of a model with images: of text_config, or beside vision_config."""
-    shared = {"vision_config", "image_token_id", "video_token_id", "vision_start_token_id",
-              "vision_end_token_id", "vision_token_id"}  # fmt: skip
-    text = config.get("text_config")
-    outer = {k: v for k, v in config.items() if k not in (*shared, "text_config")}
-    if not isinstance(text, Mapping):
-        return outer
-    # What is tied is said of the whole model; everything else is the decoder's own.
-    keys = Keys(outer)
-    keys.get("tie_word_embeddings", bool, False)
-    keys.check_all_read(f"{config['model_type']} (outside text_config)")
-    tied = {k: v for k, v in outer.items() if k == "tie_word_embeddings" and v is not None}
-    return {**text, "architectures": config.get("architectures"), **tied}
 
 
 def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
@@ -401,22 +402,13 @@ def _kinds(windows: list[int], fields: dict) -> tuple[LayerKind, ...]:
     )
 
 
-def _labels(config: Mapping) -> int:
-    """Outputs of a sequence-classification head: transformers writes num_labels or id2label."""
-    named = config.get("id2label")
-    count = len(named) if isinstance(named, Mapping) and named else config.get("num_labels") or 1
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError("config.json: num_labels", value=count, rule="a whole number >= 1")
-    classifies = any("SequenceClassification" in str(a) for a in config.get("architectures") or ())
-    return count if classifies else 1
-
-
 def to_hf_config(
     config: ModelConfig, *, head: str = "lm", bos_id=None, eos_ids=(), pad_id=None
 ) -> dict:
     """ModelConfig -> a config.json that transformers and `from_hf_config` read back."""
     family = FAMILIES[config.family]
-    kind = "ForCausalLM" if head == "lm" else "ForSequenceClassification"
+    kind = "ForTokenClassification" if config.head_bias else "ForSequenceClassification"
+    kind = "ForCausalLM" if head == "lm" else kind
     stem = {"Gemma3": "Gemma3Text"}.get(family.architecture, family.architecture)
     activation = next(k for k, v in ACTIVATIONS.items() if v == config.activation)
     out = {

@@ -158,6 +158,12 @@ def ropes(
 def gemma3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
     """Rope 0 for layers that see everything, rope 1 for those with a window."""
     nested = keys.get("rope_parameters", Mapping, None) or {}
+    unknown = sorted(set(nested) - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise InputError(
+            f"config.json: rope_parameters sets {unknown[0]!r}",
+            rule="one set for full_attention, one for sliding_attention",
+        )
     theta = keys.get("rope_theta", NUMBER, theta)
     local = keys.get("rope_local_base_freq", NUMBER, 10_000.0)
     scaling = nested.get("full_attention") or keys.get("rope_scaling", Mapping, None) or {}
@@ -165,6 +171,30 @@ def gemma3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
         _rope(scaling, theta, max_tokens),
         _rope(nested.get("sliding_attention") or {}, local, max_tokens),
     )
+
+
+def mrope(
+    keys: Keys, theta: float, max_tokens: int, *, interleaved: bool, sections: tuple[int, ...]
+) -> tuple[Rope, ...]:
+    """The rope of a model with images, whose family says how the sections lie."""
+    (rope,) = ropes(keys, theta, max_tokens, sections=True)
+    if rope.interleaved_sections and not interleaved:
+        raise InputError("config.json: mrope_interleaved", value=True, rule="not of this family")
+    return (
+        dataclasses.replace(
+            rope, sections=rope.sections or sections, interleaved_sections=interleaved
+        ),
+    )
+
+
+def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
+    """In the published spelling where it can say it: without scaling on layers with a window."""
+    whole, local = both
+    if local.kind == "default":
+        return {"rope_local_base_freq": local.theta}
+    told = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
+    named = dict(zip(("full_attention", "sliding_attention"), told, strict=True))
+    return {"rope_parameters": named, "rope_theta": None, "rope_scaling": None}
 
 
 def rope_out(rope: Rope) -> dict | None:
@@ -216,6 +246,8 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
 def every(keys: Keys, layers: int) -> list[int]:
     """Mistral: a window, if there is one, on every layer."""
     window = keys.get("sliding_window", int, None)
+    if window is not None and window < 0:
+        raise InputError("config.json: sliding_window", value=window, rule="0 or above")
     return [window or 0] * layers
 
 
@@ -251,3 +283,39 @@ def gemma3_windows(keys: Keys, layers: int) -> list[int]:
 
 def no_windows(keys: Keys, layers: int) -> list[int]:
     return [0] * layers
+
+
+# -- the whole file
+# -------------------------------------------------------------------------------------------------
+
+
+def text_config(config: Mapping) -> dict:
+    """The decoder's keys of a model with images: of text_config, or beside vision_config."""
+    shared = {"vision_config", "image_token_id", "video_token_id", "vision_start_token_id",
+              "vision_end_token_id", "vision_token_id"}  # fmt: skip
+    text = config.get("text_config")
+    outer = {k: v for k, v in config.items() if k not in (*shared, "text_config")}
+    if not isinstance(text, Mapping):
+        return outer
+    # What is tied is said of the whole model; everything else is the decoder's own.
+    keys = Keys(outer)
+    keys.get("tie_word_embeddings", bool, False)
+    keys.check_all_read(f"{config['model_type']} (outside text_config)")
+    tied = {k: v for k, v in outer.items() if k == "tie_word_embeddings" and v is not None}
+    return {**text, "architectures": config.get("architectures"), **tied}
+
+
+def labels(config: Mapping) -> tuple[int, bool]:
+    """(outputs of a classification head, whether it has a bias): transformers writes num_labels or
+    id2label, and a head per token (a process reward model) has a bias."""
+    named = config.get("id2label")
+    # transformers leaves 2 labels unsaid.
+    count = len(named) if isinstance(named, Mapping) and named else config.get("num_labels") or 2
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError("config.json: num_labels", value=count, rule="a whole number >= 1")
+    architectures = config.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise InputError("config.json: architectures", value=architectures, rule="a list")
+    per_token = any("ForTokenClassification" in str(a) for a in architectures)
+    whole = any("ForSequenceClassification" in str(a) for a in architectures)
+    return (count if whole or per_token else 1), per_token

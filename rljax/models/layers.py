@@ -75,14 +75,22 @@ class Linear(nnx.Module):
         self.codec = codec
 
     def matrix(self, dtype) -> jax.Array:
-        """W as it is multiplied with."""
+        """The whole map as one weight, its adapter included."""
+        whole = self._base(jnp.float32 if self.boost else dtype)
+        if self.boost:
+            a, b = (x[...].astype(jnp.float32) for x in (self.lora_a, self.lora_b))
+            whole = whole + self.boost * jnp.tensordot(a, b, axes=1)
+        return whole.astype(dtype)
+
+    def _base(self, dtype) -> jax.Array:
+        """W, without its adapter."""
         if self.codec:
             codes, scales = self.codes[...], self.scales[...]
             return dequantise(codes, scales, self.codec, self.contract - 1, dtype)
         return self.weight[...].astype(dtype)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = project(x, self.matrix(x.dtype), self.contract)
+        y = project(x, self._base(x.dtype), self.contract)
         if self.boost:
             low = project(x, self.lora_a[...], self.contract)
             y = y + project(low, self.lora_b[...]) * jnp.asarray(self.boost, y.dtype)

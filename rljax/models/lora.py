@@ -69,7 +69,7 @@ def is_trained(path: tuple[str, ...], config: ModelConfig, head: str) -> bool:
     """Whether an optimizer moves this weight: with adapters only they, and a scalar head."""
     if config.lora is None:
         return True
-    return path[-1] in LEAVES or (head == "scalar" and path == ("head",))
+    return path[-1] in LEAVES or (head == "scalar" and path in (("head",), ("head_bias",)))
 
 
 def attach(model, plain: dict, key: jax.Array) -> dict:
@@ -78,6 +78,10 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
     config, shapes, layout = model.config, model.shapes(), flattened(model.shardings())
     base = flattened(plain)
     plain.clear()
+    dtypes = {path: x.dtype for path, x in flattened(model.abstract()).items()}
+    for path, x in base.items():  # a trained head is float32, whatever the base is
+        if path in dtypes and x.dtype != dtypes[path]:
+            base[path] = x.astype(dtypes[path])
     fresh = [path for path in shapes if path[-1] in LEAVES]
 
     def draw(key):
@@ -98,8 +102,8 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
 
 
 def merge(model, params: dict) -> dict:
-    """W + (alpha / rank) A B as plain weights, float32 for what was quantised: the parameters of
-    the model without adapters."""
+    """W + (alpha / rank) A B as plain weights: the parameters of the model without adapters. What
+    was adapted or quantised is float32: bfloat16 would round a small update away."""
     lora, flat = model.config.lora, flattened(params)
     out = {path: x for path, x in flat.items() if path[-1] not in (*LEAVES, "codes", "scales")}
     for path, x in flat.items():
@@ -121,5 +125,4 @@ def _add(weight, a, b, boost):
     layers, rank = b.shape[:2]
     low, high = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
     product = jnp.einsum("lir,lro->lio", low, high, precision=jax.lax.Precision.HIGHEST)
-    moved = weight.astype(jnp.float32) + boost * product.reshape(weight.shape)
-    return moved.astype(weight.dtype)
+    return weight.astype(jnp.float32) + boost * product.reshape(weight.shape)

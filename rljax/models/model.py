@@ -26,6 +26,7 @@ from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
 from rljax.models import lora
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
+from rljax.models.layers import add_last
 from rljax.models.multimodal import add_features, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
 from rljax.models.vision_names import STACKED
@@ -213,7 +214,10 @@ class Model:
         """The scalar head after tokens[b, t] was read: [B, S, labels] float32 (process scores)."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch).astype(jnp.float32)
-        return hidden @ decoder.head_weight("scalar").astype(jnp.float32)
+        scores = hidden @ decoder.head_weight("scalar").astype(jnp.float32)
+        if not self.config.head_bias:
+            return scores
+        return add_last(scores, decoder.head_bias[...])
 
     def scores(self, params: dict, batch: Batch) -> jax.Array:
         """The scalar head after a row's last token: [B, labels] float32 (outcome scores)."""

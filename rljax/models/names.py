@@ -223,6 +223,9 @@ def disk_pieces(model) -> dict[str, list[Piece]]:
             name = "lm_head.weight" if model.head == "lm" else "score.weight"
             out[name] = [Piece(path, (), shape, 1)]
             continue
+        if path == ("head_bias",):
+            out["score.bias"] = [Piece(path, (), shape)]
+            continue
         if path[0] == "vision":
             out |= vision_pieces(config.vision, path, shape, axes)
             continue

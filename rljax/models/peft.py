@@ -18,16 +18,20 @@ from rljax.models.model import Model
 from rljax.models.names import block_layers
 from rljax.trees import flattened, nested
 
-# Variants that change what A and B mean; off in a plain adapter.
-_VARIANTS = ("use_rslora", "use_dora", "fan_in_fan_out", "lora_bias", "rank_pattern",
-             "alpha_pattern", "layer_replication", "use_qalora", "alora_invocation_tokens",
-             "trainable_token_indices", "megatron_config", "layers_to_transform")  # fmt: skip
+# What a plain adapter's config may say; anything else that is set changes what A and B mean.
+_PLAIN = frozenset(
+    """peft_type task_type base_model_name_or_path r lora_alpha target_modules lora_dropout bias
+    modules_to_save inference_mode revision auto_mapping peft_version eva_config loftq_config
+    layers_pattern megatron_core runtime_config qalora_group_size""".split()
+)
 _HALVES = {"lora_a": "lora_A", "lora_b": "lora_B"}
 
 
 def _tensors(model: Model) -> dict[str, tuple[tuple, int | None, tuple[int, ...]]]:
     """{PEFT's tensor name: (path of our leaf, layer in its stack, shape on disk)}."""
     out, blocks = {}, block_layers(model.config)
+    # transformers keeps the decoder of every model with images below language_model.
+    prefix = "base_model.model.model." + ("language_model." if model.config.vision else "")
     for path, (shape, _) in model.shapes().items():
         if path == ("head",) and model.head == "scalar":
             out["base_model.model.score.weight"] = (path, None, shape[::-1])
@@ -37,7 +41,7 @@ def _tensors(model: Model) -> dict[str, tuple[tuple, int | None, tuple[int, ...]
         rest = math.prod(shape[1:]) // rank
         on_disk = (rank, rest) if path[-1] == "lora_a" else (rest, rank)
         for at, layer in enumerate(blocks[path[1]]):
-            key = f"base_model.model.model.layers.{layer}.{name}.{_HALVES[path[-1]]}.weight"
+            key = f"{prefix}layers.{layer}.{name}.{_HALVES[path[-1]]}.weight"
             out[key] = (path, at, on_disk)
     return out
 
@@ -61,13 +65,19 @@ def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = 
         "base_model_name_or_path": base or None,
         "r": model.config.lora.rank,
         "lora_alpha": model.config.lora.alpha,
-        "target_modules": sorted(name.rpartition(".")[2] for name in names),
+        "target_modules": _targets(names, bool(model.config.vision)),
         "lora_dropout": 0.0,
         "bias": "none",
         "modules_to_save": ["score"] if model.head == "scalar" else None,
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _targets(names: set[str], images: bool) -> list[str] | str:
+    """The last part of every name; beside a vision tower, which has the same, a pattern."""
+    last = sorted({name.rpartition(".")[2] for name in names})
+    return rf".*language_model\..*\.({'|'.join(last)})" if images else last
 
 
 def _read_config(folder: Path, model: Model) -> None:
@@ -82,9 +92,10 @@ def _read_config(folder: Path, model: Model) -> None:
         ) from None
     if kind != "LORA":
         raise InputError(f"{path}: peft_type", value=kind, rule="supported: LORA")
-    for key in _VARIANTS:
-        if config.get(key):
-            raise InputError(f"{path}: {key}", value=config[key], rule="plain LoRA only")
+    for key, value in config.items():
+        plain = key in _PLAIN or not value or (key, value) == ("init_lora_weights", True)
+        if not plain:
+            raise InputError(f"{path}: {key}", value=value, rule="plain LoRA only")
     if config.get("bias", "none") != "none":
         raise InputError(f"{path}: bias", value=config["bias"], rule="none")
     for key, name, want in (

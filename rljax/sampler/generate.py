@@ -126,15 +126,10 @@ def _rollout(
     interrupt, images,
 ):  # fmt: skip
     """The program. prompts [P, L], lengths [P], keys [B], limits: temperature, top_k, top_p [B]
-    each; `interrupt` is None, or the arrays of a forced interruption; `images` is None, or those
-    of the prompts."""
+    each; `interrupt` and `images` are None, or arrays."""
     total = prompts.shape[1] + response_tokens
     count = prompts.shape[0] * n
-    seen = batch_from_rows(prompts, lengths, jnp.zeros(prompts.shape, jnp.float32))
-    shift = 0
-    if images is not None:
-        shift = jnp.repeat(images["shift"], n, axis=0)
-        seen = seen.replace(**{name: images[name] for name in _IMAGE_FIELDS})
+    seen, shift = _prompts(prompts, lengths, images, n)
     caches = model.prefill(params, seen, total)
     caches = jax.tree.map(lambda c: constrain_rows(jnp.repeat(c, n, axis=0), model.mesh), caches)
     start = jnp.repeat(lengths, n, axis=0)
@@ -186,6 +181,15 @@ def _rollout(
         finish_reason=rows.reason,
     )
     return batch if images is None else _with_images(batch, seen, start, shift, n)
+
+
+def _prompts(tokens, lengths, images, n: int):
+    """(the prompts as a batch, by how much a sample's positions differ from its columns)."""
+    seen = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
+    if images is None:
+        return seen, 0
+    seen = seen.replace(**{name: images[name] for name in _IMAGE_FIELDS})
+    return seen, jnp.repeat(images["shift"], n, axis=0)
 
 
 def _with_images(batch: Batch, seen: Batch, start, shift, n: int) -> Batch:
