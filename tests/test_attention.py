@@ -233,7 +233,13 @@ def spread(sizes):
 # Two kv heads over four shards are repeated; 18 tokens do not divide by 4, nor 3 rows by 2.
 @pytest.mark.parametrize(
     ("sizes", "name"),
-    [*((m, "everything") for m in MESHES), ("tensor=2 x context=2", "one_kv_head")],
+    [
+        *(
+            pytest.param(m, "everything", marks=() if "context" in m else pytest.mark.slow)
+            for m in MESHES
+        ),
+        ("tensor=2 x context=2", "one_kv_head"),
+    ],
 )
 def test_a_mesh_gives_the_numbers_of_one_device(sizes, name):
     arrays, options = make_request(name)

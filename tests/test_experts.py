@@ -304,7 +304,14 @@ def placed(params, mesh, config):
     return jax.tree_util.tree_map_with_path(put, params)
 
 
-@pytest.mark.parametrize("sizes", MESHES)
+# One fast mesh has every axis that matters; test_sharding.py meets the others.
+FAST_MESHES = ("expert=4", "fsdp=2 expert=2 tensor=2")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param(m, marks=() if m in FAST_MESHES else pytest.mark.slow) for m in MESHES],
+)
 def test_the_mesh_changes_no_value_and_no_gradient(sizes):
     config = dataclasses.replace(EVERYTHING, shared_mlp=16)
     apply, params = build(config)
@@ -319,7 +326,9 @@ def test_the_mesh_changes_no_value_and_no_gradient(sizes):
         assert "expert" in jax.tree.leaves(tuple(gradient.sharding.spec))
 
 
-@pytest.mark.parametrize("shape", [(1, 4), (3, 5), (8, 1), (2, 1)])
+@pytest.mark.parametrize(
+    "shape", [(1, 4), (3, 5), *(pytest.param(s, marks=pytest.mark.slow) for s in ((8, 1), (2, 1)))]
+)
 def test_rows_that_do_not_divide_work_too(shape):
     apply, params = build(EVERYTHING)
     x = tokens(*shape)

@@ -193,6 +193,7 @@ def first_columns(batch: Batch, count: int) -> Batch:
     )
 
 
+@pytest.mark.slow  # the greedy continuation goes the same way
 def test_cached_decoding_equals_the_full_forward(language):
     _, model, params, io = language
     batch = rows(io, vision=model.config.vision)

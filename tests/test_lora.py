@@ -59,7 +59,12 @@ def tokens(rows=2, columns=12, words=300):
     return batch_from_rows(ids, jnp.full(rows, columns), jnp.ones((rows, columns)))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v3", "gpt_oss"])
+def lanes(fast, slow):
+    """Families; those of the second list run in the slow lane."""
+    return [*fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+@pytest.mark.parametrize("family", lanes(["gemma2", "deepseek_v3"], ["qwen3", "gpt_oss"]))
 def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
     model, params, plain, base = adapted(golden("public", "hf", family))
     batch = tokens()
@@ -73,7 +78,7 @@ def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family)
     np.testing.assert_allclose(jax.jit(plain.logits)(whole, batch), after, atol=2e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("family", lanes(["deepseek_v3"], ["qwen3", "gemma2"]))
 def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
     """Decoding takes other paths than training: the latent attention's, one token at a time."""
     model, params, _, _ = adapted(golden("public", "hf", family))
@@ -105,7 +110,7 @@ def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
     np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", lanes(["qwen2_5_vl"], ["qwen3_vl"]))
 def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -355,7 +360,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "deepseek_v3", "gemma2"])
+@pytest.mark.parametrize("family", lanes(["deepseek_v3", "gemma2"], ["qwen3", "qwen3_moe"]))
 def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
     folder = golden("public", "hf", family)
     mesh = make_mesh(devices=jax.devices()[:1])
