@@ -116,7 +116,11 @@ def test_model_config_texts(folder, text):
     refused(lambda: load_config(folder), str(folder / "config.json"))
 
 
-@pytest.mark.parametrize("family", ["mamba", "phi3", "llama4", "qwen2_vl", "gemma", "deepseek_v2"])
+FAMILIES = ["mamba", "phi3", "llama4", "qwen2_vl", "gemma", "deepseek_v2", "qwen3_next", "t5"]
+FAMILIES += ["gpt_neox"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families_that_are_not_supported(folder, family):
     """Refused by name: a family that loads as another one would be wrong without a word."""
     config = json.loads((folder / "config.json").read_text())

@@ -233,11 +233,22 @@ def test_workers_leave_ctrl_c_and_sigterm_to_the_parent(act):
 
 def test_a_ctrl_c_in_mid_score_leaves_a_usable_pool(act):
     with RewardPool(act, workers=2) as pool:
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            pool.score(samples("sleep 5", "sleep 5", "sleep 5"))
-        timer.join()
+        raised = threading.Event()
+
+        def press():  # again, should the first one meet a callback that cannot raise
+            time.sleep(0.5)
+            while not raised.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+                raised.wait(2)
+
+        presser = threading.Thread(target=press)
+        presser.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pool.score(samples("sleep 5", "sleep 5", "sleep 5"))
+        finally:
+            raised.set()
+            presser.join()
         assert [s.value for s in pool.score(samples("return 7", "return 8"))] == [7.0, 8.0]
 
 
