@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import typing
-from pathlib import Path
 
 from rljax.config import Config, field_names, is_path, row_tokens
 from rljax.tracking import NAMES as TRACKERS
@@ -114,8 +113,8 @@ def check_ranges(config: Config, problems: Problems) -> None:
     problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0")
     rule = "at least one pattern"
     problems.check(len(lora.targets) > 0, "lora.targets", lora.targets, rule, '("*",) for all')
-    rule = "needs the adapter's own lora.rank"
-    problems.check(not lora.adapter or lora.rank > 0, "lora.rank", lora.rank, rule)
+    rule = "needs lora.rank, the adapter's own"
+    problems.check(not lora.adapter or lora.rank > 0, "lora.adapter", lora.adapter, rule)
     rule = "with lora the reference shares the actor's base: it has nothing of its own to move"
     moves = config.memory.reference_on_host
     free = not (moves and lora.rank > 0)
@@ -239,7 +238,7 @@ def check_paths(config: Config, problems: Problems) -> None:
     for field, spec in (
         ("critic_model", config.critic_model), ("lora.adapter", config.lora.adapter)
     ):  # fmt: skip
-        problems.check(not spec or Path(spec).is_dir(), field, spec, "must be a folder")
+        problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")
     for field, spec in (
         ("data.train", config.data.train),
         ("data.test", config.data.test),
