@@ -170,6 +170,16 @@ def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
     ]
 
 
+def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
+    folder = golden("public", "hf", "qwen3")
+    model, params, _, _ = adapted(folder)
+    params = moved(params)
+    save_adapter(tmp_path, model, params)
+    wish = dict(model=f"{folder}/", lora__rank=4, lora__alpha=8.0, lora__base="float32")
+    config = tiny_config(tmp_path / "run", **wish, lora__adapter=str(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, build.initial_params(config, model), params)
+
+
 def test_adapters_of_another_kind_are_refused(tmp_path):
     folder = golden("public", "hf", "qwen3")
     model, params, _, _ = adapted(folder)

@@ -7,19 +7,26 @@ every kind of layer is met once.
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from test_families import FOLDERS, ROOT, loaded
 
 from rljax.batch import Batch
+from rljax.dataflows.stages import forward_passes
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, shard_rows
+from rljax.models.experts import load_metrics
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
+from rljax.optimizers import _decayed
+from rljax.roles import Actor, start_training
 from rljax.trees import flattened
+from rljax.update import Steps
 
 MESHES = {
     "fsdp=8": dict(fsdp=8),
@@ -110,6 +117,36 @@ def test_loss_and_gradient_of_one_device(name, mesh):
         np.testing.assert_array_equal(load["tokens"], want_load["tokens"])
         kept = np.sum(packed_rows(8).segment_ids > 0) * plain.config.experts.per_token
         np.testing.assert_array_equal(np.sum(load["tokens"], axis=-1), kept)
+
+
+def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
+    _, model, params, _ = loaded("qwen3_moe")
+    batch, optimizer = packed_rows(8), optax.sgd(0.1)
+    actor = Actor(start_training(model, params, optimizer), model, optimizer, 1.0)
+    want = load_metrics(jax.jit(model.read)(params, batch)[2])
+    _, got = jax.jit(actor.logprobs_and_load, static_argnums=1)(batch, 2)
+    assert {"expert_load_max", "router_entropy", "load_balance_loss"} <= set(got)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
+    assert got["expert_load_max"] > 1 > got["expert_load_min"]
+    # The stage that every online dataflow begins with hands them on.
+    cfg = SimpleNamespace(
+        steps=Steps(rows=8, microbatch_rows=4),
+        old_logprobs="recomputed",
+        advantage=lambda batch: batch,
+    )
+    _, seen = forward_passes(batch, cfg, actor=actor)
+    np.testing.assert_allclose(seen["expert_load_max"], want["expert_load_max"], rtol=1e-5)
+
+
+def test_weight_decay_leaves_norms_biases_sinks_and_corrections_alone():
+    for name in ("gpt_oss", "deepseek_v3", "qwen2"):
+        params = loaded(name)[2]
+        mask = flattened(_decayed(params))
+        for path, x in flattened(params).items():
+            layers = path[0] == "layers"
+            vector = x.ndim - layers < 2 or path[-1] == "bias" or path[-1].endswith("_bias")
+            assert mask[path] != vector, (name, path)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3", "gpt_oss"])
