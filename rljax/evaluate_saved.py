@@ -30,8 +30,8 @@ from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool
 from rljax.roles import Actor, Reward
 from rljax.sampler import Sampling
+from rljax.train_state import new_train_state
 from rljax.trees import merged
-from rljax.update import new_train_state
 
 
 @dataclasses.dataclass(frozen=True)

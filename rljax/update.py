@@ -1,8 +1,7 @@
-"""The only place that masks, weights and averages a loss; microbatches; the optimizer step.
+"""The only place that masks, weights and averages a loss; microbatches; the loop of steps.
 
 What lives here: reductions (batch -> token weights), the loop over epochs, minibatches and
-microbatches,
-and the guard against non-finite steps. What does not: any formula of a loss.
+microbatches. What does not: any formula of a loss, the optimizer step (rljax.train_state).
 
 A reduction gives weights [B, S], computed once over the rows of one optimizer step (all devices,
 before
@@ -14,7 +13,6 @@ sharding give the same gradient by construction (ALGORITHMS 0.3).
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +21,7 @@ import optax
 from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.errors import InputError
-from rljax.mesh import in_device_memory, in_memory_of, is_on_host
+from rljax.train_state import TrainState, optimizer_step
 from rljax.trees import merged
 
 # -- reductions: B+ = segments with a policy token, n = policy tokens of a segment, N = all policy
@@ -88,11 +86,12 @@ def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class Steps:
     """How one batch is walked: rows per optimizer step, rows per microbatch, passes over the
-    batch."""
+    batch. Without `learn` losses and metrics are computed, and no step is taken (held-out data)."""
 
     rows: int
     microbatch_rows: int
     epochs: int = 1
+    learn: bool = True
 
 
 def select_policy_tokens(batch: Batch) -> Batch:
@@ -111,20 +110,26 @@ def _split(tree, parts: int):
     return jax.tree.map(lambda x: x.reshape((parts, -1) + x.shape[1:]), tree)
 
 
-def split_microbatches(tree, rows: int, microbatch_rows: int):
-    """[rows, ...] -> [parts, rows/parts, ...]: part i takes rows i, i + parts, ...
+def split_microbatches(tree, rows: int, microbatch_rows: int, rows_per_example: int = 1):
+    """[rows, ...] -> [parts, rows/parts, ...]: part i takes examples i, i + parts, ...
 
     Strided, so that every device, which holds a contiguous range of rows, has work in every part.
+    The rows of an example (a pair) stay together; an array may have one entry per example instead.
     """
     microbatch_rows = min(microbatch_rows, rows)
-    if rows % microbatch_rows:
+    if rows % microbatch_rows or microbatch_rows % rows_per_example:
         raise InputError(
-            "rows of a microbatch", value=microbatch_rows, rule=f"must divide the {rows} of a step"
+            "rows of a microbatch",
+            value=microbatch_rows,
+            rule=f"must divide the {rows} of a step, and hold whole examples of {rows_per_example}",
         )
-    parts = rows // microbatch_rows
-    return jax.tree.map(
-        lambda x: x.reshape((microbatch_rows, parts) + x.shape[1:]).swapaxes(0, 1), tree
-    )
+    parts, examples = rows // microbatch_rows, microbatch_rows // rows_per_example
+
+    def split(x):
+        strided = x.reshape((examples, parts, -1) + x.shape[1:]).swapaxes(0, 1)
+        return strided.reshape((parts, -1) + x.shape[1:])
+
+    return jax.tree.map(split, tree)
 
 
 def map_microbatches(function: Callable, batch: Batch, rows: int):
@@ -136,14 +141,14 @@ def map_microbatches(function: Callable, batch: Batch, rows: int):
 
 def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected: bool = True):
     """(sum of weights * loss, numerators of the metrics). loss is [B, S], or [B] for one value per
-    row.
+    row, or [B / K] for one per example of K rows.
 
     `corrected`: a loss per token is multiplied by the rollout correction, `batch.weights`.
     """
     if loss.ndim == 1:
-        # A loss per row is averaged over the rows that have policy tokens; weights sum to 1 over
-        # them.
-        keep, weight = jnp.sum(batch.mask, axis=1) > 0, weights
+        # A loss per row (or example) is averaged over those that have policy tokens; weights sum
+        # to 1 over them.
+        keep, weight = _live(batch, loss.shape[0]), weights
     else:
         keep, weight = batch.mask > 0, weights
         if corrected and batch.weights is not None:
@@ -154,8 +159,13 @@ def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected:
     return total, sums
 
 
-def _row_weights(batch: Batch) -> jax.Array:
-    live = (jnp.sum(batch.mask, axis=1) > 0).astype(batch.mask.dtype)
+def _live(batch: Batch, examples: int) -> jax.Array:
+    """Whether any row of an example has a policy token: [B] -> [examples]."""
+    return jnp.any((batch.mask > 0).reshape(examples, -1), axis=1)
+
+
+def _row_weights(batch: Batch, rows_per_example: int) -> jax.Array:
+    live = _live(batch, batch.rows // rows_per_example).astype(batch.mask.dtype)
     return live / jnp.maximum(jnp.sum(live), 1)
 
 
@@ -163,7 +173,7 @@ def _metric_sum(name: str, value: jax.Array, batch: Batch):
     """(numerator, denominator) so that means never depend on the split; names ending in _max or
     _min keep the extreme."""
     value = jax.lax.stop_gradient(value)
-    keep = batch.mask > 0 if value.ndim == 2 else jnp.sum(batch.mask, axis=1) > 0
+    keep = batch.mask > 0 if value.ndim == 2 else _live(batch, value.shape[0])
     count = jnp.sum(keep.astype(jnp.float32))
     if name.endswith("_max"):
         return jnp.max(jnp.where(keep, value, -jnp.inf)), count
@@ -189,8 +199,8 @@ class Objective:
 
     model(params, microbatch) -> outputs, a pytree of arrays with rows in front.
     terms(outputs, batch) -> (unreduced losses, one per reduction, metrics). A loss is [B, S], or
-    [B]
-    for one value per row, which is averaged over the rows that have policy tokens.
+    [B] for one value per row, or [B / rows_per_example] for one per example (a pair is two rows
+    that follow each other), which is averaged over those that have policy tokens.
     `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
     """
@@ -200,6 +210,7 @@ class Objective:
     reductions: tuple[Callable, ...]
     corrected: tuple[bool, ...]
     whole_step: bool = False
+    rows_per_example: int = 1
 
     def total(self, outputs, batch: Batch, token_weights, row_weights):
         """The weighted sum of all terms over the rows at hand, and the numerators of the
@@ -213,12 +224,27 @@ class Objective:
         return total, sums
 
 
+def _weights(batch: Batch, objective: Objective):
+    """Of every token, term by term, and of every example."""
+    weights = tuple(reduction(batch) for reduction in objective.reductions)
+    return weights, _row_weights(batch, objective.rows_per_example)
+
+
+def loss_alone(params, batch: Batch, objective: Objective, microbatch_rows: int):
+    """The metrics of loss_and_gradient over all rows of `batch`, "loss" among them, without a
+    backward pass."""
+    batch = select_policy_tokens(batch)
+    model = functools.partial(objective.model, params)
+    outputs = map_microbatches(model, batch, microbatch_rows)
+    loss, sums = objective.total(outputs, batch, *_weights(batch, objective))
+    return {name: _metric_value(name, *pair) for name, pair in sums.items()} | {"loss": loss}
+
+
 def loss_and_gradient(params, batch: Batch, objective: Objective, microbatch_rows: int):
     """Loss, gradient and metrics of one optimizer step over all rows of `batch`, microbatch by
     microbatch."""
     batch = select_policy_tokens(batch)
-    weights = tuple(reduction(batch) for reduction in objective.reductions)
-    row_weights = _row_weights(batch)
+    weights, row_weights = _weights(batch, objective)
     if objective.whole_step and microbatch_rows < batch.rows:
         return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
 
@@ -226,7 +252,8 @@ def loss_and_gradient(params, batch: Batch, objective: Objective, microbatch_row
         return objective.total(objective.model(params, part[0]), *part)
 
     gradient_of = jax.value_and_grad(one, has_aux=True)
-    parts = split_microbatches((batch, weights, row_weights), batch.rows, microbatch_rows)
+    whole = (batch, weights, row_weights)
+    parts = split_microbatches(whole, batch.rows, microbatch_rows, objective.rows_per_example)
     if parts[2].shape[0] == 1:
         (loss, sums), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], parts))
         sums = jax.tree.map(lambda x: x[None], sums)
@@ -267,88 +294,6 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
     return loss, gradient, {name: _metric_value(name, *pair) for name, pair in sums.items()}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-    """What an optimizer step changes. Counters are int32 scalars on the device.
-
-    `frozen` are the weights that no optimizer moves (the base under adapters, which other roles may
-    share), {} where all of them are trained.
-    """
-
-    params: Any
-    opt_state: Any
-    step: jax.Array  # optimizer steps taken: the policy version
-    skipped: jax.Array  # steps skipped since the start because loss or gradient was not finite
-    skipped_in_a_row: jax.Array
-    frozen: Any = dataclasses.field(default_factory=dict)
-
-    @property
-    def weights(self):
-        """All weights of the model."""
-        return merged(self.params, self.frozen)
-
-
-def new_train_state(
-    params, optimizer: optax.GradientTransformation, frozen: dict | None = None
-) -> TrainState:
-    """The state before the first step; rljax.roles places it on the mesh."""
-    counters = (
-        jnp.zeros((), jnp.int32) for _ in range(3)
-    )  # three buffers: donation forbids sharing one
-    return TrainState(params, optimizer.init(params), *counters, frozen or {})
-
-
-def _changed(optimizer, gradient, params, opt_state, take):
-    """(parameters, optimizer state) after the optimizer's update where `take`, else as they were.
-
-    A state that waits on the host is fetched and sent back in a loop of one turn or none: in a
-    straight program XLA fetches it at the start, and holds it through the backward pass.
-    """
-
-    def turn(carry):
-        _, params, waiting = carry
-        held = in_device_memory(waiting)
-        updates, new = optimizer.update(gradient, held, params)
-        keep = lambda new, old: jnp.where(take, new, old)  # noqa: E731
-        params = jax.tree.map(keep, optax.apply_updates(params, updates), params)
-        return jnp.zeros((), bool), params, in_memory_of(waiting, jax.tree.map(keep, new, held))
-
-    carry = (take, params, opt_state)
-    if any(is_on_host(x) for x in jax.tree.leaves(opt_state)):
-        return jax.lax.while_loop(lambda carry: carry[0], turn, carry)[1:]
-    return turn(carry)[1:]
-
-
-def optimizer_step(
-    state: TrainState, gradient, loss, optimizer: optax.GradientTransformation, take=True
-):
-    """One optimizer step; a non-finite loss or gradient changes nothing but the counters, and
-    without `take` (nothing to learn from, or outside the trust region) nothing changes at all.
-
-    An optimizer state that waits on the host is fetched for the step, and sent back."""
-    grad_norm = optax.tree.norm(gradient)
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    take = jnp.asarray(take)
-    params, opt_state = _changed(optimizer, gradient, state.params, state.opt_state, finite & take)
-    bad, taken = (take & ~finite).astype(jnp.int32), (take & finite).astype(jnp.int32)
-    state = dataclasses.replace(
-        state,
-        params=params,
-        opt_state=opt_state,
-        step=state.step + taken,
-        skipped=state.skipped + bad,
-        skipped_in_a_row=jnp.where(
-            take, bad * (state.skipped_in_a_row + 1), state.skipped_in_a_row
-        ),
-    )
-    # A skipped step reports norm 0 and is counted, so that averages over steps stay finite.
-    return state, {
-        "grad_norm": jnp.where(finite, grad_norm, 0.0),
-        "loss": jnp.where(finite, loss, 0.0),
-    }
-
-
 def fit(
     state: TrainState,
     batch: Batch,
@@ -371,7 +316,10 @@ def fit(
             "rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows"
         )
     frozen = state.frozen  # outside the carry of the loop below
-    state, objective = dataclasses.replace(state, frozen={}), _with_frozen(objective, frozen)
+    objective = _with_frozen(objective, frozen)
+    if not steps.learn:
+        return state, loss_alone(state.params, batch, objective, steps.microbatch_rows)
+    state = dataclasses.replace(state, frozen={})
 
     def step(carry, minibatch):
         state, stopped = carry
@@ -398,8 +346,13 @@ def fit(
         epoch = lambda carry, _: jax.lax.scan(step, carry, minibatches)  # noqa: E731
         (state, _), metrics = jax.lax.scan(epoch, carry, None, length=steps.epochs)
         metrics = {k: _over_steps(k, v) for k, v in metrics.items()}
-    total = count * steps.epochs
     metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
+    _count_steps(metrics, count * steps.epochs, trust_region)
+    return dataclasses.replace(state, frozen=frozen), metrics
+
+
+def _count_steps(metrics: dict, total: int, trust_region: float) -> None:
+    """Fractions of the `total` optimizer steps become numbers of them."""
     # The longest streak within this call, so that one good step at its end does not hide it.
     metrics["skipped_in_a_row"] = metrics.pop("skipped_in_a_row_max")
     stopped, empty = metrics.pop("stopped_fraction"), metrics.pop("empty_fraction")
@@ -407,7 +360,6 @@ def fit(
         metrics["trust_region_stopped_steps"] = total * stopped
     metrics["empty_steps"] = total * empty
     metrics["optimizer_steps"] = jnp.float32(total)
-    return dataclasses.replace(state, frozen=frozen), metrics
 
 
 def _with_frozen(objective: Objective, frozen: dict) -> Objective:

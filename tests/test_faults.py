@@ -30,7 +30,7 @@ from rljax.roles import Reward
 from rljax.run import Run
 from rljax.tracking import open_tracking
 from rljax.train import one_step, train
-from rljax.update import new_train_state, optimizer_step
+from rljax.train_state import new_train_state, optimizer_step
 
 PARTS = '''
 import time

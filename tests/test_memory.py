@@ -12,7 +12,7 @@ from conftest import golden
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows, newest_step, tiny_config
 
-from rljax import update
+from rljax import train_state
 from rljax.batch import batch_from_rows
 from rljax.build import role_arrays
 from rljax.errors import InputError
@@ -112,12 +112,12 @@ def toy():
 @pytest.mark.parametrize("gradient", [0.5, jnp.nan])
 def test_a_step_fetches_the_moments_and_sends_them_back(toy, jitted, gradient):
     params, layout = toy
-    state = update.new_train_state(params, OPTIMIZER)
+    state = train_state.new_train_state(params, OPTIMIZER)
     host = layout.with_memory_kind("pinned_host")
     send = lambda x: jax.device_put(x, host) if x.ndim else x  # noqa: E731
     waiting = dataclasses.replace(state, opt_state=jax.tree.map(send, state.opt_state))
     gradients = jax.tree.map(lambda w: gradient * jnp.ones_like(w), params)
-    step = lambda s: update.optimizer_step(s, gradients, jnp.ones(()), OPTIMIZER)[0]  # noqa: E731
+    step = lambda s: train_state.optimizer_step(s, gradients, jnp.ones(()), OPTIMIZER)[0]  # noqa: E731
     step = jax.jit(step) if jitted else step
     got, want = waiting, state
     for _ in range(2):

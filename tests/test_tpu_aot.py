@@ -21,7 +21,7 @@ from rljax.config import OptimizerConfig
 from rljax.mesh import BATCH_AXES, HOST_MEMORY, make_mesh
 from rljax.models.attention import attention, attention_cached
 from rljax.optimizers import make_optimizer
-from rljax.update import new_train_state, optimizer_step
+from rljax.train_state import new_train_state, optimizer_step
 
 pytestmark = pytest.mark.tpu_aot
 ROWS, TOKENS = 8, 4096

@@ -10,7 +10,7 @@ import optax
 import pytest
 from toy import objective
 
-from rljax import update
+from rljax import train_state, update
 from rljax.batch import Batch, batch_from_rows
 from rljax.errors import InputError
 from rljax.losses import policy
@@ -190,7 +190,7 @@ def test_first_minibatch_of_ppo_is_the_policy_gradient(model, params, batch):
 def test_epochs_and_minibatches_take_the_steps_they_say(model, params, batch):
     optimizer = optax.sgd(0.1)
     aim = objective(model, policy.ppo_clip, update.token_mean)
-    state = update.new_train_state(params, optimizer)
+    state = train_state.new_train_state(params, optimizer)
     run = lambda steps: jax.jit(  # noqa: E731
         lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=steps)
     )(state, batch)
@@ -210,7 +210,7 @@ def test_epochs_and_minibatches_take_the_steps_they_say(model, params, batch):
 
 def test_a_loss_per_row_is_averaged_over_the_rows_that_have_tokens(batch):
     per_row = jnp.arange(8.0)
-    weights = update._row_weights(batch)
+    weights = update._row_weights(batch, 1)
     total, sums = update.weighted_loss(per_row, {"m": per_row}, batch, weights)
     assert float(total) == pytest.approx(np.arange(7).mean())
     assert float(sums["m"][0] / sums["m"][1]) == pytest.approx(3.0)
@@ -220,12 +220,12 @@ def test_a_loss_per_row_is_averaged_over_the_rows_that_have_tokens(batch):
 def test_a_non_finite_step_changes_nothing_but_the_counters(bad):
     optimizer = optax.adam(0.1)
     params = {"w": jnp.array([1.0, 2.0])}
-    state = update.new_train_state(params, optimizer)
+    state = train_state.new_train_state(params, optimizer)
     good = {"w": jnp.array([0.5, -0.5])}
-    state, _ = update.optimizer_step(state, good, jnp.float32(1.0), optimizer)
+    state, _ = train_state.optimizer_step(state, good, jnp.float32(1.0), optimizer)
     gradient = {"w": jnp.array([jnp.inf, 0.0])} if bad == "gradient" else good
     loss = jnp.float32(jnp.nan if bad == "loss" else 1.0)
-    after, metrics = update.optimizer_step(state, gradient, loss, optimizer)
+    after, metrics = train_state.optimizer_step(state, gradient, loss, optimizer)
     assert (after.params["w"] == state.params["w"]).all()
     for a, b in zip(
         jax.tree.leaves(after.opt_state), jax.tree.leaves(state.opt_state), strict=True
@@ -233,7 +233,7 @@ def test_a_non_finite_step_changes_nothing_but_the_counters(bad):
         np.testing.assert_array_equal(a, b)
     assert (int(after.skipped), int(after.skipped_in_a_row), int(after.step)) == (1, 1, 1)
     assert all(np.isfinite(float(v)) for v in metrics.values())
-    again, _ = update.optimizer_step(after, good, jnp.float32(1.0), optimizer)
+    again, _ = train_state.optimizer_step(after, good, jnp.float32(1.0), optimizer)
     assert (int(again.skipped), int(again.skipped_in_a_row), int(again.step)) == (1, 0, 2)
     assert not (again.params["w"] == state.params["w"]).any()
 
@@ -273,7 +273,7 @@ def test_the_trust_region_stops_the_rest_of_the_batch(model, params, batch):
     start = batch.replace(old_logprobs=model.logprobs(params, batch)[0])
     aim = objective(model, policy.ppo_clip, update.token_mean)
     steps = update.Steps(rows=4, microbatch_rows=4, epochs=3)
-    state = update.new_train_state(params, optimizer)
+    state = train_state.new_train_state(params, optimizer)
 
     def run(trust_region):
         fit = lambda s, b: update.fit(  # noqa: E731
@@ -293,7 +293,7 @@ def test_a_step_without_policy_tokens_moves_nothing(model, params, batch):
     optimizer = optax.adam(0.1)
     aim = objective(model, policy.ppo_clip, update.token_mean)
     run = jax.jit(lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=update.Steps(8, 8)))
-    state, _ = run(update.new_train_state(params, optimizer), batch)
+    state, _ = run(train_state.new_train_state(params, optimizer), batch)
     after, metrics = run(state, batch.replace(mask=jnp.zeros_like(batch.mask)))
     assert float(metrics["empty_steps"]) == 1 and int(after.step) == 1
     for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):

@@ -1,17 +1,10 @@
-"""From a config to the things a run needs: mesh, tokenizer, encoded data, roles, the recipe of a
-dataflow.
+"""From a config to the things a run needs: mesh, tokenizer, encoded data, the recipe of a dataflow.
 
-What lives here: construction only. The loop is rljax.train. Everything the user can get wrong about
-data and
-model folders is found here, before the first compile.
+What lives here: construction of all but the roles. Everything that the user can get wrong about
+data and model folders is found here, before the first compile.
 """
 
 import dataclasses
-import json
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
 
 from rljax.components import Component, resolve
 from rljax.config import HOMES, Config, is_path, microbatch_rows
@@ -20,28 +13,13 @@ from rljax.data.encoded import Data, load_data, load_run_tokenizer
 from rljax.data.loader import Loader, make_loader
 from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.mesh import check_host_memory, make_mesh, on_host, replicated, row_shards
-from rljax.models import lora
-from rljax.models.config import LoraConfig, ModelConfig
-from rljax.models.huggingface import load_config, load_params, load_with_report
+from rljax.mesh import check_host_memory, make_mesh, row_shards
+from rljax.models.config import LoraConfig
+from rljax.models.huggingface import load_config
 from rljax.models.model import Model
-from rljax.models.peft import load_adapter
-from rljax.optimizers import make_optimizer
 from rljax.recipe import Recipe, rehearse
-from rljax.rewards.pool import RewardPool
-from rljax.roles import (
-    WITH_OPTIMIZER,
-    Actor,
-    Baseline,
-    Critic,
-    KLController,
-    Reference,
-    Reward,
-    start_training,
-)
 from rljax.sampler import Sampling
-from rljax.trees import flattened, merged, nested
-from rljax.update import Steps, TrainState
+from rljax.update import Steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +59,7 @@ class Setup:
         return "reward" in self.dataflow.parameters
 
 
-def _adapters(config: Config) -> dict:
+def adapter_fields(config: Config) -> dict:
     """The fields of ModelConfig that lora says."""
     wish = config.lora
     if not wish.rank:
@@ -95,7 +73,7 @@ def _adapters(config: Config) -> dict:
 
 def load_model(config: Config, tokenizer: Tokenizer) -> Model:
     """The static model of the config, on its mesh."""
-    settings = {**dataclasses.asdict(config.model_settings), **_adapters(config)}
+    settings = {**dataclasses.asdict(config.model_settings), **adapter_fields(config)}
     mesh = make_mesh(**dataclasses.asdict(config.mesh))
     wishes = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
     wishes["model_settings.remat='offload'"] = config.model_settings.remat == "offload"
@@ -251,183 +229,3 @@ def build(config: Config) -> Setup:
         )
     dataflow = resolve(config.dataflow, HOMES["dataflow"])
     return Setup(config, model, tokenizer, data, dataflow, recipe, sft_recipe)
-
-
-def initial_params(config: Config, model: Model, record: Path | None = None) -> dict:
-    """The weights the run starts from: the Hugging Face folder's, or random ones from the seed;
-    with adapters, fresh ones or those of lora.adapter.
-
-    What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
-    """
-    key = jax.random.fold_in(jax.random.key(config.seed), 1)
-    plain = dataclasses.replace(model, config=lora.without(model.config))
-    if is_path(config.model):
-        params, report = load_with_report(config.model, plain)
-        if record and jax.process_index() == 0:
-            record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
-    else:
-        params = plain.init(key)
-    if model.config.lora is None:
-        return params
-    params = lora.attach(model, params, jax.random.fold_in(key, 1))
-    return load_adapter(config.lora.adapter, model, params) if config.lora.adapter else params
-
-
-def sft_roles(setup: Setup, params) -> dict:
-    """The actor with the optimizer of the supervised phase."""
-    config = setup.config
-    optimizer = make_optimizer(config.sft.optimizer, config.sft.steps)
-    return {"actor": _actor(setup, params, optimizer)}
-
-
-def _state(setup: Setup, model: Model, params, optimizer) -> TrainState:
-    on_host = setup.config.memory.optimizer_on_host
-    return start_training(model, params, optimizer, optimizer_on_host=on_host)
-
-
-def _actor(setup: Setup, params, optimizer) -> Actor:
-    return Actor(
-        _state(setup, setup.model, params, optimizer),
-        setup.model,
-        optimizer,
-        setup.config.sampler.temperature,
-    )
-
-
-def optimizer_steps(config: Config) -> int:
-    """Optimizer steps of the whole RL phase: what schedules are laid out over."""
-    batch = config.batch
-    rows = batch.prompts_per_step * batch.samples_per_prompt
-    return config.steps * batch.epochs * (rows // batch.sequences_per_optimizer_step)
-
-
-def _copy(tree):
-    """A donated buffer cannot have two owners."""
-    return jax.tree.map(jnp.copy, tree)
-
-
-def _reference_params(setup: Setup, params: dict) -> dict:
-    """The policy as it is now. Under adapters it shares the frozen base, and only the adapters are
-    copied: fresh ones are exactly off."""
-    model = setup.model
-    if model.config.lora:
-        adapters, base = model.split(params)
-        return merged(_copy(adapters), base)
-    to_host, low = setup.config.memory.reference_on_host, setup.config.model_settings.dtype
-
-    def copy(path, x):
-        dtype = low if _multiplied_in_dtype(path, model.config) else x.dtype
-        x = jnp.array(x, dtype, copy=True)
-        return jax.device_put(x, on_host(x.sharding)) if to_host else x
-
-    return nested({path: copy(path, x) for path, x in flattened(params).items()})
-
-
-def _multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
-    """Whether the model rounds this weight to its dtype before use. Rounding a frozen copy then
-    changes nothing; every other weight (router, norms, a float32 head) stays what the actor has:
-    KL to the reference starts at exactly 0."""
-    if path in (("head",), ("embedding",)):
-        return not config.head_in_float32
-    experts = path[0] == "layers" and path[-2:] in (("mlp", "gate"), ("mlp", "up"), ("mlp", "down"))
-    return path[-1] == "weight" or experts
-
-
-def _critic(config: Config, policy: Model, params: dict) -> tuple[Model, dict]:
-    """The reward model of critic_model with its own config.json and head; without one, the policy's
-    body and a head of zeros."""
-    model = dataclasses.replace(policy, head="scalar")
-    if config.critic_model:
-        return _reward_model(config, policy)
-    body = {k: v for k, v in params.items() if k != "head"}
-    head = model.abstract()["head"]
-    body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
-    trained, base = model.split(body)
-    return model, merged(_copy(trained), base)
-
-
-def _reward_model(config: Config, policy: Model) -> tuple[Model, dict]:
-    """An outcome or process reward model as the critic's start. Of two labels (wrong, right) the
-    value is the difference of the logits, the log-odds of right."""
-    folder = config.critic_model
-    settings = {**dataclasses.asdict(config.model_settings), **_adapters(config)}
-    wanted = load_config(folder, **settings)
-    if wanted.vocab_size != policy.config.vocab_size:
-        raise InputError(
-            f"critic_model={folder} has another vocabulary",
-            value=wanted.vocab_size,
-            rule=f"the policy's has {policy.config.vocab_size} words",
-        )
-    if wanted.labels > 2:
-        raise InputError(f"critic_model={folder}", value=wanted.labels, rule="1 or 2 labels")
-    plain = Model(lora.without(wanted), policy.mesh, "scalar")
-    params = load_params(folder, plain)
-    if wanted.labels == 2:
-        for name in ("head", "head_bias"):
-            if name in params:
-                params[name] = params[name][..., 1:] - params[name][..., :1]
-    model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
-    if wanted.lora:
-        key = jax.random.fold_in(jax.random.key(config.seed), 2)
-        params = lora.attach(model, params, key)
-    return model, params
-
-
-def rl_roles(setup: Setup, params) -> dict:
-    """Fresh optimizer state on `params`, and the other roles of the dataflow, started from `params`
-    too."""
-    config = setup.config
-    total = optimizer_steps(config)
-    roles = {}
-    if setup.needs_reference:
-        frozen = _reference_params(setup, params)
-        roles["reference"] = Reference(frozen, setup.model, config.sampler.temperature)
-    if setup.needs_critic:
-        optimizer = make_optimizer(config.critic_optimizer, total)
-        model, body = _critic(config, setup.model, params)
-        roles["critic"] = Critic(_state(setup, model, body, optimizer), model, optimizer)
-    whole = replicated(setup.model.mesh)
-    if setup.needs_kl_controller:
-        state = jax.device_put(jnp.ones((), jnp.float32), whole)
-        algorithm = config.algorithm
-        roles["kl_controller"] = KLController(state, algorithm.kl_target, algorithm.kl_horizon)
-    if setup.needs_baseline:
-        roles["baseline"] = Baseline(jax.device_put(jnp.zeros(2, jnp.float32), whole))
-    roles["actor"] = _actor(setup, params, make_optimizer(config.actor_optimizer, total))
-    return roles
-
-
-def reward_role(setup: Setup, text: str) -> Reward:
-    """The reward function `text` in a pool of killable workers."""
-    reward = setup.config.reward
-    pool = RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
-    return Reward(pool, setup.tokenizer, setup.model.mesh)
-
-
-def role_arrays(roles: dict) -> dict:
-    """What a checkpoint keeps of the roles: parameters, optimizer state, counters. A base under
-    adapters comes from where it came from, not from the checkpoint."""
-    out = {}
-    for name, role in sorted(roles.items()):
-        if isinstance(role, Reference):
-            out[name] = role.model.split(role.params)[0]
-        elif isinstance(role, WITH_OPTIMIZER):
-            out[name] = dataclasses.replace(role.state, frozen={})
-        else:
-            out[name] = role.state
-    return out
-
-
-def with_arrays(roles: dict, arrays: dict) -> dict:
-    """The roles with the arrays of a checkpoint."""
-    out = {}
-    for name, role in roles.items():
-        new = arrays[name]
-        if isinstance(role, Reference):
-            new = merged(new, role.model.split(role.params)[1])
-            out[name] = dataclasses.replace(role, params=new)
-            continue
-        if isinstance(role, WITH_OPTIMIZER):
-            new = dataclasses.replace(new, frozen=role.state.frozen)
-        out[name] = dataclasses.replace(role, state=new)
-    return out

@@ -1,0 +1,29 @@
+"""From a config to the things a run needs. setup: mesh, tokenizer, data, recipe; all that the user
+can get wrong about data and folders is found there, before the first compile. roles: weights.
+"""
+
+from rljax.build.roles import (
+    initial_params,
+    optimizer_steps,
+    reward_role,
+    rl_roles,
+    role_arrays,
+    sft_roles,
+    with_arrays,
+)
+from rljax.build.setup import Setup, build, check_length, load_model, prompt_stream
+
+__all__ = [
+    "Setup",
+    "build",
+    "check_length",
+    "initial_params",
+    "load_model",
+    "optimizer_steps",
+    "prompt_stream",
+    "reward_role",
+    "rl_roles",
+    "role_arrays",
+    "sft_roles",
+    "with_arrays",
+]

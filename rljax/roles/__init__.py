@@ -1,0 +1,34 @@
+"""Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
+
+models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host).
+program: jit with donation and pinned layouts. Small roles that hold what outlives a step
+(KLController, Baseline) are rljax.controllers.
+"""
+
+from rljax.controllers import Baseline, KLController
+from rljax.roles.models import Actor, Critic, Reference, RewardModel, rows_per_example, trait
+from rljax.roles.program import (
+    TRAINED,
+    WITH_OPTIMIZER,
+    program,
+    start_training,
+    training_layout,
+)
+from rljax.roles.reward import Reward
+
+__all__ = [
+    "TRAINED",
+    "WITH_OPTIMIZER",
+    "Actor",
+    "Baseline",
+    "Critic",
+    "KLController",
+    "Reference",
+    "Reward",
+    "RewardModel",
+    "program",
+    "rows_per_example",
+    "start_training",
+    "trait",
+    "training_layout",
+]

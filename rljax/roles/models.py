@@ -1,0 +1,261 @@
+"""Roles that are models: Actor, Critic, RewardModel, Reference, with traceable verbs.
+
+What lives here: parameters and optimizer state as leaves, the model and the optimizer as static
+fields, and what each can be asked. What does not: who calls whom (dataflows).
+
+A verb runs the same op by op or inside a program. `update` returns a new role; a program donates
+the old one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rljax.batch import Batch
+from rljax.components import Component
+from rljax.losses.kl import importance_corrected_kl, kl_estimate
+from rljax.losses.policy import Policy, log_ratio
+from rljax.mesh import in_device_memory
+from rljax.models.experts import load_metrics
+from rljax.models.model import Model
+from rljax.sampler import Sampling, rollout
+from rljax.timing import timed
+from rljax.train_state import TrainState
+from rljax.update import Objective, Steps, fit, map_microbatches, positive_token_mean
+
+
+def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:
+    """The policy loss, which the rollout correction weighs, and further terms (reduction,
+    function), which it does not. `shown` are functions whose values are metrics."""
+
+    def values(policy, batch):
+        value, metrics = loss(policy, batch)
+        metrics = {**metrics, "entropy": policy.entropy}
+        if batch.old_logprobs is not None:
+            d = log_ratio(policy, batch, by="update")
+            # To the policy that the batch began with, whatever ratio the loss itself uses.
+            metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d}
+        metrics |= {name: function(policy, batch) for name, function in shown.items()}
+        return [value, *(function(policy, batch) for _, function in terms)], metrics
+
+    return Objective(
+        model=lambda p, b: Policy(*actor.model.logprobs(p, b, actor.temperature)),
+        terms=values,
+        reductions=(reduction, *(r for r, _ in terms)),
+        corrected=(not trait(loss, "applies_weights"), *(False for _ in terms)),
+        whole_step=trait(loss, "whole_step"),
+        rows_per_example=rows_per_example(loss),
+    )
+
+
+def _attributes(loss: Callable) -> dict:
+    """Of a loss; a component's and a partial's are those of its function."""
+    if isinstance(loss, functools.partial):
+        return _attributes(loss.func)
+    return vars(loss.function if isinstance(loss, Component) else loss)
+
+
+def trait(loss: Callable, name: str) -> bool:
+    """Whether a loss carries this attribute."""
+    return bool(_attributes(loss).get(name, False))
+
+
+def rows_per_example(loss: Callable) -> int:
+    """How many rows that follow each other are one example of this loss: 2 for pairs."""
+    return _attributes(loss).get("rows_per_example", 1)
+
+
+def _static():
+    return dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Actor:
+    """The policy that is trained and sampled from. `temperature` is that of both sides."""
+
+    state: TrainState
+    model: Model = _static()
+    optimizer: optax.GradientTransformation = _static()
+    temperature: float = _static()
+
+    def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
+        """n trajectories per prompt, with the very parameter arrays that training updates (host
+        verb)."""
+        with timed("generate"):
+            batch = rollout(
+                self.model,
+                self.state.weights,
+                prompts.tokens,
+                prompts.lengths,
+                key,
+                sampling,
+                n=n,
+                version=self.state.step,
+                images=prompts.images,
+            )
+            return jax.block_until_ready(batch)
+
+    def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """log pi(tokens) at the sampling temperature: [B, S]; `rows` bounds the rows computed at
+        once."""
+        one = lambda b: self.model.logprobs(self.state.weights, b, self.temperature)[0]  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def logprobs_and_load(self, batch: Batch, rows: int | None = None):
+        """`logprobs`, and the load of the experts over all tokens of the batch: {} without any."""
+
+        def one(part):
+            logprobs, _, load = self.model.read(self.state.weights, part, self.temperature)
+            # map_microbatches joins rows: every row carries the totals of its microbatch.
+            spread = lambda x: jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))  # noqa: E731
+            return logprobs, jax.tree.map(spread, load)
+
+        logprobs, load = map_microbatches(one, batch, rows or batch.rows)
+        load = jax.tree.map(lambda x: jnp.sum(x, axis=0), load)
+        return logprobs, load_metrics(load) if load else {}
+
+    def sum_pi_squared(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """sum over words of pi^2 at the sampling temperature: [B, S]."""
+        one = lambda b: self.model.sum_pi_squared(self.state.weights, b, self.temperature)  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def update(
+        self,
+        batch: Batch,
+        loss: Callable,
+        *,
+        steps: Steps,
+        reduction: Callable,
+        kl_in_loss: float | jax.Array = 0.0,
+        kl_estimator: str = "k3",
+        kl_importance: bool = False,
+        entropy_coef: float = 0.0,
+        positive_nll: float = 0.0,
+        correct_at: float = 1.0,
+        trust_region: float = 0.0,
+    ):
+        """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H +
+        positive_nll NLL(correct rows) -> (Actor, metrics)."""
+        if not isinstance(kl_in_loss, (int, float)) or kl_in_loss > 0:
+            batch.require("ref_logprobs", by="kl_in_loss")
+
+            def kl(policy, b):
+                if kl_importance:
+                    return importance_corrected_kl(
+                        policy.logprobs, b.ref_logprobs, b.old_logprobs, kl_estimator
+                    )
+                return kl_estimate(policy.logprobs, b.ref_logprobs, kl_estimator)
+
+            terms = [(reduction, lambda policy, b: kl_in_loss * kl(policy, b))]
+            shown = {"kl_loss": kl}
+        else:
+            terms, shown = [], {}
+        if entropy_coef:
+            terms.append((reduction, lambda policy, b: -entropy_coef * policy.entropy))
+        if positive_nll:
+            right = functools.partial(positive_token_mean, correct_at=correct_at)
+            terms.append((right, lambda policy, b: -positive_nll * policy.logprobs))
+        objective = _policy_objective(self, loss, reduction, terms, shown)
+        state, metrics = fit(
+            self.state,
+            batch,
+            objective,
+            optimizer=self.optimizer,
+            steps=steps,
+            trust_region=trust_region,
+        )
+        return dataclasses.replace(self, state=state), metrics
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    """V(state) per token, trained beside the actor."""
+
+    state: TrainState
+    model: Model = _static()
+    optimizer: optax.GradientTransformation = _static()
+
+    def values(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """V(state before each token): [B, S]."""
+        one = lambda b: self.model.values(self.state.weights, b)  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
+        """All optimizer steps of this batch -> (Critic, metrics named critic/...)."""
+
+        def terms(values, batch):
+            value, metrics = loss(values, batch)
+            return [value], metrics
+
+        objective = Objective(self.model.values, terms, (reduction,), (False,))
+        state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        metrics["vf_loss"] = metrics.pop("loss")
+        return dataclasses.replace(self, state=state), {
+            f"critic/{k}": v for k, v in metrics.items()
+        }
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RewardModel:
+    """A scalar head that says how good a text is: after its last token (outcome) or after each of
+    its steps (process). Without an optimizer it is only asked."""
+
+    state: TrainState
+    model: Model = _static()
+    optimizer: optax.GradientTransformation = _static()
+
+    def scores(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """r(text): [B], read after the last token of each row, EOS as a rule."""
+        one = lambda b: self.model.scores(self.state.weights, b)[:, 0]  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def step_scores(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """r(text up to and with each token): [B, S]."""
+        one = lambda b: self.model.token_scores(self.state.weights, b)[..., 0]  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
+    def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
+        """All optimizer steps of this batch -> (RewardModel, metrics).
+
+        A loss marked `per_token` is called with scores [B, S] (`step_scores`), else with [B].
+        """
+        read = self.model.token_scores if trait(loss, "per_token") else self.model.scores
+
+        def terms(scores, batch):
+            value, metrics = loss(scores, batch)
+            return [value], metrics
+
+        objective = Objective(
+            lambda p, b: read(p, b)[..., 0],
+            terms,
+            (reduction,),
+            (False,),
+            whole_step=trait(loss, "whole_step"),
+            rows_per_example=rows_per_example(loss),
+        )
+        state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        return dataclasses.replace(self, state=state), metrics
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The frozen policy that KL is measured to."""
+
+    params: Any
+    model: Model = _static()
+    temperature: float = _static()
+
+    def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
+        """log pi_ref(tokens) at the sampling temperature: [B, S]."""
+        params = in_device_memory(self.params)  # once, and only until the last microbatch
+        one = lambda b: self.model.logprobs(params, b, self.temperature)[0]  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)

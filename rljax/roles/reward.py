@@ -1,0 +1,133 @@
+"""Reward: trajectories -> rewards on the host, failures masked.
+
+What lives here: what is asked of the pool of workers and what is put on the batch. What does not:
+the pool itself and the functions of text (rljax.rewards).
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.batch import Batch, last_token
+from rljax.mesh import shard_rows
+from rljax.rewards.pool import RewardPool, Score
+from rljax.timing import timed
+
+
+class Reward:
+    """Trajectories -> rewards, by a function of text, in a pool of killable processes (host verb).
+
+    A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
+    and it
+    leaves its group, so that neither the loss nor a baseline sees it. `rows`, `counts` and
+    `outcomes` describe all calls since `forget`, but for those made with remember=False.
+    """
+
+    def __init__(self, pool: RewardPool, tokenizer, mesh):
+        self.pool, self.tokenizer, self.mesh = pool, tokenizer, mesh
+        self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
+
+    def forget(self) -> None:
+        """Start anew: a step may call the reward several times."""
+        self._seen = []
+
+    def __call__(self, batch: Batch, prompts, *, remember: bool = True) -> Batch:
+        """`prompts.records[group]` holds the ground truth of a row. Fills rewards, scores and the
+        reward's parts; masks failed rows."""
+        with timed("reward"):
+            host = jax.device_get(
+                (batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason)
+            )
+            tokens, mask, segments, group, finish = (np.asarray(x) for x in host)
+            starts = np.asarray(prompts.lengths)[group]
+            samples = [
+                self._sample(prompts.records[g], row[start : int(np.sum(seg > 0))], reason)
+                for g, row, seg, start, reason in zip(
+                    group, tokens, segments, starts, finish, strict=True
+                )
+            ]
+            scores = self.pool.score(samples)
+            if remember:
+                records = [prompts.records[g] for g in group]
+                self._seen += zip(samples, scores, records, strict=True)
+            ok = np.array([s.status == "ok" for s in scores])
+            values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
+            # A failed row gets a group of its own: its siblings' baseline is taken without it.
+            alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
+            host = (values, _parts(scores), mask * ok[:, None], np.where(ok, group, alone))
+            return _place_rewards(batch, *shard_rows(host, self.mesh))
+
+    def _sample(self, record: dict, ids: Sequence[int], finish: int) -> dict:
+        return {
+            "prompt": record["prompt_text"],
+            "response": self.tokenizer.decode([int(i) for i in ids]),
+            "ground_truth": record["ground_truth"],
+            "data_source": record["data_source"],
+            "extra_info": record["extra_info"],
+            "num_tokens": len(ids),
+            "finish_reason": ("stop", "length", "interrupt", "abort")[int(finish)],
+        }
+
+    @property
+    def rows(self) -> list[dict]:
+        """Text, reward and status of every sample."""
+        keep = ("prompt", "response", "ground_truth", "finish_reason")
+        return [
+            {**{k: s[k] for k in keep}, "reward": x.value, "status": x.status, "message": x.message}
+            for s, x, _ in self._seen
+        ]
+
+    @property
+    def outcomes(self) -> list[tuple[int, float]]:
+        """(prompt_id, score) of every scored sample of a training prompt."""
+        return [
+            (record["prompt_id"], score.value)
+            for _, score, record in self._seen
+            if score.status == "ok" and record.get("prompt_id") is not None
+        ]
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """Failures; mean score and share of the samples of every source; means of the parts."""
+        out = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
+        means: dict[str, list[float]] = {}
+        shares: dict[str, float] = {}
+        for sample, score, record in self._seen:
+            source = record.get("source") or sample["data_source"]
+            shares[source] = shares.get(source, 0.0) + 1 / len(self._seen)
+            if score.status != "ok":
+                out[f"reward/{score.status}s"] += 1.0
+                continue
+            means.setdefault(f"reward/source/{source}", []).append(score.value)
+            for name, value in score.parts.items():
+                means.setdefault(f"reward/part/{name}", []).append(value)
+        out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
+        if len(shares) > 1:
+            out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
+        return out
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+def _parts(scores: list[Score]) -> np.ndarray | None:
+    """The named parts of every score, in the order of their names: [B, K]; None if there are none
+    but the score itself."""
+    names = sorted({name for score in scores for name in score.parts} - {"score"})
+    if not names:
+        return None
+    # A part that a score lacks does not apply to it (rljax.advantages.gdpo); a failed row is
+    # masked.
+    lack = [0.0 if score.status != "ok" else np.nan for score in scores]
+    rows = [[s.parts.get(name, x) for name in names] for s, x in zip(scores, lack, strict=True)]
+    return np.array(rows, np.float32)
+
+
+@jax.jit
+def _place_rewards(batch: Batch, values, parts, mask, group) -> Batch:
+    """An outcome reward sits on the last policy token."""
+    batch = batch.replace(mask=mask.astype(jnp.float32), group=group.astype(jnp.int32))
+    rewards = last_token(batch) * values[:, None]
+    return batch.replace(rewards=rewards, scores=values, reward_parts=parts)
