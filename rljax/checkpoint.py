@@ -98,14 +98,16 @@ class Checkpoints:
                 shutil.rmtree(self.path(step))
 
     def best(self) -> int | None:
-        """The step whose state has the highest `best_metric`; ties go to the earlier one."""
+        """The step whose state has the highest `best_metric` ("-name": the lowest); ties go to the
+        earlier one."""
         if not self.best_metric:
             return None
-        scored = []
+        scored, name = [], self.best_metric.removeprefix("-")
+        sign = -1.0 if self.best_metric.startswith("-") else 1.0
         for step in self.steps():
             try:
-                value = self.read_state(step)["metrics"][self.best_metric]
-                scored.append((float(value), -step))
+                value = self.read_state(step)["metrics"][name]
+                scored.append((sign * float(value), -step))
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # not measured at that step, or damaged: never the best
         return -max(scored)[1] if scored else None

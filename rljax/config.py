@@ -74,6 +74,19 @@ class SFTConfig:
 
 
 @dataclasses.dataclass
+class OfflineConfig:
+    """Of dataflows that learn from a file (sft, preference, kto, reward_model, dqo, ...), the rows
+    of data.train: every step is one optimizer step on examples_per_step of them."""
+
+    examples_per_step: int = 64  # a pair is one example; with packing a full row is one
+    max_tokens: int = 1024  # of a row: prompt and completion; data.overlong says what if longer
+    packing: bool = False  # supervised examples share rows
+    # Where the reference's log-probs of every example are written once and read from then on, so
+    # that training holds no reference model; "" = computed at each step.
+    reference_logprobs: str = ""
+
+
+@dataclasses.dataclass
 class BatchConfig:
     """prompts_per_step x samples_per_prompt sequences are generated; each optimizer step takes
     sequences_per_optimizer_step of them, computed at most tokens_per_microbatch (padded) at a
@@ -109,6 +122,7 @@ class RewardConfig:
     """function: of rljax.rewards or dotted; each sample is killed after timeout_s."""
 
     function: str = "exact_match"
+    model: str = ""  # a reward model's folder (outcome scores): scores instead of the function
     workers: int = 2
     timeout_s: float = 10.0
 
@@ -121,6 +135,8 @@ class AlgorithmConfig:
     advantage: str = "group_relative"
     policy_loss: str = "ppo_clip"
     value_loss: str = "squared_error"
+    preference_loss: str = "dpo"  # of rljax.losses.preference: of pairs, triples or labels
+    reward_loss: str = "bradley_terry"  # of rljax.losses.reward_model
     reduction: str = "token_mean"
     kl_in_reward: float = 0.0
     kl_in_loss: float = 0.0
@@ -155,6 +171,12 @@ class EvaluateConfig:
     prompts: int = 256
     correct_at: float = 1.0
     reward: str = ""  # "" = the training reward
+    # Prompts for the greedy accuracy of a dataflow that learns from a file, a path or a task; ""
+    # = none: such a run samples nothing.
+    prompts_from: str = ""
+    # Stop after so many evaluations in a row without a better eval/loss (of runs that learn from a
+    # file; else eval/accuracy); 0 = never.
+    patience: int = 0
 
 
 @dataclasses.dataclass
@@ -164,7 +186,9 @@ class CheckpointConfig:
 
     every_steps: int = 50
     keep: int = 2
-    best_metric: str = ""  # keep the step with the highest value of this metric, too; "" = off
+    # Keep the step with the highest value of this metric, too, or with a minus before it the
+    # lowest ("-eval/loss"); "" = off.
+    best_metric: str = ""
     allow_changed: tuple[
         str, ...
     ] = ()  # config fields (or "data") that may differ from the checkpoint's
@@ -221,6 +245,7 @@ class Config:
     model: str = ""  # a Hugging Face folder, or "decoder(layers=..., ...)": random weights
     tokenizer: str = ""  # a folder; "" = the model's folder, or the task's own alphabet
     critic_model: str = ""  # a reward model's folder; "" = the policy, with a head of zeros
+    teacher_model: str = ""  # of distillation: a folder, same vocabulary
     dataflow: str = "grpo"
     steps: int = 100  # steps of the dataflow, after sft.steps
     seed: int = 0
@@ -238,6 +263,7 @@ class Config:
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     sft: SFTConfig = dataclasses.field(default_factory=SFTConfig)
+    offline: OfflineConfig = dataclasses.field(default_factory=OfflineConfig)
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
     reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
@@ -258,6 +284,8 @@ HOMES = {
     "advantage": "rljax.advantages",
     "policy_loss": "rljax.losses.policy",
     "value_loss": "rljax.losses.value",
+    "preference_loss": "rljax.losses.preference",
+    "reward_loss": "rljax.losses.reward_model",
     "reduction": "rljax.update",
     "correction": "rljax.correction",
     "collect": "rljax.collect",
@@ -372,6 +400,7 @@ _NOT_OF_THE_RUN = (
     "reward.workers",
     "compilation_cache",
     "export",
+    "offline.reference_logprobs",
 )
 
 

@@ -14,6 +14,7 @@ from rljax.collect import once
 from rljax.components import Component
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
+from rljax.roles import rows_per_example
 from rljax.sampler import Sampling
 from rljax.update import Steps
 
@@ -30,6 +31,8 @@ class Recipe:
     value_loss: Component
     reduction: Component
     steps: Steps
+    preference_loss: Component | None = None
+    reward_loss: Component | None = None
     kl_in_reward: float = 0.0
     kl_in_loss: float = 0.0
     kl_estimator: str = "k3"
@@ -70,11 +73,11 @@ class Recipe:
         return {"steps": self.steps, "reduction": self.reduction}
 
 
-def rehearse(recipe: Recipe) -> None:
-    """Call every component once on shapes alone, before anything is sampled or compiled: an option
-    out of range, or a function of the user's that does not take or return what its stage does.
-    Raises InputError."""
-    rows, columns = 4, 6
+def rehearse(recipe: Recipe, kind: str = "prompts") -> None:
+    """Call every component that reads this kind of data once on shapes alone, before anything is
+    sampled or compiled: an option out of range, or a function of the user's that does not take or
+    return what its stage does. Raises InputError."""
+    rows, columns = 12, 6
     shapes = {"B": rows, "S": columns, "K": 2}
     fields = {
         f.name: jax.ShapeDtypeStruct([shapes[a] for a in f.metadata["axes"]], f.metadata["dtype"])
@@ -106,11 +109,29 @@ def rehearse(recipe: Recipe) -> None:
             )
 
     token, row = (rows, columns), (rows,)
+    policy = Policy(per_token, per_token)
+    if kind != "prompts":
+        _rehearse_offline(recipe, kind, call, policy, batch)
+        return
     call("advantage", recipe.advantage, (token,), batch)
-    call("policy_loss", recipe.policy_loss, (token, row), Policy(per_token, per_token), batch)
+    call("policy_loss", recipe.policy_loss, (token, row), policy, batch)
     call("value_loss", recipe.value_loss, (token, row), per_token, batch)
     call("reduction", recipe.reduction, (token,), batch)
     call("correction", recipe.correction, None, batch)
     for stage in ("reward_shaping", "baseline_filters", "filters"):
         for component in getattr(recipe, stage):
             call(stage, component, (row,), batch)
+
+
+def _rehearse_offline(recipe: Recipe, kind: str, call, policy: Policy, batch: Batch) -> None:
+    token = batch.mask.shape
+    scalar = jax.ShapeDtypeStruct((), batch.mask.dtype)
+    per_example = {k: ((token[0] // k,),) for k in (1, 2, 3)}
+    if kind == "pairs":
+        loss = recipe.preference_loss
+        call("preference_loss", loss, per_example[rows_per_example(loss)], policy, batch)
+        call("reward_loss", recipe.reward_loss, per_example[2], batch.scores, batch)
+    elif kind == "labelled":
+        call("preference_loss", recipe.preference_loss, per_example[1], policy, batch, scalar)
+    elif kind == "steps":
+        call("reward_loss", recipe.reward_loss, (token,), batch.mask, batch)

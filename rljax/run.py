@@ -32,9 +32,11 @@ from rljax.mesh import shard_rows
 from rljax.models import lora
 from rljax.models.huggingface import save_params
 from rljax.models.peft import save_adapter
+from rljax.offline import held_out_step, offline_batch
 from rljax.optimizers import current_learning_rate
 
 LOG = logging.getLogger("rljax")
+EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
 
 
 @dataclasses.dataclass
@@ -48,6 +50,10 @@ class Progress:
     accuracy: dict | None = None
     right_before: list | None = None  # per prompt, for the interval of the difference
     right: list | None = None
+    held_out_before: dict | None = None  # eval/... of runs that learn from a file
+    held_out: dict | None = None
+    best: float | None = None  # of the evaluations so far, for evaluate.patience
+    since_best: int = 0  # evaluations
     prompts: int = 0
     completions: int = 0
     faults: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -79,7 +85,7 @@ class Run:
         )
         self.fingerprints = {**fingerprints(config), "data": self.setup.data.digest}
         data, seed = self.setup.data, config.seed
-        self.prompts = build.prompt_stream(config, data)
+        self.prompts = build.data_stream(config, data)
         self.examples = None
         if config.sft.steps:
             self.examples = make_loader(
@@ -93,7 +99,9 @@ class Run:
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.reward = self.eval_reward = None
         if self.setup.needs_reward or data.test_prompts:
-            self.reward = build.reward_role(self.setup, config.reward.function)
+            by_model = config.reward.model and self.setup.needs_reward
+            text = "" if by_model else config.reward.function
+            self.reward = build.reward_role(self.setup, text)
             other = config.evaluate.reward
             self.eval_reward = build.reward_role(self.setup, other) if other else self.reward
 
@@ -198,8 +206,20 @@ class Run:
         self.checkpoints.save(self.progress.step, build.role_arrays(self.roles), state)
         self.saved_step = self.progress.step
 
+    @property
+    def stopped_early(self) -> bool:
+        """evaluate.patience evaluations in a row were no better than the best before them."""
+        return 0 < self.config.evaluate.patience <= self.progress.since_best
+
     def finished(self) -> bool:
-        return self.progress.phase == "rl" and self.progress.rl_steps >= self.config.steps
+        over = self.progress.rl_steps >= self.config.steps or self.stopped_early
+        return self.progress.phase == "rl" and over
+
+    @property
+    def phase(self) -> str:
+        """What a step is called: sft, rl, or the dataflow that learns from a file."""
+        offline = self.progress.phase == "rl" and self.setup.learns_offline
+        return self.setup.dataflow.name if offline else self.progress.phase
 
     # -- steps -------------------------------------------------------------------------------------
     # ------------
@@ -253,17 +273,61 @@ class Run:
         dropped = self.prompts.drop_above(limit)
         LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)
 
+    def _step_key(self) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(self.key, 2), self.progress.rl_steps)
+
+    def _learning_rate(self) -> float:
+        """Of the last optimizer step that was taken."""
+        total = build.optimizer_steps(self.setup)
+        taken = self.progress.rl_steps * total // max(self.config.steps, 1) - 1
+        config = self.config
+        of_actor = self.setup.trains == "actor"
+        optimizer = config.actor_optimizer if of_actor else config.critic_optimizer
+        return current_learning_rate(optimizer, total, max(taken, 0))
+
+    def _roles_of_dataflow(self) -> dict:
+        return {k: v for k, v in self.roles.items() if k in self.setup.dataflow.parameters}
+
+    def offline_step(self) -> dict:
+        """One optimizer step on the next examples of the file."""
+        before = self.prompts.position
+        batch = offline_batch(self.setup, self.prompts.take(self.prompts.batch_size))
+        new, metrics = self.setup.dataflow(
+            batch, self._step_key(), self.setup.recipe, **self._roles_of_dataflow()
+        )
+        self.roles |= {k: v for k, v in new.items() if k in self.roles}
+        self.progress.rl_steps += 1
+        drawn = self.prompts.position - before
+        self.progress.prompts += drawn
+        chances = self._chances()
+        return {
+            **metrics,
+            **chances,
+            "lr": self._learning_rate(),
+            "batch/examples": float(drawn),
+            "data/epoch": self.prompts.epoch,
+        }
+
+    def _chances(self) -> dict[str, float]:
+        """Of each source that is mixed in."""
+        if not isinstance(self.prompts, Curriculum):
+            return {}
+        names = (self.config.data.train, *self.config.data.sources)
+        pairs = zip(names, self.prompts.chances(), strict=True)
+        return {f"data/chance/{name}": float(chance) for name, chance in pairs}
+
     def rl_step(self) -> dict:
+        if self.setup.learns_offline:
+            return self.offline_step()
         setup, config = self.setup, self.config
         before = self.prompts.position
         if self.reward is not None:
             self.reward.forget()
         prompts = self._draw(config.batch.prompts_per_step)
-        key = jax.random.fold_in(jax.random.fold_in(self.key, 2), self.progress.rl_steps)
-        roles = {k: v for k, v in self.roles.items() if k in setup.dataflow.parameters}
+        roles = self._roles_of_dataflow()
         if setup.needs_reward:
             roles["reward"] = self.reward
-        new, metrics = setup.dataflow(prompts, key, setup.recipe, **roles)
+        new, metrics = setup.dataflow(prompts, self._step_key(), setup.recipe, **roles)
         self.roles |= {k: v for k, v in new.items() if k in self.roles}
         self.progress.rl_steps += 1
         drawn = self.prompts.position - before
@@ -271,30 +335,46 @@ class Run:
         self.progress.prompts += drawn
         self.progress.completions += completions
         self._learn_pass_rates()
-        total = build.optimizer_steps(config)
-        taken = self.progress.rl_steps * total // max(config.steps, 1) - 1
         counts = dict(self.reward.counts) if setup.needs_reward else {}
         if isinstance(self.prompts, Curriculum):
             counts["data/retired_prompts"] = float(self.prompts.skipped)
-            for name, chance in zip(
-                (config.data.train, *config.data.sources), self.prompts.chances(), strict=True
-            ):
-                counts[f"data/chance/{name}"] = float(chance)
+        counts |= self._chances()
         return {
             **metrics,
             **counts,
-            "lr": current_learning_rate(config.actor_optimizer, total, max(taken, 0)),
+            "lr": self._learning_rate(),
             "batch/prompts": float(drawn),
             "batch/completions": float(completions),
             "data/epoch": self.prompts.epoch,
         }
 
     def evaluate(self) -> dict:
-        """Greedy accuracy on the held-out prompts, remembered in progress; {} when there are
-        none."""
+        """The loss on held-out examples and the greedy accuracy on held-out prompts, of which there
+        are any, remembered in progress."""
+        found = {}
+        if self.setup.data.held_out and self.progress.phase == "rl":
+            key, roles = jax.random.fold_in(self.key, 4), self._roles_of_dataflow()
+            new, found = held_out_step(self.setup, roles, key)
+            self.roles |= {k: v for k, v in new.items() if k in self.roles}
+            self.progress.held_out = found
+        if self.setup.data.test_prompts:
+            found = {**found, **self._accuracy()}
+        self._count_patience(found)
+        return found
+
+    def _count_patience(self, found: dict) -> None:
+        better = -found["eval/loss"] if "eval/loss" in found else found.get("eval/accuracy")
+        progress = self.progress
+        if better is None or not np.isfinite(better) or progress.phase != "rl":
+            return
+        if progress.best is None or better > progress.best:
+            progress.best, progress.since_best = float(better), 0
+        else:
+            progress.since_best += 1
+
+    def _accuracy(self) -> dict:
+        """Greedy accuracy on the held-out prompts."""
         data = self.setup.data
-        if not data.test_prompts:
-            return {}
         right, rows = greedy_accuracy(
             self.roles["actor"],
             self.eval_reward,
@@ -326,12 +406,15 @@ class Run:
         """The latest evaluation is the one that the dataflow starts from."""
         self.progress.accuracy_before = self.progress.accuracy
         self.progress.right_before = self.progress.right
+        self.progress.held_out_before = self.progress.held_out
 
     def export(self) -> Path:
-        """The policy as a Hugging Face folder: weights (adapters merged), config, tokenizer; and
-        adapters alone as a PEFT folder beside it."""
-        tokenizer, actor, folder = self.setup.tokenizer, self.roles["actor"], self.folder / "policy"
-        model, params = actor.model, actor.state.weights
+        """What was trained as a Hugging Face folder: weights (adapters merged), config, tokenizer;
+        and adapters alone as a PEFT folder beside it."""
+        name = "policy" if self.progress.phase == "sft" else EXPORTED[self.setup.trains]
+        tokenizer, folder = self.setup.tokenizer, self.folder / name
+        role = self.roles["actor" if name == "policy" else self.setup.trains]
+        model, params = role.model, role.state.weights
         if model.config.lora:
             base = self.config.model if is_path(self.config.model) else ""
             save_adapter(self.folder / "adapter", model, params, base=base)

@@ -65,7 +65,8 @@ class Signals:
 def one_step(run: Run) -> dict:
     """One step of the current phase; its seconds are split into generate, reward, learn and
     rest."""
-    phase, begun, compiled = run.progress.phase, time.perf_counter(), compiles.count()
+    phase, name = run.progress.phase, run.phase
+    begun, compiled = time.perf_counter(), compiles.count()
     with collect() as seconds:
         metrics = run.sft_step() if phase == "sft" else run.rl_step()
         metrics = {k: float(v) for k, v in metrics.items()}
@@ -83,7 +84,7 @@ def one_step(run: Run) -> dict:
     if phase == "rl" and compiles.count() == compiled:
         run.steady.append([metrics[f"time/{name}_s"] for name in PARTS])
     _count_faults(run, metrics)
-    return {**metrics, "phase": phase, "compiles": float(compiles.count())}
+    return {**metrics, "phase": name, "compiles": float(compiles.count())}
 
 
 def _count_faults(run: Run, metrics: dict) -> None:
@@ -118,15 +119,17 @@ def after_step(run: Run, metrics: dict) -> bool:
         every = config.evaluate.every_steps
         if run.finished() or (every and progress.rl_steps % every == 0):
             metrics |= run.evaluate()
-        due = due or config.checkpoint.best_metric in metrics  # only a saved step can be the best
+        due = (
+            due or config.checkpoint.best_metric.removeprefix("-") in metrics
+        )  # only a saved step can be the best
         return due or run.finished()
     over, found = progress.sft_steps >= config.sft.steps, {}
     if config.sft.stop_at_accuracy and progress.sft_steps % config.sft.check_every_steps == 0:
         found = run.evaluate()
         over = over or found.get("eval/accuracy", 0.0) >= config.sft.stop_at_accuracy
     if over:
-        found = found or run.evaluate()
         run.begin_rl(run.roles["actor"].state.weights)
+        found = found if found and not run.setup.data.held_out else run.evaluate()
         run.remember_before()
     metrics |= found
     return due or over
@@ -191,6 +194,9 @@ def summarise(run: Run, status: str) -> dict:
         "status": status,
         "accuracy_before": progress.accuracy_before,
         "accuracy_after": progress.accuracy if progress.rl_steps else None,
+        "eval_before": progress.held_out_before,
+        "eval_after": progress.held_out if progress.rl_steps else None,
+        "stopped_early": run.stopped_early,
         "wall_s": time.monotonic() - run.started,
         "steps": progress.step,
         "sft_steps": progress.sft_steps,

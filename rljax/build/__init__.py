@@ -5,13 +5,14 @@ can get wrong about data and folders is found there, before the first compile. r
 from rljax.build.roles import (
     initial_params,
     optimizer_steps,
+    reference_role,
     reward_role,
     rl_roles,
     role_arrays,
     sft_roles,
     with_arrays,
 )
-from rljax.build.setup import Setup, build, check_length, load_model, prompt_stream
+from rljax.build.setup import Setup, build, check_length, data_stream, load_model
 
 __all__ = [
     "Setup",
@@ -20,7 +21,8 @@ __all__ = [
     "initial_params",
     "load_model",
     "optimizer_steps",
-    "prompt_stream",
+    "reference_role",
+    "data_stream",
     "reward_role",
     "rl_roles",
     "role_arrays",

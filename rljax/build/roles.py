@@ -28,8 +28,10 @@ from rljax.roles import (
     Baseline,
     Critic,
     KLController,
+    ModelScorer,
     Reference,
     Reward,
+    RewardModel,
     start_training,
 )
 from rljax.train_state import TrainState
@@ -77,9 +79,12 @@ def _actor(setup: Setup, params, optimizer) -> Actor:
     )
 
 
-def optimizer_steps(config: Config) -> int:
-    """Optimizer steps of the whole RL phase: what schedules are laid out over."""
-    batch = config.batch
+def optimizer_steps(setup: Setup) -> int:
+    """Optimizer steps of the whole phase after the supervised one: what schedules are laid out
+    over."""
+    config, batch = setup.config, setup.config.batch
+    if setup.learns_offline:
+        return config.steps
     rows = batch.prompts_per_step * batch.samples_per_prompt
     return config.steps * batch.epochs * (rows // batch.sequences_per_optimizer_step)
 
@@ -121,7 +126,7 @@ def _critic(config: Config, policy: Model, params: dict) -> tuple[Model, dict]:
     body and a head of zeros."""
     model = dataclasses.replace(policy, head="scalar")
     if config.critic_model:
-        return _reward_model(config, policy)
+        return _scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
     body = {k: v for k, v in params.items() if k != "head"}
     head = model.abstract()["head"]
     body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
@@ -129,20 +134,17 @@ def _critic(config: Config, policy: Model, params: dict) -> tuple[Model, dict]:
     return model, merged(_copy(trained), base)
 
 
-def _reward_model(config: Config, policy: Model) -> tuple[Model, dict]:
-    """An outcome or process reward model as the critic's start. Of two labels (wrong, right) the
-    value is the difference of the logits, the log-odds of right."""
-    folder = config.critic_model
-    settings = {**dataclasses.asdict(config.model_settings), **adapter_fields(config)}
+def _scalar_model(
+    config: Config, policy: Model, field: str, folder: str, *, adapted: bool
+) -> tuple[Model, dict]:
+    """An outcome or process reward model of a folder. Of two labels (wrong, right) the value is the
+    difference of the logits, the log-odds of right."""
+    settings = dataclasses.asdict(config.model_settings)
+    settings |= adapter_fields(config) if adapted else {}
     wanted = load_config(folder, **settings)
-    if wanted.vocab_size != policy.config.vocab_size:
-        raise InputError(
-            f"critic_model={folder} has another vocabulary",
-            value=wanted.vocab_size,
-            rule=f"the policy's has {policy.config.vocab_size} words",
-        )
+    _same_vocabulary(field, folder, wanted, policy)
     if wanted.labels > 2:
-        raise InputError(f"critic_model={folder}", value=wanted.labels, rule="1 or 2 labels")
+        raise InputError(f"{field}={folder}", value=wanted.labels, rule="1 or 2 labels")
     plain = Model(lora.without(wanted), policy.mesh, "scalar")
     params = load_params(folder, plain)
     if wanted.labels == 2:
@@ -156,19 +158,45 @@ def _reward_model(config: Config, policy: Model) -> tuple[Model, dict]:
     return model, params
 
 
+def _same_vocabulary(field: str, folder: str, wanted: ModelConfig, policy: Model) -> None:
+    if wanted.vocab_size != policy.config.vocab_size:
+        raise InputError(
+            f"{field}={folder} has another vocabulary",
+            value=wanted.vocab_size,
+            rule=f"the policy's has {policy.config.vocab_size} words: both read the same ids",
+        )
+
+
+def reference_role(setup: Setup, params: dict) -> Reference:
+    """The policy as it is now, frozen."""
+    frozen = _reference_params(setup, params)
+    return Reference(frozen, setup.model, setup.config.sampler.temperature)
+
+
+def _teacher(setup: Setup) -> Reference:
+    """The model that is distilled, of its own size and family."""
+    config, folder = setup.config, setup.config.teacher_model
+    wanted = load_config(folder, **dataclasses.asdict(config.model_settings))
+    _same_vocabulary("teacher_model", folder, wanted, setup.model)
+    model = Model(wanted, setup.model.mesh)
+    return Reference(load_params(folder, model), model, config.sampler.temperature)
+
+
 def rl_roles(setup: Setup, params) -> dict:
     """Fresh optimizer state on `params`, and the other roles of the dataflow, started from `params`
     too."""
-    config = setup.config
-    total = optimizer_steps(config)
+    config, named = setup.config, setup.dataflow.parameters
+    total = optimizer_steps(setup)
     roles = {}
     if setup.needs_reference:
-        frozen = _reference_params(setup, params)
-        roles["reference"] = Reference(frozen, setup.model, config.sampler.temperature)
-    if setup.needs_critic:
-        optimizer = make_optimizer(config.critic_optimizer, total)
-        model, body = _critic(config, setup.model, params)
-        roles["critic"] = Critic(_state(setup, model, body, optimizer), model, optimizer)
+        roles["reference"] = reference_role(setup, params)
+    if "teacher" in named:
+        roles["teacher"] = _teacher(setup)
+    for name, kind in (("critic", Critic), ("reward_model", RewardModel)):
+        if name in named:
+            optimizer = make_optimizer(config.critic_optimizer, total)
+            model, body = _critic(config, setup.model, params)
+            roles[name] = kind(_state(setup, model, body, optimizer), model, optimizer)
     whole = replicated(setup.model.mesh)
     if setup.needs_kl_controller:
         state = jax.device_put(jnp.ones((), jnp.float32), whole)
@@ -176,15 +204,23 @@ def rl_roles(setup: Setup, params) -> dict:
         roles["kl_controller"] = KLController(state, algorithm.kl_target, algorithm.kl_horizon)
     if setup.needs_baseline:
         roles["baseline"] = Baseline(jax.device_put(jnp.zeros(2, jnp.float32), whole))
-    roles["actor"] = _actor(setup, params, make_optimizer(config.actor_optimizer, total))
+    if "actor" in named:
+        roles["actor"] = _actor(setup, params, make_optimizer(config.actor_optimizer, total))
     return roles
 
 
 def reward_role(setup: Setup, text: str) -> Reward:
-    """The reward function `text` in a pool of killable workers."""
-    reward = setup.config.reward
-    pool = RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
-    return Reward(pool, setup.tokenizer, setup.model.mesh)
+    """The reward function `text` in a pool of killable workers, or where it is "" the model of
+    reward.model."""
+    reward, mesh = setup.config.reward, setup.model.mesh
+    if text:
+        pool = RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
+        return Reward(pool, setup.tokenizer, mesh)
+    model, params = _scalar_model(
+        setup.config, setup.model, "reward.model", reward.model, adapted=False
+    )
+    rows = max(setup.recipe.steps.microbatch_rows, 1)
+    return Reward(ModelScorer(model, params, rows), setup.tokenizer, mesh)
 
 
 def role_arrays(roles: dict) -> dict:
@@ -192,6 +228,8 @@ def role_arrays(roles: dict) -> dict:
     adapters comes from where it came from, not from the checkpoint."""
     out = {}
     for name, role in sorted(roles.items()):
+        if name == "teacher":
+            continue  # never moved: it comes from its folder
         if isinstance(role, Reference):
             out[name] = role.model.split(role.params)[0]
         elif isinstance(role, WITH_OPTIMIZER):
@@ -205,6 +243,9 @@ def with_arrays(roles: dict, arrays: dict) -> dict:
     """The roles with the arrays of a checkpoint."""
     out = {}
     for name, role in roles.items():
+        if name not in arrays:
+            out[name] = role
+            continue
         new = arrays[name]
         if isinstance(role, Reference):
             new = merged(new, role.model.split(role.params)[1])

@@ -10,7 +10,9 @@ from rljax.components import Component, resolve
 from rljax.config import HOMES, Config, is_path, microbatch_rows
 from rljax.data.curriculum import Curriculum
 from rljax.data.encoded import Data, load_data, load_run_tokenizer
+from rljax.data.kinds import data_kind
 from rljax.data.loader import Loader, make_loader
+from rljax.data.row_batches import longest_row
 from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.mesh import check_host_memory, make_mesh, row_shards
@@ -18,6 +20,7 @@ from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.recipe import Recipe, rehearse
+from rljax.roles import rows_per_example, trait
 from rljax.sampler import Sampling
 from rljax.update import Steps
 
@@ -33,17 +36,29 @@ class Setup:
     dataflow: Component
     recipe: Recipe
     sft_recipe: Recipe
+    row_tokens: int = 0  # columns of an offline batch
+    rows_per_example: int = 1  # of an offline batch
 
     @property
-    def needs_critic(self) -> bool:
-        return "critic" in self.dataflow.parameters
+    def learns_offline(self) -> bool:
+        return self.data.kind != "prompts"
 
     @property
     def needs_reference(self) -> bool:
-        algorithm = self.config.algorithm
-        return "reference" in self.dataflow.parameters and (
-            algorithm.kl_in_reward > 0 or algorithm.kl_in_loss > 0
-        )
+        """A dataflow that names it without a default always has one. Else an online one has it for
+        its KL, an offline one for its loss, unless the reference's log-probs are on disk."""
+        parameter = self.dataflow.signature.parameters.get("reference")
+        if parameter is None or parameter.default is not None:
+            return parameter is not None
+        if self.learns_offline:
+            stored = bool(self.config.offline.reference_logprobs)
+            return trait(self.recipe.preference_loss, "needs_reference") and not stored
+        return self.config.algorithm.kl_in_reward > 0 or self.config.algorithm.kl_in_loss > 0
+
+    @property
+    def trains(self) -> str:
+        """The role that the run is about: what is exported and evaluated."""
+        return "actor" if "actor" in self.dataflow.parameters else "reward_model"
 
     @property
     def needs_kl_controller(self) -> bool:
@@ -106,12 +121,16 @@ def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None
         )
 
 
-def _steps(config: Config, rows: int, tokens: int, model: Model, epochs: int) -> Steps:
-    shards = row_shards(model.mesh)
+def _steps(
+    config: Config, rows: int, tokens: int, model: Model, epochs: int, together: int = 1
+) -> Steps:
+    """`together` rows are one example and stay in one microbatch."""
+    shards = row_shards(model.mesh) * together
     if rows % shards:
         raise InputError(
             f"{rows} sequences of an optimizer step do not divide over {shards} devices",
-            rule="mesh.data x fsdp x expert splits the rows",
+            rule="mesh.data x fsdp x expert splits the rows"
+            + (f", and {together} of them are one example" if together > 1 else ""),
             fix=f"a multiple of {shards}, or a smaller mesh",
         )
     return Steps(
@@ -152,10 +171,12 @@ def _sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def prompt_stream(config: Config, data: Data) -> Loader | Curriculum:
-    """The order of the training prompts: a shuffled loader, or a curriculum if the config asks for
+def data_stream(config: Config, data: Data) -> Loader | Curriculum:
+    """The order of the training data: a shuffled loader, or a curriculum if the config asks for
     a mixture or for prompts to be retired."""
-    size, seed, wish = config.batch.prompts_per_step, config.seed, config.data
+    seed, wish = config.seed, config.data
+    online = data.kind == "prompts"
+    size = config.batch.prompts_per_step if online else config.offline.examples_per_step
     if not (wish.sources or wish.retire_at_pass_rate or wish.drop_above_pass_rate):
         return make_loader(data.prompts, batch_size=size, seed=seed)
     return Curriculum(
@@ -177,26 +198,16 @@ def _each(texts: tuple[str, ...], stage: str) -> tuple[Component, ...]:
     return tuple(resolve(text, HOMES[stage]) for text in texts)
 
 
-def build(config: Config) -> Setup:
-    """Everything but the weights. Raises InputError for bad data, tokenizer or model folders."""
-    tokenizer = load_run_tokenizer(config)
-    data = load_data(config, tokenizer)
-    model = load_model(config, tokenizer)
-    sampler, algorithm, batch = config.sampler, config.algorithm, config.batch
-    check_length(data.prompt_tokens, sampler.max_response_tokens, model)
-    if config.sft.steps and data.example_tokens > model.config.max_tokens:
-        raise InputError(
-            "the longest worked example, in tokens",
-            value=data.example_tokens,
-            rule=f"the model's context is {model.config.max_tokens} tokens",
-            fix="shorten the examples, or lower data.max_prompt_tokens",
-        )
-    recipe = Recipe(
-        samples_per_prompt=batch.samples_per_prompt,
+def _recipe(config: Config, tokenizer: Tokenizer, steps: Steps) -> Recipe:
+    algorithm = config.algorithm
+    return Recipe(
+        samples_per_prompt=config.batch.samples_per_prompt,
         sampling=_sampling(config, tokenizer),
         advantage=resolve(algorithm.advantage, HOMES["advantage"]),
         policy_loss=resolve(algorithm.policy_loss, HOMES["policy_loss"]),
         value_loss=resolve(algorithm.value_loss, HOMES["value_loss"]),
+        preference_loss=resolve(algorithm.preference_loss, HOMES["preference_loss"]),
+        reward_loss=resolve(algorithm.reward_loss, HOMES["reward_loss"]),
         reduction=resolve(algorithm.reduction, HOMES["reduction"]),
         kl_in_reward=algorithm.kl_in_reward,
         kl_in_loss=algorithm.kl_in_loss,
@@ -212,20 +223,52 @@ def build(config: Config) -> Setup:
         reward_shaping=_each(algorithm.reward_shaping, "shaping"),
         baseline_filters=_each(algorithm.baseline_filters, "filter"),
         filters=_each(algorithm.filters, "filter"),
-        steps=_steps(
-            config,
-            batch.sequences_per_optimizer_step,
-            data.prompt_tokens + sampler.max_response_tokens,
-            model,
-            batch.epochs,
-        ),
+        steps=steps,
     )
-    rehearse(recipe)
+
+
+def _check_context(what: str, tokens: int, model: Model, fix: str) -> None:
+    if tokens > model.config.max_tokens:
+        rule = f"the model's context is {model.config.max_tokens} tokens"
+        raise InputError(f"the longest {what}, in tokens", value=tokens, rule=rule, fix=fix)
+
+
+def build(config: Config) -> Setup:
+    """Everything but the weights. Raises InputError for bad data, tokenizer or model folders."""
+    tokenizer = load_run_tokenizer(config)
+    dataflow = resolve(config.dataflow, HOMES["dataflow"])
+    data = load_data(config, tokenizer, data_kind(dataflow))
+    model = load_model(config, tokenizer)
+    response, batch, together = config.sampler.max_response_tokens, config.batch, 1
+    if config.sft.steps:
+        fix = "shorten the examples, or lower data.max_prompt_tokens"
+        _check_context("worked example", data.example_tokens, model, fix)
+    if data.test_prompts or data.kind == "prompts":
+        check_length(data.prompt_tokens, response, model)
+    if data.kind == "prompts":
+        rows, tokens = batch.sequences_per_optimizer_step, data.prompt_tokens + response
+        steps = _steps(config, rows, tokens, model, batch.epochs)
+    else:
+        every = [x["item"] for source in data.sources for x in source] + data.held_out
+        tokens = longest_row(data.kind, every, config.offline.max_tokens)
+        _check_context("row", tokens, model, "lower offline.max_tokens, or shorten the rows")
+        together = example_rows(config, data.kind)
+        rows = config.offline.examples_per_step * together
+        steps = _steps(config, rows, tokens, model, 1, together)
+    recipe = _recipe(config, tokenizer, steps)
+    rehearse(recipe, data.kind)
     sft_recipe = recipe
     if config.sft.steps:
         steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
-        sft_recipe = dataclasses.replace(
-            recipe, steps=steps, reduction=resolve("token_mean", HOMES["reduction"])
+        sft_recipe = recipe.replace(
+            steps=steps, reduction=resolve("token_mean", HOMES["reduction"])
         )
-    dataflow = resolve(config.dataflow, HOMES["dataflow"])
-    return Setup(config, model, tokenizer, data, dataflow, recipe, sft_recipe)
+    return Setup(config, model, tokenizer, data, dataflow, recipe, sft_recipe, tokens, together)
+
+
+def example_rows(config: Config, kind: str) -> int:
+    """Rows that follow each other and are one example: 2 of a pair, 3 with a reference one."""
+    if kind != "pairs":
+        return 1
+    loss = resolve(config.algorithm.preference_loss, HOMES["preference_loss"])
+    return max(rows_per_example(loss), 2)

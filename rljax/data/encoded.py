@@ -12,6 +12,9 @@ import numpy as np
 from rljax.components import resolve
 from rljax.config import HOMES, Config, is_path
 from rljax.data.loader import fingerprint
+from rljax.data.packing import pack_examples
+from rljax.data.preference_rows import load_rows
+from rljax.data.preferences import encode_rows
 from rljax.data.prompts import encode_prompts, encode_worked_examples
 from rljax.data.sources import load_prompts, load_worked_examples
 from rljax.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
@@ -29,6 +32,8 @@ class Data:
     prompt_tokens: int
     example_tokens: int
     digest: str
+    kind: str = "prompts"  # of sources: rljax.data.kinds
+    held_out: list = dataclasses.field(default_factory=list)  # of the same kind, for eval/loss
 
     @property
     def prompts(self) -> list[dict]:
@@ -83,8 +88,10 @@ def _records(spec: str, config: Config, split: str) -> list[dict]:
     return list(records)
 
 
-def load_data(config: Config, tokenizer: Tokenizer) -> Data:
+def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Data:
     """Every source of the config, encoded. Raises InputError for what the user can mend."""
+    if kind != "prompts":
+        return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
     sources, counts, seen = [], {}, []
     for spec in (config.data.train, *config.data.sources):
@@ -100,18 +107,65 @@ def load_data(config: Config, tokenizer: Tokenizer) -> Data:
     if test_spec:
         test_records = _records(test_spec, config, "test")[: config.evaluate.prompts]
         test, _ = encode_prompts(test_records, tokenizer, **limits)
-    worked, examples = [], []
-    if config.sft.steps:
-        worked = load_worked_examples(config.sft.data or config.data.train, "train")
-        total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-        examples, found = encode_worked_examples(worked, tokenizer, max_tokens=total)
-        counts = {**counts, **{f"examples_{k}": v for k, v in found.items()}}
+    worked, examples, found = _worked(config, tokenizer, config.sft.data or config.data.train)
     return Data(
         sources=sources,
         test_prompts=test,
         examples=examples,
-        counts=counts,
+        counts={**counts, **found},
         prompt_tokens=max(len(p["token_ids"]) for p in [*sum(sources, []), *test]),
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
         digest=fingerprint([*seen, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]),
+    )
+
+
+def _worked(config: Config, tokenizer: Tokenizer, spec: str) -> tuple[list[dict], list, dict]:
+    """Records, encoded examples and counts of the supervised phase; nothing where it has no
+    steps."""
+    if not config.sft.steps:
+        return [], [], {}
+    worked = load_worked_examples(spec, "train")
+    total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
+    examples, found = encode_worked_examples(worked, tokenizer, max_tokens=total)
+    return worked, examples, {f"examples_{k}": v for k, v in found.items()}
+
+
+def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
+    """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
+    wish = dict(max_tokens=config.offline.max_tokens, overlong=config.data.overlong)
+    sources, counts, seen = [], {}, []
+    for spec in (config.data.train, *config.data.sources):
+        rows = load_rows(spec, "train", kind)
+        items, found = encode_rows(rows, tokenizer, kind, **wish)
+        if config.offline.packing:
+            items = pack_examples(items, config.offline.max_tokens).rows
+            found = {**found, "packed_rows": len(items)}
+        first = sum(len(s) for s in sources)
+        named = [{"prompt_id": first + i, "source": spec, "item": x} for i, x in enumerate(items)]
+        sources.append(named)
+        counts = {k: counts.get(k, 0) + v for k, v in found.items()}
+        seen += rows
+    held_out, held_rows = [], []
+    if config.data.test:
+        held_rows = load_rows(config.data.test, "test", kind)[: config.evaluate.prompts]
+        held_out, _ = encode_rows(held_rows, tokenizer, kind, **wish)
+        if config.offline.packing:
+            held_out = pack_examples(held_out, config.offline.max_tokens).rows
+    test, test_records = [], []
+    if config.evaluate.prompts_from:
+        test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
+        limit = config.data.max_prompt_tokens
+        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit)
+    worked, examples, found = _worked(config, tokenizer, config.sft.data)
+    every = [*seen, *held_rows, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]
+    return Data(
+        sources=sources,
+        test_prompts=test,
+        examples=examples,
+        counts={**counts, **found},
+        prompt_tokens=max((len(p["token_ids"]) for p in test), default=1),
+        example_tokens=max((len(ids) for ids, _ in examples), default=1),
+        digest=fingerprint(every),
+        kind=kind,
+        held_out=held_out,
     )

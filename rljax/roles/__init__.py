@@ -14,7 +14,7 @@ from rljax.roles.program import (
     start_training,
     training_layout,
 )
-from rljax.roles.reward import Reward
+from rljax.roles.reward import ModelScorer, Reward
 
 __all__ = [
     "TRAINED",
@@ -23,6 +23,7 @@ __all__ = [
     "Baseline",
     "Critic",
     "KLController",
+    "ModelScorer",
     "Reference",
     "Reward",
     "RewardModel",

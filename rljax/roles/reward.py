@@ -12,12 +12,42 @@ import numpy as np
 
 from rljax.batch import Batch, last_token
 from rljax.mesh import shard_rows
+from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool, Score
 from rljax.timing import timed
+from rljax.update import map_microbatches
+
+
+class ModelScorer:
+    """A frozen reward model: the score after the last token of each row, which it reads as the
+    policy wrote it (one vocabulary)."""
+
+    def __init__(self, model: Model, params, rows: int):
+        self.model, self.params, self.rows = model, params, rows
+        self._scores = jax.jit(self._read)
+
+    def _read(self, params, batch: Batch) -> jax.Array:
+        plain = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
+        one = lambda part: self.model.scores(params, part)[:, 0]  # noqa: E731
+        rows = self.rows if batch.rows % self.rows == 0 else batch.rows
+        return map_microbatches(one, plain, rows)
+
+    def score(self, batch: Batch) -> list[Score]:
+        """One per row; a score that is not finite is an error, never a number."""
+        found = np.asarray(self._scores(self.params, batch), np.float64)
+        return [
+            Score(float(x), {}, "ok", 0.0) if np.isfinite(x)
+            else Score(np.nan, {}, "error", 0.0, f"the reward model says {x}")
+            for x in found
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
 class Reward:
-    """Trajectories -> rewards, by a function of text, in a pool of killable processes (host verb).
+    """Trajectories -> rewards, by a function of text in a pool of killable processes, or by a
+    reward model (host verb).
 
     A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
     and it
@@ -25,7 +55,7 @@ class Reward:
     `outcomes` describe all calls since `forget`, but for those made with remember=False.
     """
 
-    def __init__(self, pool: RewardPool, tokenizer, mesh):
+    def __init__(self, pool: "RewardPool | ModelScorer", tokenizer, mesh):
         self.pool, self.tokenizer, self.mesh = pool, tokenizer, mesh
         self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
 
@@ -48,7 +78,8 @@ class Reward:
                     group, tokens, segments, starts, finish, strict=True
                 )
             ]
-            scores = self.pool.score(samples)
+            judged = isinstance(self.pool, ModelScorer)
+            scores = self.pool.score(batch) if judged else self.pool.score(samples)
             if remember:
                 records = [prompts.records[g] for g in group]
                 self._seen += zip(samples, scores, records, strict=True)

@@ -5,6 +5,7 @@ What lives here: types, ranges, batch arithmetic, and whether components exist a
 
 from rljax.components import resolve
 from rljax.config import HOMES, AlgorithmConfig, Config, is_path
+from rljax.data.kinds import data_kind
 from rljax.errors import InputError
 from rljax.validation.fields import (
     check_batch,
@@ -28,7 +29,6 @@ def validate(config: Config) -> list[str]:
     if not problems:
         check_ranges(config, problems)
     if not problems:
-        check_batch(config, problems)
         problems.check(
             bool(config.model),
             "model",
@@ -51,7 +51,8 @@ def validate(config: Config) -> list[str]:
         )
         check_paths(config, problems)
         check_names(config, problems)
-        check_components(config, problems)
+        if check_components(config, problems) in ("prompts", ""):
+            check_batch(config, problems)
     if problems:
         listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(problems, 1))
         raise InputError(
@@ -93,7 +94,19 @@ def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
     return found
 
 
+def _offline_warnings(config: Config) -> list[str]:
+    evaluates = config.evaluate.every_steps or config.evaluate.patience
+    if evaluates and not (config.data.test or config.evaluate.prompts_from):
+        return [
+            "neither data.test nor evaluate.prompts_from is set, so nothing is held out: "
+            "evaluate.every_steps and evaluate.patience do nothing"
+        ]
+    return []
+
+
 def _warnings(config: Config) -> list[str]:
+    if data_kind(resolve(config.dataflow, HOMES["dataflow"])) != "prompts":
+        return _offline_warnings(config)
     found = []
     if config.sampler.top_p < 1 or config.sampler.top_k > 0:
         found.append(

@@ -27,11 +27,14 @@ _POSITIVE = (
     "samples_every_steps",
     "max_skipped_in_a_row",
     "data.pass_rate_samples",
+    "offline.examples_per_step",
+    "offline.max_tokens",
 )
 _NOT_NEGATIVE = (
     "steps",
     "sft.steps",
     "evaluate.every_steps",
+    "evaluate.patience",
     "checkpoint.every_steps",
     "sampler.top_k",
     "sampler.temperature",
@@ -44,6 +47,7 @@ _NOT_NEGATIVE = (
     "sft.stop_at_accuracy",
     "seed",
 )
+_OF_TRAINING = ("data.train", "data.sources", "sft.data")
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
     "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
@@ -236,19 +240,23 @@ def check_batch(config: Config, problems: Problems) -> None:
 def check_paths(config: Config, problems: Problems) -> None:
     """Data, model and tokenizer: a component that resolves, or a path that exists."""
     for field, spec in (
-        ("critic_model", config.critic_model), ("lora.adapter", config.lora.adapter)
+        ("critic_model", config.critic_model),
+        ("teacher_model", config.teacher_model),
+        ("reward.model", config.reward.model),
+        ("lora.adapter", config.lora.adapter),
     ):  # fmt: skip
         problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")
     for field, spec in (
         ("data.train", config.data.train),
         ("data.test", config.data.test),
         ("sft.data", config.sft.data),
+        ("evaluate.prompts_from", config.evaluate.prompts_from),
         *(("data.sources", source) for source in config.data.sources),
     ):
         if spec and not is_path(spec):
             resolve_field(problems, field, spec, "data")
         elif spec:
-            file = spec.replace("{split}", "test" if field == "data.test" else "train")
+            file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
             fix = "give the path of a file"
             problems.check(os.path.exists(file), field, spec, "does not exist", fix)
     model, tokenizer = config.model, config.tokenizer

@@ -3,8 +3,10 @@ fields."""
 
 from rljax.components import Component
 from rljax.config import Config
+from rljax.data.kinds import data_kind
 from rljax.errors import InputError
 from rljax.rewards.worker import wanted_fields
+from rljax.validation.offline import check_offline
 from rljax.validation.problems import Problems, resolve_field, value_of
 
 # stage -> what its function is called with; every other parameter is an option of the config.
@@ -13,13 +15,17 @@ _CALLED_WITH = {
     "policy_loss": ("policy", "batch"),
     "value_loss": ("values", "batch"),
     "reduction": ("batch",),
-    "dataflow": ("prompts", "key", "cfg"),
+    "preference_loss": ("policy", "batch"),
+    "reward_loss": ("scores", "batch"),
+    "dataflow": ("data", "key", "cfg"),
     "collect": ("prompts", "key", "cfg"),
     "correction": ("batch",),
     "shaping": ("batch",),
     "filter": ("batch",),
 }
-_ROLES = ("actor", "critic", "reference", "reward", "kl_controller", "baseline")
+_ROLES = (
+    "actor", "critic", "reference", "reward", "kl_controller", "baseline", "reward_model", "teacher"
+)  # fmt: skip
 # Stages whose field may be "" (off), and those whose field is a tuple.
 _OPTIONAL = {"correction": "algorithm.correction"}
 _EACH = {
@@ -44,12 +50,10 @@ def _check_signature(problems: Problems, field: str, component: Component, stage
         if stage == "dataflow":
             rule += f" and the roles it names of {', '.join(_ROLES)}"
         problems.check(False, field, text, f"{rule}: {error}", fix)
-    if stage == "dataflow" and component.name == "sft":
-        rule = "takes worked examples, not prompts"
-        problems.check(False, field, text, rule, "set sft.steps above 0, and steps=0 to stop there")
 
 
-def check_components(config: Config, problems: Problems) -> None:
+def check_components(config: Config, problems: Problems) -> str:
+    """Returns the kind of data that the dataflow reads, "" if there is no such dataflow."""
     found = {}
     for field, stage in _EACH.items():
         for text in value_of(config, field):
@@ -61,7 +65,8 @@ def check_components(config: Config, problems: Problems) -> None:
         found["correction"] = resolve_field(problems, "algorithm.correction", text, "correction")
         if found["correction"] is not None:
             _check_signature(problems, "algorithm.correction", found["correction"], "correction")
-    for stage in ("advantage", "policy_loss", "value_loss", "reduction", "collect", "dataflow"):
+    stages = ("advantage", "policy_loss", "value_loss", "reduction", "collect", "reward_loss")
+    for stage in (*stages, "dataflow"):
         field = "dataflow" if stage == "dataflow" else f"algorithm.{stage}"
         component = resolve_field(problems, field, value_of(config, field), stage)
         if component is not None:
@@ -76,9 +81,12 @@ def check_components(config: Config, problems: Problems) -> None:
                     wanted_fields(reward)
                 except InputError as error:
                     problems.add(field, text, error)
-    if "dataflow" in found and "advantage" in found:
+    kind = data_kind(found["dataflow"]) if "dataflow" in found else ""
+    if kind == "prompts" and "advantage" in found:
         _check_fit(config, problems, found["dataflow"], found["advantage"])
         _check_kl(config, problems, found["dataflow"])
+    if "dataflow" in found:
+        check_offline(config, problems, found["dataflow"], kind)
     _check_correction(config, problems)
     rounds = "collect" in found and found["collect"].name in ("dynamic", "active")
     problems.check(
@@ -88,6 +96,7 @@ def check_components(config: Config, problems: Problems) -> None:
         "looks for groups with unequal scores: batch.samples_per_prompt must be above 1",
         "once()",
     )
+    return kind
 
 
 _WITH_RETURNS = ("gae", "vapo_gae")
@@ -170,11 +179,4 @@ def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:
         config.dataflow,
         "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",
         "set both to 0",
-    )
-    problems.check(
-        wanted or reference is None or reference.default is None,
-        "dataflow",
-        config.dataflow,
-        "needs a reference, but algorithm.kl_in_reward and kl_in_loss are 0",
-        "set one of them, or give the parameter the default None",
     )

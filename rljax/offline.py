@@ -1,0 +1,82 @@
+"""Steps of dataflows that learn from a file: items to a batch, and the loss on held-out items.
+
+What lives here: what rljax.run does otherwise for them than for online ones. What does not: the
+formats (rljax.data), the losses, the order of things (rljax.train).
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.batch import Batch
+from rljax.build import Setup
+from rljax.data.row_batches import batch_arrays
+from rljax.mesh import shard_rows
+
+
+def offline_batch(setup: Setup, records: list[dict], rows: int = 0):
+    """The batch that the dataflow is called with: of its kind of data, on the mesh, with the stored
+    log-probs of the reference where the records have them. Filled up with empty rows to `rows`.
+
+    labelled: (batch, the same prompts with each other's completions).
+    """
+    kind, length = setup.data.kind, setup.row_tokens
+    found = batch_arrays(
+        kind,
+        [record["item"] for record in records],
+        length=length,
+        rows_per_example=setup.rows_per_example,
+    )
+    batches = found if isinstance(found, tuple) else (found,)
+    if records and "ref_logprobs" in records[0]:
+        stored = [row for record in records for row in record["ref_logprobs"]]
+        batches = ({**batches[0], "ref_logprobs": _padded(stored, length)}, *batches[1:])
+    placed = tuple(shard_rows(Batch(**_filled(x, rows)), setup.model.mesh) for x in batches)
+    return placed if isinstance(found, tuple) else placed[0]
+
+
+def _padded(rows: list[np.ndarray], length: int) -> np.ndarray:
+    out = np.zeros((len(rows), length), np.float32)
+    for row, values in zip(out, rows, strict=True):
+        row[: len(values)] = values
+    return out
+
+
+def _filled(arrays: dict, rows: int) -> dict:
+    """Empty rows (segment 0, mask 0) behind the others."""
+    out = {}
+    for name, x in arrays.items():
+        more = max(rows - len(x), 0)
+        out[name] = np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1))
+    return out
+
+
+def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict]:
+    """The dataflow on all held-out items at once, learning nothing -> (its roles, {eval/...})."""
+    records = [{"item": item} for item in setup.data.held_out]
+    steps, together = setup.recipe.steps, setup.rows_per_example
+    part = steps.microbatch_rows
+    rows = math.ceil(len(records) * together / part) * part
+    recipe = setup.recipe.replace(steps=dataclasses.replace(steps, rows=rows, learn=False))
+    batch = offline_batch(setup, records, rows)
+    new, metrics = setup.dataflow(batch, key, recipe, **roles)
+    return new, {f"eval/{name}": float(value) for name, value in metrics.items()}
+
+
+def reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[list[np.ndarray]]:
+    """log pi_ref of every row of every record, each as long as the row's tokens."""
+    size, together = setup.config.offline.examples_per_step, setup.rows_per_example
+    compute = jax.jit(lambda role, batch: role.logprobs(batch, setup.recipe.steps.microbatch_rows))
+    out = []
+    for start in range(0, len(records), size):
+        part = [{"item": record["item"]} for record in records[start : start + size]]
+        batch = offline_batch(setup, part, size * together)
+        lengths = np.asarray(jnp.sum(batch.segment_ids > 0, axis=1))
+        rows = np.asarray(compute(reference, batch))
+        for i in range(len(part)):
+            of_one = range(i * together, (i + 1) * together)
+            out.append([rows[k, : lengths[k]].copy() for k in of_one])
+    return out

@@ -1,0 +1,96 @@
+"""Dataflows that learn from a file: whether data, loss, roles and the rest of the config fit."""
+
+import math
+
+from rljax.components import Component
+from rljax.config import Config
+from rljax.validation.problems import Problems, resolve_field, value_of
+
+# Fields that say nothing to a dataflow that samples nothing, and what they would have to be.
+_ONLINE_ONLY = {
+    "algorithm.kl_in_reward": 0.0,
+    "algorithm.kl_in_loss": 0.0,
+    "algorithm.correction": "",
+    "data.retire_at_pass_rate": 0.0,
+    "data.drop_above_pass_rate": 0.0,
+    "data.target_tokens": (),
+    "reward.model": "",
+}
+
+
+def check_offline(config: Config, problems: Problems, dataflow: Component, kind: str) -> None:
+    """`kind` is the kind of data that the dataflow reads."""
+    loss = _preference_loss(config, problems, kind)
+    _check_teacher(config, problems, "teacher" in dataflow.parameters)
+    if kind == "prompts":
+        _check_online(config, problems)
+        return
+    offline, made = config.offline, f"dataflow={config.dataflow!r} learns from a file"
+    for field, off in _ONLINE_ONLY.items():
+        value, rule = value_of(config, field), f"{made}: there is nothing for it to do"
+        problems.check(value == off, field, value, rule, f"{field}={off!r}")
+    packs = kind == "examples" or not offline.packing
+    rule = f"packs worked examples (SFT), not {kind}"
+    problems.check(packs, "offline.packing", offline.packing, rule, "offline.packing=False")
+    stores = kind in ("pairs", "trajectories") or not offline.reference_logprobs
+    rule = f"can be stored for pairs and trajectories, not for {kind}"
+    problems.check(stores, "offline.reference_logprobs", offline.reference_logprobs, rule, "''")
+    greedy = config.evaluate.prompts_from
+    fits = not greedy or "actor" in dataflow.parameters
+    rule = f"dataflow={config.dataflow!r} trains no policy to sample from"
+    problems.check(fits, "evaluate.prompts_from", greedy, rule, "''")
+    needs = config.sft.steps == 0 or bool(config.sft.data)
+    problems.check(needs, "sft.data", config.sft.data, f"{made}, so sft.steps need their own")
+    _check_sizes(config, problems, kind, loss)
+
+
+def _preference_loss(config: Config, problems: Problems, kind: str) -> Component | None:
+    """The loss can be called as the data need it."""
+    field, text = "algorithm.preference_loss", config.algorithm.preference_loss
+    component = resolve_field(problems, field, text, "preference_loss")
+    called = {"labelled": ("policy", "batch", "kl"), "pairs": ("policy", "batch")}.get(kind)
+    if component is None or called is None:
+        return component
+    try:
+        component.signature.bind(*called, **component.options)
+    except TypeError as error:
+        rule = f"of {kind} it is called with ({', '.join(called)}): {error}"
+        fix = "kto()" if kind == "labelled" else "dpo()"
+        problems.check(False, field, text, rule, fix)
+    return component
+
+
+def _check_sizes(config: Config, problems: Problems, kind: str, loss: Component | None) -> None:
+    together = 1
+    if kind == "pairs":
+        together = max(vars(loss.function).get("rows_per_example", 1), 2) if loss else 2
+    offline, limit = config.offline, config.batch.tokens_per_microbatch
+    problems.check(
+        limit >= offline.max_tokens * together,
+        "batch.tokens_per_microbatch",
+        limit,
+        f"must hold one example: {together} x offline.max_tokens={offline.max_tokens}",
+        f"{offline.max_tokens * together} or more",
+    )
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
+    shards = math.prod(sizes) if min(sizes) > 0 else 1
+    problems.check(
+        offline.examples_per_step % shards == 0,
+        "offline.examples_per_step",
+        offline.examples_per_step,
+        f"must divide by mesh.data x fsdp x expert = {shards}",
+        f"a multiple of {shards}",
+    )
+
+
+def _check_online(config: Config, problems: Problems) -> None:
+    for field in ("offline.reference_logprobs", "offline.packing", "evaluate.prompts_from"):
+        value = value_of(config, field)
+        rule = f"is of dataflows that learn from a file; {config.dataflow!r} samples"
+        problems.check(not value, field, value, rule, f"{field}={type(value)()!r}")
+
+
+def _check_teacher(config: Config, problems: Problems, wanted: bool) -> None:
+    field, value = "teacher_model", config.teacher_model
+    rule = "the folder of a teacher is needed" if wanted else f"{config.dataflow!r} has no teacher"
+    problems.check(bool(value) == wanted, field, value, rule, "" if wanted else "teacher_model=''")
