@@ -18,7 +18,7 @@ from conftest import GOLDEN, golden_cases
 from golden_checks.common import Skip
 
 ROOT = Path(os.environ.get("RLJAX_GOLDEN", GOLDEN / "public"))
-ROOMS = ("advantages", "policy", "correction", "objectives")
+ROOMS = ("advantages", "policy", "correction", "objectives", "data")
 
 # What no formula of these rooms answers to. A prefix ending in / stands for a folder.
 PREFERENCE = "a preference or reward-model loss: its room is not built yet"
@@ -47,7 +47,6 @@ NOT_HERE: dict[str, str] = {
     "trl/fused_lm_head": "the log-prob kernel's: tests/test_logprob.py",
     "trl/logprob_entropy": "the log-prob kernel's: tests/test_logprob.py",
     "trl/sft": "one cross-entropy: tests/test_programs.py replays the whole SFT run",
-    "trl/pack_dataset": "packing of supervised data: not built yet",
     "verl/recipe_online_dpo": PREFERENCE,
     "verl/recipe_prime_rm_loss": "the loss of an implicit process reward model: not built yet",
     "verl/recipe_sppo_loss": PREFERENCE,
