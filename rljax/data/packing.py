@@ -33,9 +33,7 @@ class PackedRows(NamedTuple):
     efficiency: float
 
 
-def pack(
-    lengths: Sequence[int], row_tokens: int, strategy: Strategy = "bfd"
-) -> list[list[Piece]]:
+def pack(lengths: Sequence[int], row_tokens: int, strategy: Strategy = "bfd") -> list[list[Piece]]:
     """Rows of at most `row_tokens` tokens, each a list of pieces in the order they stand in it.
 
     bfd: best-fit decreasing; longest first, each into the fullest row that still has room, equal

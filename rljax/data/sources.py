@@ -1,42 +1,18 @@
-"""Records: from files or procedural tasks to checked, plain dicts. No tokens here.
+"""Records of prompts and of worked examples: what their rows must hold. No tokens here.
 
-A spec is the path of a .parquet, .jsonl or .json file (`{split}` in it is replaced; a folder means
-its file `<split>.parquet` or `.jsonl` or `.json`), or a component such as `"sort_digits(digits=3)"`
-of `rljax.data.tasks`. Every row is checked here, before a model loads.
+Where the rows come from (files, tasks, TFDS, a list) is `rows`; the rows of preference and other
+offline training are `preference_rows`. Every row is checked here, before a model loads.
 """
 
-import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from rljax.components import resolve
 from rljax.data.chat import check_unicode, validate_messages
-from rljax.data.files import parse_json, read_text
+from rljax.data.rows import Rows, read_rows
 from rljax.errors import InputError
 
-SUFFIXES = (".parquet", ".jsonl", ".json")
-_OTHER_FILES = (".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
 _PROMPT_FIX = "give each row a 'prompt' (text, or a list of chat messages) or a 'question'"
 _TRUTH_FIX = "give each row a 'ground_truth', an 'answer' or a reward_model.ground_truth"
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Raw rows, and what errors call their source and each of them.
-
-    `data_source` is the name of the data set for rows that do not give one.
-    """
-
-    source: str
-    data_source: str
-    rows: Sequence[dict]
-    lines: Sequence[int] | None = None  # line numbers, where rows are lines of a file
-
-    def place(self, index: int) -> str:
-        place = f"{self.source}: row {index}"
-        return place if self.lines is None else f"{place} (line {self.lines[index]})"
 
 
 def load_prompts(spec: str, split: str, *, need_ground_truth: bool = True) -> list[dict]:
@@ -44,7 +20,7 @@ def load_prompts(spec: str, split: str, *, need_ground_truth: bool = True) -> li
 
     Without `need_ground_truth` (a reward model judges) a missing one is "".
     """
-    rows = _load(spec, split)
+    rows = read_rows(spec, split)
     return [
         _prompt_record(row, index, rows, need_ground_truth) for index, row in enumerate(rows.rows)
     ]
@@ -55,135 +31,19 @@ def load_worked_examples(spec: str, split: str) -> list[dict]:
 
     A task's worked examples are its training split.
     """
-    rows = _load(spec, split, worked=True)
+    rows = read_rows(spec, split, worked=True)
     return [_worked_record(row, index, rows) for index, row in enumerate(rows.rows)]
 
 
 def load_records(spec: str, *, split: str) -> Sequence[dict]:
     """The rows as the file or the task has them, unchecked but for being objects."""
-    return _load(spec, split).rows
-
-
-# -- where rows come from --
-
-
-def _load(spec: str, split: str, worked: bool = False) -> _Rows:
-    if not isinstance(spec, str) or not spec.strip():
-        raise InputError("a data source is a text", value=spec, fix='write a path or "task(...)"')
-    spec = spec.strip()
-    path = Path(spec.replace("{split}", split))
-    if path.is_dir():
-        path = _file_of_split(path, split)
-    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json}
-    if path.suffix in readers:
-        rows = readers[path.suffix](path, split)
-    elif not spec.endswith(")") and ("/" in spec or path.suffix in _OTHER_FILES or path.exists()):
-        raise InputError(
-            f"{path} is not a kind of data file that is read",
-            rule=f"the name must end in one of {', '.join(SUFFIXES)}",
-            fix="convert it, for example with pyarrow, or correct the name",
-        )
-    else:
-        rows = _run_task(spec, split, worked)
-    if len(rows.rows) == 0:
-        raise InputError(f"{rows.source} has no rows", fix="check the file and the split")
-    for index, row in enumerate(rows.rows):
-        if not isinstance(row, dict):
-            raise InputError(
-                f"{rows.place(index)} is not an object",
-                value=row,
-                fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
-            )
-    return rows
-
-
-def _file_of_split(folder: Path, split: str) -> Path:
-    for suffix in SUFFIXES:
-        if (folder / f"{split}{suffix}").is_file():
-            return folder / f"{split}{suffix}"
-    raise InputError(
-        f"{folder} has no file for the split {split!r}",
-        value=sorted(item.name for item in folder.iterdir())[:10],
-        rule=f"a folder holds {split}.parquet, {split}.jsonl or {split}.json",
-        fix="name the file itself",
-    )
-
-
-def _read_parquet(path: Path, split: str) -> _Rows:
-    import pyarrow.parquet  # 0.2 s that a run on procedural data need not pay
-
-    if not path.is_file():
-        raise InputError(f"{path} does not exist", fix="check the path")
-    try:
-        # A file handle, because for a path the library also guesses partitions from folder names.
-        with path.open("rb") as file:
-            rows = pyarrow.parquet.read_table(file).to_pylist()
-    except Exception as error:  # truncated, foreign, bad UTF-8: the library has a class for each
-        raise InputError(
-            f"{path} is not a readable parquet file",
-            rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            fix="copy or write it again; a half-copied file lacks its footer",
-        ) from None
-    return _Rows(str(path), path.stem, rows)
-
-
-def _read_jsonl(path: Path, split: str) -> _Rows:
-    rows, lines = [], []
-    # Not splitlines(): U+2028 and its kin may stand inside a JSON string.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            rows.append(parse_json(line, f"{path}: line {number}"))
-            lines.append(number)
-    return _Rows(str(path), path.stem, rows, lines)
-
-
-def _read_json(path: Path, split: str) -> _Rows:
-    value = parse_json(read_text(path), str(path))
-    if isinstance(value, dict):
-        if split not in value:
-            raise InputError(
-                f"{path} has no split {split!r}",
-                value=sorted(value)[:10],
-                rule="a .json file is a list of rows, or an object {split: list of rows}",
-                fix="correct the split; one object per line is a .jsonl file",
-            )
-        value = value[split]
-    if not isinstance(value, list):
-        raise InputError(f"{path} is not a list of rows", value=value, fix="write [{...}, {...}]")
-    return _Rows(str(path), path.stem, value)
-
-
-def _run_task(spec: str, split: str, worked: bool) -> _Rows:
-    task_function = resolve(spec, "rljax.data.tasks")
-    try:
-        inspect.signature(task_function.function).bind(**task_function.options)
-    except TypeError as error:
-        raise InputError(
-            f"{spec}: options are missing", rule=str(error), fix="write them in the brackets"
-        ) from None
-    task = task_function()
-    if isinstance(task, (list, tuple)):  # a user's function may just return its rows
-        return _Rows(spec, task_function.name, task)
-    try:
-        splits = {"train": task.train, "test": task.test}
-        if worked:
-            splits = {"train": task.worked_examples}
-    except AttributeError as error:
-        raise InputError(
-            f"{spec} returned no task",
-            value=task,
-            rule=str(error),
-            fix="return a list of records, or an object with train, test and worked_examples",
-        ) from None
-    if split not in splits:
-        raise InputError(f"{spec} has no split {split!r}", fix=f"use one of {sorted(splits)}")
-    return _Rows(spec, task_function.name, splits[split])
+    return read_rows(spec, split).rows
 
 
 # -- what a row must hold --
 
 
-def _prompt_record(row: dict, index: int, rows: _Rows, need_ground_truth: bool) -> dict:
+def _prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) -> dict:
     place = rows.place(index)
     prompt_column = _first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
@@ -263,7 +123,7 @@ def _answer_text(value: object, place: str) -> str:
     return value
 
 
-def _worked_record(row: dict, index: int, rows: _Rows) -> dict:
+def _worked_record(row: dict, index: int, rows: Rows) -> dict:
     place = rows.place(index)
     if row.get("messages") is not None:
         messages = validate_messages(row["messages"], where=f"{place}, column 'messages'")
