@@ -7,7 +7,8 @@ offline training are `preference_rows`. Every row is checked here, before a mode
 import math
 from collections.abc import Sequence
 
-from rljax.data.chat import check_unicode, validate_messages
+from rljax.data.chat import check_unicode
+from rljax.data.columns import first_of, prompt_of, require_text, worked_record
 from rljax.data.rows import Rows, read_rows
 from rljax.errors import InputError
 
@@ -32,7 +33,7 @@ def load_worked_examples(spec: str, split: str) -> list[dict]:
     A task's worked examples are its training split.
     """
     rows = read_rows(spec, split, worked=True)
-    return [_worked_record(row, index, rows) for index, row in enumerate(rows.rows)]
+    return [worked_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
 
 
 def load_records(spec: str, *, split: str) -> Sequence[dict]:
@@ -45,10 +46,10 @@ def load_records(spec: str, *, split: str) -> Sequence[dict]:
 
 def _prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) -> dict:
     place = rows.place(index)
-    prompt_column = _first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
+    prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
     data_source = row.get("data_source", rows.data_source)
-    _require_text(data_source, f"{place}, column 'data_source'", "name the data set")
+    require_text(data_source, f"{place}, column 'data_source'", "name the data set")
     extra_info = row.get("extra_info")
     if extra_info is None:
         extra_info = {}  # parquet writes a missing struct as null
@@ -59,19 +60,12 @@ def _prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) -
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info"}
     others = {name: value for name, value in row.items() if name not in used}
     return dict(
-        prompt=_prompt(row[prompt_column], f"{place}, column {prompt_column!r}"),
+        prompt=prompt_of(row[prompt_column], f"{place}, column {prompt_column!r}"),
         ground_truth=truth,
         data_source=data_source,
         extra_info={**others, **more, **extra_info},
         index=index,
     )
-
-
-def _prompt(value: object, place: str) -> str | list[dict]:
-    if isinstance(value, list):
-        return validate_messages(value, where=place)
-    _require_text(value, place, "write a text or a list of chat messages", empty=True)
-    return value
 
 
 def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
@@ -91,7 +85,7 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
     present = [name for name in ("ground_truth", "answer") if name in row]
     if not needed and all(row[name] is None for name in present):
         return "", "ground_truth", {}
-    column = _first_of(row, ("ground_truth", "answer"), place, _TRUTH_FIX)
+    column = first_of(row, ("ground_truth", "answer"), place, _TRUTH_FIX)
     text = _answer_text(row[column], f"{place}, column {column!r}")
     # The published GSM8K rows hold the worked solution, and the answer after "####".
     solution, mark, final = text.rpartition("\n#### ")
@@ -121,59 +115,3 @@ def _answer_text(value: object, place: str) -> str:
         )
     check_unicode(value, place)
     return value
-
-
-def _worked_record(row: dict, index: int, rows: Rows) -> dict:
-    place = rows.place(index)
-    if row.get("messages") is not None:
-        messages = validate_messages(row["messages"], where=f"{place}, column 'messages'")
-        return dict(messages=_with_answer(messages, f"{place}, column 'messages'"), index=index)
-    for first, second in (
-        ("prompt", "completion"),
-        ("prompt", "response"),
-        ("question", "answer"),
-    ):
-        if first not in row or second not in row:
-            continue
-        prompt = _prompt(row[first], f"{place}, column {first!r}")
-        completion = row[second]
-        _require_text(completion, f"{place}, column {second!r}", "remove the row or fill it in")
-        if isinstance(prompt, list):
-            answer = {"role": "assistant", "content": completion}
-            return dict(messages=[*prompt, answer], index=index)
-        return dict(prompt=prompt, completion=completion, index=index)
-    if "text" in row:
-        _require_text(row["text"], f"{place}, column 'text'", "remove the row or fill it in")
-        return dict(text=row["text"], index=index)
-    raise InputError(
-        f"{place} is no worked example",
-        value=sorted(row),
-        rule="it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'",
-        fix="rename the columns",
-    )
-
-
-def _with_answer(messages: list[dict], place: str) -> list[dict]:
-    if not any(message["role"] == "assistant" for message in messages):
-        raise InputError(
-            f"{place} has no message of the assistant",
-            value=[message["role"] for message in messages],
-            rule="there is nothing to learn from it",
-            fix="remove the row or add the answer",
-        )
-    return messages
-
-
-def _first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
-    """The first of the columns that the row has."""
-    for name in names:
-        if name in row:
-            return name
-    raise InputError(f"{place} lacks the column {names[0]!r}", value=sorted(row), fix=fix)
-
-
-def _require_text(value: object, place: str, fix: str, empty: bool = False) -> None:
-    if not isinstance(value, str) or not (value or empty):
-        kind = "null" if value is None else "empty" if value == "" else "not a text"
-        raise InputError(f"{place} is {kind}", value=value, fix=fix)
-    check_unicode(value, place)
