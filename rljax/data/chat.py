@@ -8,6 +8,7 @@ record: what was sampled is never tokenized again.
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from rljax.data.messages import check_unicode, validate_messages
 from rljax.data.template import ChatTemplate
@@ -17,10 +18,12 @@ __all__ = [
     "Appended",
     "ChatTemplate",
     "Rerendering",
+    "Turns",
     "append_messages",
     "check_unicode",
     "encode_conversation",
     "encode_last_turn",
+    "encode_turns",
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
@@ -59,6 +62,57 @@ def encode_conversation(
     return ids, _mask(len(ids), learned)
 
 
+class Turns(NamedTuple):
+    """A prompt's ids, and what follows it: its ids, the mask of what the assistant chose, its text,
+    and the characters [a, b) of that text that each id covers."""
+
+    prompt: list[int]
+    ids: list[int]
+    mask: list[int]
+    text: str
+    offsets: list[tuple[int, int]]
+
+
+def encode_turns(
+    tokenizer,
+    messages: Sequence[Mapping],
+    first: int,
+    *,
+    tools: Sequence[Mapping] | None = None,
+    documents: Sequence[Mapping] | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> Turns:
+    """The prompt `messages[:first]`, and the turns after it: mask 1 on those of the assistant.
+
+    The prompt is encoded alone, as it is for the sampler: no token spans the border. Where several
+    turns follow, a template that rewrites the earlier of them is refused.
+    """
+    options = dict(tools=tools, documents=documents, variables=variables)
+    text = tokenizer.render_chat(messages, add_generation_prompt=False, **options)
+    _require_assistant_last(messages)
+    before, _ = _turn(tokenizer, messages, first, options)
+    prompt, rest = tokenizer.encode(before), text[len(before) :]
+    if not prompt:
+        raise InputError("the turn answers an empty prompt", fix="use a template that writes one")
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    if ids[: len(prompt)] == prompt:
+        ids = ids[len(prompt) :]
+        offsets = [(max(a - len(before), 0), b - len(before)) for a, b in offsets[len(prompt) :]]
+    else:
+        ids, offsets = _encode_after(tokenizer, prompt[-1], rest)
+    learned = []
+    for k in range(first, len(messages)):
+        if messages[k]["role"] != "assistant":
+            continue
+        turn = range(len(ids))
+        if len(messages) > first + 1:
+            start, through = _turn(tokenizer, messages, k, options)
+            _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
+            turn = _tokens_in((len(start) - len(before), len(through) - len(before)), offsets)
+        learned += _without_tail(turn, ids, offsets, rest, tokenizer.special_ids)
+    return Turns(prompt, ids, _mask(len(ids), learned), rest, offsets)
+
+
 def encode_last_turn(
     tokenizer,
     messages: Sequence[Mapping],
@@ -73,21 +127,8 @@ def encode_last_turn(
     reads and writes at each, whatever the template later makes of its history.
     """
     options = dict(tools=tools, documents=documents, variables=variables)
-    text = tokenizer.render_chat(messages, add_generation_prompt=False, **options)
-    _require_assistant_last(messages)
-    before, _ = _turn(tokenizer, messages, len(messages) - 1, options)
-    # The prompt is encoded alone, as it is for the sampler: no token spans the border.
-    prompt, rest = tokenizer.encode(before), text[len(before) :]
-    if not prompt:
-        raise InputError("the turn answers an empty prompt", fix="use a template that writes one")
-    ids, offsets = tokenizer.encode_with_offsets(text)
-    if ids[: len(prompt)] == prompt:
-        turn = ids[len(prompt) :]
-        offsets = [(max(a - len(before), 0), b - len(before)) for a, b in offsets[len(prompt) :]]
-    else:
-        turn, offsets = _encode_after(tokenizer, prompt[-1], rest)
-    learned = _without_tail(range(len(turn)), turn, offsets, rest, tokenizer.special_ids)
-    return prompt + turn, [0] * len(prompt) + _mask(len(turn), learned)
+    turn = encode_turns(tokenizer, messages, len(messages) - 1, **options)
+    return turn.prompt + turn.ids, [0] * len(turn.prompt) + turn.mask
 
 
 def _turn(tokenizer, messages, k: int, options: Mapping) -> tuple[str, str]:

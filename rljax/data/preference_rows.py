@@ -234,10 +234,12 @@ def _stepwise(row: dict, place: str, index: int) -> dict:
 
 def _trajectory(row: dict, place: str, index: int) -> dict:
     prompt = _prompt_column(row, place)
-    fix = "give each row a 'completion', or 'steps'"
-    name = first_of(row, ("completion", "response", "steps"), place, fix)
-    if row[name] is None and row.get("steps") is not None:
-        name = "steps"
+    # Where both are there: steps where their scores need them, else the completion.
+    names = ["completion", "response", "steps"]
+    if row.get("process_scores") is not None:
+        names = ["steps", "completion", "response"]
+    given = [name for name in names if row.get(name) is not None] or names
+    name = first_of(row, given, place, "give each row a 'completion', or 'steps'")
     record = dict(prompt=prompt, **tools_of(row, place))
     if name == "steps":
         record["steps"] = _step_texts(row["steps"], f"{place}, column 'steps'")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rljax.data.chat import encode_conversation
+from rljax.data.chat import encode_conversation, encode_turns
 from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
 
@@ -201,7 +201,11 @@ def encode_worked_examples(
 
 def _encode_worked_example(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     if "messages" in record:
-        return encode_conversation(tokenizer, record["messages"])
+        messages, tools = record["messages"], record.get("tools")
+        if "prompt_messages" not in record:
+            return encode_conversation(tokenizer, messages, tools=tools)
+        turns = encode_turns(tokenizer, messages, record["prompt_messages"], tools=tools)
+        return turns.prompt + turns.ids, [0] * len(turns.prompt) + turns.mask
     if "text" in record:
         ids = _ended(tokenizer.encode(record["text"], add_special_tokens=True), tokenizer)
         return ids, [1] * len(ids)
