@@ -18,38 +18,19 @@ from conftest import GOLDEN, golden_cases
 from golden_checks.common import Skip
 
 ROOT = Path(os.environ.get("RLJAX_GOLDEN", GOLDEN / "public"))
-ROOMS = ("advantages", "policy", "correction", "objectives", "data")
+ROOMS = ("advantages", "policy", "correction", "objectives", "data", "preference", "reward_model")
 
 # What no formula of these rooms answers to. A prefix ending in / stands for a folder.
-PREFERENCE = "a preference or reward-model loss: its room is not built yet"
 DISTILLATION = "a distillation loss: its room is not built yet"
 NOT_HERE: dict[str, str] = {
     "hf/": "model folders: tests/test_model.py holds the families that are built against theirs",
     "trl_traj/": "whole runs of trainers: tests/test_programs.py replays the online ones",
-    "trl/bco": PREFERENCE,
-    "trl/cpo": PREFERENCE,
-    "trl/cpo_full": PREFERENCE,
-    "trl/dpo": PREFERENCE,
-    "trl/dpo_seq_v024": PREFERENCE,
-    "trl/kto": PREFERENCE,
-    "trl/kto_seq_v024": PREFERENCE,
-    "trl/nash_md": PREFERENCE,
-    "trl/orpo": PREFERENCE,
-    "trl/orpo_odds_ratio": PREFERENCE,
-    "trl/prm": PREFERENCE,
-    "trl/reward_model": PREFERENCE,
-    "trl/tpo": PREFERENCE,
-    "trl/xpo": PREFERENCE,
     "trl/distillation_chunked": DISTILLATION,
     "trl/gkd_generalized_jsd": DISTILLATION,
     "trl/self_distillation": DISTILLATION,
     "verl/distill_forward_kl_topk": DISTILLATION,
     "trl/fused_lm_head": "the log-prob kernel's: tests/test_logprob.py",
     "trl/logprob_entropy": "the log-prob kernel's: tests/test_logprob.py",
-    "trl/sft": "one cross-entropy: tests/test_programs.py replays the whole SFT run",
-    "verl/recipe_online_dpo": PREFERENCE,
-    "verl/recipe_prime_rm_loss": "the loss of an implicit process reward model: not built yet",
-    "verl/recipe_sppo_loss": PREFERENCE,
     "verl/reward_scores": "rewards of texts: tests/test_rewards.py",
     "verl/data_metrics": "verl's summary of a batch: ours has other numbers",
     "verl/validation_metrics": "bootstrap estimates by numpy's generator; ours are exact "

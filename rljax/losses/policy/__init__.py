@@ -21,6 +21,7 @@ from rljax.losses.policy.tokens import decoupled_ppo as decoupled_ppo
 from rljax.losses.policy.tokens import dppo_kl as dppo_kl
 from rljax.losses.policy.tokens import dppo_tv as dppo_tv
 from rljax.losses.policy.tokens import dro as dro
+from rljax.losses.policy.tokens import dynamic_fine_tuning as dynamic_fine_tuning
 from rljax.losses.policy.tokens import gpg as gpg
 from rljax.losses.policy.tokens import negative_log_likelihood as negative_log_likelihood
 from rljax.losses.policy.tokens import policy_gradient as policy_gradient

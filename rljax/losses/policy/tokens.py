@@ -30,6 +30,16 @@ def negative_log_likelihood(policy: Policy, batch: Batch):
     return -_logprobs(policy, batch), {}
 
 
+def dynamic_fine_tuning(policy: Policy, batch: Batch):
+    """-sg(pi(token)) log pi(token): supervised fine-tuning without the 1/pi in its gradient.
+
+    DFT, arXiv 2508.05629: the gradient is that of -pi(token), so that words which the policy finds
+    impossible do not dominate.
+    """
+    logprobs = _logprobs(policy, batch)
+    return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, {}
+
+
 def policy_gradient(policy: Policy, batch: Batch):
     """-A log pi (REINFORCE, ALGORITHMS D1)."""
     return -_advantages(batch, by="policy_gradient") * _logprobs(policy, batch), {}

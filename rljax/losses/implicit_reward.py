@@ -1,0 +1,97 @@
+"""Training an implicit process reward model: beta (log pi - log ref) of each token is its reward.
+
+Only outcome labels are needed (PRIME, arXiv 2502.01456; Yuan et al., arXiv 2412.01981). A row is
+right where batch.scores > 0. What does not live here: the advantages that PRIME makes of it
+(rljax.advantages). Axes: B rows, S tokens.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.losses.policy import Policy
+from rljax.losses.preference.common import (
+    constant_scores,
+    log_ratios,
+    log_sigmoid_smoothed,
+    marked,
+    one_of,
+    positive,
+)
+
+
+@marked(needs_reference=True)
+def implicit_reward_classification(policy: Policy, batch: Batch, *, beta: float = 0.05):
+    """-log sigmoid(+-q), q = beta (log pi(y|x) - log ref(y|x)), + at right rows: [B].
+
+    Metrics: implicit_reward (q), accuracy (the sign of q).
+    """
+    by = "implicit_reward_classification"
+    reward = positive("beta", beta, by=by) * log_ratios(policy, batch, by=by)
+    right = constant_scores(batch, by=by) > 0
+    loss = log_sigmoid_smoothed(jnp.where(right, reward, -reward))
+    return loss, _metrics(reward, right)
+
+
+@marked(needs_reference=True, whole_step=True)
+def implicit_reward_contrast(
+    policy: Policy,
+    batch: Batch,
+    *,
+    beta: float = 0.05,
+    weighting: Literal["none", "labels", "rewards"] = "none",
+):
+    """-w log sigmoid(+-(q_i - q')), q' the mean q, without gradient, of the rows of i's group with
+    the opposite label, 0 if there are none: [B].
+
+    DPO against the group, as PRIME trains its reward model (arXiv 2502.01456). weighting: w is the
+    density of being the best of the group's n rows, n F(i)^(n - 1), F the share of the group whose
+    label, or whose q, is no higher. Metrics: implicit_reward, accuracy (the sign of q),
+    group_accuracy (pairs of the group with different labels that q orders rightly, 1/2 if none).
+    """
+    by = "implicit_reward_contrast"
+    one_of("weighting", weighting, ("none", "labels", "rewards"), by=by)
+    batch.require("group", by=by)
+    reward = positive("beta", beta, by=by) * log_ratios(policy, batch, by=by)
+    label = constant_scores(batch, by=by)
+    constant = jax.lax.stop_gradient(reward)
+    siblings = batch.group[:, None] == batch.group[None, :]
+    right = label > 0
+    opposite = siblings & (right[:, None] != right[None, :])
+    other = _row_mean(jnp.broadcast_to(constant[None, :], opposite.shape), opposite)
+    gap = reward - other
+    loss = log_sigmoid_smoothed(jnp.where(right, gap, -gap))
+    if weighting != "none":
+        by_value = label if weighting == "labels" else constant
+        size = jnp.sum(siblings, axis=1).astype(loss.dtype)
+        share = jnp.sum(siblings & (by_value[None, :] <= by_value[:, None]), axis=1) / size
+        loss = loss * size * share ** (size - 1)
+    metrics = _metrics(reward, right)
+    metrics["group_accuracy"] = group_accuracy(constant, batch, by=by)
+    return loss, metrics
+
+
+def group_accuracy(rewards: jax.Array, batch: Batch, *, by: str = "group_accuracy") -> jax.Array:
+    """Share of the pairs of a row's group with different labels that `rewards` [B] order rightly,
+    1/2 where there are none, at every row of the group: [B]."""
+    batch.require("group", by=by)
+    right = constant_scores(batch, by=by) > 0
+    siblings = batch.group[:, None] == batch.group[None, :]
+    # Pairs (right row, wrong row): each pair with different labels once.
+    pairs = siblings & right[:, None] & ~right[None, :]
+    ordered = pairs & (rewards[:, None] > rewards[None, :])
+    count = lambda x: jnp.sum(jnp.where(siblings, jnp.sum(x, axis=1)[None, :], 0), axis=1)  # noqa: E731
+    found = count(pairs)
+    return jnp.where(found > 0, count(ordered) / jnp.maximum(found, 1), 0.5)
+
+
+def _row_mean(x: jax.Array, keep: jax.Array) -> jax.Array:
+    """Mean over axis 1 where keep, 0 where nothing is kept."""
+    return jnp.sum(jnp.where(keep, x, 0.0), axis=1) / jnp.maximum(jnp.sum(keep, axis=1), 1)
+
+
+def _metrics(reward: jax.Array, right: jax.Array) -> dict[str, jax.Array]:
+    correct = ((reward > 0) == right).astype(reward.dtype)
+    return {"implicit_reward": jax.lax.stop_gradient(reward), "accuracy": correct}

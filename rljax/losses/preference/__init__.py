@@ -1,0 +1,55 @@
+"""Preference losses: (policy, batch, **options) -> (loss [B/K], metrics of that shape).
+
+What lives here: the formulas, unreduced; rljax.update averages over examples. What does not:
+models, generation, pairing. An example is K = `rows_per_example` consecutive rows; a loss may be
+marked `needs_reference` or `whole_step` (common.py).
+
+    name                     paper         example
+    dpo                      2305.18290    pair, with a reference; loss types in pairwise.py:
+      sigmoid                2305.18290      cDPO with label_smoothing
+      sigmoid_norm           2411.15124      length means (Tulu 3)
+      hinge                  2305.10425      SLiC-HF
+      ipo, ipo_sum           2310.12036
+      exo_pair               2402.00856
+      nca_pair               2402.05369
+      robust                 2403.00409
+      bco_pair               2404.04656
+      sppo_hard              2405.00675
+      apo_zero, apo_down     2408.06266
+      discopop               2406.08414
+      rpo                    2404.19733      supervised term of the chosen answer
+      divergence=            2309.16240      f-DPO
+      ld_alpha=              2409.06411      LD-DPO
+      wpo_weighting=         2406.11827      WPO
+    dpo_whole_step           2406.05882    dpo and aot, aot_unpaired, sft
+    spin                     2401.01335    pair: the data's answer, the policy's own
+    simpo                    2405.14734    pair; alpha= 2501.03884 (AlphaPO)
+    cpo                      2401.08417    pair, and a supervised term
+    orpo                     2403.07691    pair, and a supervised term
+    tpo                      2405.16681    triple
+    kto                      2402.01306    row with a label, and the KL of mismatched rows
+    apo_zero_unpaired        2408.06266    row with a label
+    bco                      2404.04656    row with a label, and a running mean
+    sppo, sppo_online        2405.00675    pair; row with a reward
+    xpo                      2405.21046    pair: a sample of the policy, one of the reference
+    nash_md                  2312.00886    row with a win probability
+"""
+
+from rljax.losses.preference.dpo import divergence_score as divergence_score
+from rljax.losses.preference.dpo import dpo as dpo
+from rljax.losses.preference.dpo import dpo_whole_step as dpo_whole_step
+from rljax.losses.preference.dpo import spin as spin
+from rljax.losses.preference.games import nash_md as nash_md
+from rljax.losses.preference.games import soft_mean as soft_mean
+from rljax.losses.preference.games import sppo as sppo
+from rljax.losses.preference.games import sppo_online as sppo_online
+from rljax.losses.preference.games import xpo as xpo
+from rljax.losses.preference.reference_free import cpo as cpo
+from rljax.losses.preference.reference_free import orpo as orpo
+from rljax.losses.preference.reference_free import simpo as simpo
+from rljax.losses.preference.reference_free import tpo as tpo
+from rljax.losses.preference.unpaired import apo_zero_unpaired as apo_zero_unpaired
+from rljax.losses.preference.unpaired import bco as bco
+from rljax.losses.preference.unpaired import kto as kto
+from rljax.losses.preference.unpaired import mismatched_kl as mismatched_kl
+from rljax.losses.preference.unpaired import running_mean as running_mean

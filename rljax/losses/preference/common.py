@@ -1,0 +1,158 @@
+"""What the preference losses share: marks, rows of an example, log-ratios, and their metrics.
+
+An example is K consecutive rows: a pair is rows 2i (chosen) and 2i + 1 (rejected). Rows are
+unpacked. Everything selects policy tokens before it computes, so that garbage at mask 0, NaN
+included, meets neither exp nor a gradient. Axes: B rows, S tokens, K rows per example, N = B/K
+examples.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.losses.policy import Policy
+
+
+def marked(
+    *, rows_per_example: int = 1, needs_reference: bool = False, whole_step: bool = False
+) -> Callable:
+    """Marks a loss for those who call it; a mark is an attribute, absent where it says nothing.
+
+    rows_per_example: K, absent = 1. needs_reference: it reads batch.ref_logprobs. whole_step: its
+    statistics run over all rows of the optimizer step.
+    """
+
+    def mark(loss: Callable) -> Callable:
+        if rows_per_example > 1:
+            loss.rows_per_example = rows_per_example
+        if needs_reference:
+            loss.needs_reference = True
+        if whole_step:
+            loss.whole_step = True
+        return loss
+
+    return mark
+
+
+def positive(name: str, value, *, by: str):
+    """value, refused where it is a number that is not above 0."""
+    if isinstance(value, int | float) and not value > 0:
+        raise InputError(f"{by}({name})", value=value, rule="> 0")
+    return value
+
+
+def label_noise(value: float, *, by: str, below: float = 0.5) -> float:
+    """value, refused unless 0 <= value <= below: the probability that a label is wrong."""
+    if not 0 <= value <= below:
+        raise InputError(f"{by}(label_smoothing)", value=value, rule=f"0 to {below}")
+    return value
+
+
+def one_of(name: str, value: str, known, *, by: str) -> str:
+    """value, refused with the nearest name unless it is known."""
+    if value not in known:
+        close = difflib.get_close_matches(str(value), known, n=1)
+        raise InputError(
+            f"{by}({name})",
+            value=value,
+            rule=f"one of {', '.join(known)}",
+            fix=f"did you mean {close[0]!r}?" if close else "",
+        )
+    return value
+
+
+def rows_of(x: jax.Array, rows_per_example: int, *, by: str) -> tuple[jax.Array, ...]:
+    """[B, ...] -> K arrays [N, ...]: the first rows of all examples, the second ones, ..."""
+    if x.shape[0] % rows_per_example:
+        raise InputError(
+            f"rows of the batch of {by}",
+            value=x.shape[0],
+            rule=f"a multiple of {rows_per_example}: the rows of an example stand side by side",
+        )
+    return tuple(x[i::rows_per_example] for i in range(rows_per_example))
+
+
+def sequence_logprobs(policy: Policy, batch: Batch) -> jax.Array:
+    """log pi(y|x), the sum over a row's policy tokens: [B]; 0 for an empty response."""
+    return batches.row_sum(policy.logprobs, batch)
+
+
+def reference_logprobs(batch: Batch, *, by: str) -> jax.Array:
+    """log ref(y|x) of each row, without gradient: [B]."""
+    batch.require("ref_logprobs", by=by)
+    return jax.lax.stop_gradient(batches.row_sum(batch.ref_logprobs, batch))
+
+
+def log_ratios(policy: Policy, batch: Batch, *, by: str) -> jax.Array:
+    """Delta = log pi(y|x) - log ref(y|x) of each row: [B]."""
+    return sequence_logprobs(policy, batch) - reference_logprobs(batch, by=by)
+
+
+def row_tokens(batch: Batch) -> jax.Array:
+    """Policy tokens of each row, at least 1 so that it can divide: [B]."""
+    return jnp.maximum(jnp.sum(batch.mask > 0, axis=1), 1).astype(batch.mask.dtype)
+
+
+def constant_scores(batch: Batch, *, by: str) -> jax.Array:
+    """What the data say of each row, without gradient: [B]."""
+    batch.require("scores", by=by)
+    return jax.lax.stop_gradient(batch.scores)
+
+
+def step_token_mean(x: jax.Array, keep: jax.Array, batch: Batch, rows_per_example: int, *, by: str):
+    """[N] whose mean over the examples is the mean of x over all tokens where keep [n, S] is true.
+
+    x [n, S] and keep are those of one row of each example (n = N); the mean needs the whole step.
+    An example counts where any of its rows has policy tokens, as in the mean that update takes.
+    """
+    counted = jnp.any(batch.mask > 0, axis=1)
+    counted = sum(rows_of(counted.astype(x.dtype), rows_per_example, by=by)) > 0
+    keep = keep & counted[:, None]
+    total = jnp.sum(jnp.where(keep, x, 0.0), axis=1)
+    return total * (jnp.sum(counted) / jnp.maximum(jnp.sum(keep), 1))
+
+
+def log_sigmoid_smoothed(logit: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
+    """-(1 - eps) log sigmoid(z) - eps log sigmoid(-z): cross-entropy with eps wrong labels."""
+    loss = -(1 - label_smoothing) * jax.nn.log_sigmoid(logit)
+    if label_smoothing:
+        loss = loss - label_smoothing * jax.nn.log_sigmoid(-logit)
+    return loss
+
+
+def pair_metrics(rewards: tuple, logps: tuple) -> dict[str, jax.Array]:
+    """Implicit rewards and log-probs of (chosen, rejected) [N], apart: a falling log-prob of the
+    chosen answers hides in their difference."""
+    chosen, rejected = rewards
+    return {
+        "rewards/chosen": chosen,
+        "rewards/rejected": rejected,
+        "rewards/accuracies": (chosen > rejected).astype(chosen.dtype),
+        "rewards/margins": chosen - rejected,
+        "logps/chosen": logps[0],
+        "logps/rejected": logps[1],
+    }
+
+
+class Labelled(NamedTuple):
+    """Rows with a label each: their implicit rewards [B] and where they are desirable [B]."""
+
+    rewards: jax.Array
+    desirable: jax.Array
+
+
+def labelled_metrics(rows: Labelled) -> dict[str, jax.Array]:
+    """Rewards of desirable and of undesirable rows as parts of all rows: divide their means by
+    the mean of `desirable`, or of one minus it, for the mean over that kind alone."""
+    return {
+        "rewards": rows.rewards,
+        "rewards/desirable_part": jnp.where(rows.desirable, rows.rewards, 0.0),
+        "rewards/undesirable_part": jnp.where(rows.desirable, 0.0, rows.rewards),
+        "desirable": rows.desirable.astype(rows.rewards.dtype),
+    }

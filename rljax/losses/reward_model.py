@@ -1,0 +1,97 @@
+"""Losses of reward models: Bradley-Terry on pairs, regression and classification of steps.
+
+What lives here: formulas on the scalar (or two-way) head's output, unreduced. What does not: the
+head, the labels (rljax.data), rewards without a model. Rows are unpacked. Axes: B rows, S tokens,
+N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.losses.preference.common import (
+    label_noise,
+    log_sigmoid_smoothed,
+    marked,
+    one_of,
+    rows_of,
+)
+
+
+@marked(rows_per_example=2)
+def bradley_terry(
+    scores: jax.Array, batch: Batch, *, center: float = 0.0, label_smoothing: float = 0.0
+):
+    """-(1 - eps) log sigmoid(h) - eps log sigmoid(-h) + center (r_w + r_l)^2, h = r_w - r_l - m:
+    [N].
+
+    Bradley-Terry; scores [B] are the head's, read at a row's last token. m = batch.scores of the
+    chosen row less that of the rejected one where the batch has them, else 0: the margin of Llama 2
+    (arXiv 2307.09288). center: pulls scores to mean 0 (arXiv 2312.09244); without it a constant
+    added to all scores changes nothing. label_smoothing: the share of wrong labels; 1/2 for pairs
+    that tie. Metrics: accuracy, margin, score, score/chosen, score/rejected, score_min, score_max.
+    """
+    by = "bradley_terry"
+    label_noise(label_smoothing, by=by)
+    if scores.shape != (batch.rows,):
+        raise InputError(f"{by}(scores)", value=scores.shape, rule=f"({batch.rows},): one per row")
+    chosen, rejected = rows_of(scores, 2, by=by)
+    logit = chosen - rejected
+    if batch.scores is not None:
+        wanted = rows_of(jax.lax.stop_gradient(batch.scores), 2, by=by)
+        logit = logit - (wanted[0] - wanted[1])
+    loss = log_sigmoid_smoothed(logit, label_smoothing)
+    if center:
+        loss = loss + center * (chosen + rejected) ** 2
+    return loss, {
+        "accuracy": (chosen > rejected).astype(scores.dtype),
+        "margin": chosen - rejected,
+        "score": 0.5 * (chosen + rejected),
+        "score/chosen": chosen,
+        "score/rejected": rejected,
+        "score_min": jnp.minimum(chosen, rejected),
+        "score_max": jnp.maximum(chosen, rejected),
+    }
+
+
+def _labels(batch: Batch, *, by: str) -> jax.Array:
+    """process_rewards at labelled tokens (mask 1) and 0 elsewhere, without gradient: [B, S]."""
+    batch.require("process_rewards", by=by)
+    return jax.lax.stop_gradient(jnp.where(batch.mask > 0, batch.process_rewards, 0.0))
+
+
+def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
+    """(squash(s) - label)^2 at each labelled token: [B, S].
+
+    A process reward model by regression (ALGORITHMS A5, arXiv 2410.17621): batch.mask is 1 at the
+    last token of each step, batch.process_rewards its label, 0 being neutral. Metrics: mse,
+    sign_correct and non_neutral, both shares of the labelled tokens, whose quotient is the accuracy
+    of the sign on steps that are not neutral.
+    """
+    one_of("squash", squash, ("none", "tanh"), by="step_regression")
+    labels = _labels(batch, by="step_regression")
+    scores = jnp.where(batch.mask > 0, scores, 0.0)
+    scores = jnp.tanh(scores) if squash == "tanh" else scores
+    loss = (scores - labels) ** 2
+    return loss, {
+        "mse": loss,
+        "sign_correct": (scores * labels > 0).astype(scores.dtype),
+        "non_neutral": (labels != 0).astype(scores.dtype),
+    }
+
+
+def step_classification(logits: jax.Array, batch: Batch):
+    """-log softmax(z)[label] at each labelled token, label = process_rewards > 0: [B, S].
+
+    A process reward model by classification (arXiv 2211.14275, 2305.20050): logits [B, S, 2] of
+    (wrong, right), batch.mask 1 at the last token of each step. Metrics: accuracy.
+    """
+    label = (_labels(batch, by="step_classification") > 0).astype(jnp.int32)
+    logits = jnp.where((batch.mask > 0)[..., None], logits, 0.0)
+    log_p = jax.nn.log_softmax(logits, axis=-1)
+    loss = -jnp.take_along_axis(log_p, label[..., None], axis=-1)[..., 0]
+    right = (jnp.argmax(logits, axis=-1) == label).astype(loss.dtype)
+    return loss, {"accuracy": right}
