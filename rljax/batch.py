@@ -80,6 +80,7 @@ class Batch:
     step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
     state_ids: jax.Array | None = _field("B S", jnp.int32)  # equal = same environment state
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over words of pi^2
+    entropy: jax.Array | None = _field("B S", jnp.float32)  # of the choice, when old_logprobs is
 
     def replace(self, **fields) -> "Batch":
         """A copy with these fields; unknown names and wrong axes are refused."""
@@ -273,3 +274,25 @@ def next_policy_token(x: jax.Array, batch: Batch, *, fill: float = 0.0) -> jax.A
     segment = jnp.take_along_axis(batch.segment_ids, index, axis=1)
     found = (later < size) & (segment == batch.segment_ids)
     return jnp.where(found, jnp.take_along_axis(x, index, axis=1), jnp.asarray(fill, x.dtype))
+
+
+def _discount(carry, column):
+    """One column of `discounted_sum`, from the right; at module level so that it is traced once."""
+    total, segment = carry
+    x_t, decay_t, keep_t, id_t = column
+    here = x_t + decay_t * jnp.where(segment == id_t, total, 0.0)
+    # A token that the policy did not choose hands on what it was handed.
+    carry = (jnp.where(keep_t, here, total), jnp.where(keep_t, id_t, segment))
+    return carry, jnp.where(keep_t, here, 0.0)
+
+
+def discounted_sum(x: jax.Array, batch: Batch, decay) -> jax.Array:
+    """y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B, S]."""
+    keep = batch.mask > 0
+    x = jnp.where(keep, x, 0.0)
+    decay = jnp.broadcast_to(jnp.asarray(decay, x.dtype), x.shape)
+    nobody = jnp.full((batch.rows,), -1, batch.segment_ids.dtype)
+    start = (jnp.zeros((batch.rows,), x.dtype), nobody)
+    columns = (x.T, decay.T, keep.T, batch.segment_ids.T)
+    _, sums = jax.lax.scan(_discount, start, columns, reverse=True, unroll=8)
+    return sums.T

@@ -12,29 +12,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.advantages.grouping import choose
-from rljax.batch import Batch, FinishReason
-
-
-def _discount(carry, column):
-    """One column of `discounted_sum`, from the right; at module level so that it is traced once."""
-    total, segment = carry
-    x_t, decay_t, keep_t, id_t = column
-    here = x_t + decay_t * jnp.where(segment == id_t, total, 0.0)
-    # A token that the policy did not choose hands on what it was handed.
-    carry = (jnp.where(keep_t, here, total), jnp.where(keep_t, id_t, segment))
-    return carry, jnp.where(keep_t, here, 0.0)
-
-
-def discounted_sum(x: jax.Array, batch: Batch, decay) -> jax.Array:
-    """y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B, S]."""
-    keep = batch.mask > 0
-    x = jnp.where(keep, x, 0.0)
-    decay = jnp.broadcast_to(jnp.asarray(decay, x.dtype), x.shape)
-    nobody = jnp.full((batch.rows,), -1, batch.segment_ids.dtype)
-    start = (jnp.zeros((batch.rows,), x.dtype), nobody)
-    columns = (x.T, decay.T, keep.T, batch.segment_ids.T)
-    _, sums = jax.lax.scan(_discount, start, columns, reverse=True, unroll=8)
-    return sums.T
+from rljax.batch import Batch, FinishReason, discounted_sum
 
 
 def _temporal_differences(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str):

@@ -1,0 +1,331 @@
+"""Offline losses that tie a policy to a value: DQO token by token, DRO by whole responses.
+
+What lives here: unreduced losses of the two networks, their targets and the correction for data of
+another policy. What does not: averages (rljax.update) and who supplies which array: a policy loss
+finds the critic's V in `batch.values`, a value loss the policy's log-probs in `old_logprobs` (and
+its entropies in `entropy`), so that each is a constant of the other.
+
+Axes: B rows, S tokens. Token h is the action a_h in the state s_h, everything before it; `values`
+holds V(s_h) at token h. h+1 is the next token the policy chose in the same segment (tool output is
+skipped), and V is 0 behind the last one. Rows may be packed, except for DRO.
+"""
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.batch import Batch, FinishReason
+from rljax.errors import InputError
+from rljax.losses.policy.common import Policy
+
+# What one importance weight is the product over: the response, the rest of it from the token on,
+# the token alone; or no correction.
+Level = Literal["trajectory", "suffix", "token", "off"]
+LEVELS = ("trajectory", "suffix", "token", "off")
+# Whose log-probs the data were drawn with: recorded ones, the reference's or those in old_logprobs.
+Source = Literal["sampler", "ref", "old"]
+
+
+def _at_tokens(x: jax.Array, batch: Batch) -> jax.Array:
+    """x at policy tokens and 0 elsewhere."""
+    return jnp.where(batch.mask > 0, x, 0.0)
+
+
+def _constant(x: jax.Array, batch: Batch) -> jax.Array:
+    """x at policy tokens and 0 elsewhere, without gradient."""
+    return jax.lax.stop_gradient(_at_tokens(x, batch))
+
+
+def _choose(what: str, value, allowed: tuple) -> None:
+    if value not in allowed:
+        raise InputError(what, value=value, rule=f"one of {', '.join(map(str, allowed))}")
+
+
+def _positive(what: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(what, value=value, rule="above 0")
+
+
+# -- DQO: targets
+# ---------------------------------------------------------------------------------------
+
+
+def soft_rewards(logprobs: jax.Array, batch: Batch, *, beta: float) -> jax.Array:
+    """r'_h = r_h + beta (log ref - log pi)(a_h|s_h) on policy tokens, else 0; no gradient: [B, S].
+
+    The sample form of r_h + beta log ref + beta H(pi) (DQO, arXiv 2410.09302, section 4.2).
+    """
+    batch.require("rewards", "ref_logprobs", by="soft_rewards")
+    penalty = _constant(batch.ref_logprobs, batch) - _constant(logprobs, batch)
+    return _constant(batch.rewards, batch) + beta * penalty
+
+
+def _behind(batch: Batch, values: jax.Array, bootstrap_truncated: bool) -> jax.Array:
+    """What V is behind the last token, at that token: 0, or where the row was cut off and
+    `bootstrap_truncated` the value of the last token, the nearest estimate there is: [B, S]."""
+    if not bootstrap_truncated:
+        return jnp.zeros_like(values)
+    batch.require("finish_reason", by="bootstrap_truncated")
+    cut = (batch.finish_reason == FinishReason.LENGTH)[:, None]
+    return jnp.where(cut & (batches.last_token(batch) > 0), values, 0.0)
+
+
+def lambda_returns(
+    batch: Batch,
+    values: jax.Array,
+    *,
+    logprobs: jax.Array,
+    beta: float,
+    lam: float,
+    bootstrap_truncated: bool = False,
+) -> jax.Array:
+    """G_h = r'_h + (1 - lam) V(s_{h+1}) + lam G_{h+1} on policy tokens, else 0; no gradient.
+
+    r' are `soft_rewards` of `logprobs`; G = V = 0 behind the end of a response, or the value of the
+    last token where the row was cut off and `bootstrap_truncated`. DQO, arXiv 2410.09302, section
+    4.2: [B, S].
+    """
+    if not 0.0 <= lam <= 1.0:
+        raise InputError("lambda_returns(lam)", value=lam, rule="between 0 and 1")
+    values = _constant(values, batch)
+    following = batches.next_policy_token(values, batch)
+    # At the last token (1 - lam) V + lam G of what is behind it is that value itself.
+    end = _behind(batch, values, bootstrap_truncated)
+    step = soft_rewards(logprobs, batch, beta=beta) + (1 - lam) * following + end
+    return jax.lax.stop_gradient(batches.discounted_sum(step, batch, lam))
+
+
+def _log_weights(logprobs, behaviour, batch: Batch, level: Level) -> jax.Array:
+    """log of the uncapped weights at policy tokens, 0 elsewhere: [B, S]."""
+    _choose("offline_weights(level)", level, LEVELS)
+    if level == "off":
+        return jnp.zeros_like(batch.mask)
+    ratio = _constant(logprobs, batch) - _constant(behaviour, batch)
+    if level == "trajectory":
+        return _at_tokens(batches.segment_sum(ratio, batch), batch)
+    return batches.discounted_sum(ratio, batch, 1.0) if level == "suffix" else ratio
+
+
+def offline_weights(
+    logprobs: jax.Array,
+    behaviour: jax.Array,
+    batch: Batch,
+    *,
+    cap: float = math.e,
+    level: Level = "trajectory",
+) -> jax.Array:
+    """w = min(cap, prod pi / mu) on policy tokens, else 0; no gradient: [B, S].
+
+    pi and mu are log-probs [B, S]; the product runs over the response ("trajectory"), from the
+    token on ("suffix"), or over the token alone; "off" = 1. DQO, arXiv 2410.09302, section 4.3;
+    the cap e is not in the paper.
+    """
+    _positive("offline_weights(cap)", cap)
+    log_weights = _log_weights(logprobs, behaviour, batch, level)
+    if level == "off":
+        return _at_tokens(jnp.ones_like(batch.mask), batch)
+    # The cap before exp: the product of a long response overflows.
+    return _at_tokens(jnp.exp(jnp.minimum(log_weights, math.log(cap))), batch)
+
+
+def _correction(logprobs, batch: Batch, behaviour: Source, level: Level, cap: float, by: str):
+    """(weights, metrics) of `offline_weights` with mu as the batch has it."""
+    _choose(f"{by}(behaviour)", behaviour, ("sampler", "ref", "old"))
+    mu = batch.mask
+    if level != "off":
+        batch.require(f"{behaviour}_logprobs", by=by)
+        mu = batch.__dict__[f"{behaviour}_logprobs"]
+    weights = offline_weights(logprobs, mu, batch, cap=cap, level=level)
+    capped = _log_weights(logprobs, mu, batch, level) > math.log(cap)
+    return weights, {
+        "is_weight": weights,
+        "is_capped": (capped & (batch.mask > 0) & (level != "off")).astype(batch.mask.dtype),
+    }
+
+
+def _calibration(values: jax.Array, batch: Batch) -> dict:
+    """V at the first policy token, and the sum of the rewards after it: means over the sequences of
+    a row, [B] each."""
+    first = (batches.segment_order(batch) == 0) & (batch.mask > 0)
+    count = jnp.maximum(jnp.sum(first, axis=1), 1)
+    value = jnp.sum(jnp.where(first, values, 0.0), axis=1) / count
+    return {
+        "value_at_prompt": value,
+        "return_at_prompt": batches.row_sum(batch.rewards, batch) / count,
+    }
+
+
+# -- DQO: the two losses
+# --------------------------------------------------------------------------------
+
+
+def dqo_policy(
+    policy: Policy,
+    batch: Batch,
+    *,
+    beta: float,
+    lam: float = 1.0,
+    one_step: bool = False,
+    behaviour: Source = "sampler",
+    is_level: Level = "trajectory",
+    is_cap: float = math.e,
+    bootstrap_truncated: bool = False,
+):
+    """w (beta log pi/ref(a_h|s_h) - (r_h + G_{h+1} - V(s_h)))^2: [B, S] (DQO, arXiv 2410.09302).
+
+    V = `batch.values`, r = `batch.rewards` (process rewards included), G = `lambda_returns`, w =
+    `offline_weights` against the log-probs named by `behaviour`. `one_step` puts V(s_{h+1}) in
+    place of G_{h+1} and does not read lam. All but the first log pi is constant. Metrics:
+    dqo_residual_abs, is_weight, is_capped, ref_kl, value_at_prompt and return_at_prompt [B].
+    """
+    by = "dqo_policy"
+    batch.require("rewards", "values", "ref_logprobs", by=by)
+    values = _constant(batch.values, batch)
+    later = values
+    if not one_step:
+        later = lambda_returns(
+            batch, values, logprobs=policy.logprobs, beta=beta, lam=lam,
+            bootstrap_truncated=bootstrap_truncated,
+        )  # fmt: skip
+    end = _behind(batch, values, bootstrap_truncated)
+    target = _constant(batch.rewards, batch) + batches.next_policy_token(later, batch) + end
+    ratio = _at_tokens(policy.logprobs, batch) - _constant(batch.ref_logprobs, batch)
+    residual = beta * ratio - (target - values)
+    weights, metrics = _correction(policy.logprobs, batch, behaviour, is_level, is_cap, by)
+    metrics |= {"dqo_residual_abs": jnp.abs(residual), "ref_kl": ratio}
+    return weights * residual**2, metrics | _calibration(values, batch)
+
+
+def dqo_value(
+    values: jax.Array,
+    batch: Batch,
+    *,
+    beta: float,
+    lam: float = 1.0,
+    one_step: bool = False,
+    behaviour: Source = "sampler",
+    is_level: Level = "trajectory",
+    is_cap: float = math.e,
+    bootstrap_truncated: bool = False,
+):
+    """w (G_h - V(s_h))^2, gradient through V(s_h) alone: values [B, S] -> [B, S] (DQO, 2410.09302).
+
+    pi = `batch.old_logprobs`. `one_step`: G_h = r_h + beta log ref(a_h|s_h) + V(s_{h+1}) + beta
+    H(pi(.|s_h)) with H = `batch.entropy`, and lam is not read. Metrics: dqo_value_residual_abs,
+    is_weight, is_capped, value_at_prompt and return_at_prompt [B], and what explained variance
+    takes, 1 - Var(residual) / Var(target): dqo_target, dqo_target_square, dqo_value_residual,
+    dqo_value_residual_square.
+    """
+    by = "dqo_value"
+    batch.require("rewards", "ref_logprobs", "old_logprobs", by=by)
+    values = _at_tokens(values, batch)
+    fixed, options = jax.lax.stop_gradient(values), {"bootstrap_truncated": bootstrap_truncated}
+    if one_step:
+        batch.require("entropy", by=f"{by}(one_step)")
+        target = _constant(batch.rewards, batch) + batches.next_policy_token(fixed, batch)
+        target = target + _behind(batch, fixed, bootstrap_truncated)
+        soft = _constant(batch.ref_logprobs, batch) + _constant(batch.entropy, batch)
+        target = target + beta * soft
+    else:
+        target = lambda_returns(
+            batch, fixed, logprobs=batch.old_logprobs, beta=beta, lam=lam, **options
+        )
+    residual = target - values
+    weights, metrics = _correction(batch.old_logprobs, batch, behaviour, is_level, is_cap, by)
+    metrics |= {
+        "dqo_value_residual_abs": jnp.abs(residual),
+        "dqo_value_residual": residual,
+        "dqo_value_residual_square": residual**2,
+        "dqo_target": target,
+        "dqo_target_square": target**2,
+    }
+    return weights * residual**2, metrics | _calibration(fixed, batch)
+
+
+# -- DRO
+# ------------------------------------------------------------------------------------------------
+
+
+def prompt_values(values: jax.Array, batch: Batch) -> jax.Array:
+    """V of the prompt: the value at the first policy token, 0 for a row without one: [B, S] -> [B].
+
+    That token's state is the prompt alone. Rows are unpacked.
+    """
+    first = (batches.segment_order(batch) == 0) & (batch.mask > 0)
+    return jnp.sum(jnp.where(first, values, 0.0), axis=1)
+
+
+def _outcomes(batch: Batch, by: str) -> jax.Array:
+    """The reward of each row: the sum of its rewards, or its score where no rewards were placed."""
+    if batch.rewards is None:
+        batch.require("scores", by=by)
+        return jax.lax.stop_gradient(batch.scores)
+    return jax.lax.stop_gradient(batches.row_scores(batch))
+
+
+def _dro_residual(ratio, value, batch: Batch, tau: float, by: str):
+    """(r - V - tau ratio, metrics), all [B]."""
+    _positive(f"{by}(tau)", tau)
+    reward = _outcomes(batch, by)
+    residual = reward - value - tau * ratio
+    return residual, {
+        "dro_residual_abs": jnp.abs(residual),
+        "dro_value": value,
+        "dro_reward": reward,
+        "ref_kl_sequence": ratio,
+    }
+
+
+def _log_ratio(logprobs: jax.Array, batch: Batch, by: str) -> jax.Array:
+    """log pi(y) - log ref(y): [B]."""
+    batch.require("ref_logprobs", by=by)
+    return jnp.sum(_at_tokens(logprobs, batch) - _constant(batch.ref_logprobs, batch), axis=1)
+
+
+def dro_policy(
+    policy: Policy,
+    batch: Batch,
+    value: jax.Array | None = None,
+    *,
+    tau: float,
+    gradient: Literal["rescaled", "exact"] = "rescaled",
+):
+    """1/2 (r - V(x) - tau log pi/ref(y))^2: [B] (DRO-V, arXiv 2405.19107).
+
+    value [B] is a constant; None takes `batch.values` at the first policy token. "rescaled" divides
+    the gradient by tau, as the paper does; the value of the loss stays. r = the row's rewards, or
+    `scores` where it has none. Metrics [B]: dro_residual_abs, dro_value, dro_reward,
+    ref_kl_sequence.
+    """
+    by = "dro_policy"
+    _choose(f"{by}(gradient)", gradient, ("rescaled", "exact"))
+    if value is None:
+        batch.require("values", by=by)
+        value = prompt_values(batch.values, batch)
+    ratio = _log_ratio(policy.logprobs, batch, by)
+    if gradient == "rescaled":
+        fixed = jax.lax.stop_gradient(ratio)
+        ratio = fixed + (ratio - fixed) / tau
+    residual, metrics = _dro_residual(ratio, jax.lax.stop_gradient(value), batch, tau, by)
+    return 0.5 * residual**2, metrics
+
+
+def dro_value(value: jax.Array, batch: Batch, *, tau: float):
+    """1/2 (r - V(x) - tau log pi/ref(y))^2, gradient through V alone: [B] (DRO-V, 2405.19107).
+
+    value [B], or a critic's values [B, S], of which the one at the first policy token is read; pi =
+    `batch.old_logprobs`. The fixed point is V = tau log E_ref exp(r / tau). Metrics as dro_policy.
+    """
+    by = "dro_value"
+    batch.require("old_logprobs", by=by)
+    value = prompt_values(value, batch) if value.ndim == 2 else value
+    ratio = jax.lax.stop_gradient(_log_ratio(batch.old_logprobs, batch, by))
+    residual, metrics = _dro_residual(ratio, value, batch, tau, by)
+    return 0.5 * residual**2, metrics
+
+
+for _loss in (dqo_policy, dqo_value, dro_policy, dro_value):
+    _loss.needs_reference = True
