@@ -18,17 +18,15 @@ from conftest import GOLDEN, golden_cases
 from golden_checks.common import Skip
 
 ROOT = Path(os.environ.get("RLJAX_GOLDEN", GOLDEN / "public"))
-ROOMS = ("advantages", "policy", "correction", "objectives", "data", "preference", "reward_model")
+ROOMS = (
+    "advantages", "policy", "correction", "objectives", "data", "preference", "reward_model",
+    "distillation",
+)  # fmt: skip
 
 # What no formula of these rooms answers to. A prefix ending in / stands for a folder.
-DISTILLATION = "a distillation loss: its room is not built yet"
 NOT_HERE: dict[str, str] = {
-    "hf/": "model folders: tests/test_model.py holds the families that are built against theirs",
-    "trl_traj/": "whole runs of trainers: tests/test_programs.py replays the online ones",
-    "trl/distillation_chunked": DISTILLATION,
-    "trl/gkd_generalized_jsd": DISTILLATION,
-    "trl/self_distillation": DISTILLATION,
-    "verl/distill_forward_kl_topk": DISTILLATION,
+    "hf/": "model folders: tests/test_families.py holds them",
+    "trl_traj/": "whole runs of trainers: tests/test_programs.py and test_offline.py replay them",
     "trl/fused_lm_head": "the log-prob kernel's: tests/test_logprob.py",
     "trl/logprob_entropy": "the log-prob kernel's: tests/test_logprob.py",
     "verl/reward_scores": "rewards of texts: tests/test_rewards.py",

@@ -1,0 +1,248 @@
+"""Distillation: divergences between a student's and a teacher's next-word distributions, per token.
+
+What lives here: the generalised Jensen-Shannon divergence over all words or the top k, straight
+from hidden states and heads; the forward KL on the words a teacher server sent; the reverse KL of
+the sampled word, which is a policy loss. What does not: averages and masks (rljax.update), models.
+No array of all tokens times all words is built: tokens are walked in chunks, forward and backward,
+and the backward pass makes the logits of a chunk anew.
+
+Axes: ... leading (rows), S tokens, D embed (student and teacher may differ), V words (the same), K
+words sent. Everything is float32 or wider; the teacher gets no gradient.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.kernels.logprob.api import CHUNK_LOGITS
+from rljax.losses.policy.common import Policy
+
+# Of a word of probability 0: finite, so that 0 times it is 0, in the gradient too.
+_LOG_ZERO = -1e30
+# log of the mass of the k kept words is held below this: log(1 - mass) stays finite.
+_LOG_MASS_MAX = -1e-7
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["hidden", "head"],
+    meta_fields=["logit_scale", "soft_cap", "float32_head"],
+)
+@dataclasses.dataclass(frozen=True)
+class Readout:
+    """Logits not yet built: cap tanh(scale hidden head / cap); soft_cap 0 = none.
+
+    hidden [..., S, D], head [D, V]. `float32_head`: full float32 products where the hardware has a
+    faster, coarser one.
+    """
+
+    hidden: jax.Array
+    head: jax.Array
+    logit_scale: float = 1.0
+    soft_cap: float = 0.0
+    float32_head: bool = True
+
+    def at(self, hidden: jax.Array) -> "Readout":
+        return dataclasses.replace(self, hidden=hidden)
+
+
+def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
+    """Log-probs of all words at temperature: [..., V]."""
+    wide = jnp.promote_types(readout.hidden.dtype, jnp.float32)
+    hidden, head = readout.hidden, readout.head
+    if readout.float32_head:
+        hidden, head = hidden.astype(wide), head.astype(wide)
+    precision = jax.lax.Precision.HIGHEST if readout.float32_head else None
+    z = jnp.einsum("...d,dv->...v", hidden, head, preferred_element_type=wide, precision=precision)
+    z = z * readout.logit_scale
+    if readout.soft_cap:
+        z = readout.soft_cap * jnp.tanh(z / readout.soft_cap)
+    return jax.nn.log_softmax(z / temperature, axis=-1)
+
+
+def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Array:
+    """The words' parts of the generalised JSD of two distributions; log-probs [..., V] -> [..., V].
+
+    beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S; beta 0 is KL(T || S), beta 1
+    is KL(S || T) (GKD, arXiv 2306.13649). -inf, a word of probability 0, is allowed.
+    """
+    if not 0.0 <= beta <= 1.0:
+        raise InputError("distillation(beta)", value=beta, rule="between 0 and 1")
+    student, teacher = (jnp.maximum(x, _LOG_ZERO) for x in (student, teacher))
+    if beta == 0.0:
+        return jnp.exp(teacher) * (teacher - student)
+    if beta == 1.0:
+        return jnp.exp(student) * (student - teacher)
+    mixture = jnp.logaddexp(student + math.log(1 - beta), teacher + math.log(beta))
+    from_teacher = jnp.exp(teacher) * (teacher - mixture)
+    return beta * from_teacher + (1 - beta) * jnp.exp(student) * (student - mixture)
+
+
+def _kept(log_probs: jax.Array, words: jax.Array, tail: bool) -> jax.Array:
+    """The distribution over `words` [..., k]: with one more word for all others, or renormalised.
+
+    [..., V] -> [..., k + tail]
+    """
+    kept = jnp.take_along_axis(log_probs, words, axis=-1)
+    mass = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
+    if not tail:
+        return kept - mass
+    rest = jnp.log(-jnp.expm1(jnp.minimum(mass, _LOG_MASS_MAX)))
+    return jnp.concatenate([kept, rest], axis=-1)
+
+
+def _entropy(log_probs: jax.Array) -> jax.Array:
+    log_probs = jnp.maximum(log_probs, _LOG_ZERO)
+    return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+def _by_chunks(function, arrays: tuple, axis: int, words: int):
+    """function(arrays) where `axis` of all of them, S tokens, is walked in chunks of about
+    CHUNK_LOGITS logits; what it computes inside is made anew for the gradient."""
+    length, rows = arrays[0].shape[axis], math.prod(arrays[0].shape[:axis])
+    # Two models' logits are held at once. Chunks of rows would cut across the devices' shares.
+    chunks = max(1, min(-(-2 * rows * length * words // CHUNK_LOGITS), length))
+    padding = -length % chunks
+
+    def split(x):
+        x = jnp.pad(x, [(0, padding if i == axis else 0) for i in range(x.ndim)])
+        return jnp.moveaxis(x.reshape(x.shape[:axis] + (chunks, -1) + x.shape[axis + 1 :]), axis, 0)
+
+    def join(x):
+        x = jnp.moveaxis(x, 0, axis)
+        return x.reshape(x.shape[:axis] + (-1,))[..., :length]
+
+    once = jax.checkpoint(function, prevent_cse=False)
+    _, out = jax.lax.scan(lambda _, part: (None, once(part)), None, tuple(map(split, arrays)))
+    return jax.tree.map(join, out)
+
+
+def _selected(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """x [..., S, N] with zeros at mask 0: garbage there meets no product with the head."""
+    return x if mask is None else jnp.where(mask[..., None] > 0, x, 0)
+
+
+def _check(student: Readout, temperature: float, top_k: int) -> None:
+    if not temperature > 0:
+        raise InputError("distillation(temperature)", value=temperature, rule="above 0")
+    if not 0 <= top_k <= student.head.shape[-1]:
+        raise InputError(
+            "distillation(top_k)", value=top_k,
+            rule=f"0 (all words) to {student.head.shape[-1]}, the words there are",
+        )  # fmt: skip
+
+
+def distillation(
+    student: Readout,
+    teacher: Readout,
+    mask: jax.Array | None = None,
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_k_of: Literal["student", "teacher"] = "student",
+    tail: bool = True,
+):
+    """Generalised JSD of the two next-word distributions, at every token: [..., S] (GKD,
+    2306.13649).
+
+    `jsd_terms` summed over all words, or over the `top_k` likeliest of `top_k_of` with all others
+    as one word (`tail`) or left out and the rest renormalised. Both are softmax(logits /
+    temperature). Tokens at mask 0 may be garbage. Metrics [..., S]: student_entropy,
+    teacher_entropy, same_first_word.
+    """
+    _check(student, temperature, top_k)
+    if student.head.shape[-1] != teacher.head.shape[-1]:
+        raise InputError(
+            "distillation: the two heads", value=(student.head.shape, teacher.head.shape),
+            rule="the same words: student and teacher share a tokenizer",
+        )  # fmt: skip
+    if top_k_of not in ("student", "teacher"):
+        raise InputError("distillation(top_k_of)", value=top_k_of, rule="student or teacher")
+    teacher = jax.lax.stop_gradient(teacher)
+
+    def one(hidden):
+        ours, theirs = student.at(hidden[0]), teacher.at(hidden[1])
+        log_s, log_t = (_log_softmax(x, temperature) for x in (ours, theirs))
+        fixed = jax.lax.stop_gradient(log_s)
+        metrics = {
+            "student_entropy": _entropy(fixed),
+            "teacher_entropy": _entropy(log_t),
+            "same_first_word": (fixed.argmax(-1) == log_t.argmax(-1)).astype(log_t.dtype),
+        }
+        if top_k:
+            source = fixed if top_k_of == "student" else log_t
+            words = jax.lax.top_k(source, top_k)[1]
+            log_s, log_t = (_kept(x, words, tail) for x in (log_s, log_t))
+        return jnp.sum(jsd_terms(log_s, log_t, beta=beta), axis=-1), metrics
+
+    hidden = (_selected(student.hidden, mask), _selected(teacher.hidden, mask))
+    return _by_chunks(one, hidden, student.hidden.ndim - 2, student.head.shape[-1])
+
+
+def forward_kl_of_sent_words(
+    student: Readout,
+    teacher_logprobs: jax.Array,
+    teacher_ids: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    temperature: float = 1.0,
+    log_prob_min: float | None = None,
+):
+    """sum over the K words sent of p_t (log p_t - log p_s), at every token: [..., S].
+
+    teacher_logprobs and teacher_ids are [..., S, K]: what a teacher server returns. Nothing is
+    renormalised: a loss may be negative. `log_prob_min` bounds both log-probs from below.
+    Metrics [..., S]: student_mass and teacher_mass of those words; overlap, how many of them are
+    among the student's own K likeliest; overlap_advantage, the mean of -p_t (log p_t - log p_s)
+    over those (arXiv 2604.13016).
+    """
+    k = teacher_ids.shape[-1]
+    _check(student, temperature, k)
+    axis = student.hidden.ndim - 2
+
+    def one(part):
+        hidden, log_t, ids = part
+        log_probs = _log_softmax(student.at(hidden), temperature)
+        log_s = jnp.maximum(jnp.take_along_axis(log_probs, ids, axis=-1), _LOG_ZERO)
+        masses = jnp.sum(jnp.exp(jax.lax.stop_gradient(log_s)), -1), jnp.sum(jnp.exp(log_t), -1)
+        if log_prob_min is not None:
+            log_s, log_t = (jnp.maximum(x, log_prob_min) for x in (log_s, log_t))
+        terms = jnp.exp(log_t) * (log_t - log_s)
+        own = jax.lax.top_k(jax.lax.stop_gradient(log_probs), k)[1]
+        both = jnp.any(ids[..., :, None] == own[..., None, :], axis=-1)
+        overlap = jnp.sum(both, axis=-1).astype(terms.dtype)
+        gain = jax.lax.stop_gradient(jnp.sum(jnp.where(both, -terms, 0.0), axis=-1))
+        return jnp.sum(terms, axis=-1), {
+            "student_mass": masses[0],
+            "teacher_mass": masses[1],
+            "overlap": overlap,
+            "overlap_advantage": gain / jnp.maximum(overlap, 1),
+        }
+
+    sent = jnp.maximum(_selected(jax.lax.stop_gradient(teacher_logprobs), mask), _LOG_ZERO)
+    arrays = (_selected(student.hidden, mask), sent, _selected(teacher_ids, mask))
+    return _by_chunks(one, arrays, axis, student.head.shape[-1])
+
+
+def sampled_reverse_kl(policy: Policy, batch: Batch):
+    """log pi (log pi - log teacher), the second factor constant: [B, S], for policy tokens.
+
+    The teacher's log-probs of the batch's tokens are `ref_logprobs`. On tokens that the student
+    sampled its mean gradient is that of KL(student || teacher), one word ahead. Metrics:
+    teacher_gap.
+    """
+    batch.require("ref_logprobs", by="sampled_reverse_kl")
+    keep = batch.mask > 0
+    ours = jnp.where(keep, policy.logprobs, 0.0)
+    gap = jax.lax.stop_gradient(ours - jnp.where(keep, batch.ref_logprobs, 0.0))
+    return gap * ours, {"teacher_gap": gap}
+
+
+sampled_reverse_kl.needs_reference = True
