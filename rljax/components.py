@@ -178,6 +178,11 @@ class Component:
                 fix=f"did you mean {close[0]!r}?" if close else "remove it",
             )
         self.parameters = tuple(signature.parameters)
+        self.positional = tuple(  # what its stage hands it
+            name
+            for name, p in signature.parameters.items()
+            if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
+        )
         for option, value in self.options.items():
             if option in signature.parameters:
                 _check_option(self.name, option, value, signature.parameters[option].annotation)

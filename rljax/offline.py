@@ -13,7 +13,7 @@ import numpy as np
 
 from rljax.batch import Batch
 from rljax.build import Setup
-from rljax.data.row_batches import batch_arrays
+from rljax.data.row_batches import batch_arrays, mismatched_arrays
 from rljax.mesh import shard_rows
 
 
@@ -24,18 +24,18 @@ def offline_batch(setup: Setup, records: list[dict], rows: int = 0):
     labelled: (batch, the same prompts with each other's completions).
     """
     kind, length = setup.data.kind, setup.row_tokens
-    found = batch_arrays(
-        kind,
-        [record["item"] for record in records],
-        length=length,
-        rows_per_example=setup.rows_per_example,
-    )
-    batches = found if isinstance(found, tuple) else (found,)
+    items, together = [record["item"] for record in records], setup.rows_per_example
+    arrays = batch_arrays(kind, items, length=length, rows_per_example=together)
     if records and "ref_logprobs" in records[0]:
         stored = [row for record in records for row in record["ref_logprobs"]]
-        batches = ({**batches[0], "ref_logprobs": _padded(stored, length)}, *batches[1:])
-    placed = tuple(shard_rows(Batch(**_filled(x, rows)), setup.model.mesh) for x in batches)
-    return placed if isinstance(found, tuple) else placed[0]
+        arrays["ref_logprobs"] = _padded(stored, length)
+
+    def place(arrays):
+        return shard_rows(Batch(**_filled(arrays, rows)), setup.model.mesh)
+
+    if kind == "labelled":
+        return place(arrays), place(mismatched_arrays(items, length=length))
+    return place(arrays)
 
 
 def _padded(rows: list[np.ndarray], length: int) -> np.ndarray:

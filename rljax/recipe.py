@@ -132,6 +132,8 @@ def _rehearse_offline(recipe: Recipe, kind: str, call, policy: Policy, batch: Ba
         call("preference_loss", loss, per_example[rows_per_example(loss)], policy, batch)
         call("reward_loss", recipe.reward_loss, per_example[2], batch.scores, batch)
     elif kind == "labelled":
-        call("preference_loss", recipe.preference_loss, per_example[1], policy, batch, scalar)
+        loss = recipe.preference_loss
+        beside = [scalar] * ("kl" in loss.positional or "delta" in loss.positional)
+        call("preference_loss", loss, per_example[1], policy, batch, *beside)
     elif kind == "steps":
         call("reward_loss", recipe.reward_loss, (token,), batch.mask, batch)

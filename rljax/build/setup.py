@@ -52,7 +52,10 @@ class Setup:
             return parameter is not None
         if self.learns_offline:
             stored = bool(self.config.offline.reference_logprobs)
-            return trait(self.recipe.preference_loss, "needs_reference") and not stored
+            reads = self.data.kind != "pairs" or trait(
+                self.recipe.preference_loss, "needs_reference"
+            )
+            return reads and not stored
         return self.config.algorithm.kl_in_reward > 0 or self.config.algorithm.kl_in_loss > 0
 
     @property
@@ -250,7 +253,7 @@ def build(config: Config) -> Setup:
         steps = _steps(config, rows, tokens, model, batch.epochs)
     else:
         every = [x["item"] for source in data.sources for x in source] + data.held_out
-        tokens = longest_row(data.kind, every, config.offline.max_tokens)
+        tokens = longest_row(data.kind, every)
         _check_context("row", tokens, model, "lower offline.max_tokens, or shorten the rows")
         together = example_rows(config, data.kind)
         rows = config.offline.examples_per_step * together

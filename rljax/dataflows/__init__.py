@@ -9,8 +9,9 @@ Keyword-only arguments that are no role are the dataflow's own options:
 dataflow="vapo(positive_nll=0.1)".
 """
 
+from rljax.dataflows.dqo import dqo, dro
 from rljax.dataflows.grpo import grpo
-from rljax.dataflows.kto import kto
+from rljax.dataflows.kto import bco, kto
 from rljax.dataflows.pf_ppo import pf_ppo
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.preference import preference
@@ -21,6 +22,9 @@ from rljax.dataflows.sft import sft
 from rljax.dataflows.vapo import vapo
 
 __all__ = [
+    "bco",
+    "dqo",
+    "dro",
     "grpo",
     "kto",
     "pf_ppo",

@@ -15,6 +15,9 @@ def learn(batch, cfg, *, actor, reference=None):
     if reference is not None:
         logprobs = reference.logprobs(batch, cfg.steps.microbatch_rows)
         batch = batch.replace(ref_logprobs=logprobs)
+    if cfg.preference_loss.options.get("wpo_weighting"):
+        spread = actor.sum_pi_squared(batch, cfg.steps.microbatch_rows)
+        batch = batch.replace(sum_pi_squared=spread)
     actor, metrics = actor.update(
         batch, cfg.preference_loss, steps=cfg.steps, reduction=cfg.reduction
     )

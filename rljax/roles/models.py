@@ -107,6 +107,11 @@ class Actor:
         one = lambda b: self.model.logprobs(self.state.weights, b, self.temperature)[0]  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
+    def logprobs_and_entropy(self, batch: Batch, rows: int | None = None):
+        """log pi(tokens) and the entropy of each choice: two [B, S]."""
+        one = lambda b: self.model.logprobs(self.state.weights, b, self.temperature)  # noqa: E731
+        return map_microbatches(one, batch, rows or batch.rows)
+
     def logprobs_and_load(self, batch: Batch, rows: int | None = None):
         """`logprobs`, and the load of the experts over all tokens of the batch: {} without any."""
 

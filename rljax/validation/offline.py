@@ -48,15 +48,26 @@ def _preference_loss(config: Config, problems: Problems, kind: str) -> Component
     """The loss can be called as the data need it."""
     field, text = "algorithm.preference_loss", config.algorithm.preference_loss
     component = resolve_field(problems, field, text, "preference_loss")
-    called = {"labelled": ("policy", "batch", "kl"), "pairs": ("policy", "batch")}.get(kind)
-    if component is None or called is None:
+    if component is None or kind not in ("pairs", "labelled"):
         return component
+    beside = tuple(name for name in ("kl", "delta") if name in component.positional)
+    called = ("policy", "batch", *beside)
+    fix = "dpo()" if kind == "pairs" else "kto(), or bco() with dataflow='bco'"
     try:
         component.signature.bind(*called, **component.options)
     except TypeError as error:
-        rule = f"of {kind} it is called with ({', '.join(called)}): {error}"
-        fix = "kto()" if kind == "labelled" else "dpo()"
+        rule = f"it is called with ({', '.join(called)}): {error}"
         problems.check(False, field, text, rule, fix)
+    together = vars(component.function).get("rows_per_example", 1)
+    fits = together > 1 if kind == "pairs" else together == 1
+    rule = f"reads examples of {together} row{'s' * (together > 1)}, which {kind} are not"
+    problems.check(fits, field, text, rule, fix)
+    dataflow = config.dataflow.partition("(")[0]
+    wants = "delta" in beside
+    known = dataflow not in ("kto", "bco") or (dataflow == "bco") == wants
+    rule = f"dataflow={dataflow!r} keeps no running mean" if wants else "reads no running mean"
+    other = "dataflow='bco'" if wants else "bco(), or dataflow='kto'"
+    problems.check(known, field, text, rule, other)
     return component
 
 

@@ -1,0 +1,73 @@
+"""DQO and DRO: policy and value learned together from scored completions of a file, nothing sampled
+(arXiv 2410.09302, 2405.19107)."""
+
+import functools
+import math
+from typing import Literal
+
+import jax.numpy as jnp
+
+from rljax.losses.q_function import dqo_policy, dqo_value, dro_policy, dro_value
+from rljax.roles import program
+
+
+def dqo(
+    trajectories, key, cfg, *, actor, critic, reference=None,
+    beta: float = 0.03,
+    lam: float = 1.0,
+    one_step: bool = False,
+    behaviour: Literal["auto", "sampler", "ref"] = "auto",
+    is_level: Literal["trajectory", "suffix", "token", "off"] = "trajectory",
+    is_cap: float = math.e,
+    bootstrap_truncated: bool = False,
+):  # fmt: skip
+    """Q = beta log pi + V in the MDP of tokens. behaviour: who wrote the completions, for the
+    weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none."""
+    if behaviour == "auto":
+        behaviour = "ref" if trajectories.sampler_logprobs is None else "sampler"
+    options = dict(
+        beta=beta, lam=lam, one_step=one_step, behaviour=behaviour, is_level=is_level,
+        is_cap=is_cap, bootstrap_truncated=bootstrap_truncated,
+    )  # fmt: skip
+    roles = dict(actor=actor, critic=critic, reference=reference)
+    return learn(trajectories, (cfg, "dqo", tuple(options.items())), **roles)
+
+
+def dro(trajectories, key, cfg, *, actor, critic, reference=None, tau: float):
+    """r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL."""
+    roles = dict(actor=actor, critic=critic, reference=reference)
+    return learn(trajectories, (cfg, "dro", (("tau", tau),)), **roles)
+
+
+LOSSES = {"dqo": (dqo_policy, dqo_value), "dro": (dro_policy, dro_value)}
+
+
+@program
+def learn(batch, which, *, actor, critic, reference=None):
+    cfg, name, options = which
+    policy_loss, value_loss = (functools.partial(f, **dict(options)) for f in LOSSES[name])
+    rows = cfg.steps.microbatch_rows
+    if reference is not None:
+        batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
+    # Targets are those of policy and value as the step begins, for both.
+    logprobs, entropy = actor.logprobs_and_entropy(batch, rows)
+    values = critic.values(batch, rows)
+    batch = batch.replace(old_logprobs=logprobs, entropy=entropy, values=values)
+    critic, critic_metrics = critic.update(batch, value_loss, **cfg.critic_options)
+    actor, metrics = actor.update(batch, policy_loss, steps=cfg.steps, reduction=cfg.reduction)
+    return {"actor": actor, "critic": critic}, {**metrics, **explained(critic_metrics)}
+
+
+def explained(metrics: dict) -> dict:
+    """With the explained variance 1 - Var(residual) / Var(target) in place of its parts."""
+    if "critic/dqo_target" not in metrics:
+        return metrics
+    parts = [
+        metrics.pop(f"critic/{name}")
+        for name in (
+            "dqo_value_residual", "dqo_value_residual_square", "dqo_target", "dqo_target_square"
+        )
+    ]  # fmt: skip
+    residual, target = parts[1] - parts[0] ** 2, parts[3] - parts[2] ** 2
+    share = 1 - residual / jnp.maximum(target, 1e-8)
+    return {**metrics, "critic/explained_variance": jnp.where(target > 1e-8, share, 0.0)}
