@@ -9,8 +9,11 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Literal
 
+from rljax.data.program_task import problems as program_problems
 from rljax.errors import InputError
+from rljax.rewards.programs import OPERATIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,3 +139,49 @@ def first_letter(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int 
     random.Random(seed).shuffle(texts)
     pairs = [(f"{t}>", t[0]) for t in texts]
     return _split("first_letter", alphabet + ">", pairs, test, len(pairs) - test)
+
+
+def program_synthesis(
+    *,
+    lines: int = 3,
+    max_constant: int = 5,
+    operations: str = OPERATIONS,
+    with_input: bool = True,
+    show: Literal["function", "examples"] = "function",
+    examples: int = 3,
+    prompts: int = 5_000,
+    test: int = 64,
+    worked_examples: int = 256,
+    seed: int = 0,
+) -> Task:
+    """ "2x+1:" -> "*2\\n+1": a program of at most `lines` lines in the language of
+    rljax.rewards.programs, whose reward is `program_tests`.
+
+    `show` "examples" gives inputs and outputs instead, "1>3,2>5,3>7:"; the unit tests are more.
+    Harder with more lines, larger constants and more `operations`; `with_input` lets x be an
+    operand. `prompts` problems are drawn and repeated prompts dropped: about 500 of 5000 are left.
+    """
+    ranges = (("lines", lines, 1, 6), ("max_constant", max_constant, 2, 9))
+    for name, value, low, high in (*ranges, ("examples", examples, 1, 8)):
+        if not low <= value <= high:
+            raise InputError(f"program_synthesis({name})", value=value, rule=f"{low} to {high}")
+    if not operations or len(set(operations)) < len(operations) or set(operations) - {*OPERATIONS}:
+        raise InputError(
+            "program_synthesis(operations)", value=operations, rule=f"some of {OPERATIONS}, once"
+        )
+    if show not in ("function", "examples"):
+        raise InputError("program_synthesis(show)", value=show, rule="function or examples")
+    _check_prompts("program_synthesis", prompts)
+    drawn = program_problems(
+        random.Random(seed), lines=lines, max_constant=max_constant, operations=operations,
+        with_input=with_input, show=show, examples=examples,
+    )  # fmt: skip
+    found = {p.prompt: p for p in itertools.islice(drawn, prompts)}
+    # _split puts an answer beside each prompt: the program is the worked one, the tests judge.
+    alphabet = "0123456789+-*x^>,:\n"
+    task = _split(
+        "program_synthesis", alphabet, [(p.prompt, p.program) for p in found.values()],
+        test, worked_examples,
+    )  # fmt: skip
+    judged = lambda rows: [r | {"ground_truth": found[r["prompt"]].ground_truth} for r in rows]  # noqa: E731
+    return dataclasses.replace(task, train=judged(task.train), test=judged(task.test))

@@ -11,6 +11,7 @@ second.
 """
 
 from rljax.rewards.length import l1_exact, l1_max
+from rljax.rewards.programs import program_tests
 from rljax.rewards.rules import (
     boxed,
     exact_match,
@@ -27,6 +28,7 @@ __all__ = [
     "l1_exact",
     "l1_max",
     "length_under",
+    "program_tests",
     "sequence_match",
     "valid_json",
 ]
