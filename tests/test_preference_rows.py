@@ -383,7 +383,7 @@ def test_tfds(tmp_path):
     rows = [{**a, **b} for a, b in zip(pairs, steps, strict=True)]
 
     def run(code, *args):
-        env = {**os.environ, "PYTHONPATH": str(REPO)}
+        env = {**os.environ, "PYTHONPATH": str(REPO), "TFDS_DATA_DIR": str(tmp_path)}
         done = subprocess.run(
             [sys.executable, "-c", code, *args], env=env, capture_output=True, text=True
         )
@@ -392,8 +392,9 @@ def test_tfds(tmp_path):
 
     run(WRITE_TFDS % rows, str(tmp_path))
     folder = f"tfds:{tmp_path / 'tiny' / '1.0.0'}"
-    found = json.loads(run(READ_TFDS, folder).splitlines()[-1])
-    assert found == [load_rows(rows, "train", kind) for kind in ("pairs", "steps")]
+    for spec in (folder, "tfds:tiny"):
+        found = json.loads(run(READ_TFDS, spec).splitlines()[-1])
+        assert found == [load_rows(rows, "train", kind) for kind in ("pairs", "steps")]
     with pytest.raises(InputError, match="has no split 'test'"):
         load_rows(folder, "test", "pairs")
     with pytest.raises(InputError, match="cannot be opened as a TFDS data set"):

@@ -1,5 +1,7 @@
 """Text and files on one side, token arrays on the other; nothing here touches a device.
 
-The flow: `sources` (files, tasks -> checked records) -> `prompts` (records -> token ids, padded
-arrays), with `tokenizer` and `chat` for the text; `loader` decides which records come when.
+The flow: `rows` (files, tasks, TFDS, lists -> raw rows) -> `sources` (checked records) -> `prompts`
+(records -> token ids, padded arrays), with `tokenizer` and `chat` for the text; `loader` decides
+which records come when. Offline training has the same stages: `preference_rows` (pairs, labels,
+steps, trajectories) -> `preferences` (ids and masks) -> `packing` -> `row_batches` (a Batch).
 """

@@ -85,12 +85,13 @@ def encode_turns(
     """The prompt `messages[:first]`, and the turns after it: mask 1 on those of the assistant.
 
     The prompt is encoded alone, as it is for the sampler: no token spans the border. Where several
-    turns follow, a template that rewrites the earlier of them is refused.
+    turns follow they are told apart as in `encode_conversation`.
     """
     options = dict(tools=tools, documents=documents, variables=variables)
-    text = tokenizer.render_chat(messages, add_generation_prompt=False, **options)
+    text, spans = tokenizer.render_marked(messages, **options)
     _require_assistant_last(messages)
     before, _ = _turn(tokenizer, messages, first, options)
+    _require_prefix(before, text, f"messages 0..{first - 1}", len(messages) - 1)
     prompt, rest = tokenizer.encode(before), text[len(before) :]
     if not prompt:
         raise InputError("the turn answers an empty prompt", fix="use a template that writes one")
@@ -100,16 +101,20 @@ def encode_turns(
         offsets = [(max(a - len(before), 0), b - len(before)) for a, b in offsets[len(prompt) :]]
     else:
         ids, offsets = _encode_after(tokenizer, prompt[-1], rest)
-    learned = []
-    for k in range(first, len(messages)):
-        if messages[k]["role"] != "assistant":
-            continue
-        turn = range(len(ids))
-        if len(messages) > first + 1:
+    if first == len(messages) - 1:
+        learned = _without_tail(range(len(ids)), ids, offsets, rest, tokenizer.special_ids)
+    elif spans is not None:
+        inside = [(a - len(before), b - len(before)) for a, b in spans if b > len(before)]
+        learned = [t for span in inside for t in _tokens_in(span, offsets)]
+    else:
+        learned = []
+        for k in range(first, len(messages)):
+            if messages[k]["role"] != "assistant":
+                continue
             start, through = _turn(tokenizer, messages, k, options)
             _require_prefix(through, text, f"messages 0..{k}", len(messages) - 1)
             turn = _tokens_in((len(start) - len(before), len(through) - len(before)), offsets)
-        learned += _without_tail(turn, ids, offsets, rest, tokenizer.special_ids)
+            learned += _without_tail(turn, ids, offsets, rest, tokenizer.special_ids)
     return Turns(prompt, ids, _mask(len(ids), learned), rest, offsets)
 
 

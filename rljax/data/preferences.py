@@ -175,7 +175,7 @@ def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, d
     names = [name for name in ("reference", "chosen", "rejected", "completion") if name in record]
     columns = {}
     for name in names:
-        turns = encode_answer(record, record[name], tokenizer)
+        turns = _encode_answer(record, record[name], tokenizer)
         prompt, columns[name] = turns.prompt, {"ids": turns.ids, "mask": turns.mask}
     return prompt, columns
 
@@ -235,7 +235,7 @@ def _items(record, kind, prompt, columns, cut) -> list:
 # -- text to ids --
 
 
-def encode_answer(
+def _encode_answer(
     record: dict, completion: str | list[dict], tokenizer: Tokenizer, *, ended: bool = True
 ) -> Turns:
     """The record's prompt and a completion to it; without `ended` no end token follows it."""
@@ -301,7 +301,7 @@ def _encode_trajectory(record: dict, tokenizer: Tokenizer, separator: str):
     joined = completion
     if isinstance(completion, str) and not isinstance(record["prompt"], str):
         completion = [{"role": "assistant", "content": completion}]
-    turns = encode_answer(record, completion, tokenizer, ended=not record["truncated"])
+    turns = _encode_answer(record, completion, tokenizer, ended=not record["truncated"])
     columns = {"ids": turns.ids, "mask": turns.mask}
     if "process_scores" in record:
         scores = [0.0] * len(turns.ids)
