@@ -60,6 +60,8 @@ def test_every_token_is_packed_once_and_no_row_is_too_long(lengths, row_tokens):
 def test_the_fullest_row_that_has_room_is_filled_first():
     rows = [[p.index for p in row] for row in pack([6, 7, 2, 3, 1, 5], 8)]
     assert rows == [[1, 4], [0, 2], [5, 3]]
+    assert [[p.index for p in row] for row in pack([5, 6, 2], 8)] == [[1, 2], [0]]
+    assert [[p.index for p in row] for row in pack([6, 6, 2], 8)] == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_no_token_spans_the_border(tokenizer):
 def test_identical_pairs_and_ties_are_counted():
     rows = [
         dict(prompt="1", chosen="2", rejected="2"), dict(chosen="12", rejected="12"),
-        dict(prompt="1", chosen="2", rejected="3", tie=True),
+        dict(prompt="1", chosen="2", rejected="3", tie=True, margin=0.5),
         dict(prompt="1", chosen="4", rejected="5", margin=1.0),
     ]  # fmt: skip
     items, counts = items_of(rows, CHARS, "pairs")
@@ -180,6 +180,7 @@ def test_identical_pairs_and_ties_are_counted():
     assert (counts["dropped_identical"], counts["dropped_tie"], counts["kept"]) == (2, 0, 3)
     assert items[0].chosen_ids.tolist() == items[1].rejected_ids.tolist() == chars("2", end=True)
     assert items[1].chosen_ids.tolist() == items[0].rejected_ids.tolist() == chars("3", end=True)
+    assert [item.margin for item in items] == [0.5, -0.5, 1.0]
     # Equal only because both are cut behind their common beginning:
     rows = [dict(prompt="1", chosen="234", rejected="235"), rows[-1]]
     _, counts = items_of(rows, CHARS, "pairs", max_tokens=3, overlong="right")
@@ -200,7 +201,6 @@ PAIR = dict(prompt="12345", chosen="67", rejected="8")  # 5 + 3 tokens, 5 + 2 to
     ],
 )  # fmt: skip
 def test_overlong_pairs(overlong, limit, expected):
-    other = dict(prompt="1", chosen="", rejected="")
     other = dict(prompt="0", chosen="1", rejected="2")
     try:
         items, counts = items_of([PAIR, other], CHARS, "pairs", limit, overlong=overlong)
