@@ -187,6 +187,7 @@ BAD = [
     (*bad("pairs", margin=float("nan")), "'margin' is missing (null or NaN)"),
     (*bad("pairs", margin="1"), "'margin' is not a finite number"),
     (*bad("pairs", margin=float("inf")), "'margin' is not a finite number"),
+    (*bad("pairs", margin=10**400), "'margin' is not a finite number"),
     (*bad("pairs", score_chosen=1.0), "'score_rejected' is missing"),
     (*bad("pairs", score_chosen=1, score_rejected=2), "'score_chosen' is below"),
     (*bad("pairs", tie="yes"), "'tie' is not true or false"),
@@ -265,6 +266,8 @@ def test_specs_that_are_none(tmp_path):
         load_rows([], "train", "pairs")
     with pytest.raises(InputError, match="row 0 is not an object"):
         load_rows(["a"], "train", "pairs")
+    with pytest.raises(InputError, match="row 0 lacks the column 'chosen'"):
+        load_rows([{"prompt": "q", 3: "a"}], "train", "pairs")
     (tmp_path / "cut.jsonl").write_text(json.dumps(GOOD["pairs"]) + '\n{"prompt": "q", "cho')
     with pytest.raises(InputError, match="cut.jsonl: line 2 is not valid JSON"):
         load_rows(str(tmp_path / "cut.jsonl"), "train", "pairs")

@@ -23,7 +23,7 @@ def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
     for name in names:
         if name in row:
             return name
-    raise InputError(f"{place} lacks the column {names[0]!r}", value=sorted(row), fix=fix)
+    raise InputError(f"{place} lacks the column {names[0]!r}", value=sorted(map(str, row)), fix=fix)
 
 
 def require_text(value: object, place: str, fix: str, empty: bool = False) -> None:
@@ -84,13 +84,16 @@ def said(message: dict) -> bool:
 
 def number_of(value: object, place: str) -> float:
     """A finite number; True and False are none."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    value = plain_number(value)
+    number = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # A whole number may be too large for a float: JSON has no limit.
+        number = float(value) if abs(value) < 1e300 else math.inf
+    if not math.isfinite(number):
         missing = value is None or (isinstance(value, float) and math.isnan(value))
         kind = "missing (null or NaN)" if missing else "not a finite number"
         raise InputError(f"{place} is {kind}", value=value, fix="write a number or remove the row")
-    return float(value)
+    return number
 
 
 def flag_of(value: object, place: str) -> bool:
@@ -164,7 +167,7 @@ def worked_record(row: dict, place: str, index: int) -> dict:
         return dict(text=row["text"], index=index)
     raise InputError(
         f"{place} is no worked example",
-        value=sorted(row),
+        value=sorted(map(str, row)),
         rule="it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'",
         fix="rename the columns",
     )
