@@ -14,7 +14,7 @@ from rljax.losses.implicit_reward import (
 )
 
 from .common import Skip, policy_loss, reduced, response_batch
-from .preference import interleaved, mean_loss
+from .preference_rows import interleaved, mean_loss
 
 
 def bradley_terry(case, dtype):

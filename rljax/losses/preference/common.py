@@ -114,8 +114,8 @@ def step_token_mean(x: jax.Array, keep: jax.Array, batch: Batch, rows_per_exampl
     counted = jnp.any(batch.mask > 0, axis=1)
     counted = sum(rows_of(counted.astype(x.dtype), rows_per_example, by=by)) > 0
     keep = keep & counted[:, None]
-    total = jnp.sum(jnp.where(keep, x, 0.0), axis=1)
-    return total * (jnp.sum(counted) / jnp.maximum(jnp.sum(keep), 1))
+    examples, tokens = (jnp.sum(kept.astype(x.dtype)) for kept in (counted, keep))
+    return jnp.sum(jnp.where(keep, x, 0.0), axis=1) * (examples / jnp.maximum(tokens, 1))
 
 
 def log_sigmoid_smoothed(logit: jax.Array, label_smoothing: float = 0.0) -> jax.Array:

@@ -149,7 +149,8 @@ def dpo(
     sigmoid_norm, robust, exo_pair. delta: the running mean reward that bco_pair subtracts.
     divergence (f-DPO): divergence_score. ld_alpha < 1: weight of the tokens past the shorter row's
     length (LD-DPO, arXiv 2409.06411). wpo_weighting: a pair counts by how likely the policy would
-    write it, from batch.sum_pi_squared (WPO, arXiv 2406.11827). Without a reference: cpo(nll_coef=0).
+    write it, from batch.sum_pi_squared (WPO, arXiv 2406.11827). Without a reference:
+    cpo(nll_coef=0).
     """
     return _dpo(policy, batch, beta, losses, loss_weights, label_smoothing, delta, discopop_tau,
                 divergence, divergence_alpha, ld_alpha, wpo_weighting,
