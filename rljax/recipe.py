@@ -14,7 +14,7 @@ from rljax.collect import once
 from rljax.components import Component
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
-from rljax.roles import rows_per_example
+from rljax.roles import labels, rows_per_example
 from rljax.sampler import Sampling
 from rljax.update import Steps
 
@@ -136,4 +136,6 @@ def _rehearse_offline(recipe: Recipe, kind: str, call, policy: Policy, batch: Ba
         beside = [scalar] * ("kl" in loss.positional or "delta" in loss.positional)
         call("preference_loss", loss, per_example[1], policy, batch, *beside)
     elif kind == "steps":
-        call("reward_loss", recipe.reward_loss, (token,), batch.mask, batch)
+        shape = (*token, labels(recipe.reward_loss))[: 2 + (labels(recipe.reward_loss) > 1)]
+        scores = jax.ShapeDtypeStruct(shape, batch.mask.dtype)
+        call("reward_loss", recipe.reward_loss, (token,), scores, batch)

@@ -9,10 +9,10 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import golden, golden_cases
 from toy import objective
+from trl_runs import assert_final, trl_optimizer
 
 from rljax import update
 from rljax.batch import batch_from_rows
@@ -26,7 +26,6 @@ from rljax.mesh import make_mesh, shard_rows
 from rljax.models.builtin import decoder
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
-from rljax.models.names import disk_pieces
 from rljax.optimizers import make_optimizer
 from rljax.recipe import Recipe
 from rljax.roles import Actor, Critic, Reference, start_training
@@ -190,20 +189,6 @@ def trl_model(one_device):
     return folder, Model(load_config(folder, remat="none"), one_device)
 
 
-def trl_optimizer(meta) -> optax.GradientTransformation:
-    config = OptimizerConfig(
-        lr=meta["lr"],
-        schedule="linear",
-        warmup_steps=meta["warmup_steps"],
-        beta1=meta["betas"][0],
-        beta2=meta["betas"][1],
-        eps=meta["eps"],
-        weight_decay=meta["weight_decay"],
-        clip_norm=meta["max_grad_norm"],
-    )
-    return make_optimizer(config, meta["max_steps"])
-
-
 def follow(model, folder, meta, cases, to_batch, loss, reduction=update.token_mean):
     """Every recorded micro-batch through our update; compares losses, gradient norms and final
     weights."""
@@ -227,17 +212,6 @@ def follow(model, folder, meta, cases, to_batch, loss, reduction=update.token_me
         losses, [float(c.outputs["loss"]) for c in cases], rtol=1e-4, atol=1e-5
     )
     return state, norms
-
-
-def assert_final(name, model, state, norms):
-    final = np.load(golden("public", "trl_traj", f"{name}.npz"))
-    np.testing.assert_allclose(norms, final["final/grad_norms"], rtol=1e-4)
-    for tensor, (piece,) in disk_pieces(model).items():
-        node = state.params
-        for key in piece.path:
-            node = node[key]
-        got = piece.theirs(np.asarray(node[piece.index]))
-        np.testing.assert_allclose(got, final[f"final/param/{tensor}"], atol=2e-4, err_msg=tensor)
 
 
 def test_six_sft_steps_equal_trl(trl_model):

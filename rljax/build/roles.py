@@ -32,6 +32,7 @@ from rljax.roles import (
     Reference,
     Reward,
     RewardModel,
+    labels,
     start_training,
 )
 from rljax.train_state import TrainState
@@ -121,10 +122,12 @@ def _multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
     return path[-1] == "weight" or experts
 
 
-def _critic(config: Config, policy: Model, params: dict) -> tuple[Model, dict]:
+def _critic(config: Config, policy: Model, params: dict, count: int) -> tuple[Model, dict]:
     """The reward model of critic_model with its own config.json and head; without one, the policy's
-    body and a head of zeros."""
-    model = dataclasses.replace(policy, head="scalar")
+    body and a head of zeros, of `count` labels."""
+    model = dataclasses.replace(
+        policy, head="scalar", config=dataclasses.replace(policy.config, labels=count)
+    )
     if config.critic_model:
         return _scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
     body = {k: v for k, v in params.items() if k != "head"}
@@ -195,7 +198,8 @@ def rl_roles(setup: Setup, params) -> dict:
     for name, kind in (("critic", Critic), ("reward_model", RewardModel)):
         if name in named:
             optimizer = make_optimizer(config.critic_optimizer, total)
-            model, body = _critic(config, setup.model, params)
+            wanted = labels(setup.recipe.reward_loss) if name == "reward_model" else 1
+            model, body = _critic(config, setup.model, params, wanted)
             roles[name] = kind(_state(setup, model, body, optimizer), model, optimizer)
     whole = replicated(setup.model.mesh)
     if setup.needs_kl_controller:

@@ -1,6 +1,8 @@
 """Training a reward model: outcome scores from pairs (Bradley-Terry, arXiv 2203.02155), or process
 scores from solutions whose steps are labelled (arXiv 2410.17621)."""
 
+import jax.numpy as jnp
+
 from rljax.roles import program
 
 
@@ -20,4 +22,7 @@ def learn(batch, cfg, *, reward_model):
     reward_model, metrics = reward_model.update(
         batch, cfg.reward_loss, steps=cfg.steps, reduction=cfg.reduction
     )
+    if "sign_correct" in metrics:
+        right, labelled = metrics.pop("sign_correct"), metrics.pop("non_neutral")
+        metrics["sign_accuracy"] = right / jnp.maximum(labelled, 1e-8)
     return {"reward_model": reward_model}, metrics

@@ -21,6 +21,20 @@ from rljax.losses.preference.common import (
 )
 
 
+def reads(*, per_token: bool = False, labels: int = 1):
+    """Marks what a loss reads of the head: after each token rather than each row; how many labels
+    (of 2 all logits [..., 2], of 1 the score alone)."""
+
+    def mark(loss):
+        if per_token:
+            loss.per_token = True
+        if labels > 1:
+            loss.labels = labels
+        return loss
+
+    return mark
+
+
 @marked(rows_per_example=2)
 def bradley_terry(
     scores: jax.Array, batch: Batch, *, center: float = 0.0, label_smoothing: float = 0.0
@@ -63,6 +77,7 @@ def _labels(batch: Batch, *, by: str) -> jax.Array:
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, batch.process_rewards, 0.0))
 
 
+@reads(per_token=True)
 def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
     """(squash(s) - label)^2 at each labelled token: [B, S].
 
@@ -83,6 +98,7 @@ def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", 
     }
 
 
+@reads(per_token=True, labels=2)
 def step_classification(logits: jax.Array, batch: Batch):
     """-log softmax(z)[label] at each labelled token, label = process_rewards > 0: [B, S].
 

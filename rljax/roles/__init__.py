@@ -6,7 +6,15 @@ program: jit with donation and pinned layouts. Small roles that hold what outliv
 """
 
 from rljax.controllers import Baseline, KLController
-from rljax.roles.models import Actor, Critic, Reference, RewardModel, rows_per_example, trait
+from rljax.roles.models import (
+    Actor,
+    Critic,
+    Reference,
+    RewardModel,
+    labels,
+    rows_per_example,
+    trait,
+)
 from rljax.roles.program import (
     TRAINED,
     WITH_OPTIMIZER,
@@ -27,6 +35,7 @@ __all__ = [
     "Reference",
     "Reward",
     "RewardModel",
+    "labels",
     "program",
     "rows_per_example",
     "start_training",

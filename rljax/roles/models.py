@@ -70,6 +70,11 @@ def rows_per_example(loss: Callable) -> int:
     return _attributes(loss).get("rows_per_example", 1)
 
 
+def labels(loss: Callable) -> int:
+    """How many labels of a reward model's head this loss reads."""
+    return _attributes(loss).get("labels", 1)
+
+
 def _static():
     return dataclasses.field(metadata={"static": True})
 
@@ -207,6 +212,11 @@ class Critic:
         }
 
 
+def _one_number(scores: jax.Array) -> jax.Array:
+    """[..., labels] -> [...]: the score, or of two labels (wrong, right) the log-odds of right."""
+    return scores[..., -1] if scores.shape[-1] == 1 else scores[..., 1] - scores[..., 0]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RewardModel:
@@ -219,18 +229,19 @@ class RewardModel:
 
     def scores(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """r(text): [B], read after the last token of each row, EOS as a rule."""
-        one = lambda b: self.model.scores(self.state.weights, b)[:, 0]  # noqa: E731
+        one = lambda b: _one_number(self.model.scores(self.state.weights, b))  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
     def step_scores(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """r(text up to and with each token): [B, S]."""
-        one = lambda b: self.model.token_scores(self.state.weights, b)[..., 0]  # noqa: E731
+        one = lambda b: _one_number(self.model.token_scores(self.state.weights, b))  # noqa: E731
         return map_microbatches(one, batch, rows or batch.rows)
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
         """All optimizer steps of this batch -> (RewardModel, metrics).
 
-        A loss marked `per_token` is called with scores [B, S] (`step_scores`), else with [B].
+        A loss marked `per_token` is called with scores [B, S] (`step_scores`), else with [B]; one
+        marked `labels` with that many logits.
         """
         read = self.model.token_scores if trait(loss, "per_token") else self.model.scores
 
@@ -239,7 +250,7 @@ class RewardModel:
             return [value], metrics
 
         objective = Objective(
-            lambda p, b: read(p, b)[..., 0],
+            lambda p, b: read(p, b) if labels(loss) > 1 else _one_number(read(p, b)),
             terms,
             (reduction,),
             (False,),
