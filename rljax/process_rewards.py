@@ -75,10 +75,9 @@ def _mark_lines(out, tokens: list[int], texts, drop_partial: bool, code_only: bo
         if "\n" in texts[t]:
             out[opened] = line
             line, opened, begun = line + 1, [], False
-    # Blank text behind the last newline, EOS among it, is no line. Where the code ends before the
-    # response does, its last line is whole.
-    cut = drop_partial and stop == len(text)
-    if begun and not cut:
+    # Blank text behind the last newline, EOS among it, is no line. (A closed block ends with a
+    # newline, so what is left of it is blank.)
+    if begun and not drop_partial:
         out[opened] = line
 
 

@@ -66,11 +66,12 @@ def test_runs_are_bounded():
 
 def test_reward():
     tests = [[1, 3], [2, 5], [3, 7], [4, 9]]
-    good, half = "*2\n+1", "*2\n+1\n*x\n-x"  # too long
+    good, long = "*2\n+1", "*2\n+1\n+1\n-1"
     assert program_tests(good, truth(tests)) == {
         "score": 1.0, "all_passed": 1.0, "tests_passed": 1.0, "parsed": 1.0,
     }  # fmt: skip
-    assert verdicts(half, truth(tests)) == [False] * 4
+    assert verdicts(long, truth(tests)) == [False] * 4
+    assert verdicts(long, truth(tests, 4)) == [True] * 4
     assert verdicts("+2", truth(tests)) == [True, False, False, False]
     assert program_tests("+2", truth(tests))["score"] == -1.0
     scored = program_tests("+2", truth(tests), partial=0.5, failed=0.0)

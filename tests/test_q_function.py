@@ -302,6 +302,9 @@ def test_only_the_named_array_gets_a_gradient():
         assert loss.needs_reference
         for name, gradient in with_fields(loss, x, **options).items():
             assert not np.any(gradient), (loss.__name__, name)
+    soft = jax.grad(lambda a: jnp.sum(q.soft_rewards(a, batch, beta=0.5)))(logp)
+    weights = jax.grad(lambda a: jnp.sum(q.offline_weights(a, batch.ref_logprobs, batch)))(logp)
+    assert not np.any(soft) and not np.any(weights)
     # Bootstrapping from the trained values themselves leaves d L / d V diagonal.
     jacobian = jax.jacobian(lambda v: q.dqo_value(v, batch, beta=0.5, lam=0.7, **PLAIN)[0][0])(
         batch.values
