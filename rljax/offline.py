@@ -5,7 +5,10 @@ formats (rljax.data), the losses, the order of things (rljax.train).
 """
 
 import dataclasses
+import hashlib
 import math
+import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,10 @@ import numpy as np
 from rljax.batch import Batch
 from rljax.build import Setup
 from rljax.data.row_batches import batch_arrays, mismatched_arrays
+from rljax.errors import InputError
 from rljax.mesh import shard_rows
+from rljax.roles import Reference
+from rljax.trees import flattened
 
 
 def offline_batch(setup: Setup, records: list[dict], rows: int = 0):
@@ -56,7 +62,7 @@ def _filled(arrays: dict, rows: int) -> dict:
 
 def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict]:
     """The dataflow on all held-out items at once, learning nothing -> (its roles, {eval/...})."""
-    records = [{"item": item} for item in setup.data.held_out]
+    records = setup.data.held_out
     steps, together = setup.recipe.steps, setup.rows_per_example
     part = steps.microbatch_rows
     rows = math.ceil(len(records) * together / part) * part
@@ -66,8 +72,67 @@ def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict
     return new, {f"eval/{name}": float(value) for name, value in metrics.items()}
 
 
-def reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[list[np.ndarray]]:
-    """log pi_ref of every row of every record, each as long as the row's tokens."""
+def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
+    """Computes the log-probs of every row, held out ones too, under the weights `params` that the
+    run starts from, and writes them to `folder`; the file's name.
+
+    The name is the digest of rows and weights: what is there already is used again, by any run.
+    """
+    reference = Reference(params, setup.model, setup.config.sampler.temperature)
+    known = (setup.row_tokens, setup.rows_per_example, reference.temperature)
+    digest = hashlib.sha256(setup.data.digest.encode() + repr(known).encode())
+    for path, leaf in sorted(flattened(params).items()):
+        digest.update(repr((path, leaf.shape, _checksums(leaf))).encode())
+    path = folder / f"{digest.hexdigest()[:32]}.npz"
+    if not path.exists():
+        rows = _reference_logprobs(setup, reference, _records(setup))
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f".{path.stem}-{os.getpid()}.npz"
+        np.savez(unfinished, values=np.concatenate(rows), lengths=[len(row) for row in rows])
+        os.replace(unfinished, path)
+    return path.name
+
+
+def read_reference_logprobs(setup: Setup, path: Path) -> None:
+    """Gives every record of the data the stored log-probs of its rows, `ref_logprobs`."""
+    try:
+        with np.load(path) as stored:
+            rows = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{path} cannot be read",
+            rule=f"it holds the reference's log-probs of this run: {error}",
+            fix="restore the file, or start a new run, which writes it again",
+        ) from None
+    records, together = _records(setup), setup.rows_per_example
+    if len(rows) != len(records) * together:
+        raise InputError(
+            f"{path} has {len(rows)} rows", rule=f"the data have {len(records) * together}",
+            fix="start a new run",
+        )  # fmt: skip
+    for i, record in enumerate(records):
+        record["ref_logprobs"] = rows[i * together : (i + 1) * together]
+
+
+def _records(setup: Setup) -> list[dict]:
+    """All of the data, then what is held out."""
+    return [record for source in setup.data.sources for record in source] + setup.data.held_out
+
+
+@jax.jit
+def _sums(x: jax.Array):
+    """Sums that tell one array of weights from another, on any mesh."""
+    x = x.astype(jnp.float32)
+    place = jax.lax.broadcasted_iota(jnp.float32, x.shape, x.ndim - 1)
+    return jnp.sum(x), jnp.sum(x * x), jnp.sum(x * place)
+
+
+def _checksums(x: jax.Array) -> tuple[str, ...]:
+    return tuple(f"{float(part):.6e}" for part in _sums(x))
+
+
+def _reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[np.ndarray]:
+    """log pi_ref of every row of every record, in order, each as long as the row's tokens."""
     size, together = setup.config.offline.examples_per_step, setup.rows_per_example
     compute = jax.jit(lambda role, batch: role.logprobs(batch, setup.recipe.steps.microbatch_rows))
     out = []
@@ -76,7 +141,5 @@ def reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[lis
         batch = offline_batch(setup, part, size * together)
         lengths = np.asarray(jnp.sum(batch.segment_ids > 0, axis=1))
         rows = np.asarray(compute(reference, batch))
-        for i in range(len(part)):
-            of_one = range(i * together, (i + 1) * together)
-            out.append([rows[k, : lengths[k]].copy() for k in of_one])
+        out += [rows[k, : lengths[k]].copy() for k in range(len(part) * together)]
     return out

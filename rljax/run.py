@@ -32,42 +32,17 @@ from rljax.mesh import shard_rows
 from rljax.models import lora
 from rljax.models.huggingface import save_params
 from rljax.models.peft import save_adapter
-from rljax.offline import held_out_step, offline_batch
+from rljax.offline import (
+    held_out_step,
+    offline_batch,
+    read_reference_logprobs,
+    store_reference_logprobs,
+)
 from rljax.optimizers import current_learning_rate
+from rljax.progress import Progress, bad_steps_in_a_row
 
 LOG = logging.getLogger("rljax")
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
-
-
-@dataclasses.dataclass
-class Progress:
-    """The JSON half of a checkpoint: where the run is, and what it has found so far."""
-
-    sft_steps: int = 0
-    rl_steps: int = 0
-    phase: str = "sft"
-    accuracy_before: dict | None = None
-    accuracy: dict | None = None
-    right_before: list | None = None  # per prompt, for the interval of the difference
-    right: list | None = None
-    held_out_before: dict | None = None  # eval/... of runs that learn from a file
-    held_out: dict | None = None
-    best: float | None = None  # of the evaluations so far, for evaluate.patience
-    since_best: int = 0  # evaluations
-    prompts: int = 0
-    completions: int = 0
-    faults: dict[str, float] = dataclasses.field(default_factory=dict)
-    elapsed_s: float = 0.0
-
-    @property
-    def step(self) -> int:
-        return self.sft_steps + self.rl_steps
-
-
-def bad_steps_in_a_row(metrics: dict) -> int:
-    """Non-finite optimizer steps up to now without a good one between, of the worse of actor and
-    critic."""
-    return int(max(metrics.get(p + "skipped_in_a_row", 0.0) for p in ("", "critic/")))
 
 
 class Run:
@@ -124,7 +99,9 @@ class Run:
         if step is None:
             tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
             record = self.folder / "model.json"
-            params = build.initial_params(self.config, self.setup.model, record)
+            params = {}
+            if self.setup.starts_from_policy:
+                params = build.initial_params(self.config, self.setup.model, record)
             if self.progress.phase == "sft":
                 self.roles = build.sft_roles(self.setup, params)
             else:
@@ -157,6 +134,9 @@ class Run:
             params = build.initial_params(self.config, self.setup.model)
         else:  # shapes and shardings; the values are replaced
             params = self.setup.model.init(jax.random.key(0))
+        if self.progress.reference_file:
+            folder = Path(self.config.offline.reference_logprobs)
+            read_reference_logprobs(self.setup, folder / self.progress.reference_file)
         make = build.sft_roles if self.progress.phase == "sft" else build.rl_roles
         roles = make(self.setup, params)
         self.roles = build.with_arrays(
@@ -226,6 +206,11 @@ class Run:
 
     def begin_rl(self, params) -> None:
         """Fresh optimizers on these weights; the reference is their copy."""
+        stored = self.config.offline.reference_logprobs
+        if stored:
+            name = store_reference_logprobs(self.setup, params, Path(stored))
+            self.progress.reference_file = name
+            read_reference_logprobs(self.setup, Path(stored) / name)
         self.roles = build.rl_roles(self.setup, params)
         self.progress.phase = "rl"
         if self.config.data.drop_above_pass_rate:

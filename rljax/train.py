@@ -26,8 +26,9 @@ from rljax.console import Console
 from rljax.correction import health_warnings
 from rljax.errors import InputError
 from rljax.evaluate import bootstrap
+from rljax.progress import bad_steps_in_a_row
 from rljax.report import write_report
-from rljax.run import Run, bad_steps_in_a_row
+from rljax.run import Run
 from rljax.timing import collect
 from rljax.tracking import Tracking, open_tracking
 from rljax.validation import validate

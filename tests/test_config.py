@@ -64,7 +64,6 @@ RULES = [
     ({"trackers": (1,)}, "must be a tuple of texts"),
     ({"trackers": ("wandbb",)}, "did you mean 'wandb'"),
     ({"dataflow": "gpro"}, "did you mean grpo"),
-    ({"dataflow": "sft"}, "takes worked examples, not prompts"),
     ({"dataflow": "ppo"}, "gives no returns for the critic"),
     ({"samples_every_steps": 0}, "must be >= 1"),
     ({"max_skipped_in_a_row": 0}, "must be >= 1"),

@@ -59,6 +59,12 @@ class Setup:
         return self.config.algorithm.kl_in_reward > 0 or self.config.algorithm.kl_in_loss > 0
 
     @property
+    def starts_from_policy(self) -> bool:
+        """Whether any role begins with the weights of `model`: not where a reward model is trained
+        on from critic_model."""
+        return self.trains == "actor" or self.config.sft.steps > 0 or not self.config.critic_model
+
+    @property
     def trains(self) -> str:
         """The role that the run is about: what is exported and evaluated."""
         return "actor" if "actor" in self.dataflow.parameters else "reward_model"
@@ -252,7 +258,8 @@ def build(config: Config) -> Setup:
         rows, tokens = batch.sequences_per_optimizer_step, data.prompt_tokens + response
         steps = _steps(config, rows, tokens, model, batch.epochs)
     else:
-        every = [x["item"] for source in data.sources for x in source] + data.held_out
+        every = [x["item"] for source in data.sources for x in source]
+        every += [x["item"] for x in data.held_out]
         tokens = longest_row(data.kind, every)
         _check_context("row", tokens, model, "lower offline.max_tokens, or shorten the rows")
         together = example_rows(config, data.kind)

@@ -33,7 +33,7 @@ class Data:
     example_tokens: int
     digest: str
     kind: str = "prompts"  # of sources: rljax.data.kinds
-    held_out: list = dataclasses.field(default_factory=list)  # of the same kind, for eval/loss
+    held_out: list[dict] = dataclasses.field(default_factory=list)  # records too, for eval/loss
 
     @property
     def prompts(self) -> list[dict]:
@@ -167,5 +167,5 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
         digest=fingerprint(every),
         kind=kind,
-        held_out=held_out,
+        held_out=[{"item": item} for item in held_out],
     )
