@@ -38,3 +38,22 @@ def tiny(config: Config) -> Config:
     config.checkpoint.every_steps = 20
     config.samples_every_steps = 20
     return config
+
+
+def tiny_offline(config: Config) -> Config:
+    """The same for a dataflow that learns from a file: embedded rows of its kind, 60 steps."""
+    config.model = (
+        "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
+    )
+    config.model_settings.dtype = "float32"
+    config.model_settings.remat = "none"
+    config.data.train = config.data.test = "letter_feedback(letters=3, kinds=4)"
+    config.offline.examples_per_step, config.offline.max_tokens = 16, 8
+    config.batch.tokens_per_microbatch = 1024
+    config.steps = 60
+    for optimizer in (config.actor_optimizer, config.critic_optimizer):
+        optimizer.lr, optimizer.schedule, optimizer.warmup_steps = 3e-3, "constant", 0
+        optimizer.weight_decay = 0.0
+    config.evaluate.every_steps, config.evaluate.prompts = 20, 16
+    config.checkpoint.every_steps = 20
+    return config

@@ -17,6 +17,7 @@ from rljax.batch import Batch
 from rljax.config import with_overrides
 from rljax.dataflows.preference import learn as preference_learn
 from rljax.errors import InputError
+from rljax.kernels.logprob import api
 from rljax.roles import Actor, Reference
 from rljax.run import Run
 from rljax.sampler import generate
@@ -116,15 +117,16 @@ def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
             run.offline_step()
 
 
-def test_no_array_of_all_words_is_made_by_a_step(tmp_path):
+def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
     """Rows x tokens x vocabulary: neither forward nor backward."""
     config = config_of(tmp_path, "preference")
-    config.batch.tokens_per_microbatch = 2**16
-    config.offline.examples_per_step = rows = 512
+    monkeypatch.setattr(api, "CHUNK_LOGITS", 2**14)
+    rows = config.offline.examples_per_step
+    config.batch.tokens_per_microbatch = 2 * rows * 48
     setup = build.build(config)
     model = setup.model
     roles = build.rl_roles(setup, model.init(jax.random.key(0)))
-    items = [{"item": record["item"]} for record in setup.data.sources[0] * 8]
+    items = [{"item": record["item"]} for record in setup.data.sources[0][:rows]]
     batch = offline.offline_batch(setup, items)
     whole = 2 * rows * setup.row_tokens * model.config.vocab_size
     jaxpr = jax.make_jaxpr(

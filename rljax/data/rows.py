@@ -159,6 +159,7 @@ def _run_task(spec: str, split: str, worked: bool) -> Rows:
         splits = {"train": task.train, "test": task.test}
         if worked:
             splits = {"train": task.worked_examples}
+            splits |= {"test": task.worked_test} if vars(task).get("worked_test") else {}
     except AttributeError as error:
         raise InputError(
             f"{spec} returned no task",

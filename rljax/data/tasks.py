@@ -25,6 +25,7 @@ class Task:
     train: Sequence[dict]
     test: Sequence[dict]
     worked_examples: Sequence[dict]  # prompt, completion: drawn from the train split
+    worked_test: Sequence[dict] = ()  # the same of the test split: for a held-out loss
 
 
 def _check_prompts(name: str, prompts: int) -> None:
@@ -48,8 +49,11 @@ def _split(name: str, alphabet: str, pairs: list[tuple[str, str]], test: int, wo
         for i, (p, a) in enumerate(pairs)
     ]
     train = records[test:]
-    examples = [{"prompt": r["prompt"], "completion": r["ground_truth"]} for r in train[:worked]]
-    return Task(alphabet, train, records[:test], examples)
+    examples, held_out = (
+        [{"prompt": r["prompt"], "completion": r["ground_truth"]} for r in part]
+        for part in (train[:worked], records[:test])
+    )
+    return Task(alphabet, train, records[:test], examples, held_out)
 
 
 def sort_digits(
@@ -139,6 +143,30 @@ def first_letter(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int 
     random.Random(seed).shuffle(texts)
     pairs = [(f"{t}>", t[0]) for t in texts]
     return _split("first_letter", alphabet + ">", pairs, test, len(pairs) - test)
+
+
+def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
+    """The prompts of first_letter with judged answers: rows that serve as pairs, labelled answers,
+    trajectories and steps, for dataflows that learn from a file. Every second answer is wrong."""
+    task, rng = (
+        first_letter(letters=letters, kinds=kinds, test=test, seed=seed),
+        random.Random(seed),
+    )
+
+    def judged(records):
+        rows = []
+        for index, record in enumerate(records):
+            right = record["ground_truth"]
+            wrong = rng.choice([c for c in task.alphabet[:kinds] if c != right])
+            good = index % 2 == 0
+            answer = right if good else wrong
+            feedback = dict(chosen=right, rejected=wrong, completion=answer, label=good)
+            steps = dict(completions=[right, answer], labels=[True, good], reward=float(good))
+            rows.append({**record, **feedback, **steps})
+        return rows
+
+    train, held_out = judged(task.train), judged(task.test)
+    return dataclasses.replace(task, alphabet=task.alphabet + "\n", train=train, test=held_out)
 
 
 def program_synthesis(

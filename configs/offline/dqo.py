@@ -1,0 +1,23 @@
+"""DQO (arXiv 2410.09302): policy and value learned together from scored completions. beta 0.03 and
+the learning rates are those of an unofficial port (ALGORITHMS F5); lambda 1 is the paper's best.
+
+python launchers/train.py --config=configs/offline/dqo.py:tiny
+python launchers/train.py --config=configs/offline/dqo.py --config.model=MODEL_FOLDER \\
+    --config.data.train=train.jsonl --config.data.test=test.jsonl
+
+Hardware, time and quality at full size: not measured.
+"""
+
+from rljax.config import Config, OptimizerConfig
+from rljax.tiny import tiny_offline
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on embedded rows."""
+    config = Config(dataflow="dqo(beta=0.03, lam=1.0)", steps=1000)
+    config.offline.examples_per_step, config.offline.max_tokens = 64, 1024
+    config.actor_optimizer = OptimizerConfig(lr=5e-7, warmup_steps=50)
+    config.critic_optimizer = OptimizerConfig(lr=1e-5, warmup_steps=50)
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 100
+    return tiny_offline(config) if variant == "tiny" else config

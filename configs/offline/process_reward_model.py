@@ -1,0 +1,22 @@
+"""A process reward model by regression on step labels (arXiv 2410.17621, ALGORITHMS A5).
+
+python launchers/train.py --config=configs/offline/process_reward_model.py:tiny
+python launchers/train.py --config=configs/offline/process_reward_model.py \\
+    --config.model=MODEL_FOLDER --config.data.train=train.jsonl --config.data.test=test.jsonl
+
+Hardware, time and quality at full size: not measured.
+"""
+
+from rljax.config import Config, OptimizerConfig
+from rljax.tiny import tiny_offline
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same algorithm on embedded rows."""
+    config = Config(dataflow="process_reward_model", steps=1000)
+    config.offline.examples_per_step, config.offline.max_tokens = 128, 1024
+    config.algorithm.reward_loss = "step_regression()"
+    config.critic_optimizer = OptimizerConfig(lr=1e-5, schedule="cosine", warmup_steps=50)
+    config.model_settings.dtype = "bfloat16"
+    config.evaluate.every_steps = 100
+    return tiny_offline(config) if variant == "tiny" else config
