@@ -1,9 +1,9 @@
 """PPO for human preferences, as in OpenRLHF's script: scores of a reward model, normalised over
 the batch.
 
-GAE with gamma 1, whitened; clip 0.2; KL in the reward (k1, 0.01). `reward.function` is a function
-of your own that asks the reward model (a reward-model role comes later); without one the rule
-reward stands in.
+GAE with gamma 1, whitened; clip 0.2; KL in the reward (k1, 0.01). Give the reward model's folder,
+as --config.reward.model=FOLDER (configs/offline/reward_model.py trains one) and maybe as
+--config.critic_model; without one the rule reward stands in.
 
 python launchers/train.py --config=configs/presets/ppo_reward_model.py:tiny
 python launchers/train.py --config=configs/presets/ppo_reward_model.py \\
