@@ -298,7 +298,8 @@ HOMES = {
 def is_path(spec: str) -> bool:
     """Whether a text names a file or folder rather than a component."""
     named = "/" in spec or "\\" in spec or Path(spec).suffix in (".parquet", ".jsonl", ".json")
-    return os.path.exists(spec) or ("(" not in spec and named)
+    from_tfds = spec.startswith("tfds:")
+    return from_tfds or os.path.exists(spec) or ("(" not in spec and named)
 
 
 def field_names(config, prefix: str = "") -> list[str]:

@@ -26,12 +26,12 @@ def preset_config(name: str, seed: int = 0):
 @contextlib.contextmanager
 def one_device():
     """Of the eight of the tests: a program for one compiles and runs in half the time."""
-    made = build.make_mesh
-    build.make_mesh = lambda **_: make_mesh(devices=jax.devices()[:1])
+    made = build.setup.make_mesh
+    build.setup.make_mesh = lambda **_: make_mesh(devices=jax.devices()[:1])
     try:
         yield
     finally:
-        build.make_mesh = made
+        build.setup.make_mesh = made
 
 
 class Shared:

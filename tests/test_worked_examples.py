@@ -1,6 +1,7 @@
 """Worked examples that belong to no room's own test: heads, controllers, bonuses, empty batches,
 curves."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rljax import update
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.losses import policy
+from rljax.losses.implicit_reward import implicit_reward_classification
 from rljax.roles import KLController
 from rljax.scaling import fit_sigmoid, sigmoid_curve
 
@@ -27,6 +29,53 @@ def test_logprobs_and_entropy_at_two_temperatures():
     np.testing.assert_allclose(entropy, want["entropy"], atol=1e-5)
     cold = token_logprobs(logits, head, targets, temperature=example["params"]["temperature"])[0]
     np.testing.assert_allclose(cold, want["log_prob_temp"], atol=1e-5)
+
+
+def test_supervised_loss_accuracy_and_perplexity():
+    example = worked_example("sft.masked_ce")
+    x, want = example["inputs"], example["outputs"]
+    logits = jnp.asarray(x["logits"], jnp.float32)
+    batch = response_batch(x["loss_mask"], jnp.float32)
+    targets = jnp.asarray(x["targets"], jnp.int32)
+
+    def loss(logits, impl="xla"):
+        found = token_logprobs(
+            logits, jnp.eye(logits.shape[-1]), targets, with_greedy=True, impl=impl
+        )
+        now = policy.Policy(found[0], found[1], found[3])
+        value, metrics = policy.negative_log_likelihood(now, batch)
+        return jnp.sum(update.token_mean(batch) * value), (value, metrics["token_accuracy"])
+
+    for impl in ("xla", "reference"):
+        (total, (nll, right)), gradient = jax.value_and_grad(loss, has_aux=True)(logits, impl)
+        assert float(total) == pytest.approx(want["loss_token_mean"], abs=1e-6)
+        assert float(jnp.exp(total)) == pytest.approx(want["ppl"], rel=1e-6)
+        accuracy = jnp.sum(batch.mask * right) / jnp.sum(batch.mask)
+        assert float(accuracy) == want["token_accuracy"]
+        np.testing.assert_allclose(gradient, want["grad_logits"], atol=1e-6)
+        keep = np.asarray(x["loss_mask"]) > 0
+        np.testing.assert_allclose(nll[keep], np.asarray(want["nll"])[keep], atol=1e-6)
+
+
+def test_an_implicit_reward_model_is_a_classifier_of_sequences():
+    example = worked_example("prime.rm_loss")
+    x, want = example["inputs"], example["outputs"]
+    q, right = jnp.asarray(x["q"]), jnp.asarray(x["acc"])
+    batch = response_batch(x["mask"], jnp.float32).replace(
+        ref_logprobs=jnp.zeros_like(q), scores=right
+    )
+
+    def loss(q):
+        per_row, metrics = implicit_reward_classification(
+            policy.Policy(q, q), batch, beta=example["params"]["beta"]
+        )
+        return jnp.mean(per_row), (per_row, metrics["implicit_reward"])
+
+    (total, (per_row, score)), gradient = jax.value_and_grad(loss, has_aux=True)(q)
+    assert float(total) == pytest.approx(want["loss"], abs=1e-6)
+    np.testing.assert_allclose(per_row, want["per_seq"], atol=1e-6)
+    np.testing.assert_allclose(score, want["seq_score"], atol=1e-6)
+    np.testing.assert_allclose(gradient, want["grad_q"], atol=1e-6)
 
 
 def test_the_entropy_of_huge_logits_keeps_its_digits():

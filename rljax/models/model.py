@@ -171,39 +171,38 @@ class Model:
         """
         return self.read(params, batch, temperature)[:2]
 
+    def greedy(self, params: dict, batch: Batch, temperature=1.0):
+        """`logprobs`, and 1 where the token is the model's most likely one: three [B, S]."""
+        decoder = self._bind(params)
+        found = self._of_targets(decoder, self._hidden(decoder, batch), batch, temperature, True)
+        return tuple(_describe_next(found[i]) for i in (0, 1, 3))
+
     def read(self, params: dict, batch: Batch, temperature=1.0):
         """`logprobs`, and sums over the batch's tokens of what each layer's experts did (load of
         experts.load_metrics), {} without experts."""
         decoder = self._bind(params)
         hidden, load = self._hidden_and_load(decoder, batch)
-        targets = jnp.roll(batch.tokens, -1, axis=1)
-        logp, entropy, _ = token_logprobs(
+        logp, entropy, _ = self._of_targets(decoder, hidden, batch, temperature)
+        return _describe_next(logp), _describe_next(entropy), load
+
+    def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, greedy=False):
+        """What hidden states say of the tokens behind them (kernels.logprob)."""
+        return token_logprobs(
             hidden,
             decoder.head_weight("lm"),
-            targets,
+            jnp.roll(batch.tokens, -1, axis=1),
             temperature=temperature,
             soft_cap=self.config.final_soft_cap,
             float32_head=self.config.head_in_float32,
+            with_greedy=greedy,
         )
-        return _describe_next(logp), _describe_next(entropy), load
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over words of pi(word | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2 logsumexp(z)): [B,
         S]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
-        targets = jnp.roll(batch.tokens, -1, axis=1)
-        once, twice = (
-            token_logprobs(
-                hidden,
-                decoder.head_weight("lm"),
-                targets,
-                temperature=temperature / k,
-                soft_cap=self.config.final_soft_cap,
-                float32_head=self.config.head_in_float32,
-            )[2]
-            for k in (1, 2)
-        )
+        once, twice = (self._of_targets(decoder, hidden, batch, temperature / k)[2] for k in (1, 2))
         return _describe_next(jnp.exp(twice - 2 * once))
 
     def values(self, params: dict, batch: Batch) -> jax.Array:

@@ -43,8 +43,9 @@ def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) 
         metrics |= {name: function(policy, batch) for name, function in shown.items()}
         return [value, *(function(policy, batch) for _, function in terms)], metrics
 
+    read = actor.model.greedy if trait(loss, "reads_greedy") else actor.model.logprobs
     return Objective(
-        model=lambda p, b: Policy(*actor.model.logprobs(p, b, actor.temperature)),
+        model=lambda p, b: Policy(*read(p, b, actor.temperature)),
         terms=values,
         reductions=(reduction, *(r for r, _ in terms)),
         corrected=(not trait(loss, "applies_weights"), *(False for _ in terms)),

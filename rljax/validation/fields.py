@@ -255,7 +255,7 @@ def check_paths(config: Config, problems: Problems) -> None:
     ):
         if spec and not is_path(spec):
             resolve_field(problems, field, spec, "data")
-        elif spec:
+        elif spec and not spec.startswith("tfds:"):
             file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
             fix = "give the path of a file"
             problems.check(os.path.exists(file), field, spec, "does not exist", fix)

@@ -26,8 +26,9 @@ def _logits(hidden, head, scale, soft_cap, precision):
     return z * scale
 
 
-def _statistics(z, targets):
-    """log-prob of the target, entropy, logsumexp of logits z [..., V]."""
+def _statistics(z, targets, with_greedy=False):
+    """log-prob of the target, entropy, logsumexp of logits z [..., V]; and with_greedy whether the
+    target is the most likely word, the first of equals."""
     # Everything relative to the largest logit: differences of large numbers lose their digits.
     top = jnp.max(z, axis=-1, keepdims=True)
     top = jnp.where(jnp.isfinite(top), top, 0.0)
@@ -37,7 +38,10 @@ def _statistics(z, targets):
     p = jnp.exp(logp)
     entropy = -jnp.sum(jnp.where(p > 0, p * logp, 0.0), axis=-1)
     target = jnp.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
-    return target, entropy, (top + log_sum)[..., 0]
+    found = target, entropy, (top + log_sum)[..., 0]
+    if with_greedy:
+        found += ((jnp.argmax(z, axis=-1) == targets).astype(target.dtype),)
+    return found
 
 
 def _chunks(x, n, axis):
@@ -51,17 +55,17 @@ def _unchunk(x, axis):
     return x.reshape(x.shape[:axis] + (-1,) + x.shape[axis + 2 :])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _chunked(hidden, head, targets, scale, soft_cap, chunks, precision):
-    return _chunked_forward(hidden, head, targets, scale, soft_cap, chunks, precision)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+def _chunked(hidden, head, targets, scale, soft_cap, chunks, precision, greedy):
+    return _chunked_forward(hidden, head, targets, scale, soft_cap, chunks, precision, greedy)[0]
 
 
-def _chunked_forward(hidden, head, targets, scale, soft_cap, chunks, precision):
+def _chunked_forward(hidden, head, targets, scale, soft_cap, chunks, precision, greedy):
     axis = hidden.ndim - 2
 
     def one(_, part):
         h, y = part
-        return None, _statistics(_logits(h, head, scale, soft_cap, precision), y)
+        return None, _statistics(_logits(h, head, scale, soft_cap, precision), y, greedy)
 
     _, out = jax.lax.scan(
         one, None, (_chunks(hidden, chunks, axis), _chunks(targets, chunks, axis))
@@ -70,11 +74,11 @@ def _chunked_forward(hidden, head, targets, scale, soft_cap, chunks, precision):
     return out, (hidden, head, targets, scale, out[1], out[2])
 
 
-def _chunked_backward(soft_cap, chunks, precision, saved, cotangents):
+def _chunked_backward(soft_cap, chunks, precision, greedy, saved, cotangents):
     """dz = g_logp (1[v=y] - p) + g_lse p - g_H p (log p + H), recomputing z chunk by chunk."""
     hidden, head, targets, scale, entropy, lse = saved
     axis = hidden.ndim - 2
-    rows = tuple(_chunks(x, chunks, axis) for x in (hidden, targets, entropy, lse, *cotangents))
+    rows = tuple(_chunks(x, chunks, axis) for x in (hidden, targets, entropy, lse, *cotangents[:3]))
 
     def one(head_grad, part):
         h, y, entropy_, lse_, g_logp, g_entropy, g_lse = part
@@ -115,6 +119,7 @@ def token_logprobs(
     temperature=1.0,
     soft_cap: float = 0.0,
     float32_head: bool = True,
+    with_greedy: bool = False,
     impl: str = "xla",
 ):
     """log softmax(c tanh(hidden head / c) / temperature)[target], its entropy, and logsumexp.
@@ -123,6 +128,7 @@ def token_logprobs(
     [..., S].
     log-prob = z_y - logsumexp(z); entropy = logsumexp(z) - sum_v softmax(z)_v z_v (ALGORITHMS 0.4).
     `soft_cap` is c; 0 = none (Gemma 2 has one).
+    `with_greedy` adds a fourth, without gradient: 1 where the target is the most likely word.
     `float32_head` asks for full float32 multiplication where the hardware has a faster, coarser
     one.
     `impl`: "xla" (chunked over S, gradients recompute the logits) or "reference" (plain).
@@ -132,7 +138,7 @@ def token_logprobs(
     precision = jax.lax.Precision.HIGHEST if float32_head else None
     scale = jnp.asarray(1.0 / temperature, jnp.promote_types(dtype, jnp.float32))
     if impl == "reference":
-        return _statistics(_logits(hidden, head, scale, soft_cap, precision), targets)
+        return _statistics(_logits(hidden, head, scale, soft_cap, precision), targets, with_greedy)
     length, rows = hidden.shape[-2], max(targets.size // max(targets.shape[-1], 1), 1)
     wanted = max(1, -(-rows * length * head.shape[1] // CHUNK_LOGITS))
     # The number of chunks must divide S; padding S to a multiple keeps chunks near the wanted size.
@@ -141,5 +147,5 @@ def token_logprobs(
     if padding:
         hidden = jnp.pad(hidden, [(0, 0)] * (hidden.ndim - 2) + [(0, padding), (0, 0)])
         targets = jnp.pad(targets, [(0, 0)] * (targets.ndim - 1) + [(0, padding)])
-    out = _chunked(hidden, head, targets, scale, soft_cap, chunks, precision)
+    out = _chunked(hidden, head, targets, scale, soft_cap, chunks, precision, with_greedy)
     return tuple(x[..., :length] for x in out)

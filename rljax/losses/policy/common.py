@@ -21,10 +21,11 @@ Level = Literal["token", "sequence"]
 
 class Policy(NamedTuple):
     """What the model says about the batch's tokens now: log pi(tokens) and the entropy of each
-    choice."""
+    choice; to a loss marked `reads_greedy` also whether the token is the most likely one."""
 
     logprobs: jax.Array
     entropy: jax.Array
+    greedy: jax.Array | None = None
 
 
 def _marked(*, applies_weights: bool = False, whole_step: bool = False) -> Callable:

@@ -25,9 +25,13 @@ from rljax.losses.policy.common import (
 )
 
 
+def _accuracy(policy: Policy) -> dict[str, jax.Array]:
+    return {} if policy.greedy is None else {"token_accuracy": policy.greedy}
+
+
 def negative_log_likelihood(policy: Policy, batch: Batch):
-    """-log pi(token): supervised fine-tuning (ALGORITHMS A1)."""
-    return -_logprobs(policy, batch), {}
+    """-log pi(token): supervised fine-tuning (ALGORITHMS A1). Metrics: token_accuracy."""
+    return -_logprobs(policy, batch), _accuracy(policy)
 
 
 def dynamic_fine_tuning(policy: Policy, batch: Batch):
@@ -37,7 +41,11 @@ def dynamic_fine_tuning(policy: Policy, batch: Batch):
     impossible do not dominate.
     """
     logprobs = _logprobs(policy, batch)
-    return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, {}
+    return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, _accuracy(policy)
+
+
+for _loss in (negative_log_likelihood, dynamic_fine_tuning):
+    _loss.reads_greedy = True
 
 
 def policy_gradient(policy: Policy, batch: Batch):
