@@ -148,10 +148,8 @@ def first_letter(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int 
 def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
     """The prompts of first_letter with judged answers: rows that serve as pairs, labelled answers,
     trajectories and steps, for dataflows that learn from a file. Every second answer is wrong."""
-    task, rng = (
-        first_letter(letters=letters, kinds=kinds, test=test, seed=seed),
-        random.Random(seed),
-    )
+    task = first_letter(letters=letters, kinds=kinds, test=test, seed=seed)
+    rng = random.Random(seed)
 
     def judged(records):
         rows = []
@@ -167,6 +165,34 @@ def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: i
 
     train, held_out = judged(task.train), judged(task.test)
     return dataclasses.replace(task, alphabet=task.alphabet + "\n", train=train, test=held_out)
+
+
+def running_sum(
+    *,
+    terms: int = 4,
+    modulus: int = 10,
+    prompts: int = 5_000,
+    test: int = 512,
+    worked_examples: int = 256,
+    seed: int = 0,
+) -> Task:
+    """ "3574>" -> "8\\n5\\n9": the sums of the first 2, 3, ... digits, one a line, each modulo
+    `modulus`; the last line is the answer. The reward is `last_line`, the ground truth the answer
+    alone: a slip on the way is not seen but in what follows from it."""
+    if not 3 <= terms <= 9:
+        raise InputError("running_sum(terms)", value=terms, rule="3 to 9")
+    if not 2 <= modulus <= 10:
+        raise InputError("running_sum(modulus)", value=modulus, rule="2 to 10: a sum is one digit")
+    _check_prompts("running_sum", prompts)
+    wanted = random.Random(seed).sample(range(modulus**terms), min(prompts, modulus**terms))
+    pairs = []
+    for number in wanted:
+        digits = [number // modulus**i % modulus for i in reversed(range(terms))]
+        sums = [total % modulus for total in itertools.accumulate(digits)]
+        pairs.append(("".join(map(str, digits)) + ">", "\n".join(map(str, sums[1:]))))
+    task = _split("running_sum", "0123456789>\n", pairs, test, worked_examples)
+    judged = lambda rows: [r | {"ground_truth": r["ground_truth"][-1]} for r in rows]  # noqa: E731
+    return dataclasses.replace(task, train=judged(task.train), test=judged(task.test))
 
 
 def program_synthesis(

@@ -162,6 +162,14 @@ def exact_match(response: str, ground_truth: str) -> float:
     return float(response.strip() == ground_truth.strip())
 
 
+def last_line(response: str, ground_truth: str) -> float:
+    """1 if the last line of the response that is not blank is the ground truth, else 0: a solution
+    in lines, whose last one is the answer."""
+    _check_text(ground_truth)
+    lines = response.strip().splitlines()
+    return float(bool(lines) and lines[-1].strip() == ground_truth.strip())
+
+
 def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
 
