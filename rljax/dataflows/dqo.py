@@ -39,6 +39,9 @@ def dro(trajectories, key, cfg, *, actor, critic, reference=None, tau: float):
     return learn(trajectories, (cfg, "dro", (("tau", tau),)), **roles)
 
 
+# One value of the prompt and one reward of the response: where in it a reward stands is lost.
+dro.outcome_only = True
+
 LOSSES = {"dqo": (dqo_policy, dqo_value), "dro": (dro_policy, dro_value)}
 
 

@@ -1,0 +1,61 @@
+"""The offline comparison: what can be learned from one file of a policy's own samples.
+
+python launchers/compare_offline.py --out=runs/compare_offline
+
+The task: "3574>" -> "8\\n5\\n9", running sums modulo 10, one a line; only the last line is judged.
+get_config() is the base policy (SFT on worked examples until it is right in about 4 of 10 cases);
+methods() are what starts from it, each with the settings that were best for it.
+"""
+
+from rljax.config import Config
+
+
+def get_config(variant: str = "") -> Config:
+    """`:tiny` is the same experiment with a smaller model and a shorter sum, for tests."""
+    task = "running_sum(terms=4, worked_examples=2000)"
+    config = Config(
+        model="decoder(layers=2, embed=64, mlp=128, heads=2, kv_heads=2, head_dim=32)",
+        dataflow="sft",
+        steps=300,
+        trackers=(),
+    )
+    config.model_settings.remat = "none"
+    config.data.train = task
+    config.data.max_prompt_tokens = 16
+    config.sampler.max_response_tokens = 10
+    config.offline.examples_per_step = 64
+    config.offline.max_tokens = 24
+    config.reward.function, config.reward.workers = "last_line()", 1
+    config.evaluate.prompts_from, config.evaluate.prompts = task, 256
+    config.actor_optimizer.lr = config.critic_optimizer.lr = 2e-3
+    config.checkpoint.every_steps = 0
+    return config
+
+
+def methods():
+    """Rows of the table: a name, which rows of the file it reads, and fields of the config."""
+    yield {"name": "SFT", "rows": "correct", "dataflow": "sft", "actor_optimizer.lr": 5e-4}
+    yield {
+        "name": "Reject Sampling", "rows": "selected", "dataflow": "sft",
+        "actor_optimizer.lr": 5e-4,
+    }  # fmt: skip
+    yield {
+        "name": "DPO", "rows": "pairs", "dataflow": "preference",
+        "algorithm.preference_loss": "dpo(beta=0.1)", "actor_optimizer.lr": 5e-4,
+    }  # fmt: skip
+    yield {
+        "name": "KTO", "rows": "labelled", "dataflow": "kto",
+        "algorithm.preference_loss": "kto(beta=0.1)", "actor_optimizer.lr": 5e-4,
+    }  # fmt: skip
+    yield {
+        "name": "DRO", "rows": "outcome", "dataflow": "dro(tau=0.1)",
+        "actor_optimizer.lr": 5e-4, "critic_optimizer.lr": 2e-3,
+    }  # fmt: skip
+    yield {
+        "name": "DQO", "rows": "outcome", "dataflow": "dqo(beta=0.1)",
+        "actor_optimizer.lr": 5e-4, "critic_optimizer.lr": 2e-3,
+    }  # fmt: skip
+    yield {
+        "name": "DQO w/ process scores", "rows": "process", "dataflow": "dqo(beta=0.1)",
+        "actor_optimizer.lr": 5e-4, "critic_optimizer.lr": 2e-3,
+    }  # fmt: skip
