@@ -41,21 +41,21 @@ def methods():
     }  # fmt: skip
     yield {
         "name": "DPO", "rows": "pairs", "dataflow": "preference",
-        "algorithm.preference_loss": "dpo(beta=0.1)", "actor_optimizer.lr": 5e-4,
+        "algorithm.preference_loss": "dpo(beta=0.1)", "actor_optimizer.lr": 3e-5,
     }  # fmt: skip
     yield {
         "name": "KTO", "rows": "labelled", "dataflow": "kto",
-        "algorithm.preference_loss": "kto(beta=0.1)", "actor_optimizer.lr": 5e-4,
+        "algorithm.preference_loss": "kto(beta=0.1)", "actor_optimizer.lr": 3e-5,
     }  # fmt: skip
     yield {
         "name": "DRO", "rows": "outcome", "dataflow": "dro(tau=0.1)",
-        "actor_optimizer.lr": 5e-4, "critic_optimizer.lr": 2e-3,
+        "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
     }  # fmt: skip
     yield {
         "name": "DQO", "rows": "outcome", "dataflow": "dqo(beta=0.1)",
-        "actor_optimizer.lr": 5e-4, "critic_optimizer.lr": 2e-3,
+        "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
     }  # fmt: skip
     yield {
         "name": "DQO w/ process scores", "rows": "process", "dataflow": "dqo(beta=0.1)",
-        "actor_optimizer.lr": 5e-4, "critic_optimizer.lr": 2e-3,
+        "actor_optimizer.lr": 1e-4, "critic_optimizer.lr": 2e-3,
     }  # fmt: skip

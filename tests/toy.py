@@ -43,3 +43,9 @@ def objective(model, loss, *reductions, corrected=True, whole_step=False) -> Obj
 def ten_more(batch):
     """A reward shaping: every score and ten."""
     return batch.scores + 10
+
+
+def first_line_is_even(response) -> float:
+    """1 if the first line is an even number: what follows it changes nothing."""
+    line = response.split("\n")[0].strip()
+    return float(line.isdecimal() and int(line) % 2 == 0)
