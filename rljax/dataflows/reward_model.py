@@ -1,6 +1,8 @@
 """Training a reward model: outcome scores from pairs (Bradley-Terry, arXiv 2203.02155), or process
 scores from solutions whose steps are labelled (arXiv 2410.17621)."""
 
+import jax.numpy as jnp
+
 from rljax.roles import program
 
 
@@ -20,4 +22,8 @@ def learn(batch, cfg, *, reward_model):
     reward_model, metrics = reward_model.update(
         batch, cfg.reward_loss, steps=cfg.steps, reduction=cfg.reduction
     )
+    if "sign_correct" in metrics:  # shares of the labelled tokens, whose quotient is meant
+        metrics["sign_accuracy"] = metrics["sign_correct"] / jnp.maximum(
+            metrics["non_neutral"], 1e-9
+        )
     return {"reward_model": reward_model}, metrics
