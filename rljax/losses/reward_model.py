@@ -63,6 +63,7 @@ def _labels(batch: Batch, *, by: str) -> jax.Array:
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, batch.process_rewards, 0.0))
 
 
+@marked(per_token=True)
 def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
     """(squash(s) - label)^2 at each labelled token: [B, S].
 

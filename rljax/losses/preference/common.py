@@ -20,17 +20,23 @@ from rljax.losses.policy import Policy
 
 
 def marked(
-    *, rows_per_example: int = 1, needs_reference: bool = False, whole_step: bool = False
+    *,
+    rows_per_example: int = 1,
+    needs_reference: bool = False,
+    whole_step: bool = False,
+    per_token: bool = False,
 ) -> Callable:
     """Marks a loss for those who call it; a mark is an attribute, absent where it says nothing.
 
     rows_per_example: K, absent = 1. needs_reference: it reads batch.ref_logprobs. whole_step: its
-    statistics run over all rows of the optimizer step.
+    statistics run over all rows of the optimizer step. per_token: it reads scores [B, S], not [B].
     """
 
     def mark(loss: Callable) -> Callable:
         if rows_per_example > 1:
             loss.rows_per_example = rows_per_example
+        if per_token:
+            loss.per_token = per_token
         if needs_reference:
             loss.needs_reference = True
         if whole_step:
