@@ -123,6 +123,11 @@ class RewardConfig:
 
     function: str = "exact_match"
     model: str = ""  # a reward model's folder (outcome scores): scores instead of the function
+    # A process reward model's folder: its scores of the lines of a response are added to the
+    # outcome, by functions of rljax.process_rewards or your own; "" = off.
+    process_model: str = ""
+    process_reward: str = "dense_step_rewards(lambda_fail=0.25, lambda_pass=0.025)"
+    process_lines: str = "line_ids()"  # "line_ids(code_only=True)": of the last fenced block alone
     workers: int = 2
     timeout_s: float = 10.0
 
@@ -281,6 +286,7 @@ HOMES = {
     "dataflow": "rljax.dataflows",
     "data": "rljax.data.tasks",
     "reward": "rljax.rewards",
+    "process_reward": "rljax.process_rewards",
     "advantage": "rljax.advantages",
     "policy_loss": "rljax.losses.policy",
     "value_loss": "rljax.losses.value",

@@ -76,9 +76,11 @@ class Run:
         if self.setup.needs_reward or data.test_prompts:
             by_model = config.reward.model and self.setup.needs_reward
             text = "" if by_model else config.reward.function
-            self.reward = build.reward_role(self.setup, text)
+            self.reward = build.reward_role(self.setup, text, dense=self.setup.needs_reward)
             other = config.evaluate.reward
-            self.eval_reward = build.reward_role(self.setup, other) if other else self.reward
+            # Evaluation hears the outcome alone.
+            scorer = build.reward_role(self.setup, other) if other else self.reward
+            self.eval_reward = scorer.outcome_alone()
 
     def __enter__(self) -> "Run":
         return self

@@ -4,6 +4,7 @@ can get wrong about data and folders is found there, before the first compile. r
 
 from rljax.build.roles import (
     initial_params,
+    load_scalar,
     optimizer_steps,
     reference_role,
     reward_role,
@@ -20,6 +21,7 @@ __all__ = [
     "check_length",
     "initial_params",
     "load_model",
+    "load_scalar",
     "optimizer_steps",
     "reference_role",
     "data_stream",

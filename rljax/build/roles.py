@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from rljax.build.setup import Setup, adapter_fields
-from rljax.config import Config, is_path
+from rljax.components import resolve
+from rljax.config import HOMES, Config, is_path
 from rljax.errors import InputError
 from rljax.mesh import on_host, replicated
 from rljax.models import lora
@@ -29,6 +30,7 @@ from rljax.roles import (
     Critic,
     KLController,
     ModelScorer,
+    ProcessScorer,
     Reference,
     Reward,
     RewardModel,
@@ -137,6 +139,19 @@ def _critic(config: Config, policy: Model, params: dict, count: int) -> tuple[Mo
     return model, merged(_copy(trained), base)
 
 
+def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Model, dict]:
+    """A reward model as one with a single label: of two (wrong, right) the value is the difference
+    of the logits."""
+    if wanted.labels > 2:
+        raise InputError(f"{field}={folder}", value=wanted.labels, rule="1 or 2 labels")
+    params = load_params(folder, Model(wanted, mesh, "scalar"))
+    if wanted.labels == 2:
+        for name in ("head", "head_bias"):
+            if name in params:
+                params[name] = params[name][..., 1:] - params[name][..., :1]
+    return Model(dataclasses.replace(wanted, labels=1), mesh, "scalar"), params
+
+
 def _scalar_model(
     config: Config, policy: Model, field: str, folder: str, *, adapted: bool
 ) -> tuple[Model, dict]:
@@ -146,14 +161,7 @@ def _scalar_model(
     settings |= adapter_fields(config) if adapted else {}
     wanted = load_config(folder, **settings)
     _same_vocabulary(field, folder, wanted, policy)
-    if wanted.labels > 2:
-        raise InputError(f"{field}={folder}", value=wanted.labels, rule="1 or 2 labels")
-    plain = Model(lora.without(wanted), policy.mesh, "scalar")
-    params = load_params(folder, plain)
-    if wanted.labels == 2:
-        for name in ("head", "head_bias"):
-            if name in params:
-                params[name] = params[name][..., 1:] - params[name][..., :1]
+    params = load_scalar(field, folder, lora.without(wanted), policy.mesh)[1]
     model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
     if wanted.lora:
         key = jax.random.fold_in(jax.random.key(config.seed), 2)
@@ -213,18 +221,32 @@ def rl_roles(setup: Setup, params) -> dict:
     return roles
 
 
-def reward_role(setup: Setup, text: str) -> Reward:
+def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
     """The reward function `text` in a pool of killable workers, or where it is "" the model of
-    reward.model."""
+    reward.model. `dense` adds the scores of lines by reward.process_model, if there is one."""
     reward, mesh = setup.config.reward, setup.model.mesh
+    rows = max(setup.recipe.steps.microbatch_rows, 1)
     if text:
         pool = RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
-        return Reward(pool, setup.tokenizer, mesh)
+    else:
+        model, params = _scalar_model(
+            setup.config, setup.model, "reward.model", reward.model, adapted=False
+        )
+        pool = ModelScorer(model, params, rows)
+    scored = _process_scorer(setup, rows) if dense and reward.process_model else None
+    return Reward(pool, setup.tokenizer, mesh, scored)
+
+
+def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
+    """The model of reward.process_model, which scores lines."""
+    wish, home = setup.config.reward, HOMES["process_reward"]
     model, params = _scalar_model(
-        setup.config, setup.model, "reward.model", reward.model, adapted=False
+        setup.config, setup.model, "reward.process_model", wish.process_model, adapted=False
     )
-    rows = max(setup.recipe.steps.microbatch_rows, 1)
-    return Reward(ModelScorer(model, params, rows), setup.tokenizer, mesh)
+    return ProcessScorer(
+        model, params, rows, setup.tokenizer,
+        lines=resolve(wish.process_lines, home), reward=resolve(wish.process_reward, home),
+    )  # fmt: skip
 
 
 def role_arrays(roles: dict) -> dict:

@@ -38,6 +38,8 @@ def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict
         score_rejected, or 0; tie is that column, or equal scores.
     labelled: prompt, completion, label (whether the completion is desirable).
     steps: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
+        `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
+        ones may be among them, and true = the end token follows the last one, not the separator.
     trajectories: prompt, completion or steps, reward, truncated, and process_scores (one of each
         step) and logprobs (of the sampler, one of each token) where the rows have them.
     """
@@ -192,10 +194,10 @@ def _labelled(row: dict, place: str, index: int) -> dict:
     return dict(prompt=prompt, completion=matched[name], label=label, **tools_of(row, place))
 
 
-def _step_texts(value: object, place: str) -> list[str]:
+def _step_texts(value: object, place: str, empty: bool = False) -> list[str]:
     texts = list_of(value, place)
     for number, text in enumerate(texts):
-        require_text(text, f"{place}, step {number}", "join it with the step before it")
+        require_text(text, f"{place}, step {number}", "join it with the step before it", empty)
     return texts
 
 
@@ -212,7 +214,9 @@ def _stepwise(row: dict, place: str, index: int) -> dict:
     prompt = _prompt_column(row, place)
     for name in ("completions", "labels"):
         first_of(row, (name,), place, "give each row 'completions' and 'labels', one of each step")
-    steps = _step_texts(row["completions"], f"{place}, column 'completions'")
+    lines = row.get("ended") is not None
+    ended = {"ended": flag_of(row["ended"], f"{place}, column 'ended'")} if lines else {}
+    steps = _step_texts(row["completions"], f"{place}, column 'completions'", empty=lines)
     where = f"{place}, column 'labels'"
     values = list_of(row["labels"], where)
     _one_each(values, steps, where)
@@ -229,7 +233,7 @@ def _stepwise(row: dict, place: str, index: int) -> dict:
                 rule="a label is true, false or a number from -1 (wrong) to 1 (right)",
                 fix="rescale the labels",
             )
-    return dict(prompt=prompt, completions=steps, labels=labels, **tools_of(row, place))
+    return dict(prompt=prompt, completions=steps, labels=labels, **ended, **tools_of(row, place))
 
 
 def _trajectory(row: dict, place: str, index: int) -> dict:

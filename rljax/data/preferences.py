@@ -278,14 +278,21 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> list[int]:
 
 
 def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separator: str) -> dict:
-    """Each step with the separator after it; its label stands at the last of these tokens."""
+    """Each step with the separator after it (the last one with the end token where the record is
+    `ended`); its label stands at the last of these tokens."""
     columns = {"ids": [], "mask": [], "labels": []}
-    last = prompt[-1]
-    for step, label in zip(record["completions"], record["labels"], strict=True):
-        ids, _ = _encode_after(tokenizer, last, step)
-        if not ids:
+    last, count = prompt[-1], len(record["completions"])
+    steps = zip(record["completions"], record["labels"], strict=True)
+    for number, (step, label) in enumerate(steps, start=1):
+        ids = _encode_after(tokenizer, last, step)[0] if step else []
+        if not ids and "ended" not in record:
             raise InputError("a step has no tokens", value=step, fix="join it with another step")
-        ids = ids + (_encode_after(tokenizer, ids[-1], separator)[0] if separator else [])
+        if number == count and record.get("ended"):
+            ids = _ended(ids, tokenizer)
+        elif separator:
+            ids = ids + _encode_after(tokenizer, ids[-1] if ids else last, separator)[0]
+        if not ids:  # a blank line, and nothing to tell it by
+            raise InputError("a step has no tokens", value=step, fix="join it with another step")
         columns["ids"] += ids
         columns["mask"] += [0] * (len(ids) - 1) + [1]
         columns["labels"] += [0.0] * (len(ids) - 1) + [label]

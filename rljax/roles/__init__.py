@@ -1,6 +1,7 @@
 """Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
 
-models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host).
+models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host). process: the
+scores of lines that Reward adds.
 program: jit with donation and pinned layouts. Small roles that hold what outlives a step
 (KLController, Baseline) are rljax.controllers.
 """
@@ -15,6 +16,7 @@ from rljax.roles.models import (
     rows_per_example,
     trait,
 )
+from rljax.roles.process import ProcessScorer
 from rljax.roles.program import (
     TRAINED,
     WITH_OPTIMIZER,
@@ -32,6 +34,7 @@ __all__ = [
     "Critic",
     "KLController",
     "ModelScorer",
+    "ProcessScorer",
     "Reference",
     "Reward",
     "RewardModel",

@@ -1,7 +1,7 @@
 """Reward: trajectories -> rewards on the host, failures masked.
 
 What lives here: what is asked of the pool of workers and what is put on the batch. What does not:
-the pool itself and the functions of text (rljax.rewards).
+the pool itself and the functions of text (rljax.rewards), scores of lines (rljax.roles.process).
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from rljax.batch import Batch, last_token
 from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool, Score
+from rljax.roles.process import ProcessScorer
 from rljax.timing import timed
 from rljax.update import map_microbatches
 
@@ -53,19 +54,31 @@ class Reward:
     and it
     leaves its group, so that neither the loss nor a baseline sees it. `rows`, `counts` and
     `outcomes` describe all calls since `forget`, but for those made with remember=False.
+    `process` adds the scores of lines to the outcome; `scores` stay the outcome's alone.
     """
 
-    def __init__(self, pool: "RewardPool | ModelScorer", tokenizer, mesh):
-        self.pool, self.tokenizer, self.mesh = pool, tokenizer, mesh
-        self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
+    def __init__(
+        self,
+        pool: "RewardPool | ModelScorer",
+        tokenizer,
+        mesh,
+        process: ProcessScorer | None = None,
+    ):
+        self.pool, self.tokenizer, self.mesh, self.process = pool, tokenizer, mesh, process
+        self.forget()
+
+    def outcome_alone(self) -> "Reward":
+        """The same pool without scores of lines: what evaluation asks for."""
+        return Reward(self.pool, self.tokenizer, self.mesh) if self.process else self
 
     def forget(self) -> None:
         """Start anew: a step may call the reward several times."""
-        self._seen = []
+        self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
+        self._process: list[dict] = []  # metrics of each call
 
     def __call__(self, batch: Batch, prompts, *, remember: bool = True) -> Batch:
         """`prompts.records[group]` holds the ground truth of a row. Fills rewards, scores and the
-        reward's parts; masks failed rows."""
+        reward's parts; masks failed rows. With `process` also step_ids and process_rewards."""
         with timed("reward"):
             host = jax.device_get(
                 (batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason)
@@ -88,7 +101,11 @@ class Reward:
             # A failed row gets a group of its own: its siblings' baseline is taken without it.
             alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
             host = (values, _parts(scores), mask * ok[:, None], np.where(ok, group, alone))
-            return _place_rewards(batch, *shard_rows(host, self.mesh))
+            batch = _place_rewards(batch, *shard_rows(host, self.mesh))
+            if self.process is not None:
+                batch, found = self.process(batch)
+                self._process += [found] * remember
+            return batch
 
     def _sample(self, record: dict, ids: Sequence[int], finish: int) -> dict:
         return {
@@ -121,7 +138,8 @@ class Reward:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Failures; mean score and share of the samples of every source; means of the parts."""
+        """Failures; mean score and share of the samples of every source; means of the parts, and of
+        what the calls said of scored lines."""
         out = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
@@ -137,6 +155,8 @@ class Reward:
         out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
         if len(shares) > 1:
             out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
+        for name in self._process[0] if self._process else ():
+            out[name] = float(np.mean([found[name] for found in self._process]))
         return out
 
     def close(self) -> None:

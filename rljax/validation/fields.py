@@ -243,6 +243,7 @@ def check_paths(config: Config, problems: Problems) -> None:
         ("critic_model", config.critic_model),
         ("teacher_model", config.teacher_model),
         ("reward.model", config.reward.model),
+        ("reward.process_model", config.reward.process_model),
         ("lora.adapter", config.lora.adapter),
     ):  # fmt: skip
         problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")

@@ -15,6 +15,7 @@ _ONLINE_ONLY = {
     "data.drop_above_pass_rate": 0.0,
     "data.target_tokens": (),
     "reward.model": "",
+    "reward.process_model": "",
 }
 
 

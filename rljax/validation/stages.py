@@ -19,6 +19,8 @@ _CALLED_WITH = {
     "reward_loss": ("scores", "batch"),
     "dataflow": ("data", "key", "cfg"),
     "collect": ("prompts", "key", "cfg"),
+    "process_reward": ("batch",),
+    "process_lines": ("token_texts", "mask", "truncated"),
     "correction": ("batch",),
     "shaping": ("batch",),
     "filter": ("batch",),
@@ -85,6 +87,7 @@ def check_components(config: Config, problems: Problems) -> str:
     if kind == "prompts" and "advantage" in found:
         _check_fit(config, problems, found["dataflow"], found["advantage"])
         _check_kl(config, problems, found["dataflow"])
+        _check_process(config, problems, found["dataflow"], found["advantage"])
     if "dataflow" in found:
         check_offline(config, problems, found["dataflow"], kind)
     _check_correction(config, problems)
@@ -131,6 +134,7 @@ def _check_fields(
     """The estimator reads a batch field that only some dataflow, or none so far, fills."""
     field, filled_by = _READS.get(advantage.name, ("", ()))
     own = "." in dataflow.name  # a dataflow of the user's may fill anything
+    own = own or (advantage.name == "group_process" and bool(config.reward.process_model))
     problems.check(
         not field or own or dataflow.name in filled_by,
         "algorithm.advantage",
@@ -138,6 +142,38 @@ def _check_fields(
         f"reads batch field {field}, which dataflow={config.dataflow!r} does not fill",
         f"use dataflow={' or '.join(filled_by)}" if filled_by else "a dataflow of your own",
     )
+
+
+# Estimators to which it matters where in a response a reward stands.
+_READ_TOKEN_REWARDS = (
+    "gae",
+    "vapo_gae",
+    "reinforce",
+    "reinforce_plus_plus",
+    "remax",
+    "optimal_token_baseline",
+    "group_process",
+)
+
+
+def _check_process(
+    config: Config, problems: Problems, dataflow: Component, advantage: Component
+) -> None:
+    """Scores of lines reach a learner that reads the reward of every token."""
+    folder = config.reward.process_model
+    for stage in ("process_reward", "process_lines"):
+        name = f"reward.{stage}"
+        component = resolve_field(problems, name, value_of(config, name), "process_reward")
+        if component is not None:
+            _check_signature(problems, name, component, stage)
+    if not folder:
+        return
+    reads = advantage.name in _READ_TOKEN_REWARDS or "." in advantage.name
+    rule = f"algorithm.advantage={config.algorithm.advantage!r} reads no rewards of single tokens"
+    fix = "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''"
+    problems.check(reads, "reward.process_model", folder, rule, fix)
+    rule = f"dataflow={config.dataflow!r} takes no reward"
+    problems.check("reward" in dataflow.parameters, "reward.process_model", folder, rule)
 
 
 def _check_correction(config: Config, problems: Problems) -> None:
