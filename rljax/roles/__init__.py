@@ -1,12 +1,13 @@
 """Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
 
 models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host).
-program: jit with donation and pinned layouts. Small roles that hold what outlives a step
-(KLController, Baseline) are rljax.controllers.
+opponents: who samples beside the actor. program: jit with donation and pinned layouts. Small roles
+that hold what outlives a step (KLController, Baseline) are rljax.controllers.
 """
 
 from rljax.controllers import Baseline, KLController
 from rljax.roles.models import Actor, Critic, Reference, RewardModel, rows_per_example, trait
+from rljax.roles.opponents import Mixture, Versus, wrote_itself
 from rljax.roles.program import (
     TRAINED,
     WITH_OPTIMIZER,
@@ -23,13 +24,16 @@ __all__ = [
     "Baseline",
     "Critic",
     "KLController",
+    "Mixture",
     "ModelScorer",
     "Reference",
     "Reward",
     "RewardModel",
+    "Versus",
     "program",
     "rows_per_example",
     "start_training",
     "trait",
     "training_layout",
+    "wrote_itself",
 ]
