@@ -15,6 +15,7 @@ from rljax.batch import Batch
 from rljax.build import Setup
 from rljax.data.row_batches import batch_arrays, mismatched_arrays
 from rljax.mesh import shard_rows
+from rljax.reward_evaluation import evaluate_pairs
 
 
 def offline_batch(setup: Setup, records: list[dict], rows: int = 0):
@@ -62,8 +63,11 @@ def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict
     rows = math.ceil(len(records) * together / part) * part
     recipe = setup.recipe.replace(steps=dataclasses.replace(steps, rows=rows, learn=False))
     batch = offline_batch(setup, records, rows)
+    found = {}
+    if setup.data.kind == "pairs" and "reward_model" in roles:  # before they are donated
+        found = evaluate_pairs(roles["reward_model"], batch, part)
     new, metrics = setup.dataflow(batch, key, recipe, **roles)
-    return new, {f"eval/{name}": float(value) for name, value in metrics.items()}
+    return new, {f"eval/{name}": float(value) for name, value in {**metrics, **found}.items()}
 
 
 def reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[list[np.ndarray]]:

@@ -3,6 +3,8 @@ student comes near its teacher."""
 
 import dataclasses
 import json
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -116,12 +118,15 @@ def test_no_array_of_all_tokens_times_all_words(monkeypatch):
         trained = {"actor": dataclasses.replace(actor, state=state)}
         return learn.run.lower(batch, which, trained, {"actor": {}}, {"teacher": teacher}).compile()
 
-    shapes = (f"f32[{count},{tokens},{words}]", f"f32[{tokens},{count},{words}]")
+    def largest(program) -> int:
+        shapes = re.findall(r"f32\[([\d,]+)\]", program.as_text())
+        return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
     large, small = compiled(1 << 23, 1.0), compiled(4 * count * words, 1.1)
-    assert large.memory_analysis().temp_size_in_bytes > whole  # the check sees one
-    assert any(shape in large.as_text() for shape in shapes)
-    assert small.memory_analysis().temp_size_in_bytes < whole / 2
-    assert not any(shape in small.as_text() for shape in shapes)
+    assert largest(large) >= whole // 4  # the check sees one
+    assert large.memory_analysis().temp_size_in_bytes > whole
+    assert largest(small) < whole // 4 // 8
+    assert small.memory_analysis().temp_size_in_bytes < whole
 
 
 # -- runs --
@@ -139,7 +144,7 @@ def on_policy(tmp_path, **changes) -> Config:
     config.dataflow, config.steps, config.run_dir = "on_policy_distil()", 30, str(tmp_path / "run")
     config.algorithm.kl_in_loss, config.sft.steps = 0.0, 0
     config.model, config.actor_optimizer.lr = STUDENT, 1e-2
-    config.teacher_model = write_teacher(tmp_path / "teacher", 8)
+    config.teacher_model = write_teacher(tmp_path / "teacher", 7)
     for name, value in changes.items():
         setattr(config, name, value)
     return config

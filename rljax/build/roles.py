@@ -126,7 +126,7 @@ def _critic(config: Config, policy: Model, params: dict) -> tuple[Model, dict]:
     body and a head of zeros."""
     model = dataclasses.replace(policy, head="scalar")
     if config.critic_model:
-        return _scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
+        return scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
     body = {k: v for k, v in params.items() if k != "head"}
     head = model.abstract()["head"]
     body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
@@ -134,7 +134,7 @@ def _critic(config: Config, policy: Model, params: dict) -> tuple[Model, dict]:
     return model, merged(_copy(trained), base)
 
 
-def _scalar_model(
+def scalar_model(
     config: Config, policy: Model, field: str, folder: str, *, adapted: bool
 ) -> tuple[Model, dict]:
     """An outcome or process reward model of a folder. Of two labels (wrong, right) the value is the
@@ -216,7 +216,7 @@ def reward_role(setup: Setup, text: str) -> Reward:
     if text:
         pool = RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
         return Reward(pool, setup.tokenizer, mesh)
-    model, params = _scalar_model(
+    model, params = scalar_model(
         setup.config, setup.model, "reward.model", reward.model, adapted=False
     )
     rows = max(setup.recipe.steps.microbatch_rows, 1)
