@@ -304,3 +304,42 @@ def test_what_does_not_fit_is_said_before_anything_loads(dataflow, changes, word
 def test_options_are_checked_like_any_others():
     with pytest.raises(InputError, match="rejected"):
         resolve("online_dpo(rejected='second')", HOMES["dataflow"])
+
+
+def test_a_resumed_run_is_bitwise_the_uninterrupted_one(shared):
+    """What a checkpoint keeps of the roles, the reference that has moved among them, is all."""
+    whole = started(shared, config_of("online_dpo(rejected='random', refresh_every=2)"))
+    for _ in range(3):
+        whole.rl_step()
+    arrays = jax.device_get(build.role_arrays(whole.roles))
+    position, progress = whole.prompts.get_state(), dataclasses.replace(whole.progress)
+    again = started(shared, config_of("online_dpo(rejected='random', refresh_every=2)"))
+    again.roles = build.with_arrays(again.roles, jax.device_put(arrays))
+    again.prompts.set_state(position)
+    again.progress = progress
+    for _ in range(2):
+        want, got = whole.rl_step(), again.rl_step()
+        assert want["loss"] == got["loss"] and want["reward/mean"] == got["reward/mean"]
+    for name in ("actor", "reference"):
+        assert same(weights(whole.roles[name]), weights(again.roles[name]))
+
+
+def test_the_reference_of_adapters_shares_their_base(shared):
+    run = started_with_adapters(shared)
+    actor, reference = run.roles["actor"], run.roles["reference"]
+    moved = jax.tree.map(lambda x: x + 0.5, actor.state.params)
+    actor = dataclasses.replace(actor, state=dataclasses.replace(actor.state, params=moved))
+    now = reference.follow(actor)
+    adapters, base = run.setup.model.split(now.params)
+    assert same([np.asarray(x) for x in jax.tree.leaves(adapters)], weights(actor))
+    _, before = run.setup.model.split(reference.params)
+    pairs = zip(jax.tree.leaves(base), jax.tree.leaves(before), strict=True)
+    assert all(one is other for one, other in pairs)
+
+
+def started_with_adapters(shared):
+    config = config_of("online_dpo(refresh_every=1)")
+    config.lora.rank, config.lora.base = 2, "float32"
+    run = shared.run(config)
+    run.begin_rl(build.initial_params(config, run.setup.model))
+    return run
