@@ -291,6 +291,7 @@ HOMES = {
     "policy_loss": "rljax.losses.policy",
     "value_loss": "rljax.losses.value",
     "preference_loss": "rljax.losses.preference",
+    "preference": "rljax.pairing",
     "reward_loss": "rljax.losses.reward_model",
     "reduction": "rljax.update",
     "correction": "rljax.correction",

@@ -53,24 +53,19 @@ def _correlation(x, y, keep):
     return jnp.where(both > 1e-12, jnp.sum(x * y) / jnp.sqrt(jnp.maximum(both, 1e-12)), 0.0)
 
 
-def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
-    """Rewards, lengths, finish reasons, groups, advantages, and values if there are any: scalars.
+def sample_metrics(batch: Batch, version=None) -> dict:
+    """Lengths and finish reasons; rewards and groups where there are rewards: scalars.
 
-    `shaped` is the batch whose rewards the advantages were taken of: a KL penalty may be in them.
     `version` is the trainer's: the staleness of a token is how many optimizer steps it is behind.
     """
-    batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
+    batch.require("finish_reason", by="sample_metrics")
     tokens = jnp.sum(batch.mask, axis=1)
     live = tokens > 0
-    scores = batches.row_sum(batch.rewards, batch)
-    shaped_scores = batches.row_sum(shaped.rewards, shaped)
     rows = jnp.maximum(jnp.sum(live), 1)
     prompt = jnp.sum(batch.segment_ids > 0, axis=1) - tokens
     lengths = _spread("response_tokens", tokens, live)
     del lengths["response_tokens/std"]
     out = {
-        **_spread("reward", scores, live),
-        "shaped_reward/mean": jnp.sum(jnp.where(live, shaped_scores, 0.0)) / rows,
         **lengths,
         "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
         "response/truncated_fraction": jnp.sum(live & (batch.finish_reason == FinishReason.LENGTH))
@@ -79,20 +74,49 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
             live & (batch.finish_reason == FinishReason.INTERRUPT)
         )
         / rows,
-        **_group_metrics(scores, live, batch.group),
-        **_spread("advantage", batch.advantages, batch.mask > 0),
-        "advantage/zero_fraction": batches.masked_mean(
-            (batch.advantages == 0).astype(jnp.float32), batch.mask
-        ),
-        "reward/length_correlation": _correlation(scores, tokens, live),
-        "advantage/length_correlation": _correlation(
-            batches.row_sum(batch.advantages, batch) / jnp.maximum(tokens, 1), tokens, live
-        ),
     }
+    if batch.rewards is not None:
+        scores = batches.row_sum(batch.rewards, batch)
+        out |= _spread("reward", scores, live)
+        out |= _group_metrics(scores, live, batch.group)
+        out["reward/length_correlation"] = _correlation(scores, tokens, live)
     if version is not None and batch.policy_version is not None:
         age = (version - batch.policy_version).astype(jnp.float32)
         out["staleness/mean"] = batches.masked_mean(age, batch.mask)
         out["staleness/max"] = batches.masked_max(age, batch.mask)
+    return out
+
+
+def reference_kl(batch: Batch, logprobs) -> dict:
+    """k1 and k3 of `logprobs` [B, S] to ref_logprobs, means over policy tokens: scalars."""
+    ours, theirs = (jnp.where(batch.mask > 0, x, 0.0) for x in (logprobs, batch.ref_logprobs))
+    return {
+        f"ref_kl/{kind}": batches.masked_mean(kl_estimate(ours, theirs, kind), batch.mask)
+        for kind in ("k1", "k3")
+    }
+
+
+def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
+    """sample_metrics, and shaped rewards, advantages, and values if there are any: scalars.
+
+    `shaped` is the batch whose rewards the advantages were taken of: a KL penalty may be in them.
+    """
+    batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
+    tokens = jnp.sum(batch.mask, axis=1)
+    live = tokens > 0
+    shaped_scores = batches.row_sum(shaped.rewards, shaped)
+    rows = jnp.maximum(jnp.sum(live), 1)
+    out = {
+        **sample_metrics(batch, version),
+        "shaped_reward/mean": jnp.sum(jnp.where(live, shaped_scores, 0.0)) / rows,
+        **_spread("advantage", batch.advantages, batch.mask > 0),
+        "advantage/zero_fraction": batches.masked_mean(
+            (batch.advantages == 0).astype(jnp.float32), batch.mask
+        ),
+        "advantage/length_correlation": _correlation(
+            batches.row_sum(batch.advantages, batch) / jnp.maximum(tokens, 1), tokens, live
+        ),
+    }
     if batch.values is not None and batch.returns is not None:
         residual = batches.masked_variance(batch.returns - batch.values, batch.mask)
         total = batches.masked_variance(batch.returns, batch.mask)
@@ -102,8 +126,5 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
             total > 0, 1 - residual / jnp.maximum(total, 1e-12), 0.0
         )
     if batch.ref_logprobs is not None and batch.old_logprobs is not None:
-        old = jnp.where(batch.mask > 0, batch.old_logprobs, 0.0)
-        ref = jnp.where(batch.mask > 0, batch.ref_logprobs, 0.0)
-        out["ref_kl/k1"] = batches.masked_mean(kl_estimate(old, ref, "k1"), batch.mask)
-        out["ref_kl/k3"] = batches.masked_mean(kl_estimate(old, ref, "k3"), batch.mask)
+        out |= reference_kl(batch, batch.old_logprobs)
     return out

@@ -19,6 +19,7 @@ from rljax.build import Setup
 from rljax.data.row_batches import batch_arrays, mismatched_arrays
 from rljax.errors import InputError
 from rljax.mesh import shard_rows
+from rljax.reward_evaluation import evaluate_pairs
 from rljax.roles import Reference
 from rljax.trees import flattened
 
@@ -68,8 +69,11 @@ def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict
     rows = math.ceil(len(records) * together / part) * part
     recipe = setup.recipe.replace(steps=dataclasses.replace(steps, rows=rows, learn=False))
     batch = offline_batch(setup, records, rows)
+    found = {}
+    if setup.data.kind == "pairs" and "reward_model" in roles:  # before they are donated
+        found = evaluate_pairs(roles["reward_model"], batch, part)
     new, metrics = setup.dataflow(batch, key, recipe, **roles)
-    return new, {f"eval/{name}": float(value) for name, value in metrics.items()}
+    return new, {f"eval/{name}": float(value) for name, value in {**metrics, **found}.items()}
 
 
 def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:

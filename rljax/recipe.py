@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.collect import once
@@ -123,13 +124,21 @@ def rehearse(recipe: Recipe, kind: str = "prompts") -> None:
             call(stage, component, (row,), batch)
 
 
+def rehearse_compared(recipe: Recipe, dataflow: Component) -> None:
+    """As rehearse, the preference loss of a dataflow that compares samples, if it is one."""
+    if "rows_per_example" in vars(dataflow.function):
+        rehearse(recipe, "pairs")
+
+
 def _rehearse_offline(recipe: Recipe, kind: str, call, policy: Policy, batch: Batch) -> None:
     token = batch.mask.shape
     scalar = jax.ShapeDtypeStruct((), batch.mask.dtype)
     per_example = {k: ((token[0] // k,),) for k in (1, 2, 3)}
     if kind == "pairs":
         loss = recipe.preference_loss
-        call("preference_loss", loss, per_example[rows_per_example(loss)], policy, batch)
+        beside = [jax.ShapeDtypeStruct((token[0] // 2,), jnp.bool_)]
+        beside = beside if "chosen_is_policy" in loss.positional else []
+        call("preference_loss", loss, per_example[rows_per_example(loss)], policy, batch, *beside)
         call("reward_loss", recipe.reward_loss, per_example[2], batch.scores, batch)
     elif kind == "labelled":
         loss = recipe.preference_loss

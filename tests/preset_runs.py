@@ -10,6 +10,7 @@ import numpy as np
 from conftest import REPO
 
 from rljax import build
+from rljax.build import setup
 from rljax.launch import load_config_file
 from rljax.mesh import make_mesh
 from rljax.run import Run
@@ -26,12 +27,12 @@ def preset_config(name: str, seed: int = 0):
 @contextlib.contextmanager
 def one_device():
     """Of the eight of the tests: a program for one compiles and runs in half the time."""
-    made = build.setup.make_mesh
-    build.setup.make_mesh = lambda **_: make_mesh(devices=jax.devices()[:1])
+    made = setup.make_mesh
+    setup.make_mesh = lambda **_: make_mesh(devices=jax.devices()[:1])
     try:
         yield
     finally:
-        build.setup.make_mesh = made
+        setup.make_mesh = made
 
 
 class Shared:
@@ -54,8 +55,8 @@ class Shared:
     def run(self, config) -> "SharedRun":
         if self.reward is None:
             with one_device():
-                setup = build.build(config)
-            self.reward = build.reward_role(setup, config.reward.function)
+                built = build.build(config)
+            self.reward = build.reward_role(built, config.reward.function)
         return SharedRun(config, self.folder, self.reward)
 
     def train(self, name: str, seed: int, steps: int = 0, sign: float = 1.0, **algorithm):
@@ -82,7 +83,7 @@ class SharedRun(Run):
 
     def __init__(self, config, folder, reward):
         made = build.reward_role
-        build.reward_role = lambda *_: reward
+        build.reward_role = lambda *_, **__: reward
         try:
             with one_device():
                 super().__init__(config, folder)

@@ -131,7 +131,7 @@ def _critic(config: Config, policy: Model, params: dict, count: int) -> tuple[Mo
         policy, head="scalar", config=dataclasses.replace(policy.config, labels=count)
     )
     if config.critic_model:
-        return _scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
+        return scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
     body = {k: v for k, v in params.items() if k != "head"}
     head = model.abstract()["head"]
     body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
@@ -152,7 +152,7 @@ def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Mod
     return Model(dataclasses.replace(wanted, labels=1), mesh, "scalar"), params
 
 
-def _scalar_model(
+def scalar_model(
     config: Config, policy: Model, field: str, folder: str, *, adapted: bool
 ) -> tuple[Model, dict]:
     """An outcome or process reward model of a folder. Of two labels (wrong, right) the value is the
@@ -229,7 +229,7 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
     if text:
         pool = RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
     else:
-        model, params = _scalar_model(
+        model, params = scalar_model(
             setup.config, setup.model, "reward.model", reward.model, adapted=False
         )
         pool = ModelScorer(model, params, rows)
@@ -240,7 +240,7 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
 def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
     """The model of reward.process_model, which scores lines."""
     wish, home = setup.config.reward, HOMES["process_reward"]
-    model, params = _scalar_model(
+    model, params = scalar_model(
         setup.config, setup.model, "reward.process_model", wish.process_model, adapted=False
     )
     return ProcessScorer(

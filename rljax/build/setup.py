@@ -19,7 +19,7 @@ from rljax.mesh import check_host_memory, make_mesh, row_shards
 from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
-from rljax.recipe import Recipe, rehearse
+from rljax.recipe import Recipe, rehearse, rehearse_compared
 from rljax.roles import rows_per_example, trait
 from rljax.sampler import Sampling
 from rljax.update import Steps
@@ -267,6 +267,7 @@ def build(config: Config) -> Setup:
         steps = _steps(config, rows, tokens, model, 1, together)
     recipe = _recipe(config, tokenizer, steps)
     rehearse(recipe, data.kind)
+    rehearse_compared(recipe, dataflow)
     sft_recipe = recipe
     if config.sft.steps:
         steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)

@@ -15,10 +15,15 @@ def learn(batch, cfg, *, actor, reference=None):
     if reference is not None:
         logprobs = reference.logprobs(batch, cfg.steps.microbatch_rows)
         batch = batch.replace(ref_logprobs=logprobs)
-    if cfg.preference_loss.options.get("wpo_weighting"):
-        spread = actor.sum_pi_squared(batch, cfg.steps.microbatch_rows)
-        batch = batch.replace(sum_pi_squared=spread)
+    batch = with_spread(batch, cfg, actor=actor)
     actor, metrics = actor.update(
         batch, cfg.preference_loss, steps=cfg.steps, reduction=cfg.reduction
     )
     return {"actor": actor}, metrics
+
+
+def with_spread(batch, cfg, *, actor):
+    """The batch with what WPO weighs a pair by, where the loss asks for it."""
+    if not cfg.preference_loss.options.get("wpo_weighting"):
+        return batch
+    return batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps.microbatch_rows))

@@ -4,14 +4,19 @@ What lives here: the order forward passes -> correction -> shaping -> advantages
 is the same for every online algorithm. What does not: who is updated with what (each dataflow).
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
+from rljax.errors import InputError
 from rljax.losses.kl import kl_estimate, kl_penalised_rewards
+from rljax.mesh import row_shards
 from rljax.metrics import batch_metrics
 from rljax.roles import trait
+from rljax.update import Steps
 
 
 def forward_passes(batch: Batch, cfg, *, actor, reference=None, critic=None):
@@ -124,3 +129,21 @@ def update_options(cfg, kl_controller=None) -> dict:
 def updated(**roles) -> dict:
     """The roles that exist, as a program returns them."""
     return {name: role for name, role in roles.items() if role is not None}
+
+
+def steps_over(steps: Steps, generated: Batch, learned: Batch, together: int, mesh) -> Steps:
+    """The same number of optimizer steps over the rows that are learned from, `together` of which
+    are one example."""
+    count = generated.rows // steps.rows
+    if learned.rows % (count * together):
+        raise InputError(
+            "rows to learn from", value=learned.rows,
+            rule=f"examples of {together}, as many in each of the batch's {count} optimizer steps",
+            fix="a larger batch.sequences_per_optimizer_step, which counts what is generated",
+        )  # fmt: skip
+    rows = learned.rows // count
+    unit = together * row_shards(mesh)
+    unit = unit if rows % unit == 0 else together
+    most = max(steps.microbatch_rows, unit)
+    part = max(r for r in range(unit, min(rows, most) + 1, unit) if rows % r == 0)
+    return dataclasses.replace(steps, rows=rows, microbatch_rows=part)

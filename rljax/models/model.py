@@ -197,6 +197,13 @@ class Model:
             with_greedy=greedy,
         )
 
+    def readout(self, params: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """What the logits of each choice are made of: the hidden state that precedes tokens[b, t],
+        [B, S, D], and the head [D, V]. Column 0 is 0."""
+        decoder = self._bind(params)
+        hidden = self._hidden(decoder, batch)
+        return jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0))), decoder.head_weight("lm")
+
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over words of pi(word | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2 logsumexp(z)): [B,
         S]."""

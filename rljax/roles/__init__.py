@@ -1,7 +1,7 @@
 """Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
 
 models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host). process: the
-scores of lines that Reward adds.
+scores of lines that Reward adds. opponents: who samples beside the actor.
 program: jit with donation and pinned layouts. Small roles that hold what outlives a step
 (KLController, Baseline) are rljax.controllers.
 """
@@ -16,6 +16,7 @@ from rljax.roles.models import (
     rows_per_example,
     trait,
 )
+from rljax.roles.opponents import Mixture, Versus, wrote_itself
 from rljax.roles.process import ProcessScorer
 from rljax.roles.program import (
     TRAINED,
@@ -33,15 +34,18 @@ __all__ = [
     "Baseline",
     "Critic",
     "KLController",
+    "Mixture",
     "ModelScorer",
     "ProcessScorer",
     "Reference",
     "Reward",
     "RewardModel",
+    "Versus",
     "labels",
     "program",
     "rows_per_example",
     "start_training",
     "trait",
     "training_layout",
+    "wrote_itself",
 ]

@@ -18,6 +18,7 @@ import optax
 
 from rljax.batch import Batch
 from rljax.components import Component
+from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import in_device_memory
@@ -26,6 +27,7 @@ from rljax.models.model import Model
 from rljax.sampler import Sampling, rollout
 from rljax.timing import timed
 from rljax.train_state import TrainState
+from rljax.trees import merged
 from rljax.update import Objective, Steps, fit, map_microbatches, positive_token_mean
 
 
@@ -183,6 +185,39 @@ class Actor:
         )
         return dataclasses.replace(self, state=state), metrics
 
+    def imitate(
+        self,
+        batch: Batch,
+        teacher: "Reference",
+        *,
+        steps: Steps,
+        reduction: Callable,
+        beta: float,
+        temperature: float,
+    ):
+        """All optimizer steps of this batch towards the teacher's next-word distributions, by
+        rljax.losses.distillation.distillation at mask 1 -> (Actor, metrics)."""
+        fixed = in_device_memory(teacher.params)
+
+        def divergence(params, part):
+            ours = _readout(self.model, params, part)
+            theirs = _readout(teacher.model, fixed, part)
+            return distillation(ours, theirs, part.mask, beta=beta, temperature=temperature)
+
+        objective = Objective(divergence, lambda found, _: ([found[0]], found[1]),
+                              (reduction,), (False,))  # fmt: skip
+        state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        return dataclasses.replace(self, state=state), metrics
+
+
+def _readout(model: Model, params, batch: Batch) -> Readout:
+    facts = model.config
+    return Readout(
+        *model.readout(params, batch),
+        soft_cap=facts.final_soft_cap,
+        float32_head=facts.head_in_float32,
+    )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +305,27 @@ class Reference:
     params: Any
     model: Model = _static()
     temperature: float = _static()
+
+    def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
+        """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
+        wrote them."""
+        with timed("generate"):
+            batch = rollout(
+                self.model, in_device_memory(self.params), prompts.tokens, prompts.lengths, key,
+                sampling, n=n, version=-1, images=prompts.images,
+            )  # fmt: skip
+            return jax.block_until_ready(batch)
+
+    def follow(self, actor: Actor) -> "Reference":
+        """A copy of the actor as it is now, where and in the dtype that the old one was held; a
+        frozen base under adapters stays shared (host verb)."""
+        old, base = self.model.split(self.params)
+        now, _ = self.model.split(actor.state.weights)
+
+        def copy(old, now):
+            return jax.device_put(jnp.array(now, old.dtype, copy=True), old.sharding)
+
+        return dataclasses.replace(self, params=merged(jax.tree.map(copy, old, now), base))
 
     def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """log pi_ref(tokens) at the sampling temperature: [B, S]."""

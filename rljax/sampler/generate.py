@@ -55,6 +55,20 @@ class Sampling:
             )
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params", "weight"], meta_fields=["model"]
+)
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """A second model that decodes along. The next word is drawn from the geometric mixture of both,
+    softmax(((1 - weight) z + weight z_second) / temperature), and so is its log-prob. One
+    vocabulary."""
+
+    model: Model
+    params: dict
+    weight: float | jax.Array
+
+
 _IMAGE_FIELDS = ("pixels", "patch_coords", "rope_positions")
 
 
@@ -123,23 +137,23 @@ def _first_rows(prompts, start, n: int, response_tokens: int, interrupts: bool, 
 @functools.partial(jax.jit, static_argnames=("model", "n", "response_tokens"))
 def _rollout(
     model: Model, n, response_tokens, params, prompts, lengths, keys, limits, stop_ids, version,
-    interrupt, images,
+    interrupt, images, mixed,
 ):  # fmt: skip
     """The program. prompts [P, L], lengths [P], keys [B], limits: temperature, top_k, top_p [B]
-    each; `interrupt` and `images` are None, or arrays."""
+    each; `interrupt`, `images` and `mixed` are None, or arrays."""
     total = prompts.shape[1] + response_tokens
     count = prompts.shape[0] * n
     seen, shift = _prompts(prompts, lengths, images, n)
-    caches = model.prefill(params, seen, total)
+    models = [(model, params)] + ([(mixed.model, mixed.params)] if mixed else [])
+    caches = [one.prefill(weights, seen, total) for one, weights in models]
     caches = jax.tree.map(lambda c: constrain_rows(jnp.repeat(c, n, axis=0), model.mesh), caches)
     start = jnp.repeat(lengths, n, axis=0)
-    unstacked = model.unstack(params)
+    unstacked = [(one, one.unstack(weights)) for one, weights in models]
     row = jnp.arange(count)
 
     def step(rows: _Rows):
-        logits, caches = model.decode_step(
-            unstacked, rows.tokens[row, rows.column], rows.column, rows.caches, shift
-        )
+        last = rows.tokens[row, rows.column], rows.column
+        logits, caches = _next_logits(unstacked, *last, rows.caches, shift, mixed)
         ids, logp = sample(logits, keys, rows.column + 1, *limits)
         forced = jnp.zeros((count,), bool)
         if interrupt is not None:
@@ -181,6 +195,18 @@ def _rollout(
         finish_reason=rows.reason,
     )
     return batch if images is None else _with_images(batch, seen, start, shift, n)
+
+
+def _next_logits(unstacked, tokens, columns, caches, shift, mixed: Mixed | None):
+    """Of the one model, or of the mixture: [B, V], and the new caches of each."""
+    found = [
+        model.decode_step(weights, tokens, columns, cache, shift)
+        for (model, weights), cache in zip(unstacked, caches, strict=True)
+    ]
+    logits = found[0][0]
+    if mixed is not None:
+        logits = (1 - mixed.weight) * logits + mixed.weight * found[1][0]
+    return logits, [cache for _, cache in found]
 
 
 def _prompts(tokens, lengths, images, n: int):
@@ -244,13 +270,15 @@ def rollout(
     n: int = 1,
     version=0,
     images: dict | None = None,
+    mixed: Mixed | None = None,
 ) -> Batch:
     """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
     P n rows.
 
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
     on
-    (key, row, column) alone. `images` are those of the prompts (rljax.data.prompts).
+    (key, row, column) alone. `images` are those of the prompts (rljax.data.prompts). `mixed`: a
+    second model to draw from together.
     """
     prompts, lengths = np.asarray(prompts, np.int32), np.asarray(lengths, np.int32)
     if lengths.min(initial=1) < 1 or lengths.max(initial=1) > prompts.shape[1]:
@@ -282,6 +310,7 @@ def rollout(
         jnp.asarray(version, jnp.int32),
         _interruption(sampling, placed[2]),
         images,
+        mixed,
     )
 
 

@@ -1,4 +1,5 @@
-"""Dataflows that learn from a file: whether data, loss, roles and the rest of the config fit."""
+"""Dataflows that learn from a file, or from preferences between samples: whether data, loss, roles
+and the rest of the config fit."""
 
 import math
 
@@ -25,6 +26,9 @@ def check_offline(config: Config, problems: Problems, dataflow: Component, kind:
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
     if kind == "prompts":
         _check_online(config, problems)
+        _check_unread(config, problems, dataflow)
+        if loss is not None and "rows_per_example" in vars(dataflow.function):
+            _check_compared(config, problems, dataflow, loss)
         return
     offline, made = config.offline, f"dataflow={config.dataflow!r} learns from a file"
     for field, off in _ONLINE_ONLY.items():
@@ -106,3 +110,63 @@ def _check_teacher(config: Config, problems: Problems, wanted: bool) -> None:
     field, value = "teacher_model", config.teacher_model
     rule = "the folder of a teacher is needed" if wanted else f"{config.dataflow!r} has no teacher"
     problems.check(bool(value) == wanted, field, value, rule, "" if wanted else "teacher_model=''")
+
+
+# What only dataflows with an advantage read.
+_OF_ADVANTAGES = {
+    "algorithm.kl_in_reward": 0.0,
+    "algorithm.correction": "",
+    "algorithm.baseline_filters": (),
+    "algorithm.filters": (),
+    "algorithm.trust_region": 0.0,
+}
+
+
+def _check_unread(config: Config, problems: Problems, dataflow: Component) -> None:
+    """Fields that the dataflow would pass over without a word."""
+    fields = dict(_OF_ADVANTAGES) if "rows_per_example" in vars(dataflow.function) else {}
+    if "teacher" in dataflow.parameters and "reward" not in dataflow.parameters:
+        others = {"algorithm.kl_in_loss": 0.0, "algorithm.entropy_coef": 0.0, "reward.model": ""}
+        fields = {**_OF_ADVANTAGES, **others}
+    for field, off in fields.items():
+        value, rule = value_of(config, field), f"dataflow={config.dataflow!r} does not read it"
+        same = tuple(value) == off if isinstance(off, tuple) else value == off
+        problems.check(same, field, value, rule, f"{field}={off!r}")
+
+
+def _check_compared(config: Config, problems: Problems, dataflow: Component, loss: Component):
+    """Samples that are compared with each other: the loss reads what the dataflow makes of them,
+    and the numbers divide."""
+    marks, batch = vars(dataflow.function), config.batch
+    field, text = "algorithm.preference_loss", config.algorithm.preference_loss
+    wanted, has = marks["rows_per_example"], vars(loss.function).get("rows_per_example", 1)
+    rule = f"reads examples of {has} rows; those of dataflow={config.dataflow!r} have {wanted}"
+    if not problems.check(has == wanted, field, text, rule, "sppo, xpo, nash_md have their own"):
+        return
+    opponent = marks.get("has_opponent", False)
+    told = ("chosen_is_policy",) if opponent and wanted == 2 else ()
+    called = ("policy", "batch", *(name for name in told if name in loss.positional))
+    try:
+        loss.signature.bind(*called, **loss.options)
+    except TypeError as error:
+        problems.check(False, field, text, f"it is called with ({', '.join(called)}): {error}")
+    if "preference" in dataflow.parameters:
+        options = {**{"preference": "bradley_terry()"}, **dataflow.options}
+        resolve_field(problems, "dataflow", options["preference"], "preference")
+    samples = batch.samples_per_prompt
+    fits = samples % 2 == 0 if opponent else samples > 1
+    rule = "must be even: half are the opponent's" if opponent else "must be 2 or more to compare"
+    if not problems.check(fits, "batch.samples_per_prompt", samples, rule):
+        return
+    generated = batch.prompts_per_step * samples
+    learned = generated * wanted // 2 if opponent else batch.prompts_per_step * wanted
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
+    shards = math.prod(sizes) if min(sizes) > 0 else 1
+    steps = max(generated // batch.sequences_per_optimizer_step, 1)
+    problems.check(
+        learned % (steps * shards * wanted) == 0,
+        "batch.prompts_per_step",
+        batch.prompts_per_step,
+        f"leaves {learned} rows to learn from, which do not divide into {steps} optimizer steps of "
+        f"examples of {wanted} rows on {shards} devices",
+    )

@@ -1,0 +1,80 @@
+"""Pairs out of groups: which two samples of a prompt are compared, and who would win.
+
+What lives here: functions of scores, no gradient, no model. What does not: the rewards, the losses
+of pairs (rljax.losses.preference). A preference is a function (first, second) -> P(first wins) of
+two arrays of scores, which config text names: "bradley_terry(scale=2.0)", or one of your own.
+Axes: P prompts, K samples of each.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rljax.errors import InputError
+
+
+def bradley_terry(first: jax.Array, second: jax.Array, *, scale: float = 1.0) -> jax.Array:
+    """sigmoid(scale (first - second)): what a reward model trained on pairs says."""
+    if not scale > 0:
+        raise InputError("bradley_terry(scale)", value=scale, rule="> 0")
+    return jax.nn.sigmoid(scale * (first - second))
+
+
+def higher_wins(first: jax.Array, second: jax.Array) -> jax.Array:
+    """1 where the first score is higher, 1/2 where both are equal, else 0."""
+    return 0.5 * (1 + jnp.sign(first - second))
+
+
+def win_probabilities(scores: jax.Array, live: jax.Array, preference) -> jax.Array:
+    """Mean over the live samples j of the prompt, i among them with 1/2, of P(i beats j): [P, K].
+
+    What SPPO calls the probability of winning against the policy (arXiv 2405.00675). `live` [P, K]
+    is false where a reward failed; there the result is 0.
+    """
+    scores = jnp.where(live, scores, 0.0)
+    wins = preference(scores[:, :, None], scores[:, None, :])
+    among = live[:, None, :] & live[:, :, None]
+    itself = jnp.eye(scores.shape[1], dtype=bool)[None]
+    wins = jnp.where(itself, 0.5, wins)
+    count = jnp.maximum(jnp.sum(live, axis=1), 1)[:, None]
+    return jnp.sum(jnp.where(among, wins, 0.0), axis=2) / count
+
+
+class Pairs(NamedTuple):
+    """Of each prompt: the samples that are compared [P] int, how much better the chosen one is
+    [P], and whether there is anything to learn [P] bool."""
+
+    chosen: jax.Array
+    rejected: jax.Array
+    margin: jax.Array
+    keep: jax.Array
+
+
+def choose_pairs(
+    scores: jax.Array,
+    live: jax.Array,
+    key: jax.Array,
+    *,
+    rejected: Literal["worst", "random"] = "worst",
+    min_margin: float = 0.0,
+) -> Pairs:
+    """The best sample of each prompt against its worst, or against another one at random.
+
+    Ties, margins below `min_margin` and prompts with fewer than two live samples are not kept.
+    scores and live [P, K]; `key` is read by "random" alone.
+    """
+    if rejected not in ("worst", "random"):
+        raise InputError("choose_pairs(rejected)", value=rejected, rule="worst or random")
+    if min_margin < 0:
+        raise InputError("choose_pairs(min_margin)", value=min_margin, rule=">= 0")
+    best = jnp.argmax(jnp.where(live, scores, -jnp.inf), axis=1)
+    if rejected == "worst":
+        other = jnp.argmin(jnp.where(live, scores, jnp.inf), axis=1)
+    else:
+        another = live & (jnp.arange(scores.shape[1])[None, :] != best[:, None])
+        other = jax.random.categorical(key, jnp.where(another, 0.0, -jnp.inf), axis=1)
+    of = lambda x, at: jnp.take_along_axis(x, at[:, None], axis=1)[:, 0]  # noqa: E731
+    known = jnp.sum(live, axis=1) > 1
+    margin = jnp.where(known, of(scores, best) - of(scores, other), 0.0)
+    return Pairs(best, other, margin, known & (margin > 0) & (margin >= min_margin))

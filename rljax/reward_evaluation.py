@@ -1,0 +1,92 @@
+"""How good a reward model is on held-out pairs: accuracy, calibration, and what length does to it.
+
+What lives here: numbers from the scores of pairs. What does not: the scores (roles.RewardModel),
+the loss. Axes: B = 2N rows, rows 2i (chosen) and 2i + 1 (rejected) of N pairs; lengths in tokens.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.batch import Batch
+from rljax.errors import InputError
+
+
+def pair_report(scores, lengths, live=None, *, bins: int = 5) -> dict[str, float]:
+    """Accuracy, calibration, scores, and accuracy by which completion is longer.
+
+    scores [2N], lengths [2N], live [N] (default all). accuracy counts equal scores as 1/2.
+    calibration_error is the expected calibration error of sigmoid(margin) as the probability that
+    the model's favourite was chosen: sum over `bins` equal bins of confidence in [1/2, 1] of the
+    bin's share times |accuracy - mean confidence|. reliability/LOW-HIGH/... are the bins, and
+    accuracy/chosen_longer, chosen_shorter, equal_length the buckets: only those with pairs in them.
+    Raises InputError for scores that are not finite.
+    """
+    scores, lengths = np.asarray(scores, np.float64), np.asarray(lengths)
+    if scores.ndim != 1 or scores.shape != lengths.shape or len(scores) % 2:
+        raise InputError(
+            "pair_report(scores, lengths)", value=(scores.shape, lengths.shape),
+            rule="both [2N]: chosen and rejected in turns",
+        )  # fmt: skip
+    if bins < 1:
+        raise InputError("pair_report(bins)", value=bins, rule="at least 1")
+    live = np.ones(len(scores) // 2, bool) if live is None else np.asarray(live, bool)
+    scores, lengths = scores.reshape(-1, 2)[live], lengths.reshape(-1, 2)[live]
+    if not np.isfinite(scores).all():
+        raise InputError("pair_report(scores)", value=float(scores.min()), rule="finite")
+    if not len(scores):
+        return {}
+    margin = scores[:, 0] - scores[:, 1]
+    right = 0.5 * (1 + np.sign(margin))
+    longer = np.sign(lengths[:, 0] - lengths[:, 1])
+    out = {
+        "accuracy": right.mean(),
+        "margin/mean": margin.mean(),
+        "margin/std": margin.std(),
+        "score/mean": scores.mean(),
+        "score/std": scores.std(),
+        **_reliability(margin, right, bins),
+    }
+    for name, sign in (("chosen_longer", 1), ("chosen_shorter", -1), ("equal_length", 0)):
+        here = longer == sign
+        out[f"share/{name}"] = here.mean()
+        if here.any():
+            out[f"accuracy/{name}"] = right[here].mean()
+    favours = np.sign(margin) * longer
+    unequal = (longer != 0) & (margin != 0)
+    if unequal.any():  # 1/2 of an impartial judge, where chosen completions are as often longer
+        out["favours_longer"] = np.mean(favours[unequal] > 0)
+    return {name: float(value) for name, value in out.items()}
+
+
+def _reliability(margin, right, bins: int) -> dict[str, float]:
+    """The expected calibration error, and accuracy, confidence and share of every bin in use."""
+    confidence = 1 / (1 + np.exp(-np.minimum(np.abs(margin), 700.0)))
+    edges = np.linspace(0.5, 1.0, bins + 1)
+    index = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, bins - 1)
+    out, error = {}, 0.0
+    for i in range(bins):
+        here = index == i
+        if not here.any():
+            continue
+        accuracy, mean = right[here].mean(), confidence[here].mean()
+        error += here.mean() * abs(accuracy - mean)
+        name = f"reliability/{edges[i]:.2f}-{edges[i + 1]:.2f}"
+        out |= {f"{name}/accuracy": accuracy, f"{name}/confidence": mean,
+                f"{name}/share": here.mean()}  # fmt: skip
+    return {"calibration_error": error, **out}
+
+
+@functools.partial(jax.jit, static_argnames="rows")
+def _scores(reward_model, batch: Batch, rows: int):
+    return reward_model.scores(batch, rows)
+
+
+def evaluate_pairs(reward_model, batch: Batch, rows: int) -> dict[str, float]:
+    """`pair_report` of a reward model on a Batch of pairs, `rows` read at once; pairs without a
+    token at mask 1 (the filling of a batch) are left out."""
+    lengths = np.asarray(jnp.sum(batch.mask > 0, axis=1))
+    live = (lengths.reshape(-1, 2) > 0).any(axis=1)
+    return pair_report(np.asarray(_scores(reward_model, batch, rows)), lengths, live)
