@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax.config import Config, to_dict, with_overrides
+from rljax.config import Config, is_path, to_dict, with_overrides
 from rljax.data.files import parse_json, read_json_object, read_text
 from rljax.errors import InputError
 from rljax.evaluate import score_prompts
@@ -213,13 +213,24 @@ def _require_same(path: Path, settings: dict) -> dict | None:
     return found
 
 
-def _make_base(config: Config, options: ComparisonOptions) -> None:
+def _train_to_the_end(config: Config) -> dict:
+    """The summary of a run that is finished now; an interrupted one goes on."""
+    folder = Path(config.run_dir)
+    # A run that ended before its result was written is wrapped up again, not refused.
+    (folder / "report.html").unlink(missing_ok=True)
+    summary = train(config)
+    if summary["status"] != "finished":
+        raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
+    return summary
+
+
+def _make_base(config: Config) -> None:
     """The base policy, trained unless it is there."""
     folder = Path(config.run_dir)
     settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
     if _require_same(folder / "base.json", settings) is None:
-        train(config)
-        _write_json(folder / "base.json", {"settings": settings})
+        summary = _train_to_the_end(config)
+        _write_json(folder / "base.json", {"settings": settings, "wall_s": summary["wall_s"]})
 
 
 def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
@@ -248,13 +259,23 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     return [parse_json(line, f"{path}: line {n}") for n, line in lines if line.strip()]
 
 
+def _held_out(config: Config) -> str:
+    """Where the prompts are that every method is measured on."""
+    data = config.evaluate.prompts_from
+    if not data and not is_path(config.data.train):
+        data = config.data.train  # a task has a test split of its own
+    if not data:
+        raise InputError("evaluate.prompts_from", value="", rule="held-out prompts are needed")
+    return data
+
+
 def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> dict:
     """Of the policy in FOLDER/policy on held-out prompts: {"greedy": [right or not, per prompt],
     "sampled": [share right of test_samples, per prompt]}; None where rewards failed."""
-    data = config.data.test or config.data.train
     source = open_source(
-        load_policy(Path(folder) / "policy"), data, config.evaluate.reward or
-        config.reward.function, split="test", prompts=options.test_prompts,
+        load_policy(Path(folder) / "policy"), _held_out(config),
+        config.evaluate.reward or config.reward.function,
+        split="test", prompts=options.test_prompts,
         temperature=config.sampler.temperature,
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=config.sampler.max_response_tokens,
@@ -290,25 +311,17 @@ def _run_cell(base: Config, method: Method | None, rows, options: ComparisonOpti
     found = _require_same(folder / "result.json", settings)
     if found is not None:
         return found
-    summary = read_json_object(folder / "summary.json") if method is None else None
-    count = 0
-    if method is not None:
+    if method is None:
+        count, summary = 0, read_json_object(folder / "summary.json")
+    else:
         read = ROWS[method.rows](rows(), config.evaluate.correct_at)
         count = write_rows(folder / "data.jsonl", read)["rows"]
-        _forget_wrapped_up(folder)
-        summary = train(config)
-    if summary["status"] != "finished":
-        raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
+        summary = _train_to_the_end(config)
     name = BASE if method is None else method.name
     result = {"method": name, "seed": config.seed, "rows": count, "wall_s": summary["wall_s"]}
     result |= measure(folder, base, options) | {"settings": settings}
     _write_json(folder / "result.json", result)
     return result
-
-
-def _forget_wrapped_up(folder: Path) -> None:
-    """A run that ended before its result was written is wrapped up again, not refused."""
-    (folder / "report.html").unlink(missing_ok=True)
 
 
 def compare(
@@ -324,6 +337,7 @@ def compare(
     optimizer steps of offline.examples_per_step examples, and is measured on the same prompts.
     """
     check_options(options)
+    _held_out(config)
     for method in methods:  # before the first step of the first base
         wanted = _method_config(_base_config(config, options, options.seeds[0]), method, options)
         wanted.model, wanted.tokenizer = config.model, config.tokenizer  # not there yet
@@ -332,7 +346,7 @@ def compare(
     cells = []
     for seed in options.seeds:
         base = _base_config(config, options, seed)
-        _make_base(base, options)
+        _make_base(base)
         loaded: list[list[dict]] = []
 
         def rows(base=base, loaded=loaded):
