@@ -4,9 +4,11 @@ python launchers/compare_offline.py --out=runs/compare_offline
 
 The task: "3574>" -> "8\\n5\\n9", running sums modulo 10, one a line; only the last line is judged.
 get_config() is the base policy: SFT on worked examples until it is right in about 4 of 10 cases.
-methods() start from it; their learning rates were chosen on seed 0, which the table leaves out
-(tried: SFT, Reject Sampling and DRO 5e-4; DQO 5e-4 and 1e-4; DPO 5e-4, 1e-4, 3e-5; KTO these and
-1e-5, at equal weights and at 2:1; DRO and process scores took DQO's, DPO took KTO's).
+methods() start from it. Learning rates tried on seed 0, which the table leaves out: 5e-4 by all;
+1e-4 by DQO, DPO and KTO; 3e-5 by DPO and KTO; 1e-5 by KTO, with right completions at twice their
+weight. DRO and process scores took DQO's, DPO took KTO's 1e-5. DPO and KTO were lowered from 3e-5
+after seeds 1 and 2 had been seen (sampled 38.9 and 33.9; KTO 23.9 and 21.2, below the base), so the
+search favours those two.
 
 Measured 2026-11-22, seeds 1 and 2, 256 held-out prompts, 8 samples each; accuracy in % and its 95 %
 interval. Nothing separates the methods but from the base; DQO is not the best here, and process
