@@ -334,7 +334,7 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
     policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
     config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
-    model, params = build._critic(config, policy, {})
+    model, params = build.roles._critic(config, policy, {})
     plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
     assert model.config.norm_eps == 0.5
     got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
@@ -344,7 +344,7 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     assert params["head"].dtype == jnp.float32 and np.any(params["head"])
     wrong = reward_folder(folder, tmp_path / "wrong", vocab_size=321)
     with pytest.raises(InputError, match="another vocabulary"):
-        build._critic(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {})
+        build.roles._critic(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {})
 
 
 def test_a_critic_starts_from_a_process_reward_model(tmp_path):
@@ -365,7 +365,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     np.testing.assert_allclose(prm.token_scores(params, batch), want, atol=1e-3)
     policy = Model(load_config(folder, remat="none"), mesh)
     config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
-    model, params = build._critic(config, policy, {})
+    model, params = build.roles._critic(config, policy, {})
     values = model.values(params, batch)
     np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 
@@ -377,7 +377,7 @@ def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
     model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
     params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
     config = tiny_config(tmp_path, model_settings__dtype="bfloat16")
-    frozen = build._reference_params(SimpleNamespace(config=config, model=model), params)
+    frozen = build.roles._reference_params(SimpleNamespace(config=config, model=model), params)
     low = sum(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(frozen))
     assert low >= 7  # it does take less memory
     one, other = (jax.jit(model.logprobs)(p, tokens())[0] for p in (params, frozen))
