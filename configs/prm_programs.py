@@ -1,8 +1,8 @@
 """Process supervision on program synthesis: PPO with a process reward model (arXiv 2410.17621).
 
-The task: "2x+1:" -> "*2\\n+1", a program of at most 4 lines in a tiny language, judged by unit tests
-(-1 or +1). A process reward model of the lines can be a dense reward (reward.process_model), the
-critic's first values (critic_model), or both; configs/sweep_prm_programs.py compares the four.
+The task: "3x-1:" -> "+x\\n+x\\n-1", a program of at most 4 lines in a tiny language, judged by unit
+tests (-1 or +1). A process reward model of the lines can be a dense reward (reward.process_model),
+the critic's first values (critic_model), or both; configs/sweep_prm_programs.py compares the four.
 
 python launchers/train.py --config=configs/prm_programs.py:start --config.run_dir=runs/prm/start
 python launchers/train.py --config=configs/prm_programs.py --config.run_dir=runs/prm/baseline
@@ -11,6 +11,11 @@ python launchers/label_steps.py --out=runs/prm/steps \\
 python launchers/train.py --config=configs/prm_programs.py:scorer --config.run_dir=runs/prm/scorer
 python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
 python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
+
+Hardware: 2 CPU cores under load 6 to 10. Measured, seed 0: `:start` 73 s; PPO without a process
+reward model, 120 steps, 264 s: mean reward -0.83 at step 1, between -0.92 and -0.80 up to step 60,
+greedy accuracy on 32 held-out prompts 0.000 before and after: at these settings the start policy
+is too weak for PPO to learn. The four settings of the sweep: not measured.
 """
 
 from rljax.config import Config
