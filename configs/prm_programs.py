@@ -13,9 +13,10 @@ python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --da
 python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
 
 Hardware: 2 CPU cores under load 6 to 10. Measured, seed 0: `:start` 73 s; PPO without a process
-reward model, 120 steps, 264 s: mean reward -0.83 at step 1, between -0.92 and -0.80 up to step 60,
-greedy accuracy on 32 held-out prompts 0.000 before and after: at these settings the start policy
-is too weak for PPO to learn. The four settings of the sweep: not measured.
+reward model, 120 steps, 264 s: training samples that pass, mean of 20 steps each, 0.050, 0.075,
+0.092, 0.115, 0.159, 0.205; greedy accuracy on the 32 held-out prompts 0.000 before and after.
+Labels of 752 programs of three checkpoints (--prompts=64 --completions=8): 110 s, 1.8 to 2.0 probes
+per program. The four settings of the sweep: not measured.
 """
 
 from rljax.config import Config
