@@ -1,8 +1,8 @@
 """Process supervision on program synthesis: PPO with a process reward model (arXiv 2410.17621).
 
-The task: "2x+1:" -> "*2\\n+1", a program of at most 4 lines in a tiny language, judged by unit tests
-(-1 or +1). A process reward model of the lines can be a dense reward (reward.process_model), the
-critic's first values (critic_model), or both; configs/sweep_prm_programs.py compares the four.
+The task: "3x-1:" -> "+x\\n+x\\n-1", a program of at most 4 lines in a tiny language, judged by unit
+tests (-1 or +1). A process reward model of the lines can be a dense reward (reward.process_model),
+the critic's first values (critic_model), or both; configs/sweep_prm_programs.py compares the four.
 
 python launchers/train.py --config=configs/prm_programs.py:start --config.run_dir=runs/prm/start
 python launchers/train.py --config=configs/prm_programs.py --config.run_dir=runs/prm/baseline
@@ -11,6 +11,12 @@ python launchers/label_steps.py --out=runs/prm/steps \\
 python launchers/train.py --config=configs/prm_programs.py:scorer --config.run_dir=runs/prm/scorer
 python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
 python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
+
+Hardware: 2 CPU cores under load 6 to 10. Measured, seed 0: `:start` 73 s; PPO without a process
+reward model, 120 steps, 264 s: training samples that pass, mean of 20 steps each, 0.050, 0.075,
+0.092, 0.115, 0.159, 0.205; greedy accuracy on the 32 held-out prompts 0.000 before and after.
+Labels of 752 programs of three checkpoints (--prompts=64 --completions=8): 110 s, 1.8 to 2.0 probes
+per program. The four settings of the sweep: not measured.
 """
 
 from rljax.config import Config

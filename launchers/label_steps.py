@@ -48,7 +48,9 @@ def _show(result: dict) -> None:
     from rich.table import Table
 
     found = result["checkpoints"]
-    table = Table("metric", *found)
+    table = Table()
+    for column in ("metric", *found):
+        table.add_column(column, overflow="fold")
     for name in next(iter(found.values())):
         table.add_row(name, *(f"{one[name]:.4g}" for one in found.values()))
     Console().print(table)

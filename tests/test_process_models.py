@@ -18,7 +18,7 @@ from rljax.data.prompts import Prompts
 from rljax.data.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.label_saved import LabelOptions, label_saved
-from rljax.launch import load_config_file
+from rljax.launch import config_module, load_config_file
 from rljax.process_evaluation import (
     SavedScorer,
     evaluate_scorer,
@@ -252,10 +252,11 @@ def small(config: Config, run_dir, task) -> Config:
     return config
 
 
+@pytest.mark.slow
 def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
     """SFT -> labels of two checkpoints -> reward model -> PPO with both switches."""
     file = str(REPO / "configs" / "prm_programs.py")
-    module = load_module(file)
+    module = config_module(file)
     task = (
         "program_synthesis(lines=3, max_constant=5, operations='+-', prompts=2000, "
         "worked_examples=64, test=8)"
@@ -320,9 +321,3 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
         run.begin_rl(initial_params(both, run.setup.model))
         assert run.reward.process is not None and run.eval_reward.process is None
         assert not np.any(run.roles["critic"].state.params["head"])
-
-
-def load_module(file):
-    from rljax.launch import config_module
-
-    return config_module(file)
