@@ -24,9 +24,14 @@ LOSSES = {
     "online_dpo(rejected='random', refresh_every=4)": "dpo(beta=0.1)",
     "sppo()": "sppo(eta=10.0)",
     "xpo()": "xpo(beta=0.1, alpha=1e-4)",
-    "nash_md()": "nash_md(beta=0.02)",
+    "nash_md(preference='bradley_terry(scale=4.0)')": "nash_md(beta=0.02)",
 }
-LEARNING_RATES = {"nash_md()": 6e-3}
+
+
+def mark_of(dataflow: str) -> float:
+    """Mean reward of the last five of 40 steps; it begins near 0.3. Nash-MD learns from half of the
+    rows, one at a time."""
+    return 0.65 if dataflow.startswith("nash_md") else 0.85
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +44,10 @@ def shared(tmp_path_factory):
 def config_of(dataflow: str, seed: int = 0, **changes):
     config = preset_config("grpo", seed)
     config.dataflow, config.steps = dataflow, 40
-    config.algorithm.preference_loss = LOSSES.get(dataflow, "dpo(beta=0.1)")
+    other = "nash_md(beta=0.02)" if dataflow.startswith("nash_md") else "dpo(beta=0.1)"
+    config.algorithm.preference_loss = LOSSES.get(dataflow, other)
     config.algorithm.kl_in_loss = 0.0
-    config.actor_optimizer.lr = LEARNING_RATES.get(dataflow, 3e-3)
+    config.actor_optimizer.lr = 4e-3
     for name, value in changes.items():
         node, *path = config, *name.split("__")
         for part in path[:-1]:
@@ -72,7 +78,7 @@ def learned(shared, config, steps: int, sign: float = 1.0):
 @pytest.mark.parametrize("dataflow", LOSSES)
 def test_the_reward_rises(shared, dataflow):
     rewards, last = learned(shared, config_of(dataflow), 40)
-    assert mean(rewards[:2]) < 0.6 and mean(rewards[-5:]) > 0.85, rewards
+    assert mean(rewards[:2]) < 0.5 and mean(rewards[-5:]) > mark_of(dataflow), rewards
     # The reference of sppo() is the policy that sampled.
     assert abs(last["ref_kl/k1"]) < 1e-5 if dataflow == "sppo()" else last["ref_kl/k1"] > 0
 
@@ -82,10 +88,10 @@ def test_the_reward_rises(shared, dataflow):
 @pytest.mark.parametrize("dataflow", LOSSES)
 def test_the_reward_rises_on_other_seeds(shared, dataflow, seed):
     rewards, _ = learned(shared, config_of(dataflow, seed), 40)
-    assert mean(rewards[-5:]) > 0.85, rewards
+    assert mean(rewards[-5:]) > mark_of(dataflow), rewards
 
 
-@pytest.mark.parametrize("dataflow", ["online_dpo()", "nash_md()"])
+@pytest.mark.parametrize("dataflow", ["online_dpo()", "nash_md(preference='higher_wins()')"])
 def test_with_its_sign_flipped_it_does_not(shared, dataflow):
     rewards, _ = learned(shared, config_of(dataflow), 12, sign=-1.0)
     assert mean(rewards[-3:]) < 0.45, rewards

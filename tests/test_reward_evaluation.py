@@ -95,10 +95,11 @@ def base_config(folder, name: str, **fields) -> Config:
 
 
 def reward_model_run(folder, seed: int) -> dict:
-    config = base_config(folder, "rm", dataflow="reward_model()", steps=60, seed=seed)
+    config = base_config(folder, "rm", dataflow="reward_model()", steps=150, seed=seed)
     config.data.train = config.data.test = str(folder / "{split}.jsonl")
     config.offline.examples_per_step, config.offline.max_tokens = 48, 12
     config.algorithm.reward_loss = "bradley_terry(center=0.01)"
+    config.critic_optimizer.lr = 5e-3
     return train(config)
 
 
