@@ -80,9 +80,14 @@ def _by_prompt(rows: Sequence[dict]) -> list[list[dict]]:
     return list(groups.values())
 
 
+def _ended(rows: Sequence[dict]) -> list[dict]:
+    """Without completions that were cut off: a text learns an end token, which those never had."""
+    return [row for row in rows if not row["truncated"]]
+
+
 def correct_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
     """Worked examples: every right completion, as often as it was sampled."""
-    return [_plain(row, "completion") for row in rows if row["reward"] >= correct_at]
+    return [_plain(row, "completion") for row in _ended(rows) if row["reward"] >= correct_at]
 
 
 def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
@@ -98,7 +103,7 @@ def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 def pair_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
     """Pairs: best and worst completion of every prompt whose rewards do not all tie."""
     out = []
-    for group in _by_prompt(rows):
+    for group in _by_prompt(_ended(rows)):
         found = best_and_worst([row["reward"] for row in group])
         if found is not None:
             chosen, rejected = (group[i]["completion"] for i in found)
@@ -108,7 +113,7 @@ def pair_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
 
 def labelled_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
     """Every completion, and whether it is right."""
-    return [{**_plain(r, "completion"), "label": r["reward"] >= correct_at} for r in rows]
+    return [{**_plain(r, "completion"), "label": r["reward"] >= correct_at} for r in _ended(rows)]
 
 
 def outcome_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:

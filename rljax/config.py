@@ -81,6 +81,9 @@ class OfflineConfig:
     examples_per_step: int = 64  # a pair is one example; with packing a full row is one
     max_tokens: int = 1024  # of a row: prompt and completion; data.overlong says what if longer
     packing: bool = False  # supervised examples share rows
+    # Pairs that are ties leave the data, or stand in both orders: label smoothing of 1/2.
+    ties: str = "drop"  # drop | both_orders
+    step_separator: str = "\n"  # between the steps of process reward models and trajectories
     # Where the reference's log-probs of every example are written once and read from then on, so
     # that training holds no reference model; "" = computed at each step.
     reference_logprobs: str = ""
@@ -421,6 +424,8 @@ def fingerprints(config: Config) -> dict[str, str]:
             for part in name.split("."):
                 value = getattr(value, part)
             out[name] = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    # Where the reference's log-probs are kept changes nothing; whether they are, changes the roles.
+    out["offline.reference_logprobs"] = str(bool(config.offline.reference_logprobs))
     return out
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import zipfile
 from pathlib import Path
 
 import jax
@@ -43,6 +44,12 @@ def offline_batch(setup: Setup, records: list[dict], rows: int = 0):
     if kind == "labelled":
         return place(arrays), place(mismatched_arrays(items, length=length))
     return place(arrays)
+
+
+def tokens_of(batch) -> int:
+    """Real tokens of what the dataflow is called with, padding left out."""
+    batches = batch if isinstance(batch, tuple) else (batch,)
+    return sum(int(np.sum(np.asarray(x.segment_ids) > 0)) for x in batches)
 
 
 def _padded(rows: list[np.ndarray], length: int) -> np.ndarray:
@@ -83,8 +90,16 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
     The name is the digest of rows and weights: what is there already is used again, by any run.
     """
     reference = Reference(params, setup.model, setup.config.sampler.temperature)
-    known = (setup.row_tokens, setup.rows_per_example, reference.temperature)
-    digest = hashlib.sha256(setup.data.digest.encode() + repr(known).encode())
+    # The rows as they are read, and all that changes what the model says of them.
+    known = (setup.row_tokens, setup.rows_per_example, reference.temperature, setup.model.config)
+    digest = hashlib.sha256(repr(known).encode())
+    for record in _records(setup):
+        arrays = batch_arrays(
+            setup.data.kind, [record["item"]], length=setup.row_tokens,
+            rows_per_example=setup.rows_per_example,
+        )  # fmt: skip
+        for name in ("tokens", "segment_ids", "mask"):
+            digest.update(arrays[name].tobytes())
     for path, leaf in sorted(flattened(params).items()):
         digest.update(repr((path, leaf.shape, _checksums(leaf))).encode())
     path = folder / f"{digest.hexdigest()[:32]}.npz"
@@ -102,11 +117,11 @@ def read_reference_logprobs(setup: Setup, path: Path) -> None:
     try:
         with np.load(path) as stored:
             rows = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{path} cannot be read",
             rule=f"it holds the reference's log-probs of this run: {error}",
-            fix="restore the file, or start a new run, which writes it again",
+            fix="restore the file; or delete it and start a new run, which writes it again",
         ) from None
     records, together = _records(setup), setup.rows_per_example
     if len(rows) != len(records) * together:
@@ -125,10 +140,11 @@ def _records(setup: Setup) -> list[dict]:
 
 @jax.jit
 def _sums(x: jax.Array):
-    """Sums that tell one array of weights from another, on any mesh."""
+    """Sums that tell one array of weights from another, on any mesh: plain, of squares, and
+    weighted by the place along each axis."""
     x = x.astype(jnp.float32)
-    place = jax.lax.broadcasted_iota(jnp.float32, x.shape, x.ndim - 1)
-    return jnp.sum(x), jnp.sum(x * x), jnp.sum(x * place)
+    places = [jax.lax.broadcasted_iota(jnp.float32, x.shape, axis) for axis in range(x.ndim)]
+    return jnp.sum(x), jnp.sum(x * x), *(jnp.sum(x * place) for place in places)
 
 
 def _checksums(x: jax.Array) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ that a change of any option is another program.
 """
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
 
 import jax
@@ -74,7 +76,7 @@ class Recipe:
         return {"steps": self.steps, "reduction": self.reduction}
 
 
-def rehearse(recipe: Recipe, kind: str = "prompts") -> None:
+def rehearse(recipe: Recipe, kind: str = "prompts", dataflow: Component | None = None) -> None:
     """Call every component that reads this kind of data once on shapes alone, before anything is
     sampled or compiled: an option out of range, or a function of the user's that does not take or
     return what its stage does. Raises InputError."""
@@ -112,7 +114,8 @@ def rehearse(recipe: Recipe, kind: str = "prompts") -> None:
     token, row = (rows, columns), (rows,)
     policy = Policy(per_token, per_token)
     if kind != "prompts":
-        _rehearse_offline(recipe, kind, call, policy, batch)
+        call("reduction", recipe.reduction, (token,), batch)
+        _rehearse_offline(recipe, kind, dataflow, call, policy, batch)
         return
     call("advantage", recipe.advantage, (token,), batch)
     call("policy_loss", recipe.policy_loss, (token, row), policy, batch)
@@ -130,21 +133,32 @@ def rehearse_compared(recipe: Recipe, dataflow: Component) -> None:
         rehearse(recipe, "pairs")
 
 
-def _rehearse_offline(recipe: Recipe, kind: str, call, policy: Policy, batch: Batch) -> None:
+def _rehearse_offline(
+    recipe: Recipe, kind: str, dataflow: Component | None, call, policy: Policy, batch: Batch
+) -> None:
+    """What the dataflow calls, and nothing else."""
     token = batch.mask.shape
     scalar = jax.ShapeDtypeStruct((), batch.mask.dtype)
     per_example = {k: ((token[0] // k,),) for k in (1, 2, 3)}
-    if kind == "pairs":
-        loss = recipe.preference_loss
+    loss = recipe.preference_loss
+    if kind == "pairs" and dataflow is not None and "actor" not in dataflow.parameters:
+        call("reward_loss", recipe.reward_loss, per_example[2], batch.scores, batch)
+    elif kind == "pairs":
         beside = [jax.ShapeDtypeStruct((token[0] // 2,), jnp.bool_)]
         beside = beside if "chosen_is_policy" in loss.positional else []
         call("preference_loss", loss, per_example[rows_per_example(loss)], policy, batch, *beside)
-        call("reward_loss", recipe.reward_loss, per_example[2], batch.scores, batch)
     elif kind == "labelled":
-        loss = recipe.preference_loss
         beside = [scalar] * ("kl" in loss.positional or "delta" in loss.positional)
         call("preference_loss", loss, per_example[1], policy, batch, *beside)
     elif kind == "steps":
         shape = (*token, labels(recipe.reward_loss))[: 2 + (labels(recipe.reward_loss) > 1)]
         scores = jax.ShapeDtypeStruct(shape, batch.mask.dtype)
         call("reward_loss", recipe.reward_loss, (token,), scores, batch)
+    elif kind == "trajectories" and dataflow is not None:
+        defaults = {name: p.default for name, p in dataflow.signature.parameters.items()}
+        losses = vars(dataflow.function).get("losses", ())
+        for function, reads in zip(losses, (policy, batch.mask), strict=False):
+            known = inspect.signature(function).parameters
+            options = {k: v for k, v in {**defaults, **dataflow.options}.items() if k in known}
+            options = {k: v for k, v in options.items() if v != "auto"}
+            jax.eval_shape(functools.partial(function, **options), reads, batch)

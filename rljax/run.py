@@ -37,6 +37,7 @@ from rljax.offline import (
     offline_batch,
     read_reference_logprobs,
     store_reference_logprobs,
+    tokens_of,
 )
 from rljax.optimizers import current_learning_rate
 from rljax.progress import Progress, bad_steps_in_a_row
@@ -279,6 +280,7 @@ class Run:
         """One optimizer step on the next examples of the file."""
         before = self.prompts.position
         batch = offline_batch(self.setup, self.prompts.take(self.prompts.batch_size))
+        tokens = tokens_of(batch)
         new, metrics = self.setup.dataflow(
             batch, self._step_key(), self.setup.recipe, **self._roles_of_dataflow()
         )
@@ -292,6 +294,7 @@ class Run:
             **chances,
             "lr": self._learning_rate(),
             "batch/examples": float(drawn),
+            "batch/tokens": float(tokens),
             "data/epoch": self.prompts.epoch,
         }
 

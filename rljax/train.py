@@ -78,6 +78,8 @@ def one_step(run: Run) -> dict:
     if tokens:
         metrics["tokens_per_s"] = tokens / step_s
         metrics["generate_tokens_per_s"] = tokens / max(seconds.get("generate", 0.0), 1e-9)
+    elif "batch/tokens" in metrics:
+        metrics["tokens_per_s"] = metrics["batch/tokens"] / step_s
     in_phase = run.progress.sft_steps if phase == "sft" else run.progress.rl_steps
     if in_phase > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))

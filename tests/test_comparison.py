@@ -77,13 +77,14 @@ FILE = [
 def test_what_each_method_reads_of_the_file():
     found = {name: read(FILE, 1.0) for name, read in ROWS.items()}
     texts = {name: [r.get("completion") for r in rows] for name, rows in found.items()}
-    assert texts["correct"] == ["b\na", "b\na", "a", "z"]
+    assert texts["correct"] == ["b\na", "b\na", "a"]  # z has no end
     assert found["selected"] == [{"prompt": "p0>", "completion": "b\na"}]  # z has no end
     assert [(p["prompt"], p["chosen"], p["rejected"]) for p in found["pairs"]] == [
         ("p0>", "b\na", "c"),
-        ("p2>", "z", "w"),
     ]
-    assert [r["label"] for r in found["labelled"]] == [r["reward"] == 1.0 for r in FILE]
+    assert [r["label"] for r in found["labelled"]] == [
+        r["reward"] == 1.0 for r in FILE if not r["truncated"]
+    ]
     assert len(found["outcome"]) == len(found["process"]) == 8
     assert not any("process_scores" in r or "steps" in r for r in found["outcome"])
     assert all(len(r["process_scores"]) == len(r["steps"]) for r in found["process"])

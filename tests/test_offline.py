@@ -86,10 +86,37 @@ def test_stored_reference_logprobs_are_computed_once_and_change_nothing(tmp_path
         ):
             for name in {"loss", "grad_norm", "rewards/margins", "eval/loss"} & want.keys():
                 assert got[name] == pytest.approx(want[name], rel=1e-4, abs=1e-6), name
-    # Another start is another reference: nothing stored is taken for it.
+    # Another start is another reference, and so are other rows and another precision.
     monkeypatch.undo()
-    train(config_of(tmp_path, "preference", "third", seed=4, **stored))
-    assert len(list((tmp_path / "stored").iterdir())) == 2
+    for count, other in enumerate(
+        ({"seed": 4}, {"model_settings__dtype": "bfloat16"}, {"offline__ties": "both_orders"})
+    ):
+        config = config_of(tmp_path, "preference", f"other{count}", **{**stored, **other})
+        if count == 2:  # the same rows, of which more are read
+            line = json.dumps({"prompt": "a ", "chosen": "b", "rejected": "c", "tie": True})
+            path = Path(config.data.train.replace("{split}", "train"))
+            path.write_text(path.read_text() + "\n" + line)
+        train(dataclasses.replace(config, steps=1))
+        assert len(list((tmp_path / "stored").iterdir())) == 2 + count
+
+
+def test_a_damaged_stored_file_is_named(tmp_path):
+    stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
+    train(config_of(tmp_path, "preference", "one", steps=1, **stored))
+    (file,) = (tmp_path / "stored").iterdir()
+    for damage in (file.read_bytes()[:100], b""):
+        file.write_bytes(damage)
+        with pytest.raises(InputError, match="cannot be read"):
+            train(config_of(tmp_path, "preference", "two", steps=1, **stored))
+
+
+def test_a_reward_model_does_not_read_the_preference_loss(tmp_path):
+    """Neither its rows per example nor whether it fits; nor does preference the reward's loss."""
+    for loss in ("tpo()", "kto()"):
+        config = config_of(tmp_path, "reward_model", algorithm__preference_loss=loss)
+        validate(config)
+        assert build.build(config).rows_per_example == 2
+    build.build(config_of(tmp_path, "preference", algorithm__reward_loss="step_regression()"))
 
 
 def test_a_stored_file_that_is_gone_is_named_at_the_resume(tmp_path):
@@ -244,6 +271,15 @@ REFUSED = [
     ({"batch__tokens_per_microbatch": 50}, "must hold one example: 2 x offline.max_tokens=48"),
     ({"algorithm__kl_in_loss": 0.1}, "learns from a file: there is nothing for it to do"),
     ({"teacher_model": "x"}, "has no teacher"),
+    ({"algorithm__preference_loss": "sppo()"}, "the policy's own samples, not as what a file"),
+    ({"algorithm__entropy_coef": 0.1}, "there is nothing for it to do"),
+    ({"batch__epochs": 3}, "there is nothing for it to do"),
+    ({"algorithm__filters": ("overlong()",)}, "there is nothing for it to do"),
+    (
+        {"algorithm__preference_loss": "simpo()", "offline__reference_logprobs": "x"},
+        "reads no reference",
+    ),
+    ({"offline__ties": "keep"}, "one of drop, both_orders"),
     ({"sft__steps": 3}, "so sft.steps need their own"),
     ({"evaluate__patience": -1}, "must be >= 0"),
 ]
@@ -258,6 +294,17 @@ def test_what_does_not_fit_is_refused(fields, message, tmp_path):
     )
     with pytest.raises(InputError, match=message):
         validate(config)
+
+
+@pytest.mark.parametrize("dataflow", ["dqo(beta=0.0)", "dqo(lam=2.0)", "dro(tau=0.0)"])
+def test_options_out_of_range_are_refused_before_a_model_loads(dataflow, tmp_path):
+    with pytest.raises(InputError, match=dataflow.partition("(")[2].partition("=")[0]):
+        build.build(offline_config(tmp_path, "trajectories", dataflow, "run"))
+
+
+def test_the_sampler_is_named_where_no_row_says_what_it_did(tmp_path):
+    with pytest.raises(InputError, match="no column 'logprobs'"):
+        train(offline_config(tmp_path, "trajectories", "dqo(behaviour='sampler')", "run"))
 
 
 def test_a_row_of_the_wrong_kind_is_named_before_a_model_loads(tmp_path):

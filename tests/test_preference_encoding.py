@@ -364,7 +364,7 @@ def test_mismatched_rows_have_the_completion_of_the_row_before():
         dict(prompt="8", completion="9", label=True),
     ]
     items, _ = items_of(rows, CHARS, "labelled")
-    assert longest_row("labelled", items) == 6
+    assert longest_row("labelled", items) == 5
     batch = checked(batch_arrays("labelled", items, length=6))
     assert batch.scores.tolist() == [1, -1, 1]
     other = checked(mismatched_arrays(items, length=6))

@@ -262,11 +262,11 @@ def build(config: Config) -> Setup:
         every += [x["item"] for x in data.held_out]
         tokens = longest_row(data.kind, every)
         _check_context("row", tokens, model, "lower offline.max_tokens, or shorten the rows")
-        together = example_rows(config, data.kind)
+        together = example_rows(config, dataflow, data.kind)
         rows = config.offline.examples_per_step * together
         steps = _steps(config, rows, tokens, model, 1, together)
     recipe = _recipe(config, tokenizer, steps)
-    rehearse(recipe, data.kind)
+    rehearse(recipe, data.kind, dataflow)
     rehearse_compared(recipe, dataflow)
     sft_recipe = recipe
     if config.sft.steps:
@@ -277,9 +277,12 @@ def build(config: Config) -> Setup:
     return Setup(config, model, tokenizer, data, dataflow, recipe, sft_recipe, tokens, together)
 
 
-def example_rows(config: Config, kind: str) -> int:
-    """Rows that follow each other and are one example: 2 of a pair, 3 with a reference one."""
+def example_rows(config: Config, dataflow: Component, kind: str) -> int:
+    """Rows that follow each other and are one example: 2 of a pair, 3 with a reference one, which
+    the preference loss of a policy may read."""
     if kind != "pairs":
         return 1
+    if "actor" not in dataflow.parameters:
+        return 2
     loss = resolve(config.algorithm.preference_loss, HOMES["preference_loss"])
     return max(rows_per_example(loss), 2)

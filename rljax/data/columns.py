@@ -181,6 +181,14 @@ def _require_answer(messages: list[dict], place: str) -> None:
             rule="there is nothing to learn from it",
             fix="remove the row or add the answer",
         )
+    for number, message in enumerate(messages):
+        silent = not message.get("content") and not message.get("tool_calls")
+        if message["role"] == "assistant" and silent:
+            raise InputError(
+                f"{place}: message {number} of the assistant is empty",
+                rule="it would teach to say nothing",
+                fix="remove the row or fill it in",
+            )
 
 
 def decoded(value: object, place: str, fills_nulls: bool) -> object:

@@ -28,7 +28,7 @@ class Data:
     sources: list[list[dict]]  # the prompts of every source; one list where nothing is mixed
     test_prompts: list[dict]
     examples: list
-    counts: dict[str, int]
+    counts: dict[str, float]
     prompt_tokens: int
     example_tokens: int
     digest: str
@@ -132,19 +132,27 @@ def _worked(config: Config, tokenizer: Tokenizer, spec: str) -> tuple[list[dict]
 
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
-    wish = dict(max_tokens=config.offline.max_tokens, overlong=config.data.overlong)
+    offline = config.offline
+    wish = dict(
+        max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
+        separator=offline.step_separator,
+    )  # fmt: skip
     sources, counts, seen = [], {}, []
     for spec in (config.data.train, *config.data.sources):
         rows = load_rows(spec, "train", kind)
         items, found = encode_rows(rows, tokenizer, kind, **wish)
         if config.offline.packing:
+            tokens = sum(len(ids) for ids, _ in items)
             items = pack_examples(items, config.offline.max_tokens).rows
-            found = {**found, "packed_rows": len(items)}
+            found = {**found, "packed_rows": len(items), "packed_tokens": tokens}
         first = sum(len(s) for s in sources)
         named = [{"prompt_id": first + i, "source": spec, "item": x} for i, x in enumerate(items)]
         sources.append(named)
         counts = {k: counts.get(k, 0) + v for k, v in found.items()}
         seen += rows
+    if "packed_rows" in counts:
+        room = counts["packed_rows"] * config.offline.max_tokens
+        counts["packing_efficiency"] = round(counts["packed_tokens"] / room, 4)
     held_out, held_rows = [], []
     if config.data.test:
         held_rows = load_rows(config.data.test, "test", kind)[: config.evaluate.prompts]

@@ -34,7 +34,7 @@ def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict
     examples: messages, or prompt + completion, or text; tools.
     pairs: prompt, chosen, rejected, margin, tie, and reference where the rows have one. Without a
         prompt it is the longest common beginning of the completions: whole messages, or characters
-        up to the space before the first difference. margin is that column, or score_chosen -
+        (a space before the first difference goes to the completions). margin is that column, or score_chosen -
         score_rejected, or 0; tie is that column, or equal scores.
     labelled: prompt, completion, label (whether the completion is desirable).
     steps: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
@@ -118,7 +118,8 @@ def _pair(row: dict, place: str, index: int) -> dict:
     completions = {name: row[name] for name in names}
     # Some data sets write the prompt twice: as a text, and at the beginning of both conversations.
     whole = all(isinstance(value, list) for value in completions.values())
-    if row.get("prompt") is None or (whole and isinstance(row["prompt"], str)):
+    several = whole and all(len(value) > 1 for value in completions.values())
+    if row.get("prompt") is None or (several and isinstance(row["prompt"], str)):
         prompt, completions = _split_common_beginning(completions, place)
     else:
         prompt = _prompt_column(row, place)
@@ -152,6 +153,14 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
         n = n - 1 if any(as_messages) else 0
     elif not any(as_messages) and n and values[0][n - 1] == " ":
         n -= 1  # a word keeps the space before it
+    short = [name for name, value in completions.items() if len(value) == n]
+    if short and len(short) < len(values):
+        other = next(name for name in completions if name not in short)
+        raise InputError(
+            f"{place}: {short[0]!r} is the beginning of {other!r}",
+            rule="without a 'prompt' their common beginning is the prompt, and nothing is left",
+            fix="add a 'prompt' column, or remove the row",
+        )
     if n == 0 and any(as_messages):
         raise InputError(
             f"{place}: 'chosen' and 'rejected' share no first message",
@@ -166,7 +175,15 @@ def _margin(row: dict, place: str) -> dict:
     margin, tie = row.get("margin"), row.get("tie")
     tie = tie is not None and flag_of(tie, f"{place}, column 'tie'")
     if margin is not None:
-        return dict(margin=number_of(margin, f"{place}, column 'margin'"), tie=tie)
+        margin = number_of(margin, f"{place}, column 'margin'")
+        if margin < 0:
+            raise InputError(
+                f"{place}, column 'margin' is below 0",
+                value=margin,
+                rule="it is how much better the chosen completion is",
+                fix="swap the completions, or remove the margin",
+            )
+        return dict(margin=margin, tie=tie)
     names = [name for name in ("score_chosen", "score_rejected") if row.get(name) is not None]
     if not names:
         return dict(margin=0.0, tie=tie)

@@ -49,8 +49,7 @@ def batch_arrays(
 
 
 def longest_row(kind: str, items: Sequence) -> int:
-    """Tokens of the longest row that `batch_arrays` and `mismatched_arrays` make of the items, in
-    any order."""
+    """Tokens of the longest row that `batch_arrays` makes of the items."""
     if kind == "examples":
         rows = [item if isinstance(item, list) else [item] for item in items]
         return max(sum(len(ids) for ids, _ in row) for row in rows)
@@ -59,8 +58,6 @@ def longest_row(kind: str, items: Sequence) -> int:
     if kind == "pairs":
         return max(len(item.prompt_ids) + _longest_completion(item) for item in items)
     sizes = [(len(item.prompt_ids), len(item.completion_ids)) for item in items]
-    if kind == "labelled":  # any prompt may meet any completion
-        return max(n for n, _ in sizes) + max(n for _, n in sizes)
     return max(sum(size) for size in sizes)
 
 
@@ -73,7 +70,7 @@ def mismatched_arrays(items: Sequence[Labelled], *, length: int) -> dict[str, np
     """Row i is prompt i with the completion of row i - 1 (of the last, for row 0): KTO's estimate
     of the KL divergence (2402.01306). One item alone has no other completion: its mask is 0.
 
-    A completion is cut where the row ends; `longest_row` is long enough for all of them.
+    A completion is cut where the row ends: longer rows would pad all others, for an estimate.
     """
     rows = []
     for i, item in enumerate(items):

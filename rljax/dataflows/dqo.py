@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from rljax.errors import InputError
 from rljax.losses.q_function import dqo_policy, dqo_value, dro_policy, dro_value
 from rljax.roles import program
 
@@ -25,6 +26,12 @@ def dqo(
     weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none."""
     if behaviour == "auto":
         behaviour = "ref" if trajectories.sampler_logprobs is None else "sampler"
+    if behaviour == "sampler" and trajectories.sampler_logprobs is None:
+        raise InputError(
+            "dqo(behaviour='sampler') needs the log-probs of whoever wrote the completions",
+            rule="the rows of data.train have no column 'logprobs'",
+            fix="add it, or behaviour='ref' where the reference wrote them",
+        )
     options = dict(
         beta=beta, lam=lam, one_step=one_step, behaviour=behaviour, is_level=is_level,
         is_cap=is_cap, bootstrap_truncated=bootstrap_truncated,
@@ -43,6 +50,7 @@ def dro(trajectories, key, cfg, *, actor, critic, reference=None, tau: float):
 dro.outcome_only = True
 
 LOSSES = {"dqo": (dqo_policy, dqo_value), "dro": (dro_policy, dro_value)}
+dqo.losses, dro.losses = LOSSES["dqo"], LOSSES["dro"]
 
 
 @program
@@ -58,6 +66,8 @@ def learn(batch, which, *, actor, critic, reference=None):
     batch = batch.replace(old_logprobs=logprobs, entropy=entropy, values=values)
     critic, critic_metrics = critic.update(batch, value_loss, **cfg.critic_options)
     actor, metrics = actor.update(batch, policy_loss, steps=cfg.steps, reduction=cfg.reduction)
+    for name in ("ppo_kl", "ppo_k3"):  # to the policy that the step began with: always 0
+        metrics.pop(name, None)
     return {"actor": actor, "critic": critic}, {**metrics, **explained(critic_metrics)}
 
 

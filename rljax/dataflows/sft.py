@@ -3,6 +3,7 @@ A1)."""
 
 import jax.numpy as jnp
 
+from rljax.components import Component
 from rljax.losses.policy import dynamic_fine_tuning, negative_log_likelihood
 from rljax.roles import program
 
@@ -18,6 +19,7 @@ def sft(examples, key, cfg, *, actor, dynamic: bool = False):
 def learn(batch, options, *, actor):
     cfg, loss = options
     actor, metrics = actor.update(batch, loss, steps=cfg.steps, reduction=cfg.reduction)
-    if loss is negative_log_likelihood:
+    text = cfg.reduction.name if isinstance(cfg.reduction, Component) else cfg.reduction.__name__
+    if loss is negative_log_likelihood and text == "token_mean":
         metrics["perplexity"] = jnp.exp(metrics["loss"])
     return {"actor": actor}, {**metrics, "target_tokens": jnp.sum(batch.mask)}

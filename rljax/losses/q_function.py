@@ -182,6 +182,7 @@ def dqo_policy(
     dqo_residual_abs, is_weight, is_capped, ref_kl, value_at_prompt and return_at_prompt [B].
     """
     by = "dqo_policy"
+    _positive(f"{by}(beta)", beta)
     batch.require("rewards", "values", "ref_logprobs", by=by)
     values = _constant(batch.values, batch)
     later = values
@@ -220,6 +221,7 @@ def dqo_value(
     dqo_value_residual_square.
     """
     by = "dqo_value"
+    _positive(f"{by}(beta)", beta)
     batch.require("rewards", "ref_logprobs", "old_logprobs", by=by)
     values = _at_tokens(values, batch)
     fixed, options = jax.lax.stop_gradient(values), {"bootstrap_truncated": bootstrap_truncated}

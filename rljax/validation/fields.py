@@ -50,6 +50,7 @@ _NOT_NEGATIVE = (
 _OF_TRAINING = ("data.train", "data.sources", "sft.data")
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
+    "offline.ties": ("drop", "both_orders"),
     "algorithm.kl_estimator": ("k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"),
     "algorithm.kl_reward_estimator": ("k1", "abs", "k2", "k3"),
     "algorithm.old_logprobs": ("recomputed", "sampler"),
@@ -269,6 +270,9 @@ def check_paths(config: Config, problems: Problems) -> None:
     if tokenizer:
         fix = "a folder with tokenizer.json"
         problems.check(os.path.isdir(tokenizer), "tokenizer", tokenizer, "is not a folder", fix)
+    stored = config.offline.reference_logprobs
+    free = not os.path.exists(stored) or os.path.isdir(stored)
+    problems.check(free, "offline.reference_logprobs", stored, "is a file", "name a folder")
     run_dir = config.run_dir
     free = not os.path.exists(run_dir) or os.path.isdir(run_dir)
     problems.check(free, "run_dir", run_dir, "is a file", "name a folder")

@@ -11,7 +11,14 @@ from rljax.validation.problems import Problems, resolve_field, value_of
 _ONLINE_ONLY = {
     "algorithm.kl_in_reward": 0.0,
     "algorithm.kl_in_loss": 0.0,
+    "algorithm.kl_target": 0.0,
+    "algorithm.entropy_coef": 0.0,
+    "algorithm.trust_region": 0.0,
     "algorithm.correction": "",
+    "algorithm.reward_shaping": (),
+    "algorithm.baseline_filters": (),
+    "algorithm.filters": (),
+    "batch.epochs": 1,
     "data.retire_at_pass_rate": 0.0,
     "data.drop_above_pass_rate": 0.0,
     "data.target_tokens": (),
@@ -22,7 +29,9 @@ _ONLINE_ONLY = {
 
 def check_offline(config: Config, problems: Problems, dataflow: Component, kind: str) -> None:
     """`kind` is the kind of data that the dataflow reads."""
-    loss = _preference_loss(config, problems, kind)
+    loss = _preference_loss(config, problems, dataflow, kind)
+    if kind == "pairs" and "actor" not in dataflow.parameters:
+        loss = None  # two rows, which algorithm.reward_loss reads
     _check_teacher(config, problems, "teacher" in dataflow.parameters)
     if kind == "prompts":
         _check_online(config, problems)
@@ -33,13 +42,20 @@ def check_offline(config: Config, problems: Problems, dataflow: Component, kind:
     offline, made = config.offline, f"dataflow={config.dataflow!r} learns from a file"
     for field, off in _ONLINE_ONLY.items():
         value, rule = value_of(config, field), f"{made}: there is nothing for it to do"
-        problems.check(value == off, field, value, rule, f"{field}={off!r}")
+        same = tuple(value) == off if isinstance(off, tuple) else value == off
+        problems.check(same, field, value, rule, f"{field}={off!r}")
     packs = kind == "examples" or not offline.packing
     rule = f"packs worked examples (SFT), not {kind}"
     problems.check(packs, "offline.packing", offline.packing, rule, "offline.packing=False")
     stores = kind in ("pairs", "trajectories") or not offline.reference_logprobs
     rule = f"can be stored for pairs and trajectories, not for {kind}"
     problems.check(stores, "offline.reference_logprobs", offline.reference_logprobs, rule, "''")
+    reads = kind != "pairs" or loss is None or vars(loss.function).get("needs_reference", False)
+    rule = f"{config.algorithm.preference_loss} reads no reference"
+    unread = bool(offline.reference_logprobs) and not reads
+    problems.check(not unread, "offline.reference_logprobs", offline.reference_logprobs, rule, "''")
+    ties = kind == "pairs" or offline.ties == "drop"
+    problems.check(ties, "offline.ties", offline.ties, f"is of pairs, not of {kind}", "'drop'")
     greedy = config.evaluate.prompts_from
     fits = not greedy or "actor" in dataflow.parameters
     rule = f"dataflow={config.dataflow!r} trains no policy to sample from"
@@ -49,11 +65,14 @@ def check_offline(config: Config, problems: Problems, dataflow: Component, kind:
     _check_sizes(config, problems, kind, loss)
 
 
-def _preference_loss(config: Config, problems: Problems, kind: str) -> Component | None:
+def _preference_loss(
+    config: Config, problems: Problems, dataflow: Component, kind: str
+) -> Component | None:
     """The loss can be called as the data need it."""
     field, text = "algorithm.preference_loss", config.algorithm.preference_loss
     component = resolve_field(problems, field, text, "preference_loss")
-    if component is None or kind not in ("pairs", "labelled"):
+    compares = "actor" in dataflow.parameters and kind in ("pairs", "labelled")
+    if component is None or not compares:
         return component
     beside = tuple(name for name in ("kl", "delta") if name in component.positional)
     called = ("policy", "batch", *beside)
@@ -67,10 +86,12 @@ def _preference_loss(config: Config, problems: Problems, kind: str) -> Component
     fits = together > 1 if kind == "pairs" else together == 1
     rule = f"reads examples of {together} row{'s' * (together > 1)}, which {kind} are not"
     problems.check(fits, field, text, rule, fix)
-    dataflow = config.dataflow.partition("(")[0]
-    wants = "delta" in beside
-    known = dataflow not in ("kto", "bco") or (dataflow == "bco") == wants
-    rule = f"dataflow={dataflow!r} keeps no running mean" if wants else "reads no running mean"
+    rule = "reads scores as what becomes of the policy's own samples, not as what a file says"
+    known = not vars(component.function).get("of_samples", False)
+    problems.check(known, field, text, rule, fix)
+    wants, name = "delta" in beside, dataflow.name
+    known = name not in ("kto", "bco") or (name == "bco") == wants
+    rule = f"dataflow={name!r} keeps no running mean" if wants else "reads no running mean"
     other = "dataflow='bco'" if wants else "bco(), or dataflow='kto'"
     problems.check(known, field, text, rule, other)
     return component

@@ -20,12 +20,17 @@ from rljax.losses.policy import Policy
 
 
 def marked(
-    *, rows_per_example: int = 1, needs_reference: bool = False, whole_step: bool = False
+    *,
+    rows_per_example: int = 1,
+    needs_reference: bool = False,
+    whole_step: bool = False,
+    of_samples: bool = False,
 ) -> Callable:
     """Marks a loss for those who call it; a mark is an attribute, absent where it says nothing.
 
     rows_per_example: K, absent = 1. needs_reference: it reads batch.ref_logprobs. whole_step: its
-    statistics run over all rows of the optimizer step.
+    statistics run over all rows of the optimizer step. of_samples: batch.scores is what a dataflow
+    makes of the policy's own samples (a probability of winning), which no file's rows hold.
     """
 
     def mark(loss: Callable) -> Callable:
@@ -35,6 +40,8 @@ def marked(
             loss.needs_reference = True
         if whole_step:
             loss.whole_step = True
+        if of_samples:
+            loss.of_samples = True
         return loss
 
     return mark
