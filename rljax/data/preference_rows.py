@@ -34,8 +34,8 @@ def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict
     examples: messages, or prompt + completion, or text; tools.
     pairs: prompt, chosen, rejected, margin, tie, and reference where the rows have one. Without a
         prompt it is the longest common beginning of the completions: whole messages, or characters
-        (a space before the first difference goes to the completions). margin is that column, or score_chosen -
-        score_rejected, or 0; tie is that column, or equal scores.
+        (a space before the first difference goes to the completions). margin is that column, or
+        score_chosen - score_rejected, or 0; tie is that column, or equal scores.
     labelled: prompt, completion, label (whether the completion is desirable).
     steps: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
         `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
