@@ -66,3 +66,8 @@ def forget_programs():
     crashes. What took long to compile comes back from the cache on disk."""
     yield
     jax.clear_caches()
+
+
+def lanes(fast, slow) -> list:
+    """Parameters of a test; those of the second list run in the slow lane."""
+    return [*fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import golden
+from conftest import golden, lanes
 from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config
 
 from rljax import build
@@ -57,11 +57,6 @@ def moved(params, key=1, size=0.05):
 def tokens(rows=2, columns=12, words=300):
     ids = jax.random.randint(jax.random.key(3), (rows, columns), 3, words)
     return batch_from_rows(ids, jnp.full(rows, columns), jnp.ones((rows, columns)))
-
-
-def lanes(fast, slow):
-    """Families; those of the second list run in the slow lane."""
-    return [*fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
 
 
 @pytest.mark.parametrize("family", lanes(["gemma2", "deepseek_v3"], ["qwen3", "gpt_oss"]))
@@ -334,7 +329,7 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
     policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
     config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
-    model, params = build.roles._critic(config, policy, {})
+    model, params = build.roles._critic(config, policy, {}, 1)
     plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
     assert model.config.norm_eps == 0.5
     got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
@@ -344,7 +339,7 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     assert params["head"].dtype == jnp.float32 and np.any(params["head"])
     wrong = reward_folder(folder, tmp_path / "wrong", vocab_size=321)
     with pytest.raises(InputError, match="another vocabulary"):
-        build.roles._critic(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {})
+        build.roles._critic(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {}, 1)
 
 
 def test_a_critic_starts_from_a_process_reward_model(tmp_path):
@@ -365,7 +360,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     np.testing.assert_allclose(prm.token_scores(params, batch), want, atol=1e-3)
     policy = Model(load_config(folder, remat="none"), mesh)
     config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
-    model, params = build.roles._critic(config, policy, {})
+    model, params = build.roles._critic(config, policy, {}, 1)
     values = model.values(params, batch)
     np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 

@@ -192,6 +192,7 @@ def places(roles) -> dict[str, set[str]]:
     return {name: kinds(arrays) for name, arrays in held.items()}
 
 
+@pytest.mark.slow
 def test_a_run_with_memory_on_the_host_is_the_run_without(tmp_path):
     """Both phases on 8 devices, to rounding (the update is fused otherwise); and a resume, bitwise,
     in which everything lies where it lay."""

@@ -9,15 +9,18 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import lanes
 from tiny_offline import metrics_of, offline_config, write_rows
 from tiny_run import assert_same_run
 
 from rljax import build, offline
 from rljax.batch import Batch
+from rljax.build import setup
 from rljax.config import with_overrides
 from rljax.dataflows.preference import learn as preference_learn
 from rljax.errors import InputError
 from rljax.kernels.logprob import api
+from rljax.mesh import make_mesh
 from rljax.roles import Actor, Reference
 from rljax.run import Run
 from rljax.sampler import generate
@@ -43,7 +46,22 @@ def config_of(folder, dataflow: str, run: str = "run", **fields):
     return offline_config(folder, kind, dataflow, run, **{**needs, **fields})
 
 
-@pytest.mark.parametrize("dataflow", RUNS)
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    """A program for one of the eight devices compiles and runs in half the time."""
+    monkeypatch.setattr(setup, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
+
+
+@pytest.fixture
+def eight_devices(one_device, monkeypatch):
+    monkeypatch.setattr(setup, "make_mesh", make_mesh)
+
+
+# What configs/offline trains too is left to tests/test_offline_configs.py, here in the slow lane.
+QUICK = ["preference", "bco", "sft", "process_reward_model", "dqo(beta=0.1)"]
+
+
+@pytest.mark.parametrize("dataflow", lanes(QUICK, [r for r in RUNS if r not in QUICK]))
 def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     summary = train(config_of(tmp_path, dataflow, steps=12, evaluate__every_steps=6))
     before, after = summary["eval_before"]["eval/loss"], summary["eval_after"]["eval/loss"]
@@ -191,7 +209,7 @@ def test_the_best_checkpoint_by_the_lowest_loss_is_kept(tmp_path):
     assert min(losses, key=losses.get) in kept
 
 
-def test_pairs_stay_together_in_microbatches(tmp_path):
+def test_pairs_stay_together_in_microbatches(tmp_path, eight_devices):
     """All 16 pairs at once, and 8 at a time on 8 devices: the same losses and gradients."""
     ends = {}
     for tokens in (16 * 2 * 48, 8 * 2 * 48):
@@ -210,14 +228,11 @@ def test_packed_and_unpacked_examples_give_the_same_loss_and_gradient(tmp_path):
     for packing in (False, True):
         config = offline_config(tmp_path, "examples", "sft", f"packed{packing}", steps=1)
         config.data.test, config.evaluate.every_steps = "", 0
-        for rows in range(64, 0, -8):  # a number of examples whose rows divide over 8 devices
-            write_rows(tmp_path, "examples", rows)
-            config.offline.packing = True
-            packed_rows = build.build(config).data.counts["packed_rows"]
-            if packed_rows % 8 == 0:
-                break
         config.offline.packing = packing
-        config.offline.examples_per_step = packed_rows if packing else rows
+        counts = build.build(config).data.counts
+        config.offline.examples_per_step = counts.get("packed_rows", 64)
+        if packing:
+            assert 0.5 < counts["packing_efficiency"] <= 1
         train(config)
         found.append((config.offline.examples_per_step, metrics_of(config.run_dir)[0]))
     (plain_rows, plain), (packed_rows, packed) = found

@@ -1,11 +1,14 @@
 """Every config of configs/offline: it is valid, its docstring says how it is run, and its tiny
 variant, run as a user would, brings the loss on held-out rows down."""
 
+import jax
 import pytest
-from conftest import REPO
+from conftest import REPO, lanes
 
+from rljax.build import setup
 from rljax.config import is_path
 from rljax.launch import load_config_file
+from rljax.mesh import make_mesh
 from rljax.train import train
 from rljax.validation import validate
 
@@ -22,8 +25,13 @@ def test_its_docstring_says_how_to_run_it_and_its_fields_are_valid(name):
     assert [w for w in validate(config) if "held out" not in w] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_tiny_variant_learns(name, tmp_path):
+# The others' dataflows learn in tests/test_offline.py, so their configs do in the slow lane.
+QUICK = ["dro", "kto", "reward_model"]
+
+
+@pytest.mark.parametrize("name", lanes(QUICK, [n for n in NAMES if n not in QUICK]))
+def test_the_tiny_variant_learns(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
     config = load_config_file(str(REPO / "configs" / "offline" / f"{name}.py") + ":tiny")
     assert not is_path(config.data.train)
     config.run_dir, config.trackers, config.compilation_cache = str(tmp_path), (), ""

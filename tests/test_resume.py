@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import lanes
 from test_reward_pool import alive, children, wait_until
 from tiny_run import (
     REPO,
@@ -368,7 +369,7 @@ def test_ten_kills_and_a_sigterm_of_the_quickstart(tmp_path):
     assert_same_run(killed, whole)
 
 
-@pytest.mark.parametrize("dataflow", ["grpo", "reinforce(decay=0.5)"])
+@pytest.mark.parametrize("dataflow", lanes(["reinforce(decay=0.5)"], ["grpo"]))
 def test_what_outlives_a_step_is_resumed(parts, tmp_path, dataflow):
     """Pass rates and positions of a mixture, rounds of sampling, the KL scale, a running mean."""
     fields = {
