@@ -63,8 +63,12 @@ ALSO_FLOAT32 = (
 )  # fmt: skip
 
 
+# Older releases of what verl/rollout_correction holds.
+OLDER = ("verl/rollout_is_pr3694", "verl/rollout_corr_v070")
+
+
 def is_slow(stem: str, dtype: str) -> bool:
-    return dtype == "float32" and stem not in ALSO_FLOAT32
+    return stem in OLDER or (dtype == "float32" and stem not in ALSO_FLOAT32)
 
 
 PARAMETERS = [

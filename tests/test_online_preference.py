@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import lanes
 from preset_runs import Shared, mean, preset_config
 
 from rljax import build
@@ -74,8 +75,10 @@ def learned(shared, config, steps: int, sign: float = 1.0):
 
 # -- learning --
 
+QUICK = ("online_dpo()", "xpo()")  # the slow lane has the others, on three seeds
 
-@pytest.mark.parametrize("dataflow", LOSSES)
+
+@pytest.mark.parametrize("dataflow", lanes(QUICK, [name for name in LOSSES if name not in QUICK]))
 def test_the_reward_rises(shared, dataflow):
     rewards, last = learned(shared, config_of(dataflow), 40)
     assert mean(rewards[:2]) < 0.5 and mean(rewards[-5:]) > mark_of(dataflow), rewards
@@ -91,7 +94,9 @@ def test_the_reward_rises_on_other_seeds(shared, dataflow, seed):
     assert mean(rewards[-5:]) > mark_of(dataflow), rewards
 
 
-@pytest.mark.parametrize("dataflow", ["online_dpo()", "nash_md(preference='higher_wins()')"])
+@pytest.mark.parametrize(
+    "dataflow", lanes(["online_dpo()"], ["nash_md(preference='higher_wins()')"])
+)
 def test_with_its_sign_flipped_it_does_not(shared, dataflow):
     rewards, _ = learned(shared, config_of(dataflow), 12, sign=-1.0)
     assert mean(rewards[-3:]) < 0.45, rewards

@@ -311,6 +311,7 @@ PARTS_FLAGS = (
 )
 
 
+@pytest.mark.slow
 def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, whole, tmp_path):
     killed = tmp_path / "killed"
 
@@ -369,7 +370,7 @@ def test_ten_kills_and_a_sigterm_of_the_quickstart(tmp_path):
     assert_same_run(killed, whole)
 
 
-@pytest.mark.parametrize("dataflow", lanes(["reinforce(decay=0.5)"], ["grpo"]))
+@pytest.mark.parametrize("dataflow", lanes([], ["grpo", "reinforce(decay=0.5)"]))
 def test_what_outlives_a_step_is_resumed(parts, tmp_path, dataflow):
     """Pass rates and positions of a mixture, rounds of sampling, the KL scale, a running mean."""
     fields = {
