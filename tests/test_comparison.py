@@ -174,6 +174,7 @@ def accuracy(result, method, column="sampled"):
     return row[column]["value"]
 
 
+@pytest.mark.slow
 def test_dqo_learns_from_the_file_and_finished_cells_stay(tmp_path):
     methods = [Method("DQO", "outcome", {"dataflow": "dqo(beta=0.1)", **DQO})]
     seen = []

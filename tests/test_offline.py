@@ -58,7 +58,7 @@ def eight_devices(one_device, monkeypatch):
 
 
 # What configs/offline trains too is left to tests/test_offline_configs.py, here in the slow lane.
-QUICK = ["preference", "bco", "sft", "process_reward_model", "dqo(beta=0.1)"]
+QUICK = ["bco", "sft", "process_reward_model", "dqo(beta=0.1)"]
 
 
 @pytest.mark.parametrize("dataflow", lanes(QUICK, [r for r in RUNS if r not in QUICK]))
