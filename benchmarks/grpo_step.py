@@ -33,7 +33,7 @@ from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
 from rljax.recipe import Recipe
 from rljax.roles import Actor, start_training
-from rljax.sampler import Sampling, rollout
+from rljax.sampler import Sampling, generate
 from rljax.update import Steps
 
 PROMPTS, SAMPLES, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 32, 128
@@ -103,7 +103,7 @@ def main() -> None:
         batch = timed(
             seconds,
             "generate",
-            rollout,
+            generate,
             model,
             actor.state.params,
             prompts,

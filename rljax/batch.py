@@ -63,6 +63,9 @@ class Batch:
     patch_coords: jax.Array | None = _field("B N F", jnp.int32)
     rope_positions: jax.Array | None = _field("B S R", jnp.int32)
     sampler_logprobs: jax.Array | None = _field("B S", jnp.float32)
+    # By how much sampler_logprobs are above the log-probs that the tokens were drawn with: the log
+    # of the mass that top-k, top-p and the like kept; 0 without them.
+    sampler_log_kept: jax.Array | None = _field("B S", jnp.float32)
     policy_version: jax.Array | None = _field("B S", jnp.int32)
     group: jax.Array | None = _field("B", jnp.int32)
     finish_reason: jax.Array | None = _field("B", jnp.int32)
@@ -80,7 +83,9 @@ class Batch:
     step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
     state_ids: jax.Array | None = _field("B S", jnp.int32)  # equal = same environment state
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over words of pi^2
-    entropy: jax.Array | None = _field("B S", jnp.float32)  # of the choice, when old_logprobs is
+    entropy: jax.Array | None = _field(
+        "B S", jnp.float32
+    )  # of the choice: the sampler's, else by old_logprobs
 
     def replace(self, **fields) -> "Batch":
         """A copy with these fields; unknown names and wrong axes are refused."""

@@ -26,7 +26,7 @@ from rljax.models.peft import load_adapter, save_adapter
 from rljax.models.quantise import block_of, dequantise, quantise
 from rljax.roles import start_training
 from rljax.run import Run
-from rljax.sampler import Sampling, rollout
+from rljax.sampler import Sampling, generate
 from rljax.train import train
 from rljax.trees import flattened, nested
 
@@ -80,7 +80,7 @@ def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
     params = moved(params)
     prompts = np.asarray(tokens(rows=2, columns=5).tokens)
     sampling = Sampling(max_response_tokens=6)
-    batch = rollout(model, params, prompts, np.array([5, 3]), jax.random.key(0), sampling, n=2)
+    batch = generate(model, params, prompts, np.array([5, 3]), jax.random.key(0), sampling, n=2)
     logprobs = jax.jit(model.logprobs)(params, batch)[0]
     keep = np.asarray(batch.mask) > 0
     np.testing.assert_allclose(batch.sampler_logprobs[keep], logprobs[keep], atol=2e-4)

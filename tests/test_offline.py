@@ -22,8 +22,8 @@ from rljax.errors import InputError
 from rljax.kernels.logprob import api
 from rljax.mesh import make_mesh
 from rljax.roles import Actor, Reference
+from rljax.roles import models as roles
 from rljax.run import Run
-from rljax.sampler import generate
 from rljax.train import train
 from rljax.validation import validate
 
@@ -150,7 +150,7 @@ def test_a_stored_file_that_is_gone_is_named_at_the_resume(tmp_path):
 
 def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
     """CHECKLIST 000-17; with stored log-probs it holds one."""
-    monkeypatch.setattr(generate, "rollout", None)
+    monkeypatch.setattr(roles, "generate", None)
     for stored, kinds in (("", [Reference, Actor]), (str(tmp_path / "stored"), [Actor])):
         config = config_of(tmp_path, "preference", f"run{len(kinds)}")
         config.offline.reference_logprobs = stored

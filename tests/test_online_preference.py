@@ -17,7 +17,7 @@ from rljax.config import HOMES
 from rljax.errors import InputError
 from rljax.pairing import bradley_terry, choose_pairs, higher_wins, win_probabilities
 from rljax.roles import Mixture, Versus, wrote_itself
-from rljax.sampler import Mixed, rollout
+from rljax.sampler import Mixed, generate
 from rljax.validation import validate
 
 LOSSES = {
@@ -217,7 +217,7 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
     prompts, key, sampling = run._draw(4), jax.random.key(3), run.setup.recipe.sampling
 
     def drawn(params, mixed):
-        batch = rollout(actor.model, params, prompts.tokens, prompts.lengths, key, sampling, n=8,
+        batch = generate(actor.model, params, prompts.tokens, prompts.lengths, key, sampling, n=8,
                         mixed=mixed)  # fmt: skip
         return np.asarray(batch.tokens)
 

@@ -12,7 +12,9 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.sampler import Sampling, rollout, sampling
+from rljax.sampler import Sampling, generate, sampling
+from rljax.sampler.requests import rules_of
+from rljax.sampler.rollout import request_keys
 
 WORDS, EOS = 13, 1
 PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)
@@ -34,7 +36,7 @@ def params(model):
 
 def run(model, params, *, n=4, seed=0, prompts=PROMPTS, lengths=LENGTHS, **options):
     options = {"max_response_tokens": 8, "stop_ids": (EOS,), **options}
-    return rollout(model, params, prompts, lengths, jax.random.key(seed), Sampling(**options), n=n)
+    return generate(model, params, prompts, lengths, jax.random.key(seed), Sampling(**options), n=n)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -114,15 +116,10 @@ def test_the_law_of_the_samples_is_the_softmax():
     0."""
     logits = jnp.concatenate([jnp.linspace(2.0, -4.0, 100), jnp.full((50,), -jnp.inf)])
     rows = 40_000
-    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(rows))
-    ids, logp = jax.jit(sampling.sample)(
-        jnp.broadcast_to(logits, (rows, 150)),
-        keys,
-        jnp.zeros(rows, jnp.int32),
-        jnp.ones(rows),
-        jnp.zeros(rows, jnp.int32),
-        jnp.ones(rows),
-    )
+    rules = rules_of([Sampling()] * rows, 150)
+    keys, places = request_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32)
+    drawn = jax.jit(sampling.sample)(jnp.broadcast_to(logits, (rows, 150)), keys, places, rules)
+    ids, logp = drawn.ids, drawn.logp
     p = np.asarray(jax.nn.softmax(logits))
     counts = np.bincount(ids, minlength=150)
     assert counts[100:].sum() == 0
@@ -131,21 +128,26 @@ def test_the_law_of_the_samples_is_the_softmax():
     np.testing.assert_allclose(logp, np.log(p[ids]), atol=1e-5)
 
 
-def test_top_p_and_top_k_keep_the_sets_that_sorting_keeps():
+def test_the_rules_keep_the_sets_that_sorting_keeps():
+    """The order of Hugging Face's and vLLM's samplers: top-k, then top-p of what is left."""
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.full(40, 0.3), size=64).astype(np.float32)
-    for top_k, top_p in ((5, 1.0), (0, 0.8), (7, 0.6), (0, 0.01)):
-        kept = sampling._truncate(jnp.asarray(probs), jnp.full(64, top_k), jnp.full(64, top_p)) > 0
+    weights = jnp.asarray(probs / probs.max(axis=1, keepdims=True))
+    for how in (dict(top_k=5), dict(top_p=0.8), dict(top_k=7, top_p=0.6), dict(top_p=0.01),
+                dict(min_p=0.2), dict(top_k=9, top_p=0.9, min_p=0.05)):  # fmt: skip
+        asked = Sampling(**how)
+        kept = sampling._truncate(weights, rules_of([asked] * 64, 40)) > 0
         for row in range(64):
-            order = np.argsort(-probs[row])
-            before = np.cumsum(probs[row][order]) - probs[row][order]
-            want = order[(before < top_p) & (np.arange(40) < (top_k or 40))]
-            assert set(np.flatnonzero(kept[row])) == set(want)
+            order = np.argsort(-probs[row])[: asked.top_k or 40]
+            mass = probs[row][order] / probs[row][order].sum()
+            want = order[(np.cumsum(mass) - mass) < asked.top_p]
+            want = [w for w in want if probs[row][w] >= asked.min_p * probs[row].max()]
+            assert set(np.flatnonzero(kept[row])) == set(want), (how, row)
 
 
 def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
     moved = jax.tree.map(lambda x: x + 0.3, params)
-    before = rollout(
+    before = generate(
         model,
         params,
         PROMPTS,
@@ -155,7 +157,7 @@ def test_the_next_generate_uses_the_new_parameters_and_records_their_version(mod
         n=4,
         version=3,
     )
-    after = rollout(
+    after = generate(
         model,
         moved,
         PROMPTS,

@@ -20,7 +20,7 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.rewards.worker import HOME, call_reward
-from rljax.sampler import Sampling, rollout
+from rljax.sampler import Sampling, generate
 
 # -- shaping ------------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ def sampler():
     model = Model(config, make_mesh(devices=jax.devices()[:1]))
     params = model.init(jax.random.key(0))
     return lambda sampling, prompts=PROMPTS, lengths=LENGTHS, key=7, n=8: (
-        rollout(model, params, prompts, lengths, jax.random.key(key), sampling, n=n),
+        generate(model, params, prompts, lengths, jax.random.key(key), sampling, n=n),
         model,
         params,
     )
@@ -392,7 +392,7 @@ def test_interruption_worked_example():
         max_response_tokens=9, thinking_tokens=(4, 4), end_of_thinking_ids=(23,),
         interrupt_ids=(20, 21, 23),
     )  # fmt: skip
-    batch = rollout(
+    batch = generate(
         model, model.init(jax.random.key(1)), PROMPTS[:1], LENGTHS[:1], jax.random.key(0), sampling
     )
     np.testing.assert_array_equal(batch.mask[0, 3:12], example["outputs"]["loss_mask"])

@@ -81,15 +81,22 @@ def attention_cached(
     scale: float,
     soft_cap: float = 0.0,
     sinks: jax.Array | None = None,
+    order: str = "heads",
+    k_scales: jax.Array | None = None,
+    v_scales: jax.Array | None = None,
 ) -> jax.Array:
-    """Decoding: q [B, S, H, E] against head-major caches k [B, K, T, E], v [B, K, T, F] -> [B, S,
-    H, F].
+    """Decoding: q [B, S, H, E] against caches k [B, K, T, E], v [B, K, T, F] -> [B, S, H, F].
 
     `allowed` [B, S, T] bool says which cached columns a query sees; the window is the caller's to
-    put there. A row that may see nothing comes out finite.
+    put there. A row that may see nothing comes out finite. order "tokens": caches are [B, T, K, .].
+    Scales [B, K, T] (or [B, T, K]) are those of int8 keys and values.
     """
-    assert allowed.shape == (*q.shape[:2], k.shape[2]), (allowed.shape, q.shape, k.shape)
-    return paths.plain(q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap)
+    columns = k.shape[2 if order == "heads" else 1]
+    assert allowed.shape == (*q.shape[:2], columns), (allowed.shape, q.shape, k.shape)
+    return paths.plain(
+        q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap, order=order, k_scales=k_scales,
+        v_scales=v_scales,
+    )  # fmt: skip
 
 
 def _check(q, k, v, segments, sinks, window) -> None:

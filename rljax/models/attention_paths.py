@@ -27,16 +27,25 @@ LANES = 128
 SPLASH_BLOCK = 512
 
 
-def plain(q, k, v, allowed, sinks, *, scale, soft_cap) -> jax.Array:
-    """Scores, soft cap, mask and softmax written out; k [B, K, T, E] and v [B, K, T, F] head-major.
+def plain(
+    q, k, v, allowed, sinks, *, scale, soft_cap, order="heads", k_scales=None, v_scales=None
+) -> jax.Array:
+    """Scores, soft cap, mask and softmax written out; k [B, K, T, E] and v [B, K, T, F] head-major,
+    or [B, T, K, .] for order "tokens". k_scales and v_scales multiply keys and values, each without
+    the last axis.
 
     scores = c tanh(scale q.k / c); weights = exp(scores) / (exp(sink) + sum_allowed exp(scores)).
     """
     b, s, h, e = q.shape
-    kv_heads = k.shape[1]
+    held = "bkt" if order == "heads" else "btk"
+    kv_heads = k.shape[held.index("k")]
     wide = jnp.promote_types(q.dtype, jnp.float32)
     q = q.reshape(b, s, kv_heads, h // kv_heads, e)
-    scores = scale * jnp.einsum("bskre,bkte->bkrst", q, k, preferred_element_type=wide)
+    k, v = k.astype(q.dtype), v.astype(q.dtype)
+    scores = jnp.einsum(f"bskre,{held}e->bkrst", q, k, preferred_element_type=wide)
+    if k_scales is not None:
+        scores = scores * _per_key(k_scales, order)
+    scores = scale * scores
     if soft_cap:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(allowed[:, None, None], scores, MASKED)
@@ -50,8 +59,17 @@ def plain(q, k, v, allowed, sinks, *, scale, soft_cap) -> jax.Array:
         top = jnp.maximum(top, jax.lax.stop_gradient(sink))
         weights = jnp.exp(scores - top)
         total = jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sink - top)
-    out = jnp.einsum("bkrst,bktf->bskrf", (weights / total).astype(v.dtype), v)
+    weights = weights / total
+    if v_scales is not None:
+        weights = weights * _per_key(v_scales, order)
+    out = jnp.einsum(f"bkrst,{held}f->bskrf", weights.astype(v.dtype), v)
     return out.reshape(b, s, h, v.shape[-1]).astype(v.dtype)
+
+
+def _per_key(scales: jax.Array, order: str) -> jax.Array:
+    """[B, K, T], or [B, T, K], as it multiplies scores [B, K, R, S, T]."""
+    scales = scales if order == "heads" else scales.swapaxes(1, 2)
+    return scales[:, :, None, None, :]
 
 
 def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax.Array:

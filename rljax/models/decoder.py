@@ -3,7 +3,7 @@
 What lives here: attention, the layers, the declaration of every weight. What does not: loading,
 sharding rules, losses. Layers of one kind are stacked on a leading axis (ModelConfig.stacks).
 
-Axes: B rows, S query tokens, T cached tokens, D embed, H heads, K kv heads, E head_dim, R kv_rank.
+Axes: B rows, S query tokens, D embed, H heads, K kv heads, E head_dim, R kv_rank.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from rljax.mesh import constrain_tokens
 from rljax.models import lora
 from rljax.models.attention import attention, attention_cached
+from rljax.models.cache import remember
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
 from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, weight
@@ -32,7 +33,9 @@ class Pass:
     mesh: Mesh
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
     segments: jax.Array  # [B, S]; 0 = padding
-    columns: jax.Array | None = None  # decoding: [B], where this call's token is written
+    # Decoding: [B], which token of its slot this call's first one is, and how many are real.
+    columns: jax.Array | None = None
+    counts: jax.Array | None = None  # None = all
     # Images: where their tokens stand [B, S], and what each of the first layers adds there
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
@@ -79,22 +82,8 @@ def rope_angles(positions: jax.Array, rope: Rope, dims: int) -> tuple[jax.Array,
     return jnp.cos(angles) * rope.amplitude, jnp.sin(angles) * rope.amplitude
 
 
-def _write(cache: jax.Array, new: jax.Array, columns: jax.Array) -> jax.Array:
-    """new [B, K, 1, E] into column columns[b] of cache [B, K, T, E]; a column T is dropped."""
-    rows = jnp.arange(cache.shape[0])
-    at = dict(mode="drop", unique_indices=True, indices_are_sorted=True)
-    return cache.at[rows, :, columns].set(new[:, :, 0].astype(cache.dtype), **at)
-
-
-def _visible(columns: jax.Array, cached: int, window: int) -> jax.Array:
-    """Cached columns that the token at columns [B] sees: [B, 1, T] bool."""
-    behind = columns[:, None] - jnp.arange(cached)[None, :]
-    seen = behind >= 0
-    return (seen & (behind < window) if window else seen)[:, None, :]
-
-
 class Attention(nnx.Module):
-    """Grouped-query attention; the cache of a layer is (k, v), head-major [B, K, T, E]."""
+    """Grouped-query attention; what a layer remembers is (keys, values)."""
 
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
         d, h, k, e = config.embed, config.heads, config.kv_heads, config.head_dim
@@ -122,17 +111,18 @@ class Attention(nnx.Module):
         how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
             out = attention(q, k, v, call.segments, mesh=call.mesh, window=self.kind.window, **how)
-            return self.o(out), (k.swapaxes(1, 2), v.swapaxes(1, 2))
-        k, v = (_write(c, n.swapaxes(1, 2), call.columns) for c, n in zip(cache, (k, v)))  # noqa: B905
-        allowed = _visible(call.columns, k.shape[2], self.kind.window)
-        return self.o(attention_cached(q, k, v, allowed, **how)), (k, v)
+            return self.o(out), (k, v)
+        cache, seen, allowed = remember(cache, (k, v), call.columns, call.counts)
+        how |= dict(zip(("k_scales", "v_scales"), seen.scales, strict=False), order=seen.order)
+        return self.o(attention_cached(q, *seen.parts, allowed, **how)), cache
 
 
 class LatentAttention(nnx.Module):
     """Multi-head latent attention (arXiv 2405.04434): keys and values from a latent of kv_rank.
 
-    The cache is one array, the normalised latent and the rotated shared key: [B, 1, T, R + rope].
-    Decoding moves the key's up-projection onto the query, so that nothing is expanded over T.
+    What it remembers is one array, the normalised latent and the rotated shared key, as of one kv
+    head of size R + rope. Decoding moves the key's up-projection onto the query, so that nothing is
+    expanded over the cache.
     """
 
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
@@ -170,7 +160,7 @@ class LatentAttention(nnx.Module):
         c = self.kv_norm(c)
         angles = call.angles[self.kind.rope]
         q_rope, k_rope = self._rotate(q_rope, angles), self._rotate(k_rope[:, :, None], angles)
-        stored = jnp.concatenate([c[:, :, None], k_rope], axis=-1).swapaxes(1, 2)
+        stored = jnp.concatenate([c[:, :, None], k_rope], axis=-1)
         if cache is None:
             k_nope, v = jnp.split(self.kv_up(c), [lat.nope_dim], axis=-1)
             k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], lat.rope_dim))
@@ -180,15 +170,16 @@ class LatentAttention(nnx.Module):
                 v, call.segments, mesh=call.mesh, window=self.kind.window, scale=self.scale,
             )  # fmt: skip
             return self.o(out), (stored,)
-        stored = _write(cache[0], stored, call.columns)
+        cache, seen, allowed = remember(cache, (stored,), call.columns, call.counts)
+        joint, scales = seen.parts[0], seen.scales[0] if seen.scales else None
         up = self.kv_up.matrix(x.dtype)
         q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
         out = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
-            stored, stored[..., : lat.kv_rank],
-            _visible(call.columns, stored.shape[2], self.kind.window), scale=self.scale,
+            joint, joint[..., : lat.kv_rank], allowed, scale=self.scale, order=seen.order,
+            k_scales=scales, v_scales=scales,
         )  # fmt: skip
-        return self.o(jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :])), (stored,)
+        return self.o(jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :])), cache
 
 
 class MLP(nnx.Module):

@@ -1,14 +1,10 @@
 """Model: the static half of a decoder, with pure functions of its parameter pytree.
 
-What lives here: init, the training forward passes (log-probs, values), and the two calls that
-decode
-(prefill, decode_step). What does not: sampling (rljax.sampler), optimizers (rljax.roles).
+What lives here: init, the training forward passes (log-probs, values), and the calls that decode
+(prefill, extend, decode_step). What does not: sampling (rljax.sampler), optimizers (rljax.roles).
 
-Parameters are a nested dict of arrays; layers are stacked on axis 0. Axes: B rows, S tokens, T
-cached
-tokens, L layers, K kv heads, E head_dim, V words. Caches are one (k, v) pair per layer, head-major
-[B, K, T, E]: measured twice as fast on CPU as token-major, and decoding unrolls the layers over
-them.
+Parameters are a nested dict of arrays; layers are stacked on axis 0. Axes: B rows, S tokens, V
+words. Caches are one rljax.models.cache.Cache per layer; decoding unrolls the layers over them.
 """
 
 import dataclasses
@@ -23,7 +19,8 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
-from rljax.models import lora
+from rljax.models import cache, lora
+from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
 from rljax.models.layers import add_last
@@ -254,16 +251,22 @@ class Model:
     # -- decoding: layers unrolled over per-layer caches
     # ---------------------------------------------------
 
-    def prefill(self, params: dict, prompts: Batch, cache_tokens: int):
-        """What every layer keeps of right-padded prompts, with room for `cache_tokens`.
+    def empty_caches(self, slots: int, columns: int, kv_dtype: str = "") -> list[Cache]:
+        """Caches of `slots` slots with room for `columns` tokens (inside a program)."""
+        return cache.empty(self.config, self.mesh, slots, columns, kv_dtype)
 
-        Columns at and after a prompt's length hold garbage; decoding overwrites a column before
-        reading it.
-        """
+    def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = ""):
+        """What every layer remembers of right-padded prompts, with room for `columns` tokens."""
         decoder = self._bind(params)
-        _, caches = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
-        room = [(0, 0), (0, 0), (0, cache_tokens - prompts.tokens.shape[1]), (0, 0)]
-        return jax.tree.map(lambda c: jnp.pad(c, room), caches)
+        _, kept = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
+        lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
+        cache.check_dtype(kv_dtype)
+        how = (lengths, columns, kv_dtype, cache.order_for(self.mesh))
+        caches = [
+            cache.from_prompt(parts, *how, kind.window)
+            for parts, kind in zip(kept, self.config.kinds, strict=True)
+        ]
+        return cache.constrain(caches, self.mesh)
 
     def unstack(self, params: dict):
         """Everything decode_step reads, with each layer's weights as own arrays.
@@ -280,18 +283,32 @@ class Model:
         return decoder, [layers[layer] for layer in sorted(layers)]
 
     def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches, shift=0):
-        """One token per row: tokens [B] written at columns [B] -> logits [B, V] float32, new
-        caches. Positions are columns + shift [B]: an image takes fewer positions than tokens."""
-        decoder, layers = unstacked
-        at = columns[:, None]
-        call = Pass(self.mesh, self._angles((columns + shift)[:, None]), jnp.ones_like(at), columns)
-        x = constrain_rows(decoder.embed(tokens[:, None]), self.mesh)
-        new_caches = []
-        for (graph, weights), cache in zip(layers, caches, strict=True):
-            x, cache, _ = nnx.merge(graph, weights)(x, call, cache)
-            new_caches.append(cache)
+        """Read one token per row, tokens [B], as token columns [B] of its slot -> logits [B, V]
+        float32 of the next, new caches. Positions are columns + shift [B]: an image takes fewer
+        positions than tokens."""
+        x, caches = self._read(unstacked, tokens[:, None], columns, None, caches, shift)
+        decoder, _ = unstacked
         logits = self._head_logits(decoder.head_weight("lm"), decoder.norm(x))
-        return logits[:, 0], new_caches
+        return logits[:, 0], caches
+
+    def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
+        """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
+        return self._read(unstacked, tokens, columns, counts, caches, shift)[1]
+
+    def _read(self, unstacked, tokens, columns, counts, caches, shift):
+        decoder, layers = unstacked
+        ahead = jnp.arange(tokens.shape[1])
+        positions = (columns + shift)[:, None] + ahead[None, :]
+        real = jnp.ones_like(tokens)
+        if counts is not None:
+            real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
+        call = Pass(self.mesh, self._angles(positions), real, columns, counts)
+        x = constrain_rows(decoder.embed(tokens), self.mesh)
+        new_caches = []
+        for (graph, weights), one in zip(layers, caches, strict=True):
+            x, one, _ = nnx.merge(graph, weights)(x, call, one)
+            new_caches.append(one)
+        return x, new_caches
 
 
 def _add_level(x: jax.Array, call: Pass, layer) -> jax.Array:

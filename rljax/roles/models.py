@@ -24,7 +24,7 @@ from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import in_device_memory
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
-from rljax.sampler import Sampling, rollout
+from rljax.sampler import Sampling, generate
 from rljax.timing import timed
 from rljax.train_state import TrainState
 from rljax.trees import merged
@@ -96,7 +96,7 @@ class Actor:
         """n trajectories per prompt, with the very parameter arrays that training updates (host
         verb)."""
         with timed("generate"):
-            batch = rollout(
+            batch = generate(
                 self.model,
                 self.state.weights,
                 prompts.tokens,
@@ -310,7 +310,7 @@ class Reference:
         """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
         wrote them."""
         with timed("generate"):
-            batch = rollout(
+            batch = generate(
                 self.model, in_device_memory(self.params), prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, images=prompts.images,
             )  # fmt: skip

@@ -15,7 +15,7 @@ from rljax.errors import InputError
 from rljax.mesh import constrain_rows, in_device_memory
 from rljax.models.model import Model
 from rljax.roles.models import Actor, Reference
-from rljax.sampler import Mixed, Sampling, rollout
+from rljax.sampler import Mixed, Sampling, generate
 from rljax.timing import timed
 
 
@@ -34,7 +34,7 @@ class Mixture:
             self.reference.model, in_device_memory(self.reference.params), float(self.weight)
         )
         with timed("generate"):
-            batch = rollout(
+            batch = generate(
                 self.actor.model, self.actor.state.weights, prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, images=prompts.images, mixed=second,
             )  # fmt: skip

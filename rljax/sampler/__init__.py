@@ -1,5 +1,8 @@
 """Prompts -> trajectories, on the trainer's mesh, with the trainer's own parameter arrays."""
 
-from rljax.sampler.generate import Mixed, Sampling, rollout
+from rljax.sampler.engine import Engine
+from rljax.sampler.requests import Sampling
+from rljax.sampler.rollout import Mixed, generate
+from rljax.sampler.stream import Sampler
 
-__all__ = ["Mixed", "Sampling", "rollout"]
+__all__ = ["Engine", "Mixed", "Sampler", "Sampling", "generate"]

@@ -1,13 +1,46 @@
 """Logits -> one token per row, with its log-prob. Every rule is a runtime array and causes no
 compile.
 
-Axes: B rows, V words.
+What lives here: the rules of B rows as arrays, and the draw. What does not: who asks for what
+(rljax.sampler.requests), the decoder.
+
+Axes: B rows, V words, E stop ids, M words with a bias, W = ceil(V / 32) words of bits.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
 BLOCK = 64  # words per block of the two-level inverse CDF
+_ONE = 0x3F800000  # the bits of float32 1.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What each row asks for. The last three are None where a program's rows never ask for it."""
+
+    temperature: jax.Array  # [B] float32; 0 = greedy
+    top_k: jax.Array  # [B] int32; 0 = off
+    top_p: jax.Array  # [B] float32; 1 = off
+    min_p: jax.Array  # [B] float32; 0 = off
+    stop_ids: jax.Array  # [B, E] int32; -1 matches none
+    bias_ids: jax.Array | None = None  # [B, M] int32; V = unused
+    bias: jax.Array | None = None  # [B, M] float32
+    allowed: jax.Array | None = None  # [B, W] uint32: bit v of word v // 32 allows it
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """One token per row: [B] each."""
+
+    ids: jax.Array
+    logp: jax.Array  # log softmax(logits / temperature)[id], over the full vocabulary
+    log_kept: jax.Array  # logp minus the log-prob with which id was drawn; 0 without a rule
+    entropy: jax.Array  # of softmax(logits / temperature), nats
+    finite: jax.Array  # bool: the logits were
 
 
 def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
@@ -34,35 +67,99 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
     return block * BLOCK + jnp.minimum(word, last)
 
 
-def _truncate(probs: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Keep the top_k likeliest words and the smallest set with mass top_p; ties at the edge
-    stay."""
-    ordered = jnp.sort(probs, axis=-1, descending=True)
-    rank = jnp.arange(probs.shape[-1])[None, :]
-    kept = (rank < jnp.where(top_k > 0, top_k, probs.shape[-1])[:, None]) & (
-        (jnp.cumsum(ordered, axis=-1) - ordered) < top_p[:, None]
-    )
-    kept = kept | (rank == 0)
-    edge = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(probs >= edge, probs, 0.0)
+def _at_least(weights: jax.Array, holds) -> jax.Array:
+    """`weights` [B, V] in 0..1 without those below the largest threshold t for which holds(weights
+    >= t) [B] is true; t = 0 must hold, and truth falls with t.
 
-
-def sample(logits: jax.Array, keys: jax.Array, columns: jax.Array, temperature, top_k, top_p):
-    """One word per row: logits [B, V] f32, keys [B], columns [B], temperature/top_k/top_p [B].
-
-    The draw is a function of (key of the request, column) alone: u = uniform(fold_in(key, column)).
-    temperature 0 is greedy. Returns ids [B] and log softmax(logits / temperature)[id] [B] over the
-    full vocabulary; greedy rows report it at temperature 1.
+    Floats above 0 are ordered as their bits are, so 30 halvings find t exactly: no sort, no gather,
+    and the words may be split over devices.
     """
-    greedy = temperature <= 0
-    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
-    lse = jax.nn.logsumexp(scaled, axis=-1, keepdims=True)
-    probs = jnp.exp(scaled - lse)
-    truncated = jnp.any((top_k > 0) | (top_p < 1))
-    probs = jax.lax.cond(truncated, _truncate, lambda p, k, t: p, probs, top_k, top_p)
-    u = jax.vmap(lambda key, column: jax.random.uniform(jax.random.fold_in(key, column)))(
-        keys, columns
+    rows = weights.shape[0]
+    bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        true = holds(bits >= middle[:, None])
+        return jnp.where(true, middle, low), jnp.where(true, high, middle)
+
+    low = jnp.zeros((rows,), jnp.int32)
+    edge, _ = jax.lax.fori_loop(0, 31, halve, (low, jnp.full((rows,), _ONE + 1, jnp.int32)))
+    return jnp.where(bits >= edge[:, None], weights, 0.0)
+
+
+def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
+    """Keep the top_k likeliest words; of these the smallest set with top_p of their mass; and words
+    of at least min_p of the likeliest one's. Ties at an edge stay. The largest weight is 1."""
+    words = weights.shape[-1]
+    count = jnp.where(rules.top_k > 0, rules.top_k, words)
+    weights = _at_least(weights, lambda kept: jnp.sum(kept, axis=-1) >= count)
+    wanted = rules.top_p * jnp.sum(weights, axis=-1)
+    enough = lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), axis=-1) >= wanted  # noqa: E731
+    cut = _at_least(weights, enough)
+    weights = jnp.where((rules.top_p < 1)[:, None], cut, weights)
+    return jnp.where(weights >= rules.min_p[:, None], weights, 0.0)
+
+
+def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
+    """logits + bias, and -inf where a word is not allowed."""
+    words = logits.shape[-1]
+    if rules.bias is not None:
+        rows = jnp.arange(logits.shape[0])[:, None]
+        logits = logits.at[rows, rules.bias_ids].add(rules.bias, mode="drop")
+    if rules.allowed is not None:
+        bits = rules.allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None, :]
+        allowed = (bits & 1).reshape(logits.shape[0], -1)[:, :words] > 0
+        logits = jnp.where(allowed, logits, -jnp.inf)
+    return logits
+
+
+def _is_ruled(rules: Rules) -> jax.Array:
+    """Rows whose draw is not from the plain softmax: [B] bool. (Greedy is: it is a point of it.)"""
+    ruled = (rules.top_k > 0) | (rules.top_p < 1) | (rules.min_p > 0)
+    if rules.bias is not None:
+        ruled |= jnp.any(rules.bias != 0, axis=1)
+    if rules.allowed is not None:
+        ruled |= jnp.any(rules.allowed != jnp.uint32(0xFFFFFFFF), axis=1)
+    return ruled
+
+
+def sample(logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules) -> Drawn:
+    """One word per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of the words.
+
+    The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
+    position)). temperature 0 is greedy; its log-prob is reported at temperature 1.
+    """
+    greedy = rules.temperature <= 0
+    warmth = jnp.where(greedy, 1.0, rules.temperature)[:, None]
+    scaled = logits / warmth
+    top = jnp.max(scaled, axis=-1, keepdims=True)
+    plain = jnp.exp(scaled - top)
+    total = jnp.sum(plain, axis=-1)
+    lse = jnp.log(total) + top[:, 0]
+    weighted = jnp.sum(jnp.where(plain > 0, plain * scaled, 0.0), axis=-1)
+
+    def ruled(rules):
+        shaped = _with_bias(logits, rules) / warmth
+        peak = jnp.max(shaped, axis=-1, keepdims=True)
+        weights = _truncate(jnp.exp(shaped - peak), rules)
+        lse_kept = jnp.log(jnp.sum(weights, axis=-1)) + peak[:, 0]
+        return weights, shaped - scaled, lse_kept, jnp.argmax(shaped, axis=-1)
+
+    def unruled(rules):
+        return plain, jnp.zeros_like(scaled), lse, jnp.argmax(logits, axis=-1)
+
+    weights, gain, lse_kept, likeliest = jax.lax.cond(
+        jnp.any(_is_ruled(rules)), ruled, unruled, rules
     )
-    ids = jnp.where(greedy, jnp.argmax(logits, axis=-1), _inverse_cdf(probs, u)).astype(jnp.int32)
-    logp = jnp.take_along_axis(scaled, ids[:, None], axis=-1)[:, 0] - lse[:, 0]
-    return ids, logp
+    u = jax.vmap(_uniform)(keys, positions)
+    ids = jnp.where(greedy, likeliest, _inverse_cdf(weights, u)).astype(jnp.int32)
+    at = lambda x: jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]  # noqa: E731
+    logp = at(scaled) - lse
+    # log p - log q = (z - lse) - (z + gain - lse_kept), and q of a greedy choice is 1.
+    log_kept = jnp.where(greedy, logp, jnp.where(_is_ruled(rules), lse_kept - lse - at(gain), 0.0))
+    return Drawn(ids, logp, log_kept, lse - weighted / total, jnp.isfinite(lse))
+
+
+def _uniform(key: jax.Array, position: jax.Array) -> jax.Array:
+    return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key), position))

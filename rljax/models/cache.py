@@ -1,0 +1,239 @@
+"""What a layer remembers of the tokens it has read: its keys and values, in slots.
+
+What lives here: the layout of a cache, writing to it, and what a call's queries may see of it. What
+does not: attention itself (rljax.models.attention), who owns a slot (rljax.sampler).
+
+Token p of a slot lives in column p. A layer with a sliding window keeps the window alone: its
+columns are a ring, and token p lives in column p mod T. What stands behind a slot's last token is
+garbage that is overwritten before it is read.
+
+Order "heads" is [B, K, T, E], "tokens" is [B, T, K, E]. On CPU the first is twice as fast to attend
+to; on TPU a write per slot is in place in the second alone. int8 keeps one float32 scale per token
+and head.
+
+Axes: B slots, S tokens of one call, K kv heads, T columns, E size of a head (of keys or values).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rljax.errors import InputError
+from rljax.mesh import BATCH_AXES, row_shards
+from rljax.models.config import ModelConfig
+
+DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """One layer's: (keys, values), or the one latent that both are made of."""
+
+    parts: tuple[jax.Array, ...]
+    scales: tuple[jax.Array, ...]  # of int8 parts, without the last axis; else ()
+    order: str = dataclasses.field(metadata={"static": True})
+    window: int = dataclasses.field(metadata={"static": True})  # of the layer; 0 = all
+
+    @property
+    def columns(self) -> int:
+        return self.parts[0].shape[2 if self.order == "heads" else 1]
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether a token may have overwritten an older one."""
+        return 0 < self.window <= self.columns
+
+    def arrays(self) -> tuple[jax.Array, ...]:
+        return self.parts + self.scales
+
+
+def order_for(mesh: Mesh) -> str:
+    return "tokens" if mesh.devices.flat[0].platform == "tpu" else "heads"
+
+
+def _token_axis(order: str) -> int:
+    return 2 if order == "heads" else 1
+
+
+def _widths(config: ModelConfig) -> tuple[int, tuple[int, ...]]:
+    """(kv heads, size of a head in every part)."""
+    if config.latent:
+        return 1, (config.latent.kv_rank + config.latent.rope_dim,)
+    return config.kv_heads, (config.head_dim, config.head_dim)
+
+
+def slot_bytes(config: ModelConfig, columns: int, dtype: str = "") -> int:
+    """Bytes that one slot of `columns` tokens takes, over all layers and devices."""
+    heads, widths = _widths(config)
+    size = jnp.dtype(dtype or config.dtype).itemsize
+    per_token = heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
+    return sum(min(columns, kind.window or columns) * per_token for kind in config.kinds)
+
+
+def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
+    """Slots over the axes of rows, kv heads over tensor, where they divide."""
+    rows = BATCH_AXES if shape[0] % row_shards(mesh) == 0 else None
+    at = 1 if order == "heads" else 2
+    heads = "tensor" if shape[at] % mesh.shape["tensor"] == 0 else None
+    spec = (rows, heads, None) if order == "heads" else (rows, None, heads)
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
+    """Inside a program: keep caches split as `_sharding` says."""
+    if mesh.size == 1:
+        return caches
+    return [
+        jax.tree.map(
+            lambda x, c=c: jax.lax.with_sharding_constraint(x, _sharding(mesh, x.shape, c.order)),
+            c,
+        )
+        for c in caches
+    ]
+
+
+def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = ""):
+    """One empty cache per layer (inside a program)."""
+    check_dtype(dtype)
+    heads, widths = _widths(config)
+    caches = []
+    for kind in config.kinds:
+        held = min(columns, kind.window or columns)
+        parts = [jnp.zeros((slots, held, heads, width), config.dtype) for width in widths]
+        caches.append(_encode(parts, dtype, order_for(mesh), kind.window))
+    return constrain(caches, mesh)
+
+
+def check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise InputError("sampler kv_dtype", value=dtype, rule=f"one of {', '.join(DTYPES)}")
+
+
+def _encode(parts, dtype: str, order: str, window: int) -> Cache:
+    """Parts [B, S, K, E] as a cache of S columns."""
+    scales = ()
+    if dtype == "int8":
+        wide = [x.astype(jnp.float32) for x in parts]
+        scales = tuple(jnp.max(jnp.abs(x), axis=-1) / 127 for x in wide)
+        parts = [
+            jnp.round(x / jnp.maximum(s, 1e-30)[..., None]).astype(jnp.int8)
+            for x, s in zip(wide, scales, strict=True)
+        ]
+    elif dtype:
+        parts = [x.astype(dtype) for x in parts]
+    if order == "heads":
+        parts = [x.swapaxes(1, 2) for x in parts]
+        scales = tuple(x.swapaxes(1, 2) for x in scales)
+    return Cache(tuple(parts), tuple(scales), order, window)
+
+
+def _like(cache: Cache, parts) -> Cache:
+    """Parts [B, S, K, E] in the layout of `cache`."""
+    dtype = str(cache.parts[0].dtype)
+    return _encode(parts, dtype, cache.order, cache.window)
+
+
+def _newest(total: jax.Array, columns: int) -> jax.Array:
+    """Which token a ring of T columns holds in each after `total` [B] tokens: [B, T], below 0 where
+    none."""
+    last = total[:, None] - 1
+    return last - (last - jnp.arange(columns)[None, :]) % columns
+
+
+def from_prompt(parts, lengths: jax.Array, columns: int, dtype: str, order: str, window: int):
+    """The cache of right-padded prompts, with room for `columns` tokens: parts [B, S, K, E],
+    lengths [B]."""
+    cache = _encode(parts, dtype, order, window)
+    held, axis = min(columns, window or columns), _token_axis(order)
+    tokens = cache.columns
+    if tokens <= held:
+        room = [(0, held - tokens if i == axis else 0) for i in range(4)]
+        return jax.tree.map(lambda x: jnp.pad(x, room[: x.ndim]), cache)
+    if not window:
+        raise InputError("prompt columns", value=tokens, rule=f"at most the {columns} of the cache")
+    kept = jnp.maximum(_newest(lengths, held), 0)
+    return jax.tree.map(lambda x: _take(x, kept, axis), cache)
+
+
+def _take(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    """x's tokens at index [B, T], row by row."""
+    shape = [
+        index.shape[0] if i == 0 else index.shape[1] if i == axis else 1 for i in range(x.ndim)
+    ]
+    return jnp.take_along_axis(x, index.reshape(shape), axis=axis)
+
+
+def remember(cache: Cache, parts, columns: jax.Array, counts: jax.Array | None):
+    """Read S more tokens: parts [B, S, K, E], the first of them token columns [B] of its slot, of
+    which counts [B] are real (None: all).
+
+    Returns the new cache, what this call's queries look at (a Cache), and allowed [B, S, T'] bool,
+    which of its columns each query sees.
+    """
+    tokens = parts[0].shape[1]
+    place = columns[:, None] + jnp.arange(tokens)[None, :]
+    new = _like(cache, parts)
+    if cache.is_ring and tokens > 1:
+        return _remember_in_ring(cache, new, columns, counts, place)
+    at = place % cache.columns if cache.is_ring else place
+    cache = jax.tree.map(lambda c, x: _write(c, x, at, cache.order), cache, new)
+    if cache.is_ring:
+        held = _newest(columns + 1, cache.columns)
+        return cache, cache, (held >= 0)[:, None, :]
+    behind = place[:, :, None] - jnp.arange(cache.columns)[None, None, :]
+    allowed = behind >= 0
+    return cache, cache, allowed & (behind < cache.window) if cache.window else allowed
+
+
+def _write(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Array:
+    """new's tokens into columns at [B, S] of `old`; what is out of range is dropped."""
+    how = dict(mode="drop", unique_indices=True)
+    if at.shape[1] == 1:
+        rows, how["indices_are_sorted"] = jnp.arange(old.shape[0]), True
+        if order == "heads":
+            return old.at[rows, :, at[:, 0]].set(new[:, :, 0], **how)
+        return old.at[rows, at[:, 0]].set(new[:, 0], **how)
+    rows = jnp.arange(old.shape[0])[:, None]
+    if order == "heads":
+        return old.at[rows, :, at].set(new.swapaxes(1, 2), **how)
+    return old.at[rows, at].set(new, **how)
+
+
+def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
+    """The tokens of a call may overwrite what its first ones still see: look at both, then
+    write."""
+    axis, tokens, held = _token_axis(cache.order), place.shape[1], cache.columns
+    counts = jnp.full_like(columns, tokens) if counts is None else counts
+    before = _newest(columns, held)
+    distance = place[:, :, None] - before[:, None, :]
+    old = (before >= 0)[:, None, :] & (distance < cache.window)
+    near = jnp.arange(tokens)[:, None] - jnp.arange(tokens)[None, :]
+    own = jnp.broadcast_to((near >= 0) & (near < cache.window), (len(columns), tokens, tokens))
+    seen = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=axis), cache, new)
+    after = _newest(columns + counts, held)
+    fresh = after >= columns[:, None]
+    index = jnp.clip(after - columns[:, None], 0, tokens - 1)
+
+    def turned(old, new):
+        shape = [fresh.shape[0] if i == 0 else held if i == axis else 1 for i in range(old.ndim)]
+        return jnp.where(fresh.reshape(shape), _take(new, index, axis), old)
+
+    return jax.tree.map(turned, cache, new), seen, jnp.concatenate([old, own], axis=2)
+
+
+def place_rows(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
+    """Rows source [M] of `rows` into slots [M] of `cache`; a slot out of range is dropped. `rows`
+    may have fewer columns; what is behind them stays garbage."""
+
+    def put(old, new):
+        axis = _token_axis(cache.order)
+        picked = jnp.take(new, source, axis=0).astype(old.dtype)
+        if picked.shape == (len(slots), *old.shape[1:]):
+            return old.at[slots].set(picked, mode="drop")
+        head = (slice(None),) * (axis - 1) + (slice(0, new.shape[axis]),)
+        return old.at[(slots, *head)].set(picked, mode="drop")
+
+    return jax.tree.map(put, cache, rows)

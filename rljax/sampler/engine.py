@@ -1,0 +1,282 @@
+"""The engine: JetStream's verbs over slots, each one jitted program. It holds no weights.
+
+What lives here: prefill, insert, generate, extend, fork, extract, release. Parameters are an
+argument of every call, so the next call after an update uses the new arrays; the decode state is
+donated. What does not: who waits for a slot (stream), whole batches without a host (rollout).
+
+Axes: B slots, T columns of a slot, P rows of a prefix, S tokens of a call, M pairs of a slot and a
+row of a prefix, k steps.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from rljax.batch import batch_from_rows
+from rljax.errors import InputError
+from rljax.mesh import BATCH_AXES, constrain_rows, row_shards
+from rljax.models import cache
+from rljax.models.model import Model
+from rljax.sampler import slots as slot
+from rljax.sampler.memory import check_memory
+from rljax.sampler.requests import Sampling, rules_of
+from rljax.sampler.slots import Entry, Slots, Tokens
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """What was read of P sequences, outside of any slot. `length` [P] tokens are cached; `token`
+    [P] is the next to read, -1 where nothing was appended yet."""
+
+    caches: list
+    length: jax.Array
+    token: jax.Array
+    shift: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Slots of `tokens` tokens each (prompt and response). Static: every program is compiled once
+    for it and a shape of its arguments."""
+
+    model: Model
+    slots: int
+    tokens: int
+    kv_dtype: str = ""
+    steps: int = 32  # at most, per dispatch of generate
+    forcing_tokens: int = 0  # room for the phrases of interruptions; 0 = none can be asked for
+
+    def __post_init__(self):
+        for name in ("slots", "tokens", "steps"):
+            if getattr(self, name) < 1:
+                raise InputError(f"sampler {name}", value=getattr(self, name), rule=">= 1")
+        check_memory(self.model, self.slots, self.tokens, self.kv_dtype)
+
+    # -- what a request is, as arrays
+
+    def rules(self, asked: list[Sampling]):
+        """The rules of M requests; their shapes do not depend on what is asked."""
+        for one in asked:
+            one.check_words(self.model.config.vocab_size)
+            if one.thinking_tokens and slot.forcing_room([one]) > self.forcing_tokens:
+                raise InputError(
+                    "this engine has no room for interruptions",
+                    value=slot.forcing_room([one]),
+                    rule=f"at most its forcing_tokens, {self.forcing_tokens}",
+                )
+        return rules_of(asked, self.model.config.vocab_size, whole=True)
+
+    def forcing(self, asked: list[Sampling], budgets, prompt_tokens):
+        """The interruptions of M requests, or None where this engine has no room for any."""
+        if not self.forcing_tokens:
+            return None
+        return slot.forcing_of(asked, self.forcing_tokens, budgets, prompt_tokens)
+
+    # -- verbs
+
+    def init_state(self) -> Slots:
+        """Slots in which nobody is."""
+        blank = [Sampling()]
+        forcing = self.forcing(blank, np.array([-1]), np.array([0]))
+        return _init_state(self, self.rules(blank), forcing)
+
+    def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
+        """Read right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
+        token count as read."""
+        return _prefill(self, params, tokens, true_lengths, images)
+
+    def empty_prefix(self, rows: int = 1) -> Prefix:
+        """Sequences of no tokens, with a slot's room."""
+        return _empty_prefix(self, rows)
+
+    def append(self, params, prefix: Prefix, tokens, counts) -> Prefix:
+        """tokens [P, S], of which counts [P] are real, behind what `prefix` holds: chunks of a long
+        prompt, a shared beginning, a tool's reply. `prefix` is donated."""
+        return _append(self, params, prefix, tokens, counts)
+
+    def widen(self, prefix: Prefix, row, length) -> Prefix:
+        """Row `row` of a prefix cut to `length` read tokens, as one sequence with a slot's room."""
+        return _widen(self, prefix, row, length)
+
+    def insert(self, prefix: Prefix, state: Slots, slots, source, entry: Entry) -> Slots:
+        """Row source [M] of `prefix` into slots [M], live; a slot out of range is dropped. The
+        samples of a group are one row into many slots. `state` is donated."""
+        return _insert(self, prefix, state, slots, source, entry)
+
+    def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
+        """Up to `steps` tokens in every live slot, or until `enough_free` slots are not live:
+        state, Tokens of `self.steps` rows, the steps done. `state` is donated."""
+        enough_free = self.slots if enough_free is None else enough_free
+        return _generate(self, params, state, steps, enough_free)
+
+    def extend(self, params, state: Slots, slots, tokens, counts) -> Slots:
+        """tokens [M, S], of which counts [M] are real, behind what slots [M] hold; they are live
+        then. `state` is donated."""
+        return _extend(self, params, state, slots, tokens, counts)
+
+    def fork(self, state: Slots, source, slots, keys) -> Slots:
+        """Slot `source` into slots [M], which go on with keys [M, 2]. `state` is donated."""
+        return _fork(self, state, source, slots, keys)
+
+    def extract(self, state: Slots, slots) -> Prefix:
+        """What slots [M] hold, as a prefix of M rows. They stay as they are."""
+        return _extract(self, state, slots)
+
+    def release(self, state: Slots, slots) -> Slots:
+        """Slots [M] are free. `state` is donated."""
+        return _release(self, state, slots)
+
+
+def _pinned(engine: Engine, state: Slots) -> Slots:
+    """Split as at first, so that what is donated can be written in place."""
+    mesh = engine.model.mesh
+    caches = tuple(cache.constrain(of_model, mesh) for of_model in state.caches)
+    rest = dataclasses.replace(state, caches=())
+    rest = jax.tree.map(lambda x: constrain_rows(x, mesh), rest)
+    return dataclasses.replace(rest, caches=caches)
+
+
+def _program(*, donate=()):
+    return functools.partial(jax.jit, static_argnums=0, donate_argnums=donate)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init_state(engine: Engine, rules, forcing) -> Slots:
+    made = slot.empty([engine.model], engine.slots, engine.tokens, engine.kv_dtype, rules, forcing)
+    return _pinned(engine, made)
+
+
+@_program()
+def _prefill(engine: Engine, params, tokens, lengths, images) -> Prefix:
+    seen = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
+    shift = jnp.zeros_like(lengths)
+    if images is not None:
+        names = ("pixels", "patch_coords", "rope_positions")
+        seen, shift = seen.replace(**{name: images[name] for name in names}), images["shift"]
+    caches = engine.model.prefill(params, seen, tokens.shape[1], engine.kv_dtype)
+    last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
+    return Prefix(caches, lengths - 1, last, shift)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _empty_prefix(engine: Engine, rows: int) -> Prefix:
+    caches = engine.model.empty_caches(rows, engine.tokens, engine.kv_dtype)
+    zeros = jnp.zeros((rows,), jnp.int32)
+    return Prefix(caches, zeros, zeros - 1, zeros)
+
+
+@_program(donate=2)
+def _append(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
+    return _appended(engine, params, prefix, tokens, counts)
+
+
+def _appended(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
+    """The token that waited is read first, and the last of the new ones waits."""
+    none = prefix.token < 0
+    line = jnp.concatenate([prefix.token[:, None], tokens], axis=1)
+    read = jnp.where(none[:, None], line[:, 1:], line[:, :-1])
+    real = jnp.maximum(counts - none, 0)
+    unstacked = engine.model.unstack(params)
+    caches = engine.model.extend(unstacked, read, prefix.length, real, prefix.caches, prefix.shift)
+    last = jnp.take_along_axis(line, counts[:, None], axis=1)[:, 0]
+    return Prefix(caches, prefix.length + real, last, prefix.shift)
+
+
+@_program()
+def _widen(engine: Engine, prefix: Prefix, row, length) -> Prefix:
+    blank = engine.model.empty_caches(1, engine.tokens, engine.kv_dtype)
+    at, source = jnp.zeros((1,), jnp.int32), jnp.reshape(row, (1,))
+    caches = [
+        cache.place_rows(old, new, at, source)
+        for old, new in zip(blank, prefix.caches, strict=True)
+    ]
+    length = jnp.reshape(length, (1,))
+    return Prefix(caches, length, jnp.full((1,), -1, jnp.int32), prefix.shift[source])
+
+
+@_program(donate=2)
+def _insert(engine: Engine, prefix: Prefix, state: Slots, slots, source, entry: Entry) -> Slots:
+    state = slot.place(state, (prefix.caches,), slots, source)
+    return _pinned(engine, slot.enter(state, entry, slots))
+
+
+@_program(donate=2)
+def _generate(engine: Engine, params, state: Slots, steps, enough_free):
+    models = [(engine.model, engine.model.unstack(params))]
+    steps = jnp.minimum(steps, engine.steps)
+    state, tokens, done = slot.decode(models, 0.0, state, steps, engine.steps, enough_free)
+    return _pinned(engine, state), tokens, done
+
+
+@_program(donate=2)
+def _extend(engine: Engine, params, state: Slots, slots, tokens, counts) -> Slots:
+    prefix = _taken(engine, state, slots)
+    prefix = _appended(engine, params, prefix, tokens, counts)
+    state = slot.place(state, (prefix.caches,), slots, jnp.arange(len(slots)))
+    state = dataclasses.replace(
+        state,
+        length=state.length.at[slots].set(prefix.length, mode="drop"),
+        token=state.token.at[slots].set(prefix.token, mode="drop"),
+        live=state.live.at[slots].set(True, mode="drop"),
+    )
+    return _pinned(engine, state)
+
+
+@_program(donate=1)
+def _fork(engine: Engine, state: Slots, source, slots, keys) -> Slots:
+    taken = _taken(engine, state, jnp.reshape(source, (1,)))
+    zeros = jnp.zeros(slots.shape, jnp.int32)
+    state = slot.place(state, (taken.caches,), slots, zeros)
+    rows = dataclasses.replace(state, caches=())
+    copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
+    copied = dataclasses.replace(
+        copied, caches=state.caches, key=copied.key.at[slots].set(keys, mode="drop")
+    )
+    return _pinned(engine, copied)
+
+
+@_program()
+def _extract(engine: Engine, state: Slots, slots) -> Prefix:
+    return _taken(engine, state, slots)
+
+
+@_program(donate=1)
+def _release(engine: Engine, state: Slots, slots) -> Slots:
+    live = state.live.at[slots].set(False, mode="drop")
+    return _pinned(engine, dataclasses.replace(state, live=live))
+
+
+def _taken(engine: Engine, state: Slots, slots) -> Prefix:
+    """Rows of the slots. Where slots are split over devices each gives its own and the sum is
+    everyone's: indexing would gather the whole cache on every device."""
+    mesh = engine.model.mesh
+    pick = lambda x: jnp.take(x, slots, axis=0)  # noqa: E731
+    rows = jax.tree.map(pick, (state.length, state.token, state.shift))
+    if row_shards(mesh) == 1 or engine.slots % row_shards(mesh):
+        return Prefix(jax.tree.map(pick, state.caches[0]), *rows)
+
+    def own(caches, slots):
+        first = jax.lax.axis_index(BATCH_AXES) * jax.tree.leaves(caches)[0].shape[0]
+
+        def give(x):
+            at = slots - first
+            inside = (at >= 0) & (at < x.shape[0])
+            mine = jnp.take(x, jnp.clip(at, 0, x.shape[0] - 1), axis=0)
+            mine = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), mine, 0)
+            return jax.lax.psum(mine, BATCH_AXES)
+
+        return jax.tree.map(give, caches)
+
+    caches = jax.shard_map(
+        own,
+        mesh=mesh,
+        in_specs=(PartitionSpec(BATCH_AXES), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        axis_names=set(BATCH_AXES),
+    )(state.caches[0], slots)
+    return Prefix(caches, *rows)

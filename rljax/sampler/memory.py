@@ -1,0 +1,74 @@
+"""Whether the slots fit, before anything is allocated.
+
+What lives here: the sizes of the decode state and what the devices have. What does not: layouts
+(rljax.models.cache).
+"""
+
+from pathlib import Path
+
+import jax
+
+from rljax.errors import InputError
+from rljax.mesh import row_shards
+from rljax.models import cache
+from rljax.models.model import Model
+
+_GIB = 2**30
+
+
+def device_bytes(device: jax.Device) -> int | None:
+    """Memory that the backend may still hand out on a device; on CPU what the host has free. None
+    where it does not say."""
+    if device.platform == "cpu":
+        return _host_bytes()
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+
+
+def _host_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def slots_bytes(model: Model, slots: int, columns: int, kv_dtype: str = "") -> int:
+    """Bytes per device of `slots` slots of `columns` tokens."""
+    whole = slots * cache.slot_bytes(model.config, columns, kv_dtype)
+    shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
+    heads = 1 if model.config.latent else model.config.kv_heads
+    split = shards if slots % shards == 0 else 1
+    return whole // (split * (tensor if heads % tensor == 0 else 1))
+
+
+def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
+    """The sizes in one sentence."""
+    each = cache.slot_bytes(model.config, columns, kv_dtype)
+    need = slots_bytes(model, slots, columns, kv_dtype)
+    return (
+        f"{slots} slots of {columns} tokens need {need / _GIB:.3g} GiB per device "
+        f"({each / 2**20:.3g} MiB a slot, {kv_dtype or model.config.dtype})"
+    )
+
+
+def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> None:
+    """Raises InputError where the slots alone are larger than what the devices have left."""
+    cache.check_dtype(kv_dtype)
+    device = model.mesh.devices.flat[0]
+    if device.platform == "cpu":
+        local = sum(d.platform == "cpu" for d in model.mesh.local_devices)
+    else:
+        local = 1
+    need = slots_bytes(model, slots, columns, kv_dtype) * local
+    have = device_bytes(device)
+    if have is not None and need > have:
+        fit = int(slots * have / need)
+        raise InputError(
+            plan(model, slots, columns, kv_dtype),
+            value=f"{have / _GIB:.3g} GiB left for {local} device(s)",
+            fix=f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
+        )

@@ -1,0 +1,67 @@
+"""Beginnings that were read before: system prompts, the turns so far, the same prompt again.
+
+What lives here: which cached prefix a prompt shares the most tokens with. What does not: reading
+tokens (engine). A prefix is good for the parameters that read it alone, so it is found by tokens
+and policy version.
+"""
+
+import collections
+import dataclasses
+
+import numpy as np
+
+from rljax.models.config import ModelConfig
+from rljax.sampler.engine import Prefix
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Row `row` of a prefix, and the tokens that were read into it."""
+
+    tokens: np.ndarray
+    prefix: Prefix
+    row: int
+
+
+class PrefixCache:
+    """At most `tokens` tokens of prefixes, the least recently used go first; 0 = off."""
+
+    def __init__(self, config: ModelConfig, tokens: int):
+        self.capacity, self.version = tokens, None
+        self._kept: collections.OrderedDict[bytes, Kept] = collections.OrderedDict()
+        windows = [kind.window for kind in config.kinds if kind.window]
+        self._window = min(windows, default=0)
+        self.hits = self.misses = self.reused_tokens = 0
+
+    def at_version(self, version: int) -> None:
+        """Forget what other parameters read."""
+        if version != self.version:
+            self._kept.clear()
+            self.version = version
+
+    def put(self, tokens: np.ndarray, prefix: Prefix, row: int) -> None:
+        """Remember that `row` of `prefix` has read `tokens`."""
+        if not 0 < len(tokens) <= self.capacity:
+            return
+        self._kept[tokens.tobytes()] = Kept(tokens, prefix, row)
+        self._kept.move_to_end(tokens.tobytes())
+        while sum(len(kept.tokens) for kept in self._kept.values()) > self.capacity:
+            self._kept.popitem(last=False)
+
+    def find(self, tokens: np.ndarray) -> tuple[Kept, int] | None:
+        """(the prefix that shares the most leading tokens, how many of them), or None."""
+        best, most = None, 0
+        for key, kept in self._kept.items():
+            size = min(len(kept.tokens), len(tokens))
+            differ = np.nonzero(kept.tokens[:size] != tokens[:size])[0]
+            shared = int(differ[0]) if len(differ) else size
+            # A ring that went round has lost what a shorter beginning would need.
+            whole = shared == len(kept.tokens) or not 0 < self._window < len(kept.tokens)
+            if shared > most and whole:
+                best, most = key, shared
+        if best is None:
+            self.misses += 1
+            return None
+        self.hits, self.reused_tokens = self.hits + 1, self.reused_tokens + most
+        self._kept.move_to_end(best)
+        return self._kept[best], most

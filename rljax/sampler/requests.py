@@ -1,0 +1,115 @@
+"""What a request asks of the sampler, and that as arrays.
+
+What lives here: Sampling, its checks, and the rules of B rows. What does not: prompts, slots.
+
+Axes: B rows, V words.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.errors import InputError
+from rljax.sampler.sampling import Rules
+
+STOP_IDS = 16  # room for stop ids per request; more of them take the next multiple
+BIASED_IDS = 304  # room for words with a bias; OpenAI's API allows 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How to sample. All are runtime values: none causes a compile (max_response_tokens of a whole
+    batch sizes its buffers)."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0  # 1 = off
+    min_p: float = 0.0  # words below min_p times the likeliest one's probability go; 0 = off
+    max_response_tokens: int = 256
+    stop_ids: tuple[int, ...] = ()  # empty: only the length ends a response
+    # A response ends with the token that completes one of these; needs a tokenizer.
+    stop_strings: tuple[str, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (word, added to its logit)
+    allowed_ids: tuple[int, ...] = ()  # only these words; () = all
+    seed: int | None = None  # of this request's draws; None = the caller's key decides
+    # (low, high): where end_of_thinking_ids has not come after a number of tokens drawn from this
+    # range, interrupt_ids are forced. Forced tokens have mask 0 and no log-prob. () = off.
+    thinking_tokens: tuple[int, ...] = ()
+    end_of_thinking_ids: tuple[int, ...] = ()
+    interrupt_ids: tuple[int, ...] = ()
+
+    def greedy(self) -> "Sampling":
+        """The same limits, the likeliest word each time."""
+        return dataclasses.replace(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+
+    def __post_init__(self):
+        def check(good, name, rule):
+            if not good:
+                raise InputError(f"sampler {name}", value=getattr(self, name), rule=rule)
+
+        finite = bool(np.isfinite(self.temperature))
+        check(finite and self.temperature >= 0, "temperature", "finite and >= 0")
+        check(0 < self.top_p <= 1, "top_p", "0 < top_p <= 1")
+        check(self.top_k >= 0, "top_k", ">= 0 (0 = off)")
+        check(0 <= self.min_p <= 1, "min_p", "between 0 (off) and 1")
+        check(self.max_response_tokens >= 1, "max_response_tokens", ">= 1")
+        check(all(self.stop_strings), "stop_strings", "no empty string")
+        check(len(self.logit_bias) <= BIASED_IDS, "logit_bias", f"at most {BIASED_IDS} words")
+        words = [word for word, _ in self.logit_bias]
+        check(len(set(words)) == len(words), "logit_bias", "each word once")
+        numbers = all(np.isfinite(bias) for _, bias in self.logit_bias)
+        check(numbers, "logit_bias", "finite; forbid words by allowed_ids")
+
+    def check_words(self, words: int) -> None:
+        """Raises InputError where an id is not one of the model's `words` words."""
+        named = {
+            "stop_ids": self.stop_ids,
+            "logit_bias": [word for word, _ in self.logit_bias],
+            "allowed_ids": self.allowed_ids,
+            "end_of_thinking_ids": self.end_of_thinking_ids,
+            "interrupt_ids": self.interrupt_ids,
+        }
+        for name, ids in named.items():
+            if bad := [i for i in ids if not 0 <= i < words]:
+                raise InputError(
+                    f"sampler {name}", value=bad[0], rule=f"an id of the model, 0 to {words - 1}"
+                )
+
+
+def rules_of(asked: Sequence[Sampling], words: int, *, whole: bool = False) -> Rules:
+    """The rules of B rows as host arrays, for a model of `words` words. `whole`: with the arrays
+    that none asks for, too, so that a program takes any request."""
+    count = len(asked)
+
+    def column(name, dtype):
+        return np.array([getattr(one, name) for one in asked], dtype)
+
+    most = max([len(one.stop_ids) for one in asked], default=0)
+    stop_ids = np.full((count, max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)), -1, np.int32)
+    for row, one in enumerate(asked):
+        stop_ids[row, : len(one.stop_ids)] = one.stop_ids
+    bias_ids = bias = allowed = None
+    if whole or any(one.logit_bias for one in asked):
+        bias_ids = np.full((count, BIASED_IDS), words, np.int32)
+        bias = np.zeros((count, BIASED_IDS), np.float32)
+        for row, one in enumerate(asked):
+            for at, (word, value) in enumerate(one.logit_bias):
+                bias_ids[row, at], bias[row, at] = word, value
+    if whole or any(one.allowed_ids for one in asked):
+        allowed = np.full((count, -(-words // 32)), 0xFFFFFFFF, np.uint32)
+        for row, one in enumerate(asked):
+            if one.allowed_ids:
+                bits = np.zeros(32 * allowed.shape[1], bool)
+                bits[list(one.allowed_ids)] = True
+                allowed[row] = np.packbits(bits, bitorder="little").view("<u4")
+    return Rules(
+        column("temperature", np.float32),
+        column("top_k", np.int32),
+        column("top_p", np.float32),
+        column("min_p", np.float32),
+        stop_ids,
+        bias_ids,
+        bias,
+        allowed,
+    )

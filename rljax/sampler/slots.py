@@ -1,0 +1,262 @@
+"""The decode state: slots that requests are put into, and the loop that decodes all of them.
+
+What lives here: pure functions of arrays, to be called inside programs. What does not: programs and
+hosts (engine, generate, stream), the draw (sampling), the layout of a cache (rljax.models.cache).
+
+A slot's tokens so far are `length` tokens whose keys and values are cached, and `token`, the next
+to be read. Axes: B slots, P rows of a prefix, M pairs of a slot and a row of a prefix, k steps of a
+dispatch, F tokens of an interruption.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.batch import FinishReason
+from rljax.models import cache
+from rljax.models.model import Model
+from rljax.sampler.requests import Sampling
+from rljax.sampler.sampling import Rules, sample
+
+
+def _struct(cls):
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@_struct
+class Forcing:
+    """An interruption per slot: where the marker that ends thinking has not come before token
+    `budget`, the phrase is forced."""
+
+    budget: jax.Array  # [B] tokens of prompt and response before the phrase
+    phrase: jax.Array  # [B, F], the first phrase_tokens [B] of it
+    phrase_tokens: jax.Array
+    marker: jax.Array  # [B, F], backwards, the first marker_tokens [B] of it
+    marker_tokens: jax.Array
+    recent: jax.Array  # [B, F] the newest response tokens, backwards; -1 before the first
+    thinking: jax.Array  # [B] bool: may still be interrupted
+    forced: jax.Array  # [B] how many tokens of the phrase were
+
+
+@_struct
+class Slots:
+    """JetStream's decode state."""
+
+    caches: tuple  # of each model that decodes, one Cache per layer
+    length: jax.Array  # [B] int32
+    token: jax.Array  # [B] int32
+    live: jax.Array  # [B] bool
+    limit: jax.Array  # [B] int32: tokens of prompt and response at which it ends
+    shift: jax.Array  # [B] int32: position minus place in the slot (images)
+    key: jax.Array  # [B, 2] uint32 of the request
+    reason: jax.Array  # [B] int32 FinishReason, once not live
+    rules: Rules
+    forcing: Forcing | None
+
+
+@_struct
+class Tokens:
+    """What a dispatch decoded: [k, B] each. A slot's valid steps come first."""
+
+    ids: jax.Array
+    logp: jax.Array
+    log_kept: jax.Array
+    entropy: jax.Array
+    chosen: jax.Array  # bool: sampled, not forced
+    valid: jax.Array  # bool
+
+
+def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, forcing) -> Slots:
+    """Slots in which nobody is (inside a program). `rules` and `forcing` are templates of any
+    number of rows."""
+    whole = lambda value, dtype: jnp.full((slots,), value, dtype)  # noqa: E731
+    blank = lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype)  # noqa: E731
+    rules, forcing = jax.tree.map(blank, (rules, forcing))
+    return Slots(
+        caches=tuple(one.empty_caches(slots, columns, kv_dtype) for one in models),
+        length=whole(0, jnp.int32),
+        token=whole(0, jnp.int32),
+        live=whole(False, bool),
+        limit=whole(0, jnp.int32),
+        shift=whole(0, jnp.int32),
+        key=jnp.zeros((slots, 2), jnp.uint32),
+        reason=whole(FinishReason.ABORT, jnp.int32),
+        rules=rules,
+        forcing=forcing,
+    )
+
+
+# -- interruptions
+
+
+def forcing_of(asked: list[Sampling], room: int, budgets, prompt_tokens) -> Forcing:
+    """The interruptions of B rows with room for F = `room` tokens: budgets [B] tokens of thinking
+    (below 0: no interruption), after prompts of prompt_tokens [B]."""
+    count = len(asked)
+
+    def padded(name, backwards=False):
+        out = np.full((count, room), -1, np.int32)
+        sizes = np.zeros(count, np.int32)
+        for row, one in enumerate(asked):
+            ids = getattr(one, name)[:: -1 if backwards else 1]
+            out[row, : len(ids)], sizes[row] = ids, len(ids)
+        return out, sizes
+
+    phrase, phrase_tokens = padded("interrupt_ids")
+    marker, marker_tokens = padded("end_of_thinking_ids", backwards=True)
+    return Forcing(
+        budget=jnp.asarray(budgets, jnp.int32) + jnp.asarray(prompt_tokens, jnp.int32),
+        phrase=phrase,
+        phrase_tokens=phrase_tokens,
+        marker=marker,
+        marker_tokens=marker_tokens,
+        recent=np.full((count, room), -1, np.int32),
+        thinking=jnp.asarray(budgets) >= 0,
+        forced=np.zeros(count, np.int32),
+    )
+
+
+def forcing_room(asked: list[Sampling]) -> int:
+    """F: a few sizes only, so that another phrase does not recompile."""
+    most = max(max(len(one.interrupt_ids), len(one.end_of_thinking_ids)) for one in asked)
+    return max(8, -(-most // 8) * 8)
+
+
+def _force(forcing: Forcing, ids, total, live):
+    """The next tokens with those of an interruption in place of the sampled ones, where slots have
+    `total` [B] tokens: ids [B], forced [B] bool, forcing."""
+    begins = forcing.thinking & (total >= forcing.budget)
+    inside = (forcing.forced > 0) & (forcing.forced < forcing.phrase_tokens)
+    forced = live & (begins | inside)
+    at = jnp.where(begins, 0, forcing.forced)
+    width = forcing.phrase.shape[1]
+    word = jnp.take_along_axis(forcing.phrase, jnp.minimum(at, width - 1)[:, None], axis=1)[:, 0]
+    forcing = dataclasses.replace(
+        forcing,
+        thinking=forcing.thinking & ~begins,
+        forced=jnp.where(forced, at + 1, forcing.forced),
+    )
+    return jnp.where(forced, word, ids), forced, forcing
+
+
+def _note(forcing: Forcing, ids, emitted) -> Forcing:
+    """Remember the newest tokens; thinking is over where they are the marker."""
+    recent = jnp.concatenate([ids[:, None], forcing.recent[:, :-1]], axis=1)
+    recent = jnp.where(emitted[:, None], recent, forcing.recent)
+    back = jnp.arange(recent.shape[1])[None, :]
+    same = (recent == forcing.marker) | (back >= forcing.marker_tokens[:, None])
+    ended = emitted & jnp.all(same, axis=1)
+    return dataclasses.replace(forcing, recent=recent, thinking=forcing.thinking & ~ended)
+
+
+# -- decoding
+
+
+def step(models, weight, slots: Slots) -> tuple[Slots, Tokens]:
+    """Read each live slot's token and draw the next one. models: [(Model, unstacked weights)] of
+    one model, or of two whose logits are mixed by `weight`."""
+    logits, caches = _next_logits(models, weight, slots)
+    total = slots.length + 1
+    drawn = sample(logits, slots.key, total, slots.rules)
+    emitted = slots.live & drawn.finite
+    ids, forcing = drawn.ids, slots.forcing
+    forced = jnp.zeros_like(emitted)
+    if forcing is not None:
+        ids, forced, forcing = _force(forcing, ids, total, emitted)
+        forcing = _note(forcing, ids, emitted)
+    stopped = emitted & ~forced & jnp.any(ids[:, None] == slots.rules.stop_ids, axis=1)
+    full = emitted & ~stopped & (total + 1 >= slots.limit)
+    ended = FinishReason.STOP
+    if forcing is not None:
+        ended = jnp.where(forcing.forced > 0, FinishReason.INTERRUPT, FinishReason.STOP)
+    reason = jnp.where(stopped, ended, slots.reason)
+    reason = jnp.where(full, FinishReason.LENGTH, reason)
+    slots = dataclasses.replace(
+        slots,
+        caches=caches,
+        length=slots.length + emitted,
+        token=jnp.where(emitted, ids, slots.token),
+        live=emitted & ~stopped & ~full,
+        reason=reason.astype(jnp.int32),
+        forcing=forcing,
+    )
+    said = lambda x: jnp.where(forced, 0.0, x)  # noqa: E731
+    return slots, Tokens(
+        ids, said(drawn.logp), said(drawn.log_kept), said(drawn.entropy), ~forced, emitted
+    )
+
+
+def _next_logits(models, weight, slots: Slots):
+    """Of the one model, or of the mixture: [B, V], and the new caches of each."""
+    found = [
+        model.decode_step(weights, slots.token, slots.length, caches, slots.shift)
+        for (model, weights), caches in zip(models, slots.caches, strict=True)
+    ]
+    logits = found[0][0]
+    if len(found) > 1:
+        logits = (1 - weight) * logits + weight * found[1][0]
+    return logits, tuple(caches for _, caches in found)
+
+
+def decode(models, weight, slots: Slots, steps, room: int, enough_free=None):
+    """Up to `steps` <= room steps; ends early when no slot is live, or when `enough_free` of them
+    are not: slots, Tokens of `room` steps, how many were done."""
+    count = slots.token.shape[0]
+    enough_free = count if enough_free is None else enough_free
+
+    def more(carry):
+        done, slots, _ = carry
+        live = jnp.sum(slots.live)
+        return (done < steps) & (live > 0) & (count - live < enough_free)
+
+    def one(carry):
+        done, slots, tokens = carry
+        slots, new = step(models, weight, slots)
+        return done + 1, slots, jax.tree.map(lambda a, x: a.at[done].set(x), tokens, new)
+
+    number, flag = jnp.zeros((room, count), jnp.float32), jnp.zeros((room, count), bool)
+    tokens = Tokens(jnp.zeros((room, count), jnp.int32), number, number, number, flag, flag)
+    done, slots, tokens = jax.lax.while_loop(more, one, (jnp.int32(0), slots, tokens))
+    return slots, tokens, done
+
+
+# -- who is in a slot
+
+
+@_struct
+class Entry:
+    """What is written into a slot beside the caches: [M] rows each."""
+
+    length: jax.Array
+    token: jax.Array
+    limit: jax.Array
+    shift: jax.Array
+    key: jax.Array
+    rules: Rules
+    forcing: Forcing | None
+
+
+def enter(slots: Slots, entry: Entry, at: jax.Array) -> Slots:
+    """Row i of `entry` becomes slot at[i], live; out of range is dropped. Caches apart."""
+    fields = {
+        name: jax.tree.map(
+            lambda old, new: old.at[at].set(new, mode="drop"),
+            getattr(slots, name),
+            getattr(entry, name),
+        )
+        for name in (f.name for f in dataclasses.fields(Entry))
+    }
+    live = slots.live.at[at].set(True, mode="drop")
+    reason = slots.reason.at[at].set(FinishReason.ABORT, mode="drop")
+    return dataclasses.replace(slots, live=live, reason=reason, **fields)
+
+
+def place(slots: Slots, caches: tuple, at: jax.Array, source: jax.Array) -> Slots:
+    """Rows source [M] of a prefix's caches into slots at [M]."""
+    placed = tuple(
+        [cache.place_rows(old, new, at, source) for old, new in zip(a, b, strict=True)]
+        for a, b in zip(slots.caches, caches, strict=True)
+    )
+    return dataclasses.replace(slots, caches=placed)
