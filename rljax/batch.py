@@ -150,6 +150,15 @@ class Batch:
         return self.tokens.shape[0]
 
 
+def behaviour_logprobs(batch: Batch, *, by: str) -> jax.Array:
+    """The log-probs that tokens were drawn with: the sampler's, over the mass that its top-k, top-p
+    and min-p kept: [B, S]."""
+    batch.require("sampler_logprobs", by=by)
+    if batch.sampler_log_kept is None:
+        return batch.sampler_logprobs
+    return batch.sampler_logprobs - batch.sampler_log_kept
+
+
 def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:
     """Unpacked rows: tokens [B, S], lengths [B] (prompt and response), mask [B, S] -> Batch."""
     column = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]

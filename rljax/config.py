@@ -109,7 +109,15 @@ class SamplerConfig:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0  # words below min_p x the likeliest one's probability go; 0 = off
     max_response_tokens: int = 512
+    stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
+    # Rows that are decoded at a time; they are refilled as they end. 0: all rows of a round.
+    slots: int = 0
+    # Who refills: "device", inside one program, or "host", between dispatches (README, sampler).
+    loop: str = "device"
+    # How keys and values are held: float32 | bfloat16 | int8, "" = as the model computes.
+    kv_dtype: str = ""
     # (low, high): each sample may think for a number of tokens drawn from this range; where
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
     # on (ALGORITHMS H2). () = off.

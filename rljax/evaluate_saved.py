@@ -16,6 +16,7 @@ import optax
 import orbax.checkpoint as ocp
 
 from rljax.build import check_length, initial_params, load_model
+from rljax.build.setup import decoding_of
 from rljax.checkpoint import ARRAYS, Checkpoints
 from rljax.config import Config, MeshConfig, from_dict, is_path
 from rljax.data.encoded import load_run_tokenizer
@@ -92,7 +93,8 @@ class SavedPolicy:
     def actor(self) -> Actor:
         nothing = optax.identity()
         state = new_train_state(self.params, nothing)
-        return Actor(state, self.model, nothing, self.config.sampler.temperature)
+        decoding = decoding_of(self.config, self.tokenizer)
+        return Actor(state, self.model, nothing, self.config.sampler.temperature, decoding)
 
 
 class _ReadOnly(Checkpoints):
@@ -224,6 +226,7 @@ def evaluate_saved(
         temperature=options.temperature or config.sampler.temperature,
         max_response_tokens=response_tokens,
         stop_ids=tuple(policy.tokenizer.eos_ids),
+        stop_strings=tuple(config.sampler.stop_strings),
     )
     pool = RewardPool(reward_text, workers=config.reward.workers, timeout_s=config.reward.timeout_s)
     reward = Reward(pool, policy.tokenizer, policy.model.mesh)

@@ -96,6 +96,7 @@ def _searcher(options: LabelOptions, policy: SavedPolicy) -> tuple[Searcher, str
         temperature=options.temperature or config.sampler.temperature,
         max_response_tokens=options.max_response_tokens or config.sampler.max_response_tokens,
         stop_ids=tuple(policy.tokenizer.eos_ids),
+        stop_strings=tuple(config.sampler.stop_strings),
     )
     pool = RewardPool(reward, workers=config.reward.workers, timeout_s=config.reward.timeout_s)
     return Searcher(

@@ -84,6 +84,7 @@ def open_source(
         temperature=temperature or config.sampler.temperature,
         max_response_tokens=response,
         stop_ids=tuple(policy.tokenizer.eos_ids),
+        stop_strings=tuple(config.sampler.stop_strings),
     )
     pool = RewardPool(reward, workers=config.reward.workers, timeout_s=config.reward.timeout_s)
     return Source(

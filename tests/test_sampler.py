@@ -13,8 +13,8 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Sampling, generate, sampling
+from rljax.sampler.keys import request_keys
 from rljax.sampler.requests import rules_of
-from rljax.sampler.rollout import request_keys
 
 WORDS, EOS = 13, 1
 PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)

@@ -79,6 +79,7 @@ def _actor(setup: Setup, params, optimizer) -> Actor:
         setup.model,
         optimizer,
         setup.config.sampler.temperature,
+        setup.decoding,
     )
 
 
@@ -181,7 +182,8 @@ def _same_vocabulary(field: str, folder: str, wanted: ModelConfig, policy: Model
 def reference_role(setup: Setup, params: dict) -> Reference:
     """The policy as it is now, frozen."""
     frozen = _reference_params(setup, params)
-    return Reference(frozen, setup.model, setup.config.sampler.temperature)
+    temperature = setup.config.sampler.temperature
+    return Reference(frozen, setup.model, temperature, setup.decoding)
 
 
 def _teacher(setup: Setup) -> Reference:

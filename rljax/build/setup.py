@@ -5,6 +5,7 @@ data and model folders is found here, before the first compile.
 """
 
 import dataclasses
+import functools
 
 from rljax.components import Component, resolve
 from rljax.config import HOMES, Config, is_path, microbatch_rows
@@ -21,7 +22,7 @@ from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.recipe import Recipe, rehearse, rehearse_compared
 from rljax.roles import rows_per_example, trait
-from rljax.sampler import Sampling
+from rljax.sampler import Decoding, Sampling
 from rljax.update import Steps
 
 
@@ -36,6 +37,7 @@ class Setup:
     dataflow: Component
     recipe: Recipe
     sft_recipe: Recipe
+    decoding: Decoding = Decoding()
     row_tokens: int = 0  # columns of an offline batch
     rows_per_example: int = 1  # of an offline batch
 
@@ -174,9 +176,21 @@ def _sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
         temperature=sampler.temperature,
         top_k=sampler.top_k,
         top_p=sampler.top_p,
+        min_p=sampler.min_p,
+        stop_strings=tuple(sampler.stop_strings),
         max_response_tokens=sampler.max_response_tokens,
         stop_ids=tuple(tokenizer.eos_ids),
         **thinking,
+    )
+
+
+def decoding_of(config: Config, tokenizer: Tokenizer) -> Decoding:
+    """How whole batches are decoded."""
+    sampler = config.sampler
+    # A stop string may be a special token's.
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
+    return Decoding(
+        sampler.slots, sampler.loop, sampler.kv_dtype, decode if sampler.stop_strings else None
     )
 
 
@@ -274,7 +288,10 @@ def build(config: Config) -> Setup:
         sft_recipe = recipe.replace(
             steps=steps, reduction=resolve("token_mean", HOMES["reduction"])
         )
-    return Setup(config, model, tokenizer, data, dataflow, recipe, sft_recipe, tokens, together)
+    decoding = decoding_of(config, tokenizer)
+    return Setup(
+        config, model, tokenizer, data, dataflow, recipe, sft_recipe, decoding, tokens, together
+    )
 
 
 def example_rows(config: Config, dataflow: Component, kind: str) -> int:

@@ -8,7 +8,15 @@ empty sequence never.
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch, masked_max, masked_mean, masked_sum, segment_sum, segment_tokens
+from rljax.batch import (
+    Batch,
+    behaviour_logprobs,
+    masked_max,
+    masked_mean,
+    masked_sum,
+    segment_sum,
+    segment_tokens,
+)
 
 BOUND = 20.0  # |log w| beyond this is clamped before exp: e^20 is far outside any threshold
 FLOOR = 1e4  # an infinite log-prob counts as this far away, so that sums stay finite
@@ -21,10 +29,10 @@ def finite_logprobs(logprobs: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def log_ratio(batch: Batch, *, by: str) -> jax.Array:
-    """x = old - sampler on policy tokens, 0 elsewhere and where both are -inf: [B, S]."""
-    batch.require("old_logprobs", "sampler_logprobs", by=by)
+    """x = old - behaviour on policy tokens, 0 elsewhere and where both are -inf: [B, S]."""
+    batch.require("old_logprobs", by=by)
     old = finite_logprobs(batch.old_logprobs, batch.mask)
-    return old - finite_logprobs(batch.sampler_logprobs, batch.mask)
+    return old - finite_logprobs(behaviour_logprobs(batch, by=by), batch.mask)
 
 
 def bounded_exp(x: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import in_device_memory
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
-from rljax.sampler import Sampling, generate
+from rljax.sampler import Decoding, Sampling, generate
 from rljax.timing import timed
 from rljax.train_state import TrainState
 from rljax.trees import merged
@@ -78,8 +78,8 @@ def labels(loss: Callable) -> int:
     return _attributes(loss).get("labels", 1)
 
 
-def _static():
-    return dataclasses.field(metadata={"static": True})
+def _static(default=dataclasses.MISSING):
+    return dataclasses.field(default=default, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -91,6 +91,7 @@ class Actor:
     model: Model = _static()
     optimizer: optax.GradientTransformation = _static()
     temperature: float = _static()
+    decoding: Decoding = _static(Decoding())
 
     def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
         """n trajectories per prompt, with the very parameter arrays that training updates (host
@@ -105,6 +106,7 @@ class Actor:
                 sampling,
                 n=n,
                 version=self.state.step,
+                decoding=self.decoding,
                 images=prompts.images,
             )
             return jax.block_until_ready(batch)
@@ -305,6 +307,7 @@ class Reference:
     params: Any
     model: Model = _static()
     temperature: float = _static()
+    decoding: Decoding = _static(Decoding())
 
     def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
         """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
@@ -312,7 +315,7 @@ class Reference:
         with timed("generate"):
             batch = generate(
                 self.model, in_device_memory(self.params), prompts.tokens, prompts.lengths, key,
-                sampling, n=n, version=-1, images=prompts.images,
+                sampling, n=n, version=-1, decoding=self.decoding, images=prompts.images,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 

@@ -36,7 +36,8 @@ class Mixture:
         with timed("generate"):
             batch = generate(
                 self.actor.model, self.actor.state.weights, prompts.tokens, prompts.lengths, key,
-                sampling, n=n, version=-1, images=prompts.images, mixed=second,
+                sampling, n=n, version=-1, decoding=self.actor.decoding, images=prompts.images,
+                mixed=second,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 

@@ -6,7 +6,7 @@ Axes: B rows, V words.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from rljax.errors import InputError
 from rljax.sampler.sampling import Rules
 
 STOP_IDS = 16  # room for stop ids per request; more of them take the next multiple
+LOOPS = ("device", "host")
 BIASED_IDS = 304  # room for words with a bias; OpenAI's API allows 300
 
 
@@ -75,6 +76,22 @@ class Sampling:
                 raise InputError(
                     f"sampler {name}", value=bad[0], rule=f"an id of the model, 0 to {words - 1}"
                 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How a whole batch is decoded: what sizes programs and memory, and changes no token's law."""
+
+    slots: int = 0  # rows that are decoded at a time; 0 = all
+    loop: str = "device"  # who refills slots: "device" | "host"
+    kv_dtype: str = ""  # of keys and values; "" = what the model computes in
+    decode: Callable | None = None  # the tokenizer's, ids -> text, for stop strings
+
+    def __post_init__(self):
+        if self.slots < 0:
+            raise InputError("sampler slots", value=self.slots, rule=">= 1, or 0: one per row")
+        if self.loop not in LOOPS:
+            raise InputError("sampler loop", value=self.loop, rule=f"one of {', '.join(LOOPS)}")
 
 
 def rules_of(asked: Sequence[Sampling], words: int, *, whole: bool = False) -> Rules:

@@ -11,7 +11,6 @@ device alone: no key or value moves between devices.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +21,17 @@ from rljax.errors import InputError
 from rljax.mesh import constrain_rows, row_shards, shard_rows
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
+from rljax.sampler.host_rollout import host_rollout
+from rljax.sampler.keys import budgets, request_keys
 from rljax.sampler.memory import check_memory
-from rljax.sampler.requests import Sampling, rules_of
+from rljax.sampler.requests import Decoding, Sampling, rules_of
 from rljax.sampler.stop_strings import cut_at_stop_strings
 
 # Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
 REFILL_STEPS, REFILL = 64, 8
+
+
+WHOLE_BATCH = Decoding()
 
 
 @functools.partial(
@@ -260,29 +264,6 @@ def _with_images(batch: Batch, seen: Batch, start, shift, n: int) -> Batch:
     return batch.replace(**of_prompt)
 
 
-def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
-    """How many tokens each row may think, a function of its key [R, 2] alone; -1: no limit."""
-    if not sampling.thinking_tokens:
-        return np.full(len(keys), -1, np.int32)
-    return _budgets(keys, *sampling.thinking_tokens)
-
-
-@jax.jit
-def _budgets(keys, low, high):
-    # Places use the small numbers of each key's stream; this draw must not meet them.
-    draw = lambda key: jax.random.randint(  # noqa: E731
-        jax.random.fold_in(jax.random.wrap_key_data(key), 2**31 - 1), (), low, high + 1, jnp.int32
-    )
-    return jax.vmap(draw)(keys)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def request_keys(key, count: int):
-    """The keys of requests 0 to count - 1: [count, 2] uint32."""
-    one = lambda i: jax.random.key_data(jax.random.fold_in(key, i))  # noqa: E731
-    return jax.vmap(one)(jnp.arange(count))
-
-
 def generate(
     model: Model,
     params,
@@ -293,9 +274,7 @@ def generate(
     *,
     n: int = 1,
     version=0,
-    slots: int = 0,
-    kv_dtype: str = "",
-    decode: Callable | None = None,
+    decoding: Decoding = WHOLE_BATCH,
     images: dict | None = None,
     mixed: Mixed | None = None,
 ) -> Batch:
@@ -303,17 +282,22 @@ def generate(
     R = P n rows.
 
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
-    on (key, row, place) alone. `slots` rows are decoded at a time and refilled as they end (0: all
-    of them). `decode` is the tokenizer's, ids -> text, for stop strings. `images` are those of the
+    on (key, row, place) alone: `decoding` changes none, nor does its loop (a host's dispatches, or
+    one program that every host of a pod runs unchanged). `images` are those of the
     prompts (rljax.data.prompts). `mixed`: a second model to draw from together. A row whose logits
     are not finite ends there, with FinishReason.ABORT.
     """
     prompts, lengths = np.asarray(prompts, np.int32), np.asarray(lengths, np.int32)
-    _check(model, prompts, lengths, sampling, n, slots, decode)
+    _check(model, prompts, lengths, sampling, n, decoding)
     rows = prompts.shape[0] * n
-    slots = min(slots or rows, rows)
-    shape = _Shape(n, slots, sampling.max_response_tokens, kv_dtype)
-    check_memory(model, slots, prompts.shape[1] + sampling.max_response_tokens, kv_dtype)
+    if decoding.loop == "host":
+        _refuse_on_host(images, mixed)
+        asked = (prompts, lengths, key, sampling)
+        return host_rollout(model, params, *asked, n=n, version=version, decoding=decoding)
+    slots = min(decoding.slots or rows, rows)
+    shape = _Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype)
+    columns = prompts.shape[1] + sampling.max_response_tokens
+    check_memory(model, slots, columns, decoding.kv_dtype)
     if sampling.seed is not None:
         key = jax.random.key(sampling.seed)
     keys = request_keys(key, rows)
@@ -330,21 +314,31 @@ def generate(
         model, shape, params, *placed, jnp.asarray(version, jnp.int32), forcing, images, mixed
     )
     if sampling.stop_strings:
-        batch = cut_at_stop_strings(batch, sampling.stop_strings, decode)
+        batch = cut_at_stop_strings(batch, sampling.stop_strings, decoding.decode)
     return batch
 
 
-def _check(model, prompts, lengths, sampling: Sampling, n, slots, decode) -> None:
+def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -> None:
     if n < 1:
         raise InputError("samples per prompt", value=n, rule=">= 1")
-    if slots < 0:
-        raise InputError("sampler slots", value=slots, rule=">= 1, or 0: one per row")
     if lengths.min(initial=1) < 1 or lengths.max(initial=1) > prompts.shape[1]:
         raise InputError(
             "prompt lengths",
             value=lengths.tolist(),
             rule=f"between 1 and the {prompts.shape[1]} columns",
         )
-    if sampling.stop_strings and decode is None:
-        raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")
+    if sampling.stop_strings and decoding.decode is None:
+        raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
     sampling.check_words(model.config.vocab_size)
+
+
+def _refuse_on_host(images, mixed) -> None:
+    for name, value in (("images", images), ("a mixture of two models", mixed)):
+        if value is not None:
+            raise InputError(
+                f"{name} cannot be decoded by the host's loop", fix="sampler.loop='device'"
+            )
+    if jax.process_count() > 1:
+        raise InputError(
+            "sampler loop", value="host", rule="one process", fix="sampler.loop='device'"
+        )

@@ -22,9 +22,9 @@ import numpy as np
 from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler.engine import Engine, Prefix
+from rljax.sampler.keys import budgets, request_key
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.requests import Sampling
-from rljax.sampler.rollout import budgets
 from rljax.sampler.sample import Event, Partial, Sample
 from rljax.sampler.slots import Entry
 from rljax.sampler.stop_strings import find_stop
@@ -103,7 +103,7 @@ class Sampler:
         root = self._key if sampling.seed is None else jax.random.key(sampling.seed)
         now = time.monotonic()
         samples = [
-            Sample(i, ids, sampling, np.asarray(_key_of(root, i)), submitted_s=now, keep=keep)
+            Sample(i, ids, sampling, np.asarray(request_key(root, i)), submitted_s=now, keep=keep)
             for i in request_ids
         ]
         self._queue.append(_Group(ids, collections.deque(samples)))
@@ -413,8 +413,3 @@ class Sampler:
         if live:
             self._state = self.engine.release(self._state, slots)
         self._slots[at] = None
-
-
-@jax.jit
-def _key_of(root, request_id):
-    return jax.random.key_data(jax.random.fold_in(root, request_id))

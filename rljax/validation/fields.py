@@ -8,6 +8,8 @@ import sys
 import typing
 
 from rljax.config import Config, field_names, is_path, row_tokens
+from rljax.models.cache import DTYPES as KV_DTYPES
+from rljax.sampler.requests import LOOPS
 from rljax.tracking import NAMES as TRACKERS
 from rljax.validation.problems import Problems, resolve_field, value_of
 
@@ -38,6 +40,7 @@ _NOT_NEGATIVE = (
     "checkpoint.every_steps",
     "sampler.top_k",
     "sampler.temperature",
+    "sampler.slots",
     "algorithm.kl_in_reward",
     "algorithm.kl_in_loss",
     "lora.rank",
@@ -56,6 +59,8 @@ _CHOICES = {
     "algorithm.old_logprobs": ("recomputed", "sampler"),
     "model_settings.dtype": ("float32", "bfloat16"),
     "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
+    "sampler.loop": LOOPS,
+    "sampler.kv_dtype": KV_DTYPES,
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }
 
@@ -106,6 +111,10 @@ def check_ranges(config: Config, problems: Problems) -> None:
     )
     top_p = config.sampler.top_p
     problems.check(0 < top_p <= 1, "sampler.top_p", top_p, "0 < top_p <= 1 (1 = off)")
+    min_p = config.sampler.min_p
+    problems.check(0 <= min_p <= 1, "sampler.min_p", min_p, "from 0 (off) to 1")
+    stops = config.sampler.stop_strings
+    problems.check(all(stops), "sampler.stop_strings", stops, "no empty string")
     temperature = config.sampler.temperature
     problems.check(
         temperature != 0,

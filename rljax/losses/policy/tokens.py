@@ -7,7 +7,7 @@ constants. ALGORITHMS D1, D3, D6, D9, I2.
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch
+from rljax.batch import Batch, behaviour_logprobs
 from rljax.losses.policy.common import (
     Behaviour,
     Level,
@@ -126,8 +126,8 @@ def decoupled_ppo(
     """
     advantages = _advantages(batch, by="decoupled_ppo")
     difference = log_ratio(policy, batch, by="decoupled_ppo")
-    batch.require("sampler_logprobs", by="decoupled_ppo")
-    stale = _constant(batch.old_logprobs, batch) - _constant(batch.sampler_logprobs, batch)
+    behaviour = behaviour_logprobs(batch, by="decoupled_ppo")
+    stale = _constant(batch.old_logprobs, batch) - _constant(behaviour, batch)
     weight = jnp.exp(_clip(stale, -20.0, 20.0))
     ratio = jnp.exp(difference)
     loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)

@@ -1,0 +1,76 @@
+"""Whole-batch rollouts by the host's loop: the same samples as one program draws.
+
+What lives here: a batch as requests, and finished samples as a batch. Axes: P prompts, L prompt
+columns, n samples per prompt, R = P n rows, S = L + response columns.
+"""
+
+import jax
+import numpy as np
+
+from rljax.batch import Batch, batch_from_rows
+from rljax.mesh import shard_rows
+from rljax.models.model import Model
+from rljax.sampler.engine import Engine
+from rljax.sampler.requests import Decoding, Sampling
+from rljax.sampler.sample import Sample
+from rljax.sampler.slots import forcing_room
+from rljax.sampler.stream import Sampler
+
+
+def host_rollout(
+    model: Model,
+    params,
+    prompts: np.ndarray,
+    lengths: np.ndarray,
+    key,
+    sampling: Sampling,
+    *,
+    n: int,
+    version,
+    decoding: Decoding,
+) -> Batch:
+    """As rljax.sampler.generate, whose arguments were checked."""
+    count, columns = prompts.shape
+    engine = Engine(
+        model,
+        min(decoding.slots or count * n, count * n),
+        columns + sampling.max_response_tokens,
+        kv_dtype=decoding.kv_dtype,
+        forcing_tokens=forcing_room([sampling]) if sampling.thinking_tokens else 0,
+    )
+    sampler = Sampler(engine, key=key, chunk_tokens=columns, decode=decoding.decode)
+    samples = []
+    for p in range(count):
+        ids = range(p * n, (p + 1) * n)
+        prompt = prompts[p, : lengths[p]]
+        samples += sampler.submit(prompt, sampling, n=n, request_ids=ids)
+    for _ in sampler.run(params, version=int(version)):
+        pass
+    return shard_rows(_batch(samples, engine.tokens, n), model.mesh)
+
+
+def _batch(samples: list[Sample], columns: int, n: int) -> Batch:
+    """Finished samples, in the order of their rows, as a host batch [R, S]."""
+    rows = len(samples)
+    tokens, versions = (np.zeros((rows, columns), np.int32) for _ in range(2))
+    mask, logp, kept, entropy = (np.zeros((rows, columns), np.float32) for _ in range(4))
+    for row, sample in enumerate(samples):
+        start, end = len(sample.prompt), len(sample.prompt) + len(sample.tokens)
+        tokens[row, :end] = sample.ids
+        for array, values in (
+            (mask, sample.chosen), (logp, sample.logprobs), (kept, sample.log_kept),
+            (entropy, sample.entropy), (versions, sample.versions),
+        ):  # fmt: skip
+            array[row, start:end] = values
+    batch = batch_from_rows(
+        tokens,
+        np.array([len(sample.prompt) + len(sample.tokens) for sample in samples], np.int32),
+        mask,
+        sampler_logprobs=logp,
+        sampler_log_kept=kept,
+        entropy=entropy,
+        policy_version=np.where(mask > 0, versions, 0).astype(np.int32),
+        group=np.arange(rows, dtype=np.int32) // n,
+        finish_reason=np.array([int(sample.finish_reason) for sample in samples], np.int32),
+    )
+    return jax.device_get(batch)
