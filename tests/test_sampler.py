@@ -12,9 +12,10 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.sampler import Sampling, generate, sampling
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, sampling
 from rljax.sampler.keys import request_keys
 from rljax.sampler.requests import rules_of
+from rljax.sampler.rollout import WHOLE_BATCH
 
 WORDS, EOS = 13, 1
 PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)
@@ -34,9 +35,12 @@ def params(model):
     return model.init(jax.random.key(3))
 
 
-def run(model, params, *, n=4, seed=0, prompts=PROMPTS, lengths=LENGTHS, **options):
-    options = {"max_response_tokens": 8, "stop_ids": (EOS,), **options}
-    return generate(model, params, prompts, lengths, jax.random.key(seed), Sampling(**options), n=n)
+def run(
+    model, params, *, n=4, seed=0, prompts=PROMPTS, lengths=LENGTHS, decoding=WHOLE_BATCH, **options
+):
+    how = Sampling(**{"max_response_tokens": 8, "stop_ids": (EOS,), **options})
+    key = jax.random.key(seed)
+    return generate(model, params, prompts, lengths, key, how, n=n, decoding=decoding)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -200,3 +204,45 @@ def test_bad_sampling_is_refused(options, pattern):
 def test_an_empty_prompt_is_refused(model, params):
     with pytest.raises(InputError, match="prompt lengths"):
         run(model, params, lengths=np.array([0, 2, 4]))
+
+
+def test_a_stream_of_changing_requests_compiles_at_most_eight_programs(model, params):
+    """Temperatures, rules, lengths, groups, stop sets, seeds, long prompts and a ragged last round
+    are all runtime values."""
+    rng = np.random.default_rng(0)
+    sampler = Sampler(Engine(model, 5, 29, steps=7), chunk_tokens=6, prefill_rows=3)
+    compiles.watch()
+    before = compiles.count()
+    asked = []
+    for i in range(24):
+        how = Sampling(
+            temperature=float(rng.choice([0.0, 0.3, 1.0, 2.0])),
+            top_k=int(rng.integers(0, 4)),
+            top_p=float(rng.uniform(0.3, 1)),
+            min_p=float(rng.uniform(0, 0.2)),
+            max_response_tokens=int(rng.integers(1, 10)),
+            stop_ids=tuple(rng.choice(WORDS, size=rng.integers(0, 6), replace=False).tolist()),
+            logit_bias=((3, 2.0), (4, -1.0)) if i % 3 == 0 else (),
+            allowed_ids=(2, 3, 4, 5) if i % 4 == 0 else (),
+            seed=i if i % 5 == 0 else None,
+        )
+        prompt = rng.integers(0, WORDS, rng.integers(1, 19))
+        asked += sampler.submit(prompt, how, n=int(rng.integers(1, 4)))
+        if i % 6 == 5:
+            sampler.step(params)
+    done = list(sampler.run(params))
+    assert all(sample.finish_reason is not None for sample in asked) and len(done) <= len(asked)
+    assert compiles.count() - before <= 8, compiles.names(before)
+    for sample in asked:
+        if sample.sampling.allowed_ids:
+            assert set(sample.tokens) <= {2, 3, 4, 5}
+        assert 1 <= len(sample.tokens) <= sample.sampling.max_response_tokens
+
+
+def test_a_whole_batch_in_few_slots_compiles_once_whatever_is_asked(model, params):
+    how = Decoding(slots=5)
+    run(model, params, decoding=how)
+    before = compiles.count()
+    for options in (dict(temperature=0.2), dict(top_p=0.5, min_p=0.1), dict(stop_ids=(4, 5))):
+        run(model, params, decoding=how, seed=3, **options)
+    assert compiles.count() == before, compiles.names(before)

@@ -83,9 +83,8 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
 
 
 def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
-    """Inside a program: keep caches split as `_sharding` says."""
-    if mesh.size == 1:
-        return caches
+    """Inside a program: keep caches split as `_sharding` says (on one device, too: arrays that
+    differ in what they know of the mesh compile twice)."""
     return [
         jax.tree.map(
             lambda x, c=c: jax.lax.with_sharding_constraint(x, _sharding(mesh, x.shape, c.order)),

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
-from rljax.mesh import BATCH_AXES, constrain_rows, row_shards
+from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
@@ -137,8 +137,18 @@ def _pinned(engine: Engine, state: Slots) -> Slots:
     mesh = engine.model.mesh
     caches = tuple(cache.constrain(of_model, mesh) for of_model in state.caches)
     rest = dataclasses.replace(state, caches=())
-    rest = jax.tree.map(lambda x: constrain_rows(x, mesh), rest)
-    return dataclasses.replace(rest, caches=caches)
+    return dataclasses.replace(_on_mesh(rest, mesh), caches=caches)
+
+
+def _on_mesh(tree, mesh):
+    """Inside a program: rows split where they divide, on one device, too."""
+
+    def place(x):
+        fits = x.shape[0] % row_shards(mesh) == 0
+        layout = row_sharding(mesh) if fits else replicated(mesh)
+        return jax.lax.with_sharding_constraint(x, layout)
+
+    return jax.tree.map(place, tree)
 
 
 def _program(*, donate=()):
@@ -167,7 +177,7 @@ def _prefill(engine: Engine, params, tokens, lengths, images) -> Prefix:
 def _empty_prefix(engine: Engine, rows: int) -> Prefix:
     caches = engine.model.empty_caches(rows, engine.tokens, engine.kv_dtype)
     zeros = jnp.zeros((rows,), jnp.int32)
-    return Prefix(caches, zeros, zeros - 1, zeros)
+    return Prefix(caches, *_on_mesh((zeros, zeros - 1, zeros), engine.model.mesh))
 
 
 @_program(donate=2)

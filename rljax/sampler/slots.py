@@ -82,7 +82,7 @@ def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, f
         limit=whole(0, jnp.int32),
         shift=whole(0, jnp.int32),
         key=jnp.zeros((slots, 2), jnp.uint32),
-        reason=whole(FinishReason.ABORT, jnp.int32),
+        reason=whole(jnp.int32(FinishReason.ABORT), jnp.int32),
         rules=rules,
         forcing=forcing,
     )
@@ -249,7 +249,7 @@ def enter(slots: Slots, entry: Entry, at: jax.Array) -> Slots:
         for name in (f.name for f in dataclasses.fields(Entry))
     }
     live = slots.live.at[at].set(True, mode="drop")
-    reason = slots.reason.at[at].set(FinishReason.ABORT, mode="drop")
+    reason = slots.reason.at[at].set(jnp.int32(FinishReason.ABORT), mode="drop")
     return dataclasses.replace(slots, live=live, reason=reason, **fields)
 
 

@@ -1,0 +1,240 @@
+"""What decoding costs against the machine's floor: prints JSON.
+
+python benchmarks/sampler.py [--model=27m] [--parts=a,b,c,d] [--slots=32,128] [--repeats=3]
+
+Models: 27m (that of grpo_step.py, float32), 1b (8 layers, bfloat16), 8b (36 layers, bfloat16), with
+random weights. Prompts of 32 tokens, temperature 1.
+
+(a) 128 new tokens in every slot. (b) 256 requests, groups of 8, over 32 slots, lengths geometric
+with mean 32 and at most 128 (1 word in 32 stops a response): slots that refill (on the device, and
+from the host) against batches of 32 that wait for their longest row. (c) as (a) behind 896 tokens.
+(d) time to the first token of one request alone, prompts of 32 and 896 tokens.
+
+The floor of a step is compute plus memory: FLOPs (2 per weight but the embedding, and per cached
+number) over the rate of a matmul of 4,096 rows of the model's own sizes, plus bytes (weights,
+keys and values so far) over the rate of summing an array that fits no cache, all measured in the
+same process. CPU seconds are of the process.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax import compiles
+from rljax.mesh import make_mesh
+from rljax.models import cache
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
+
+PROMPT, NEW, LONG = 32, 128, 896
+SIZES = {
+    "27m": dict(words=4096, layers=8, embed=512, mlp=1536, heads=8, kv_heads=4, head_dim=64),
+    "1b": dict(words=32768, layers=8, embed=3072, mlp=8192, heads=24, kv_heads=8, head_dim=128),
+    "8b": dict(words=151936, layers=36, embed=4096, mlp=12288, heads=32, kv_heads=8, head_dim=128),
+}
+
+
+def best_rate(amount: float, function, *args, repeats: int = 5) -> float:
+    """`amount` per second of the fastest of a few calls."""
+    jax.block_until_ready(function(*args))
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(function(*args))
+        seconds.append(time.perf_counter() - start)
+    return amount / min(seconds)
+
+
+def machine(config) -> dict:
+    """FLOP/s of a large matmul and bytes/s of a large sum."""
+    dtype = jnp.dtype(config.dtype)
+    x = jnp.ones((4096, config.embed), dtype)
+    w = jnp.ones((config.embed, config.mlp), dtype)
+    flops = best_rate(2 * x.size * config.mlp, jax.jit(lambda x, w: x @ w), x, w)
+    large = jnp.ones((2**28 // dtype.itemsize,), dtype)
+    total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32))
+    return {"flops_per_s": flops, "bytes_per_s": best_rate(large.nbytes, total, large)}
+
+
+def floor_s(config, params, rates: dict, slots: int, context: float) -> float:
+    """Seconds of one decode step at the machine's rates, with `context` cached tokens per slot."""
+    weights = sum(x.size for x in jax.tree.leaves(params))
+    read = weights - (0 if config.tie_embeddings else config.vocab_size * config.embed)
+    cached = slots * context * 2 * config.kv_heads * config.head_dim * config.layers
+    group = config.heads // config.kv_heads
+    compute = 2 * slots * read + 2 * cached * group
+    held = slots * cache.slot_bytes(config, 1) * context
+    memory = read * jnp.dtype(config.weight_dtype).itemsize + held
+    return compute / rates["flops_per_s"] + memory / rates["bytes_per_s"]
+
+
+def measured(function, repeats: int) -> dict:
+    """Median and range of wall and CPU seconds of `function`, after one call that compiles."""
+    jax.block_until_ready(function())
+    wall, cpu = [], []
+    for _ in range(repeats):
+        start, used = time.perf_counter(), time.process_time()
+        jax.block_until_ready(function())
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - used)
+    return {
+        "wall_s": statistics.median(wall),
+        "wall_range_s": [min(wall), max(wall)],
+        "cpu_s": statistics.median(cpu),
+        "cpu_range_s": [min(cpu), max(cpu)],
+    }
+
+
+class Bench:
+    def __init__(self, name: str, repeats: int):
+        sizes = dict(SIZES[name])
+        words = sizes.pop("words")
+        config = decoder(words, max_tokens=LONG + NEW, **sizes)
+        if name != "27m":
+            config = dataclasses.replace(config, dtype="bfloat16", weight_dtype="bfloat16")
+        self.model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+        self.params, self.config = self.model.init(jax.random.key(0)), config
+        self.repeats, self.rng = repeats, np.random.default_rng(0)
+
+    def prompts(self, count: int, tokens: int):
+        ids = self.rng.integers(0, self.config.vocab_size, (count, tokens)).astype(np.int32)
+        return ids, np.full(count, tokens, np.int32)
+
+    def fixed(self, slots: int, prompt: int) -> dict:
+        """(a) and (c): every slot decodes NEW tokens."""
+        prompts = self.prompts(slots, prompt)
+        how = Sampling(max_response_tokens=NEW)
+
+        def run():
+            return generate(self.model, self.params, *prompts, jax.random.key(1), how).tokens
+
+        engine = Engine(self.model, slots, prompt + NEW, steps=NEW)
+        found = measured(run, self.repeats)
+        prefill = measured(lambda: engine.prefill(self.params, *prompts).length, self.repeats)
+        rates = machine(self.config)
+        decode_s = found["wall_s"] - prefill["wall_s"]
+        floor = floor_s(self.config, self.params, rates, slots, prompt + NEW / 2)
+        return found | {
+            "slots": slots, "prompt_tokens": prompt, "new_tokens": NEW,
+            "prefill_s": prefill["wall_s"],
+            "tokens_per_s": slots * NEW / found["wall_s"],
+            "tokens_per_cpu_s": slots * NEW / found["cpu_s"],
+            "step_ms": 1e3 * decode_s / NEW,
+            "floor_step_ms": 1e3 * floor,
+            "share_of_floor": floor / (decode_s / NEW),
+            **rates,
+        }  # fmt: skip
+
+    def ragged(self) -> dict:
+        """(b): refilled slots against batches that wait."""
+        count, n, slots = 32, 8, 32
+        prompts, lengths = self.prompts(count, PROMPT)
+        # A random model's words are nearly equally likely: 1 in 32 of them ends a response.
+        stops = tuple(range(0, self.config.vocab_size, 32))
+        how = Sampling(max_response_tokens=NEW, stop_ids=stops)
+        key, tokens = jax.random.key(2), {}
+
+        def whole(loop):
+            decoding = Decoding(slots=slots, loop=loop)
+            out = generate(
+                self.model, self.params, prompts, lengths, key, how, n=n, decoding=decoding
+            )
+            tokens[loop] = float(out.mask.sum())
+            return out.tokens
+
+        def waiting():
+            total, out = 0.0, []
+            for at in range(0, count, slots // n):
+                part = slice(at, at + slots // n)
+                one = generate(
+                    self.model, self.params, prompts[part], lengths[part],
+                    jax.random.fold_in(key, at), how, n=n,
+                )  # fmt: skip
+                total += float(one.mask.sum())
+                out.append(one.tokens)
+            tokens["static"] = total
+            return out
+
+        found = {}
+        for name, run in (
+            ("device", lambda: whole("device")),
+            ("host", lambda: whole("host")),
+            ("static", waiting),
+        ):
+            took = measured(run, self.repeats)
+            found[name] = took | {"tokens_per_s": tokens[name] / took["wall_s"]}
+        sampler = self.sampler(slots, PROMPT + NEW)
+        before = compiles.count()
+        for p in range(count):
+            sampler.submit(prompts[p], how, n=n)
+        list(sampler.run(self.params))
+        static = found["static"]["tokens_per_s"]
+        return found | {
+            "requests": count * n, "slots": slots,
+            "mean_tokens": tokens["device"] / (count * n),
+            "occupancy": sampler.live_slot_steps / sampler.slot_steps,
+            "host_share": sampler.host_s / (sampler.host_s + sampler.device_s),
+            "dispatches": sampler.dispatches,
+            "compiles_of_the_stream": compiles.count() - before,
+            "device_over_static": found["device"]["tokens_per_s"] / static,
+            "host_over_static": found["host"]["tokens_per_s"] / static,
+        }  # fmt: skip
+
+    def sampler(self, slots: int, tokens: int, steps: int = 32, chunk: int = PROMPT) -> Sampler:
+        return Sampler(Engine(self.model, slots, tokens, steps=steps), chunk_tokens=chunk)
+
+    def first_token(self) -> dict:
+        """(d): one request in an empty sampler, 8 steps a dispatch."""
+        found = {}
+        for tokens in (PROMPT, LONG):
+            sampler = self.sampler(32, LONG + NEW, steps=8, chunk=256)
+            prompt = self.prompts(1, tokens)[0][0]
+            seconds = []
+            for _ in range(self.repeats + 1):
+                [sample] = sampler.submit(prompt, Sampling(max_response_tokens=8))
+                list(sampler.run(self.params))
+                seconds.append(sample.first_token_s - sample.submitted_s)
+            seconds = seconds[1:]  # the first compiles
+            found[f"prompt_{tokens}"] = {
+                "first_dispatch_s": statistics.median(seconds),
+                "range_s": [min(seconds), max(seconds)],
+            }
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=SIZES, default="27m")
+    parser.add_argument("--parts", default="a,b,c,d")
+    parser.add_argument("--slots", default="32,128")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    compiles.watch()
+    bench, parts = Bench(options.model, options.repeats), options.parts.split(",")
+    slots = [int(x) for x in options.slots.split(",")]
+    report = {
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "jax": jax.__version__,
+        "model": options.model,
+        "repeats": options.repeats,
+    }
+    if "a" in parts:
+        report["a_fixed"] = [bench.fixed(count, PROMPT) for count in slots]
+    if "b" in parts:
+        report["b_ragged"] = bench.ragged()
+    if "c" in parts:
+        report["c_long_context"] = [bench.fixed(slots[0], LONG)]
+    if "d" in parts:
+        report["d_first_token"] = bench.first_token()
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
