@@ -32,6 +32,7 @@ from rljax.models import cache
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
+from rljax.sampler.requests import STOP_IDS
 
 PROMPT, NEW, LONG = 32, 128, 896
 SIZES = {
@@ -170,7 +171,7 @@ class Bench:
         ):
             took = measured(run, self.repeats)
             found[name] = took | {"tokens_per_s": tokens[name] / took["wall_s"]}
-        sampler = self.sampler(slots, PROMPT + NEW)
+        sampler = self.sampler(slots, PROMPT + NEW, stops=len(stops))
         before = compiles.count()
         for p in range(count):
             sampler.submit(prompts[p], how, n=n)
@@ -187,8 +188,9 @@ class Bench:
             "host_over_static": found["host"]["tokens_per_s"] / static,
         }  # fmt: skip
 
-    def sampler(self, slots: int, tokens: int, steps: int = 32, chunk: int = PROMPT) -> Sampler:
-        return Sampler(Engine(self.model, slots, tokens, steps=steps), chunk_tokens=chunk)
+    def sampler(self, slots: int, tokens: int, steps=32, chunk=PROMPT, stops=STOP_IDS) -> Sampler:
+        engine = Engine(self.model, slots, tokens, steps=steps, stop_ids=stops)
+        return Sampler(engine, chunk_tokens=chunk)
 
     def first_token(self) -> dict:
         """(d): one request in an empty sampler, 8 steps a dispatch."""

@@ -23,6 +23,7 @@ from rljax.models.model import Model
 from rljax.recipe import Recipe, rehearse, rehearse_compared
 from rljax.roles import rows_per_example, trait
 from rljax.sampler import Decoding, Sampling
+from rljax.sampler.memory import check_memory
 from rljax.update import Steps
 
 
@@ -271,6 +272,9 @@ def build(config: Config) -> Setup:
     if data.kind == "prompts":
         rows, tokens = batch.sequences_per_optimizer_step, data.prompt_tokens + response
         steps = _steps(config, rows, tokens, model, batch.epochs)
+        sampled = batch.prompts_per_step * batch.samples_per_prompt
+        slots = min(config.sampler.slots or sampled, sampled)
+        check_memory(model, slots, tokens, config.sampler.kv_dtype)
     else:
         every = [x["item"] for source in data.sources for x in source]
         every += [x["item"] for x in data.held_out]

@@ -23,7 +23,7 @@ from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler.memory import check_memory
-from rljax.sampler.requests import Sampling, rules_of
+from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import Entry, Slots, Tokens
 
 
@@ -49,6 +49,7 @@ class Engine:
     tokens: int
     kv_dtype: str = ""
     steps: int = 32  # at most, per dispatch of generate
+    stop_ids: int = STOP_IDS  # room for those of one request
     forcing_tokens: int = 0  # room for the phrases of interruptions; 0 = none can be asked for
 
     def __post_init__(self):
@@ -63,13 +64,20 @@ class Engine:
         """The rules of M requests; their shapes do not depend on what is asked."""
         for one in asked:
             one.check_words(self.model.config.vocab_size)
+            if len(one.stop_ids) > self.stop_ids:
+                raise InputError(
+                    "sampler stop_ids",
+                    value=len(one.stop_ids),
+                    rule=f"at most {self.stop_ids} for this engine",
+                    fix="Engine(stop_ids=)",
+                )
             if one.thinking_tokens and slot.forcing_room([one]) > self.forcing_tokens:
                 raise InputError(
                     "this engine has no room for interruptions",
                     value=slot.forcing_room([one]),
                     rule=f"at most its forcing_tokens, {self.forcing_tokens}",
                 )
-        return rules_of(asked, self.model.config.vocab_size, whole=True)
+        return rules_of(asked, self.model.config.vocab_size, whole=True, room=self.stop_ids)
 
     def forcing(self, asked: list[Sampling], budgets, prompt_tokens):
         """The interruptions of M requests, or None where this engine has no room for any."""

@@ -11,7 +11,7 @@ from rljax.batch import Batch, batch_from_rows
 from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.sampler.engine import Engine
-from rljax.sampler.requests import Decoding, Sampling
+from rljax.sampler.requests import Decoding, Sampling, stop_room
 from rljax.sampler.sample import Sample
 from rljax.sampler.slots import forcing_room
 from rljax.sampler.stream import Sampler
@@ -36,6 +36,7 @@ def host_rollout(
         min(decoding.slots or count * n, count * n),
         columns + sampling.max_response_tokens,
         kv_dtype=decoding.kv_dtype,
+        stop_ids=stop_room([sampling]),
         forcing_tokens=forcing_room([sampling]) if sampling.thinking_tokens else 0,
     )
     sampler = Sampler(engine, key=key, chunk_tokens=columns, decode=decoding.decode)

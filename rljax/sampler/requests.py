@@ -13,7 +13,7 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.sampler.sampling import Rules
 
-STOP_IDS = 16  # room for stop ids per request; more of them take the next multiple
+STOP_IDS = 16  # room for stop ids of a request, where nobody asks for more
 LOOPS = ("device", "host")
 BIASED_IDS = 304  # room for words with a bias; OpenAI's API allows 300
 
@@ -94,16 +94,22 @@ class Decoding:
             raise InputError("sampler loop", value=self.loop, rule=f"one of {', '.join(LOOPS)}")
 
 
-def rules_of(asked: Sequence[Sampling], words: int, *, whole: bool = False) -> Rules:
+def stop_room(asked: Sequence[Sampling]) -> int:
+    """Room for every row's stop ids: a few sizes only, so that another set does not recompile."""
+    most = max([len(one.stop_ids) for one in asked], default=0)
+    return max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)
+
+
+def rules_of(asked: Sequence[Sampling], words: int, *, whole: bool = False, room: int = 0) -> Rules:
     """The rules of B rows as host arrays, for a model of `words` words. `whole`: with the arrays
-    that none asks for, too, so that a program takes any request."""
+    that none asks for, too, so that a program takes any request. `room` for stop ids (0: what is
+    asked)."""
     count = len(asked)
 
     def column(name, dtype):
         return np.array([getattr(one, name) for one in asked], dtype)
 
-    most = max([len(one.stop_ids) for one in asked], default=0)
-    stop_ids = np.full((count, max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)), -1, np.int32)
+    stop_ids = np.full((count, room or stop_room(asked)), -1, np.int32)
     for row, one in enumerate(asked):
         stop_ids[row, : len(one.stop_ids)] = one.stop_ids
     bias_ids = bias = allowed = None
