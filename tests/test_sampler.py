@@ -22,17 +22,22 @@ PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)
 LENGTHS = np.array([3, 2, 4], np.int32)
 
 
-@pytest.fixture(scope="module")
-def model() -> Model:
+def make_model() -> tuple[Model, dict]:
     config = decoder(
         WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
     )
-    return Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    return model, model.init(jax.random.key(3))
 
 
 @pytest.fixture(scope="module")
-def params(model):
-    return model.init(jax.random.key(3))
+def model() -> Model:
+    return make_model()[0]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return make_model()[1]
 
 
 def run(

@@ -58,11 +58,9 @@ def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
 def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> None:
     """Raises InputError where the slots alone are larger than what the devices have left."""
     cache.check_dtype(kv_dtype)
-    device = model.mesh.devices.flat[0]
-    if device.platform == "cpu":
-        local = sum(d.platform == "cpu" for d in model.mesh.local_devices)
-    else:
-        local = 1
+    device = model.mesh.local_devices[0]
+    # The devices that a CPU pretends to have share its memory.
+    local = len(model.mesh.local_devices) if device.platform == "cpu" else 1
     need = slots_bytes(model, slots, columns, kv_dtype) * local
     have = device_bytes(device)
     if have is not None and need > have:

@@ -1,0 +1,83 @@
+"""The sampler's settings in a run: they change what a step costs, and not what it samples."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import tiny_config
+
+from rljax.batch import behaviour_logprobs
+from rljax.correction.ratios import log_ratio
+from rljax.errors import InputError
+from rljax.sampler import Sampling, generate
+from rljax.train import train
+from rljax.validation import validate
+
+
+def run(folder, **fields):
+    config = tiny_config(
+        folder, steps=2, sft__steps=0, evaluate__every_steps=0, samples_every_steps=1, **fields
+    )
+    train(config)
+    lines = (Path(folder) / "samples.jsonl").read_text().splitlines()
+    rows = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], [json.loads(row) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole") / "run", mesh__data=1, mesh__fsdp=8)
+
+
+@pytest.mark.parametrize("loop", ["device", "host"])
+def test_a_run_with_few_slots_samples_what_a_run_with_one_per_row_does(whole, loop, tmp_path):
+    samples, metrics = run(tmp_path / "run", sampler__slots=8, sampler__loop=loop)
+    assert [x["response"] for x in samples] == [x["response"] for x in whole[0]]
+    for ours, theirs in zip(metrics, whole[1], strict=True):
+        np.testing.assert_allclose(ours["loss"], theirs["loss"], atol=1e-4)
+
+
+def test_stop_strings_end_responses_in_a_run(tmp_path):
+    samples, _ = run(tmp_path / "run", sampler__stop_strings=("1", "23"))
+    texts = [x["response"] for x in samples]
+    assert any(text.endswith("1") for text in texts)
+    assert not any("1" in text[:-1] or "23" in text[:-1] for text in texts)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("min_p", 1.5),
+        ("slots", -1),
+        ("loop", "hosts"),
+        ("kv_dtype", "int4"),
+        ("stop_strings", ("",)),
+    ],
+)
+def test_bad_settings_are_listed_before_anything_loads(name, value, tmp_path):
+    with pytest.raises(InputError, match=f"sampler.{name}"):
+        validate(tiny_config(tmp_path, **{f"sampler__{name}": value}))
+
+
+def test_the_correction_weighs_by_the_mass_that_was_kept():
+    """Truncated samples: trainer over behaviour is the kept mass, to rounding; with nothing
+    truncated it is 1."""
+    from test_sampler import LENGTHS, PROMPTS, make_model
+
+    model, params = make_model()
+    for top_k in (0, 3):
+        how = Sampling(top_k=top_k, max_response_tokens=6)
+        batch = generate(model, params, PROMPTS, LENGTHS, jax.random.key(0), how, n=8)
+        logp, _ = jax.jit(model.logprobs)(params, batch)
+        batch = batch.replace(old_logprobs=logp)
+        ratio = np.asarray(jnp.exp(log_ratio(batch, by="test")))[np.asarray(batch.mask) > 0]
+        logits = np.asarray(jax.jit(model.logits)(params, batch))[:, :-1]
+        p = np.asarray(jax.nn.softmax(logits, axis=-1))
+        kept = np.sort(p, axis=-1)[..., -(top_k or p.shape[-1]) :].sum(axis=-1)
+        want = kept[np.asarray(batch.mask)[:, 1:] > 0]
+        np.testing.assert_allclose(ratio, want, rtol=1e-4)
+        drawn = np.asarray(behaviour_logprobs(batch, by="test"))
+        assert (drawn >= np.asarray(batch.sampler_logprobs) - 1e-6).all()
