@@ -1,6 +1,7 @@
 """Strict JAX for every test: eight CPU devices, no silent rank promotion, NaN checks where
 asked."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -73,3 +74,24 @@ def forget_programs():
 def lanes(fast, slow) -> list:
     """Parameters of a test; those of the second list run in the slow lane."""
     return [*fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+def compiled(function):
+    """function(*arrays, **options) as one program: op by op, every operation compiles by itself for
+    every shape."""
+
+    @functools.wraps(function)
+    def call(*arrays, **options):
+        return jax.jit(function, static_argnames=tuple(options))(*arrays, **options)
+
+    return call
+
+
+class Compiled:
+    """The functions of a module, each as one program."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __getattr__(self, name):
+        return compiled(getattr(self.module, name))
