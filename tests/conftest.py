@@ -15,7 +15,8 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     " --xla_cpu_parallel_codegen_split_count=1"
-    + " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
+    + " --xla_cpu_use_fusion_emitters=false"
+    * version("jaxlib").startswith("0.10."),
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
