@@ -32,6 +32,9 @@ from rljax.tracking import open_tracking
 from rljax.train import one_step, train
 from rljax.train_state import new_train_state, optimizer_step
 
+# The devices are tests/test_resume.py's.
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 PARTS = '''
 import time
 import jax.numpy as jnp

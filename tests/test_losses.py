@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import golden_cases, worked_example
+from conftest import Compiled, golden_cases, worked_example
+from golden_checks.common import response_batch
 
-from rljax import advantages, update
+from rljax import advantages as op_by_op
+from rljax import update
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.losses import kl, policy, value
 
+advantages = Compiled(op_by_op)
 REDUCTIONS = {
     "token-mean": lambda p: update.token_mean,
     "seq-mean-token-sum": lambda p: update.seq_mean_token_sum,
@@ -23,22 +26,6 @@ REDUCTIONS = {
 }
 
 
-def response_batch(mask, group=None, **fields) -> Batch:
-    """A batch of responses alone, in float64: the golden files have no prompts."""
-    mask = jnp.asarray(mask, jnp.float64)
-    shape = mask.shape
-    fields = {k: jnp.asarray(v, jnp.float64) for k, v in fields.items()}
-    if group is not None:
-        fields["group"] = jnp.asarray(group, jnp.int32)
-    return Batch(
-        tokens=jnp.zeros(shape, jnp.int32),
-        segment_ids=jnp.ones(shape, jnp.int32),
-        positions=jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape),
-        mask=mask,
-        **fields,
-    )
-
-
 def reduced(loss_of, x, batch, reduction):
     """The loss that update.py makes of it, its gradient with respect to x, and the metrics."""
 
@@ -48,7 +35,7 @@ def reduced(loss_of, x, batch, reduction):
         summed, sums = update.weighted_loss(loss, metrics, selected, reduction(selected))
         return summed, {k: a / jnp.maximum(b, 1) for k, (a, b) in sums.items()}
 
-    (loss, metrics), gradient = jax.value_and_grad(total, has_aux=True)(x)
+    (loss, metrics), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(x)
     return loss, gradient, metrics
 
 
@@ -244,5 +231,5 @@ def test_constants_of_the_batch_get_no_gradient():
         loss = loss + jnp.sum(kl.kl_estimate(logp, b.ref_logprobs, "k3"))
         return loss + jnp.sum(value.squared_error(logp, b, clip=None)[0])
 
-    for name, gradient in jax.grad(total)(fields).items():
+    for name, gradient in jax.jit(jax.grad(total))(fields).items():
         assert (np.asarray(gradient) == 0).all(), name

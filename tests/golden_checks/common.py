@@ -3,6 +3,7 @@ gradient."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rljax import update
 from rljax.batch import Batch
@@ -19,16 +20,20 @@ INTEGERS = ("group", "finish_reason", "policy_version", "step_ids", "state_ids")
 def response_batch(mask, dtype=jnp.float64, **fields) -> Batch:
     """A batch of responses alone (the golden files have no prompts): mask [B, T], fields as in
     Batch."""
-    mask = jnp.asarray(mask, dtype)
+
+    def array(x, dtype):  # what numpy can convert compiles nothing
+        return jnp.asarray(x if isinstance(x, jax.Array) else np.asarray(x, dtype), dtype)
+
+    mask = array(mask, dtype)
     fields = {
-        k: jnp.asarray(v, jnp.int32 if k in INTEGERS else dtype)
+        k: array(v, jnp.int32 if k in INTEGERS else dtype)
         for k, v in fields.items()
         if v is not None
     }
     return Batch(
-        tokens=jnp.zeros(mask.shape, jnp.int32),
-        segment_ids=jnp.ones(mask.shape, jnp.int32),
-        positions=jnp.broadcast_to(jnp.arange(mask.shape[1], dtype=jnp.int32), mask.shape),
+        tokens=array(np.zeros(mask.shape), jnp.int32),
+        segment_ids=array(np.ones(mask.shape), jnp.int32),
+        positions=array(np.tile(np.arange(mask.shape[1]), (mask.shape[0], 1)), jnp.int32),
         mask=mask,
         **fields,
     )

@@ -66,9 +66,9 @@ def _has_empty_rows(case) -> bool:
     return bool((np.sum(case.inputs["response_mask"], axis=1) == 0).any())
 
 
-def _mismatch(batch, case) -> dict:
-    """verl's off-policy metrics by its names."""
-    found = mismatch_metrics(batch)
+def _mismatch(batch, case, found=None) -> dict:
+    """verl's off-policy metrics by its names; found: where the product has computed them."""
+    found = found or mismatch_metrics(batch)
     found = {name: found[f"mismatch/mismatch_{name}"] for name in MISMATCH}
     if _has_empty_rows(case):
         share = sequence_share(batch)
@@ -156,7 +156,7 @@ def rollout_is_pr3694(case, dtype) -> dict:
         for name in ("veto_fraction", "seq_masked_fraction"):
             if f"rollout_is_{name}" in found:
                 found[f"rollout_is_{name}"] = found[f"rollout_is_{name}"] * live
-    found |= {f"mismatch_{k}": v for k, v in _mismatch(batch, case).items()}
+    found |= {f"mismatch_{k}": v for k, v in _mismatch(batch, case, metrics).items()}
     return {
         "output/rollout_is_weights": _cut(corrected.weights, case),
         **_present(found, case, "mismatch/"),
@@ -214,7 +214,7 @@ def rollout_corr_v070(case, dtype) -> dict:
             weights = weights * metrics["mismatch/rollout_is_batch_norm_factor"]
             weights = weights / _norm_factor(batch, bounded, level)
         out["output/rollout_is_weights"] = _cut(weights, case)
-    return out | _present(found | _mismatch(batch, case), case, "rollout_corr/")
+    return out | _present(found | _mismatch(batch, case, metrics), case, "rollout_corr/")
 
 
 # -- verl main ------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def _correct(batch, params: dict, case):
     corrected, metrics = rollout_correction(
         batch, reject=rules, affects_denominator=True, batch_normalise=normalise, **options
     )
-    found = _product(metrics, "rollout_rs_") | _mismatch(batch, case)
+    found = _product(metrics, "rollout_rs_") | _mismatch(batch, case, metrics)
     for name, *bounds in rules:
         key = f"rollout_rs_{name}_std"
         found[key] = _std(
@@ -398,7 +398,7 @@ def grpo_vllm_is_correction(case, dtype) -> dict:
         lower=0.0 if low is None else low,
         veto=None,
     )
-    weights, live = corrected.weights, batch.mask > 0
+    weights, live = corrected.weights, np.asarray(mask) > 0
     # Its mean of |difference| leaves those tokens out.
     known = np.asarray(mask) * ~np.isnan(x["sampling_per_token_logps"])
     share = float(np.sum(mask)) / max(float(np.sum(known)), 1.0)
@@ -408,7 +408,7 @@ def grpo_vllm_is_correction(case, dtype) -> dict:
         over = ratio
     else:  # TRL leaves 1 at masked tokens
         ratio = jnp.where(live, weights, 1.0)
-        over = ratio[np.asarray(live)]
+        over = ratio[live]
     logged = "sampling.importance_sampling_ratio"
     return {
         "output/importance_sampling_ratio": ratio,
