@@ -13,7 +13,7 @@ from rljax.sampler.engine import Prefix
 from rljax.sampler.requests import Sampling
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # equal to itself alone: seeded ones share their ids
 class Sample:
     """One response, finished or so far. Times are seconds of time.monotonic()."""
 
