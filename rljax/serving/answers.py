@@ -1,0 +1,153 @@
+"""The JSON of answers: completions, chat completions, their chunks, and errors.
+
+What lives here: OpenAI's shapes. What does not: where tokens come from (worker), routes (app).
+"""
+
+import dataclasses
+import time
+import uuid
+
+from rljax.batch import FinishReason
+from rljax.data.tokenizer import Tokenizer
+from rljax.serving.fields import Asked
+from rljax.serving.text import HALF, TextStream
+from rljax.serving.worker import Piece
+
+REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.INTERRUPT: "stop",
+}
+
+
+def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None):
+    """OpenAI's error shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What one piece adds to a choice: text, and its tokens with the places where each begins."""
+
+    choice: int
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+    offsets: list[int]
+    reason: str | None
+
+
+class Answer:
+    """One request's answer as its pieces come."""
+
+    def __init__(self, asked: Asked, tokenizer: Tokenizer, model: str):
+        self.asked, self._tokenizer, self._model = asked, tokenizer, model
+        count = len(asked.requests) * asked.n
+        self._texts = [TextStream(tokenizer.decode, asked.stops) for _ in range(count)]
+        self.left = count  # choices that are not finished
+        self.completion_tokens = 0
+        self._said: list[list[Said]] = [[] for _ in range(count)]
+        prefix = "chatcmpl" if asked.chat else "cmpl"
+        self._head = {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._version = 0
+
+    def take(self, piece: Piece) -> Said:
+        """Account for a piece: what it adds."""
+        text = self._texts[piece.sample]
+        before = len(self._echo(piece.sample))
+        parts, offsets = [], []
+        for token in piece.tokens:
+            offsets.append(before + text.characters)
+            parts.append(text.push(token))
+        if piece.finish_reason is not None:
+            parts.append(text.finish())
+            self.left -= 1
+        self.completion_tokens += len(piece.tokens)
+        self._version = max(self._version, piece.version)
+        reason = None if piece.finish_reason is None else REASONS[piece.finish_reason]
+        said = Said(piece.sample, "".join(parts), piece.tokens, piece.logprobs, offsets, reason)
+        if not self.asked.stream:
+            self._said[piece.sample].append(said)
+        return said
+
+    def whole(self) -> dict:
+        """The answer once nothing is left."""
+        kind = "chat.completion" if self.asked.chat else "text_completion"
+        choices = [self._choice(self._joined(said)) for said in self._said]
+        return self._framed(kind, choices) | {"usage": self.usage()}
+
+    def chunk(self, said: Said, *, first: bool) -> dict:
+        """One server-sent chunk; `first` of its choice."""
+        chat = self.asked.chat
+        choice = self._choice(said, first=first, delta=True)
+        return self._chunked("chat.completion.chunk" if chat else "text_completion", [choice])
+
+    def usage_chunk(self) -> dict:
+        """The chunk that only counts tokens."""
+        kind = "chat.completion.chunk" if self.asked.chat else "text_completion"
+        return self._framed(kind, []) | {"usage": self.usage()}
+
+    def usage(self) -> dict:
+        """Tokens that were read and drawn, EOS included; a prompt counts once however many samples
+        it has."""
+        prompt = sum(len(ids) for ids, _ in self.asked.requests)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt + self.completion_tokens,
+        }
+
+    def _framed(self, kind: str, choices: list) -> dict:
+        version = f"version-{self._version}"
+        return self._head | {"object": kind, "choices": choices, "system_fingerprint": version}
+
+    def _chunked(self, kind: str, choices: list) -> dict:
+        framed = self._framed(kind, choices)
+        return framed | {"usage": None} if self.asked.include_usage else framed
+
+    def _echo(self, choice: int) -> str:
+        return self.asked.echo[choice // self.asked.n]
+
+    def _joined(self, said: list[Said]) -> Said:
+        tokens, logprobs, offsets = (
+            [value for one in said for value in values(one)]
+            for values in (lambda s: s.tokens, lambda s: s.logprobs, lambda s: s.offsets)
+        )
+        text = "".join(one.text for one in said)
+        return Said(said[-1].choice, text, tokens, logprobs, offsets, said[-1].reason)
+
+    def _choice(self, said: Said, *, first: bool = True, delta: bool = False) -> dict:
+        choice = {"index": said.choice, "finish_reason": said.reason, "logprobs": None}
+        if not self.asked.chat:
+            choice["text"] = (self._echo(said.choice) if first else "") + said.text
+            if self.asked.logprobs:
+                choice["logprobs"] = {
+                    "tokens": [self._token(token) for token in said.tokens],
+                    "token_logprobs": said.logprobs,
+                    "top_logprobs": None,
+                    "text_offset": said.offsets,
+                }
+            return choice
+        message = {"role": "assistant"} if first else {}
+        choice["delta" if delta else "message"] = message | {"content": said.text}
+        if self.asked.logprobs:
+            choice["logprobs"] = {
+                "content": [
+                    self._chat_token(token, logprob)
+                    for token, logprob in zip(said.tokens, said.logprobs, strict=True)
+                ]
+            }
+        return choice
+
+    def _token(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
+    def _chat_token(self, token: int, logprob: float) -> dict:
+        text = self._token(token)
+        # Half a character has no bytes that could be told from its text.
+        told = None if HALF in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": told, "top_logprobs": []}

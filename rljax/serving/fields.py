@@ -1,0 +1,258 @@
+"""What a request asks, from OpenAI's JSON to prompts and Sampling.
+
+What lives here: the fields, their types, and what is refused. What does not: routes, answers. A
+field that we do not know, or cannot honour, is refused by its name: a client must not believe that
+it was obeyed.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+
+from rljax.data.messages import check_unicode
+from rljax.data.tokenizer import Tokenizer
+from rljax.errors import InputError
+from rljax.sampler import Sampling
+
+COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions
+# What OpenAI's clients and other tools send with a value that asks for nothing.
+NEUTRAL = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A request that was read. `requests`: ids and Sampling of each prompt; n samples of each."""
+
+    chat: bool
+    requests: list[tuple[list[int], Sampling]]
+    n: int
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    echo: list[str]  # the prompts' texts where they are to be repeated, else ""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings, the same for all prompts."""
+        return self.requests[0][1].stop_strings
+
+
+class UnknownModel(InputError):
+    """The request names a model that is not served."""
+
+
+# -- types
+
+
+def _refuse(name: str, value, rule: str, fix: str = ""):
+    raise InputError(name, value=value, rule=rule, fix=fix)
+
+
+def _number(name, value) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        _refuse(name, value, "a finite number")
+    return float(value)
+
+
+def _whole(name, value) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        _refuse(name, value, "a whole number from 0 to 2147483647")
+    return value
+
+
+def _seed(name, value) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+        _refuse(name, value, "a whole number from 0 to 4294967295")
+    return value
+
+
+def _flag(name, value) -> bool:
+    if not isinstance(value, bool):
+        _refuse(name, value, "true or false")
+    return value
+
+
+def _text(name, value) -> str:
+    if not isinstance(value, str):
+        _refuse(name, value, "a string")
+    check_unicode(value, name)
+    return value
+
+
+def _texts(name, value) -> tuple[str, ...]:
+    if not isinstance(value, (str, list)):
+        _refuse(name, value, "a string or a list of strings")
+    return tuple(_text(name, one) for one in ([value] if isinstance(value, str) else value))
+
+
+def _object(name, value) -> dict:
+    if not isinstance(value, dict):
+        _refuse(name, value, "an object")
+    return value
+
+
+def _stream_options(name, value) -> bool:
+    unknown = sorted(set(_object(name, value)) - {"include_usage"})
+    if unknown:
+        _refuse(f"{name}.{unknown[0]}", value[unknown[0]], "only include_usage is known")
+    return _flag(f"{name}.include_usage", value.get("include_usage", False))
+
+
+def _bias(name, value) -> tuple[tuple[int, float], ...]:
+    for word in _object(name, value):
+        if not word.isdecimal():
+            _refuse(name, word, "an object of token ids and numbers")
+    return tuple((int(word), _number(name, bias)) for word, bias in value.items())
+
+
+def _completion_logprobs(name, value) -> bool:
+    if _whole(name, value) > 0:
+        _refuse(name, value, "0: the log-prob of each sampled token; others are not returned")
+    return True
+
+
+def _top_logprobs(name, value) -> int:
+    if _whole(name, value) > 0:
+        _refuse(name, value, "0: only the sampled token's log-prob is returned")
+    return value
+
+
+def _ids(value) -> list[int]:
+    return [_whole("prompt", token) for token in value]
+
+
+def _prompts(name, value) -> list[str | list[int]]:
+    """A string, strings, ids, or lists of ids."""
+    if isinstance(value, str):
+        return [_text(name, value)]
+    if not isinstance(value, list) or not value:
+        _refuse(name, value, "a string, a list of strings, token ids, or lists of token ids")
+    if all(isinstance(one, str) for one in value):
+        return [_text(name, one) for one in value]
+    if all(isinstance(one, list) for one in value):
+        return [_ids(one) for one in value]
+    return [_ids(value)]
+
+
+_ANY = lambda name, value: value  # noqa: E731  checked by whom it is handed to
+# name: (value where it is absent or null, reader)
+_BOTH: dict[str, tuple[object, Callable]] = {
+    "model": (None, _text),
+    "n": (1, _whole),
+    "max_tokens": (None, _whole),
+    "temperature": (1.0, _number),
+    "top_p": (1.0, _number),
+    "top_k": (0, _whole),
+    "min_p": (0.0, _number),
+    "seed": (None, _seed),
+    "stop": ((), _texts),
+    "logit_bias": ((), _bias),
+    "stream": (False, _flag),
+    "stream_options": (False, _stream_options),
+    "user": (None, _text),
+}
+_COMPLETIONS = _BOTH | {
+    "prompt": (None, _prompts),
+    "echo": (False, _flag),
+    "logprobs": (False, _completion_logprobs),
+    "best_of": (None, _whole),
+}
+_CHAT = _BOTH | {
+    "messages": (None, _ANY),
+    "max_completion_tokens": (None, _whole),
+    "logprobs": (False, _flag),
+    "top_logprobs": (0, _top_logprobs),
+    "chat_template_kwargs": (None, _object),
+}
+
+
+def _read(body: object, known: dict) -> dict:
+    if not isinstance(body, Mapping):
+        _refuse("request body", body, "a JSON object")
+    present = {name: value for name, value in body.items() if value is not None}
+    for name, value in present.items():
+        if name not in known and value not in NEUTRAL.get(name, ()):
+            rule = f"not supported; known are {', '.join(sorted(known))}"
+            _refuse(f"field {name!r}", value, rule, fix="leave it out")
+    return {
+        name: read(name, present[name]) if name in present else default
+        for name, (default, read) in known.items()
+    }
+
+
+# -- requests
+
+
+def read_completion(body: object, tokenizer: Tokenizer, name: str) -> Asked:
+    """The body of POST /v1/completions for the model that is served as `name`."""
+    found = _read(body, _COMPLETIONS)
+    _check_model(found, name)
+    if found["prompt"] is None:
+        _refuse("prompt", None, "the request has none")
+    if found["best_of"] not in (None, found["n"]):
+        _refuse("best_of", found["best_of"], "n, or absent: no other sample is drawn")
+    if found["echo"] and found["logprobs"]:
+        _refuse("echo", True, "not together with logprobs: those of a prompt are not returned")
+    limit = COMPLETION_TOKENS if found["max_tokens"] is None else found["max_tokens"]
+    sampling = _sampling(found, tokenizer, limit)
+    requests = [(_encode(tokenizer, prompt), sampling) for prompt in found["prompt"]]
+    echo = [""] * len(requests)
+    if found["echo"]:
+        echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in found["prompt"]]
+    return _asked(False, requests, found, echo)
+
+
+def read_chat(body: object, tokenizer: Tokenizer, name: str, slot_tokens: int) -> Asked:
+    """The body of POST /v1/chat/completions. Without a limit the response fills the slot."""
+    found = _read(body, _CHAT)
+    _check_model(found, name)
+    if found["messages"] is None:
+        _refuse("messages", None, "the request has none")
+    ids = tokenizer.encode_chat(found["messages"], variables=found["chat_template_kwargs"])
+    limits = [found[n] for n in ("max_completion_tokens", "max_tokens") if found[n] is not None]
+    limit = limits[0] if limits else max(1, slot_tokens - len(ids))
+    return _asked(True, [(ids, _sampling(found, tokenizer, limit))], found, [""])
+
+
+def _asked(chat: bool, requests, found: dict, echo: list[str]) -> Asked:
+    if found["n"] < 1:
+        _refuse("n", found["n"], "at least 1")
+    return Asked(
+        chat, requests, found["n"], found["stream"], found["stream_options"],
+        found["logprobs"], echo,
+    )  # fmt: skip
+
+
+def _check_model(found: dict, name: str) -> None:
+    if found["model"] not in (None, name):
+        raise UnknownModel("model", value=found["model"], rule=f"only {name!r} is served")
+
+
+def _encode(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    ids = tokenizer.encode(prompt, add_special_tokens=True)
+    return ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
+
+
+def _sampling(found: dict, tokenizer: Tokenizer, limit: int) -> Sampling:
+    return Sampling(
+        temperature=found["temperature"],
+        top_k=found["top_k"],
+        top_p=found["top_p"],
+        min_p=found["min_p"],
+        max_response_tokens=limit,
+        stop_ids=tuple(tokenizer.eos_ids),
+        stop_strings=found["stop"],
+        logit_bias=found["logit_bias"],
+        seed=found["seed"],
+    )

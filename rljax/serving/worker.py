@@ -1,0 +1,200 @@
+"""The decode thread: it alone touches the Sampler; every other thread sends it commands.
+
+What lives here: who submitted what, handing out new tokens, changing the parameters between two
+dispatches. What does not: HTTP, text.
+"""
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from rljax.batch import FinishReason
+from rljax.errors import InputError
+from rljax.sampler import Sampler, Sampling
+from rljax.sampler.sample import Event, Sample
+
+_LOG = logging.getLogger(__name__)
+
+
+class Overloaded(Exception):
+    """The queue is full; the same request may be served later."""
+
+
+class Failed(Exception):
+    """The decode thread has ended; nothing can be served any more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """New tokens of one sample of a ticket. `finish_reason` with the last ones."""
+
+    sample: int  # prompt * n + i
+    tokens: list[int]
+    logprobs: list[float]
+    version: int  # of the parameters that drew the last of them
+    finish_reason: FinishReason | None = None
+    error: str = ""
+
+
+class Ticket:
+    """A request's handle. `deliver` is called on the decode thread with each Piece."""
+
+    def __init__(self, deliver: Callable[[Piece], None]):
+        self.deliver = deliver
+        self.unfinished: dict[int, Sample] = {}  # the decode thread's
+
+
+class Worker:
+    """One thread that owns a Sampler and the parameters it decodes with."""
+
+    def __init__(self, sampler: Sampler, params, *, version: int = 0, max_waiting: int = 256):
+        """At most `max_waiting` samples wait beyond those that the slots hold."""
+        if max_waiting < 0:
+            raise InputError("max_waiting", value=max_waiting, rule=">= 0")
+        self.sampler, self.version = sampler, version
+        self.room = sampler.engine.slots + max_waiting
+        self.failure: Exception | None = None
+        self._params, self._keep_cache = params, True
+        self._tickets: dict[int, tuple[Ticket, int]] = {}  # by id() of a sample
+        self._commands: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rljax-decode", daemon=True)
+        self._thread.start()
+
+    # -- from any thread
+
+    def submit(
+        self, ticket: Ticket, requests: Sequence[tuple[Sequence[int], Sampling]], n: int
+    ) -> Future:
+        """n samples of each (prompt, sampling), all or none. Its result is None; it raises
+        InputError for what can never be served, Overloaded, or Failed."""
+        return self._call(lambda: self._submit(ticket, requests, n))
+
+    def abort(self, ticket: Ticket) -> Future:
+        """Free what a ticket still holds. Harmless once it is done."""
+        return self._call(lambda: self._abort(ticket))
+
+    def swap(self, params, version: int | None = None, *, keep_cache: bool = True) -> int:
+        """Decode with `params` from the next dispatch on; `version` names them (by default the next
+        number). keep_cache as in Sampler.step. Returns the version."""
+        return self._call(lambda: self._swap(params, version, keep_cache)).result()
+
+    def statistics(self) -> dict[str, float]:
+        """Counters since the start; read while decoding goes on."""
+        sampler = self.sampler
+        return {
+            "slots": sampler.engine.slots,
+            "slot_tokens": sampler.engine.tokens,
+            "pending_samples": sampler.pending,
+            "room_samples": self.room,
+            "tokens": sampler.live_slot_steps,
+            "slot_occupancy": sampler.live_slot_steps / max(1, sampler.slot_steps),
+            "dispatches": sampler.dispatches,
+            "host_s": sampler.host_s,
+            "device_s": sampler.device_s,
+            "prefix_cache_hits": sampler.cache.hits,
+            "prefix_cache_reused_tokens": sampler.cache.reused_tokens,
+            "version": self.version,
+        }
+
+    def close(self) -> None:
+        """End the thread; what is unfinished is told that it failed."""
+        self._commands.put(None)
+        self._thread.join()
+
+    def _call(self, function: Callable) -> Future:
+        future: Future = Future()
+        if not self._thread.is_alive():
+            future.set_exception(Failed("the decode thread has ended"))
+        else:
+            self._commands.put((future, function))
+        return future
+
+    # -- on the decode thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                if not self.sampler.pending:
+                    continue
+                events = self.sampler.step(
+                    self._params, version=self.version, keep_cache=self._keep_cache
+                )
+                for event in events:
+                    self._hand_out(event)
+        except Exception as error:  # whatever the device says: tell those who wait, serve no more
+            _LOG.exception("the decode thread failed")
+            self.failure = error
+            self._end("the decoder failed")
+            while (command := self._commands.get()) is not None:
+                command[0].set_exception(Failed(f"the decoder failed: {error}"))
+        else:
+            self._end("the server is shutting down")
+
+    def _obey(self) -> bool:
+        """Do what was asked since the last dispatch; wait for something where nobody decodes. False
+        when it is over."""
+        while True:
+            try:
+                command = self._commands.get(block=not self.sampler.pending)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            future, function = command
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except Exception as error:  # the caller's to handle: the others go on
+                future.set_exception(error)
+
+    def _submit(self, ticket: Ticket, requests, n: int) -> None:
+        count = len(requests) * max(1, n)
+        if count > self.room:
+            raise InputError("samples of one request", value=count, rule=f"at most {self.room}")
+        if self.sampler.pending + count > self.room:
+            raise Overloaded(f"{self.room} samples are decoding or waiting already; try again")
+        try:
+            for prompt, sampling in requests:
+                for sample in self.sampler.submit(prompt, sampling, n=n):
+                    place = len(ticket.unfinished)
+                    ticket.unfinished[place] = sample
+                    self._tickets[id(sample)] = ticket, place
+        except Exception:
+            self._abort(ticket)
+            raise
+
+    def _abort(self, ticket: Ticket) -> None:
+        for sample in ticket.unfinished.values():
+            del self._tickets[id(sample)]
+            self.sampler.abort(sample)
+        ticket.unfinished.clear()
+
+    def _swap(self, params, version: int | None, keep_cache: bool) -> int:
+        version = self.version + 1 if version is None else version
+        if version == self.version:
+            # What was read under this name would pass for what the new parameters read.
+            raise InputError("version of the new parameters", value=version, rule="a new number")
+        self._params, self.version, self._keep_cache = params, version, keep_cache
+        return version
+
+    def _hand_out(self, event: Event) -> None:
+        sample, count = event.sample, event.count
+        ticket, place = self._tickets[id(sample)]
+        first = len(sample.tokens) - count
+        if sample.finish_reason is not None:
+            del self._tickets[id(sample)], ticket.unfinished[place]
+        ticket.deliver(
+            Piece(
+                place, sample.tokens[first:], sample.logprobs[first:], self.version,
+                sample.finish_reason, sample.error,
+            )
+        )  # fmt: skip
+
+    def _end(self, why: str) -> None:
+        for ticket, place in self._tickets.values():
+            ticket.deliver(Piece(place, [], [], self.version, FinishReason.ABORT, why))
+        self._tickets.clear()
