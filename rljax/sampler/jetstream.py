@@ -1,0 +1,371 @@
+"""JetStream's Engine surface over our engine, for what was written for JetStream.
+
+What lives here: the methods, properties and results of `jetstream.engine.engine_api` as of
+google-jetstream 0.2.2 (JetStreamEngine) and of its last source, 0.3 (JetStreamHeadEngine: prefill
+draws the first token). What does not: decoding (engine). JetStream is not imported, and so neither
+is the TensorFlow that it brings; `register` makes its isinstance checks true where it is there.
+
+JetStream's requests carry no sampling rules and no seed: they are those of the adapter.
+
+Axes: B slots, P rows of a prefix, S padded tokens, k steps of a dispatch (JetStream's
+"speculations").
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.errors import InputError
+from rljax.sampler.engine import Engine, Prefix
+from rljax.sampler.requests import Sampling
+from rljax.sampler.slots import Entry, Slots, Tokens
+
+# The lengths to which JetStream pads prompts; max_prefill_length must be one of them.
+BUCKETS = tuple(2**i for i in range(4, 16))
+HEAD_CHUNK_TOKENS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotData:
+    """What one slot gave: tokens and valid [1, k], lengths [1], log_prob [1, k]."""
+
+    tokens: jax.Array | np.ndarray
+    valid: jax.Array | np.ndarray
+    lengths: jax.Array | np.ndarray
+    log_prob: jax.Array | np.ndarray | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ResultTokens:
+    """What a dispatch gave. data [B, 2 k + 1] int32 is tokens | valid | length in one array; a
+    slot's length counts its response up to the first token of this dispatch: JetStream ends a
+    request by it before it reads the tokens, and would lose a last dispatch that counted them."""
+
+    data: jax.Array | np.ndarray
+    tokens_idx: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
+    valid_idx: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
+    length_idx: tuple[int, int] = dataclasses.field(metadata=dict(static=True))
+    samples_per_slot: int = dataclasses.field(metadata=dict(static=True))
+    log_prob: jax.Array | np.ndarray | None = None  # [B, k] float32
+
+    def copy_to_host_async(self) -> None:
+        """Start the copy to the host."""
+        for array in jax.tree.leaves(self):
+            if isinstance(array, jax.Array):
+                array.copy_to_host_async()
+
+    def convert_to_numpy(self) -> "ResultTokens":
+        """The same on the host."""
+        return jax.tree.map(np.asarray, self)
+
+    def get_result_at_slot(self, slot: int) -> SlotData:
+        """Row `slot`."""
+        return self.get_result_at_slots((slot,))
+
+    def get_result_at_slots(self, slots: Sequence[int]) -> SlotData:
+        """Rows `slots`."""
+        at = np.asarray(slots)
+        column = lambda pair: self.data[at, pair[0] : pair[1]]  # noqa: E731
+        log_prob = None if self.log_prob is None else self.log_prob[at]
+        return SlotData(
+            column(self.tokens_idx), column(self.valid_idx), column(self.length_idx)[:, 0], log_prob
+        )
+
+
+class JetStreamTokenizer:
+    """JetStream's Tokenizer over ours. JetStream decodes token by token, so that a character of
+    several tokens is lost in its text; ids are exact."""
+
+    def __init__(self, tokenizer, max_prefill_length: int):
+        self._tokenizer, self._longest = tokenizer, max_prefill_length
+        self.pad_id = tokenizer.pad_id
+        self.eos_id = tokenizer.eos_ids[0]
+        # JetStream puts it in front of the ids that clients send, whatever the model.
+        self.bos_id = self.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
+        self.stop_tokens = set(tokenizer.eos_ids)
+
+    def encode(
+        self,
+        s: str,
+        *,
+        is_bos: bool = True,
+        max_prefill_length: int | None = None,
+        prefill_lengths: Sequence[int] = BUCKETS,
+        jax_padding: bool = True,
+    ):
+        """Ids padded to a bucket [S], and how many are real: the last ones where `s` is longer."""
+        longest = max_prefill_length or self._longest
+        ids = self._tokenizer.encode(s, add_special_tokens=is_bos)[-longest:]
+        size = min((b for b in prefill_lengths if b >= len(ids)), default=longest)
+        padded = np.full(min(size, longest), self.pad_id, np.int32)
+        padded[: len(ids)] = ids
+        return (jnp.asarray(padded) if jax_padding else padded), len(ids)
+
+    def decode(self, token_ids: Sequence[int], **_) -> str:
+        """The text of the ids."""
+        return self._tokenizer.decode(token_ids)
+
+
+class JetStreamEngine:
+    """google-jetstream 0.2.2's Engine. It keeps no parameters: `load` gives the current ones."""
+
+    samples_per_slot = 1
+    colocated_cpus = None
+    use_chunked_prefill = False
+    prefill_chunk_size = 0
+
+    def __init__(
+        self,
+        engine: Engine,
+        load: Callable[[], object],
+        tokenizer=None,
+        *,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+    ):
+        """`load`: () -> parameters, for load_params. `sampling` is everyone's, by default greedy;
+        its max_response_tokens is not used: JetStream ends responses, or a full slot does."""
+        fits = [bucket for bucket in BUCKETS if bucket < engine.tokens]
+        if not fits:
+            rule = f"more than {BUCKETS[0]}, the shortest prompt that JetStream pads to"
+            raise InputError("tokens of a slot", value=engine.tokens, rule=rule)
+        self.engine, self._load, self._tokenizer = engine, load, tokenizer
+        self.max_prefill_length = fits[-1]
+        self.sampling = sampling or Sampling(temperature=0.0)
+        if self.sampling.stop_strings or self.sampling.thinking_tokens:
+            raise InputError("JetStream knows no stop strings and no interruptions")
+        self._rules = engine.rules([self.sampling])
+        self._root, self._numbers = jax.random.key(seed), itertools.count()
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        """B."""
+        return self.engine.slots
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The trainer's."""
+        return self.engine.model.mesh
+
+    def load_params(self, *_, **__):
+        """The current parameters, no copy of them."""
+        return self._load()
+
+    def get_prefix_destination_sharding(self) -> jax.sharding.NamedSharding:
+        """Where a prefix that another engine read must be."""
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+
+    def get_tokenizer(self) -> None:
+        """Nothing to build one from: build_tokenizer has it."""
+        return None
+
+    def build_tokenizer(self, metadata) -> JetStreamTokenizer:
+        """Ours, behind JetStream's names."""
+        if self._tokenizer is None:
+            raise InputError("this engine was made without a tokenizer", fix="pass tokenizer=")
+        return JetStreamTokenizer(self._tokenizer, self.max_prefill_length)
+
+    def init_decode_state(self, *_, **__) -> dict:
+        """Empty slots, and how many prompt tokens each has."""
+        return {
+            "slots": self.engine.init_state(),
+            "prompt": jnp.zeros(self.engine.slots, jnp.int32),
+        }
+
+    def prefill(
+        self, *, params, existing_prefix: dict | None = None, padded_tokens, true_length: int
+    ) -> dict:
+        """Read padded_tokens [S], of which true_length are real, behind existing_prefix."""
+        cache = self._read(params, existing_prefix, padded_tokens, true_length)
+        return {"cache": cache, "keys": self._keys(None, 1)}
+
+    def insert(self, prefix: dict, decode_state: dict, slot: int, request_id=None) -> dict:
+        """A prefix into a slot; `decode_state` is donated."""
+        return self.bulk_insert(prefix, decode_state, [slot])
+
+    def bulk_insert(self, prefix: dict, decode_state: dict, slots: Sequence[int]) -> dict:
+        """Row i of a prefix into slots[i], or its only row into all of them."""
+        cache, count = prefix["cache"], self.engine.slots
+        rows = cache.length.shape[0]
+        if rows not in (1, len(slots)):
+            raise InputError("slots", value=list(slots), rule=f"one per row of the prefix, {rows}")
+        # Always as many pairs as slots, so that this compiles once; beyond the last is dropped.
+        at, source = np.full(count, count, np.int32), np.zeros(count, np.int32)
+        at[: len(slots)] = slots
+        source[: len(slots)] = np.arange(len(slots)) % rows
+        keys = prefix["keys"] if rows == len(slots) else self._keys(None, len(slots))
+        rules = jax.tree.map(lambda x: np.repeat(x, count, axis=0), self._rules)
+        entry, prompt = _entry(cache, keys, source, self.engine.tokens, rules)
+        forcing = self.engine.forcing(
+            [self.sampling] * count, np.full(count, -1), np.zeros(count, np.int32)
+        )
+        entry = dataclasses.replace(entry, forcing=forcing)
+        state = self.engine.insert(cache, decode_state["slots"], at, source, entry)
+        drawn = prefix.get("drawn", 0)
+        return {
+            "slots": state,
+            "prompt": decode_state["prompt"].at[at].set(prompt - drawn, mode="drop"),
+        }
+
+    def generate(self, params, decode_state: dict) -> tuple[dict, ResultTokens]:
+        """k tokens in every slot that has not ended; `decode_state` is donated."""
+        prompt = decode_state["prompt"]
+        count = _response_tokens(decode_state["slots"], prompt)
+        steps = self.engine.steps
+        state, tokens, _ = self.engine.generate(params, decode_state["slots"], steps)
+        return {"slots": state, "prompt": prompt}, _results(tokens, count, steps)
+
+    def _read(self, params, existing: dict | None, padded_tokens, true_length: int) -> Prefix:
+        tokens = jnp.asarray(padded_tokens, jnp.int32)[None]
+        # Of a prompt that is too long JetStream keeps the last tokens and reports all of them.
+        count = np.array([min(int(true_length), tokens.shape[1])], np.int32)
+        if count[0] < 1:
+            raise InputError("true_length", value=int(true_length), rule="at least one token")
+        if existing is None:
+            before = self.engine.empty_prefix()
+        else:  # a copy: append writes in place, and others may go on from the same prefix
+            before = jax.tree.map(jnp.copy, existing["cache"])
+        return self._append(params, before, tokens, count)
+
+    def _append(self, params, before: Prefix, tokens, count) -> Prefix:
+        held = int(before.length[0]) + int(before.token[0] >= 0)
+        if held + int(count[0]) >= self.engine.tokens:
+            room = self.engine.tokens
+            raise InputError("tokens of a prompt", value=held + int(count[0]), rule=f"below {room}")
+        return self.engine.append(params, before, tokens, count)
+
+    def _keys(self, request_id, count: int) -> np.ndarray:
+        """The keys of `count` samples [count, 2]: of a request id (a UUID), or of the next
+        numbers."""
+        if request_id is None:
+            keys = [jax.random.fold_in(self._root, next(self._numbers)) for _ in range(count)]
+        else:
+            key = self._root
+            for shift in range(0, 128, 32):
+                key = jax.random.fold_in(key, request_id.int >> shift & 0xFFFFFFFF)
+            keys = [jax.random.fold_in(key, i) for i in range(count)]
+        return np.stack([np.asarray(jax.random.key_data(key)) for key in keys])
+
+
+class JetStreamHeadEngine(JetStreamEngine):
+    """The Engine of JetStream's last source: prefill draws the first token of each sample too."""
+
+    use_chunked_prefill = True
+
+    @property
+    def prefill_chunk_size(self) -> int:
+        """Tokens of a chunk."""
+        return min(HEAD_CHUNK_TOKENS, self.max_prefill_length)
+
+    def prefill(
+        self, *, params, existing_prefix=None, padded_tokens, true_length, sampler=None,
+        request_id=None,
+    ) -> tuple[dict, ResultTokens]:  # fmt: skip
+        """(what was read, the first token). existing_prefix: JetStream's ExistingPrefix."""
+        keys = self._keys(request_id, 1)
+        return self._first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
+
+    def prefill_multisampling(
+        self, *, params, existing_prefix=None, padded_tokens, true_length, sampler=None, rng=None,
+        num_samples: int = 1, request_id=None,
+    ) -> tuple[dict, ResultTokens]:  # fmt: skip
+        """One prompt, num_samples first tokens: rows for bulk_insert."""
+        if num_samples < 1:
+            raise InputError("num_samples", value=num_samples, rule=">= 1")
+        keys = self._keys(request_id, num_samples)
+        if rng is not None:
+            root = jax.random.wrap_key_data(rng) if rng.dtype == jnp.uint32 else rng
+            keys = jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(root, i)))(
+                jnp.arange(num_samples)
+            )
+        return self._first(params, existing_prefix, padded_tokens, true_length, sampler, keys)
+
+    def generate(self, params, decode_state: dict, sampler=None) -> tuple[dict, ResultTokens]:
+        """k tokens in every slot that has not ended; `decode_state` is donated."""
+        _refuse(sampler)
+        return super().generate(params, decode_state)
+
+    def free_resource(self, slot: int) -> None:
+        """Nothing to free: a slot's memory is its own."""
+
+    def _first(self, params, existing, padded_tokens, true_length, sampler, keys):
+        """Every draw is made where all are: in slots, here of an engine of as many as samples."""
+        _refuse(sampler)
+        read = self._read_behind(params, existing, padded_tokens, true_length)
+        prefix = {"cache": read, "keys": keys[:1]}
+        count = len(keys)
+        engine = dataclasses.replace(self.engine, slots=count)
+        small = JetStreamEngine(engine, self._load, sampling=self.sampling)
+        if count > 1:
+            wide = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), read)
+            prefix = {"cache": wide, "keys": keys}
+        state = small.bulk_insert(prefix, small.init_decode_state(), range(count))
+        start = _response_tokens(state["slots"], state["prompt"])
+        slots, tokens, _ = engine.generate(params, state["slots"], 1)
+        cache = engine.extract(slots, np.arange(count, dtype=np.int32))
+        first = _results(jax.tree.map(lambda x: x[:1], tokens), start, 1)
+        return {"cache": cache, "keys": keys, "drawn": 1}, first
+
+    def _read_behind(self, params, existing, padded_tokens, true_length) -> Prefix:
+        if existing is None:
+            return self._read(params, None, padded_tokens, true_length)
+        tokens = jnp.asarray(padded_tokens, jnp.int32)[None]
+        count = np.array([min(int(true_length), tokens.shape[1])], np.int32)
+        shared = len(existing.common_prefix_tokens)
+        read = int(existing.cache.length[0])
+        windows = any(kind.window for kind in self.engine.model.config.kinds)
+        if shared > read or (shared < read and windows):
+            rule = f"the {read} tokens that its cache has read"
+            raise InputError("common_prefix_tokens", value=shared, rule=rule)
+        before = self.engine.widen(existing.cache, 0, shared)
+        return self._append(params, before, tokens, count)
+
+
+def register() -> None:
+    """Make JetStream's isinstance checks true for these classes. Imports JetStream, which imports
+    TensorFlow unless `seqio` is a stub."""
+    try:
+        from jetstream.engine import engine_api, tokenizer_api
+    except ImportError as error:
+        fix = "pip install 'rljax[jetstream]'"
+        raise InputError("JetStream cannot be imported", rule=str(error), fix=fix) from error
+    engine_api.Engine.register(JetStreamEngine)
+    engine_api.ResultTokens.register(ResultTokens)
+    tokenizer_api.Tokenizer.register(JetStreamTokenizer)
+
+
+def _refuse(sampler) -> None:
+    if sampler is not None:
+        raise InputError("a sampler function", rule="the draw is ours", fix="pass sampling=")
+
+
+@jax.jit
+def _entry(cache: Prefix, keys, source, limit, rules) -> tuple[Entry, jax.Array]:
+    """What is written into the slots of rows source [M], and how many tokens each holds."""
+    length = cache.length[source]
+    keys = keys[jnp.minimum(jnp.arange(source.shape[0]), keys.shape[0] - 1)]
+    limit = jnp.full(source.shape, limit, jnp.int32)
+    entry = Entry(length, cache.token[source], limit, cache.shift[source], keys, rules, None)
+    return entry, length + 1
+
+
+@jax.jit
+def _response_tokens(slots: Slots, prompt) -> jax.Array:
+    """The response's length [B] with the next token of each slot."""
+    return slots.length + 2 - prompt
+
+
+def _results(tokens: Tokens, count, steps: int) -> ResultTokens:
+    data, logp = _packed(tokens, count)
+    return ResultTokens(data, (0, steps), (steps, 2 * steps), (2 * steps, 2 * steps + 1), 1, logp)
+
+
+@jax.jit
+def _packed(tokens: Tokens, count) -> tuple[jax.Array, jax.Array]:
+    valid = tokens.valid.T.astype(jnp.int32)
+    return jnp.concatenate([tokens.ids.T, valid, count[:, None]], axis=1), tokens.logp.T
