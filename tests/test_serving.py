@@ -502,10 +502,13 @@ def test_closing_ends_what_is_unfinished(served, tokenizer):
     go = hold(worker)
     worker.submit(Ticket(pieces.append), [([3, 4], Sampling(max_response_tokens=90))], 2)
     worker._commands.put(None)
+    late = worker.submit(Ticket(pieces.append), [([3, 4], Sampling())], 1)  # behind the end
     go()
     worker.close()
+    assert "has ended" in str(late.exception(timeout=60))
     assert [p.finish_reason for p in pieces[-2:]] == [FinishReason.ABORT] * 2
-    assert isinstance(worker.submit(Ticket(pieces.append), [], 1).exception(), Exception)
+    after = worker.submit(Ticket(pieces.append), [], 1)
+    assert "has ended" in str(after.exception(timeout=60))
 
 
 # -- text

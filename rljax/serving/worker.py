@@ -4,6 +4,7 @@ What lives here: who submitted what, handing out new tokens, changing the parame
 dispatches. What does not: HTTP, text.
 """
 
+import contextlib
 import dataclasses
 import logging
 import queue
@@ -106,11 +107,16 @@ class Worker:
 
     def _call(self, function: Callable) -> Future:
         future: Future = Future()
+        self._commands.put((future, function))
         if not self._thread.is_alive():
-            future.set_exception(Failed("the decode thread has ended"))
-        else:
-            self._commands.put((future, function))
+            self._refuse_all()
         return future
+
+    def _refuse_all(self) -> None:
+        """Commands that nobody will do."""
+        while not self._commands.empty():
+            with contextlib.suppress(queue.Empty):  # another thread may have taken it
+                _refuse(self._commands.get(block=False), "the decode thread has ended")
 
     # -- on the decode thread
 
@@ -129,9 +135,10 @@ class Worker:
             self.failure = error
             self._end("the decoder failed")
             while (command := self._commands.get()) is not None:
-                command[0].set_exception(Failed(f"the decoder failed: {error}"))
+                _refuse(command, f"the decoder failed: {error}")
         else:
             self._end("the server is shutting down")
+        self._refuse_all()
 
     def _obey(self) -> bool:
         """Do what was asked since the last dispatch; wait for something where nobody decodes. False
@@ -198,3 +205,8 @@ class Worker:
         for ticket, place in self._tickets.values():
             ticket.deliver(Piece(place, [], [], self.version, FinishReason.ABORT, why))
         self._tickets.clear()
+
+
+def _refuse(command: tuple[Future, Callable] | None, why: str) -> None:
+    if command is not None and command[0].set_running_or_notify_cancel():
+        command[0].set_exception(Failed(why))
