@@ -60,7 +60,12 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         rule = f"the model's context is {context} tokens"
         raise InputError("--tokens", value=options.tokens, rule=rule)
     engine = Engine(
-        policy.model, options.slots, options.tokens, options.kv_dtype, steps=options.steps
+        policy.model,
+        options.slots,
+        options.tokens,
+        options.kv_dtype,
+        steps=options.steps,
+        stop_ids=len(policy.tokenizer.eos_ids),
     )
     sampler = Sampler(
         engine,
