@@ -82,16 +82,15 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
+def shardings(caches: list[Cache], mesh: Mesh) -> list[Cache]:
+    """How every array of the caches is split."""
+    return [jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order), c) for c in caches]
+
+
 def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
-    """Inside a program: keep caches split as `_sharding` says (on one device, too: arrays that
+    """Inside a program: keep caches split as `shardings` says (on one device, too: arrays that
     differ in what they know of the mesh compile twice)."""
-    return [
-        jax.tree.map(
-            lambda x, c=c: jax.lax.with_sharding_constraint(x, _sharding(mesh, x.shape, c.order)),
-            c,
-        )
-        for c in caches
-    ]
+    return jax.lax.with_sharding_constraint(caches, shardings(caches, mesh))
 
 
 def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = ""):

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from rljax.mesh import constrain_tokens
+from rljax.mesh import constrain_step, constrain_tokens
 from rljax.models import lora
 from rljax.models.attention import attention, attention_cached
 from rljax.models.cache import remember
@@ -40,6 +40,11 @@ class Pass:
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
     levels: jax.Array | None = None
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """The residual stream [B, S, D] as the mesh holds it between layers."""
+        step = self.columns is not None and x.shape[1] == 1
+        return constrain_step(x, self.mesh) if step else constrain_tokens(x, self.mesh)
 
 
 def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
@@ -213,14 +218,14 @@ class Block(nnx.Module):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts."""
         out, cache = self.attention(self.attention_norm(x), call, cache)
         x = x + (self.attention_post_norm(out) if self.post_norms else out)
-        x = constrain_tokens(x, call.mesh)
+        x = call.split(x)
         stats = {}
         if self.kind.experts:
             out, stats = self.mlp(self.mlp_norm(x), call.mesh, call.segments > 0)
         else:
             out = self.mlp(self.mlp_norm(x))
         x = x + (self.mlp_post_norm(out) if self.post_norms else out)
-        return constrain_tokens(x, call.mesh), cache, stats
+        return call.split(x), cache, stats
 
 
 def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: set[str]) -> Block:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
-from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
+from rljax.mesh import constrain_tokens, constrain_words, weight_sharding
 from rljax.models import cache, lora
 from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
@@ -289,7 +289,7 @@ class Model:
         x, caches = self._read(unstacked, tokens[:, None], columns, None, caches, shift)
         decoder, _ = unstacked
         logits = self._head_logits(decoder.head_weight("lm"), decoder.norm(x))
-        return logits[:, 0], caches
+        return constrain_words(logits[:, 0], self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
@@ -303,7 +303,7 @@ class Model:
         if counts is not None:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
         call = Pass(self.mesh, self._angles(positions), real, columns, counts)
-        x = constrain_rows(decoder.embed(tokens), self.mesh)
+        x = call.split(decoder.embed(tokens))
         new_caches = []
         for (graph, weights), one in zip(layers, caches, strict=True):
             x, one, _ = nnx.merge(graph, weights)(x, call, one)

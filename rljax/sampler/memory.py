@@ -58,13 +58,13 @@ def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
 def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> None:
     """Raises InputError where the slots alone are larger than what the devices have left."""
     cache.check_dtype(kv_dtype)
-    device = model.mesh.devices.flat[0]
-    if device.platform == "cpu":
-        local = sum(d.platform == "cpu" for d in model.mesh.local_devices)
-    else:
-        local = 1
+    # A device of another host, or one that is only compiled for, does not say what it has.
+    here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
+    if not here:
+        return
+    local = len(here) if here[0].platform == "cpu" else 1
     need = slots_bytes(model, slots, columns, kv_dtype) * local
-    have = device_bytes(device)
+    have = device_bytes(here[0])
     if have is not None and need > have:
         fit = int(slots * have / need)
         raise InputError(
