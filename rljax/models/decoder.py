@@ -41,10 +41,14 @@ class Pass:
     where: jax.Array | None = None
     levels: jax.Array | None = None
 
+    @property
+    def is_step(self) -> bool:
+        """Whether every row reads one token."""
+        return self.columns is not None and self.segments.shape[1] == 1
+
     def split(self, x: jax.Array) -> jax.Array:
         """The residual stream [B, S, D] as the mesh holds it between layers."""
-        step = self.columns is not None and x.shape[1] == 1
-        return constrain_step(x, self.mesh) if step else constrain_tokens(x, self.mesh)
+        return constrain_step(x, self.mesh) if self.is_step else constrain_tokens(x, self.mesh)
 
 
 def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
@@ -221,7 +225,7 @@ class Block(nnx.Module):
         x = call.split(x)
         stats = {}
         if self.kind.experts:
-            out, stats = self.mlp(self.mlp_norm(x), call.mesh, call.segments > 0)
+            out, stats = self.mlp(self.mlp_norm(x), call.mesh, call.segments > 0, call.is_step)
         else:
             out = self.mlp(self.mlp_norm(x))
         x = x + (self.mlp_post_norm(out) if self.post_norms else out)
