@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from conftest import lanes
+
 from rljax.mesh import make_mesh
+from rljax.models import cache
 from rljax.models.builtin import decoder
 from rljax.models.config import LatentConfig
 from rljax.models.experts import ExpertsConfig
@@ -81,3 +82,12 @@ def test_a_step_on_a_mesh_says_what_one_device_says(case):
     one, eight = logits(family, rows), logits(family, rows, **MESHES[mesh])
     assert np.abs(one).max() > 1  # not a model that says nothing
     np.testing.assert_allclose(eight, one, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("family", lanes(["latent"], ["dense"]))
+def test_heads_that_are_filled_up_to_the_lanes_of_a_tpu_say_the_same(family, monkeypatch):
+    plain = logits(family, 3)
+    wide = tuple(128 for _ in cache.widths_for(config(family), make_mesh(fsdp=8)))
+    monkeypatch.setattr(cache, "order_for", lambda mesh: "tokens")
+    monkeypatch.setattr(cache, "widths_for", lambda config, mesh: wide)
+    np.testing.assert_allclose(logits(family, 3), plain, atol=2e-5, rtol=2e-5)

@@ -123,7 +123,9 @@ class Attention(nnx.Module):
             return self.o(out), (k, v)
         cache, seen, allowed = remember(cache, (k, v), call.columns, call.counts)
         how |= dict(zip(("k_scales", "v_scales"), seen.scales, strict=False), order=seen.order)
-        return self.o(attention_cached(q, *seen.parts, allowed, **how)), cache
+        # What is stored may be wider than a head (rljax.models.cache).
+        out = attention_cached(q, *seen.parts, allowed, **how)[..., : v.shape[-1]]
+        return self.o(out), cache
 
 
 class LatentAttention(nnx.Module):
@@ -185,9 +187,9 @@ class LatentAttention(nnx.Module):
         q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
         out = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
-            joint, joint[..., : lat.kv_rank], allowed, scale=self.scale, order=seen.order,
+            joint, joint, allowed, scale=self.scale, order=seen.order,
             k_scales=scales, v_scales=scales,
-        )  # fmt: skip
+        )[..., : lat.kv_rank]  # fmt: skip
         return self.o(jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :])), cache
 
 
