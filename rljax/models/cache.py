@@ -75,9 +75,11 @@ def widths_for(config: ModelConfig, mesh: Mesh) -> tuple[int, ...]:
     return tuple(-(-width // lanes) * lanes for width in _widths(config)[1])
 
 
-def slot_bytes(config: ModelConfig, mesh: Mesh, columns: int, dtype: str = "") -> int:
-    """Bytes that one slot of `columns` tokens takes, over all layers and devices."""
-    heads, widths = _widths(config)[0], widths_for(config, mesh)
+def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | None = None) -> int:
+    """Bytes that one slot of `columns` tokens takes, over all layers and devices; without a mesh,
+    those of the numbers alone."""
+    heads, widths = _widths(config)
+    widths = widths_for(config, mesh) if mesh else widths
     size = jnp.dtype(dtype or config.dtype).itemsize
     per_token = heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
     return sum(min(columns, kind.window or columns) * per_token for kind in config.kinds)

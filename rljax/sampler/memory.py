@@ -38,7 +38,7 @@ def _host_bytes() -> int | None:
 
 def slots_bytes(model: Model, slots: int, columns: int, kv_dtype: str = "") -> int:
     """Bytes per device of `slots` slots of `columns` tokens."""
-    whole = slots * cache.slot_bytes(model.config, model.mesh, columns, kv_dtype)
+    whole = slots * cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
     heads = 1 if model.config.latent else model.config.kv_heads
     split = shards if slots % shards == 0 else 1
@@ -47,7 +47,7 @@ def slots_bytes(model: Model, slots: int, columns: int, kv_dtype: str = "") -> i
 
 def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
     """The sizes in one sentence."""
-    each = cache.slot_bytes(model.config, model.mesh, columns, kv_dtype)
+    each = cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
     need = slots_bytes(model, slots, columns, kv_dtype)
     return (
         f"{slots} slots of {columns} tokens need {need / _GIB:.3g} GiB per device "
