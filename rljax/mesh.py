@@ -175,3 +175,28 @@ def constrain_tokens(x: jax.Array, mesh: Mesh) -> jax.Array:
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
     spec = NamedSharding(mesh, PartitionSpec(rows, "context"))
     return jax.lax.with_sharding_constraint(x, spec)
+
+
+def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Inside a decode step: x [B, 1, D] split over fsdp by D, as the weights are, and by rows over
+    data x expert alone.
+
+    With rows over fsdp every product would gather its whole weight for a few rows; so each device
+    multiplies its own part of the weight, and what is summed and moved are activations.
+    """
+    if mesh.shape["fsdp"] == 1 or x.shape[-1] % mesh.shape["fsdp"]:
+        return constrain_rows(x, mesh)
+    shards = mesh.shape["data"] * mesh.shape["expert"]
+    rows = None if x.shape[0] % shards else ("data", "expert")
+    spec = NamedSharding(mesh, PartitionSpec(rows, None, "fsdp"))
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def constrain_words(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Inside a program: keep logits [B, V] split by rows, and by words over tensor."""
+    if mesh.size == 1:
+        return x
+    rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
+    words = None if x.shape[1] % mesh.shape["tensor"] else "tensor"
+    spec = NamedSharding(mesh, PartitionSpec(rows, words))
+    return jax.lax.with_sharding_constraint(x, spec)

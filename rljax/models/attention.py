@@ -89,8 +89,10 @@ def attention_cached(
 
     `allowed` [B, S, T] bool says which cached columns a query sees; the window is the caller's to
     put there. A row that may see nothing comes out finite. order "tokens": caches are [B, T, K, .].
-    Scales [B, K, T] (or [B, T, K]) are those of int8 keys and values.
+    Scales [B, K, T] (or [B, T, K]) are those of int8 keys and values. Keys may be stored wider
+    than E, filled up with zeros.
     """
+    q = paths.pad_axis(q, 3, k.shape[-1])
     columns = k.shape[2 if order == "heads" else 1]
     assert allowed.shape == (*q.shape[:2], columns), (allowed.shape, q.shape, k.shape)
     return paths.plain(

@@ -8,7 +8,9 @@ columns are a ring, and token p lives in column p mod T. What stands behind a sl
 garbage that is overwritten before it is read.
 
 Order "heads" is [B, K, T, E], "tokens" is [B, T, K, E]. On CPU the first is twice as fast to attend
-to; on TPU a write per slot is in place in the second alone. int8 keeps one float32 scale per token
+to; on TPU a write per slot is in place in the second alone, and if E is whole lanes of 128: zeros
+fill it up there. (Of another E the compiler would hold the tokens in the lanes between programs,
+and turn the whole cache around in a second copy at each.) int8 keeps one float32 scale per token
 and head.
 
 Axes: B slots, S tokens of one call, K kv heads, T columns, E size of a head (of keys or values).
@@ -22,8 +24,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
+from rljax.models.attention_paths import pad_axis
 from rljax.models.config import ModelConfig
 
+LANES = 128  # of a TPU
 DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
 
 
@@ -65,9 +69,17 @@ def _widths(config: ModelConfig) -> tuple[int, tuple[int, ...]]:
     return config.kv_heads, (config.head_dim, config.head_dim)
 
 
-def slot_bytes(config: ModelConfig, columns: int, dtype: str = "") -> int:
-    """Bytes that one slot of `columns` tokens takes, over all layers and devices."""
+def widths_for(config: ModelConfig, mesh: Mesh) -> tuple[int, ...]:
+    """The sizes of a head as every part is stored on a mesh."""
+    lanes = LANES if mesh.devices.flat[0].platform == "tpu" else 1
+    return tuple(-(-width // lanes) * lanes for width in _widths(config)[1])
+
+
+def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | None = None) -> int:
+    """Bytes that one slot of `columns` tokens takes, over all layers and devices; without a mesh,
+    those of the numbers alone."""
     heads, widths = _widths(config)
+    widths = widths_for(config, mesh) if mesh else widths
     size = jnp.dtype(dtype or config.dtype).itemsize
     per_token = heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
     return sum(min(columns, kind.window or columns) * per_token for kind in config.kinds)
@@ -82,22 +94,21 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
+def shardings(caches: list[Cache], mesh: Mesh) -> list[Cache]:
+    """How every array of the caches is split."""
+    return [jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order), c) for c in caches]
+
+
 def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
-    """Inside a program: keep caches split as `_sharding` says (on one device, too: arrays that
+    """Inside a program: keep caches split as `shardings` says (on one device, too: arrays that
     differ in what they know of the mesh compile twice)."""
-    return [
-        jax.tree.map(
-            lambda x, c=c: jax.lax.with_sharding_constraint(x, _sharding(mesh, x.shape, c.order)),
-            c,
-        )
-        for c in caches
-    ]
+    return jax.lax.with_sharding_constraint(caches, shardings(caches, mesh))
 
 
 def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = ""):
     """One empty cache per layer (inside a program)."""
     check_dtype(dtype)
-    heads, widths = _widths(config)
+    heads, widths = _widths(config)[0], widths_for(config, mesh)
     caches = []
     for kind in config.kinds:
         held = min(columns, kind.window or columns)
@@ -129,9 +140,15 @@ def _encode(parts, dtype: str, order: str, window: int) -> Cache:
     return Cache(tuple(parts), tuple(scales), order, window)
 
 
+def _filled(parts, widths):
+    """Parts [B, S, K, E], each with zeros up to its stored width."""
+    return [pad_axis(x, 3, width) for x, width in zip(parts, widths, strict=True)]
+
+
 def _like(cache: Cache, parts) -> Cache:
     """Parts [B, S, K, E] in the layout of `cache`."""
     dtype = str(cache.parts[0].dtype)
+    parts = _filled(parts, [x.shape[-1] for x in cache.parts])
     return _encode(parts, dtype, cache.order, cache.window)
 
 
@@ -142,11 +159,12 @@ def _newest(total: jax.Array, columns: int) -> jax.Array:
     return last - (last - jnp.arange(columns)[None, :]) % columns
 
 
-def from_prompt(parts, lengths: jax.Array, columns: int, dtype: str, order: str, window: int):
+def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dtype: str, window):
     """The cache of right-padded prompts, with room for `columns` tokens: parts [B, S, K, E],
-    lengths [B]."""
-    cache = _encode(parts, dtype, order, window)
-    held, axis = min(columns, window or columns), _token_axis(order)
+    lengths [B], of a layer with `window`."""
+    parts = _filled(parts, widths_for(config, mesh))
+    cache = _encode(parts, dtype, order_for(mesh), window)
+    held, axis = min(columns, window or columns), _token_axis(cache.order)
     tokens = cache.columns
     if tokens <= held:
         room = [(0, held - tokens if i == axis else 0) for i in range(4)]

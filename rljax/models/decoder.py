@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from rljax.mesh import constrain_tokens
+from rljax.mesh import constrain_step, constrain_tokens
 from rljax.models import lora
 from rljax.models.attention import attention, attention_cached
 from rljax.models.cache import remember
@@ -40,6 +40,15 @@ class Pass:
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
     levels: jax.Array | None = None
+
+    @property
+    def is_step(self) -> bool:
+        """Whether every row reads one token."""
+        return self.columns is not None and self.segments.shape[1] == 1
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """The residual stream [B, S, D] as the mesh holds it between layers."""
+        return constrain_step(x, self.mesh) if self.is_step else constrain_tokens(x, self.mesh)
 
 
 def rope_frequencies(rope: Rope, dims: int) -> np.ndarray:
@@ -114,7 +123,9 @@ class Attention(nnx.Module):
             return self.o(out), (k, v)
         cache, seen, allowed = remember(cache, (k, v), call.columns, call.counts)
         how |= dict(zip(("k_scales", "v_scales"), seen.scales, strict=False), order=seen.order)
-        return self.o(attention_cached(q, *seen.parts, allowed, **how)), cache
+        # What is stored may be wider than a head (rljax.models.cache).
+        out = attention_cached(q, *seen.parts, allowed, **how)[..., : v.shape[-1]]
+        return self.o(out), cache
 
 
 class LatentAttention(nnx.Module):
@@ -176,9 +187,9 @@ class LatentAttention(nnx.Module):
         q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
         out = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
-            joint, joint[..., : lat.kv_rank], allowed, scale=self.scale, order=seen.order,
+            joint, joint, allowed, scale=self.scale, order=seen.order,
             k_scales=scales, v_scales=scales,
-        )  # fmt: skip
+        )[..., : lat.kv_rank]  # fmt: skip
         return self.o(jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :])), cache
 
 
@@ -213,14 +224,14 @@ class Block(nnx.Module):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts."""
         out, cache = self.attention(self.attention_norm(x), call, cache)
         x = x + (self.attention_post_norm(out) if self.post_norms else out)
-        x = constrain_tokens(x, call.mesh)
+        x = call.split(x)
         stats = {}
         if self.kind.experts:
-            out, stats = self.mlp(self.mlp_norm(x), call.mesh, call.segments > 0)
+            out, stats = self.mlp(self.mlp_norm(x), call.mesh, call.segments > 0, call.is_step)
         else:
             out = self.mlp(self.mlp_norm(x))
         x = x + (self.mlp_post_norm(out) if self.post_norms else out)
-        return constrain_tokens(x, call.mesh), cache, stats
+        return call.split(x), cache, stats
 
 
 def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: set[str]) -> Block:

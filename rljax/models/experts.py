@@ -10,7 +10,9 @@ the logits of all but DeepSeek-V3 to the compute dtype before it chooses.)
 
 Over the mesh: rows are split over data x fsdp x expert and tokens over context; each expert shard
 holds X / expert of the experts and 1 / tensor of each one's hidden size. Rows are gathered over
-`expert`, every shard runs its own experts on all of them, and the sums are scattered back.
+`expert`, every shard runs its own experts on all of them, and the sums are scattered back. In a
+decode step the rows are split over data x expert alone and D over fsdp, as the matrices are stored:
+sums over fsdp are moved in place of matrices.
 
 Axes: B rows, S tokens of a row, N tokens, D embed, X experts, k experts of one token, F hidden size
 of an expert, M = N k choices, L layers.
@@ -18,6 +20,7 @@ of an expert, M = N k choices, L layers.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 
 from rljax.errors import InputError
 from rljax.kernels.grouped_matmul import grouped_matmul
-from rljax.mesh import BATCH_AXES, row_shards
+from rljax.mesh import BATCH_AXES
 from rljax.models.layers import Linear, activate, weight
 
 GATED = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
@@ -193,9 +196,12 @@ _permute.defvjp(
 )
 
 
-def _run_experts(x, ids, weights, matrices: dict, first, config: ExpertsConfig, platform: str):
+def _run_experts(
+    x, ids, weights, matrices: dict, first, config: ExpertsConfig, platform: str, total=lambda y: y
+):
     """sum over a token's experts of weight * expert(x), of the experts first, first + 1, ... that
-    `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]."""
+    `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]. `total` makes sums over a part of
+    D whole."""
     count, k = matrices["gate"].shape[0], ids.shape[1]
     local = ids.reshape(-1) - first
     local = jnp.where((local >= 0) & (local < count), local, count)  # others are sorted last
@@ -211,8 +217,8 @@ def _run_experts(x, ids, weights, matrices: dict, first, config: ExpertsConfig, 
         return y + rows[local[order]].astype(y.dtype)
 
     rows = _permute(jnp.repeat(x, k, axis=0), order, inverse)
-    gate = bias("gate_bias", product(rows, matrices["gate"]))
-    up = bias("up_bias", product(rows, matrices["up"]))
+    gate = bias("gate_bias", total(product(rows, matrices["gate"])))
+    up = bias("up_bias", total(product(rows, matrices["up"])))
     out = bias("down_bias", product(_gate(gate, up, config), matrices["down"]))
     out = _permute(out, inverse, order).reshape(*ids.shape, -1)
     return jnp.einsum("nkd,nk->nd", out.astype(jnp.float32), weights).astype(x.dtype)
@@ -244,8 +250,9 @@ class Experts(nnx.Module):
             self.shared_up = Linear(rngs, config, (d,), (e.shared_mlp,), inside)
             self.shared_down = Linear(rngs, config, (e.shared_mlp,), (d,), outside)
 
-    def __call__(self, x: jax.Array, mesh: Mesh, keep: jax.Array | None = None):
-        """`keep` [B, S] bool: the tokens that count in the statistics (None: all)."""
+    def __call__(self, x: jax.Array, mesh: Mesh, keep: jax.Array | None = None, step=False):
+        """`keep` [B, S] bool: the tokens that count in the statistics (None: all). `step`: x is
+        that of a decode step (rljax.mesh.constrain_step)."""
         e = self.config
         keep = jnp.ones(x.shape[:2], bool) if keep is None else keep > 0
         router = {"weight": self.router[...]}
@@ -256,7 +263,7 @@ class Experts(nnx.Module):
         names = ["gate", "up", "down"]
         names += ["gate_bias", "up_bias", "down_bias"] if e.expert_bias else []
         matrices = {name: getattr(self, name)[...].astype(x.dtype) for name in names}
-        y, stats = _routed(x, keep, router, matrices, e, mesh)
+        y, stats = _routed(x, keep, router, matrices, e, mesh, step)
         if e.shared_mlp:
             y = y + self.shared_down(_gate(self.shared_gate(x), self.shared_up(x), e))
         return y, stats
@@ -274,7 +281,7 @@ def _choose(x: jax.Array, router: dict, config: ExpertsConfig):
     return logits, *route(logits, router.get("correction"), config)
 
 
-def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh):
+def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh, step: bool):
     """The routed experts over the mesh: x [B, S, D], keep [B, S] -> ([B, S, D], statistics)."""
     platform = mesh.devices.flat[0].platform
     if mesh.size == 1:
@@ -284,21 +291,24 @@ def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: 
         return y.reshape(x.shape), _load(logits, ids, keep.reshape(-1), config)
     _check_mesh(config, mesh)
     # One row, or one token of each row (decoding), may not divide: every shard then has them all.
-    rows = BATCH_AXES if x.shape[0] % row_shards(mesh) == 0 else ()
+    inside = "fsdp" if step and mesh.shape["fsdp"] > 1 else None
+    axes = tuple(axis for axis in BATCH_AXES if axis != inside)
+    shards = math.prod(mesh.shape[axis] for axis in axes)
+    rows = axes if x.shape[0] % shards == 0 else ()
     columns = ("context",) if x.shape[1] % mesh.shape["context"] == 0 else ()
-    tokens = P(rows or None, columns or None)
-    spread = {"gate": P("expert", None, "tensor"), "down": P("expert", "tensor", None)}
+    tokens, parts = P(rows or None, columns or None), P(rows or None, columns or None, inside)
+    spread = {"gate": P("expert", inside, "tensor"), "down": P("expert", "tensor", inside)}
     spread |= {"up": spread["gate"], "gate_bias": P("expert", "tensor")}
-    spread |= {"up_bias": P("expert", "tensor"), "down_bias": P("expert", None)}
+    spread |= {"up_bias": P("expert", "tensor"), "down_bias": P("expert", inside)}
     body = functools.partial(
-        _routed_shard, config=config, platform=platform, rows=rows, columns=columns
+        _routed_shard, config=config, platform=platform, rows=rows, columns=columns, inside=inside
     )
     return jax.shard_map(
         body,
         mesh=mesh,
-        in_specs=(tokens, tokens, P(), {name: spread[name] for name in matrices}),
-        out_specs=(tokens, P()),
-    )(x, keep, router, matrices)
+        in_specs=(tokens, parts, tokens, P(), {name: spread[name] for name in matrices}),
+        out_specs=(parts, P()),
+    )(x, x, keep, router, matrices)
 
 
 def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
@@ -311,33 +321,36 @@ def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
             )
 
 
-def _routed_shard(x, keep, router, matrices, *, config, platform, rows, columns):
-    """What one device does: x [B', S', D] of its own rows and tokens, its own experts."""
-    flat = x.reshape(-1, x.shape[-1])
-    logits, ids, weights = _choose(flat, router, config)
+def _routed_shard(x, part, keep, router, matrices, *, config, platform, rows, columns, inside):
+    """What one device does: x [B', S', D] of its own rows and tokens, its own experts. `part` is x,
+    or its part of D over the axis `inside`."""
+    logits, ids, weights = _choose(x.reshape(-1, x.shape[-1]), router, config)
     split = (*rows, *columns)
     stats = _load(logits, ids, keep.reshape(-1), config)
     stats = jax.lax.psum(stats, split) if split else stats
-    sent = (flat, ids, weights)
+    sent = (part.reshape(-1, part.shape[-1]), ids, weights)
     if rows:
         sent = jax.lax.all_gather(sent, "expert", axis=0, tiled=True)
     # Everything that meets in the grouped product varies over the same axes (the transpose of
     # pcast is the sum of the gradients over them).
-    partial_sums = {"expert", "tensor"}
-    sent = _vary(sent, partial_sums - set(split))
+    partial_sums, of_part = {"expert", "tensor"}, {inside} - {None}
+    flat, *choice = _vary(sent, partial_sums - set(split))
+    sent = (flat, *_vary(choice, of_part))
     if "down_bias" in matrices:  # added once, though every tensor shard holds it
         first = jax.lax.axis_index("tensor") == 0
         bias = _vary(matrices["down_bias"], {"tensor"})
         matrices = matrices | {"down_bias": jnp.where(first, bias, 0)}
-    matrices = _vary(matrices, set(split) - partial_sums)
+    biases = _vary({k: v for k, v in matrices.items() if k in ("gate_bias", "up_bias")}, of_part)
+    matrices = _vary(matrices | biases, set(split) - partial_sums)
     start = jax.lax.axis_index("expert") * matrices["gate"].shape[0]
-    y = _run_experts(*sent, matrices, start, config, platform)
+    total = lambda y: _vary(jax.lax.psum(y, inside), of_part) if inside else y  # noqa: E731
+    y = _run_experts(*sent, matrices, start, config, platform, total)
     if rows:
         y = jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
         y = jax.lax.psum(y, "tensor")
     else:
         y = jax.lax.psum(y, ("expert", "tensor"))
-    return y.reshape(x.shape), stats
+    return y.reshape(part.shape), stats
 
 
 def _vary(tree, axes: set[str]):

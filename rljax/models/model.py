@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
-from rljax.mesh import constrain_rows, constrain_tokens, weight_sharding
+from rljax.mesh import constrain_tokens, constrain_words, weight_sharding
 from rljax.models import cache, lora
 from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
@@ -261,7 +261,7 @@ class Model:
         _, kept = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
         cache.check_dtype(kv_dtype)
-        how = (lengths, columns, kv_dtype, cache.order_for(self.mesh))
+        how = (lengths, self.config, self.mesh, columns, kv_dtype)
         caches = [
             cache.from_prompt(parts, *how, kind.window)
             for parts, kind in zip(kept, self.config.kinds, strict=True)
@@ -269,17 +269,20 @@ class Model:
         return cache.constrain(caches, self.mesh)
 
     def unstack(self, params: dict):
-        """Everything decode_step reads, with each layer's weights as own arrays.
+        """Everything decode_step reads: (decoder, [(graph, weights, index)] of every layer).
 
-        Slicing stacked weights inside the decode loop doubles a step on CPU; do this before the
-        loop.
+        Slicing stacked weights inside the decode loop doubles a step on CPU, so they are sliced
+        here, before the loop, and index is None. On TPU that would be a copy of every weight: there
+        a slice is read by the product itself, and index says which layer of the stack to slice.
         """
         decoder = self._bind(params)
+        late = self.mesh.devices.flat[0].platform == "tpu"
         layers = {}
         for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
                 for repeat, layer in enumerate(stack.layers_of(member)):
-                    layers[layer] = (graph, jax.tree.map(lambda w, r=repeat: w[r], weights))
+                    one = weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
+                    layers[layer] = (graph, one, repeat if late else None)
         return decoder, [layers[layer] for layer in sorted(layers)]
 
     def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches, shift=0):
@@ -289,7 +292,7 @@ class Model:
         x, caches = self._read(unstacked, tokens[:, None], columns, None, caches, shift)
         decoder, _ = unstacked
         logits = self._head_logits(decoder.head_weight("lm"), decoder.norm(x))
-        return logits[:, 0], caches
+        return constrain_words(logits[:, 0], self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
@@ -303,9 +306,11 @@ class Model:
         if counts is not None:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
         call = Pass(self.mesh, self._angles(positions), real, columns, counts)
-        x = constrain_rows(decoder.embed(tokens), self.mesh)
+        x = call.split(decoder.embed(tokens))
         new_caches = []
-        for (graph, weights), one in zip(layers, caches, strict=True):
+        for (graph, weights, index), one in zip(layers, caches, strict=True):
+            if index is not None:
+                weights = jax.tree.map(lambda w, i=index: w[i], weights)
             x, one, _ = nnx.merge(graph, weights)(x, call, one)
             new_caches.append(one)
         return x, new_caches

@@ -93,6 +93,18 @@ class Engine:
         forcing = self.forcing(blank, np.array([-1]), np.array([0]))
         return _init_state(self, self.rules(blank), forcing)
 
+    def abstract_state(self) -> Slots:
+        """Shape, dtype and sharding of everything in `init_state`, of which nothing is allocated:
+        programs are compiled ahead of time for it (rljax.models.model.Model.abstract)."""
+        state = jax.eval_shape(self.init_state)
+        place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+        return jax.tree.map(place, state, _layout(self, state))
+
+    def lower_generate(self):
+        """The program of `generate`, to be compiled ahead of time or looked at."""
+        steps = jax.ShapeDtypeStruct((), jnp.int32)
+        return _generate.lower(self, self.model.abstract(), self.abstract_state(), steps, steps)
+
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
         """Read right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
         token count as read."""
@@ -140,23 +152,29 @@ class Engine:
         return _release(self, state, slots)
 
 
-def _pinned(engine: Engine, state: Slots) -> Slots:
-    """Split as at first, so that what is donated can be written in place."""
+def _layout(engine: Engine, state: Slots) -> Slots:
+    """The sharding of everything in a decode state: slots over the axes of rows, kv heads over
+    tensor."""
     mesh = engine.model.mesh
-    caches = tuple(cache.constrain(of_model, mesh) for of_model in state.caches)
-    rest = dataclasses.replace(state, caches=())
-    return dataclasses.replace(_on_mesh(rest, mesh), caches=caches)
+    rest = _rows_layout(dataclasses.replace(state, caches=()), mesh)
+    caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
+    return dataclasses.replace(rest, caches=caches)
+
+
+def _rows_layout(tree, mesh):
+    """Rows split where they divide."""
+    whole, split = replicated(mesh), row_sharding(mesh)
+    return jax.tree.map(lambda x: whole if x.shape[0] % row_shards(mesh) else split, tree)
+
+
+def _pinned(engine: Engine, state: Slots) -> Slots:
+    """Split as at first, so that what is donated can be written in place; on one device, too."""
+    return jax.lax.with_sharding_constraint(state, _layout(engine, state))
 
 
 def _on_mesh(tree, mesh):
     """Inside a program: rows split where they divide, on one device, too."""
-
-    def place(x):
-        fits = x.shape[0] % row_shards(mesh) == 0
-        layout = row_sharding(mesh) if fits else replicated(mesh)
-        return jax.lax.with_sharding_constraint(x, layout)
-
-    return jax.tree.map(place, tree)
+    return jax.lax.with_sharding_constraint(tree, _rows_layout(tree, mesh))
 
 
 def _program(*, donate=()):

@@ -38,7 +38,7 @@ def _host_bytes() -> int | None:
 
 def slots_bytes(model: Model, slots: int, columns: int, kv_dtype: str = "") -> int:
     """Bytes per device of `slots` slots of `columns` tokens."""
-    whole = slots * cache.slot_bytes(model.config, columns, kv_dtype)
+    whole = slots * cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
     heads = 1 if model.config.latent else model.config.kv_heads
     split = shards if slots % shards == 0 else 1
@@ -47,7 +47,7 @@ def slots_bytes(model: Model, slots: int, columns: int, kv_dtype: str = "") -> i
 
 def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
     """The sizes in one sentence."""
-    each = cache.slot_bytes(model.config, columns, kv_dtype)
+    each = cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
     need = slots_bytes(model, slots, columns, kv_dtype)
     return (
         f"{slots} slots of {columns} tokens need {need / _GIB:.3g} GiB per device "
@@ -58,11 +58,14 @@ def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
 def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> None:
     """Raises InputError where the slots alone are larger than what the devices have left."""
     cache.check_dtype(kv_dtype)
-    device = model.mesh.local_devices[0]
+    # A device of another host, or one that is only compiled for, does not say what it has.
+    here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
+    if not here:
+        return
     # The devices that a CPU pretends to have share its memory.
-    local = len(model.mesh.local_devices) if device.platform == "cpu" else 1
+    local = len(here) if here[0].platform == "cpu" else 1
     need = slots_bytes(model, slots, columns, kv_dtype) * local
-    have = device_bytes(device)
+    have = device_bytes(here[0])
     if have is not None and need > have:
         fit = int(slots * have / need)
         raise InputError(
