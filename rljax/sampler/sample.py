@@ -13,7 +13,7 @@ from rljax.sampler.engine import Prefix
 from rljax.sampler.requests import Sampling
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # a sample is itself: two requests may ask for the same
 class Sample:
     """One response, finished or so far. Times are seconds of time.monotonic()."""
 

@@ -32,7 +32,7 @@ from rljax.sampler.stop_strings import find_stop
 FREE_SHARE = 8  # while requests wait, a dispatch ends when slots / FREE_SHARE of them are free
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Group:
     """Samples that wait behind the same tokens."""
 
