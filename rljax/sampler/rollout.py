@@ -308,8 +308,9 @@ def generate(
     prompts (rljax.data.prompts). `mixed`: a second model to draw from together. A row whose logits
     are not finite ends there, with FinishReason.ABORT.
     """
-    prompts, lengths = np.asarray(prompts, np.int32), np.asarray(lengths, np.int32)
+    prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, slots, decode)
+    prompts = prompts.astype(np.int32)
     rows = prompts.shape[0] * n
     slots = min(slots or rows, rows)
     shape = _Shape(n, slots, sampling.max_response_tokens, kv_dtype)
@@ -339,12 +340,23 @@ def _check(model, prompts, lengths, sampling: Sampling, n, slots, decode) -> Non
         raise InputError("samples per prompt", value=n, rule=">= 1")
     if slots < 0:
         raise InputError("sampler slots", value=slots, rule=">= 1, or 0: one per row")
-    if lengths.min(initial=1) < 1 or lengths.max(initial=1) > prompts.shape[1]:
+    if prompts.ndim != 2 or lengths.shape != prompts.shape[:1] or not prompts.size:
+        raise InputError(
+            "prompts and lengths",
+            value=(prompts.shape, lengths.shape),
+            rule="[P, L] and [P], at least one prompt",
+        )
+    if lengths.min() < 1 or lengths.max() > prompts.shape[1]:
         raise InputError(
             "prompt lengths",
             value=lengths.tolist(),
             rule=f"between 1 and the {prompts.shape[1]} columns",
         )
+    words = model.config.vocab_size
+    real = prompts[np.arange(prompts.shape[1])[None, :] < lengths[:, None]]
+    if real.min() < 0 or real.max() >= words:
+        bad = real[(real < 0) | (real >= words)][0]
+        raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {words - 1}")
     if sampling.stop_strings and decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")
-    sampling.check_words(model.config.vocab_size)
+    sampling.check_words(words)

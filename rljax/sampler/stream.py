@@ -93,8 +93,7 @@ class Sampler:
 
         A request that cannot be served raises InputError and leaves the others alone.
         """
-        ids = np.asarray(prompt, np.int32)
-        self._check(ids, sampling, n)
+        ids = self._check(prompt, sampling, n)
         if request_ids is None:
             taken = range(n) if sampling.seed is not None else itertools.islice(self._ids, n)
             request_ids = list(taken)
@@ -109,12 +108,16 @@ class Sampler:
         self._queue.append(_Group(ids, collections.deque(samples)))
         return samples
 
-    def _check(self, ids: np.ndarray, sampling: Sampling, n: int) -> None:
+    def _check(self, prompt: Sequence[int], sampling: Sampling, n: int) -> np.ndarray:
+        """The ids of a request that can be served."""
+        ids = np.asarray(prompt)
         words, room = self.engine.model.config.vocab_size, self.engine.tokens
         if n < 1:
             raise InputError("samples per prompt", value=n, rule=">= 1")
         if ids.ndim != 1 or not len(ids):
             raise InputError("prompt", value=ids.shape, rule="at least one token id")
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise InputError("prompt", value=ids.dtype, rule="token ids, which are integers")
         if ids.min() < 0 or ids.max() >= words:
             bad = ids[(ids < 0) | (ids >= words)][0]
             raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {words - 1}")
@@ -128,6 +131,7 @@ class Sampler:
         if sampling.stop_strings and self.decode is None:
             raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")
         self.engine.rules([sampling])
+        return ids.astype(np.int32)
 
     @property
     def pending(self) -> int:
@@ -157,12 +161,12 @@ class Sampler:
         """Go on with a paused or finished sample, behind `more` tokens that the policy did not
         choose (a tool's reply). What the parameters of another version have read is read again."""
         sample = partial.sample
-        ids = np.concatenate([sample.ids, np.asarray(more, np.int32)])
+        ids = [*sample.ids.tolist(), *more]
         left = sampling or dataclasses.replace(
             sample.sampling,
             max_response_tokens=sample.sampling.max_response_tokens - sample.drawn,
         )
-        self._check(ids, left, 1)
+        ids = self._check(ids, left, 1)
         if sampling is not None:
             sample.sampling, sample.drawn = sampling, 0
         sample.hear(more, self._version or 0)
