@@ -224,6 +224,32 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
     return jax.tree.map(turned, cache, new), seen, jnp.concatenate([old, own], axis=2)
 
 
+def forget(cache: Cache, tokens: jax.Array) -> Cache:
+    """Zeros in the column of token tokens [B] of each slot."""
+    at = (tokens % cache.columns)[:, None]
+
+    def zero(x):
+        axis = _token_axis(cache.order)
+        return _write(x, jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis)), at, cache.order)
+
+    return jax.tree.map(zero, cache)
+
+
+def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
+    """The cache after its first counts [B] tokens, zeros in what no later token sees."""
+    held = _newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
+    seen = (held >= 0) & (held < counts[:, None])
+    if cache.window:
+        seen &= held > (counts - cache.window)[:, None]
+    axis = _token_axis(cache.order)
+
+    def keep(x):
+        shape = [seen.shape[0] if i == 0 else x.shape[i] if i == axis else 1 for i in range(x.ndim)]
+        return jnp.where(seen.reshape(shape), x, 0)
+
+    return jax.tree.map(keep, cache)
+
+
 def place_rows(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
     """Rows source [M] of `rows` into slots [M] of `cache`; a slot out of range is dropped. `rows`
     may have fewer columns; what is behind them stays garbage."""

@@ -20,6 +20,7 @@ import numpy as np
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.errors import InputError
 from rljax.mesh import constrain_rows, row_shards, shard_rows
+from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler.memory import check_memory
@@ -163,9 +164,10 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: _Shape, shards: i
         head = tuple(slice(0, size) for size in new.shape)
         return old.at[head].set(jnp.where(where, new, old[head]))
 
-    caches = jax.tree.map(
-        lambda old, new: choose(old, pick(new, prompt)), slots.caches, queue.prefix
-    )
+    # Where a row ended for logits that are not finite, its last column is not, either; those before
+    # it were finite or lie in the prompt's columns.
+    clean = tuple([cache.forget(one, slots.length) for one in each] for each in slots.caches)
+    caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)
     length = pick(queue.lengths, prompt)
     last = pick(
         jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0], prompt
@@ -331,7 +333,8 @@ def generate(
         model, shape, params, *placed, jnp.asarray(version, jnp.int32), forcing, images, mixed
     )
     if sampling.stop_strings:
-        batch = cut_at_stop_strings(batch, sampling.stop_strings, decode)
+        starts = np.repeat(lengths, n)
+        batch = cut_at_stop_strings(batch, starts, sampling.stop_strings, decode)
     return batch
 
 
