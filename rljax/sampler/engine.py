@@ -23,7 +23,7 @@ from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler.memory import check_memory
-from rljax.sampler.requests import Sampling, rules_of
+from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import Entry, Slots, Tokens
 
 
@@ -63,6 +63,12 @@ class Engine:
         """The rules of M requests; their shapes do not depend on what is asked."""
         for one in asked:
             one.check_words(self.model.config.vocab_size)
+            if len(one.stop_ids) > STOP_IDS:
+                raise InputError(
+                    "sampler stop_ids",
+                    value=len(one.stop_ids),
+                    rule=f"at most {STOP_IDS} in a slot",
+                )
             if one.thinking_tokens and slot.forcing_room([one]) > self.forcing_tokens:
                 raise InputError(
                     "this engine has no room for interruptions",

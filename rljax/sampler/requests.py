@@ -13,7 +13,7 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.sampler.sampling import Rules
 
-STOP_IDS = 16  # room for stop ids per request; more of them take the next multiple
+STOP_IDS = 16  # room for stop ids per request; of a whole batch more take the next multiple
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave float32
 BIASED_IDS = 304  # room for words with a bias; OpenAI's API allows 300
 
