@@ -24,8 +24,8 @@ from rljax.trees import flattened, nested
 LONGEST, NEW, N = 14, 10, 2
 ASKED = Sampling(max_response_tokens=NEW, temperature=0.8)
 FAMILIES = [
-    "llama3", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma3_text", "qwen2_5_vl",
-    "qwen3_vl",
+    "gemma2", "deepseek_v3", "llama3", "qwen2", "qwen3", "mistral", "mixtral",
+    "qwen3_moe", "gemma3_text", "qwen2_5_vl", "qwen3_vl",
 ]  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def assert_agrees(model, params, limit=1e-5, **how):
     return found
 
 
-@pytest.mark.parametrize("name", lanes(["gemma2", "deepseek_v3", "gpt_oss"], FAMILIES))
+@pytest.mark.parametrize("name", lanes(["gpt_oss"], FAMILIES))
 def test_the_sampler_agrees_with_the_trainer(name):
     _, model, params = family(name)
     assert_agrees(model, params)
@@ -115,12 +115,12 @@ def test_adapters_agree_too(name, base):
 @pytest.mark.parametrize(
     ("name", "kv_dtype", "limit"),
     [
-        ("gemma2", "int8", 0.03),
+        ("gpt_oss", "int8", 0.03),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
                 ("gemma2", "bfloat16", 0.02), ("deepseek_v3", "int8", 0.05),
-                ("deepseek_v3", "bfloat16", 0.02), ("gpt_oss", "int8", 0.03),
+                ("deepseek_v3", "bfloat16", 0.02), ("gemma2", "int8", 0.03),
                 ("qwen3", "int8", 0.03), ("qwen3", "bfloat16", 0.02),
             )
         ),
@@ -139,7 +139,8 @@ def k3(difference):
     return float(np.mean(np.expm1(difference) - difference))
 
 
-@pytest.mark.parametrize("name", lanes(["gemma2"], ["qwen3", "deepseek_v3", "mixtral"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma2", "qwen3", "deepseek_v3", "mixtral"])
 def test_in_bfloat16_they_differ_by_rounding(name):
     _, model, params = family(name)
     half = dataclasses.replace(model, config=dataclasses.replace(model.config, dtype="bfloat16"))

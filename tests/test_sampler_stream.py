@@ -29,7 +29,9 @@ from rljax.sampler.stop_strings import find_stop, text_before_stop
 ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
 
 
-@pytest.fixture(scope="module", params=[0, 4], ids=["whole", "window"])
+@pytest.fixture(
+    scope="module", params=[4, pytest.param(0, marks=pytest.mark.slow)], ids=["window", "whole"]
+)
 def engine(request):
     return Engine(tiny(window=request.param), 5, ROOM, steps=4)
 
@@ -102,15 +104,15 @@ def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
     rng = np.random.default_rng(seed)
     decode = random_tokenizer(rng)
     tokens, lengths = prompts()
-    free = dataclasses.replace(ASKED, seed=seed)
-    asked = dataclasses.replace(free, stop_strings=random_stops(rng, decode)[:2])
     key, rows = jax.random.key(0), np.repeat(np.arange(8), 2)
-    plain, cut = (
-        jax.device_get(
-            generate(engine.model, params, tokens, lengths, key, one, n=2, decode=decode)
-        )
-        for one in (free, asked)
-    )
+    model, free = engine.model, dataclasses.replace(ASKED, seed=seed)
+    plain = jax.device_get(generate(model, params, tokens, lengths, key, free, n=2))
+    said = [plain.tokens[row, lengths[p] : lengths[p] + 9].tolist() for row, p in enumerate(rows)]
+    # Pieces of what some rows say, the last of them short: it is in many rows.
+    texts = [decode(said[row]).replace("\ufffd", "") for row in rng.permutation(16)[:4]]
+    asked = dataclasses.replace(free, stop_strings=(*(t[3:7] for t in texts), texts[0][5:7]))
+    cut = generate(model, params, tokens, lengths, key, asked, n=2, decode=decode)
+    cut = jax.device_get(cut)
     sampler = Sampler(engine, key=jax.random.key(seed), chunk_tokens=4, decode=decode)
     for p in rng.permutation(8):
         one = dataclasses.replace(asked, seed=None)
@@ -126,7 +128,7 @@ def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
             assert sample.finish_reason == FinishReason.STOP
             ends.add(count)
         assert_same(sample, cut, np.repeat(lengths, 2))
-    assert len(ends) > 1
+    assert len(ends) > 2
     behind = np.arange(cut.tokens.shape[1]) >= (cut.segment_ids > 0).sum(axis=1)[:, None]
     for name in ("tokens", "positions", "mask", "sampler_logprobs", "entropy", "policy_version"):
         assert not getattr(cut, name)[behind].any(), name
