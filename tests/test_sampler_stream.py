@@ -110,7 +110,8 @@ def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
     said = [plain.tokens[row, lengths[p] : lengths[p] + 9].tolist() for row, p in enumerate(rows)]
     # Pieces of what some rows say, the last of them short: it is in many rows.
     texts = [decode(said[row]).replace("\ufffd", "") for row in rng.permutation(16)[:4]]
-    asked = dataclasses.replace(free, stop_strings=(*(t[3:7] for t in texts), texts[0][5:7]))
+    stops = [*(text[3:7] for text in texts), texts[0][5:7]]
+    asked = dataclasses.replace(free, stop_strings=tuple(stop for stop in stops if stop))
     cut = generate(model, params, tokens, lengths, key, asked, n=2, decode=decode)
     cut = jax.device_get(cut)
     sampler = Sampler(engine, key=jax.random.key(seed), chunk_tokens=4, decode=decode)

@@ -212,7 +212,8 @@ def _widen(engine: Engine, prefix: Prefix, row, length) -> Prefix:
         cache.place_rows(old, new, at, source)
         for old, new in zip(blank, prefix.caches, strict=True)
     ]
-    length = jnp.reshape(length, (1,))
+    # (Not a weak type: what comes of it would compile the other programs again.)
+    length = jnp.full((1,), length, jnp.int32)
     caches = [cache.first_tokens(one, length) for one in caches]
     return Prefix(caches, length, jnp.full((1,), -1, jnp.int32), prefix.shift[source])
 
