@@ -42,6 +42,7 @@ class _Group:
     row: int = 0
     partial: Prefix | None = None  # a long prompt so far
     read: int = 0  # tokens that `partial` holds, the last of them still to be read
+    whole: bool = False  # to be read in one step: an update took what was read
     shared: bool = True  # read by this version alone, so that others may start from it
 
 
@@ -238,6 +239,7 @@ class Sampler:
 
     def _on_new_version(self, params, version: int, keep_cache: bool) -> None:
         for group in self._queue:
+            group.whole |= group.partial is not None
             group.prefix = group.partial = None
             group.read, group.shared = 0, True
         self.cache.at_version(version)
@@ -245,7 +247,8 @@ class Sampler:
         if self._version is not None and not keep_cache and live:
             for sample in reversed(live):
                 self._remove(sample)
-                self._queue.appendleft(_Group(sample.ids, collections.deque([sample])))
+                group = _Group(sample.ids, collections.deque([sample]), whole=True)
+                self._queue.appendleft(group)
         self._version = version
 
     def _read(self, params) -> None:
@@ -263,9 +266,11 @@ class Sampler:
                     short.append(group)
                     continue
                 group.partial = self.engine.empty_prefix()
-            if group.prefix is None:
+            if group.prefix is None and not group.whole:
                 self._read_chunk(params, group)
                 break
+            while group.prefix is None:
+                self._read_chunk(params, group)
         if len(short) == 1:  # alone it is read faster than as one row of many
             short[0].partial = self.engine.empty_prefix()
             self._read_chunk(params, short[0])
