@@ -231,13 +231,26 @@ def test_shared_beginnings_are_read_once_and_change_nothing(engine, params):
         assert sampler.cache.hits == hits
 
 
+def test_a_ring_that_has_just_gone_round_is_not_cut(engine, params):
+    """A prompt of one token more than the window was read: its first token is gone."""
+    asked = Sampling(max_response_tokens=2)
+    sampler = Sampler(engine, chunk_tokens=16, prefill_rows=4, prefix_cache_tokens=100)
+    for line in ([3, 4, 5, 6, 7], [9, 9]):
+        sampler.submit(line, asked)
+    list(sampler.run(params))
+    sample = sampler.submit([3, 4, 5, 9], asked)[0]
+    list(sampler.run(params))
+    assert_read_right(sample, engine.model, params)
+
+
 def test_engine_verbs(engine, params):
     """Extract and insert are a round trip; a fork goes on as its source would; tool tokens are read
     as if they had stood there from the start."""
     sampler = Sampler(engine, chunk_tokens=5)
     line = prompts(seed=2)[0][1]
     sample = sampler.submit(line, dataclasses.replace(ASKED, stop_ids=()))[0]
-    sampler.step(params)
+    while not sample.tokens:
+        sampler.step(params)
     tokens = lambda state, steps: jax.device_get(  # noqa: E731
         engine.generate(params, jax.tree.map(jnp.copy, state), steps)[1]
     )
