@@ -261,7 +261,7 @@ def test_logits_that_are_not_finite_end_their_request_alone():
                 assert sample.tokens == want[sample.id].tokens, sample.id
                 np.testing.assert_allclose(sample.logprobs, want[sample.id].logprobs, atol=1e-5)
         assert aborted
-    _poisoned_batch(model, params, lines, bad, drawn)
+    _poisoned_batch(model, params, lines, bad, dataclasses.replace(drawn, logit_bias=()))
 
 
 def _poisoned_batch(model, params, lines, bad, asked):
@@ -274,4 +274,4 @@ def _poisoned_batch(model, params, lines, bad, asked):
     np.testing.assert_array_equal(whole.tokens, few.tokens)
     np.testing.assert_array_equal(whole.finish_reason, few.finish_reason)
     aborted = whole.finish_reason == FinishReason.ABORT
-    assert aborted[list(bad)].all() and bad < set(np.flatnonzero(aborted)) != set(range(24))
+    assert aborted[list(bad)].all() and not aborted.all()
