@@ -212,7 +212,6 @@ def test_insert_writes_in_place_and_extract_moves_the_rows_alone(chips, mesh):
     assert taken.memory_analysis().alias_size_in_bytes == 0
 
 
-@pytest.mark.xfail(strict=True, reason="a refill turns the caches to the order of the prefix")
 def test_a_whole_batch_holds_its_cache_once(chips):
     model = Model(config(), make_mesh(**MESHES["fsdp=2 x tensor=4"], devices=chips))
     prompts, length = 32, 512

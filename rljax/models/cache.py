@@ -20,6 +20,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
@@ -56,6 +57,11 @@ class Cache:
 
 def order_for(mesh: Mesh) -> str:
     return "tokens" if mesh.devices.flat[0].platform == "tpu" else "heads"
+
+
+def row_major(x: jax.Array) -> jax.Array:
+    """Inside a program: x in memory as its axes say."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _token_axis(order: str) -> int:
@@ -239,6 +245,32 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
         return jnp.where(fresh.reshape(shape), _take(new, index, axis), old)
 
     return jax.tree.map(turned, cache, new), seen, jnp.concatenate([old, own], axis=2)
+
+
+def forget(cache: Cache, tokens: jax.Array) -> Cache:
+    """Zeros in the column of token tokens [B] of each slot."""
+    at = (tokens % cache.columns)[:, None]
+
+    def zero(x):
+        axis = _token_axis(cache.order)
+        return _write(x, jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis)), at, cache.order)
+
+    return jax.tree.map(zero, cache)
+
+
+def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
+    """The cache after its first counts [B] tokens, zeros in what no later token sees."""
+    held = _newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
+    seen = (held >= 0) & (held < counts[:, None])
+    if cache.window:
+        seen &= held > (counts - cache.window)[:, None]
+    axis = _token_axis(cache.order)
+
+    def keep(x):
+        shape = [seen.shape[0] if i == 0 else x.shape[i] if i == axis else 1 for i in range(x.ndim)]
+        return jnp.where(seen.reshape(shape), x, 0)
+
+    return jax.tree.map(keep, cache)
 
 
 def place_rows(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:

@@ -108,6 +108,12 @@ class Engine:
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
         """Read right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last
         token count as read."""
+        if tokens.shape[1] > self.tokens:
+            raise InputError(
+                "columns of prompts",
+                value=tokens.shape[1],
+                rule=f"at most the {self.tokens} tokens of a slot",
+            )
         return _prefill(self, params, tokens, true_lengths, images)
 
     def empty_prefix(self, rows: int = 1) -> Prefix:
@@ -150,6 +156,11 @@ class Engine:
     def release(self, state: Slots, slots) -> Slots:
         """Slots [M] are free. `state` is donated."""
         return _release(self, state, slots)
+
+    def clear(self, state: Slots, slots) -> Slots:
+        """Slots [M] are free and hold zeros. A masked NaN is still a NaN in a weighted sum, so
+        those whose logits were not finite must not be reused as they are. `state` is donated."""
+        return _clear(self, state, slots)
 
 
 def _layout(engine: Engine, state: Slots) -> Slots:
@@ -231,7 +242,9 @@ def _widen(engine: Engine, prefix: Prefix, row, length) -> Prefix:
         cache.place_rows(old, new, at, source)
         for old, new in zip(blank, prefix.caches, strict=True)
     ]
-    length = jnp.reshape(length, (1,))
+    # (Not a weak type: what comes of it would compile the other programs again.)
+    length = jnp.full((1,), length, jnp.int32)
+    caches = [cache.first_tokens(one, length) for one in caches]
     return Prefix(caches, length, jnp.full((1,), -1, jnp.int32), prefix.shift[source])
 
 
@@ -285,6 +298,15 @@ def _extract(engine: Engine, state: Slots, slots) -> Prefix:
 def _release(engine: Engine, state: Slots, slots) -> Slots:
     live = state.live.at[slots].set(False, mode="drop")
     return _pinned(engine, dataclasses.replace(state, live=live))
+
+
+@_program(donate=1)
+def _clear(engine: Engine, state: Slots, slots) -> Slots:
+    zero = lambda x: x.at[slots].set(0, mode="drop")  # noqa: E731
+    caches, length, token = jax.tree.map(zero, (state.caches, state.length, state.token))
+    live = state.live.at[slots].set(False, mode="drop")
+    state = dataclasses.replace(state, caches=caches, length=length, token=token, live=live)
+    return _pinned(engine, state)
 
 
 def _taken(engine: Engine, state: Slots, slots) -> Prefix:

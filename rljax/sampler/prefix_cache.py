@@ -56,7 +56,8 @@ class PrefixCache:
             differ = np.nonzero(kept.tokens[:size] != tokens[:size])[0]
             shared = int(differ[0]) if len(differ) else size
             # A ring that went round has lost what a shorter beginning would need.
-            whole = shared == len(kept.tokens) or not 0 < self._window < len(kept.tokens)
+            # (The token behind kept.tokens may have been read, too.)
+            whole = shared == len(kept.tokens) or not 0 < self._window <= len(kept.tokens)
             if shared > most and whole:
                 best, most = key, shared
         if best is None:

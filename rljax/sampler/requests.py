@@ -15,6 +15,7 @@ from rljax.sampler.sampling import Rules
 
 STOP_IDS = 16  # room for stop ids of a request, where nobody asks for more
 LOOPS = ("device", "host")
+LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave float32
 BIASED_IDS = 304  # room for words with a bias; OpenAI's API allows 300
 
 
@@ -50,7 +51,9 @@ class Sampling:
                 raise InputError(f"sampler {name}", value=getattr(self, name), rule=rule)
 
         finite = bool(np.isfinite(self.temperature))
-        check(finite and self.temperature >= 0, "temperature", "finite and >= 0")
+        warm = self.temperature == 0 or self.temperature >= LOWEST_TEMPERATURE
+        rule = f"finite, and 0 (greedy) or >= {LOWEST_TEMPERATURE:g}"
+        check(finite and warm, "temperature", rule)
         check(0 < self.top_p <= 1, "top_p", "0 < top_p <= 1")
         check(self.top_k >= 0, "top_k", ">= 0 (0 = off)")
         check(0 <= self.min_p <= 1, "min_p", "between 0 (off) and 1")
@@ -61,6 +64,14 @@ class Sampling:
         check(len(set(words)) == len(words), "logit_bias", "each word once")
         numbers = all(np.isfinite(bias) for _, bias in self.logit_bias)
         check(numbers, "logit_bias", "finite; forbid words by allowed_ids")
+        seeds = self.seed is None or 0 <= self.seed < 2**63
+        check(seeds, "seed", "None, or 0 <= seed < 2**63")
+        if self.thinking_tokens:
+            rising = len(self.thinking_tokens) == 2
+            rising = rising and 0 <= self.thinking_tokens[0] <= self.thinking_tokens[1]
+            check(rising, "thinking_tokens", "(low, high), 0 <= low <= high, or () = off")
+            for name in ("end_of_thinking_ids", "interrupt_ids"):
+                check(len(getattr(self, name)) > 0, name, "at least one id beside thinking_tokens")
 
     def check_words(self, words: int) -> None:
         """Raises InputError where an id is not one of the model's `words` words."""

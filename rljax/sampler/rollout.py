@@ -19,6 +19,7 @@ import numpy as np
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.errors import InputError
 from rljax.mesh import constrain_rows, row_shards, shard_rows
+from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler.host_rollout import host_rollout
@@ -167,9 +168,12 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: _Shape, shards: i
         head = tuple(slice(0, size) for size in new.shape)
         return old.at[head].set(jnp.where(where, new, old[head]))
 
-    caches = jax.tree.map(
-        lambda old, new: choose(old, pick(new, prompt)), slots.caches, queue.prefix
-    )
+    # Where a row ended for logits that are not finite, its last column is not, either; those before
+    # it were finite or lie in the prompt's columns.
+    clean = tuple([cache.forget(one, slots.length) for one in each] for each in slots.caches)
+    caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)
+    # Else XLA on TPU carries them in the order of the prefix, and turns them at every step.
+    caches = jax.tree.map(cache.row_major, caches)
     length = pick(queue.lengths, prompt)
     last = pick(
         jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0], prompt
@@ -287,8 +291,9 @@ def generate(
     prompts (rljax.data.prompts). `mixed`: a second model to draw from together. A row whose logits
     are not finite ends there, with FinishReason.ABORT.
     """
-    prompts, lengths = np.asarray(prompts, np.int32), np.asarray(lengths, np.int32)
+    prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding)
+    prompts = prompts.astype(np.int32)
     rows = prompts.shape[0] * n
     if decoding.loop == "host":
         _refuse_on_host(images, mixed)
@@ -314,22 +319,34 @@ def generate(
         model, shape, params, *placed, jnp.asarray(version, jnp.int32), forcing, images, mixed
     )
     if sampling.stop_strings:
-        batch = cut_at_stop_strings(batch, sampling.stop_strings, decoding.decode)
+        starts = np.repeat(lengths, n)
+        batch = cut_at_stop_strings(batch, starts, sampling.stop_strings, decoding.decode)
     return batch
 
 
 def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -> None:
     if n < 1:
         raise InputError("samples per prompt", value=n, rule=">= 1")
-    if lengths.min(initial=1) < 1 or lengths.max(initial=1) > prompts.shape[1]:
+    if prompts.ndim != 2 or lengths.shape != prompts.shape[:1] or not prompts.size:
+        raise InputError(
+            "prompts and lengths",
+            value=(prompts.shape, lengths.shape),
+            rule="[P, L] and [P], at least one prompt",
+        )
+    if lengths.min() < 1 or lengths.max() > prompts.shape[1]:
         raise InputError(
             "prompt lengths",
             value=lengths.tolist(),
             rule=f"between 1 and the {prompts.shape[1]} columns",
         )
+    words = model.config.vocab_size
+    real = prompts[np.arange(prompts.shape[1])[None, :] < lengths[:, None]]
+    if real.min() < 0 or real.max() >= words:
+        bad = real[(real < 0) | (real >= words)][0]
+        raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {words - 1}")
     if sampling.stop_strings and decoding.decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
-    sampling.check_words(model.config.vocab_size)
+    sampling.check_words(words)
 
 
 def _refuse_on_host(images, mixed) -> None:

@@ -12,8 +12,10 @@ from rljax.batch import FinishReason
 from rljax.sampler.engine import Prefix
 from rljax.sampler.requests import Sampling
 
+_PER_TOKEN = ("tokens", "logprobs", "log_kept", "entropy", "chosen", "versions")
 
-@dataclasses.dataclass(eq=False)  # equal to itself alone: seeded ones share their ids
+
+@dataclasses.dataclass(eq=False)  # a sample is itself: two requests may ask for the same
 class Sample:
     """One response, finished or so far. Times are seconds of time.monotonic()."""
 
@@ -32,7 +34,9 @@ class Sample:
     submitted_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
+    turn: int = 0  # tokens of the response before those that stop strings are looked for in
     drawn: int = 0  # tokens since the prompt, or since the last `resume` that set new limits
+    resumed: int = 0  # how often
     interrupted: int = 0  # tokens of an interruption that were forced
     keep: bool = False  # on finishing, leave what was read in `partial`, for `resume`
     partial: "Partial | None" = None
@@ -48,29 +52,47 @@ class Sample:
         rows = (self.tokens[i : i + size] for i in range(len(self.tokens) - size + 1))
         return any(row == list(marker) for row in rows)
 
+    def copy(self) -> "Sample":
+        """The same request, as far as it is."""
+        lists = {name: list(getattr(self, name)) for name in _PER_TOKEN}
+        return dataclasses.replace(self, **lists)
+
     def hear(self, more: Sequence[int], version: int) -> None:
         """Take tokens that the policy did not choose, and be unfinished again."""
+        self.resumed += 1
         self.tokens += [int(token) for token in more]
         for numbers in (self.logprobs, self.log_kept, self.entropy):
             numbers += [0.0] * len(more)
         self.chosen += [False] * len(more)
         self.versions += [version] * len(more)
+        if more or self.finish_reason is not None:
+            self.turn = len(self.tokens)
         self.finish_reason = self.partial = None
+        self.error, self.finished_s = "", 0.0
 
     def drop_last(self, count: int) -> None:
-        """Forget the last `count` tokens."""
-        for name in ("tokens", "logprobs", "log_kept", "entropy", "chosen", "versions"):
+        """Forget the last `count` tokens, which were all drawn or forced."""
+        self.drawn -= count
+        self.interrupted -= self.chosen[len(self.chosen) - count :].count(False)
+        for name in _PER_TOKEN:
             values = getattr(self, name)
             del values[len(values) - count :]
 
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """A paused sample and, unless parameters changed, what was read of it."""
+    """A paused sample, how it stood then and, unless parameters changed, what was read of it."""
 
     sample: Sample
     prefix: Prefix | None
-    version: int
+    version: int | None
+    then: Sample
+
+    def take(self) -> Sample:
+        """The sample to go on with: itself, or from the second time on another that stands as it
+        stood."""
+        same = self.sample.resumed == self.then.resumed
+        return self.sample if same else self.then.copy()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,7 +98,9 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
     enough = lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), axis=-1) >= wanted  # noqa: E731
     cut = _at_least(weights, enough)
     weights = jnp.where((rules.top_p < 1)[:, None], cut, weights)
-    return jnp.where(weights >= rules.min_p[:, None], weights, 0.0)
+    # (The largest may be 1 less a rounding: min_p = 1 must keep it.)
+    least = rules.min_p[:, None] * jnp.max(weights, axis=-1, keepdims=True)
+    return jnp.where(weights >= least, weights, 0.0)
 
 
 def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:

@@ -100,7 +100,8 @@ def forcing_of(asked: list[Sampling], room: int, budgets, prompt_tokens) -> Forc
         out = np.full((count, room), -1, np.int32)
         sizes = np.zeros(count, np.int32)
         for row, one in enumerate(asked):
-            ids = getattr(one, name)[:: -1 if backwards else 1]
+            ids = getattr(one, name) if one.thinking_tokens else ()
+            ids = ids[:: -1 if backwards else 1]
             out[row, : len(ids)], sizes[row] = ids, len(ids)
         return out, sizes
 

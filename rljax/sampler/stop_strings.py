@@ -38,14 +38,15 @@ def text_before_stop(text: str, stops: Sequence[str]) -> str:
     return text[: min(found)] if found else text
 
 
-def cut_at_stop_strings(batch: Batch, stops: Sequence[str], decode: Callable) -> Batch:
-    """Responses [B, S] end with the token that completes a stop string; what came after is
-    padding."""
+def cut_at_stop_strings(
+    batch: Batch, starts: np.ndarray, stops: Sequence[str], decode: Callable
+) -> Batch:
+    """Responses [B, S] from columns starts [B] on end with the token that completes a stop string;
+    what came after is padding."""
     host = jax.device_get(batch)
     lengths = (host.segment_ids > 0).sum(axis=1)
-    starts = np.argmax(host.mask > 0, axis=1)
     reason, ends = np.array(host.finish_reason), lengths.copy()
-    for row in np.nonzero((host.mask > 0).any(axis=1))[0]:
+    for row in np.nonzero(lengths > starts)[0]:
         ids = host.tokens[row, starts[row] : lengths[row]].tolist()
         kept = find_stop(ids, stops, decode)
         if kept is not None:

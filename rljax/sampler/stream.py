@@ -42,6 +42,8 @@ class _Group:
     row: int = 0
     partial: Prefix | None = None  # a long prompt so far
     read: int = 0  # tokens that `partial` holds, the last of them still to be read
+    whole: bool = False  # to be read in one step: an update took what was read
+    shared: bool = True  # read by this version alone, so that others may start from it
 
 
 class Sampler:
@@ -93,8 +95,7 @@ class Sampler:
 
         A request that cannot be served raises InputError and leaves the others alone.
         """
-        ids = np.asarray(prompt, np.int32)
-        self._check(ids, sampling, n)
+        ids = self._check(prompt, sampling, n)
         if request_ids is None:
             taken = range(n) if sampling.seed is not None else itertools.islice(self._ids, n)
             request_ids = list(taken)
@@ -109,12 +110,16 @@ class Sampler:
         self._queue.append(_Group(ids, collections.deque(samples)))
         return samples
 
-    def _check(self, ids: np.ndarray, sampling: Sampling, n: int) -> None:
+    def _check(self, prompt: Sequence[int], sampling: Sampling, n: int) -> np.ndarray:
+        """The ids of a request that can be served."""
+        ids = np.asarray(prompt)
         words, room = self.engine.model.config.vocab_size, self.engine.tokens
         if n < 1:
             raise InputError("samples per prompt", value=n, rule=">= 1")
         if ids.ndim != 1 or not len(ids):
             raise InputError("prompt", value=ids.shape, rule="at least one token id")
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise InputError("prompt", value=ids.dtype, rule="token ids, which are integers")
         if ids.min() < 0 or ids.max() >= words:
             bad = ids[(ids < 0) | (ids >= words)][0]
             raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {words - 1}")
@@ -128,6 +133,7 @@ class Sampler:
         if sampling.stop_strings and self.decode is None:
             raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")
         self.engine.rules([sampling])
+        return ids.astype(np.int32)
 
     @property
     def pending(self) -> int:
@@ -149,28 +155,33 @@ class Sampler:
             at = np.array([self._slots.index(sample)], np.int32)
             prefix = self.engine.extract(self._state, at)
         self._remove(sample)
-        return Partial(sample, prefix, self._version)
+        return Partial(sample, prefix, self._version, sample.copy())
 
     def resume(
         self, partial: Partial, more: Sequence[int] = (), sampling: Sampling | None = None
     ) -> Sample:
         """Go on with a paused or finished sample, behind `more` tokens that the policy did not
-        choose (a tool's reply). What the parameters of another version have read is read again."""
-        sample = partial.sample
-        ids = np.concatenate([sample.ids, np.asarray(more, np.int32)])
+        choose (a tool's reply). What the parameters of another version have read is read again.
+
+        Stop strings are looked for in what is new. Resumed again, a partial gives a second sample
+        of the same request and the same draws.
+        """
+        sample = partial.take()
+        ids = [*sample.ids.tolist(), *more]
         left = sampling or dataclasses.replace(
             sample.sampling,
             max_response_tokens=sample.sampling.max_response_tokens - sample.drawn,
         )
-        self._check(ids, left, 1)
+        ids = self._check(ids, left, 1)
         if sampling is not None:
-            sample.sampling, sample.drawn = sampling, 0
+            sample.sampling, sample.drawn, sample.turn = sampling, 0, len(sample.tokens)
+        own = all(version == self._version for version in sample.versions)
         sample.hear(more, self._version or 0)
         group = _Group(ids, collections.deque([sample]))
         if partial.prefix is not None and partial.version == self._version:
             # A copy: reading more writes in place, and a partial may be resumed again.
             group.partial = jax.tree.map(jnp.copy, partial.prefix)
-            group.read = len(ids) - len(more)
+            group.read, group.shared = len(ids) - len(more), own
         self._queue.appendleft(group)
         return sample
 
@@ -228,14 +239,16 @@ class Sampler:
 
     def _on_new_version(self, params, version: int, keep_cache: bool) -> None:
         for group in self._queue:
+            group.whole |= group.partial is not None
             group.prefix = group.partial = None
-            group.read = 0
+            group.read, group.shared = 0, True
         self.cache.at_version(version)
         live = [sample for sample in self._slots if sample is not None]
         if self._version is not None and not keep_cache and live:
             for sample in reversed(live):
                 self._remove(sample)
-                self._queue.appendleft(_Group(sample.ids, collections.deque([sample])))
+                group = _Group(sample.ids, collections.deque([sample]), whole=True)
+                self._queue.appendleft(group)
         self._version = version
 
     def _read(self, params) -> None:
@@ -253,9 +266,11 @@ class Sampler:
                     short.append(group)
                     continue
                 group.partial = self.engine.empty_prefix()
-            if group.prefix is None:
+            if group.prefix is None and not group.whole:
                 self._read_chunk(params, group)
                 break
+            while group.prefix is None:
+                self._read_chunk(params, group)
         if len(short) == 1:  # alone it is read faster than as one row of many
             short[0].partial = self.engine.empty_prefix()
             self._read_chunk(params, short[0])
@@ -272,8 +287,10 @@ class Sampler:
         kept, shared = found
         if 4 * shared < len(group.ids):
             return False  # not worth a pass of its own
-        if shared == len(group.ids) - 1:
+        if shared == len(group.ids) - 1 == len(kept.tokens):
             group.prefix, group.row = kept.prefix, kept.row
+        elif shared == len(group.ids) - 1:
+            group.prefix = self.engine.widen(kept.prefix, kept.row, shared)
         else:
             group.partial = self.engine.widen(kept.prefix, kept.row, shared)
             group.read = shared
@@ -289,7 +306,8 @@ class Sampler:
             group.read += len(chunk)
         if group.read == len(group.ids):
             group.prefix, group.row, group.partial = group.partial, 0, None
-            self.cache.put(group.ids[:-1], group.prefix, 0)
+            if group.shared:
+                self.cache.put(group.ids[:-1], group.prefix, 0)
 
     def _read_together(self, params, groups: list[_Group]) -> None:
         rows = self.prefill_rows
@@ -365,7 +383,7 @@ class Sampler:
             if sample is None:
                 continue
             count = int(counts[at])
-            before, sample.drawn = sample.drawn, sample.drawn + count
+            sample.drawn += count
             for name, values in (
                 ("tokens", by_slot.ids), ("logprobs", by_slot.logp), ("chosen", by_slot.chosen),
                 ("log_kept", by_slot.log_kept), ("entropy", by_slot.entropy),
@@ -377,25 +395,28 @@ class Sampler:
                 sample.first_token_s = now
             if not live[at]:
                 sample.finish_reason = FinishReason(int(reason[at]))
-                if sample.finish_reason == FinishReason.ABORT:
-                    sample.error = "the model's logits are not finite"
-            count -= self._cut(sample, before)
+            broken = sample.finish_reason == FinishReason.ABORT
+            count -= self._cut(sample, count)
+            if sample.finish_reason == FinishReason.ABORT:
+                sample.error = "the model's logits are not finite"
             if sample.finish_reason is not None:
                 self._finish(sample, at, bool(live[at]), now)
+            if broken:
+                self._state = self.engine.clear(self._state, np.array([at], np.int32))
             events.append(Event(sample, count))
         return events
 
-    def _cut(self, sample: Sample, before: int) -> int:
-        """End a sample at a stop string: how many tokens were drawn beyond it."""
-        stops, drawn = sample.sampling.stop_strings, sample.drawn
-        if not stops or drawn == before:
+    def _cut(self, sample: Sample, new: int) -> int:
+        """End a sample at a stop string: how many of its `new` tokens are beyond it."""
+        stops, said = sample.sampling.stop_strings, sample.tokens[sample.turn :]
+        if not stops or not new:
             return 0
-        kept = find_stop(sample.tokens[-drawn:], stops, self.decode, before)
+        kept = find_stop(said, stops, self.decode, len(said) - new)
         if kept is None:
             return 0
-        sample.drop_last(drawn - kept)
-        sample.drawn, sample.finish_reason = kept, FinishReason.STOP
-        return drawn - kept
+        sample.drop_last(len(said) - kept)
+        sample.finish_reason = FinishReason.STOP
+        return len(said) - kept
 
     def _finish(self, sample: Sample, at: int, live: bool, now: float) -> None:
         sample.finished_s = now
@@ -409,7 +430,8 @@ class Sampler:
                 prefix, length=jnp.asarray(read), token=jnp.asarray(sample.ids[-1:])
             )
             lost = overrun and any(kind.window for kind in self.engine.model.config.kinds)
-            sample.partial = Partial(sample, None if lost else prefix, self._version)
+            held = None if lost else prefix
+            sample.partial = Partial(sample, held, self._version, sample.copy())
         if live:
             self._state = self.engine.release(self._state, slots)
         self._slots[at] = None

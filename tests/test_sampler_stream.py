@@ -1,0 +1,380 @@
+"""The host loop at its edges: stop strings, chunks against windows, beginnings that are shared,
+forks, tool tokens, samples that pause, finish and go on, forced phrases."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sampler_cases import (
+    EOS,
+    LONGEST,
+    NEW,
+    ROOM,
+    WORDS,
+    assert_same,
+    forward,
+    log_softmax,
+    prompts,
+    tiny,
+    weights,
+)
+
+from rljax.batch import FinishReason
+from rljax.models import cache
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
+from rljax.sampler.stop_strings import find_stop, text_before_stop
+
+ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
+
+
+@pytest.fixture(
+    scope="module", params=[4, pytest.param(0, marks=pytest.mark.slow)], ids=["window", "whole"]
+)
+def engine(request):
+    return Engine(tiny(window=request.param), 5, ROOM, steps=4)
+
+
+@pytest.fixture(scope="module")
+def params(engine):
+    return weights(engine.model)
+
+
+def assert_read_right(sample, model, params):
+    """Its log-probs are those of one forward pass over all of its tokens."""
+    logits = forward(model, params, [sample.ids])[0]
+    start = len(sample.prompt)
+    for t, (word, logp, chosen) in enumerate(
+        zip(sample.tokens, sample.logprobs, sample.chosen, strict=True)
+    ):
+        want = log_softmax(logits[start + t - 1])[word] if chosen else 0.0
+        assert abs(logp - want) < 2e-5, (t, logp, want)
+
+
+# -- stop strings
+
+
+def random_tokenizer(rng, words=WORDS):
+    """Ids -> text through bytes: tokens of one to four bytes of a text in which characters take up
+    to four, so that a character or a stop string begins and ends anywhere."""
+    text = "".join(rng.choice(list("aab é漢🙂."), 40)).encode()
+    cuts = [(i, i + int(rng.integers(1, 5))) for i in rng.integers(0, len(text) - 4, words)]
+    pieces = [text[a:b] for a, b in cuts]
+    return lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace")
+
+
+def random_stops(rng, decode):
+    """Strings that do occur: pieces of what random ids say, one inside another at times."""
+    text = decode(rng.integers(0, WORDS, 60)).replace("\ufffd", "")
+    stops = []
+    while len(stops) < 3:
+        at, size = rng.integers(0, len(text) - 6), rng.integers(1, 6)
+        stops += [text[at : at + size]] if text[at : at + size] else []
+    return tuple(dict.fromkeys([*stops, stops[0][:1] + stops[1]]))
+
+
+def first_stop(ids, stops, decode):
+    """One token after the other."""
+    for count in range(1, len(ids) + 1):
+        if any(stop in decode(ids[:count]) for stop in stops):
+            return count
+    return None
+
+
+def test_the_first_token_that_completes_a_stop_string_is_found():
+    rng, found = np.random.default_rng(0), []
+    for _ in range(400):
+        decode = random_tokenizer(rng)
+        stops, ids = random_stops(rng, decode), rng.integers(0, WORDS, rng.integers(1, 40)).tolist()
+        want = first_stop(ids, stops, decode)
+        assert find_stop(ids, stops, decode) == want
+        free = int(rng.integers(0, want or len(ids) + 1))
+        assert find_stop(ids, stops, decode, free) == want
+        if want is not None:
+            text = text_before_stop(decode(ids[:want]), stops)
+            assert not any(stop in text for stop in stops) and decode(ids).startswith(text)
+        found.append(want)
+    assert 50 < sum(want is None for want in found) < 350
+    assert sum(want is not None and want > 3 for want in found) > 50
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
+    rng = np.random.default_rng(seed)
+    decode = random_tokenizer(rng)
+    tokens, lengths = prompts()
+    key, rows = jax.random.key(0), np.repeat(np.arange(8), 2)
+    model, free = engine.model, dataclasses.replace(ASKED, seed=seed)
+    plain = jax.device_get(generate(model, params, tokens, lengths, key, free, n=2))
+    said = [plain.tokens[row, lengths[p] : lengths[p] + 9].tolist() for row, p in enumerate(rows)]
+    # Pieces of what some rows say, the last of them short: it is in many rows.
+    texts = [decode(said[row]).replace("\ufffd", "") for row in rng.permutation(16)[:4]]
+    stops = [*(text[3:7] for text in texts), texts[0][5:7]]
+    asked = dataclasses.replace(free, stop_strings=tuple(stop for stop in stops if stop))
+    cut = generate(
+        model, params, tokens, lengths, key, asked, n=2, decoding=Decoding(decode=decode)
+    )
+    cut = jax.device_get(cut)
+    sampler = Sampler(engine, key=jax.random.key(seed), chunk_tokens=4, decode=decode)
+    for p in rng.permutation(8):
+        one = dataclasses.replace(asked, seed=None)
+        sampler.submit(tokens[p, : lengths[p]], one, n=2, request_ids=[2 * p, 2 * p + 1])
+    ends = set()
+    for sample in sampler.run(params):
+        start, end = lengths[rows[sample.id]], (plain.segment_ids[sample.id] > 0).sum()
+        ids = plain.tokens[sample.id, start:end].tolist()
+        count = first_stop(ids, asked.stop_strings, decode)
+        assert sample.tokens == ids[:count]
+        assert len(sample.logprobs) == len(sample.versions) == len(sample.tokens) == sample.drawn
+        if count is not None:
+            assert sample.finish_reason == FinishReason.STOP
+            ends.add(count)
+        assert_same(sample, cut, np.repeat(lengths, 2))
+    assert ends
+    behind = np.arange(cut.tokens.shape[1]) >= (cut.segment_ids > 0).sum(axis=1)[:, None]
+    for name in ("tokens", "positions", "mask", "sampler_logprobs", "entropy", "policy_version"):
+        assert not getattr(cut, name)[behind].any(), name
+
+
+def test_a_sample_that_a_string_ended_goes_on_behind_a_tools_reply(engine, params):
+    """The stop string that ended a turn does not end the next, nor does one that the tool says."""
+    decode = lambda ids: "".join("_abcdefghijklmnopqrstuvwxyz01"[i] for i in ids)  # noqa: E731
+    letters = "bcdefghij"
+    asked = Sampling(max_response_tokens=NEW, stop_strings=tuple(letters))
+    sampler = Sampler(engine, chunk_tokens=4, decode=decode, prefix_cache_tokens=100)
+    samples = sampler.submit([3, 4, 5], asked, n=6, keep=True)
+    list(sampler.run(params))
+    turns, tool = 0, [2, 3, 15]
+    for sample in samples:
+        left = NEW - sample.drawn
+        if sample.finish_reason != FinishReason.STOP or left < 1:
+            continue
+        assert decode(sample.tokens)[-1] in letters
+        first = len(sample.tokens)
+        assert sampler.resume(sample.partial, tool) is sample
+        list(sampler.run(params))
+        later = decode(sample.tokens[first + 3 :])
+        assert sample.tokens[first : first + 3] == tool
+        assert not set(later[:-1]) & set(letters)
+        stopped = sample.finish_reason == FinishReason.STOP
+        assert later[-1] in letters if stopped else len(later) == left
+        assert sample.chosen == [True] * first + [False] * 3 + [True] * len(later)
+        assert_read_right(sample, engine.model, params)
+        turns += len(later) > 1
+    assert turns > 1
+
+
+# -- caches at their edges
+
+
+@pytest.mark.parametrize("order", ["heads", "tokens"])
+@pytest.mark.parametrize("kv_dtype", ["", "int8"])
+@pytest.mark.parametrize("window", [0, 4])
+def test_any_way_of_reading_gives_one_cache(monkeypatch, order, kv_dtype, window):
+    """Chunks of any size, also longer than the window, against one token after the other, in the
+    layout of either platform: what later tokens see is the same."""
+    monkeypatch.setattr(cache, "order_for", lambda mesh: order)
+    model = tiny(window=window)
+    params = weights(model)
+    rng = np.random.default_rng(window)
+    line, total = jnp.asarray(rng.integers(2, WORDS, (3, 15)), jnp.int32), np.array([15, 9, 4])
+
+    @jax.jit
+    def read(caches, chunk, at, counts):
+        return model.extend(model.unstack(params), chunk, at, counts, caches)
+
+    next_ = jax.jit(lambda caches: model.decode_step(model.unstack(params), token, total, caches))
+    token = jnp.array([3, 4, 5])
+    found = []
+    for chunk in (1, 3, 7, 15):
+        caches, at = model.empty_caches(3, 20, kv_dtype), np.zeros(3, np.int32)
+        while (at < total).any():
+            counts = np.clip(total - at, 0, chunk)
+            columns = np.minimum(at[:, None] + np.arange(chunk), 14)
+            caches = read(caches, np.take_along_axis(line, columns, 1), at, counts)
+            at = at + counts
+        found.append(next_(caches)[0])
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], atol=1e-5)
+    rows = [[*np.asarray(line[i, :n]), token[i]] for i, n in enumerate(total)]
+    full = np.stack([each[-1] for each in forward(model, params, rows)])
+    np.testing.assert_allclose(found[0], full, atol=0.2 if kv_dtype else 1e-5)
+
+
+def test_shared_beginnings_are_read_once_and_change_nothing(engine, params):
+    """Prompts that share any number of tokens with one that was read, windows gone round or not."""
+    rng = np.random.default_rng(5)
+    asked = Sampling(max_response_tokens=4)
+    stem = rng.integers(2, WORDS, LONGEST).tolist()
+    lines = [stem[:k] + rng.integers(2, WORDS, LONGEST - k).tolist()[:more]
+             for k in range(1, LONGEST) for more in (0, 1, 3)]  # fmt: skip
+    for chunk, rows, room in ((16, 4, 10_000), (16, 1, 60), (3, 4, 10_000)):
+        sampler = Sampler(engine, chunk_tokens=chunk, prefill_rows=rows, prefix_cache_tokens=room)
+        sampler.submit(stem, asked)
+        sampler.submit(stem[:3] + stem[2:7], asked)
+        list(sampler.run(params))
+        for i in rng.permutation(len(lines)):
+            sample = sampler.submit(lines[i], asked)[0]
+            if rng.random() < 0.6:
+                list(sampler.run(params))
+                assert_read_right(sample, engine.model, params)
+        for sample in sampler.run(params):
+            assert_read_right(sample, engine.model, params)
+        assert sampler.cache.hits > 4 and sampler.cache.reused_tokens > 30
+        kept = sum(len(one.tokens) for one in sampler.cache._kept.values())
+        assert kept <= room
+        # Other parameters: nothing of it is good.
+        hits = sampler.cache.hits
+        sampler.submit(stem, asked)
+        other = weights(engine.model, 4)
+        for sample in sampler.run(other, version=1):
+            assert_read_right(sample, engine.model, other)
+        assert sampler.cache.hits == hits
+
+
+def test_a_ring_that_has_just_gone_round_is_not_cut(engine, params):
+    """A prompt of one token more than the window was read: its first token is gone."""
+    asked = Sampling(max_response_tokens=2)
+    sampler = Sampler(engine, chunk_tokens=16, prefill_rows=4, prefix_cache_tokens=100)
+    for line in ([3, 4, 5, 6, 7], [9, 9]):
+        sampler.submit(line, asked)
+    list(sampler.run(params))
+    sample = sampler.submit([3, 4, 5, 9], asked)[0]
+    list(sampler.run(params))
+    assert_read_right(sample, engine.model, params)
+
+
+def test_engine_verbs(engine, params):
+    """Extract and insert are a round trip; a fork goes on as its source would; tool tokens are read
+    as if they had stood there from the start."""
+    sampler = Sampler(engine, chunk_tokens=5)
+    line = prompts(seed=2)[0][1]
+    sample = sampler.submit(line, dataclasses.replace(ASKED, stop_ids=()))[0]
+    while not sample.tokens:
+        sampler.step(params)
+    tokens = lambda state, steps: jax.device_get(  # noqa: E731
+        engine.generate(params, jax.tree.map(jnp.copy, state), steps)[1]
+    )
+    state = sampler._state
+    want = tokens(state, 4)
+    at = lambda found, slot: (found.ids[:4, slot].tolist(), found.logp[:4, slot])  # noqa: E731
+    prefix = engine.extract(state, np.array([0]))
+    assert int(prefix.length[0]) == len(sample.ids) - 1 and prefix.token[0] == sample.tokens[-1]
+    keys = np.asarray(state.key)
+    forked = engine.fork(jax.tree.map(jnp.copy, state), 0, np.array([2, 4, 9]), keys[[0, 1, 0]])
+    found = tokens(forked, 4)
+    assert at(found, 2)[0] == at(found, 0)[0] == at(want, 0)[0]
+    np.testing.assert_array_equal(at(found, 2)[1], at(want, 0)[1])
+    assert at(found, 4)[0] != at(want, 0)[0] and not found.valid[:, 3].any()
+    # Tool tokens onto the slots, more than a window and one alone.
+    more = np.array([[7, 8, 9, 10, 11], [12, 0, 0, 0, 0]], np.int32)
+    extended = engine.extend(params, forked, np.array([0, 4]), more, np.array([5, 1]))
+    found = tokens(extended, 1)
+    for slot, reply in ((0, [7, 8, 9, 10, 11]), (4, [12])):
+        logits = forward(engine.model, params, [[*sample.ids, *reply]])[0][-1]
+        want = log_softmax(logits)[found.ids[0, slot]]
+        assert abs(found.logp[0, slot] - want) < 2e-5
+    released = engine.release(extended, np.array([0, 2, 4, 77]))
+    assert not np.asarray(released.live).any()
+
+
+# -- samples that pause, finish and go on
+
+
+def test_one_partial_resumes_twice(engine, params):
+    """Each time from where it stood: alone the same draws, behind other tokens another sample."""
+    asked = dataclasses.replace(ASKED, stop_ids=())
+    sampler = Sampler(engine, chunk_tokens=4)
+    whole = sampler.submit([5, 6, 7], asked, request_ids=[0])[0]
+    list(sampler.run(params))
+    sample = sampler.submit([5, 6, 7], asked, request_ids=[0])[0]
+    sampler.step(params)
+    partial = sampler.pause(sample)
+    stood = len(sample.tokens)
+    first = sampler.resume(partial)
+    second = sampler.resume(partial)
+    third = sampler.resume(partial, [9, 9, 9], dataclasses.replace(asked, max_response_tokens=3))
+    list(sampler.run(params))
+    assert first is sample and second is not sample
+    assert first.tokens == second.tokens == whole.tokens
+    assert third.tokens[: stood + 3] == [*whole.tokens[:stood], 9, 9, 9]
+    assert len(third.tokens) == stood + 6
+    for one in (first, second, third):
+        assert one.finish_reason == FinishReason.LENGTH
+        assert_read_right(one, engine.model, params)
+
+
+@pytest.mark.parametrize("chunk", [2, 16])
+def test_turns_with_a_tool(engine, params, chunk):
+    """keep: a finished sample goes on behind a reply without being read again."""
+    asked = Sampling(max_response_tokens=3)
+    sampler = Sampler(engine, chunk_tokens=chunk, prefix_cache_tokens=50)
+    samples = sampler.submit([5, 6, 7], asked, n=7, keep=True)
+    replies = [[8], [9, 10, 11, 12, 13], [14, 15]]
+    for turn in range(4):
+        list(sampler.run(params))
+        assert all(sample.partial.prefix is not None for sample in samples)
+        if turn < 3:
+            for sample in samples:
+                sampler.resume(sample.partial, replies[turn], asked)
+    for sample in samples:
+        assert len(sample.tokens) == 12 + 8
+        assert_read_right(sample, engine.model, params)
+    assert len({tuple(sample.tokens) for sample in samples}) == 7
+
+
+def test_aborts_leave_the_others_alone(engine, params):
+    sampler = Sampler(engine, chunk_tokens=3)
+    lines, lengths = prompts(seed=3)
+    samples = [sampler.submit(lines[p, : lengths[p]], ASKED, n=2) for p in range(8)]
+    samples = [sample for group in samples for sample in group]
+    rng, gone = np.random.default_rng(0), []
+    while sampler.pending:
+        left = [s for s in samples if s.finish_reason is None]
+        if len(gone) < 7:
+            gone.append(sampler.abort(left[rng.integers(len(left))]))
+        sampler.step(params)
+    want = generate(engine.model, params, lines, lengths, jax.random.key(0), ASKED, n=2)
+    for sample in samples:
+        if sample in gone:
+            assert sample.finish_reason == FinishReason.ABORT and sample.error
+        else:
+            assert_same(sample, jax.device_get(want), np.repeat(lengths, 2))
+
+
+# -- forced phrases
+
+
+def test_interruptions_are_those_of_the_device_loop(params, engine):
+    """Paused anywhere, also within the phrase, and resumed."""
+    asked = dataclasses.replace(
+        ASKED, thinking_tokens=(0, 6), end_of_thinking_ids=(7, 8), interrupt_ids=(9, 10, 7, 8)
+    )
+    tokens, lengths = prompts()
+    whole = jax.device_get(
+        generate(engine.model, params, tokens, lengths, jax.random.key(0), asked, n=2)
+    )
+    forced = (whole.mask == 0) & (np.arange(ROOM) >= np.repeat(lengths, 2)[:, None])
+    forced &= whole.segment_ids > 0
+    begins = np.argmax(forced, axis=1) - np.repeat(lengths, 2)
+    assert (forced.sum(axis=1) == 4).sum() > 4 and len(set(begins.tolist())) > 3
+    one = Engine(engine.model, 5, ROOM, steps=3, forcing_tokens=8)
+    rng, inside = np.random.default_rng(0), 0
+    sampler = Sampler(one, key=jax.random.key(0), chunk_tokens=4)
+    samples = []
+    for p in rng.permutation(8):
+        samples += sampler.submit(
+            tokens[p, : lengths[p]], asked, n=2, request_ids=[2 * p, 2 * p + 1]
+        )
+    plain = sampler.submit([3, 4], ASKED)[0]
+    while sampler.pending:
+        sampler.step(params)
+        for sample in [s for s in sampler._slots if s is not None]:
+            if rng.random() < 0.5:
+                inside += 0 < sample.interrupted < 4
+                sampler.resume(sampler.pause(sample))
+    assert inside > 1
+    for sample in samples:
+        assert_same(sample, whole, np.repeat(lengths, 2))
+    assert all(plain.chosen)
