@@ -52,7 +52,7 @@ def random_rules(rng) -> Sampling:
         stop_ids=tuple(int(w) for w in words[: rng.integers(0, 17)]) if rng.random() < 0.3 else (),
         logit_bias=some([bias, bias[:1]], ()),
         allowed_ids=some([tuple(int(w) for w in words[:9]), (int(words[0]),)], ()),
-        seed=some([0, 7, 2**40 + 5], None),
+        seed=some([0, 7, 2**32 - 1], None),
     )
 
 
@@ -279,3 +279,35 @@ def _poisoned_batch(model, params, lines, bad, asked):
     np.testing.assert_array_equal(whole.finish_reason, few.finish_reason)
     aborted = whole.finish_reason == FinishReason.ABORT
     assert aborted[list(bad)].all() and not aborted.all()
+
+
+@pytest.mark.parametrize(
+    "rules, pattern",
+    [
+        (dict(logit_bias=((5, 3e38),)), "logit_bias"),
+        (dict(temperature=1e39), "temperature"),
+        (dict(seed=2**32), "seed"),
+        (dict(top_k=2**31), "top_k"),
+        (dict(max_response_tokens=2.5), "max_response_tokens"),
+        (dict(thinking_tokens=(0, 2**31 - 1), interrupt_ids=(4,), end_of_thinking_ids=(3,)), "low"),
+        (dict(stop_strings=tuple(f"{i}." for i in range(65))), "stop_strings"),
+    ],
+)
+def test_numbers_that_arrays_cannot_hold_are_refused(rules, pattern):
+    with pytest.raises(InputError, match=pattern):
+        Sampling(**rules)
+
+
+def test_what_does_not_fit_a_slot_is_refused_before_it_is_written(model):
+    params, engine = weights(model), Engine(model, 2, 12, steps=2)
+    sampler = Sampler(engine, chunk_tokens=4)
+    with pytest.raises(InputError, match="request_ids"):
+        sampler.submit([3], Sampling(max_response_tokens=2), request_ids=[2**40])
+    with pytest.raises(InputError, match="one list of token ids"):
+        sampler.submit([[1, 2], [3]], Sampling(max_response_tokens=2))
+    sampler.submit([3, 4, 5, 6, 7, 8], Sampling(max_response_tokens=5))
+    for _ in range(2):  # the prompt is two chunks
+        sampler.step(params)
+    tokens = np.full((1, 8), 3, np.int32)
+    with pytest.raises(InputError, match="tokens behind a slot"):
+        engine.extend(params, sampler._state, np.array([0]), tokens, np.array([8]))

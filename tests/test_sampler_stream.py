@@ -378,3 +378,39 @@ def test_interruptions_are_those_of_the_device_loop(params, engine):
     for sample in samples:
         assert_same(sample, whole, np.repeat(lengths, 2))
     assert all(plain.chosen)
+
+
+def test_the_prefix_cache_holds_no_more_than_it_says():
+    """What is kept is counted with the room that it takes, not with the tokens in it."""
+    import gc
+
+    model = tiny()
+    params = weights(model)
+    sampler = Sampler(Engine(model, 2, 64, steps=4), chunk_tokens=8, prefix_cache_tokens=200)
+    before = 0
+    for i in range(12):
+        sampler.submit([2 + i, 3, 4, 5], Sampling(max_response_tokens=2))
+        list(sampler.run(params))
+        assert sampler.cache.held_tokens <= 200
+        gc.collect()
+        held = sum(x.nbytes for x in jax.live_arrays())
+        before = held if i == 5 else before
+    assert held <= before
+
+
+def test_another_turn_thinks_anew():
+    """Limits that come with `resume` count from there: the phrase is forced again."""
+    model = tiny()
+    params = weights(model)
+    think = dict(thinking_tokens=(2, 2), end_of_thinking_ids=(3,), interrupt_ids=(4, 5))
+    sampler = Sampler(Engine(model, 2, 60, steps=4, forcing_tokens=8), chunk_tokens=8)
+    first = Sampling(max_response_tokens=6, **think)
+    [sample] = sampler.submit([6, 7, 8], first, keep=True)
+    list(sampler.run(params))
+    turns = [(sample.tokens[:], sample.chosen[:])]
+    sampler.resume(sample.partial, [9, 9], Sampling(max_response_tokens=8, **think))
+    list(sampler.run(params))
+    turns.append((sample.tokens[8:], sample.chosen[8:]))
+    for tokens, chosen in turns:
+        if 3 not in tokens[:2]:
+            assert tokens[2:4] == [4, 5] and chosen[2:4] == [False, False]

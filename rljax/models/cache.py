@@ -20,7 +20,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
@@ -57,11 +56,6 @@ class Cache:
 
 def order_for(mesh: Mesh) -> str:
     return "tokens" if mesh.devices.flat[0].platform == "tpu" else "heads"
-
-
-def row_major(x: jax.Array) -> jax.Array:
-    """Inside a program: x in memory as its axes say."""
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _token_axis(order: str) -> int:

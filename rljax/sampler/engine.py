@@ -38,6 +38,15 @@ class Prefix:
     token: jax.Array
     shift: jax.Array
 
+    @property
+    def rows(self) -> int:
+        return self.length.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Of the layer that holds the most."""
+        return max(one.columns for one in self.caches)
+
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
@@ -53,7 +62,7 @@ class Engine:
     forcing_tokens: int = 0  # room for the phrases of interruptions; 0 = none can be asked for
 
     def __post_init__(self):
-        for name in ("slots", "tokens", "steps"):
+        for name in ("slots", "tokens", "steps", "stop_ids"):
             if getattr(self, name) < 1:
                 raise InputError(f"sampler {name}", value=getattr(self, name), rule=">= 1")
         check_memory(self.model, self.slots, self.tokens, self.kv_dtype)
@@ -142,7 +151,11 @@ class Engine:
 
     def extend(self, params, state: Slots, slots, tokens, counts) -> Slots:
         """tokens [M, S], of which counts [M] are real, behind what slots [M] hold; they are live
-        then. `state` is donated."""
+        then. `state` is donated. Reads back how much the slots hold."""
+        held = jax.device_get(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
+        inside = np.asarray(slots) < self.slots
+        if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
+            raise InputError("tokens behind a slot", value=most, rule=f"at most {self.tokens}")
         return _extend(self, params, state, slots, tokens, counts)
 
     def fork(self, state: Slots, source, slots, keys) -> Slots:

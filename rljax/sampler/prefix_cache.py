@@ -24,7 +24,7 @@ class Kept:
 
 
 class PrefixCache:
-    """At most `tokens` tokens of prefixes, the least recently used go first; 0 = off."""
+    """Prefixes with room for `tokens` tokens in all, the least recently used go first; 0 = off."""
 
     def __init__(self, config: ModelConfig, tokens: int):
         self.capacity, self.version = tokens, None
@@ -45,8 +45,15 @@ class PrefixCache:
             return
         self._kept[tokens.tobytes()] = Kept(tokens, prefix, row)
         self._kept.move_to_end(tokens.tobytes())
-        while sum(len(kept.tokens) for kept in self._kept.values()) > self.capacity:
+        while self.held_tokens > self.capacity:
             self._kept.popitem(last=False)
+
+    @property
+    def held_tokens(self) -> int:
+        """Room for how many tokens the kept prefixes take: all rows and columns of each, as one row
+        keeps the arrays of all alive."""
+        prefixes = {id(kept.prefix): kept.prefix for kept in self._kept.values()}
+        return sum(prefix.rows * prefix.columns for prefix in prefixes.values())
 
     def find(self, tokens: np.ndarray) -> tuple[Kept, int] | None:
         """(the prefix that shares the most leading tokens, how many of them), or None."""

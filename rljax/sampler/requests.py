@@ -16,6 +16,8 @@ from rljax.sampler.sampling import Rules
 STOP_IDS = 16  # room for stop ids of a request, where nobody asks for more
 LOOPS = ("device", "host")
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave float32
+MOST_BIAS = 1e4  # far beyond any difference of logits, and float32 stays exact enough
+STOP_STRINGS = 64
 BIASED_IDS = 304  # room for words with a bias; OpenAI's API allows 300
 
 
@@ -50,25 +52,32 @@ class Sampling:
             if not good:
                 raise InputError(f"sampler {name}", value=getattr(self, name), rule=rule)
 
-        finite = bool(np.isfinite(self.temperature))
-        warm = self.temperature == 0 or self.temperature >= LOWEST_TEMPERATURE
-        rule = f"finite, and 0 (greedy) or >= {LOWEST_TEMPERATURE:g}"
-        check(finite and warm, "temperature", rule)
+        for name in ("top_k", "max_response_tokens"):
+            whole = isinstance(getattr(self, name), (int, np.integer))
+            check(whole and getattr(self, name) < 2**30, name, "a whole number below 2**30")
+        low, high = LOWEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
+        warm = self.temperature == 0 or low <= self.temperature <= high
+        rule = f"0 (greedy), or from {low:g} to {high:g}"
+        check(warm, "temperature", rule)
         check(0 < self.top_p <= 1, "top_p", "0 < top_p <= 1")
         check(self.top_k >= 0, "top_k", ">= 0 (0 = off)")
         check(0 <= self.min_p <= 1, "min_p", "between 0 (off) and 1")
         check(self.max_response_tokens >= 1, "max_response_tokens", ">= 1")
         check(all(self.stop_strings), "stop_strings", "no empty string")
+        # Each is looked for in every row's text at every dispatch.
+        check(len(self.stop_strings) <= STOP_STRINGS, "stop_strings", f"at most {STOP_STRINGS}")
         check(len(self.logit_bias) <= BIASED_IDS, "logit_bias", f"at most {BIASED_IDS} words")
         words = [word for word, _ in self.logit_bias]
         check(len(set(words)) == len(words), "logit_bias", "each word once")
-        numbers = all(np.isfinite(bias) for _, bias in self.logit_bias)
-        check(numbers, "logit_bias", "finite; forbid words by allowed_ids")
-        seeds = self.seed is None or 0 <= self.seed < 2**63
-        check(seeds, "seed", "None, or 0 <= seed < 2**63")
+        numbers = all(abs(bias) <= MOST_BIAS for _, bias in self.logit_bias)
+        rule = f"from {-MOST_BIAS:g} to {MOST_BIAS:g}; forbid words by allowed_ids"
+        check(numbers, "logit_bias", rule)
+        # jax.random.key reads 32 bits of a seed: others would be the same draws.
+        seeds = self.seed is None or 0 <= self.seed < 2**32
+        check(seeds, "seed", "None, or 0 <= seed < 2**32")
         if self.thinking_tokens:
             rising = len(self.thinking_tokens) == 2
-            rising = rising and 0 <= self.thinking_tokens[0] <= self.thinking_tokens[1]
+            rising = rising and 0 <= self.thinking_tokens[0] <= self.thinking_tokens[1] < 2**30
             check(rising, "thinking_tokens", "(low, high), 0 <= low <= high, or () = off")
             for name in ("end_of_thinking_ids", "interrupt_ids"):
                 check(len(getattr(self, name)) > 0, name, "at least one id beside thinking_tokens")
@@ -91,7 +100,9 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How a whole batch is decoded: what sizes programs and memory, and changes no token's law."""
+    """How a whole batch is decoded: what sizes programs and memory. It changes no sample, but for
+    keys and values held narrower than they are computed: what was read in chunks, from a prefix or
+    after a pause then attends to rounded ones where a whole prompt attends to exact ones."""
 
     slots: int = 0  # rows that are decoded at a time; 0 = all
     loop: str = "device"  # who refills slots: "device" | "host"
@@ -130,10 +141,10 @@ def rules_of(asked: Sequence[Sampling], words: int, *, whole: bool = False, room
         for row, one in enumerate(asked):
             for at, (word, value) in enumerate(one.logit_bias):
                 bias_ids[row, at], bias[row, at] = word, value
-    if whole or any(one.allowed_ids for one in asked):
+    if whole or any(len(one.allowed_ids) for one in asked):
         allowed = np.full((count, -(-words // 32)), 0xFFFFFFFF, np.uint32)
         for row, one in enumerate(asked):
-            if one.allowed_ids:
+            if len(one.allowed_ids):
                 bits = np.zeros(32 * allowed.shape[1], bool)
                 bits[list(one.allowed_ids)] = True
                 allowed[row] = np.packbits(bits, bitorder="little").view("<u4")

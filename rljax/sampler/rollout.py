@@ -18,7 +18,7 @@ import numpy as np
 
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.errors import InputError
-from rljax.mesh import constrain_rows, row_shards, shard_rows
+from rljax.mesh import constrain_rows, replicated, row_shards, shard_rows
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
@@ -93,7 +93,10 @@ def _rollout(
         # What is free now stays free: its shard has no rows left.
         free = jnp.where(waiting, jnp.sum(~slots.live) + enough_free, count)
         weight = mixed.weight if mixed else 0.0
-        slots, tokens, _ = slot.decode(unstacked, weight, slots, room, room, free)
+        slots, tokens, done = slot.decode(unstacked, weight, slots, room, room, free)
+        # Adds 0, and says so to nobody: what is sent for the record waits for the loop. Side by
+        # side, devices may begin one or the other and wait for each other for ever.
+        owner, before = (x + jnp.minimum(done, 0) for x in (owner, before))
         return slots, owner, taken, _record(out, owner, before, slots, tokens)
 
     first = slot.empty([one for one, _ in models], count, total, shape.kv_dtype, rules, forcing)
@@ -172,8 +175,6 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: _Shape, shards: i
     # it were finite or lie in the prompt's columns.
     clean = tuple([cache.forget(one, slots.length) for one in each] for each in slots.caches)
     caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)
-    # Else XLA on TPU carries them in the order of the prefix, and turns them at every step.
-    caches = jax.tree.map(cache.row_major, caches)
     length = pick(queue.lengths, prompt)
     last = pick(
         jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0], prompt
@@ -286,13 +287,15 @@ def generate(
     R = P n rows.
 
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
-    on (key, row, place) alone: `decoding` changes none, nor does its loop (a host's dispatches, or
-    one program that every host of a pod runs unchanged). `images` are those of the
+    on (key, row, place) alone: `decoding` changes none while keys and values are held as they are
+    computed, nor does its loop (a host's dispatches, or one program that every host of a pod runs
+    unchanged). `images` are those of the
     prompts (rljax.data.prompts). `mixed`: a second model to draw from together. A row whose logits
     are not finite ends there, with FinishReason.ABORT.
     """
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding)
+    _check_mixed(model, mixed)
     prompts = prompts.astype(np.int32)
     rows = prompts.shape[0] * n
     if decoding.loop == "host":
@@ -313,7 +316,11 @@ def generate(
         spent = budgets(keys, sampling)
         forcing = slot.forcing_of(asked, room, spent, np.repeat(lengths, n))
     rules = rules_of([sampling] * rows, model.config.vocab_size)
-    placed = shard_rows((prompts, lengths, keys, rules), model.mesh)
+    queue = (prompts, lengths, keys, rules)
+    if _shards(model, prompts.shape[0], slots) > 1:
+        placed = shard_rows(queue, model.mesh)
+    else:  # every device serves any row: whole there, nothing of it is sent while prompts are read
+        placed = jax.device_put(queue, replicated(model.mesh))
     images = images and shard_rows(images, model.mesh)
     batch = _rollout(
         model, shape, params, *placed, jnp.asarray(version, jnp.int32), forcing, images, mixed
@@ -347,6 +354,14 @@ def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -
     if sampling.stop_strings and decoding.decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
     sampling.check_words(words)
+
+
+def _check_mixed(model: Model, mixed: Mixed | None) -> None:
+    words = model.config.vocab_size
+    if mixed is not None and mixed.model.config.vocab_size != words:
+        raise InputError(
+            "words of the second model", value=mixed.model.config.vocab_size, rule=f"{words}, too"
+        )
 
 
 def _refuse_on_host(images, mixed) -> None:

@@ -35,6 +35,7 @@ class Sample:
     first_token_s: float = 0.0
     finished_s: float = 0.0
     turn: int = 0  # tokens of the response before those that stop strings are looked for in
+    begun: int = 0  # tokens of the response before those that `sampling` is about
     drawn: int = 0  # tokens since the prompt, or since the last `resume` that set new limits
     resumed: int = 0  # how often
     interrupted: int = 0  # tokens of an interruption that were forced
@@ -47,9 +48,9 @@ class Sample:
         return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
 
     def contains(self, marker: Sequence[int]) -> bool:
-        """Whether the response has these tokens in a row."""
-        size = len(marker)
-        rows = (self.tokens[i : i + size] for i in range(len(self.tokens) - size + 1))
+        """Whether what `sampling` is about has these tokens in a row."""
+        size, ends = len(marker), len(self.tokens) - len(marker) + 1
+        rows = (self.tokens[i : i + size] for i in range(self.begun, ends))
         return any(row == list(marker) for row in rows)
 
     def copy(self) -> "Sample":
@@ -60,6 +61,8 @@ class Sample:
     def hear(self, more: Sequence[int], version: int) -> None:
         """Take tokens that the policy did not choose, and be unfinished again."""
         self.resumed += 1
+        if self.finish_reason is not None and self.interrupted:
+            self.interrupted = len(self.sampling.interrupt_ids)  # a phrase that was cut is over
         self.tokens += [int(token) for token in more]
         for numbers in (self.logprobs, self.log_kept, self.entropy):
             numbers += [0.0] * len(more)

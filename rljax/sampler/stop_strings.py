@@ -19,13 +19,18 @@ def find_stop(
 ) -> int | None:
     """How many of `ids` to keep, or None where no stop string is in their text. The first
     `known_free` of them are known to have none."""
-    if not any(stop in decode(ids) for stop in stops):
+
+    def ended(count: int) -> bool:
+        text = decode(ids[:count])
+        return any(stop in text for stop in stops)
+
+    if not ended(len(ids)):
         return None
     # Text only grows with tokens, so the first count that contains a stop is found by halving.
     low, high = known_free, len(ids)
     while high - low > 1:
         middle = (low + high) // 2
-        if any(stop in decode(ids[:middle]) for stop in stops):
+        if ended(middle):
             high = middle
         else:
             low = middle

@@ -23,6 +23,7 @@ from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler.engine import Engine, Prefix
 from rljax.sampler.keys import budgets, request_key
+from rljax.sampler.memory import check_memory
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.requests import Sampling
 from rljax.sampler.sample import Event, Partial, Sample
@@ -67,6 +68,8 @@ class Sampler:
         self.engine, self.decode = engine, decode
         self.chunk_tokens = min(chunk_tokens, engine.tokens)
         self.prefill_rows = prefill_rows
+        beside = -(-prefix_cache_tokens // engine.tokens)
+        check_memory(engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)
         self._key = jax.random.key(0) if key is None else key
         self._ids = itertools.count()
@@ -99,8 +102,9 @@ class Sampler:
         if request_ids is None:
             taken = range(n) if sampling.seed is not None else itertools.islice(self._ids, n)
             request_ids = list(taken)
-        elif len(request_ids) != n:
-            raise InputError("request_ids", value=len(request_ids), rule=f"one per sample, {n}")
+        elif len(request_ids) != n or not all(0 <= i < 2**31 for i in request_ids):
+            rule = f"one per sample, {n}, from 0 to 2**31 - 1"
+            raise InputError("request_ids", value=list(request_ids)[:8], rule=rule)
         root = self._key if sampling.seed is None else jax.random.key(sampling.seed)
         now = time.monotonic()
         samples = [
@@ -112,7 +116,10 @@ class Sampler:
 
     def _check(self, prompt: Sequence[int], sampling: Sampling, n: int) -> np.ndarray:
         """The ids of a request that can be served."""
-        ids = np.asarray(prompt)
+        try:
+            ids = np.asarray(prompt)
+        except ValueError:
+            raise InputError("prompt", value=type(prompt), rule="one list of token ids") from None
         words, room = self.engine.model.config.vocab_size, self.engine.tokens
         if n < 1:
             raise InputError("samples per prompt", value=n, rule=">= 1")
@@ -175,6 +182,7 @@ class Sampler:
         ids = self._check(ids, left, 1)
         if sampling is not None:
             sample.sampling, sample.drawn, sample.turn = sampling, 0, len(sample.tokens)
+            sample.begun, sample.interrupted = len(sample.tokens) + len(more), 0
         own = all(version == self._version for version in sample.versions)
         sample.hear(more, self._version or 0)
         group = _Group(ids, collections.deque([sample]))
@@ -359,13 +367,13 @@ class Sampler:
             return None
         spent, start = np.full(len(asked), -1, np.int32), np.zeros(len(asked), np.int32)
         for i, (_, _, sample) in enumerate(found):
-            start[i] = len(sample.prompt)
+            start[i] = len(sample.prompt) + sample.begun
             if sample.sampling.thinking_tokens:
                 spent[i] = budgets(sample.key[None], sample.sampling)[0]
         forcing = self.engine.forcing(asked, spent, start)
         thinking, recent = np.array(forcing.thinking), forcing.recent
         for i, (_, _, sample) in enumerate(found):
-            newest = sample.tokens[: -recent.shape[1] - 1 : -1]
+            newest = sample.tokens[sample.begun :][: -recent.shape[1] - 1 : -1]
             recent[i, : len(newest)] = newest
             forcing.forced[i] = sample.interrupted
             ended = sample.contains(sample.sampling.end_of_thinking_ids)

@@ -6,7 +6,6 @@ it was obeyed.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 from rljax.data.messages import check_unicode
@@ -58,8 +57,9 @@ def _refuse(name: str, value, rule: str, fix: str = ""):
 
 
 def _number(name, value) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        _refuse(name, value, "a finite number")
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not abs(value) <= 1e30:  # false for NaN, too; an int may be too large to convert
+        _refuse(name, value if real and isinstance(value, float) else "this", "a finite number")
     return float(value)
 
 
@@ -109,7 +109,7 @@ def _stream_options(name, value) -> bool:
 
 def _bias(name, value) -> tuple[tuple[int, float], ...]:
     for word in _object(name, value):
-        if not word.isdecimal():
+        if not (word.isdecimal() and len(word) < 12):
             _refuse(name, word, "an object of token ids and numbers")
     return tuple((int(word), _number(name, bias)) for word, bias in value.items())
 

@@ -128,6 +128,7 @@ class Worker:
                 events = self.sampler.step(
                     self._params, version=self.version, keep_cache=self._keep_cache
                 )
+                self._keep_cache = True
                 for event in events:
                     self._hand_out(event)
         except Exception as error:  # whatever the device says: tell those who wait, serve no more
@@ -185,7 +186,8 @@ class Worker:
         if version == self.version:
             # What was read under this name would pass for what the new parameters read.
             raise InputError("version of the new parameters", value=version, rule="a new number")
-        self._params, self.version, self._keep_cache = params, version, keep_cache
+        self._params, self.version = params, version
+        self._keep_cache &= keep_cache  # what an earlier swap asked before any dispatch stands
         return version
 
     def _hand_out(self, event: Event) -> None:
