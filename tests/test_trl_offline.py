@@ -36,9 +36,8 @@ def load(mesh, folder: str, head: str = "lm"):
 
 def recipe(rows: int, **stages) -> Recipe:
     made = {name: resolve(text, HOMES[name]) for name, text in stages.items()}
-    return Recipe(
-        1, Sampling(1.0, 0, 1.0, 8, (1,)), None, None, None, token_mean, Steps(rows, rows), **made
-    )
+    sampling = Sampling(max_response_tokens=8, stop_ids=(1,))
+    return Recipe(1, sampling, None, None, None, token_mean, Steps(rows, rows), **made)
 
 
 def pairs_first(x: np.ndarray) -> np.ndarray:
