@@ -1,0 +1,32 @@
+"""The plain form, all logits at once: for tests, and the rule that the others meet.
+
+Axes: N rows, D embed, V words.
+"""
+
+import jax
+
+from rljax.kernels.logprob.options import (
+    Options,
+    Statistics,
+    head_gradient,
+    hidden_gradient,
+    logit_gradient,
+    logits,
+    raw_logits,
+    tile_statistics,
+)
+
+
+def forward(hidden, head, targets, scale, options: Options) -> Statistics:
+    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    return tile_statistics(logits(hidden, head, scale, options), targets, options)
+
+
+def backward(
+    hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
+    raw = raw_logits(hidden, head, options)
+    dz = logit_gradient(raw, targets, scale, top, log_sum, a, b, c, options).astype(hidden.dtype)
+    of_hidden = hidden_gradient(dz, head, options).astype(hidden.dtype)
+    return of_hidden, head_gradient(dz, hidden, options).astype(head.dtype)

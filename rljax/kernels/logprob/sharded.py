@@ -1,0 +1,225 @@
+"""The fused log-prob over the project's mesh: who has which rows and words, and what is sent.
+
+What lives here: the split, the collectives. What does not: the arithmetic (dispatch, options).
+
+Rows are split over data x fsdp x expert and the tokens of a row over context, as activations are;
+the words of the head over tensor and its embed axis over fsdp, as weights are (rljax.mesh.RULES). A
+device describes its own rows by its own words, and three numbers a row are summed over tensor: no
+logits and no head move there. What fsdp split is gathered in tiles of words of TILE_BYTES, in the
+backward pass again, where the gradient of a tile is scattered back. Sums over devices are float32.
+
+Where a size does not divide by its mesh axis, that axis is left out: rows, tokens, words or embed
+are then whole on it, and its devices repeat each other's work.
+
+Axes: B rows, S tokens, D embed, V words; N rows times tokens of one device, T tiles.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from rljax.kernels.logprob import dispatch
+from rljax.kernels.logprob.options import Options, Statistics, merged, merged_tiles, words_of
+from rljax.mesh import BATCH_AXES
+
+TILE_BYTES = 32 << 20  # of the head's words that are whole on a device at once
+
+
+def forward(
+    mesh: Mesh | None, impl: str | None, hidden, head, targets, scale, options: Options
+) -> Statistics:
+    """Statistics [..., S] of hidden [..., S, D] at targets [..., S]; see options.Statistics."""
+    impl = _impl(mesh, impl)
+    if mesh is None or mesh.size == 1:
+        found = dispatch.forward(impl, _flat(hidden), head, targets.reshape(-1), scale, options)
+        return jax.tree.map(lambda x: x.reshape(targets.shape), found)
+    split = _split(mesh, hidden, head, options)
+
+    def on_one_device(hidden, head, targets, scale):
+        found = _describe(split, impl, _flat(hidden), head, targets.reshape(-1), scale, options)
+        return jax.tree.map(lambda x: x.reshape(targets.shape), found)
+
+    tokens, of_head = split.tokens(targets.ndim), split.head(options)
+    return jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(tokens, of_head, tokens, PartitionSpec()),
+        out_specs=tokens,
+        check_vma=False,  # kernels do not say what they vary over
+    )(hidden, head, targets, scale)
+
+
+def backward(
+    mesh, impl, hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """(d hidden, d head) of cotangents a, b, c [..., S]; see options.logit_gradient."""
+    impl = _impl(mesh, impl)
+    rows = targets, top, log_sum, a, b, c
+    if mesh is None or mesh.size == 1:
+        y, *row = (x.reshape(-1) for x in rows)
+        of_hidden, of_head = dispatch.backward(impl, _flat(hidden), head, y, scale, *row, options)
+        return of_hidden.reshape(hidden.shape), of_head
+    split = _split(mesh, hidden, head, options)
+
+    def on_one_device(hidden, head, scale, *rows):
+        rows = [x.reshape(-1) for x in rows]
+        of_hidden, of_head = _gradients(split, impl, _flat(hidden), head, scale, rows, options)
+        return of_hidden.reshape(hidden.shape), of_head
+
+    tokens, of_head = split.tokens(targets.ndim), split.head(options)
+    return jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(tokens, of_head, PartitionSpec(), *[tokens] * len(rows)),
+        out_specs=(tokens, of_head),
+        check_vma=False,
+    )(hidden, head, scale, *rows)
+
+
+def _impl(mesh: Mesh | None, impl: str | None) -> str | None:
+    """A mesh of CPUs needs no other branch: tracing the kernels outlasts small programs."""
+    on_cpu = mesh is not None and mesh.devices.flat[0].platform == "cpu"
+    return "xla" if impl is None and on_cpu else impl
+
+
+def _flat(hidden: jax.Array) -> jax.Array:
+    return hidden.reshape(-1, hidden.shape[-1])
+
+
+# -- who has what
+
+
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """The mesh axes that divide each size; those of size 1 are left out."""
+
+    rows: tuple[str, ...]
+    context: str | None
+    embed: str | None
+    vocab: str | None
+
+    def tokens(self, ndim: int) -> PartitionSpec:
+        """Of arrays [B, ..., S], and of those with further axes."""
+        between = [None] * (ndim - 2)
+        return PartitionSpec(self.rows, *between, *[self.context][: ndim - 1])
+
+    def head(self, options: Options) -> PartitionSpec:
+        names = (self.vocab, self.embed) if options.words_first else (self.embed, self.vocab)
+        return PartitionSpec(*names)
+
+    def repeated_by(self, axis: str) -> bool:
+        """Whether the devices along a mesh axis have the same rows and tokens."""
+        return axis not in (*self.rows, self.context)
+
+
+def _split(mesh: Mesh, hidden, head, options: Options) -> _Split:
+    def fitting(axis: str, size: int) -> str | None:
+        return axis if mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0 else None
+
+    rows, left = [], hidden.shape[0]
+    for axis in BATCH_AXES:
+        if fitting(axis, left):
+            rows.append(axis)
+            left //= mesh.shape[axis]
+    context = fitting("context", hidden.shape[-2]) if hidden.ndim > 2 else None
+    embed, vocab = fitting("fsdp", hidden.shape[-1]), fitting("tensor", words_of(head, options))
+    return _Split(tuple(rows), context, embed, vocab)
+
+
+# -- what one device does, inside shard_map
+
+
+def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Statistics:
+    """Of its own rows, by all words: hidden [N, D], its own part of the head, targets [N]."""
+    words = words_of(head, options)
+    before = lax.axis_index(split.vocab) * words if split.vocab else 0
+    y = targets - before
+
+    def of_tile(carry, first, count):
+        w = _gathered(split, head, first, count, options)
+        found = dispatch.forward(impl, hidden, w, y - first, scale, options)
+        if options.greedy:
+            found = found._replace(best=found.best + first + before)
+        return carry, (found, (y >= first) & (y < first + count))
+
+    _, (parts, inside) = _over_tiles(of_tile, (), words, _tile_words(split, hidden, head, words))
+    found = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
+    if not split.vocab:
+        return found
+    across = lambda reduce: lambda x: reduce(x, split.vocab)  # noqa: E731
+    return merged(found, (y >= 0) & (y < words), across(lax.pmax), across(lax.psum))
+
+
+def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
+    """(d hidden of its own rows, d of its own part of the head)."""
+    words, axis = words_of(head, options), 0 if options.words_first else 1
+    before = lax.axis_index(split.vocab) * words if split.vocab else 0
+    targets, *row = rows
+    y = targets - before
+    tile = _tile_words(split, hidden, head, words)
+    if tile == words:
+        w = _gathered(split, head, 0, words, options)
+        of_hidden, of_head = dispatch.backward(impl, hidden, w, y, scale, *row, options)
+        of_head = _scattered(split, of_head, options)
+    else:
+
+        def of_tile(sums, first, count):
+            w = _gathered(split, head, first, count, options)
+            part, of_words = dispatch.backward(impl, hidden, w, y - first, scale, *row, options)
+            of_words = _scattered(split, of_words, options)
+            of_head = lax.dynamic_update_slice_in_dim(sums[1], of_words, first, axis)
+            return (sums[0] + part, of_head), ()
+
+        empty = jnp.zeros(hidden.shape, row[0].dtype), jnp.zeros_like(head)
+        (of_hidden, of_head), _ = _over_tiles(of_tile, empty, words, tile)
+    if split.vocab:
+        # After the tiles: a sum that does not wait for them could meet theirs out of order.
+        of_hidden, of_head = lax.optimization_barrier((of_hidden, of_head))
+        of_hidden = lax.psum(of_hidden.astype(row[0].dtype), split.vocab)
+    return of_hidden.astype(hidden.dtype), of_head
+
+
+def _tile_words(split: _Split, hidden, head, words: int) -> int:
+    """How many words are gathered at once: all, where nothing is."""
+    if not split.embed:
+        return words
+    most = TILE_BYTES // (hidden.shape[1] * head.dtype.itemsize)
+    return min(words, max(most // 128 * 128, 128))  # whole lanes of a TPU
+
+
+def _over_tiles(of_tile, carry, words: int, size: int):
+    """of_tile(carry, first word, count) -> (carry, found) over all words; the found, stacked."""
+    whole, rest = divmod(words, size)
+    stacks = []
+    if whole > 1:
+        each = lambda carry, i: of_tile(carry, i * size, size)  # noqa: E731
+        carry, found = lax.scan(each, carry, jnp.arange(whole, dtype=jnp.int32))
+        stacks.append(found)
+    for first, count in ([(0, size)] if whole == 1 else []) + ([(words - rest, rest)] * bool(rest)):
+        carry, found = of_tile(carry, first, count)
+        stacks.append(jax.tree.map(lambda x: x[None], found))
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacks)
+
+
+def _gathered(split: _Split, head, first, count: int, options: Options) -> jax.Array:
+    """`count` words of its own part of the head, with all of D."""
+    axis = 0 if options.words_first else 1
+    w = head if count == head.shape[axis] else lax.dynamic_slice_in_dim(head, first, count, axis)
+    return lax.all_gather(w, split.embed, axis=1 - axis, tiled=True) if split.embed else w
+
+
+def _scattered(split: _Split, of_words, options: Options) -> jax.Array:
+    """The gradient of gathered words, summed over all rows, for its own part of D."""
+    wide, axis = jnp.promote_types(of_words.dtype, jnp.float32), 1 if options.words_first else 0
+    total = of_words.astype(wide)
+    if split.embed and split.repeated_by("fsdp"):
+        size = total.shape[axis] // lax.axis_size("fsdp")
+        total = lax.dynamic_slice_in_dim(total, lax.axis_index("fsdp") * size, size, axis)
+    elif split.embed:
+        total = lax.psum_scatter(total, "fsdp", scatter_dimension=axis, tiled=True)
+    scattered = split.embed and not split.repeated_by("fsdp")
+    others = [x for x in (*split.rows, split.context) if x and not (scattered and x == "fsdp")]
+    return (lax.psum(total, tuple(others)) if others else total).astype(of_words.dtype)

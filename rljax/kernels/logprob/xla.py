@@ -1,0 +1,110 @@
+"""The chunked form in plain XLA: CPU, and wherever no kernel fits. A tile of logits is made, read
+and dropped; the backward pass makes it anew.
+
+The tiles are walked by scans, with the last one begun early where they do not divide: what it
+shares with the one before is masked. Temporaries are a few tiles, whatever N and V.
+
+Axes: N rows, D embed, V words.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rljax.kernels.logprob.options import (
+    Options,
+    Statistics,
+    head_gradient,
+    hidden_gradient,
+    logit_gradient,
+    logits,
+    merged_tiles,
+    raw_logits,
+    tile_statistics,
+    wide_dtype,
+    words_of,
+)
+
+ROWS, WORDS = 1024, 2048  # of a tile: 8 MiB of float32 logits
+
+
+def forward(hidden, head, targets, scale, options: Options) -> Statistics:
+    """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
+    rows, words = len(hidden), words_of(head, options)
+    if rows <= ROWS and words <= WORDS:
+        return tile_statistics(logits(hidden, head, scale, options), targets, options)
+    row_tiles, row_size = tiles(rows, ROWS)
+    word_tiles, word_size = tiles(words, WORDS)
+
+    def of_rows(i):
+        start = jnp.minimum(i * row_size, rows - row_size)
+        h, y = (lax.dynamic_slice_in_dim(x, start, row_size) for x in (hidden, targets))
+
+        def of_words(_, j):
+            first = jnp.minimum(j * word_size, words - word_size)
+            z = logits(h, words_at(head, first, word_size, options), scale, options)
+            fresh = j * word_size - first  # the words before were the last tile's
+            if words % word_size:
+                z = jnp.where(jnp.arange(word_size) >= fresh, z, -jnp.inf)
+            found = tile_statistics(z, y - first, options)
+            if options.greedy:
+                found = found._replace(best=found.best + first)
+            return None, (found, (y - first >= fresh) & (y - first < word_size))
+
+        _, (parts, inside) = lax.scan(of_words, None, jnp.arange(word_tiles))
+        return merged_tiles(parts, inside)
+
+    found = lax.map(of_rows, jnp.arange(row_tiles))
+    overlap = row_tiles * row_size - rows
+    join = lambda x: jnp.concatenate([x[:-1].reshape(-1), x[-1, overlap:]])  # noqa: E731
+    return jax.tree.map(join, found)
+
+
+def backward(
+    hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
+    rows, words = len(hidden), words_of(head, options)
+    row_tiles, row_size = tiles(rows, ROWS)
+    word_tiles, word_size = tiles(words, WORDS)
+    wide, axis = wide_dtype(hidden.dtype), 0 if options.words_first else 1
+
+    def of_words(gradients, j):
+        first = jnp.minimum(j * word_size, words - word_size)
+        w = words_at(head, first, word_size, options)
+
+        def of_rows(gradients, i):
+            of_hidden, of_tile = gradients
+            start = jnp.minimum(i * row_size, rows - row_size)
+            at = lambda x: lax.dynamic_slice_in_dim(x, start, row_size)  # noqa: E731
+            h, (y, *row) = at(hidden), [at(x) for x in (targets, top, log_sum, a, b, c)]
+            dz = logit_gradient(raw_logits(h, w, options), y - first, scale, *row, options)
+            if rows % row_size:
+                dz = jnp.where((jnp.arange(row_size) >= i * row_size - start)[:, None], dz, 0.0)
+            if words % word_size:
+                dz = jnp.where(jnp.arange(word_size)[None] >= j * word_size - first, dz, 0.0)
+            dz = dz.astype(h.dtype)
+            sums = at(of_hidden) + hidden_gradient(dz, w, options)
+            of_hidden = lax.dynamic_update_slice_in_dim(of_hidden, sums, start, 0)
+            return (of_hidden, of_tile + head_gradient(dz, h, options)), None
+
+        of_hidden, of_head = gradients
+        empty = jnp.zeros(w.shape, wide)
+        (of_hidden, of_tile), _ = lax.scan(of_rows, (of_hidden, empty), jnp.arange(row_tiles))
+        sums = lax.dynamic_slice_in_dim(of_head, first, word_size, axis) + of_tile.astype(w.dtype)
+        return (of_hidden, lax.dynamic_update_slice_in_dim(of_head, sums, first, axis)), None
+
+    empty = jnp.zeros(hidden.shape, wide), jnp.zeros_like(head)
+    (of_hidden, of_head), _ = lax.scan(of_words, empty, jnp.arange(word_tiles))
+    return of_hidden.astype(hidden.dtype), of_head
+
+
+def words_at(head: jax.Array, first, count: int, options: Options) -> jax.Array:
+    """`count` words of the head, in its own layout."""
+    return lax.dynamic_slice_in_dim(head, first, count, 0 if options.words_first else 1)
+
+
+def tiles(length: int, most: int) -> tuple[int, int]:
+    """(how many, how long) of nearly even tiles, at most `most` long, that cover `length`."""
+    size = -(-length // -(-length // most))
+    return -(-length // size), size
