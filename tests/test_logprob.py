@@ -1,5 +1,7 @@
-"""kernels.logprob: the chunked form equals the plain one in value and gradient, whatever the
-shape."""
+"""kernels.logprob: every implementation says what float64 says, in value and gradient, whatever the
+shape; none keeps an array of rows times words; the platform chooses."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,42 +9,244 @@ import numpy as np
 import pytest
 from conftest import golden_cases
 
-from rljax.kernels.logprob import api, token_logprobs
+from rljax.errors import InputError
+from rljax.kernels.logprob import pallas_gpu, reference, token_logprobs, xla
+from rljax.kernels.logprob.options import Options, head_product, logits
+
+HIGHEST = jax.lax.Precision.HIGHEST
+INTERPRETED = {
+    "forward": functools.partial(pallas_gpu.forward, interpret=True),
+    "backward": functools.partial(pallas_gpu.backward, interpret=True),
+}
+IMPLS = {
+    "reference": vars(reference),
+    "xla": vars(xla),
+    "pallas_gpu": INTERPRETED,
+}
+# N, D, V, soft cap, words first
+SHAPES = [(1, 9, 257, 0.0, False), (7, 70, 5, 3.0, True), (129, 33, 257, 3.0, False)]
 
 
-def data(shape, words, embed=9, dtype=np.float64, scale=1.0):
-    rng = np.random.default_rng(words)
-    hidden = jnp.asarray(rng.normal(size=(*shape, embed)) * scale, dtype)
-    head = jnp.asarray(rng.normal(size=(embed, words)), dtype)
-    return hidden, head, jnp.asarray(rng.integers(0, words, shape), jnp.int32)
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Several tiles both ways, the last of each begun early."""
+    monkeypatch.setattr(xla, "ROWS", 50)
+    monkeypatch.setattr(xla, "WORDS", 100)
+    monkeypatch.setattr(pallas_gpu, "R", 32)
+    monkeypatch.setattr(pallas_gpu, "W", 32)
+    monkeypatch.setattr(pallas_gpu, "SPLIT", 128)
+    monkeypatch.setattr(pallas_gpu, "GRADIENT_BYTES", 129 * 4 * 96)
 
 
-@pytest.mark.parametrize("shape, words", [((1,), 257), ((7,), 31), ((3, 13), 257), ((2, 1), 5)])
-def test_chunked_equals_plain_in_value_and_gradient(shape, words, monkeypatch):
-    monkeypatch.setattr(api, "CHUNK_LOGITS", 4 * words)  # several chunks, with a ragged tail
+def data(n, d, v, words_first=False, dtype=np.float32, scale=1.0):
+    rng = np.random.default_rng(v)
+    hidden, head = rng.normal(size=(n, d)) * scale, rng.normal(size=(d, v))
+    targets = rng.integers(0, v, n)
+    targets[n // 2 :] = targets[n // 2]  # repeated
+    head = head.T if words_first else head
+    return jnp.asarray(hidden, dtype), jnp.asarray(head, dtype), jnp.asarray(targets, jnp.int32)
+
+
+def cotangents(n):
+    return np.random.default_rng(n).normal(size=(3, n))
+
+
+def float64_answer(hidden, head, targets, temperature, soft_cap, words_first, weights):
+    """(log-prob, entropy, logsumexp), gradients of their weighted sum; by JAX's own softmax."""
+
+    def total(hidden, head):
+        z = hidden @ (head.T if words_first else head)
+        z = (soft_cap * jnp.tanh(z / soft_cap) if soft_cap else z) / temperature
+        logp = jax.nn.log_softmax(z)
+        entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+        found = logp[jnp.arange(len(z)), targets], entropy, jax.nn.logsumexp(z, axis=-1)
+        return sum(jnp.sum(w * x) for w, x in zip(weights, found, strict=True)), found
+
     with jax.enable_x64(True):
-        hidden, head, targets = data(shape, words)
-
-        def total(impl):
-            def f(hidden, head):
-                out = token_logprobs(hidden, head, targets, temperature=0.7, impl=impl)
-                weights = (1.0, 0.3, -0.2)
-                return sum(w * jnp.sum(jnp.sin(x)) for w, x in zip(weights, out, strict=True)), out
-
-            return jax.value_and_grad(f, argnums=(0, 1), has_aux=True)(hidden, head)
-
-        (_, values), gradients = total("xla")
-        (_, want_values), want_gradients = total("reference")
-    for got, want in zip((*values, *gradients), (*want_values, *want_gradients), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+        wide = [jnp.asarray(np.asarray(x, np.float64)) for x in (hidden, head)]
+        (_, found), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(*wide)
+        return jax.tree.map(np.asarray, (found, gradients))
 
 
-def test_extreme_logits_stay_finite_in_value_and_gradient():
-    hidden, head, targets = data((4,), 11, dtype=np.float32, scale=1e4)
-    for impl in ("xla", "reference"):
-        f = lambda h, i=impl: jnp.sum(token_logprobs(h, head, targets, impl=i)[0])  # noqa: E731
-        value, gradient = jax.value_and_grad(f)(hidden)
-        assert np.isfinite(value) and np.isfinite(gradient).all()
+def answer(impl, hidden, head, targets, temperature, options, weights):
+    """The same from an implementation's own two functions."""
+
+    @jax.jit
+    def run(hidden, head, targets, scale, weights):
+        found = IMPLS[impl]["forward"](hidden, head, targets, scale, options)
+        logp, entropy = found.target - found.log_sum, found.log_sum - found.expected
+        a, g_entropy, g_lse = weights
+        b, c = g_lse - a - entropy * g_entropy, -g_entropy
+        row = targets, scale, found.top, found.log_sum, a, b, c
+        gradients = IMPLS[impl]["backward"](hidden, head, *row, options)
+        return (logp, entropy, found.top + found.log_sum), gradients, found
+
+    dtype = jnp.promote_types(hidden.dtype, jnp.float32)
+    scale = jnp.asarray(1 / temperature, dtype)
+    return run(hidden, head, targets, scale, jnp.asarray(weights, dtype))
+
+
+def close(got, want, tolerance):
+    """Relative to the largest number of an array."""
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(g, np.float64), w, rtol=0, atol=tolerance * np.max(np.abs(w))
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("impl", IMPLS)
+def test_values_and_gradients_are_those_of_float64(impl, shape, small_tiles):
+    n, d, v, soft_cap, words_first = shape
+    hidden, head, targets = data(n, d, v, words_first)
+    weights = cotangents(n)
+    want = float64_answer(hidden, head, targets, 0.7, soft_cap, words_first, weights)
+    options = Options(soft_cap, words_first, greedy=True, precision=HIGHEST)
+    *got, found = answer(impl, hidden, head, targets, 0.7, options, weights)
+    close(got, want, 3e-6)
+    z = np.asarray(logits(hidden, head, 1.0, options))
+    np.testing.assert_array_equal(found.best, z.argmax(-1))
+
+
+def test_float64_stays_float64(small_tiles):
+    with jax.enable_x64(True):
+        hidden, head, targets = data(129, 9, 257, dtype=np.float64)
+        want = float64_answer(hidden, head, targets, 0.7, 0.0, False, weights := cotangents(129))
+        got = answer("xla", hidden, head, targets, 0.7, Options(), weights)[:2]
+        assert got[1][0].dtype == jnp.float64
+        close(got, want, 1e-12)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_bfloat16_pairs_lose_what_their_own_rounding_loses(impl, small_tiles):
+    hidden, head, targets = data(7, 33, 257, dtype=jnp.bfloat16, scale=0.3)
+    weights = cotangents(7)
+    want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
+    (values, gradients, _) = answer(impl, hidden, head, targets, 1.0, Options(), weights)
+    close(values, want[0], 1e-6)  # products of bfloat16 numbers are exact, sums are float32
+    assert [x.dtype for x in gradients] == [jnp.bfloat16] * 2
+    close(gradients, want[1], 2e-2)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_extreme_logits_and_words_of_probability_zero(impl, small_tiles):
+    """Logits of +-1e4, whole tiles of -inf; nothing becomes NaN."""
+    hidden, head, targets = (np.array(x) for x in data(7, 9, 257))
+    hidden[:3] *= 1e4 / 3
+    hidden[:, 0], head[0, :130] = 10.0, -3e38  # 10 x -3e38 is -inf in float32
+    targets = jnp.asarray(np.maximum(targets, 130))
+    hidden, head, weights = jnp.asarray(hidden), jnp.asarray(head), cotangents(7)
+    assert np.isneginf(np.asarray(logits(hidden, head, 1.0, Options()))[:, :130]).all()
+    want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
+    got = answer(impl, hidden, head, targets, 1.0, Options(precision=HIGHEST), weights)[:2]
+    # A logit of 1e4 is known to 1e-3 in float32.
+    close([x[3:] for x in got[0]], [x[3:] for x in want[0]], 3e-6)
+    close([got[0], got[1][1]], [want[0], want[1][1]], 2e-3)
+    assert np.isfinite(np.asarray(got[1][0])).all()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_target_in_another_shard_is_none_of_these_words(impl, small_tiles):
+    hidden, head, targets = data(7, 9, 257)
+    elsewhere = targets.at[:3].set(jnp.asarray([-1, 257, 100000]))
+    options, weights = Options(precision=HIGHEST), cotangents(7)
+    values, gradients, found = answer(impl, hidden, head, elsewhere, 1.0, options, weights)
+    assert (np.asarray(found.target)[:3] == 0).all()
+    weights[0, :3] = 0  # of a word that is elsewhere, only the softmax is left
+    want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
+    weights[2, :3] -= cotangents(7)[0, :3]
+    want = want[0], float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)[1]
+    close([values[1:], values[0][3:], gradients], [want[0][1:], want[0][0][3:], want[1]], 3e-6)
+
+
+# -- the public function
+
+
+def by_api(hidden, head, targets, **options):
+    """Values, and gradients of a sum that bends each."""
+
+    def total(hidden, head):
+        found = token_logprobs(hidden, head, targets, **options)
+        return sum(w * jnp.sum(jnp.sin(x)) for w, x in zip((1, 0.3, -0.2), found[:3])), found  # noqa: B905
+
+    run = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))
+    (_, found), gradients = run(hidden, head)
+    return found, gradients
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 13), (2, 1, 4)])
+def test_any_leading_axes_by_any_name(shape, small_tiles):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        hidden = jnp.asarray(rng.normal(size=(*shape, 9)))
+        head = jnp.asarray(rng.normal(size=(9, 257)))
+        targets = jnp.asarray(rng.integers(0, 257, shape), jnp.int32)
+        how = dict(temperature=0.7, soft_cap=4.0, with_greedy=True)
+        want = by_api(hidden, head, targets, impl="reference", **how)
+        found, (of_hidden, of_head) = by_api(hidden, head.T, targets, words_first=True, **how)
+        close((found, (of_hidden, of_head.T)), want, 1e-12)
+        assert all(x.shape == shape for x in found)
+
+
+def test_what_is_not_asked_for_is_not_there():
+    hidden, head, targets = data(4, 9, 31)
+    without = token_logprobs(hidden, head, targets, with_entropy=False, impl="xla")
+    whole = token_logprobs(hidden, head, targets, impl="xla")
+    assert without[1] is None and len(whole) == 3
+    np.testing.assert_array_equal(without[0], whole[0])
+    np.testing.assert_array_equal(without[2], whole[2])
+
+
+def test_greedy_is_the_first_of_equals():
+    head = jnp.asarray([[0.0, 1.0, 1.0, 0.5]])
+    said = lambda y: token_logprobs(  # noqa: E731
+        jnp.ones((1, 1)), head, jnp.asarray([y]), with_greedy=True, impl="xla"
+    )[3]
+    assert [float(said(y)[0]) for y in range(4)] == [0, 1, 0, 0]
+
+
+def test_wrong_input_is_named():
+    hidden, head, targets = data(4, 9, 31)
+    with pytest.raises(InputError, match="impl"):
+        token_logprobs(hidden, head, targets, impl="triton")
+    with pytest.raises(InputError, match=r"\[V, D\]"):
+        token_logprobs(hidden, head, targets, words_first=True)
+    found = token_logprobs(hidden, head, targets.at[1].set(31), impl="xla")[0]
+    assert np.isnan(found[1]) and np.isfinite(np.asarray(found)[[0, 2, 3]]).all()
+
+
+def test_it_composes_with_scan_remat_and_a_traced_temperature():
+    hidden, head, targets = data(12, 9, 31)
+
+    @jax.jit
+    def total(hidden, head, temperature, impl):
+        def one(carry, part):
+            found = token_logprobs(*part[:1], head, part[1], temperature=temperature, impl="xla")
+            return carry + jnp.sum(found[0]) + 0.1 * jnp.sum(found[1]), None
+
+        parts = hidden.reshape(3, 4, 9), targets.reshape(3, 4)
+        return jax.lax.scan(jax.checkpoint(one), 0.0, parts)[0]
+
+    got = jax.grad(total, (0, 1))(hidden, head, 0.7, None)
+    weights = np.stack([np.ones(12), np.full(12, 0.1), np.zeros(12)])
+    close(got, float64_answer(hidden, head, targets, 0.7, 0.0, False, weights)[1], 3e-6)
+
+
+def test_the_sampler_reads_the_same_head():
+    """Sampled from cap(hidden head): its log-softmax at a temperature is what is trained on."""
+    rng = np.random.default_rng(3)
+    for dtype, float32_head in ((jnp.float32, True), (jnp.bfloat16, True), (jnp.bfloat16, False)):
+        hidden = jnp.asarray(rng.normal(size=(2, 5, 16)), dtype)
+        head = jnp.asarray(rng.normal(size=(31, 16)), dtype)
+        targets = jnp.asarray(rng.integers(0, 31, (2, 5)), jnp.int32)
+        how = dict(soft_cap=3.0, words_first=True)
+        h, w, precision = head_product(hidden, head, float32_head)
+        sampled = jax.nn.log_softmax(logits(h, w, 1.0, Options(**how, precision=precision)) / 0.7)
+        want = jnp.take_along_axis(sampled, targets[..., None], axis=-1)[..., 0]
+        got = token_logprobs(
+            hidden, head, targets, temperature=0.7, float32_head=float32_head, impl="xla", **how
+        )
+        np.testing.assert_allclose(got[0], want, atol=1e-6)
 
 
 def test_logprob_and_entropy_equal_verl():
@@ -57,7 +261,8 @@ def test_logprob_and_entropy_equal_verl():
                 v for k, v in case.inputs.items() if k in ("labels", "targets", "input_ids")
             )
             eye = jnp.eye(logits.shape[-1], dtype=jnp.float64)
-            logp, entropy, _ = token_logprobs(logits, eye, jnp.asarray(labels, jnp.int32))
+            run = jax.jit(lambda *arrays: token_logprobs(*arrays)[:2])
+            logp, entropy = run(logits, eye, jnp.asarray(labels, jnp.int32))
             for name, got in (("log_probs", logp), ("entropy", entropy)):
                 want = case.outputs[name]
                 np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9, err_msg=case.label)
@@ -65,19 +270,37 @@ def test_logprob_and_entropy_equal_verl():
     assert checked
 
 
+# -- what is compiled
+
+
+def gradient_of(rows, embed, words, dtype=jnp.float32, **options):
+    """The gradient's program, traced for arrays of these sizes."""
+    of = jax.ShapeDtypeStruct
+    f = lambda h, w, y: sum(map(jnp.sum, token_logprobs(h, w, y, **options)))  # noqa: E731
+    arrays = of((rows, embed), dtype), of((embed, words), dtype), of((rows,), jnp.int32)
+    return jax.jit(jax.grad(f, argnums=(0, 1))).trace(*arrays)
+
+
 def test_no_array_of_rows_times_words_is_ever_built():
-    """The compiled gradient's temporaries stay far under [N, V] float32."""
+    """The compiled gradient's temporaries are under a tenth of the plain form's."""
     rows, embed, words = 4096, 32, 8192
-    hidden = jax.ShapeDtypeStruct((rows, embed), jnp.float32)
-    head = jax.ShapeDtypeStruct((embed, words), jnp.float32)
-    targets = jax.ShapeDtypeStruct((rows,), jnp.int32)
 
     def temporaries(impl):
-        f = lambda h, w, y: jnp.sum(token_logprobs(h, w, y, impl=impl)[0])  # noqa: E731
-        compiled = jax.jit(jax.grad(f, argnums=(0, 1))).lower(hidden, head, targets).compile()
+        compiled = gradient_of(rows, embed, words, impl=impl).lower().compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    full = rows * words * 4
-    assert temporaries("reference") >= full
-    # One chunk of logits, its probabilities and its gradient.
-    assert temporaries("xla") <= 4 * api.CHUNK_LOGITS * 4 + 4 * embed * words * 4
+    plain = temporaries("reference")
+    assert plain >= rows * words * 4
+    assert temporaries("xla") < 0.1 * 2 * rows * words * 4
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_platform_that_is_lowered_for_chooses(dtype):
+    traced = gradient_of(33, 70, 257, dtype)
+    platforms = {"cpu": None, "tpu": "tpu_custom_call"}
+    if jax.version.__version_info__ < (0, 11):  # later ones lower Triton beside a GPU alone
+        platforms["cuda"] = "__gpu$xla.gpu.triton"
+    for platform, call in platforms.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        found = [x for x in platforms.values() if x and x in text]
+        assert found == ([call] if call else []), platform

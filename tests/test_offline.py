@@ -19,7 +19,7 @@ from rljax.build import setup
 from rljax.config import with_overrides
 from rljax.dataflows.preference import learn as preference_learn
 from rljax.errors import InputError
-from rljax.kernels.logprob import api
+from rljax.kernels.logprob import xla
 from rljax.mesh import make_mesh
 from rljax.roles import Actor, Reference
 from rljax.roles import models as roles
@@ -165,7 +165,7 @@ def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
 def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
     """Rows x tokens x vocabulary: neither forward nor backward."""
     config = config_of(tmp_path, "preference")
-    monkeypatch.setattr(api, "CHUNK_LOGITS", 2**14)
+    monkeypatch.setattr(xla, "ROWS", 64)
     rows = config.offline.examples_per_step
     config.batch.tokens_per_microbatch = 2 * rows * 48
     setup = build.build(config)

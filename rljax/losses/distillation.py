@@ -20,7 +20,14 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.errors import InputError
-from rljax.kernels.logprob.api import CHUNK_LOGITS
+from rljax.kernels.logprob.options import (
+    CHUNK_LOGITS,
+    Options,
+    capped,
+    head_product,
+    raw_logits,
+    words_of,
+)
 from rljax.losses.policy.common import Policy
 
 # Of a word of probability 0: finite, so that 0 times it is 0, in the gradient too.
@@ -32,14 +39,14 @@ _LOG_MASS_MAX = -1e-7
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["hidden", "head"],
-    meta_fields=["logit_scale", "soft_cap", "float32_head"],
+    meta_fields=["logit_scale", "soft_cap", "float32_head", "words_first"],
 )
 @dataclasses.dataclass(frozen=True)
 class Readout:
     """Logits not yet built: cap tanh(scale hidden head / cap); soft_cap 0 = none.
 
-    hidden [..., S, D], head [D, V]. `float32_head`: full float32 products where the hardware has a
-    faster, coarser one.
+    hidden [..., S, D], head [D, V], or an embedding [V, D] with `words_first`. `float32_head`: full
+    float32 products where the hardware has a faster, coarser one.
     """
 
     hidden: jax.Array
@@ -47,6 +54,11 @@ class Readout:
     logit_scale: float = 1.0
     soft_cap: float = 0.0
     float32_head: bool = True
+    words_first: bool = False
+
+    @property
+    def words(self) -> int:
+        return words_of(self.head, Options(words_first=self.words_first))
 
     def at(self, hidden: jax.Array) -> "Readout":
         return dataclasses.replace(self, hidden=hidden)
@@ -54,15 +66,9 @@ class Readout:
 
 def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
     """Log-probs of all words at temperature: [..., V]."""
-    wide = jnp.promote_types(readout.hidden.dtype, jnp.float32)
-    hidden, head = readout.hidden, readout.head
-    if readout.float32_head:
-        hidden, head = hidden.astype(wide), head.astype(wide)
-    precision = jax.lax.Precision.HIGHEST if readout.float32_head else None
-    z = jnp.einsum("...d,dv->...v", hidden, head, preferred_element_type=wide, precision=precision)
-    z = z * readout.logit_scale
-    if readout.soft_cap:
-        z = readout.soft_cap * jnp.tanh(z / readout.soft_cap)
+    hidden, head, precision = head_product(readout.hidden, readout.head, readout.float32_head)
+    options = Options(words_first=readout.words_first, precision=precision)
+    z = capped(raw_logits(hidden, head, options) * readout.logit_scale, readout.soft_cap)
     return jax.nn.log_softmax(z / temperature, axis=-1)
 
 
@@ -131,10 +137,10 @@ def _selected(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 def _check(student: Readout, temperature: float, top_k: int) -> None:
     if not temperature > 0:
         raise InputError("distillation(temperature)", value=temperature, rule="above 0")
-    if not 0 <= top_k <= student.head.shape[-1]:
+    if not 0 <= top_k <= student.words:
         raise InputError(
             "distillation(top_k)", value=top_k,
-            rule=f"0 (all words) to {student.head.shape[-1]}, the words there are",
+            rule=f"0 (all words) to {student.words}, the words there are",
         )  # fmt: skip
 
 
@@ -158,7 +164,7 @@ def distillation(
     teacher_entropy, same_first_word.
     """
     _check(student, temperature, top_k)
-    if student.head.shape[-1] != teacher.head.shape[-1]:
+    if student.words != teacher.words:
         raise InputError(
             "distillation: the two heads", value=(student.head.shape, teacher.head.shape),
             rule="the same words: student and teacher share a tokenizer",
@@ -183,7 +189,7 @@ def distillation(
         return jnp.sum(jsd_terms(log_s, log_t, beta=beta), axis=-1), metrics
 
     hidden = (_selected(student.hidden, mask), _selected(teacher.hidden, mask))
-    return _by_chunks(one, hidden, student.hidden.ndim - 2, student.head.shape[-1])
+    return _by_chunks(one, hidden, student.hidden.ndim - 2, student.words)
 
 
 def forward_kl_of_sent_words(
@@ -228,7 +234,7 @@ def forward_kl_of_sent_words(
 
     sent = jnp.maximum(_selected(jax.lax.stop_gradient(teacher_logprobs), mask), _LOG_ZERO)
     arrays = (_selected(student.hidden, mask), sent, _selected(teacher_ids, mask))
-    return _by_chunks(one, arrays, axis, student.head.shape[-1])
+    return _by_chunks(one, arrays, axis, student.words)
 
 
 def sampled_reverse_kl(policy: Policy, batch: Batch):

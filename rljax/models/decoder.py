@@ -285,7 +285,7 @@ class Decoder(nnx.Module):
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 
     def head_weight(self, head: str) -> jax.Array:
-        """[D, V] for "lm" (the embedding's transpose when tied), [D, labels] for "scalar"."""
+        """[D, V] for "lm" (the embedding itself, [V, D], when tied), [D, labels] for "scalar"."""
         if head == "lm" and self.config.tie_embeddings:
-            return self.embedding[...].T
+            return self.embedding[...]
         return self.head[...]

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
+from rljax.kernels.logprob.options import Options, head_product, logits
 from rljax.mesh import constrain_tokens, constrain_words, weight_sharding
 from rljax.models import cache, lora
 from rljax.models.cache import Cache
@@ -171,7 +172,8 @@ class Model:
     def greedy(self, params: dict, batch: Batch, temperature=1.0):
         """`logprobs`, and 1 where the token is the model's most likely one: three [B, S]."""
         decoder = self._bind(params)
-        found = self._of_targets(decoder, self._hidden(decoder, batch), batch, temperature, True)
+        hidden = self._hidden(decoder, batch)
+        found = self._of_targets(decoder, hidden, batch, temperature, with_greedy=True)
         return tuple(_describe_next(found[i]) for i in (0, 1, 3))
 
     def read(self, params: dict, batch: Batch, temperature=1.0):
@@ -182,7 +184,7 @@ class Model:
         logp, entropy, _ = self._of_targets(decoder, hidden, batch, temperature)
         return _describe_next(logp), _describe_next(entropy), load
 
-    def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, greedy=False):
+    def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **wanted):
         """What hidden states say of the tokens behind them (kernels.logprob)."""
         return token_logprobs(
             hidden,
@@ -190,13 +192,15 @@ class Model:
             jnp.roll(batch.tokens, -1, axis=1),
             temperature=temperature,
             soft_cap=self.config.final_soft_cap,
+            words_first=self.config.tie_embeddings,
             float32_head=self.config.head_in_float32,
-            with_greedy=greedy,
+            mesh=self.mesh,
+            **wanted,
         )
 
     def readout(self, params: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """What the logits of each choice are made of: the hidden state that precedes tokens[b, t],
-        [B, S, D], and the head [D, V]. Column 0 is 0."""
+        [B, S, D], and the head [D, V] (the embedding [V, D] when tied). Column 0 is 0."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         return jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0))), decoder.head_weight("lm")
@@ -206,7 +210,8 @@ class Model:
         S]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
-        once, twice = (self._of_targets(decoder, hidden, batch, temperature / k)[2] for k in (1, 2))
+        read = functools.partial(self._of_targets, decoder, hidden, batch, with_entropy=False)
+        once, twice = (read(temperature / k)[2] for k in (1, 2))
         return _describe_next(jnp.exp(twice - 2 * once))
 
     def values(self, params: dict, batch: Batch) -> jax.Array:
@@ -235,18 +240,11 @@ class Model:
         return self._head_logits(decoder.head_weight("lm"), self._hidden(decoder, batch))
 
     def _head_logits(self, head, hidden):
-        """The sampler's head: the same precision rule as the trainer's (kernels.logprob)."""
-        dtype = jnp.float32 if self.config.head_in_float32 else hidden.dtype
-        precision = jax.lax.Precision.HIGHEST if self.config.head_in_float32 else None
-        z = jnp.einsum(
-            "bsd,dv->bsv",
-            hidden.astype(dtype),
-            head.astype(dtype),
-            preferred_element_type=jnp.float32,
-            precision=precision,
-        )
-        cap = self.config.final_soft_cap
-        return cap * jnp.tanh(z / cap) if cap else z
+        """The sampler's head: the same rules of precision and cap as the trainer's."""
+        config = self.config
+        hidden, head, precision = head_product(hidden, head, config.head_in_float32)
+        options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
+        return logits(hidden, head, 1.0, options)
 
     # -- decoding: layers unrolled over per-layer caches
     # ---------------------------------------------------

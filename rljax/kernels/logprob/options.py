@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-
 CHUNK_LOGITS = 1 << 23  # held at once by who walks tokens in plain JAX: 32 MiB of float32
 
 

@@ -62,7 +62,8 @@ def forward(
         best=found.best if options.greedy else None,
     )
     first = (jnp.arange(grid[1], dtype=jnp.int32) * split)[:, None]
-    inside = (targets >= first) & (targets < jnp.minimum(first + split, words))
+    y = targets[None]
+    inside = (y >= first) & (y < jnp.minimum(first + split, words))
     return merged_tiles(found, inside)
 
 
@@ -123,7 +124,13 @@ def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: Options) ->
         else:
             place, mask = (at, pl.ds(first, W)), real[:, None] & real_words[None, :]
         w = triton.load(head_ref.at[place], mask=mask, other=0.0)
-        return total + pl.dot(x, w, trans_b=options.words_first, precision=options.precision)
+        return total + lax.dot_general(
+            x,
+            w,
+            (((1,), (1 if options.words_first else 0,)), ((), ())),
+            precision=options.precision,
+            preferred_element_type=jnp.float32,
+        )
 
     return lax.fori_loop(0, pl.cdiv(depth, k), add, jnp.zeros((R, W), jnp.float32))
 
