@@ -1,0 +1,112 @@
+"""kernels.logprob over a mesh of eight devices: the numbers of one device, whatever is split and
+whatever does not divide; no device holds the whole head."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rljax.kernels.logprob import sharded, token_logprobs
+from rljax.mesh import BATCH_AXES, make_mesh
+
+MESHES = {
+    "fsdp=8": dict(fsdp=8),
+    "tensor=4 x fsdp=2": dict(fsdp=2, tensor=4),
+    "data=2 x tensor=2 x context=2": dict(data=2, fsdp=1, tensor=2, context=2),
+}
+# B, S, D, V: all divide; then none does (the rows by 2, the words by none)
+FITTING, ODD = (8, 6, 16, 264), (6, 5, 9, 257)
+
+
+def data(shape, words_first, dtype):
+    b, s, d, v = shape
+    rng = np.random.default_rng(v)
+    head = rng.normal(size=(v, d) if words_first else (d, v))
+    targets = rng.integers(0, v, (b, s))
+    arrays = jnp.asarray(rng.normal(size=(b, s, d)), dtype), jnp.asarray(head, dtype)
+    return (*arrays, jnp.asarray(targets, jnp.int32))
+
+
+def program(mesh, words_first, **options):
+    def total(hidden, head, targets, temperature):
+        found = token_logprobs(
+            hidden, head, targets, temperature=temperature, soft_cap=4.0, words_first=words_first,
+            with_greedy=True, mesh=mesh, **options,
+        )  # fmt: skip
+        weights = (1.0, 0.3, -0.2)
+        return sum(w * jnp.sum(jnp.sin(x)) for w, x in zip(weights, found[:3], strict=True)), found
+
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
+
+
+def place(mesh, hidden, head, targets, words_first):
+    """As the model has them, where they divide."""
+
+    def put(x, *spec):
+        names = [spec[i] if x.shape[i] % size(spec[i]) == 0 else None for i in range(x.ndim)]
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(*names)))
+
+    def size(axes):
+        axes = (axes,) if isinstance(axes, str) else axes or ()
+        return int(np.prod([mesh.shape[a] for a in axes]))
+
+    of_head = ("tensor", "fsdp") if words_first else ("fsdp", "tensor")
+    rows = (BATCH_AXES, "context", None)
+    return put(hidden, *rows), put(head, *of_head), put(targets, *rows)
+
+
+@pytest.mark.parametrize("shape", [FITTING, ODD], ids=["fitting", "odd"])
+@pytest.mark.parametrize("name", MESHES)
+def test_a_mesh_says_what_one_device_says(name, shape, monkeypatch):
+    words_first = name != "fsdp=8"
+    # Tiles of 128 words: of 264 two and a rest.
+    monkeypatch.setattr(sharded, "TILE_BYTES", 1)
+    mesh = make_mesh(**MESHES[name])
+    for dtype, tolerance in ((np.float32, 1e-6), (np.float64, 1e-10)):
+        with jax.enable_x64(dtype == np.float64):
+            arrays = data(shape, words_first, dtype)
+            (_, want), want_gradients = program(None, words_first, impl="xla")(*arrays, 0.7)
+            placed = place(mesh, *arrays, words_first)
+            (_, got), gradients = program(mesh, words_first)(*placed, 0.7)
+            pairs = zip((*got, *gradients), (*want, *want_gradients), strict=True)
+            for one, other in pairs:
+                scale = np.max(np.abs(other))
+                np.testing.assert_allclose(one, other, rtol=0, atol=3 * tolerance * scale)
+
+
+def test_extreme_shards_and_words_of_probability_zero():
+    """A shard of words that are all -inf, and one whose logits are far below the others'."""
+    mesh = make_mesh(fsdp=1, tensor=4, data=2)
+    hidden, head, targets = (np.array(x) for x in data((2, 3, 4, 32), False, np.float32))
+    hidden[..., 0] = 10.0
+    head[0, :8], head[0, 8:16] = -3e38, -1e3  # 10 x -3e38 is -inf in float32
+    arrays = jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(np.maximum(targets, 16))
+    (_, want), want_gradients = program(None, False, impl="reference")(*arrays, 0.7)
+    (_, got), gradients = program(mesh, False)(*place(mesh, *arrays, False), 0.7)
+    for one, other in zip((*got, *gradients), (*want, *want_gradients), strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_head_is_never_whole_and_logits_never_move():
+    """In the compiled program of eight devices: what is gathered is a tile, what is summed over
+    tensor is numbers per row and gradients, no logits."""
+    mesh = make_mesh(fsdp=2, tensor=4)
+    b, s, d, v = 4, 8, 64, 4096
+    arrays = place(mesh, *data((b, s, d, v), False, np.float32), False)
+    tile = 128
+    text = None
+    before = sharded.TILE_BYTES
+    try:
+        sharded.TILE_BYTES = tile * d * 4
+        text = program(mesh, False).lower(*arrays, 0.7).compile().as_text()
+    finally:
+        sharded.TILE_BYTES = before
+    gathered = re.findall(r"= \(?(?:f32|bf16)\[([\d,]+)\][^=]* all-gather(?:-start)?\(", text)
+    sizes = [int(np.prod([int(n) for n in shape.split(",")])) for shape in gathered]
+    assert sizes and max(sizes) == tile * d
+    assert not re.findall(rf"f32\[{b * s // 2},{v // 4}\]", text)
+    assert not re.findall(rf"f32\[[\d,]*{v}\]", text)
