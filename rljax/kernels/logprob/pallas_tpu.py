@@ -44,7 +44,7 @@ def forward(hidden, head, targets, scale, options: Options, *, interpret=False) 
     n, depth = hidden.shape
     hidden, head, words = _padded(hidden, head, options)
     size = hidden.dtype.itemsize
-    blocks = choose_blocks(forward_bytes, n, depth, words, size, _budget())
+    blocks = choose_blocks(forward_bytes, "rows", (n, depth, words), size, _budget())
     grid = (pl.cdiv(n, blocks.rows), pl.cdiv(words, blocks.words))
     row_of, word_of = (lambda i, j: i), (lambda i, j: j)
     statistics = pltpu.VMEM((blocks.rows, LANES), F32)
@@ -101,7 +101,7 @@ def backward(
 def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, words, rows, interpret):
     """[N, D]: rows stay, words stream by."""
     depth, size = hidden.shape[1], hidden.dtype.itemsize
-    blocks = choose_blocks(hidden_bytes, rows, depth, words, size, _budget())
+    blocks = choose_blocks(hidden_bytes, "rows", (rows, depth, words), size, _budget())
     grid = (pl.cdiv(rows, blocks.rows), pl.cdiv(words, blocks.words))
     row_of, word_of = (lambda i, j: i), (lambda i, j: j)
     padded = grid[0] * blocks.rows
@@ -132,7 +132,7 @@ def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, words
 def _head_gradient(scale, targets, hidden, head, statistics, *, options, words, rows, interpret):
     """Like head: words stay, rows stream by."""
     depth, size = hidden.shape[1], hidden.dtype.itemsize
-    blocks = choose_blocks(head_bytes, rows, depth, words, size, _budget())
+    blocks = choose_blocks(head_bytes, "words", (rows, depth, words), size, _budget())
     grid = (pl.cdiv(words, blocks.words), pl.cdiv(rows, blocks.rows))
     row_of, word_of = (lambda j, i: i), (lambda j, i: j)
     padded = grid[1] * blocks.rows
@@ -225,7 +225,7 @@ def _specs(blocks, depth: int, options: Options, row_of, word_of, *, stays: str)
 
 def _budget() -> int:
     """Bytes of tiles; the compiler needs the rest for what it keeps between instructions."""
-    return vmem_bytes() * 7 // 8
+    return vmem_bytes() * 13 // 16
 
 
 def _compiler_params():

@@ -56,19 +56,21 @@ def _row_sizes(n: int) -> list[int]:
     """Rows per tile, largest first. With more than one tile's worth there are at least two of them:
     the two cores of a v4, v5p or v7 chip share the rows."""
     if n <= LANES:
-        return [size for size in (-(-n // SUBLANES) * SUBLANES, 64, 32, 16) if size <= n + 15]
+        return [r for r in (-(-n // SUBLANES) * SUBLANES, 64, 32, 16) if r <= n + 15]
     half = -(-n // (2 * LANES)) * LANES
-    return [size for size in (min(half, ROWS), 512, 256, 128, 64, 32, 16) if size <= half]
+    return [r for r in (min(half, ROWS), 512, 256, 128, 64, 32, 16) if r <= half]
 
 
-def choose_blocks(held, n: int, depth: int, words: int, size: int, budget: int) -> Blocks:
-    """The largest tile whose `held` bytes fit the budget; of equals the one with more rows.
+def choose_blocks(held, stays: str, shape, size: int, budget: int) -> Blocks:
+    """The largest tile whose `held` bytes fit the budget, for shape (N, D, V); of equals the one
+    with more of what `stays` ("rows" or "words").
 
-    A tile of R rows that stay does R (forward) or 2 R (gradients) FLOP for each byte of a bfloat16
-    head that streams by; a v6e, which needs most, multiplies 561 times while it reads one.
+    R rows that stay do R (forward) or 2 R (gradients) FLOP for each byte of a bfloat16 head that
+    streams by, and words that stay as many for each byte of the rows; a v6e, which needs most,
+    multiplies 561 times while it reads one.
     """
-    row_sizes = _row_sizes(n)
-    word_sizes = [size_ for size_ in (512, 256, 128) if size_ <= max(words, LANES)]
-    tiles = [Blocks(r, w) for r in row_sizes for w in word_sizes]
+    n, depth, words = shape
+    word_sizes = [w for w in (WORDS, 256, 128) if w <= max(words, LANES)]
+    tiles = [Blocks(r, w) for r in _row_sizes(n) for w in word_sizes]
     fits = [b for b in tiles if held(b, depth, size) <= budget]
-    return max(fits or [tiles[-1]], key=lambda b: (b.rows * b.words, b.rows))
+    return max(fits or [tiles[-1]], key=lambda b: (b.rows * b.words, getattr(b, stays)))
