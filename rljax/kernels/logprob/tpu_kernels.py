@@ -1,0 +1,314 @@
+"""The insides of the TPU kernels of the fused log-prob: what one grid step does with one tile.
+
+What lives here: products in slices of D, running statistics, the gradient at the logits. What does
+not: grids and blocks (pallas_tpu.py).
+
+A kernel is handed references to blocks in VMEM. Where a block reaches past the end of its array it
+holds anything, NaN too.
+
+Axes: D embed, V words; a tile is R rows x W words; 128 lanes.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from rljax.kernels.logprob.options import Options
+from rljax.kernels.logprob.tpu_blocks import LANES
+
+# Of D in one product, by bytes of an element: all of it would unroll into too much code, and at
+# HIGHEST precision each product of float32 is six.
+SLICES = {2: 512, 4: 128}
+CHUNK = 64  # rows whose logits pass through the registers at once
+LOWEST = -0.7 * float(jnp.finfo(jnp.float32).max)  # stands for -inf: its differences are no NaN
+LEAST_Q = -1e4  # log p below which p is 0 in float32 anyway
+F32 = jnp.float32
+
+
+def _over_depth(hidden_ref, body) -> None:
+    """body(slice of D) for every slice; the last may be short."""
+    size = SLICES[hidden_ref.dtype.itemsize]
+    full, rest = divmod(hidden_ref.shape[1], size)
+    if full == 1:
+        body(pl.ds(0, size))
+    elif full:
+
+        def step(k, _):
+            body(pl.ds(pl.multiple_of(k * size, size), size))
+            return 0
+
+        jax.lax.fori_loop(0, full, step, 0)
+    if rest:
+        body(pl.ds(full * size, rest))
+
+
+def _over_rows(rows: int, body) -> None:
+    chunk = next(size for size in (CHUNK, 32, 16) if rows % size == 0)
+
+    def step(r, _):
+        body(pl.ds(pl.multiple_of(r * chunk, chunk), chunk), chunk)
+        return 0
+
+    jax.lax.fori_loop(0, rows // chunk, step, 0)
+
+
+def _product(x, y, contract, precision):
+    return jax.lax.dot_general(
+        x,
+        y,
+        (((contract[0],), (contract[1],)), ((), ())),
+        preferred_element_type=F32,
+        precision=precision if x.dtype == F32 else None,
+    )
+
+
+def _head_slice(head_ref, at, options: Options):
+    return head_ref[:, at] if options.words_first else head_ref[at, :]
+
+
+def _multiply(hidden_ref, head_ref, z_ref, options: Options) -> None:
+    """z [R, W] += hidden [R, D] head, before cap and scale. Who reads z leaves zeros for the next
+    tile: among its arithmetic the stores are free, a pass of their own is not."""
+
+    def add(at):
+        w = _head_slice(head_ref, at, options)
+        contract = (1, 1 if options.words_first else 0)
+        z_ref[...] += _product(hidden_ref[:, at], w, contract, options.precision)
+
+    _over_depth(hidden_ref, add)
+
+
+def forward_kernel(
+    scale_ref, target_ref, hidden_ref, head_ref, out_ref, z_ref, *running, options, words
+):
+    """Running per lane: largest logit, sum of exp, sum of exp times logit, target, best word."""
+    j, tile_words = pl.program_id(1), z_ref.shape[1]
+    rows = z_ref.shape[0]
+
+    @pl.when(j == 0)
+    def _():
+        top_ref, *sums, best_ref = running
+        top_ref[...] = jnp.full_like(top_ref, LOWEST)
+        for ref in (z_ref, *sums):
+            ref[...] = jnp.zeros_like(ref)
+        best_ref[...] = jax.lax.broadcasted_iota(jnp.int32, best_ref.shape, 1)
+
+    _multiply(hidden_ref, head_ref, z_ref, options)
+
+    def update(at, chunk):
+        _update_statistics(
+            z_ref, target_ref, running, at, chunk, j * tile_words, scale_ref[0], options, words
+        )
+
+    _over_rows(rows, update)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        _over_rows(rows, lambda at, _: _finish(target_ref, out_ref, running, at, words, options))
+
+
+def _update_statistics(z_ref, target_ref, running, at, chunk, first, scale, options, words):
+    """One chunk of rows of a tile whose first word is `first` into the running statistics."""
+    top_ref, sum_ref, weighted_ref, found_ref, best_ref = running
+    lane = jax.lax.broadcasted_iota(jnp.int32, (chunk, LANES), 1)
+    target = target_ref[at, :] - first
+    before = top = top_ref[at, :]
+    found, best, kept = found_ref[at, :], best_ref[at, :], []
+    for k in range(0, z_ref.shape[1], LANES):
+        z = z_ref[at, k : k + LANES]
+        z_ref[at, k : k + LANES] = jnp.zeros_like(z)
+        z = (options.soft_cap * jnp.tanh(z / options.soft_cap) if options.soft_cap else z) * scale
+        found += jnp.where(lane + k == target, z, 0.0)
+        if words % z_ref.shape[1]:
+            z = jnp.where(lane + k < words - first, z, LOWEST)
+        z = jnp.maximum(z, LOWEST)
+        if options.greedy:  # later words must be larger, so that the first of equals stays
+            best = jnp.where(z > top, lane + (first + k), best)
+        top = jnp.maximum(top, z)
+        kept.append(z)
+    shrink = jnp.exp(before - top)
+    total = sum_ref[at, :]
+    weighted = (weighted_ref[at, :] + total * (before - top)) * shrink
+    total = total * shrink
+    for z in kept:
+        e = jnp.exp(z - top)
+        total += e
+        if options.entropy:
+            weighted += e * (z - top)
+    live = top != LOWEST  # a lane without any finite logit has counted its LOWEST
+    top_ref[at, :], found_ref[at, :] = top, found
+    sum_ref[at, :] = jnp.where(live, total, 0.0)
+    if options.entropy:
+        weighted_ref[at, :] = jnp.where(live, weighted, 0.0)
+    if options.greedy:
+        best_ref[at, :] = best
+
+
+def _finish(target_ref, out_ref, running, at, words, options):
+    """The lanes' statistics into one row's: lanes 0 to 4 of the output, as bits."""
+    top, total, weighted, found, best = (ref[at, :] for ref in running)
+    largest = jnp.max(top, axis=1, keepdims=True)
+    share = jnp.exp(top - largest)
+    mass = jnp.sum(total * share, axis=1, keepdims=True)
+    finite = jnp.where(largest == LOWEST, 0.0, largest)
+    wanted = target_ref[at, :]
+    target = jnp.sum(found, axis=1, keepdims=True) - finite
+    columns = [finite, jnp.log(mass), jnp.where((wanted >= 0) & (wanted < words), target, 0.0)]
+    if options.entropy:
+        weighted = jnp.sum((weighted + total * (top - largest)) * share, axis=1, keepdims=True)
+        columns.append(weighted / jnp.where(mass == 0, 1.0, mass))
+    lane = jax.lax.broadcasted_iota(jnp.int32, top.shape, 1)
+    out = jnp.zeros_like(lane)
+    for i, column in enumerate(columns):
+        bits = jax.lax.bitcast_convert_type(jnp.broadcast_to(column, top.shape), jnp.int32)
+        out = jnp.where(lane == i, bits, out)
+    if options.greedy:
+        first = jnp.min(jnp.where(top == largest, best, words), axis=1, keepdims=True)
+        out = jnp.where(lane == 4, first, out)
+    out_ref[at, :] = out
+
+
+def _logit_gradient(refs, first, scale, options, exists) -> None:
+    """dz of a tile from its products; `exists(word, row)` says which logits there are, None = all.
+    The rows' a, b and c are already times scale."""
+    target_ref, statistics_ref, z_ref, dz_ref = refs
+
+    def chunk_of_rows(at, chunk):
+        row = statistics_ref[at, :]
+        top, log_sum, a, b, c = (row[:, i : i + 1] for i in range(5))
+        lane = jax.lax.broadcasted_iota(jnp.int32, (chunk, LANES), 1)
+        target = target_ref[at, :] - first
+        for k in range(0, z_ref.shape[1], LANES):
+            z = z_ref[at, k : k + LANES]
+            z_ref[at, k : k + LANES] = jnp.zeros_like(z)
+            if options.soft_cap:
+                tanh = jnp.tanh(z / options.soft_cap)
+                z = options.soft_cap * tanh
+            # A floor instead of -inf: c times it is finite, and p is 0 all the same.
+            q = jnp.maximum((z * scale - top) - log_sum, LEAST_Q)
+            p = jnp.exp(q)
+            dz = p * (b + c * q) if options.entropy else p * b
+            dz += jnp.where(lane + k == target, a, 0.0)
+            if options.soft_cap:
+                dz *= 1.0 - tanh * tanh
+            if exists is not None:
+                dz = jnp.where(exists(lane + k, at, chunk), dz, 0.0)
+            dz_ref[at, k : k + LANES] = dz.astype(dz_ref.dtype)
+
+    _over_rows(z_ref.shape[0], chunk_of_rows)
+
+
+def hidden_kernel(
+    scale_ref,
+    target_ref,
+    hidden_ref,
+    head_ref,
+    statistics_ref,
+    out_ref,
+    z_ref,
+    dz_ref,
+    sum_ref,
+    *,
+    options,
+    words,
+):
+    j, tile_words = pl.program_id(1), z_ref.shape[1]
+    left = words - j * tile_words  # words of this tile and of those after it
+
+    @pl.when(j == 0)
+    def _():
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+        z_ref[...] = jnp.zeros_like(z_ref)
+
+    exists = None
+    if words % tile_words:  # the last tile holds anything, NaN too, where there are no words
+        exists = lambda word, at, chunk: word < left  # noqa: E731
+
+        @pl.when(left < tile_words)
+        def _():
+            _over_depth(hidden_ref, lambda at: _zero_words(head_ref, at, left, options))
+
+    _multiply(hidden_ref, head_ref, z_ref, options)
+    refs = target_ref, statistics_ref, z_ref, dz_ref
+    _logit_gradient(refs, j * tile_words, scale_ref[0], options, exists)
+
+    def add(at):
+        w = _head_slice(head_ref, at, options)
+        contract = (1, 0 if options.words_first else 1)
+        sum_ref[:, at] += _product(dz_ref[...], w, contract, options.precision)
+
+    _over_depth(hidden_ref, add)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+
+
+def _zero_words(head_ref, at, left, options: Options) -> None:
+    w = _head_slice(head_ref, at, options)
+    word = jax.lax.broadcasted_iota(jnp.int32, w.shape, 0 if options.words_first else 1)
+    kept = jnp.where(word < left, w, jnp.zeros_like(w))
+    if options.words_first:
+        head_ref[:, at] = kept
+    else:
+        head_ref[at, :] = kept
+
+
+def head_kernel(
+    scale_ref,
+    target_ref,
+    hidden_ref,
+    head_ref,
+    statistics_ref,
+    out_ref,
+    z_ref,
+    dz_ref,
+    sum_ref,
+    *,
+    options,
+    rows,
+):
+    j, i = pl.program_id(0), pl.program_id(1)
+    tile_rows, tile_words = z_ref.shape
+    left = rows - i * tile_rows
+
+    @pl.when(i == 0)
+    def _():
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+        z_ref[...] = jnp.zeros_like(z_ref)
+
+    exists = None
+    if rows % tile_rows:
+
+        def exists(word, at, chunk):
+            return at.start + jax.lax.broadcasted_iota(jnp.int32, word.shape, 0) < left
+
+        @pl.when(left < tile_rows)
+        def _():
+            def zero(at, chunk):
+                x = hidden_ref[at, :]
+                row = at.start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+                hidden_ref[at, :] = jnp.where(row < left, x, jnp.zeros_like(x))
+
+            _over_rows(tile_rows, zero)
+
+    _multiply(hidden_ref, head_ref, z_ref, options)
+    refs = target_ref, statistics_ref, z_ref, dz_ref
+    _logit_gradient(refs, j * tile_words, scale_ref[0], options, exists)
+    transposed = dz_ref[...].T  # once a tile: the products want the words first
+
+    def add(at):
+        sum_ref[:, at] += _product(transposed, hidden_ref[:, at], (1, 0), options.precision)
+
+    _over_depth(hidden_ref, add)
+
+    @pl.when(i == pl.num_programs(1) - 1)
+    def _():
+        if options.words_first:
+            out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+        else:
+
+            def store(at):
+                out_ref[at, :] = sum_ref[:, at].T.astype(out_ref.dtype)
+
+            _over_depth(hidden_ref, store)
