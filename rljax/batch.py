@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.errors import InputError
+from rljax.kernels import gae as recurrences
 
 
 class FinishReason(enum.IntEnum):
@@ -274,39 +275,14 @@ def last_token(batch: Batch) -> jax.Array:
     return (column == last).astype(batch.mask.dtype)
 
 
-def next_policy_token(x: jax.Array, batch: Batch, *, fill: float = 0.0) -> jax.Array:
-    """x at the next policy token of the same segment, `fill` after the last one: [B, S] -> [B, S].
+def next_policy_token(x: jax.Array, batch: Batch) -> jax.Array:
+    """x at the next policy token of the same segment, 0 after the last one: [B, S] -> [B, S].
 
     Tokens the policy did not choose (tool output, forced text) are skipped.
     """
-
-    size = x.shape[1]
-    column = jnp.where(batch.mask > 0, jnp.arange(size, dtype=jnp.int32)[None, :], size)
-    here_or_later = jax.lax.cummin(column, axis=1, reverse=True)
-    later = jnp.pad(here_or_later[:, 1:], ((0, 0), (0, 1)), constant_values=size)
-    index = jnp.minimum(later, size - 1)
-    segment = jnp.take_along_axis(batch.segment_ids, index, axis=1)
-    found = (later < size) & (segment == batch.segment_ids)
-    return jnp.where(found, jnp.take_along_axis(x, index, axis=1), jnp.asarray(fill, x.dtype))
-
-
-def _discount(carry, column):
-    """One column of `discounted_sum`, from the right; at module level so that it is traced once."""
-    total, segment = carry
-    x_t, decay_t, keep_t, id_t = column
-    here = x_t + decay_t * jnp.where(segment == id_t, total, 0.0)
-    # A token that the policy did not choose hands on what it was handed.
-    carry = (jnp.where(keep_t, here, total), jnp.where(keep_t, id_t, segment))
-    return carry, jnp.where(keep_t, here, 0.0)
+    return recurrences.next_chosen(x, batch.mask, batch.segment_ids)
 
 
 def discounted_sum(x: jax.Array, batch: Batch, decay) -> jax.Array:
     """y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B, S]."""
-    keep = batch.mask > 0
-    x = jnp.where(keep, x, 0.0)
-    decay = jnp.broadcast_to(jnp.asarray(decay, x.dtype), x.shape)
-    nobody = jnp.full((batch.rows,), -1, batch.segment_ids.dtype)
-    start = (jnp.zeros((batch.rows,), x.dtype), nobody)
-    columns = (x.T, decay.T, keep.T, batch.segment_ids.T)
-    _, sums = jax.lax.scan(_discount, start, columns, reverse=True, unroll=8)
-    return sums.T
+    return recurrences.discounted_sum(x, decay, batch.mask, batch.segment_ids)

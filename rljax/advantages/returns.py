@@ -5,6 +5,7 @@ token the policy chose in the same segment: tool output, forced text and padding
 steps of value 0.
 """
 
+import functools
 from typing import Literal
 
 import jax
@@ -13,21 +14,22 @@ import jax.numpy as jnp
 from rljax import batch as batches
 from rljax.advantages.grouping import choose
 from rljax.batch import Batch, FinishReason, discounted_sum
+from rljax.kernels import gae as recurrences
 
 
-def _temporal_differences(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str):
-    """(delta_t = r_t + gamma V_{t+} - V_t, V), both [B, S] and 0 off the mask."""
+def _rewards(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str) -> jax.Array:
+    """The rewards; with `bootstrap_truncated` and gamma V behind the end of rows cut off: [B, S].
+
+    The value after the last token of a response that was cut off is not 0; the nearest estimate is
+    the value of the last token itself.
+    """
     batch.require("rewards", "values", by=by)
-    keep = batch.mask > 0
-    values = jnp.where(keep, batch.values, 0.0)
-    following = batches.next_policy_token(values, batch)
-    if bootstrap_truncated:
-        batch.require("finish_reason", by=f"{by}(bootstrap_truncated)")
-        cut = (batch.finish_reason == FinishReason.LENGTH)[:, None]
-        # The value after the last token of a response that was cut off is not 0; the nearest
-        # estimate is the value of the last token itself.
-        following = jnp.where(cut & (batches.last_token(batch) > 0), values, following)
-    return jnp.where(keep, batch.rewards, 0.0) + gamma * following - values, values
+    if not bootstrap_truncated:
+        return batch.rewards
+    batch.require("finish_reason", by=f"{by}(bootstrap_truncated)")
+    cut = (batch.finish_reason == FinishReason.LENGTH)[:, None]
+    ends = cut & (batches.last_token(batch) > 0)
+    return jnp.where(ends, batch.rewards + gamma * batch.values, batch.rewards)
 
 
 def gae(
@@ -44,9 +46,10 @@ def gae(
     the returns) over the whole batch. `bootstrap_truncated` puts V of the last token of the row,
     instead of 0, behind it where finish_reason is LENGTH. -> (advantages, returns), [B, S] each.
     """
-    delta, values = _temporal_differences(batch, gamma, bootstrap_truncated, "gae")
-    advantages = discounted_sum(delta, batch, gamma * lam)
-    returns = jnp.where(batch.mask > 0, advantages + values, 0.0)
+    rewards = _rewards(batch, gamma, bootstrap_truncated, "gae")
+    advantages, returns = recurrences.gae(
+        rewards, batch.values, batch.mask, gamma=gamma, lam=lam, segment_ids=batch.segment_ids
+    )
     if whiten:
         advantages = batches.whiten(advantages, batch.mask)
     return jax.lax.stop_gradient((advantages, returns))
@@ -67,14 +70,16 @@ def vapo_gae(
     l = policy tokens of the segment (VAPO, arXiv 2504.05118). A number for `lam_actor` takes its
     place for every length: decoupled GAE (VC-PPO, 2503.01491). -> (advantages, returns), [B, S].
     """
-    delta, values = _temporal_differences(batch, gamma, bootstrap_truncated, "vapo_gae")
+    rewards = _rewards(batch, gamma, bootstrap_truncated, "vapo_gae")
     if lam_actor is None:
         length = jnp.maximum(batches.segment_tokens(batch), 1)
-        lam = jnp.clip(1 - 1 / (alpha * length), 0.0, 1.0)
-    else:
-        lam = jnp.asarray(lam_actor, delta.dtype)
-    advantages = discounted_sum(delta, batch, gamma * lam)
-    returns = discounted_sum(delta, batch, gamma * lam_critic) + values
+        lam_actor = jnp.clip(1 - 1 / (alpha * length), 0.0, 1.0)
+    estimate = functools.partial(
+        recurrences.gae, rewards, batch.values, batch.mask, gamma=gamma,
+        segment_ids=batch.segment_ids,
+    )  # fmt: skip
+    advantages, _ = estimate(lam=lam_actor)
+    _, returns = estimate(lam=lam_critic)
     if whiten:
         advantages = batches.whiten(advantages, batch.mask)
     return jax.lax.stop_gradient((advantages, returns))

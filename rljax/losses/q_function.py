@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from rljax import batch as batches
 from rljax.batch import Batch, FinishReason
 from rljax.errors import InputError
+from rljax.kernels import gae as recurrences
 from rljax.losses.policy.common import Policy
 
 # What one importance weight is the product over: the response, the rest of it from the token on,
@@ -91,11 +92,12 @@ def lambda_returns(
     if not 0.0 <= lam <= 1.0:
         raise InputError("lambda_returns(lam)", value=lam, rule="between 0 and 1")
     values = _constant(values, batch)
-    following = batches.next_policy_token(values, batch)
     # At the last token (1 - lam) V + lam G of what is behind it is that value itself.
     end = _behind(batch, values, bootstrap_truncated)
-    step = soft_rewards(logprobs, batch, beta=beta) + (1 - lam) * following + end
-    return jax.lax.stop_gradient(batches.discounted_sum(step, batch, lam))
+    rewards = soft_rewards(logprobs, batch, beta=beta) + end
+    # The returns of GAE with gamma = 1: A + V, A_h = r'_h + V(s_{h+1}) - V(s_h) + lam A_{h+1}.
+    options = dict(gamma=1.0, lam=lam, segment_ids=batch.segment_ids)
+    return recurrences.gae(rewards, values, batch.mask, **options)[1]
 
 
 def _log_weights(logprobs, behaviour, batch: Batch, level: Level) -> jax.Array:

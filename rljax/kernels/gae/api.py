@@ -1,0 +1,201 @@
+"""gae, discounted_sum, next_chosen: the public functions, their checks, the choice of
+implementation.
+
+What lives here: defaults, the choice by the platform that a program is compiled for, the split of
+rows over a mesh, and the gradient. What does not: the recurrences (reference.py, xla.py,
+pallas_tpu.py, pallas_gpu.py beside this file).
+
+Axes: B rows, S tokens. t+ is the next token of the row that the policy chose (mask > 0), provided
+that it is of the same segment as t; tool output, forced text and padding are skipped, and hold
+anything, NaN included.
+"""
+
+import functools
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from rljax.errors import InputError
+from rljax.kernels.gae import reference, xla
+from rljax.mesh import BATCH_AXES
+
+Impl = Literal["auto", "reference", "xla", "pallas_tpu", "pallas_gpu"]
+IMPLS = ("auto", "reference", "xla", "pallas_tpu", "pallas_gpu")
+
+
+def gae(
+    rewards, values, mask, *, gamma, lam, segment_ids=None, impl: Impl = "auto"
+) -> tuple[jax.Array, jax.Array]:
+    """A_t = r_t + gamma V_{t+} - V_t + gamma lam_t A_{t+}; (A, A + V) where mask > 0, else 0.
+
+    rewards, values and mask [B, S] -> two [B, S] in float32, or float64 if given; no gradient. V
+    and A are 0 behind the last token of a segment. gamma: a number or [B]; lam: a number, [B] or
+    [B, S], read at t. segment_ids [B, S] int32, None = a row is one sequence. `impl` "auto" takes
+    the kernel on TPU. Raises InputError. arXiv 1506.02438; masked tokens skipped as verl does.
+    """
+    by = "gae"
+    rewards, values = _floats(rewards, values)
+    _check(by, rewards, impl, values=values, mask=mask, segment_ids=segment_ids)
+    gamma = _coefficient(f"{by}(gamma)", gamma, rewards, per_token=False)
+    lam = _coefficient(f"{by}(lam)", lam, rewards, per_token=True)
+    arrays = (rewards, values, _readable(mask, rewards), segment_ids, gamma, lam)
+    return _run("gae", impl, *jax.lax.stop_gradient(arrays))
+
+
+def discounted_sum(x, decay, mask, segment_ids=None, *, impl: Impl = "auto") -> jax.Array:
+    """y_t = x_t + decay_t y_{t+} where mask > 0, else 0: x [B, S] -> [B, S].
+
+    decay: a number, [B] or [B, S], read at t. With a gradient to x and decay. segment_ids, impl and
+    dtypes as in `gae`. Rewards and gamma give returns; delta and gamma lam give GAE.
+    """
+    by = "discounted_sum"
+    (x,) = _floats(x)
+    _check(by, x, impl, mask=mask, segment_ids=segment_ids)
+    decay = _coefficient(f"{by}(decay)", decay, x, per_token=True)
+    return _discounted_sum(impl, x, decay, _readable(mask, x), segment_ids)
+
+
+def next_chosen(x, mask, segment_ids=None, *, impl: Impl = "auto") -> jax.Array:
+    """x_{t+} at every t, and 0 where there is no t+: x [B, S], of any numbers, -> like x.
+
+    With a gradient to x. segment_ids and impl as in `gae`.
+    """
+    x = jnp.asarray(x)
+    _check("next_chosen", x, impl, mask=mask, segment_ids=segment_ids)
+    return _next_chosen(impl, x, _readable(mask, x), segment_ids)
+
+
+# -- what the implementations are handed
+
+
+def _floats(*arrays):
+    arrays = [jnp.asarray(a) for a in arrays]
+    dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+    return [a.astype(dtype) for a in arrays]
+
+
+def _check(by, first, impl, **others):
+    if impl not in IMPLS:
+        raise InputError(f"{by}(impl)", value=impl, rule=f"one of {', '.join(IMPLS)}")
+    if first.ndim != 2:
+        raise InputError(f"{by} has the wrong number of axes", value=first.shape, rule="[B, S]")
+    for name, x in others.items():
+        if x is not None and x.shape != first.shape:
+            raise InputError(f"{by}({name})", value=x.shape, rule=f"its shape is {first.shape}")
+
+
+def _coefficient(what, x, like, *, per_token):
+    """A number, [B] or [B, S] as [B, 1] or [B, S]."""
+    x = jnp.asarray(x, like.dtype)
+    allowed = [(), like.shape[:1], *([like.shape] if per_token else [])]
+    if x.shape not in allowed:
+        raise InputError(what, value=x.shape, rule=f"its shape is one of {allowed}")
+    if x.ndim == 2:
+        return x
+    return jnp.broadcast_to(x.reshape(-1, 1), (like.shape[0], 1))
+
+
+def _readable(mask, like):
+    """The mask as kernels read it: numbers of the width of the rest, no booleans."""
+    return mask if mask.dtype == like.dtype else (mask > 0).astype(like.dtype)
+
+
+# -- which implementation
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run(name, impl, *arrays):
+    """The function `name` of one implementation, or of the platform's."""
+    if impl in ("reference", "xla"):
+        return getattr(reference if impl == "reference" else xla, name)(*arrays)
+    if impl != "auto":
+        return over_rows(_kernel(name, impl), *arrays)
+    fallback = getattr(xla, name)
+    if arrays[0].dtype != jnp.float32:  # the kernels know no other floats
+        return fallback(*arrays)
+
+    def kernel(*arrays):
+        return over_rows(_kernel(name, "pallas_tpu"), *arrays)
+
+    return jax.lax.platform_dependent(*arrays, tpu=kernel, default=fallback)
+
+
+def _kernel(name, impl):
+    """A kernel on one device. Pallas takes a second to import, and a CPU needs none of it."""
+    if impl == "pallas_tpu":
+        from rljax.kernels.gae import pallas_tpu as kernels
+    else:
+        from rljax.kernels.gae import pallas_gpu as kernels
+    return getattr(kernels, name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _discounted_sum(impl, *arrays):
+    return _run("discounted_sum", impl, *arrays)
+
+
+def _forward(impl, *arrays):
+    y = _run("discounted_sum", impl, *arrays)
+    return y, (*arrays, y)
+
+
+def _backward(impl, saved, g):
+    """g^x_t = g_t + decay_{t-} g^x_{t-}, the same recurrence from the left; g^decay_t = g^x_t
+    y_{t+}."""
+    x, decay, mask, ids, y = saved
+    keep = mask > 0
+    flip = lambda a: a if a is None or a.shape[1] == 1 else a[:, ::-1]  # noqa: E731
+    handed = (jnp.where(keep, decay * g, 0.0), decay, mask, ids)
+    handed = _discounted_sum(impl, *(flip(a) for a in handed))
+    to_x = jnp.where(keep, g + flip(_next_chosen(impl, handed, flip(mask), flip(ids))), 0.0)
+    to_decay = to_x * _next_chosen(impl, y, mask, ids)
+    if decay.shape != x.shape:
+        to_decay = jnp.sum(to_decay, axis=1, keepdims=True)
+    return to_x, to_decay, None, None
+
+
+_discounted_sum.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _next_chosen(impl, *arrays):
+    return _run("next_chosen", impl, *arrays)
+
+
+def _next_forward(impl, *arrays):
+    return _next_chosen(impl, *arrays), arrays
+
+
+def _next_backward(impl, saved, g):
+    """Every token hands its part to the one it looked at."""
+    x, mask, ids = saved
+    return *jax.vjp(lambda x: xla.gathered_next(x, mask, ids), x)[1](g), None, None
+
+
+_next_chosen.defvjp(_next_forward, _next_backward)
+
+
+# -- several devices
+
+
+def over_rows(run, *arrays):
+    """run(*arrays) on each device's rows, where the arrays' type names a mesh of several devices.
+
+    XLA cannot split a kernel by itself. Rows [B, ...] go over data x fsdp x expert, as those of a
+    batch do; over axes that do not divide B they are whole on every device.
+    """
+    meshes = [jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arrays)]
+    mesh = next((m for m in meshes if not m.empty), None)
+    if mesh is None or mesh.size == 1 or mesh.are_all_axes_manual:
+        return run(*arrays)
+    free = set(mesh.axis_names) - set(mesh.manual_axes)
+    axes = tuple(a for a in BATCH_AXES if a in free)
+    if arrays[0].shape[0] % math.prod(mesh.shape[a] for a in axes):
+        axes = ()
+    rows = PartitionSpec(axes)
+    return jax.shard_map(
+        run, mesh=mesh, axis_names=free, in_specs=rows, out_specs=rows, check_vma=False
+    )(*arrays)

@@ -1,0 +1,174 @@
+"""The recurrences as one Mosaic kernel for TPU: every array is read once and written once.
+
+What lives here: `gae`, `discounted_sum` and `next_chosen` in float32, with the arguments of
+rljax.kernels.gae.reference. What does not: several devices (rljax.kernels.gae.api splits the rows).
+
+A program of the grid holds a block of rows [R, T]; blocks of a row are visited from the right, and
+three columns of scratch carry the value, the id and the sum at the nearest chosen token over to the
+block on the left. Inside, tiles [R, 128] are scanned along the lanes in 7 doublings: one pass finds
+for every token the next one that was chosen, one composes the affine maps y -> b + c y. Ragged
+edges are masked in the kernel: nothing is padded or transposed outside, except for rows under 128
+tokens.
+
+Axes: B rows, S tokens, R rows of a block, T tokens of a block.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+LANES = 128
+BLOCK_ROWS, BLOCK_TOKENS = 32, 1024
+NOBODY = -(2**31)  # the id where no token was chosen
+FLOPS = 80  # per token, of both passes
+
+
+def next_chosen(x, mask, ids, *, interpret=False) -> jax.Array:
+    """x at t+, and 0 where there is none, at every t: [B, S]."""
+    return _run("next_chosen", interpret, values=x, mask=mask, ids=ids)[0]
+
+
+def discounted_sum(x, decay, mask, ids, *, interpret=False) -> jax.Array:
+    """y_t = x_t + decay_t y_{t+} where mask > 0, else 0: [B, S]."""
+    return _run("discounted_sum", interpret, x=x, decay=decay, mask=mask, ids=ids)[0]
+
+
+def gae(rewards, values, mask, ids, gamma, lam, *, interpret=False):
+    """A_t = r_t + gamma (V_{t+} + lam_t A_{t+}) - V_t and A + V where mask > 0, else 0: [B, S]."""
+    given = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
+    return tuple(_run("gae", interpret, **given))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run(name, interpret, **given):
+    """The outputs of the function `name`, [B, S] each."""
+    rows, tokens = given["mask"].shape
+    given = {key: a for key, a in given.items() if a is not None}
+    per_row = {key for key in ("gamma", "decay") if key in given and given[key].shape[1] == 1}
+    if tokens < LANES:
+        room = ((0, 0), (0, LANES - tokens))
+        given = {key: a if key in per_row else jnp.pad(a, room) for key, a in given.items()}
+    width = max(tokens, LANES)
+    block_rows = rows if rows < 8 else min(BLOCK_ROWS, rows // 8 * 8)
+    block = min(BLOCK_TOKENS, width // LANES * LANES)
+    steps = pl.cdiv(width, block)
+    wide = pl.BlockSpec((block_rows, block), lambda i, j: (i, steps - 1 - j))
+    narrow = pl.BlockSpec((block_rows, 1), lambda i, j: (i, 0))
+    outputs = 2 if name == "gae" else 1
+    size = sum(a.size for a in given.values()) + outputs * rows * width
+    out = pl.pallas_call(
+        functools.partial(_kernel, name=name, keys=tuple(given), tokens=tokens),
+        grid=(pl.cdiv(rows, block_rows), steps),
+        in_specs=[narrow if key in per_row else wide for key in given],
+        out_specs=[wide] * outputs,
+        out_shape=[jax.ShapeDtypeStruct((rows, width), jnp.float32)] * outputs,
+        scratch_shapes=[
+            pltpu.VMEM((block_rows, 1), jnp.float32),
+            pltpu.VMEM((block_rows, 1), jnp.int32),
+            pltpu.VMEM((block_rows, 1), jnp.float32),
+        ],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        cost_estimate=pl.CostEstimate(
+            flops=FLOPS * rows * width, transcendentals=0, bytes_accessed=4 * size
+        ),
+        interpret=interpret,
+        name=name,
+    )(*given.values())
+    return [o[:, :tokens] for o in out]
+
+
+def _kernel(*refs, name, keys, tokens):
+    """One block; `keys` says which inputs there are, in order."""
+    ins, refs = dict(zip(keys, refs, strict=False)), refs[len(keys) :]
+    *outs, value_carry, id_carry, sum_carry = refs
+    block_rows, block = ins["mask"].shape
+    steps, step = pl.num_programs(1), pl.program_id(1)
+
+    @pl.when(step == 0)
+    def _():
+        value_carry[...] = jnp.zeros_like(value_carry)
+        id_carry[...] = jnp.full_like(id_carry, NOBODY)
+        sum_carry[...] = jnp.zeros_like(sum_carry)
+
+    lane = jax.lax.broadcasted_iota(jnp.int32, (block_rows, LANES), 1)
+    # Lanes past the end of the row hold whatever lies there.
+    in_row = tokens - (steps - 1 - step) * block
+    count = block // LANES
+
+    def tile(i, carry):
+        start = pl.multiple_of((count - 1 - i) * LANES, LANES)
+
+        def read(ref):
+            return ref[:, pl.ds(start, LANES)] if ref.shape[1] > 1 else ref[...]
+
+        here = {key: read(ref) for key, ref in ins.items()}
+        here["keep"] = (lane < in_row - start) & (here["mask"] > 0)
+        found, carry = _tile(name, here, lane, carry)
+        for out, y in zip(outs, found, strict=True):
+            out[:, pl.ds(start, LANES)] = y
+        return carry
+
+    carry = (value_carry[...], id_carry[...], sum_carry[...])
+    value_carry[...], id_carry[...], sum_carry[...] = jax.lax.fori_loop(0, count, tile, carry)
+
+
+def _tile(name, here, lane, carry):
+    """128 tokens of every row: the outputs [R, 128], and what the tile on the left is handed."""
+    value_later, id_later, sum_later = carry
+    keep, ids = here["keep"], here.get("ids", jnp.zeros_like(lane))
+    x, decay, values = (here.get(key) for key in ("x", "decay", "values"))
+    if values is not None or "ids" in here:
+        values = x if values is None else values  # carried along, and not read
+        value_next, id_next, value_later, id_later = _next(keep, values, ids, lane, carry)
+        same = id_next == ids
+        value_next = jnp.where(same, value_next, 0.0)
+        if name == "next_chosen":
+            return [value_next], (value_later, id_later, sum_later)
+        decay = jnp.where(same, decay, 0.0)
+    if name == "gae":
+        x = x + here["gamma"] * value_next - values
+        decay = here["gamma"] * decay
+    y = _compose(jnp.where(keep, x, 0.0), jnp.where(keep, decay, 1.0), lane, sum_later)
+    found = [jnp.where(keep, y, 0.0)]
+    if name == "gae":
+        found.append(jnp.where(keep, y + values, 0.0))
+    return found, (value_later, id_later, y[:, :1])
+
+
+def _next(keep, values, ids, lane, carry):
+    """Value and id at the next chosen token of the row, and those to hand on to the left."""
+    value_later, id_later, _ = carry
+    nearest_id, nearest = jnp.where(keep, ids, NOBODY), values
+    for distance in _doublings():
+        take = (nearest_id == NOBODY) & (lane < LANES - distance)
+        nearest = jnp.where(take, _from_right(nearest, distance), nearest)
+        nearest_id = jnp.where(take, _from_right(nearest_id, distance), nearest_id)
+    nobody = nearest_id == NOBODY
+    nearest = jnp.where(nobody, value_later, nearest)
+    nearest_id = jnp.where(nobody, id_later, nearest_id)
+    last = lane == LANES - 1
+    value_next = jnp.where(last, value_later, _from_right(nearest, 1))
+    id_next = jnp.where(last, id_later, _from_right(nearest_id, 1))
+    return value_next, id_next, nearest[:, :1], nearest_id[:, :1]
+
+
+def _doublings():
+    return [1 << k for k in range(LANES.bit_length() - 1)]
+
+
+def _from_right(x, distance):
+    """x at the lane `distance` further right; the last lanes get what wraps around."""
+    return pltpu.roll(x, LANES - distance, 1)
+
+
+def _compose(b, c, lane, beyond):
+    """y_t = b_t + c_t y_{t+1} along the lanes, with y = `beyond` [R, 1] behind the last."""
+    for distance in _doublings():
+        inside = lane < LANES - distance
+        b_right = jnp.where(inside, _from_right(b, distance), 0.0)
+        c_right = jnp.where(inside, _from_right(c, distance), 1.0)
+        b, c = b + c * b_right, c * c_right
+    return b + c * beyond

@@ -1,0 +1,156 @@
+"""The recurrences for XLA: a scan over tokens, which suits a CPU, and log2(S) doublings of whole
+rows, which suit an accelerator where no kernel is used.
+
+What lives here: both forms of `gae`, `discounted_sum` and `next_chosen`, with the arguments of
+rljax.kernels.gae.reference, and the choice between the two by platform.
+
+Why these two: benchmarks/gae.py. On a CPU the associative scan loses to the unrolled scan; on a TPU
+jax.lax.associative_scan is faster than the doublings by a millisecond, and takes minutes to compile
+for a few thousand tokens.
+"""
+
+import jax
+import jax.numpy as jnp
+
+UNROLL = 8  # columns per turn of the loop
+
+
+def next_chosen(x, mask, ids) -> jax.Array:
+    """x at t+, and 0 where there is none, at every t: [B, S]."""
+    return jax.lax.platform_dependent(x, mask, ids, cpu=gathered_next, default=doubled_next)
+
+
+def discounted_sum(x, decay, mask, ids) -> jax.Array:
+    """y_t = x_t + decay_t y_{t+} where mask > 0, else 0: [B, S]."""
+    return jax.lax.platform_dependent(x, decay, mask, ids, cpu=scan_sum, default=doubled_sum)
+
+
+def gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
+    """A_t = r_t + gamma (V_{t+} + lam_t A_{t+}) - V_t and A + V where mask > 0, else 0: [B, S]."""
+    arrays = (rewards, values, mask, ids, gamma, lam)
+    return jax.lax.platform_dependent(*arrays, cpu=scan_gae, default=doubled_gae)
+
+
+# -- a CPU: all rows of one column at a time, from the right
+
+
+def gathered_next(x, mask, ids) -> jax.Array:
+    size = x.shape[1]
+    column = jnp.where(mask > 0, jnp.arange(size, dtype=jnp.int32)[None, :], size)
+    here_or_later = jax.lax.cummin(column, axis=1, reverse=True)
+    later = jnp.pad(here_or_later[:, 1:], ((0, 0), (0, 1)), constant_values=size)
+    index = jnp.minimum(later, size - 1)
+    same = later < size
+    if ids is not None:
+        same &= jnp.take_along_axis(ids, index, axis=1) == ids
+    return jnp.where(same, jnp.take_along_axis(x, index, axis=1), jnp.zeros_like(x))
+
+
+def _columns(x):
+    return None if x is None else x.T
+
+
+def scan_sum(x, decay, mask, ids) -> jax.Array:
+    per_token, one_segment = decay.shape == x.shape, ids is None
+
+    def column(later, here):
+        total, segment = later
+        x_t, decay_t, m, id_t = here
+        keep, ahead = m > 0, (decay_t if per_token else decay[:, 0]) * total
+        if not one_segment:
+            ahead = jnp.where(segment == id_t, ahead, 0.0)
+            segment = jnp.where(keep, id_t, segment)
+        # A token that the policy did not choose hands on what it was handed.
+        total = jnp.where(keep, x_t + ahead, total)
+        return (total, segment), jnp.where(keep, total, 0.0)
+
+    start = (jnp.zeros_like(x[:, 0]), None if one_segment else ids[:, 0])
+    columns = (x.T, decay.T if per_token else None, mask.T, _columns(ids))
+    return jax.lax.scan(column, start, columns, reverse=True, unroll=UNROLL)[1].T
+
+
+def scan_gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
+    per_token, one_segment = lam.shape == rewards.shape, ids is None
+
+    def column(later, here):
+        value, advantage, segment = later
+        r, v, m, id_t, lam_t = here
+        keep, lam_t = m > 0, lam_t if per_token else lam[:, 0]
+        ahead = gamma[:, 0] * (value + lam_t * advantage)
+        if not one_segment:
+            ahead = jnp.where(segment == id_t, ahead, 0.0)
+            segment = jnp.where(keep, id_t, segment)
+        advantage = jnp.where(keep, r - v + ahead, advantage)
+        value = jnp.where(keep, v, value)
+        out = (jnp.where(keep, advantage, 0.0), jnp.where(keep, advantage + v, 0.0))
+        return (value, advantage, segment), out
+
+    zero = jnp.zeros_like(rewards[:, 0])
+    start = (zero, zero, None if one_segment else ids[:, 0])
+    columns = (rewards.T, values.T, mask.T, _columns(ids), lam.T if per_token else None)
+    out = jax.lax.scan(column, start, columns, reverse=True, unroll=UNROLL)[1]
+    return out[0].T, out[1].T
+
+
+# -- an accelerator: after turn k every token knows of the 2^k tokens from itself on
+
+
+def _doublings(turn, arrays, beyond):
+    """turn(arrays here, arrays further right) for distances 1, 2, 4, ... below S; what lies behind
+    the row is `beyond`, a number for each array."""
+    size = arrays[0].shape[1]
+
+    def further(x, distance, number):
+        padded = jnp.concatenate([x, jnp.full_like(x, number)], axis=1)
+        return jax.lax.dynamic_slice_in_dim(padded, distance, size, axis=1)
+
+    def one(k, here):
+        distance = jnp.left_shift(1, k)
+        right = (further(x, distance, n) for x, n in zip(here, beyond, strict=True))
+        return turn(here, tuple(right))
+
+    return jax.lax.fori_loop(0, (size - 1).bit_length(), one, tuple(arrays))
+
+
+def _next_and_same(x, mask, ids):
+    """(x at t+ or 0, whether there is a t+)."""
+
+    def nearer(here, right):
+        return tuple(jnp.where(here[0], h, r) for h, r in zip(here, right, strict=True))
+
+    ids = jnp.zeros(x.shape, jnp.int32) if ids is None else ids
+    found = _doublings(nearer, (mask > 0, ids, x), (False, 0, 0))
+    found, id_next, x_next = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in found)
+    same = found & (id_next == ids)
+    return jnp.where(same, x_next, jnp.zeros_like(x)), same
+
+
+def _linear(b, c) -> jax.Array:
+    """y_t = b_t + c_t y_{t+1}: composes the maps y -> b + c y."""
+
+    def compose(here, right):
+        return here[0] + here[1] * right[0], here[1] * right[1]
+
+    return _doublings(compose, (b, c), (0.0, 1.0))[0]
+
+
+def _sum(x, decay, keep, same) -> jax.Array:
+    """x_t + decay_t y_{t+}; a token that was not chosen hands on what it was handed."""
+    decay = jnp.where(keep, decay if same is None else jnp.where(same, decay, 0.0), 1.0)
+    return jnp.where(keep, _linear(jnp.where(keep, x, 0.0), decay), 0.0)
+
+
+def doubled_next(x, mask, ids) -> jax.Array:
+    return _next_and_same(x, mask, ids)[0]
+
+
+def doubled_sum(x, decay, mask, ids) -> jax.Array:
+    same = None if ids is None else _next_and_same(x, mask, ids)[1]
+    return _sum(x, decay, mask > 0, same)
+
+
+def doubled_gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
+    keep = mask > 0
+    value_next, same = _next_and_same(values, mask, ids)
+    advantages = _sum(rewards + gamma * value_next - values, gamma * lam, keep, same)
+    return advantages, jnp.where(keep, advantages + values, 0.0)
