@@ -1,5 +1,5 @@
-"""What every implementation of the fused log-prob shares: its options, its results, and the formulas
-on a tile of logits.
+"""What every implementation of the fused log-prob shares: its options, its results, and the
+formulas on a tile of logits.
 
 What lives here: the rule of cap and scale, the statistics of a tile and their merge, the gradient
 at the logits. What does not: products with the head, loops, devices.
@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+CHUNK_LOGITS = 1 << 23  # held at once by who walks tokens in plain JAX: 32 MiB of float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,20 @@ class Statistics(NamedTuple):
 def wide_dtype(dtype) -> jnp.dtype:
     """What logits of this dtype are accumulated and kept in."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+def head_product(hidden, head, float32_head: bool):
+    """(hidden, head, precision) of the product that makes the logits, for `float32_head` or not.
+
+    Products of two bfloat16 numbers are exact in float32, where they are summed: such a pair needs
+    no cast. Everywhere else a float32 head is a float32 product, at full precision.
+    """
+    if not float32_head:
+        return hidden, head.astype(hidden.dtype), None
+    if hidden.dtype == head.dtype == jnp.bfloat16:
+        return hidden, head, None
+    dtype = jnp.promote_types(wide_dtype(hidden.dtype), head.dtype)
+    return hidden.astype(dtype), head.astype(dtype), jax.lax.Precision.HIGHEST
 
 
 def words_of(head: jax.Array, options: Options) -> int:
