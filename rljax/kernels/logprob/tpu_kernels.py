@@ -168,8 +168,8 @@ def _finish(target_ref, out_ref, running, at, words, options):
     out_ref[at, :] = out
 
 
-def _logit_gradient(refs, first, scale, options, exists) -> None:
-    """dz of a tile from its products; `exists(word, row)` says which logits there are, None = all.
+def _logit_gradient(refs, first, scale, options, left=None) -> None:
+    """dz of a tile from its products; with `left`, only that many words of it exist.
     The rows' a, b and c are already times scale."""
     target_ref, statistics_ref, z_ref, dz_ref = refs
 
@@ -191,8 +191,8 @@ def _logit_gradient(refs, first, scale, options, exists) -> None:
             dz += jnp.where(lane + k == target, a, 0.0)
             if options.soft_cap:
                 dz *= 1.0 - tanh * tanh
-            if exists is not None:
-                dz = jnp.where(exists(lane + k, at, chunk), dz, 0.0)
+            if left is not None:
+                dz = jnp.where(lane + k < left, dz, 0.0)
             dz_ref[at, k : k + LANES] = dz.astype(dz_ref.dtype)
 
     _over_rows(z_ref.shape[0], chunk_of_rows)
@@ -213,16 +213,15 @@ def hidden_kernel(
     words,
 ):
     j, tile_words = pl.program_id(1), z_ref.shape[1]
-    left = words - j * tile_words  # words of this tile and of those after it
 
     @pl.when(j == 0)
     def _():
         sum_ref[...] = jnp.zeros_like(sum_ref)
         z_ref[...] = jnp.zeros_like(z_ref)
 
-    exists = None
+    left = None
     if words % tile_words:  # the last tile holds anything, NaN too, where there are no words
-        exists = lambda word, at, chunk: word < left  # noqa: E731
+        left = words - j * tile_words
 
         @pl.when(left < tile_words)
         def _():
@@ -230,7 +229,7 @@ def hidden_kernel(
 
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_words, scale_ref[0], options, exists)
+    _logit_gradient(refs, j * tile_words, scale_ref[0], options, left)
 
     def add(at):
         w = _head_slice(head_ref, at, options)
@@ -277,11 +276,7 @@ def head_kernel(
         sum_ref[...] = jnp.zeros_like(sum_ref)
         z_ref[...] = jnp.zeros_like(z_ref)
 
-    exists = None
-    if rows % tile_rows:
-
-        def exists(word, at, chunk):
-            return at.start + jax.lax.broadcasted_iota(jnp.int32, word.shape, 0) < left
+    if rows % tile_rows:  # rows that do not exist have a = b = c = 0; what they hold goes too
 
         @pl.when(left < tile_rows)
         def _():
@@ -294,7 +289,7 @@ def head_kernel(
 
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_words, scale_ref[0], options, exists)
+    _logit_gradient(refs, j * tile_words, scale_ref[0], options)
     transposed = dz_ref[...].T  # once a tile: the products want the words first
 
     def add(at):
