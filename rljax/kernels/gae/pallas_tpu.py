@@ -59,12 +59,15 @@ def _run(name, interpret, **given):
     narrow = pl.BlockSpec((block_rows, 1), lambda i, j: (i, 0))
     outputs = 2 if name == "gae" else 1
     size = sum(a.size for a in given.values()) + outputs * rows * width
+    # In a caller's own shard_map the outputs vary over the mesh axes that the mask varies over.
+    varies = jax.typeof(given["mask"]).manual_axis_type
+    like = jax.ShapeDtypeStruct((rows, width), jnp.float32, manual_axis_type=varies)
     out = pl.pallas_call(
         functools.partial(_kernel, name=name, keys=tuple(given), tokens=tokens),
         grid=(pl.cdiv(rows, block_rows), steps),
         in_specs=[narrow if key in per_row else wide for key in given],
         out_specs=[wide] * outputs,
-        out_shape=[jax.ShapeDtypeStruct((rows, width), jnp.float32)] * outputs,
+        out_shape=[like] * outputs,
         scratch_shapes=[
             pltpu.VMEM((block_rows, 1), jnp.float32),
             pltpu.VMEM((block_rows, 1), jnp.int32),

@@ -29,7 +29,7 @@ def next_chosen(x, mask, ids) -> jax.Array:
         start = (jnp.zeros_like(columns[0][0]), jnp.int32(0), jnp.bool_(False))
         return jax.lax.scan(token, start, columns, reverse=True)[1]
 
-    ids = jnp.zeros(x.shape, jnp.int32) if ids is None else ids
+    ids = jnp.zeros_like(mask, jnp.int32) if ids is None else ids
     return jax.vmap(row)(x, mask > 0, ids)
 
 
@@ -54,7 +54,7 @@ def gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
         start = (jnp.zeros_like(columns[0][0]), columns[-1][0])  # 0 is of any segment
         return jax.lax.scan(token, start, columns, reverse=True)[1]
 
-    ids = jnp.zeros(rewards.shape, jnp.int32) if ids is None else ids
+    ids = jnp.zeros_like(mask, jnp.int32) if ids is None else ids
     delta = rewards + gamma * next_chosen(values, mask, ids) - values
     decay = jnp.broadcast_to(gamma * lam, delta.shape)
     return jax.vmap(row)(delta, decay, values, mask > 0, ids)

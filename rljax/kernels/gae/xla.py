@@ -118,7 +118,7 @@ def _next_and_same(x, mask, ids):
     def nearer(here, right):
         return tuple(jnp.where(here[0], h, r) for h, r in zip(here, right, strict=True))
 
-    ids = jnp.zeros(x.shape, jnp.int32) if ids is None else ids
+    ids = jnp.zeros_like(mask, jnp.int32) if ids is None else ids
     found = _doublings(nearer, (mask > 0, ids, x), (False, 0, 0))
     found, id_next, x_next = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in found)
     same = found & (id_next == ids)
