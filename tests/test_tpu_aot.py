@@ -213,7 +213,9 @@ def compile_experts(chips, platform: str, sizes: dict, groups=256):
 def test_experts_run_the_kernels_and_their_gradient_copies_no_matrix(chips, sizes):
     sizes = dict(data=1, tensor=1) | sizes
     program, matrices = compile_experts(chips, "tpu", sizes)
-    calls = re.findall(r"%([\w\-.]+) = [^\n]* custom-call\([^\n]*tpu_custom_call", program.as_text())
+    calls = re.findall(
+        r"%([\w\-.]+) = [^\n]* custom-call\([^\n]*tpu_custom_call", program.as_text()
+    )
     assert sum(name.startswith("ragged-dot") for name in calls) == 2, calls  # the blocks; their sum
     assert sum("gmm" in name for name in calls) == 2, calls  # for the rows, for the matrices
     plain = compile_experts(chips, "gpu", sizes)[0]
