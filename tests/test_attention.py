@@ -296,3 +296,27 @@ def test_what_cannot_be_run_is_refused_with_the_fix():
         run(mesh=ONE, impl="cudnn", **options)
     with pytest.raises(InputError, match="window: got -1"):
         run(mesh=ONE, **{**options, "window": -1})
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "e", "f", "window"), [(2, 64, 64, 0), (4, 24, 16, 5)], ids=["grouped", "latent"]
+)
+def test_the_path_of_gpus_is_lowered_to_cudnns_kernels(monkeypatch, kv_heads, e, f, window):
+    """For CUDA on a host that has none: not run, and compiled by nobody. JAX asks an installed
+    cuDNN for its version, by no flag; where there is none, the answer is given here."""
+    from jax._src.cudnn import fused_attention_stablehlo as asking
+
+    monkeypatch.setattr(asking, "check_cudnn_version", lambda: 91000)
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)  # noqa: E731
+    q, k, v = array(2, 33, 4, e), array(2, 33, kv_heads, e), array(2, 33, kv_heads, f)
+    segments = jax.ShapeDtypeStruct((2, 33), jnp.int32)
+
+    def total(q, k, v, segments):
+        out = attention_paths.cudnn(q, k, v, segments, None, scale=0.1, window=window, soft_cap=0.0)
+        assert out.shape == (2, 33, 4, f)
+        return jnp.sum(out.astype(jnp.float32))
+
+    program = jax.jit(jax.grad(total, argnums=(0, 1, 2))).trace(q, k, v, segments)
+    text = program.lower(lowering_platforms=("cuda",)).as_text()
+    for kernel in ("Softmax", "SoftmaxBackward"):
+        assert text.count(f"@__cudnn$fmhaScaleBias{kernel}(") == 1, kernel

@@ -91,3 +91,16 @@ def test_heads_that_are_filled_up_to_the_lanes_of_a_tpu_say_the_same(family, mon
     monkeypatch.setattr(cache, "order_for", lambda mesh: "tokens")
     monkeypatch.setattr(cache, "widths_for", lambda config, mesh: wide)
     np.testing.assert_allclose(logits(family, 3), plain, atol=2e-5, rtol=2e-5)
+
+
+PAIRS = lanes(["fsdp=2 x tensor=4"], ["fsdp=8", "data=2 x fsdp=2 x expert=2"])
+
+
+@pytest.mark.parametrize("mesh", PAIRS)
+def test_keys_and_values_in_one_array_say_the_same(mesh, monkeypatch):
+    """The cache of a TPU, split by rows and kv heads; 3 rows are whole on every device."""
+    rows = 3 if mesh == "fsdp=8" else 8
+    plain = logits("dense", rows)
+    monkeypatch.setattr(cache, "order_for", lambda mesh: "tokens")
+    monkeypatch.setattr(cache, "pairs_for", lambda *asked: True)
+    np.testing.assert_allclose(logits("dense", rows, **MESHES[mesh]), plain, atol=2e-5, rtol=2e-5)

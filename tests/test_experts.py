@@ -10,8 +10,10 @@ import pytest
 from flax import nnx
 
 from rljax.errors import InputError
+from rljax.kernels import grouped_matmul as grouped
 from rljax.kernels.grouped_matmul import grouped_matmul
 from rljax.mesh import RULES, make_mesh, weight_sharding
+from rljax.models import experts
 from rljax.models.experts import Experts, ExpertsConfig, load_metrics, route
 
 EMBED, HIDDEN = 16, 8
@@ -326,6 +328,28 @@ def test_the_mesh_changes_no_value_and_no_gradient(sizes):
         assert "expert" in jax.tree.leaves(tuple(gradient.sharding.spec))
 
 
+def interpreted(x, w, sizes, platform):
+    """The product of a TPU, its kernels run by the interpreter."""
+    return grouped._on_tpu(x, w, sizes, True)
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_tpu_have_the_same_gradients_on_a_mesh(monkeypatch):
+    apply, params = build(EVERYTHING)
+    x = tokens(8, 4)
+    want = value_and_gradients(apply, params, x, one_device())
+    on_device = grouped._on_device
+
+    def without_axes(kernel, *arrays):
+        # Pallas' interpreter compares the axes that its buffers vary over, and loses them itself.
+        return on_device(lambda *a: kernel(*(v + jnp.zeros((), v.dtype) for v in a)), *arrays)
+
+    monkeypatch.setattr(grouped, "_on_device", without_axes)
+    monkeypatch.setattr(experts, "grouped_matmul", interpreted)
+    mesh = make_mesh(fsdp=2, expert=2, tensor=2)
+    close(value_and_gradients(apply, placed(params, mesh, EVERYTHING), x, mesh), want, 2e-5)
+
+
 @pytest.mark.parametrize(
     "shape", [(1, 4), (3, 5), *(pytest.param(s, marks=pytest.mark.slow) for s in ((8, 1), (2, 1)))]
 )
@@ -459,7 +483,7 @@ def test_bfloat16_is_close_to_float32(sizes):
         assert np.abs(got - want).max() < 0.03 * np.abs(want).max() + 1e-3
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])  # "tpu": what an accelerator would run
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "sizes",
@@ -476,7 +500,8 @@ def test_the_grouped_product_and_its_gradient(platform, dtype, sizes):
 
     @jax.jit
     def run(x, w, g, sizes):
-        y, back = jax.vjp(lambda x, w: grouped_matmul(x, w, sizes, platform=platform), x, w)
+        product = interpreted if platform == "tpu" else grouped_matmul
+        y, back = jax.vjp(lambda x, w: product(x, w, sizes, platform=platform), x, w)
         return y, *back(g)
 
     y, dx, dw = run(x, w, g, jnp.asarray(sizes, jnp.int32))

@@ -168,13 +168,16 @@ def test_a_sample_that_a_string_ended_goes_on_behind_a_tools_reply(engine, param
 # -- caches at their edges
 
 
-@pytest.mark.parametrize("order", ["heads", "tokens"])
-@pytest.mark.parametrize("kv_dtype", ["", "int8"])
+@pytest.mark.parametrize(
+    ("order", "kv_dtype"),
+    [("heads", ""), ("heads", "int8"), ("tokens", ""), ("tokens", "int8"), ("pairs", "")],
+)
 @pytest.mark.parametrize("window", [0, 4])
 def test_any_way_of_reading_gives_one_cache(monkeypatch, order, kv_dtype, window):
     """Chunks of any size, also longer than the window, against one token after the other, in the
     layout of either platform: what later tokens see is the same."""
-    monkeypatch.setattr(cache, "order_for", lambda mesh: order)
+    monkeypatch.setattr(cache, "order_for", lambda mesh: "heads" if order == "heads" else "tokens")
+    monkeypatch.setattr(cache, "pairs_for", lambda *asked: order == "pairs")
     model = tiny(window=window)
     params = weights(model)
     rng = np.random.default_rng(window)

@@ -8,6 +8,7 @@ Not part of the usual run. The one command, where `pip install "jax[tpu]"` has p
 
 import dataclasses
 import functools
+import math
 import os
 import re
 
@@ -18,6 +19,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax.config import OptimizerConfig
+from rljax.kernels.grouped_matmul import grouped_matmul
 from rljax.mesh import BATCH_AXES, HOST_MEMORY, make_mesh
 from rljax.models.attention import attention, attention_cached
 from rljax.optimizers import make_optimizer
@@ -174,3 +176,48 @@ def test_moments_on_the_host_lower_the_peak_of_a_step(chips):
     peaks = [x.argument_size_in_bytes + x.temp_size_in_bytes for x in (off, on)]
     # Nothing of them is there during the backward pass; the update, which fetches all, needs less.
     assert peaks[1] < peaks[0] - 1.9 * weights, (peaks, weights)
+
+
+# -- experts
+
+
+def compile_experts(chips, platform: str, sizes: dict, groups=256):
+    """The gradient of a grouped product of `groups` matrices over a mesh, each device with its own
+    rows, its groups and its columns; and the bytes of the matrices on a chip."""
+    mesh = make_mesh(**sizes, devices=chips[: math.prod(sizes.values())])
+    rows, inside, outside = 8192, 2048, 1536
+    split = dict(x=("expert",), w=("expert", None, "tensor"), sizes=("expert",))
+    shapes = dict(x=(rows, inside), w=(groups, inside, outside), sizes=(groups,))
+
+    def array(name):
+        dtype = jnp.int32 if name == "sizes" else jnp.bfloat16
+        sharding = NamedSharding(mesh, PartitionSpec(*split[name]))
+        return jax.ShapeDtypeStruct(shapes[name], dtype, sharding=sharding)
+
+    def product(x, w, sizes):
+        x, sizes = (jax.lax.pcast(a, "tensor", to="varying") for a in (x, sizes))
+        return grouped_matmul(x, w, sizes, platform=platform)
+
+    spread = jax.shard_map(
+        product,
+        mesh=mesh,
+        in_specs=tuple(PartitionSpec(*split[name]) for name in split),
+        out_specs=PartitionSpec("expert", "tensor"),
+    )
+    total = lambda *args: jnp.sum(spread(*args).astype(jnp.float32) ** 2)  # noqa: E731
+    run = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+    return run.lower(*map(array, split)).compile(), 2 * math.prod(shapes["w"]) // mesh.size
+
+
+@pytest.mark.parametrize("sizes", [dict(fsdp=1), dict(fsdp=1, expert=4, tensor=2)])
+def test_experts_run_the_kernels_and_their_gradient_copies_no_matrix(chips, sizes):
+    sizes = dict(data=1, tensor=1) | sizes
+    program, matrices = compile_experts(chips, "tpu", sizes)
+    calls = re.findall(
+        r"%([\w\-.]+) = [^\n]* custom-call\([^\n]*tpu_custom_call", program.as_text()
+    )
+    assert sum(name.startswith("ragged-dot") for name in calls) == 2, calls  # the blocks; their sum
+    assert sum("gmm" in name for name in calls) == 2, calls  # for the rows, for the matrices
+    plain = compile_experts(chips, "gpu", sizes)[0]
+    temporary = [x.memory_analysis().temp_size_in_bytes for x in (program, plain)]
+    assert temporary[0] < temporary[1] - 0.9 * matrices, (temporary, matrices)

@@ -1,14 +1,18 @@
 """Grouped matrix product: the rows of a group times that group's own matrix.
 
-What lives here: one public function, and the loop that CPU needs because jax.lax.ragged_dot has no
-CPU kernel: there it copies the rows once per group and multiplies all of them, X times the FLOPs.
-What does not: routing and activations (rljax.models.experts).
+What lives here: one public function; behind it jax.lax.ragged_dot, JAX's megablox kernels for its
+gradient on TPU, and the loop that CPU needs because ragged_dot has no CPU kernel: there it copies
+the rows once per group and multiplies all of them, X times the FLOPs. What does not: routing and
+activations (rljax.models.experts).
 
 Axes: M rows sorted by group, D inside, F outside, X groups, T rows in one block of the loop.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 
 def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, platform: str) -> jax.Array:
@@ -20,6 +24,12 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, platform: st
     """
     if platform == "cpu":
         return _looped(x, w, sizes)
+    if platform == "tpu":
+        return _on_tpu(x, w, sizes, False)
+    return _ragged(x, w, sizes)
+
+
+def _ragged(x, w, sizes) -> jax.Array:
     # What ragged_dot gives after the last group, and takes back in its gradient, is not promised.
     grouped = _grouped_rows(x, sizes)
     y = jax.lax.ragged_dot(jnp.where(grouped, x, 0), w, sizes)
@@ -29,6 +39,79 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, platform: st
 def _grouped_rows(x: jax.Array, sizes: jax.Array) -> jax.Array:
     """[M, 1] bool: which rows are in any group."""
     return (jnp.arange(x.shape[0]) < jnp.sum(sizes))[:, None]
+
+
+def _zeros(shape: tuple[int, ...], dtype, like: jax.Array) -> jax.Array:
+    """Zeros that vary over the mesh axes of `like`, as the carry of a loop in shard_map has to."""
+    first = jax.lax.slice(like, (0,) * like.ndim, (1,) * like.ndim).reshape(())
+    return jnp.broadcast_to(jnp.where(False, first, 0).astype(dtype), shape)
+
+
+# -- TPU: for ragged_dot XLA has a kernel of its own; for the gradients of it, the same kernel on a
+# copy of every matrix, transposed, and of x without the rows of no group. Megablox reads them as
+# they lie.
+
+
+def _tiles(rows: int, groups: int, inside: int, outside: int, itemsize: int):
+    """(rows, inside, outside) of a block. A block of rows is run once for each group that has rows
+    in it, so it is no larger than a mean group, but 128 rows cost the matrix unit no more than one.
+    The other sizes keep what is in flight within the 16 MiB that a program has of a v5e's VMEM."""
+    t = next((t for t in (512, 256) if t * groups <= rows), 128)
+    largest = 2048 // itemsize
+
+    def tile(size: int) -> int:
+        if size <= largest:
+            return size
+        return next((t for t in range(largest, 255, -128) if size % t == 0), 512)
+
+    return min(t, -(-rows // 16) * 16), tile(inside), tile(outside)
+
+
+def _on_device(kernel, *arrays: jax.Array) -> jax.Array:
+    """The kernel on what a device holds. It does not say over which mesh axes its result varies, so
+    inside shard_map it has to run where nobody asks."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return kernel(*arrays)
+    whole = PartitionSpec()
+    specs = dict(in_specs=(whole,) * len(arrays), out_specs=whole)
+    return jax.shard_map(kernel, **specs, check_vma=False)(*arrays)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _on_tpu(x, w, sizes, interpret: bool):
+    return _ragged(x, w, sizes)
+
+
+def _on_tpu_forward(x, w, sizes, interpret):
+    return _ragged(x, w, sizes), (x, w, sizes)
+
+
+def _on_tpu_backward(interpret, saved, g):
+    """dx[m] = g[m] w[group of m]^T, and dw[group] = the sum over its rows of x[m]^T g[m], summed in
+    float32."""
+    # Imported here: Pallas takes a second to import, and only this path needs it.
+    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
+
+    x, w, sizes = saved
+    (rows, inside), (groups, _, outside) = x.shape, w.shape
+    block, in_block, out_block = _tiles(rows, groups, inside, outside, x.dtype.itemsize)
+    x_whole, g_whole = (jnp.pad(a, ((0, -rows % block), (0, 0))) for a in (x, g))
+    to_x = functools.partial(
+        gmm, preferred_element_type=x.dtype, tiling=(block, out_block, in_block),
+        transpose_rhs=True, interpret=interpret,
+    )  # fmt: skip
+    to_w = functools.partial(
+        tgmm, preferred_element_type=w.dtype, tiling=(block, in_block, out_block),
+        interpret=interpret,
+    )  # fmt: skip
+    dx = _on_device(to_x, g_whole, w, sizes)[:rows]
+    dw = _on_device(to_w, x_whole.swapaxes(0, 1), g_whole, sizes)
+    # What varies over the mesh has to say so again (and where no group has rows, dx is garbage).
+    dx = jnp.where(_grouped_rows(x, sizes), dx, _zeros(x.shape, x.dtype, x))
+    return dx, dw + _zeros(w.shape, w.dtype, x), None
+
+
+_on_tpu.defvjp(_on_tpu_forward, _on_tpu_backward)
 
 
 # -- CPU: a loop over blocks of T rows, each of one group
@@ -49,12 +132,6 @@ def _blocks(sizes: jax.Array, block: int, rows: int):
     group = jnp.minimum(group, sizes.shape[0] - 1)  # past the last block: never run
     before = (i - (ends - each)[group]) * block
     return group, (jnp.cumsum(sizes) - sizes)[group] + before, sizes[group] - before, ends[-1]
-
-
-def _zeros(shape: tuple[int, ...], dtype, like: jax.Array) -> jax.Array:
-    """Zeros that vary over the mesh axes of `like`, as the carry of a loop in shard_map has to."""
-    first = jax.lax.slice(like, (0,) * like.ndim, (1,) * like.ndim).reshape(())
-    return jnp.broadcast_to(jnp.where(False, first, 0).astype(dtype), shape)
 
 
 def _rows_at(x: jax.Array, start: jax.Array, count: int) -> jax.Array:

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from rljax.errors import InputError
-from rljax.mesh import BATCH_AXES
+from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import attention_paths as paths
 from rljax.models.remat import ATTENTION
 
@@ -99,6 +99,50 @@ def attention_cached(
         q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap, order=order, k_scales=k_scales,
         v_scales=v_scales,
     )  # fmt: skip
+
+
+def attention_paired(
+    q: jax.Array,
+    pairs: jax.Array,
+    allowed: jax.Array,
+    held: jax.Array,
+    *,
+    mesh: Mesh,
+    scale: float,
+    soft_cap: float = 0.0,
+) -> jax.Array:
+    """`attention_cached` where one cache holds keys and values, pairs [B, T, 2 K, E]: head k's keys
+    at 2k, its values at 2k + 1. q [B, S, H, E] -> [B, S, H, E].
+
+    Several queries go by `allowed` [B, S, T]. A single one sees the first held [B] tokens of its
+    slot, and on TPU reads no others: there it is JAX's ragged paged attention, where slots are made
+    of whole pages.
+    """
+    q = paths.pad_axis(q, 3, pairs.shape[-1])
+    if q.shape[1] > 1:
+        k, v = paths.unpaired(pairs)
+        return attention_cached(q, k, v, allowed, scale=scale, soft_cap=soft_cap, order="tokens")
+    on_tpu = mesh.devices.flat[0].platform == "tpu"
+    fits = q.dtype == pairs.dtype and paths.page_tokens(pairs.shape[1])
+    path = paths.paged if on_tpu and fits else paths.first_held
+    path = functools.partial(path, scale=scale, soft_cap=soft_cap)
+    # As the cache is split (rljax.models.cache); where that is not by heads, every device of a
+    # tensor axis reads all of it in any case. On one device, too: the kernel asks the mesh which
+    # TPU it is for.
+    rows = BATCH_AXES if q.shape[0] % row_shards(mesh) == 0 else None
+    heads = None if pairs.shape[2] // 2 % mesh.shape["tensor"] else "tensor"
+    mapped = jax.shard_map(
+        path,
+        mesh=mesh,
+        in_specs=(
+            PartitionSpec(rows, heads),
+            PartitionSpec(rows, None, heads),
+            PartitionSpec(rows),
+        ),
+        out_specs=PartitionSpec(rows, heads),
+        check_vma=False,  # Pallas kernels do not say what they vary over
+    )
+    return mapped(q[:, 0], pairs, held)[:, None]
 
 
 def _check(q, k, v, segments, sinks, window) -> None:

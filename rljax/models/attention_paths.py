@@ -1,8 +1,8 @@
-"""The paths of attention on one device: four ways to compute the same numbers.
+"""The paths of attention on one device: four ways to compute the same numbers, two to decode.
 
-What lives here: `reference` (plain, any float type), `xla`, `cudnn`, `splash`, and the plain form
-that decoding shares with them. What does not: the choice between them and the mesh
-(rljax.models.attention).
+What lives here: `reference` (plain, any float type), `xla`, `cudnn`, `splash`, the plain form that
+decoding shares with them, and `paged`, which decodes on TPU. What does not: the choice between them
+and the mesh (rljax.models.attention).
 
 One rule for all: row t attends to columns s <= t of its own segment, and s > t - window where
 window > 0. Padding is segment 0, and attends to padding: every row has a column, so no softmax is
@@ -22,9 +22,12 @@ MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 # The xla path takes the queries of longer rows in blocks, so that no [B, H, S, S] is built.
 LONG_TOKENS = 1024
 QUERY_BLOCK = 128
-# Splash: rows are padded to whole lanes, and above one block to whole blocks.
+# Splash: rows are padded to whole lanes of a TPU, and above one block to whole blocks.
 LANES = 128
 SPLASH_BLOCK = 512
+# Paged: the most tokens of a block, the bytes of VMEM that keys and values in flight may take, and
+# the queries of a block (each row's keys meet them all).
+PAGE_TOKENS, PAGE_BYTES, PAGED_QUERIES = 512, 4 * 2**20, 8
 
 
 def plain(
@@ -207,6 +210,69 @@ def splash(
     ids = kernel.SegmentIds(segments, segments)
     out = jax.vmap(run, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks)
     return out.swapaxes(1, 2)[:, :tokens]
+
+
+def unpaired(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [B, T, K, E] of a cache of both, [B, T, 2 K, E]."""
+    b, columns, heads, e = pairs.shape
+    apart = pairs.reshape(b, columns, heads // 2, 2, e)
+    return apart[:, :, :, 0], apart[:, :, :, 1]
+
+
+def first_held(q, pairs, held, *, scale, soft_cap) -> jax.Array:
+    """One query a slot against its first held [B] tokens: q [B, H, E], pairs [B, T, 2 K, E] ->
+    [B, H, E]."""
+    seen = jnp.arange(pairs.shape[1])[None, :] < held[:, None]
+    how = dict(scale=scale, soft_cap=soft_cap, order="tokens")
+    return plain(q[:, None], *unpaired(pairs), seen[:, None], None, **how)[:, 0]
+
+
+def page_tokens(columns: int) -> int:
+    """Tokens of a page where slots of `columns` are made of whole ones, else 0."""
+    return next((t for t in range(PAGE_TOKENS, 15, -16) if columns % t == 0), 0)
+
+
+def paged_takes(heads: int, kv_heads: int, size: int, dtype) -> bool:
+    """Whether `paged` takes so many heads on a device, of this size, and caches of this type."""
+    dtype = jnp.dtype(dtype)
+    if size != LANES or dtype not in (jnp.bfloat16, jnp.float32):
+        return False
+    # Keys and values of a token are the sublanes of its tile, two to each where they have 2 bytes:
+    # a part of a tile, or whole ones. Of several, each is a block, and so are its queries.
+    sublanes = 2 * kv_heads * dtype.itemsize // 4
+    if sublanes in (1, 2, 4, 8):
+        return True
+    return sublanes % 8 == 0 and heads // (sublanes // 8) % 8 == 0
+
+
+def paged(q, pairs, held, *, scale, soft_cap) -> jax.Array:
+    """`first_held` as JAX's ragged paged attention for TPU; held [B] >= 1. Blocks of tokens behind
+    those are not read.
+    """
+    # Imported here: Pallas takes a second to import, and only this path needs it.
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+    columns, heads, e = pairs.shape[1:]
+    page = page_tokens(columns)
+    room = PAGE_BYTES // (2 * page * heads * e * pairs.dtype.itemsize)  # two blocks are in flight
+    return ragged_paged_attention(
+        *paged_arguments(q, pairs, held),
+        sm_scale=scale,
+        soft_cap=soft_cap or None,
+        num_kv_pages_per_block=max(1, min(columns // page, PAGE_TOKENS // page, room)),
+        num_queries_per_block=min(q.shape[0], PAGED_QUERIES),
+    )
+
+
+def paged_arguments(q, pairs, held):
+    """What the kernel is handed: queries, pages, tokens held, the pages of every slot, where each
+    slot's queries begin, how many slots. A slot is a run of pages, so nothing is looked up."""
+    slots, columns, *head = pairs.shape
+    page = page_tokens(columns)
+    table = jnp.arange(slots * (columns // page), dtype=jnp.int32).reshape(slots, -1)
+    starts = jnp.arange(slots + 1, dtype=jnp.int32)
+    count = jnp.full((1,), slots, jnp.int32)
+    return q, pairs.reshape(-1, page, *head), held.astype(jnp.int32), table, starts, count
 
 
 def pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:

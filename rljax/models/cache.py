@@ -10,8 +10,9 @@ garbage that is overwritten before it is read.
 Order "heads" is [B, K, T, E], "tokens" is [B, T, K, E]. On CPU the first is twice as fast to attend
 to; on TPU a write per slot is in place in the second alone, and if E is whole lanes of 128: zeros
 fill it up there. (Of another E the compiler would hold the tokens in the lanes between programs,
-and turn the whole cache around in a second copy at each.) int8 keeps one float32 scale per token
-and head.
+and turn the whole cache around in a second copy at each.) Order "pairs" is [B, T, 2 K, E], keys and
+values of a head side by side: the pages that TPU's ragged paged attention reads, where it can say
+what a layer asks. int8 keeps one float32 scale per token and head.
 
 Axes: B slots, S tokens of one call, K kv heads, T columns, E size of a head (of keys or values).
 """
@@ -24,17 +25,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
-from rljax.models.attention_paths import pad_axis
+from rljax.models.attention_paths import LANES, pad_axis, paged_takes
 from rljax.models.config import ModelConfig
 
-LANES = 128  # of a TPU
 DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """One layer's: (keys, values), or the one latent that both are made of."""
+    """One layer's: (keys, values), both in one, or the one latent that both are made of."""
 
     parts: tuple[jax.Array, ...]
     scales: tuple[jax.Array, ...]  # of int8 parts, without the last axis; else ()
@@ -56,6 +56,21 @@ class Cache:
 
 def order_for(mesh: Mesh) -> str:
     return "tokens" if mesh.devices.flat[0].platform == "tpu" else "heads"
+
+
+def pairs_for(config: ModelConfig, mesh: Mesh, dtype: str) -> bool:
+    """Whether a layer's keys and values are stored as pairs: where the kernel that reads them runs,
+    which has no sinks and no scales."""
+    if config.latent or config.sinks or mesh.devices.flat[0].platform != "tpu":
+        return False
+    shards = mesh.shape["tensor"] if config.kv_heads % mesh.shape["tensor"] == 0 else 1
+    heads, kv_heads = config.heads // shards, config.kv_heads // shards
+    return paged_takes(heads, kv_heads, widths_for(config, mesh)[0], dtype or config.dtype)
+
+
+def _order(config: ModelConfig, mesh: Mesh, dtype: str) -> str:
+    order = order_for(mesh)
+    return "pairs" if order == "tokens" and pairs_for(config, mesh, dtype) else order
 
 
 def _token_axis(order: str) -> int:
@@ -88,8 +103,8 @@ def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | 
 def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
     """Slots over the axes of rows, kv heads over tensor, where they divide."""
     rows = BATCH_AXES if shape[0] % row_shards(mesh) == 0 else None
-    at = 1 if order == "heads" else 2
-    heads = "tensor" if shape[at] % mesh.shape["tensor"] == 0 else None
+    kv_heads = {"heads": shape[1], "tokens": shape[2], "pairs": shape[2] // 2}[order]
+    heads = "tensor" if kv_heads % mesh.shape["tensor"] == 0 else None
     spec = (rows, heads, None) if order == "heads" else (rows, None, heads)
     return NamedSharding(mesh, PartitionSpec(*spec))
 
@@ -113,7 +128,7 @@ def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str 
     for kind in config.kinds:
         held = min(columns, kind.window or columns)
         parts = [jnp.zeros((slots, held, heads, width), config.dtype) for width in widths]
-        caches.append(_encode(parts, dtype, order_for(mesh), kind.window))
+        caches.append(_encode(parts, dtype, _order(config, mesh, dtype), kind.window))
     return constrain(caches, mesh)
 
 
@@ -137,6 +152,9 @@ def _encode(parts, dtype: str, order: str, window: int) -> Cache:
     if order == "heads":
         parts = [x.swapaxes(1, 2) for x in parts]
         scales = tuple(x.swapaxes(1, 2) for x in scales)
+    if order == "pairs":
+        b, tokens, heads, width = parts[0].shape
+        parts = [jnp.stack(parts, axis=3).reshape(b, tokens, 2 * heads, width)]
     return Cache(tuple(parts), tuple(scales), order, window)
 
 
@@ -148,7 +166,8 @@ def _filled(parts, widths):
 def _like(cache: Cache, parts) -> Cache:
     """Parts [B, S, K, E] in the layout of `cache`."""
     dtype = str(cache.parts[0].dtype)
-    parts = _filled(parts, [x.shape[-1] for x in cache.parts])
+    wide = [x.shape[-1] for x in cache.parts]
+    parts = _filled(parts, wide * 2 if cache.order == "pairs" else wide)
     return _encode(parts, dtype, cache.order, cache.window)
 
 
@@ -163,7 +182,7 @@ def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dty
     """The cache of right-padded prompts, with room for `columns` tokens: parts [B, S, K, E],
     lengths [B], of a layer with `window`."""
     parts = _filled(parts, widths_for(config, mesh))
-    cache = _encode(parts, dtype, order_for(mesh), window)
+    cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
     held, axis = min(columns, window or columns), _token_axis(cache.order)
     tokens = cache.columns
     if tokens <= held:

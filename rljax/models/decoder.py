@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from rljax.mesh import constrain_step, constrain_tokens
 from rljax.models import lora
-from rljax.models.attention import attention, attention_cached
+from rljax.models.attention import attention, attention_cached, attention_paired
 from rljax.models.cache import remember
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
@@ -122,10 +122,15 @@ class Attention(nnx.Module):
             out = attention(q, k, v, call.segments, mesh=call.mesh, window=self.kind.window, **how)
             return self.o(out), (k, v)
         cache, seen, allowed = remember(cache, (k, v), call.columns, call.counts)
-        how |= dict(zip(("k_scales", "v_scales"), seen.scales, strict=False), order=seen.order)
+        if seen.order == "pairs":  # a layer without sinks
+            held = jnp.minimum(call.columns + 1, seen.columns)
+            how.pop("sinks")
+            out = attention_paired(q, seen.parts[0], allowed, held, mesh=call.mesh, **how)
+        else:
+            how |= dict(zip(("k_scales", "v_scales"), seen.scales, strict=False), order=seen.order)
+            out = attention_cached(q, *seen.parts, allowed, **how)
         # What is stored may be wider than a head (rljax.models.cache).
-        out = attention_cached(q, *seen.parts, allowed, **how)[..., : v.shape[-1]]
-        return self.o(out), cache
+        return self.o(out[..., : v.shape[-1]]), cache
 
 
 class LatentAttention(nnx.Module):
