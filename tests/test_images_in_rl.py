@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import golden
+from conftest import golden, lanes
 
 from rljax.batch import last_token
 from rljax.components import resolve
@@ -28,7 +28,7 @@ from rljax.update import Steps
 LR = 3e-3
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=lanes(["qwen2_5_vl"], ["qwen3_vl"]))
 def scene(request):
     """(model, weights, prompts): an image of 2 x 2 tokens, one of 1 x 2, and none."""
     folder = golden("public", "hf", request.param)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import golden
+from conftest import golden, lanes
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows, newest_step, tiny_config
 
@@ -33,7 +33,7 @@ def kinds(tree) -> set[str]:
 # -- rematerialisation
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen3_moe"])
+@pytest.fixture(scope="module", params=lanes(["qwen3"], ["qwen3_moe"]))
 def family(request):
     folder = golden("public", "hf", request.param)
     model = Model(load_config(folder, remat="none"), make_mesh(2, 2, 1, devices=jax.devices()[:4]))

@@ -26,7 +26,7 @@ def test_its_docstring_says_how_to_run_it_and_its_fields_are_valid(name):
 
 
 # The others' dataflows learn in tests/test_offline.py, so their configs do in the slow lane.
-QUICK = ["dro", "kto"]
+QUICK = ["kto"]
 
 
 @pytest.mark.parametrize("name", lanes(QUICK, [n for n in NAMES if n not in QUICK]))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import lanes
 from test_families import FOLDERS, ROOT, loaded
 
 from rljax.batch import Batch
@@ -149,7 +150,7 @@ def test_weight_decay_leaves_norms_biases_sinks_and_corrections_alone():
             assert mask[path] != vector, (name, path)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("name", lanes(["gpt_oss"], ["qwen3", "deepseek_v3"]))
 def test_packed_sequences_are_what_they_are_alone(name):
     _, model, params, _ = loaded(name)
     batch = packed_rows(3)

@@ -65,6 +65,9 @@ class Engine:
         for name in ("slots", "tokens", "steps", "stop_ids"):
             if getattr(self, name) < 1:
                 raise InputError(f"sampler {name}", value=getattr(self, name), rule=">= 1")
+        if self.tokens > self.model.config.max_tokens:
+            rule = f"at most the model's context, {self.model.config.max_tokens}"
+            raise InputError("sampler tokens", value=self.tokens, rule=rule)
         check_memory(self.model, self.slots, self.tokens, self.kv_dtype)
 
     # -- what a request is, as arrays
