@@ -5,10 +5,12 @@ other configs (rljax.plan.search), text (rljax.plan.table). Numbers are of one d
 """
 
 import dataclasses
+import math
 import re
 import time
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from rljax.build.abstract import abstract_roles, abstract_setup
@@ -199,18 +201,17 @@ def replicated_arrays(call: Call) -> list[str]:
 
 def lost_donations(lowered, memory) -> list[str]:
     """Donated arguments whose memory no output took: each is held twice."""
-    donated = [x for x in jax.tree.leaves(lowered.args_info) if x.donated]
     whole = memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
-    expected = sum(x.aval.size * x.aval.dtype.itemsize for x in donated)
     arguments = jax.tree.leaves(lowered.args_info)
-    share = expected / max(sum(x.aval.size * x.aval.dtype.itemsize for x in arguments), 1)
-    held = memory.argument_size_in_bytes + memory.host_argument_size_in_bytes
-    if donated and whole < 0.9 * share * held:
-        return [
-            f"of {share * held / 2**20:.0f} MiB of donated arguments {whole / 2**20:.0f} MiB are "
-            "written in place: the rest is held twice"
-        ]
-    return []
+    size = lambda x: math.prod(x.shape) * jnp.dtype(x.dtype).itemsize  # noqa: E731
+    share = sum(size(x) for x in arguments if x.donated) / max(sum(map(size, arguments)), 1)
+    donated = share * (memory.argument_size_in_bytes + memory.host_argument_size_in_bytes)
+    if whole >= 0.9 * donated:
+        return []
+    return [
+        f"of {donated / 2**20:.0f} MiB of donated arguments {whole / 2**20:.0f} MiB are written "
+        "in place: the rest is held twice"
+    ]
 
 
 def needless_gathers(collectives: list[Collective], roles: dict) -> list[str]:

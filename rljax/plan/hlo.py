@@ -32,6 +32,8 @@ _FREE = {
 }  # fmt: skip
 
 
+# What is written into the memory of its first operand, and which operand is all that is.
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": -1}
 # Pallas kernels, whose bytes rljax.plan.flops takes from what they declare.
 _KERNELS = ('"tpu_custom_call"', '"__gpu$xla.gpu.triton"', '"mosaic_gpu')
 
@@ -347,10 +349,12 @@ class _Walk:
         result = array_bytes(one.types, in_hbm=True)
         if one.op in ("dynamic-slice", "slice", "gather"):
             return 2 * result
-        if one.op in ("dynamic-update-slice", "scatter"):
-            return 2 * size(one.operands[-1 if one.op == "scatter" else 1])
-        if one.op.endswith("-start"):
-            return 2 * sum(size(n) for n in one.operands[:1])
+        if one.op in _IN_PLACE:
+            return 2 * size(one.operands[_IN_PLACE[one.op]])
+        if one.op.endswith("-start"):  # (source, destination, ...), a copy's the other way round
+            ends = _members(one.types)[:2]
+            moved = min(map(array_bytes, ends))
+            return moved * sum(array_bytes(end, in_hbm=True) > 0 for end in ends)
         return result + sum(size(n) for n in one.operands)
 
     def _fusion_bytes(self, called: str, one: Instruction, types: dict) -> float:
@@ -371,8 +375,9 @@ class _Walk:
             if array_bytes(types_of_end, in_hbm=True):
                 while end.op == "bitcast":
                     end = written[end.operands[0]]
-                part = end.op == "dynamic-update-slice"
-                total += array_bytes(inner.get(end.operands[1], "") if part else types_of_end)
+                part = _IN_PLACE.get(end.op)
+                written_type = inner.get(end.operands[part], "") if part else types_of_end
+                total += array_bytes(written_type)
         return total
 
     def _read(self, param: Instruction, users: dict, inner: dict) -> float:
@@ -387,8 +392,8 @@ class _Walk:
                 todo += users.get(use.name, ())
             elif use.op in ("dynamic-slice", "slice", "gather") and use.operands[0] in names:
                 part += array_bytes(use.types)
-            elif use.op == "dynamic-update-slice" and use.operands[0] in names:
-                continue  # written in place
+            elif use.op in _IN_PLACE and use.operands[0] in names:
+                continue
             else:
                 return whole
         return min(whole, part)
