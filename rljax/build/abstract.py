@@ -131,6 +131,19 @@ def abstract_roles(setup: Setup) -> dict:
     return roles
 
 
+def abstract_scorers(setup: Setup) -> dict[str, dict]:
+    """{name: weights} of the models that score samples (reward.model, reward.process_model)."""
+    if not setup.needs_reward:
+        return {}
+    wish, found = setup.config.reward, {}
+    for name, folder in (("reward model", wish.model), ("process model", wish.process_model)):
+        if folder:
+            settings = dataclasses.asdict(setup.config.model_settings)
+            facts = dataclasses.replace(load_config(folder, **settings), labels=1)
+            found[f"{name} weights"] = Model(facts, setup.model.mesh, "scalar").abstract()
+    return found
+
+
 def abstract_sft_actor(setup: Setup) -> Actor:
     """The actor with the optimizer of the supervised phase."""
     optimizer = make_optimizer(setup.config.sft.optimizer, setup.config.sft.steps)

@@ -19,7 +19,7 @@ from rljax.errors import InputError
 from rljax.plan.chips import Chip
 from rljax.plan.flops import Work, work
 from rljax.plan.hlo import Collective, traffic
-from rljax.plan.memory import Estimate, estimate, held_bytes, role_parts
+from rljax.plan.memory import Estimate, estimate, held_bytes, held_parts
 from rljax.plan.programs import programs_of
 from rljax.recording import Call
 
@@ -105,19 +105,20 @@ def make_plan(
     mesh, reports = setup.model.mesh, []
     if compile:
         roles = abstract_roles(setup)
-        calls = programs_of(setup, roles)
+        calls, held = programs_of(setup, roles), held_parts(setup, roles)
         known = [call.name for call in calls]
         if unknown := set(only) - set(known):
             raise InputError("no such program", value=sorted(unknown), rule=", ".join(known))
         for call in calls:
             if not only or call.name in only:
-                reports.append(report(call, roles, mesh, chip))
+                reports.append(report(call, held, mesh, chip))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     return Plan(topology, sizes, chip, estimate(setup), reports, to_dict(config))
 
 
-def report(call: Call, roles: dict, mesh: Mesh, chip: Chip | None) -> Report:
-    """One program compiled for the devices of `mesh`, nothing of it run."""
+def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
+    """One program compiled for the devices of `mesh`, nothing of it run. `held`: what the run holds
+    all through (rljax.plan.memory.held_parts)."""
     platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
     traced = call.function.trace(*call.arguments)
     lowered = traced.lower()
@@ -126,10 +127,10 @@ def report(call: Call, roles: dict, mesh: Mesh, chip: Chip | None) -> Report:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "Ran out of memory" not in str(error):
             raise
-        return _refused(call, roles, str(error), time.perf_counter() - begun)
+        return _refused(call, held, str(error), time.perf_counter() - begun)
     seconds = time.perf_counter() - begun
     memory = program.memory_analysis()
-    beside, parts = _memory_of_roles(call, roles)
+    beside, parts = _held(call, held)
     moved = traffic(program.as_text(), mesh, call.turns)
     done = work(traced.jaxpr, turns=call.turns, platform=platform)
     hbm = moved.hbm_bytes + done.kernel_bytes / mesh.size
@@ -146,12 +147,12 @@ def report(call: Call, roles: dict, mesh: Mesh, chip: Chip | None) -> Report:
     if chip is not None:
         out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)
     out.warnings += replicated_arrays(call) + lost_donations(lowered, memory)
-    out.warnings += needless_gathers(moved.collectives, roles)
+    out.warnings += needless_gathers(moved.collectives, held)
     return out
 
 
-def _refused(call: Call, roles: dict, text: str, seconds: float) -> Report:
-    beside, parts = _memory_of_roles(call, roles)
+def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
+    beside, parts = _held(call, held)
     found = OVER.search(text)
     needs = int(float(found[1]) * _UNIT[found[2]]) if found else 0
     what = found[0] if found else text.splitlines()[0]
@@ -160,11 +161,11 @@ def _refused(call: Call, roles: dict, text: str, seconds: float) -> Report:
     )
 
 
-def _memory_of_roles(call: Call, roles: dict) -> tuple[int, dict[str, int]]:
+def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:
     """(bytes that the run holds and this program does not read, bytes that it reads by part)."""
     read = {id(x) for x in jax.tree.leaves(call.arguments)}
     beside, parts = 0, {}
-    for name, tree in role_parts(roles).items():
+    for name, tree in held.items():
         leaves = jax.tree.leaves(tree)
         mine = [x for x in leaves if id(x) in read]
         beside += held_bytes([x for x in leaves if id(x) not in read])
@@ -214,10 +215,10 @@ def lost_donations(lowered, memory) -> list[str]:
     ]
 
 
-def needless_gathers(collectives: list[Collective], roles: dict) -> list[str]:
+def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
     """Gathers that another layout would spare: of a weight at every step of decoding, and of all
     layers of a stack at once."""
-    weights = role_parts(roles).get("actor weights")
+    weights = held.get("actor weights")
     if weights is None or "layers" not in weights:
         return []
     stacked = [x for x in jax.tree.leaves(weights["layers"]) if len(x.shape) > 2]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from rljax.build.abstract import abstract_roles, abstract_sft_actor
+from rljax.build.abstract import abstract_roles, abstract_scorers, abstract_sft_actor
 from rljax.build.setup import Setup, assemble, load_model
 from rljax.config import Config, with_overrides
 from rljax.errors import InputError
@@ -54,10 +54,10 @@ def held_bytes(tree, *, on_host: bool = False) -> int:
     return total
 
 
-def role_parts(roles: dict) -> dict[str, object]:
+def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
     """{what is held all through a run: its abstract arrays}. A base under adapters is one, whoever
     reads it."""
-    parts = {}
+    parts = abstract_scorers(setup)
     for name, role in roles.items():
         if isinstance(role, WITH_OPTIMIZER):
             parts[f"{name} weights"] = role.state.params
@@ -115,10 +115,10 @@ class Estimate:
         return f"{self.total / GIB:.3g} GiB per device at the peak ({shown}{host})"
 
 
-def estimate(setup: Setup) -> Estimate:
-    """Of the run's main phase."""
-    roles = abstract_roles(setup)
-    parts = role_parts(roles)
+def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
+    """Of the run's main phase. `roles`: those of abstract_roles(setup), where they are at hand."""
+    roles = abstract_roles(setup) if roles is None else roles
+    parts = held_parts(setup, roles)
     held = {name: held_bytes(tree) for name, tree in parts.items()}
     generate, learn = {}, {}
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:

@@ -20,7 +20,7 @@ from rljax.dataflows.sft import sft
 from rljax.errors import InputError
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.recording import Call, recording
-from rljax.roles import WITH_OPTIMIZER
+from rljax.roles import WITH_OPTIMIZER, Baseline, KLController
 
 
 def programs_of(setup: Setup, roles: dict) -> list[Call]:
@@ -39,15 +39,27 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
         here["reward"] = lambda batch, prompts, **_: _rewarded(batch)
     recipe = setup.recipe.replace(collect=once)  # further rounds call the same program
     with recording() as calls:
-        setup.dataflow(_prompts(setup), jax.random.key(0), recipe, **here)
+        try:
+            setup.dataflow(_prompts(setup), jax.random.key(0), recipe, **here)
+        except InputError:
+            raise
+        except Exception as error:  # what it does on the host between its programs
+            raise InputError(
+                f"dataflow={setup.config.dataflow!r} cannot be followed on samples of zeros",
+                rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                fix="--nocompile estimates its memory; or plan one that calls the same programs",
+            ) from error
     return found + _placed(_each_once(calls), setup)
 
 
 def _counted(role):
-    """A dataflow may ask how many steps were taken."""
-    if not isinstance(role, WITH_OPTIMIZER):
+    """A dataflow may ask how many steps were taken, or for the number that a small role holds."""
+    if isinstance(role, WITH_OPTIMIZER):
+        state = dataclasses.replace(role.state, step=np.zeros((), np.int32))
+    elif isinstance(role, (KLController, Baseline)):
+        state = np.zeros(role.state.shape, role.state.dtype)
+    else:
         return role
-    state = dataclasses.replace(role.state, step=np.zeros((), np.int32))
     return dataclasses.replace(role, state=state)
 
 

@@ -10,12 +10,15 @@ import math
 import time
 from collections.abc import Iterator
 
-from rljax.build.abstract import abstract_setup
-from rljax.config import Config, row_tokens, with_overrides
+from rljax.build.abstract import abstract_roles, abstract_setup
+from rljax.build.setup import Setup
+from rljax.config import Config, microbatch_rows, row_tokens, with_overrides
 from rljax.errors import InputError
+from rljax.mesh import row_shards
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
 from rljax.plan.memory import estimate
+from rljax.roles import WITH_OPTIMIZER
 
 REMATS = ("none", "dots", "attention", "full")
 
@@ -37,15 +40,51 @@ def meshes(devices: int) -> Iterator[dict[str, int]]:
             yield {f"mesh.{name}": n for name, n in sizes.items()}
 
 
-def candidates(config: Config, devices: int) -> Iterator[dict[str, object]]:
-    """Every combination of mesh, remat and tokens per microbatch (halved down to one row)."""
-    tokens, sizes = config.batch.tokens_per_microbatch, []
-    while tokens >= row_tokens(config):
-        sizes.append(tokens)
-        tokens //= 2
-    for mesh, remat, tokens in itertools.product(meshes(devices), REMATS, sizes):
-        rest = {"mesh.expert": 1, "mesh.context": 1, "model_settings.remat": remat}
-        yield {**mesh, **rest, "batch.tokens_per_microbatch": tokens}
+def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Setup, int]]:
+    """(changes, the setup they make, bytes of its estimate) of every mesh that divides the model
+    and the batch, remat policy and tokens per microbatch, halved down to one row. The components
+    are rehearsed once per mesh, which neither remat nor microbatches change."""
+    row, sizes = row_tokens(config), [config.batch.tokens_per_microbatch]
+    while sizes[-1] // 2 >= row:
+        sizes.append(sizes[-1] // 2)
+    for mesh in meshes(len(devices)):
+        mesh |= {"mesh.expert": 1, "mesh.context": 1}
+        try:
+            setup = abstract_setup(with_overrides(config, mesh, "--search"), devices)
+            roles = abstract_roles(setup)
+        except InputError:
+            continue
+        seen = set()
+        for remat, tokens in itertools.product(REMATS, sizes):
+            rest = {"model_settings.remat": remat, "batch.tokens_per_microbatch": tokens}
+            changes = {**mesh, **rest}
+            changed = with_overrides(config, changes, "--search")
+            one = _with(setup, changed)
+            if (remat, one.recipe.steps) in seen:
+                continue
+            seen.add((remat, one.recipe.steps))
+            with_remat = {name: _of_remat(role, remat) for name, role in roles.items()}
+            yield changes, one, estimate(one, with_remat).total
+
+
+def _with(setup: Setup, config: Config) -> Setup:
+    """The setup under another remat policy and microbatch."""
+    facts = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
+    steps, shards = setup.recipe.steps, row_shards(setup.model.mesh)
+    rows = microbatch_rows(config, steps.rows, setup.row_tokens, shards)
+    return dataclasses.replace(
+        setup,
+        config=config,
+        model=dataclasses.replace(setup.model, config=facts),
+        recipe=setup.recipe.replace(steps=dataclasses.replace(steps, microbatch_rows=rows)),
+    )
+
+
+def _of_remat(role, remat: str):
+    if not isinstance(role, WITH_OPTIMIZER):
+        return role
+    facts = dataclasses.replace(role.model.config, remat=remat)
+    return dataclasses.replace(role, model=dataclasses.replace(role.model, config=facts))
 
 
 def search(
@@ -72,19 +111,13 @@ def search(
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
-    """Those that divide and whose estimate fits, fastest first by `_rough_s`."""
-    out, seen = [], set()
-    for changes in candidates(config, len(devices)):
-        try:
-            setup = abstract_setup(with_overrides(config, changes, "--search"), devices)
-            needs = estimate(setup).total
-        except InputError:
-            continue
-        same = (setup.model, setup.recipe.steps)
-        if needs <= chip.hbm_bytes and same not in seen:
-            seen.add(same)
-            out.append((_rough_s(setup, chip), changes))
-    return sorted(out, key=lambda pair: pair[0])
+    """Those whose estimate fits, fastest first by `_rough_s`."""
+    found = [
+        (_rough_s(setup, chip), changes)
+        for changes, setup, needs in candidates(config, devices)
+        if needs <= chip.hbm_bytes
+    ]
+    return sorted(found, key=lambda pair: pair[0])
 
 
 def _rough_s(setup, chip: Chip) -> float:
