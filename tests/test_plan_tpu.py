@@ -14,8 +14,8 @@ from test_plan import tiny
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.plan.chips import GIB, topology_devices
-from rljax.plan.compiled import make_plan, report
-from rljax.plan.memory import FACTOR
+from rljax.plan.compiled import Plan, make_plan, report
+from rljax.plan.memory import FACTOR, Estimate
 from rljax.plan.table import plan_text
 from rljax.recording import Call
 
@@ -77,4 +77,6 @@ def test_a_program_that_the_chip_cannot_hold_is_reported_with_its_size(topology)
     whole = NamedSharding(mesh, PartitionSpec())
     x = jax.ShapeDtypeStruct((5, 2**30), jnp.float32, sharding=whole)
     found = report(Call("big", jax.jit(lambda x: jnp.tanh(x) + 1), (x,)), {}, mesh, topology[1])
-    assert "hbm" in found.error and found.total > 16 * GIB
+    assert "HBM" in found.error and found.total > 2 * 5 * 4 * GIB  # its input and its output
+    plan = Plan("v5e:1x1", {}, topology[1], Estimate({}, {}, {}), [found], {})
+    assert not plan.fits and "does not fit" in plan_text(plan) and "error: big" in plan_text(plan)

@@ -24,7 +24,11 @@ from rljax.plan.programs import programs_of
 from rljax.recording import Call
 
 LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
-OVER = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+# How the TPU's compiler says how much memory a program needs that has none.
+_OVER = (
+    re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm"),
+    re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \([\d.]+[KMGT]\)"),
+)
 _UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -153,9 +157,10 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
 
 def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
     beside, parts = _held(call, held)
-    found = OVER.search(text)
+    found = next(filter(None, (one.search(text) for one in _OVER)), None)
     needs = int(float(found[1]) * _UNIT[found[2]]) if found else 0
-    what = found[0] if found else text.splitlines()[0]
+    what = next((line for line in text.splitlines() if found and found[0] in line), text)
+    what = what.splitlines()[0]
     return Report(
         call.name, seconds, beside=beside, parts=parts, turns=call.turns, needs=needs, error=what
     )
