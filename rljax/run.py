@@ -40,6 +40,7 @@ from rljax.offline import (
     tokens_of,
 )
 from rljax.optimizers import current_learning_rate
+from rljax.plan.memory import check_fits
 from rljax.progress import Progress, bad_steps_in_a_row
 
 LOG = logging.getLogger("rljax")
@@ -53,6 +54,7 @@ class Run:
         self.config, self.folder = config, folder
         self.started = time.monotonic()
         self.setup = build.build(config)
+        self.memory = check_fits(self.setup)  # before any weight is loaded
         self.key = jax.random.key(config.seed)
         self.checkpoints = Checkpoints(
             folder / "checkpoints",

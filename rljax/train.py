@@ -263,6 +263,8 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> 
     console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None
     settings, summary, status = to_dict(config), {}, "failed"
     with Signals() as signals, Run(config, folder) as run:
+        if console:
+            print(f"plan: {run.memory.line()}", flush=True)
         with open_tracking(config.trackers, folder, settings, console) as tracking:
             try:
                 run.start(tracking)

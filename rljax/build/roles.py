@@ -108,14 +108,14 @@ def _reference_params(setup: Setup, params: dict) -> dict:
     to_host, low = setup.config.memory.reference_on_host, setup.config.model_settings.dtype
 
     def copy(path, x):
-        dtype = low if _multiplied_in_dtype(path, model.config) else x.dtype
+        dtype = low if multiplied_in_dtype(path, model.config) else x.dtype
         x = jnp.array(x, dtype, copy=True)
         return jax.device_put(x, on_host(x.sharding)) if to_host else x
 
     return nested({path: copy(path, x) for path, x in flattened(params).items()})
 
 
-def _multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
+def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
     """Whether the model rounds this weight to its dtype before use. Rounding a frozen copy then
     changes nothing; every other weight (router, norms, a float32 head) stays what the actor has:
     KL to the reference starts at exactly 0."""

@@ -23,7 +23,6 @@ from rljax.models.model import Model
 from rljax.recipe import Recipe, rehearse, rehearse_compared
 from rljax.roles import rows_per_example, trait
 from rljax.sampler import Decoding, Sampling
-from rljax.sampler.memory import check_memory
 from rljax.update import Steps
 
 
@@ -39,7 +38,7 @@ class Setup:
     recipe: Recipe
     sft_recipe: Recipe
     decoding: Decoding = Decoding()
-    row_tokens: int = 0  # columns of an offline batch
+    row_tokens: int = 0  # columns of a batch
     rows_per_example: int = 1  # of an offline batch
 
     @property
@@ -98,10 +97,10 @@ def adapter_fields(config: Config) -> dict:
     }
 
 
-def load_model(config: Config, tokenizer: Tokenizer) -> Model:
-    """The static model of the config, on its mesh."""
+def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
+    """The static model of the config, on its mesh over `devices` (default: all there are)."""
     settings = {**dataclasses.asdict(config.model_settings), **adapter_fields(config)}
-    mesh = make_mesh(**dataclasses.asdict(config.mesh))
+    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
     wishes = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
     wishes["model_settings.remat='offload'"] = config.model_settings.remat == "offload"
     for name in (name for name, wanted in wishes.items() if wanted):
@@ -263,6 +262,19 @@ def build(config: Config) -> Setup:
     dataflow = resolve(config.dataflow, HOMES["dataflow"])
     data = load_data(config, tokenizer, data_kind(dataflow))
     model = load_model(config, tokenizer)
+    row = data.prompt_tokens + config.sampler.max_response_tokens
+    if data.kind != "prompts":
+        every = [x["item"] for source in data.sources for x in source]
+        every += [x["item"] for x in data.held_out]
+        row = longest_row(data.kind, every)
+    return assemble(config, tokenizer, dataflow, data, model, row)
+
+
+def assemble(
+    config: Config, tokenizer: Tokenizer, dataflow: Component, data: Data, model: Model, row: int
+) -> Setup:
+    """The setup of what was loaded; rows have `row` tokens. Every component is called once, on
+    shapes alone."""
     response, batch, together = config.sampler.max_response_tokens, config.batch, 1
     if config.sft.steps:
         fix = "shorten the examples, or lower data.max_prompt_tokens"
@@ -270,19 +282,13 @@ def build(config: Config) -> Setup:
     if data.test_prompts or data.kind == "prompts":
         check_length(data.prompt_tokens, response, model)
     if data.kind == "prompts":
-        rows, tokens = batch.sequences_per_optimizer_step, data.prompt_tokens + response
-        steps = _steps(config, rows, tokens, model, batch.epochs)
-        sampled = batch.prompts_per_step * batch.samples_per_prompt
-        slots = min(config.sampler.slots or sampled, sampled)
-        check_memory(model, slots, tokens, config.sampler.kv_dtype)
+        rows = batch.sequences_per_optimizer_step
+        steps = _steps(config, rows, row, model, batch.epochs)
     else:
-        every = [x["item"] for source in data.sources for x in source]
-        every += [x["item"] for x in data.held_out]
-        tokens = longest_row(data.kind, every)
-        _check_context("row", tokens, model, "lower offline.max_tokens, or shorten the rows")
+        _check_context("row", row, model, "lower offline.max_tokens, or shorten the rows")
         together = example_rows(config, dataflow, data.kind)
         rows = config.offline.examples_per_step * together
-        steps = _steps(config, rows, tokens, model, 1, together)
+        steps = _steps(config, rows, row, model, 1, together)
     recipe = _recipe(config, tokenizer, steps)
     rehearse(recipe, data.kind, dataflow)
     rehearse_compared(recipe, dataflow)
@@ -294,7 +300,7 @@ def build(config: Config) -> Setup:
         )
     decoding = decoding_of(config, tokenizer)
     return Setup(
-        config, model, tokenizer, data, dataflow, recipe, sft_recipe, decoding, tokens, together
+        config, model, tokenizer, data, dataflow, recipe, sft_recipe, decoding, row, together
     )
 
 

@@ -12,6 +12,7 @@ import jax
 from rljax.controllers import Baseline, KLController
 from rljax.mesh import on_host, replicated
 from rljax.models.model import Model
+from rljax.recording import Call, calls
 from rljax.roles.models import Actor, Critic, RewardModel
 from rljax.timing import timed
 from rljax.train_state import TrainState, new_train_state
@@ -101,6 +102,9 @@ def program(function: Callable) -> Callable:
         frozen = {k: r for k, r in roles.items() if k not in trained}
         held = {k: r.state.frozen for k, r in trained.items() if isinstance(r, WITH_OPTIMIZER)}
         bare = {k: _with_frozen(r, {}) for k, r in trained.items()}
+        if (noted := calls()) is not None:
+            noted.append(Call("learn", run, (batch, cfg, bare, held, frozen)))
+            return trained, {}
         with timed("learn"):
             new, metrics = run(batch, cfg, bare, held, frozen)
             new = {k: _with_frozen(r, held.get(k)) for k, r in new.items()}

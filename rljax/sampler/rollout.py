@@ -18,10 +18,19 @@ import numpy as np
 
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.errors import InputError
-from rljax.mesh import constrain_rows, replicated, row_shards, shard_rows
+from rljax.mesh import (
+    constrain_rows,
+    make_mesh,
+    replicated,
+    row_sharding,
+    row_shards,
+    shard_rows,
+)
 from rljax.models import cache
 from rljax.models.model import Model
+from rljax.recording import Call, calls
 from rljax.sampler import slots as slot
+from rljax.sampler.engine import Engine
 from rljax.sampler.host_rollout import host_rollout
 from rljax.sampler.keys import budgets, request_keys
 from rljax.sampler.memory import check_memory
@@ -298,6 +307,8 @@ def generate(
     _check_mixed(model, mixed)
     prompts = prompts.astype(np.int32)
     rows = prompts.shape[0] * n
+    if (noted := calls()) is not None:
+        return _noted(noted, model, params, prompts, sampling, n, decoding, mixed)
     if decoding.loop == "host":
         _refuse_on_host(images, mixed)
         asked = (prompts, lengths, key, sampling)
@@ -329,6 +340,42 @@ def generate(
         starts = np.repeat(lengths, n)
         batch = cut_at_stop_strings(batch, starts, sampling.stop_strings, decoding.decode)
     return batch
+
+
+def _noted(calls: list, model: Model, params, prompts, sampling, n, decoding, mixed) -> Batch:
+    """Instead of decoding: the program and its arguments as shapes (rljax.recording) -> rows of
+    zeros of this host, each with all its tokens."""
+    count, columns = prompts.shape
+    rows, response = count * n, sampling.max_response_tokens
+    slots = min(decoding.slots or rows, rows)
+    shape, asked = _Shape(n, slots, response, decoding.kv_dtype), [sampling] * rows
+    forcing = None
+    if sampling.thinking_tokens:
+        none = np.zeros(rows, np.int32)
+        forcing = slot.forcing_of(asked, slot.forcing_room(asked), none, none)
+    split = _shards(model, count, slots) > 1
+    layout = (row_sharding if split else replicated)(model.mesh)
+    array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=layout)  # noqa: E731
+    rules = jax.tree.map(
+        lambda x: array(x.shape, x.dtype), rules_of(asked, model.config.vocab_size)
+    )
+    queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
+    queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
+    arguments = (model, shape, params, *queue, forcing, None, mixed)
+    if decoding.loop == "host":
+        engine = Engine(model, slots, columns + response, kv_dtype=decoding.kv_dtype)
+        calls += engine.calls(params, count, columns, turns=-(-rows // slots) * response)
+    else:
+        calls.append(Call("generate", _rollout, arguments, -(-rows // slots) * response))
+    found = jax.eval_shape(functools.partial(_rollout, model, shape), *arguments[2:])
+    found = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), found)
+    chosen = np.arange(columns + response) >= columns
+    found = found.replace(
+        segment_ids=np.ones_like(found.tokens),
+        mask=np.broadcast_to(chosen, found.tokens.shape).astype(np.float32),
+        group=np.repeat(np.arange(count, dtype=np.int32), n),
+    )
+    return shard_rows(found, make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1]))
 
 
 def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -> None:

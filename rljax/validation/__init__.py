@@ -30,13 +30,6 @@ def validate(config: Config) -> list[str]:
         check_ranges(config, problems)
     if not problems:
         problems.check(
-            bool(config.model),
-            "model",
-            config.model,
-            "is not set",
-            "a Hugging Face folder, or 'decoder(...)'",
-        )
-        problems.check(
             bool(config.data.train),
             "data.train",
             config.data.train,
@@ -49,16 +42,37 @@ def validate(config: Config) -> list[str]:
             config.steps,
             "nothing to train: sft.steps is 0 too",
         )
-        check_paths(config, problems)
-        check_names(config, problems)
-        if check_components(config, problems) in ("prompts", ""):
-            check_batch(config, problems)
+        _check_parts(config, problems)
+    _refuse(problems)
+    return _warnings(config)
+
+
+def validate_sizes(config: Config) -> None:
+    """validate, for those who read no data: data.train need not be set."""
+    problems = Problems()
+    check_types(config, problems)
+    if not problems:
+        check_ranges(config, problems)
+    if not problems:
+        _check_parts(config, problems)
+    _refuse(problems)
+
+
+def _check_parts(config: Config, problems: Problems) -> None:
+    fix = "a Hugging Face folder, or 'decoder(...)'"
+    problems.check(bool(config.model), "model", config.model, "is not set", fix)
+    check_paths(config, problems)
+    check_names(config, problems)
+    if check_components(config, problems) in ("prompts", ""):
+        check_batch(config, problems)
+
+
+def _refuse(problems: Problems) -> None:
     if problems:
         listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(problems, 1))
         raise InputError(
             f"the config has {len(problems)} problem{'s' * (len(problems) > 1)}:\n{listed}"
         )
-    return _warnings(config)
 
 
 _SEQUENCE_LOSSES = ("gspo", "gspo_token", "gmpo")

@@ -1,0 +1,69 @@
+"""What a chip sends as chips are added, at the same work per chip: prints JSON.
+
+python benchmarks/plan_scaling.py [--config=configs/ppo_llama3_8b.py] [--rows_per_chip=4]
+    [--topologies=v5p:2x2x4,v5p:4x4x4,v5p:4x8x8,v5p:8x8x8] [--tensor=4] [--programs=learn]
+
+The learning phase is compiled ahead of time for each topology (`pip install "jax[tpu]"`, no TPU
+needed), with rows_per_chip sequences per chip in one optimizer step of one microbatch; mesh.fsdp
+takes what the tensor axis leaves. Bytes are those that one chip sends, by mesh axis.
+"""
+
+import argparse
+import json
+import sys
+
+import jax
+
+from rljax.config import row_tokens, with_overrides
+from rljax.launch import load_config_file
+from rljax.plan.chips import topology_devices
+from rljax.plan.compiled import make_plan
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="configs/ppo_llama3_8b.py")
+    parser.add_argument("--topologies", default="v5p:2x2x4,v5p:4x4x4,v5p:4x8x8,v5p:8x8x8")
+    parser.add_argument("--rows_per_chip", type=int, default=4)
+    parser.add_argument("--tensor", type=int, default=4)
+    parser.add_argument("--programs", default="learn")
+    return parser.parse_args()
+
+
+def scaled(config, chips: int, args):
+    """The config with as much work per chip as on any other number of chips."""
+    rows = chips * args.rows_per_chip
+    group = config.batch.samples_per_prompt
+    changes = {
+        "mesh.tensor": args.tensor,
+        "batch.prompts_per_step": rows // group,
+        "batch.sequences_per_optimizer_step": rows,
+        "batch.tokens_per_microbatch": rows * row_tokens(config),
+    }
+    return with_overrides(config, changes, "benchmark")
+
+
+def main() -> None:
+    args = parse()
+    jax.config.update("jax_platforms", "cpu")
+    # What is compiled for chips that are not there cannot be read back from the cache on disk.
+    jax.config.update("jax_enable_compilation_cache", False)
+    out = []
+    for topology in args.topologies.split(","):
+        devices, chip = topology_devices(topology)
+        config = scaled(load_config_file(args.config), len(devices), args)
+        names = tuple(args.programs.split(","))
+        plan = make_plan(config, devices, chip, topology, only=names)
+        for one in plan.reports:
+            out.append({
+                "topology": topology, "chips": len(devices), "mesh": plan.mesh,
+                "program": one.name, "compile_s": one.compile_s, "error": one.error,
+                "sent_bytes": one.sent_bytes, "seconds": one.seconds, "flops": one.flops,
+                "total_bytes": one.total,
+            })  # fmt: skip
+            print(json.dumps(out[-1]), file=sys.stderr, flush=True)  # a compile may take minutes
+    print(json.dumps({"jax": jax.__version__, "config": args.config, "runs": out}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What a chip has, and the devices of a topology that need not be there.
+
+What lives here: public figures, and the reading of "v5p:4x4x4". What does not: any program.
+"""
+
+import dataclasses
+import os
+
+import jax
+
+from rljax.errors import InputError
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """Of one device, as JAX counts devices. `link_bytes_per_s` is one link's, one way."""
+
+    name: str
+    hbm_bytes: float
+    flops_per_s: float  # of bfloat16 products
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float
+
+
+# Cloud TPU documentation, "System architecture" page of each version, read for 2026-11: HBM per
+# chip in GiB, peak bfloat16 FLOP/s, HBM bandwidth, and the interconnect's bandwidth of a chip over
+# its links (4 of a 2D torus, 6 of a 3D one): 1600, 4800, 3584, 2400 and 9600 Gbit/s both ways.
+_TPUS = {
+    "v4": Chip("v4", 32 * GIB, 275e12, 1228e9, 50e9),
+    "v5e": Chip("v5e", 16 * GIB, 197e12, 819e9, 50e9),
+    "v5p": Chip("v5p", 95 * GIB, 459e12, 2765e9, 100e9),
+    "v6e": Chip("v6e", 32 * GIB, 918e12, 1640e9, 112e9),
+    "tpu7x": Chip("tpu7x", 192 * GIB, 2307e12, 7380e9, 200e9),
+}
+
+
+def topology_devices(topology: str) -> tuple[list, Chip]:
+    """The devices of a TPU topology such as "v5e:2x4", for which programs can be compiled here, and
+    what each has. Needs libtpu, and no TPU."""
+    name, _, sizes = topology.partition(":")
+    name = {"v7x": "tpu7x"}.get(name, name)
+    shape = [int(n) for n in sizes.split("x")] if sizes.replace("x", "").isdigit() else []
+    if name not in _TPUS or not shape:
+        raise InputError(
+            "topology", value=topology, rule=f"VERSION:AxB or AxBxC, of {', '.join(_TPUS)}",
+            fix="such as v5e:2x4 or v5p:4x4x4",
+        )  # fmt: skip
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
+    # Nothing runs on a chip, so there is nothing to lock against a second process.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    from jax.experimental import topologies
+
+    shape += [1] * (3 - len(shape)) if name in ("v4", "v5p", "tpu7x") else []
+    try:
+        text = f"{name}:{'x'.join(map(str, shape))}"
+        devices = topologies.get_topology_desc(text, platform="tpu").devices
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise InputError(
+            f"no topology {topology}: {str(error).splitlines()[0]}",
+            fix='pip install "jax[tpu]", and a shape that this version has',
+        ) from error
+    whole, chips = _TPUS[name], 1
+    for size in shape:
+        chips *= size
+    return list(devices), _part(whole, len(devices) // chips)
+
+
+def _part(chip: Chip, devices: int) -> Chip:
+    """Of a chip that JAX sees as several devices, one."""
+    if devices <= 1:
+        return chip
+    return dataclasses.replace(
+        chip, hbm_bytes=chip.hbm_bytes / devices, flops_per_s=chip.flops_per_s / devices,
+        hbm_bytes_per_s=chip.hbm_bytes_per_s / devices,
+        link_bytes_per_s=chip.link_bytes_per_s / devices,
+    )  # fmt: skip
+
+
+def local_devices() -> tuple[list, Chip | None]:
+    """The devices of this process, and what each has where that is known."""
+    devices = jax.devices()
+    kinds = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+    return devices, _TPUS.get(kinds.get(devices[0].device_kind, ""))

@@ -1,0 +1,250 @@
+"""One program, compiled: bytes, FLOPs, traffic, the time that none can beat, and what looks wrong.
+
+What lives here: reports of programs (rljax.plan.programs) and of the step they make. What does not:
+other configs (rljax.plan.search), text (rljax.plan.table). Numbers are of one device.
+"""
+
+import dataclasses
+import math
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from rljax.build.abstract import abstract_roles, abstract_setup
+from rljax.config import Config, to_dict
+from rljax.errors import InputError
+from rljax.plan.chips import Chip
+from rljax.plan.flops import Work, work
+from rljax.plan.hlo import Collective, traffic
+from rljax.plan.memory import Estimate, estimate, held_bytes, held_parts
+from rljax.plan.programs import programs_of
+from rljax.recording import Call
+
+LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
+# How the TPU's compiler says how much memory a program needs that has none.
+_OVER = (
+    re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm"),
+    re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \([\d.]+[KMGT]\)"),
+)
+_UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass
+class Report:
+    """Of one program. `beside` is what the run holds and the program does not read; `total` adds
+    it. `seconds`: the least by each limit, "compute", "HBM" and "ICI ...". `error`: why the
+    compiler refused it."""
+
+    name: str
+    compile_s: float
+    arguments: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    temporaries: int = 0
+    code: int = 0
+    host: int = 0
+    beside: int = 0
+    parts: dict[str, int] = dataclasses.field(default_factory=dict)  # of the arguments, by role
+    turns: int = 1
+    flops: float = 0.0
+    kernel_flops: float = 0.0
+    hbm_bytes: float = 0.0
+    sent_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    error: str = ""
+    needs: int = 0  # of a refused one, where the compiler says
+
+    @property
+    def total(self) -> int:
+        """Bytes of a device at the peak of this program."""
+        own = self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+        return self.beside + (self.needs or own)
+
+    @property
+    def binding(self) -> str:
+        return max(self.seconds, key=self.seconds.get) if self.seconds else ""
+
+    @property
+    def least_s(self) -> float:
+        """Everything overlapped: as long as the slowest part alone."""
+        return max(self.seconds.values(), default=0.0)
+
+
+@dataclasses.dataclass
+class Plan:
+    """Of a config on some devices."""
+
+    topology: str
+    mesh: dict[str, int]
+    chip: Chip | None
+    estimate: Estimate
+    reports: list[Report]
+    config: dict
+
+    @property
+    def total(self) -> int:
+        return max(r.total for r in self.reports) if self.reports else self.estimate.total
+
+    @property
+    def fits(self) -> bool:
+        within = self.chip is None or self.total <= self.chip.hbm_bytes
+        return within and not any(r.error for r in self.reports)
+
+    @property
+    def least_s(self) -> float:
+        """Of a step: its programs one after the other."""
+        return sum(r.least_s for r in self.reports if r.name != "sft")
+
+
+def make_plan(
+    config: Config, devices, chip: Chip | None, topology: str, *, compile: bool = True, only=()
+) -> Plan:
+    """The plan of `config` on `devices`. `compile=False`: the estimate alone; `only`: the names of
+    the programs to compile, () = all."""
+    setup = abstract_setup(config, devices)
+    mesh, reports = setup.model.mesh, []
+    if compile:
+        roles = abstract_roles(setup)
+        calls, held = programs_of(setup, roles), held_parts(setup, roles)
+        known = [call.name for call in calls]
+        if unknown := set(only) - set(known):
+            raise InputError("no such program", value=sorted(unknown), rule=", ".join(known))
+        for call in calls:
+            if not only or call.name in only:
+                reports.append(report(call, held, mesh, chip))
+    sizes = {name: n for name, n in mesh.shape.items() if n > 1}
+    return Plan(topology, sizes, chip, estimate(setup), reports, to_dict(config))
+
+
+def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
+    """One program compiled for the devices of `mesh`, nothing of it run. `held`: what the run holds
+    all through (rljax.plan.memory.held_parts)."""
+    platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
+    traced = call.function.trace(*call.arguments)
+    lowered = traced.lower()
+    try:
+        program = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "Ran out of memory" not in str(error):
+            raise
+        return _refused(call, held, str(error), time.perf_counter() - begun)
+    seconds = time.perf_counter() - begun
+    memory = program.memory_analysis()
+    beside, parts = _held(call, held)
+    moved = traffic(program.as_text(), mesh, call.turns)
+    done = work(traced.jaxpr, turns=call.turns, platform=platform)
+    hbm = moved.hbm_bytes + done.kernel_bytes / mesh.size
+    out = Report(
+        call.name, seconds,
+        arguments=memory.argument_size_in_bytes, outputs=memory.output_size_in_bytes,
+        aliased=memory.alias_size_in_bytes, temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
+        beside=beside, parts=parts, turns=call.turns,
+        flops=done.flops / mesh.size, kernel_flops=done.kernel_flops / mesh.size,
+        hbm_bytes=hbm, sent_bytes=moved.by_axis(),
+    )  # fmt: skip
+    if chip is not None:
+        out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)
+    out.warnings += replicated_arrays(call) + lost_donations(lowered, memory)
+    out.warnings += needless_gathers(moved.collectives, held)
+    return out
+
+
+def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
+    beside, parts = _held(call, held)
+    found = next(filter(None, (one.search(text) for one in _OVER)), None)
+    needs = int(float(found[1]) * _UNIT[found[2]]) if found else 0
+    what = next((line for line in text.splitlines() if found and found[0] in line), text)
+    what = what.splitlines()[0]
+    return Report(
+        call.name, seconds, beside=beside, parts=parts, turns=call.turns, needs=needs, error=what
+    )
+
+
+def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:
+    """(bytes that the run holds and this program does not read, bytes that it reads by part)."""
+    read = {id(x) for x in jax.tree.leaves(call.arguments)}
+    beside, parts = 0, {}
+    for name, tree in held.items():
+        leaves = jax.tree.leaves(tree)
+        mine = [x for x in leaves if id(x) in read]
+        beside += held_bytes([x for x in leaves if id(x) not in read])
+        if mine:
+            parts[name] = held_bytes(mine)
+    return beside, parts
+
+
+def roofline(done: Work, hbm: float, sent: dict, mesh: Mesh, chip: Chip) -> dict[str, float]:
+    """Seconds by each limit: products at the rate of bfloat16 (float32 ones take more passes),
+    bytes of HBM, and what is sent along each mesh axis over the two links of one ring."""
+    out = {"compute": done.passes / mesh.size / chip.flops_per_s}
+    out["HBM"] = hbm / chip.hbm_bytes_per_s
+    for axes, size in sent.items():
+        out[f"ICI {axes}"] = size / (2 * chip.link_bytes_per_s)
+    return out
+
+
+# -- what looks wrong
+
+
+def replicated_arrays(call: Call) -> list[str]:
+    """Arguments of LARGE bytes that every device of several holds whole."""
+    found = []
+    for path, x in jax.tree_util.tree_leaves_with_path(call.arguments):
+        layout = getattr(x, "sharding", None)
+        if layout is None or layout.num_devices == 1 or not layout.is_fully_replicated:
+            continue
+        if (size := held_bytes([x])) >= LARGE:
+            name = jax.tree_util.keystr(path)
+            found.append(f"{name} {x.shape}, {size / 2**20:.0f} MiB, is whole on every device")
+    return found
+
+
+def lost_donations(lowered, memory) -> list[str]:
+    """Donated arguments whose memory no output took: each is held twice."""
+    whole = memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
+    arguments = jax.tree.leaves(lowered.args_info)
+    size = lambda x: math.prod(x.shape) * jnp.dtype(x.dtype).itemsize  # noqa: E731
+    share = sum(size(x) for x in arguments if x.donated) / max(sum(map(size, arguments)), 1)
+    donated = share * (memory.argument_size_in_bytes + memory.host_argument_size_in_bytes)
+    if whole >= 0.9 * donated:
+        return []
+    return [
+        f"of {donated / 2**20:.0f} MiB of donated arguments {whole / 2**20:.0f} MiB are written "
+        "in place: the rest is held twice"
+    ]
+
+
+def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
+    """Gathers that another layout would spare: of a weight at every step of decoding, and of all
+    layers of a stack at once."""
+    weights = held.get("actor weights")
+    if weights is None or "layers" not in weights:
+        return []
+    stacked = [x for x in jax.tree.leaves(weights["layers"]) if len(x.shape) > 2]
+    if not stacked:
+        return []
+    least = min(x.size // x.shape[0] for x in stacked) * 2  # of one layer, in bfloat16
+    tensor = next(iter(stacked)).sharding.mesh.shape["tensor"]
+    found: dict[tuple, int] = {}
+    for one in collectives:
+        if one.op not in ("all-gather", "all-to-all"):
+            continue
+        if one.in_open_loop and one.result_bytes >= least // tensor:
+            key = ("every step of decoding gathers", one.axes, one.result_bytes, one.of)
+        elif one.turns == 1 and any(
+            one.result_bytes >= 2 * x.size // tensor for x in stacked if x.shape[0] > 1
+        ):
+            key = ("all layers are gathered at once:", one.axes, one.result_bytes, one.of)
+        else:
+            continue
+        found[key] = found.get(key, 0) + 1
+    return [
+        f"{what} {count} x {size / 2**20:.1f} MiB along {' x '.join(axes)} ({of})"
+        for (what, axes, size, of), count in sorted(found.items(), key=lambda x: -x[0][2] * x[1])
+    ][:8]

@@ -1,0 +1,191 @@
+"""What a traced program computes: FLOPs of its products, loops multiplied, kernels by their own
+declaration.
+
+What lives here: a walk over a jaxpr. What does not: bytes (rljax.plan.hlo). Numbers are of all
+devices together, as the program is written: what a layout computes twice is not seen.
+
+Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
+its cost_estimate, which hides it from the compiler's own count; without one, its body times its
+grid. A loop that ends when the data say so takes `turns`, and one around it one; of a conditional
+the cheapest branch counts, in a kernel the dearest.
+"""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jax.extend import core
+
+# Passes of bfloat16 products that a TPU makes for one of float32, by the precision asked for.
+_PASSES = {"HIGHEST": 6, "HIGH": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """`flops` as written; `passes`: the same where a float32 product counts as often as its
+    precision makes a TPU multiply; `kernel_flops`, `kernel_bytes`: what Pallas calls declare."""
+
+    flops: float = 0.0
+    passes: float = 0.0
+    kernel_flops: float = 0.0
+    kernel_bytes: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+        return Work(*(a + b for a, b in zip(mine, theirs, strict=True)))
+
+    def __mul__(self, times: float) -> "Work":
+        return Work(*(x * times for x in dataclasses.astuple(self)))
+
+
+def work(jaxpr, *, turns: int = 1, platform: str = "tpu") -> Work:
+    """Of a closed jaxpr (`jitted.trace(...).jaxpr`) that is lowered for `platform`."""
+    return _walk(_open(jaxpr), turns, platform, False)
+
+
+def _open(jaxpr):
+    return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+
+
+def _inner(eqn) -> list:
+    """The jaxprs among an equation's parameters."""
+    found = []
+    for value in eqn.params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(one, (core.ClosedJaxpr, core.Jaxpr)):
+                found.append(_open(one))
+    return found
+
+
+def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
+    total, chosen = Work(), {}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        deeper = lambda j: _walk(j, turns, platform, in_kernel)  # noqa: E731
+        if name == "dot_general":
+            total += _dot(eqn)
+        elif name == "conv_general_dilated":
+            total += _convolution(eqn)
+        elif name in ("ragged_dot", "ragged_dot_general"):
+            total += _ragged(eqn)
+        elif name == "scan":
+            total += deeper(_open(eqn.params["jaxpr"])) * eqn.params["length"]
+        elif name == "while":
+            body = _open(eqn.params["body_jaxpr"])
+            total += deeper(body) * _turns_of(eqn, body, turns)
+        elif name == "platform_index":
+            chosen[eqn.outvars[0]] = _branch(eqn.params["platforms"], platform)
+        elif name == "cond" and eqn.params.get("branches_platforms"):
+            one = _branch(eqn.params["branches_platforms"], platform)
+            total += deeper(_open(eqn.params["branches"][one]))
+        elif name == "cond":
+            total += _conditional(eqn, chosen, deeper, in_kernel)
+        elif name == "pallas_call":
+            total += _kernel(eqn, turns, platform)
+        elif name == "shard_map":
+            total += sum((deeper(j) for j in _inner(eqn)), Work()) * _manual_devices(eqn)
+        elif name.startswith("custom_vjp_call") or name.startswith("custom_jvp_call"):
+            total += deeper(_inner(eqn)[0]) if _inner(eqn) else Work()
+        else:
+            total += sum((deeper(j) for j in _inner(eqn)), Work())
+    return total
+
+
+def _passes(eqn) -> int:
+    """A product of narrower operands than float32 takes one."""
+    wide = any(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
+    precision = eqn.params.get("precision")
+    names = precision if isinstance(precision, tuple) else (precision,)
+    found = [_PASSES.get(getattr(one, "name", str(one)), 1) for one in names]
+    return max(found) if wide else 1
+
+
+def _dot(eqn) -> Work:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+    flops = 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
+    return Work(flops, flops * _passes(eqn))
+
+
+def _ragged(eqn) -> Work:
+    """[T, K] by [G, K, N], every row by one of G: 2 T K N."""
+    left, right = (v.aval.shape for v in eqn.invars[:2])
+    out = eqn.outvars[0].aval.shape
+    inner = left[-1] if len(out) == 2 else left[0]
+    flops = 2.0 * math.prod(out) * inner if len(out) == 2 else 2.0 * left[0] * math.prod(out[-2:])
+    return Work(flops, flops * _passes(eqn)) if right else Work()
+
+
+def _convolution(eqn) -> Work:
+    kernel, out = eqn.invars[1].aval, eqn.outvars[0].aval
+    features = eqn.params["dimension_numbers"].rhs_spec[0]
+    flops = 2.0 * math.prod(out.shape) * math.prod(kernel.shape) / kernel.shape[features]
+    return Work(flops, flops * _passes(eqn))
+
+
+def _branch(platforms, platform: str) -> int:
+    """Which branch of platform_dependent is lowered; the one for None is the default."""
+    default = 0
+    for i, names in enumerate(platforms):
+        if names is None:
+            default = i
+        elif platform in names or (platform == "gpu" and "cuda" in names):
+            return i
+    return default
+
+
+def _conditional(eqn, chosen: dict, deeper, in_kernel: bool) -> Work:
+    branches = eqn.params["branches"]
+    index = eqn.invars[0]
+    known = chosen.get(index) if not isinstance(index, core.Literal) else int(index.val)
+    if known is not None:
+        return deeper(_open(branches[known]))
+    pick = max if in_kernel else min
+    return pick((deeper(_open(b)) for b in branches), key=lambda w: w.flops)
+
+
+def _is_open(eqn) -> bool:
+    """Whether a while loop ends when the data say so, and not at a number."""
+    condition = _open(eqn.params["cond_jaxpr"])
+    [last] = condition.eqns[-1:] or [None]
+    counted = last is not None and last.primitive.name in ("lt", "gt")
+    return not (counted and len(condition.eqns) == 1)
+
+
+def _has_open(jaxpr) -> bool:
+    return any(
+        (eqn.primitive.name == "while" and _is_open(eqn)) or any(_has_open(j) for j in _inner(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _turns_of(eqn, body, turns: int) -> int:
+    if not _is_open(eqn):  # fori_loop: its bounds, where they are constants
+        bounds = [v.val for v in eqn.invars if isinstance(v, core.Literal) and not v.aval.shape]
+        return max([int(b) for b in bounds if np.issubdtype(type(b), np.integer)] or [1])
+    return 1 if _has_open(body) else turns
+
+
+def _manual_devices(eqn) -> int:
+    """How many devices run the body of a shard_map on parts of their own."""
+    sizes = dict(eqn.params["mesh"].shape)
+    manual = eqn.params.get("manual_axes", sizes)
+    return math.prod(sizes[a] for a in manual)
+
+
+def _kernel(eqn, turns: int, platform: str) -> Work:
+    stated = eqn.params.get("cost_estimate")
+    if stated is not None:
+        flops, moved = float(stated.flops), float(stated.bytes_accessed)
+        return Work(flops, flops, flops, moved)
+    grid = eqn.params["grid_mapping"].grid
+    steps = math.prod(int(n) for n in grid if isinstance(n, (int, np.integer)))
+    body = _walk(_open(eqn.params["jaxpr"]), turns, platform, True) * steps
+    moved = sum(v.aval.size * v.aval.dtype.itemsize for v in (*eqn.invars, *eqn.outvars))
+    return Work(body.flops, body.passes, body.flops, float(moved))
+
+
+def flops_of(function, *arguments, platform: str = "tpu") -> Work:
+    """Of a jitted function at these arguments."""
+    return work(jax.jit(function).trace(*arguments).jaxpr, platform=platform)

@@ -1,0 +1,415 @@
+"""What a compiled program moves: bytes between chips by mesh axis, and bytes of device memory.
+
+What lives here: reading XLA's text, loops multiplied by their turns. What does not: the counting of
+FLOPs (rljax.plan.flops), seconds (rljax.plan.compiled). All numbers are of one device.
+
+The compiler's own cost counts a loop's body once. Here the turns of a loop are read from its
+condition (a counter below a constant); a loop that ends when the data say so takes `turns`, and one
+around it one. Of a conditional the cheapest branch counts: the others are of options that are off.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+
+import numpy as np
+from jax.sharding import Mesh
+
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
+_ARRAY = re.compile(r"\b(pred|token|bf16|[sufc]\d+\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_CALLED = re.compile(r"(?:calls|to_apply|body|called_computations)=\{?%?([\w.\-]+)")
+COLLECTIVES = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+    "collective-permute", "collective-broadcast",
+)  # fmt: skip
+# Nothing is read or written by these: another's memory, or what was counted where it began.
+_FREE = {
+    "parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "iota",
+    "partition-id", "replica-id", "opt-barrier", "domain", "bitcast-convert", "get-dimension-size",
+}  # fmt: skip
+
+
+# What is written into the memory of its first operand, and which operand is all that is.
+_IN_PLACE = {"dynamic-update-slice": 1, "scatter": -1}
+# Pallas kernels, whose bytes rljax.plan.flops takes from what they declare.
+_KERNELS = ('"tpu_custom_call"', '"__gpu$xla.gpu.triton"', '"mosaic_gpu')
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    name: str
+    types: str  # of its results
+    op: str
+    operands: tuple[str, ...]
+    rest: str  # of its line
+    root: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One instruction: `axes` are the mesh axes its groups run along, `bytes_sent` what one device
+    sends in a turn by a ring, `turns` how often it runs, `of` where it comes from."""
+
+    op: str
+    axes: tuple[str, ...]
+    bytes_sent: float
+    result_bytes: int
+    turns: float
+    of: str
+    in_open_loop: bool  # a loop that ends when the data say so: decoding
+
+
+@dataclasses.dataclass
+class Traffic:
+    """Of one device in one run of a program."""
+
+    hbm_bytes: float = 0.0
+    collectives: list[Collective] = dataclasses.field(default_factory=list)
+
+    def by_axis(self) -> dict[str, float]:
+        """Bytes that a device sends, by mesh axis ("fsdp", "fsdp x tensor", ...)."""
+        out: dict[str, float] = {}
+        for one in self.collectives:
+            name = " x ".join(one.axes) or "?"
+            out[name] = out.get(name, 0.0) + one.bytes_sent * one.turns
+        return out
+
+
+def array_bytes(types: str, *, in_hbm: bool = False) -> int:
+    """Bytes of the arrays of a type, a tuple's members added; `in_hbm`: of those that lie there,
+    and not in a core's own memory or the host's."""
+    total = 0
+    for dtype, sizes, layout in _ARRAY.findall(types):
+        if in_hbm and re.search(r"S\([1-9]", layout):
+            continue
+        bits = _BITS[dtype] if dtype in _BITS else int(re.search(r"\d+", dtype)[0])
+        total += math.prod(int(n) for n in sizes.split(",") if n) * bits // 8
+    return total
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """({computation: its instructions}, the name of the entry)."""
+    found, current, entry = {}, None, ""
+    for line in text.splitlines():
+        if head := _HEAD.match(line):
+            current = found.setdefault(head[2], [])
+            entry = head[2] if head[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and (parts := _LINE.match(line)):
+            root, name, types, op, rest = parts.groups()
+            operands = _operands(rest)
+            current.append(Instruction(name, types, op, operands, rest, bool(root)))
+    return found, entry
+
+
+def _operands(rest: str) -> tuple[str, ...]:
+    """The names within the parentheses of `op(...)`."""
+    depth, end = 1, len(rest)
+    for i, letter in enumerate(rest):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0:
+            end = i
+            break
+    return tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
+
+
+# -- device groups -> mesh axes
+
+
+def _ids_of_iota(text: str) -> list[list[int]]:
+    """[2,4]<=[4,2]T(1,0): two groups of four."""
+    groups, shape, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+    numbers = [[int(n) for n in part.split(",")] for part in (groups, shape, order or "") if part]
+    ids = np.arange(math.prod(numbers[1])).reshape(numbers[1])
+    ids = ids.transpose(numbers[2]) if order else ids
+    return ids.reshape(numbers[0]).tolist()
+
+
+def _ids_of_mesh(text: str) -> list[list[int]]:
+    """mesh['a'=4,'b'=2] {'b'}: groups run along b; 'a':(2)2 is the part of a inside of 2 others."""
+    sizes = {name: int(n) for name, n in re.findall(r"'([\w.]+)'=(\d+)", text)}
+    named = re.findall(r"'([\w.]+)'(?::\((\d+)\)(\d+))?", text[text.index("{") :])
+    shape, along = [], []
+    for name, size in sizes.items():
+        parts = [(int(before), int(n)) for axis, before, n in named if axis == name and n]
+        if not parts:
+            along += [len(shape)] * any(axis == name for axis, _, _ in named)
+            shape.append(size)
+            continue
+        done = 1
+        for before, n in sorted(parts):
+            shape += [before // done, n]
+            along.append(len(shape) - 1)
+            done = before * n
+        shape.append(size // done)
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    rest = [i for i in range(len(shape)) if i not in along]
+    return ids.transpose(rest + along).reshape(-1, math.prod(shape[i] for i in along)).tolist()
+
+
+def groups_of(rest: str) -> list[list[int]]:
+    """The devices that talk to each other, from the attributes of a collective; [] if unknown."""
+    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
+        return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
+    found = re.search(r"replica_groups=(mesh\[[^\]]*\] ?\{[^}]*\})", rest)
+    if found and "device_ids" not in found[1]:
+        return _ids_of_mesh(found[1])
+    if found := re.search(r"replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)", rest):
+        return _ids_of_iota(found[1])
+    if found := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
+        return [[int(n) for n in g.split(",") if n] for g in re.findall(r"\{([\d,]+)\}", found[1])]
+    return []
+
+
+def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
+    """The mesh axes along which members of a group differ. Devices count as the mesh lists them."""
+    shape, differ = tuple(mesh.shape.values()), set()
+    for group in groups:
+        places = np.stack(np.unravel_index(np.array(group) % mesh.size, shape), axis=1)
+        differ |= set(np.flatnonzero((places != places[0]).any(axis=0)).tolist())
+    return tuple(name for i, name in enumerate(mesh.shape) if i in differ)
+
+
+def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> float:
+    """What a device sends by a ring of n: an all-gather (n-1)/n of its result, a reduce-scatter of
+    its operand, an all-reduce both."""
+    if op == "collective-permute":
+        moving = sum(a != b for a, b in groups)
+        return operand * moving / max(len(groups), 1)
+    n = len(groups[0]) if groups else 2
+    part = (n - 1) / n
+    whole = {"all-reduce": 2 * operand, "all-gather": result}.get(op, operand)
+    return whole * part
+
+
+# -- the walk
+
+
+class _Walk:
+    """One text: what each computation costs, loops multiplied."""
+
+    def __init__(self, text: str, mesh: Mesh, turns: int):
+        self.parts, self.entry = parse(text)
+        self.mesh, self.turns = mesh, turns
+        self.types = {name: {i.name: i.types for i in body} for name, body in self.parts.items()}
+
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        out = Traffic()
+        self._add(self.entry, 1.0, False, out, set())
+        return out
+
+    def known_turns(self, condition: str) -> int | None:
+        """Turns of a loop whose counter starts at 0 and stays below a constant."""
+        body = {i.name: i for i in self.parts.get(condition, ())}
+        for one in body.values():
+            if one.root and one.op == "compare" and "direction=LT" in one.rest:
+                for name in one.operands:
+                    found = body.get(name)
+                    if found is not None and found.op == "constant":
+                        return int(re.match(r"(-?\d+)\)", found.rest)[1])
+            if one.root and one.op == "fusion":
+                return self._fused_turns(one, body)
+        return None
+
+    def _fused_turns(self, root: Instruction, body: dict) -> int | None:
+        """As XLA for CPUs writes it: the comparison inside a fusion, the constant an operand."""
+        called = _CALLED.search(root.rest)
+        inner = self.parts.get(called[1], ()) if called else ()
+        if not any(i.root and i.op == "compare" and "direction=LT" in i.rest for i in inner):
+            return None
+        numbers = [body[n] for n in root.operands if n in body and body[n].op == "constant"]
+        numbers += [i for i in inner if i.op == "constant"]
+        return int(re.match(r"(-?\d+)\)", numbers[0].rest)[1]) if len(numbers) == 1 else None
+
+    def _loop(self, one: Instruction) -> tuple[str, float, bool]:
+        """(body, turns, whether it ends when the data say so)."""
+        body = re.search(r"body=%?([\w.\-]+)", one.rest)[1]
+        condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
+        stated = re.search(r'known_trip_count[^}]*?"?n"?:"?(\d+)', one.rest)
+        known = int(stated[1]) if stated else self.known_turns(condition)
+        if known is not None:
+            return body, known, False
+        return body, 1 if self._has_open_loop(body) else self.turns, True
+
+    @functools.cache  # noqa: B019  (a walk lives as long as its text is read)
+    def _has_open_loop(self, name: str) -> bool:
+        for one in self.parts.get(name, ()):
+            if one.op == "while" and self._loop(one)[2]:
+                return True
+            if any(self._has_open_loop(c) for c in self._called(one)):
+                return True
+        return False
+
+    def _called(self, one: Instruction) -> list[str]:
+        found = _CALLED.findall(one.rest)
+        branches = re.search(r"branch_computations=\{([^}]*)\}", one.rest)
+        found += re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
+        found += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", one.rest)
+        return [name for name in found if name in self.parts]
+
+    def _add(self, name: str, times: float, in_open: bool, out: Traffic, seen: set) -> None:
+        """Everything that one run of a computation, `times` over, adds to `out`."""
+        for one in self.parts[name]:
+            if one.op == "while":
+                body, turns, is_open = self._loop(one)
+                self._add(body, times * turns, in_open or is_open, out, set())
+            elif one.op == "conditional":
+                self._add_branch(one, times, in_open, out)
+            elif one.op in ("call", "async-start") and self._called(one):
+                for called in self._called(one):
+                    self._add(called, times, in_open, out, seen)
+            elif one.op in _FREE or one.op.endswith(("-done", "-update")):
+                continue
+            else:
+                self._add_one(name, one, times, in_open, out, seen)
+
+    def _add_branch(self, one: Instruction, times: float, in_open: bool, out: Traffic) -> None:
+        branches = []
+        for called in self._called(one):
+            found = Traffic()
+            self._add(called, times, in_open, found, set())
+            branches.append(found)
+        if branches:
+            sent = lambda t: sum(t.by_axis().values()) + t.hbm_bytes  # noqa: E731
+            least = min(branches, key=sent)
+            out.hbm_bytes += least.hbm_bytes
+            out.collectives += least.collectives
+
+    def _add_one(self, name, one: Instruction, times, in_open, out: Traffic, seen: set) -> None:
+        inner = [i for called in self._called(one) for i in self._with_inner(called)]
+        home = self._called(one)[0] if inner and one.op == "fusion" else name
+        found = [i for i in inner if _kind(i.op)] if one.op == "fusion" else []
+        found += [one] if _kind(one.op) else []
+        fresh = []
+        for each in found:
+            # A gather in pieces, between computations, names its channel in each of them.
+            mark = re.search(r"channel_id=(\d+)", each.rest)
+            chain = re.search(r'chain_id="(\d+)"', each.rest)
+            mark = (mark and mark[1], chain and chain[1], _kind(each.op))
+            if not mark[0] or mark not in seen:
+                seen.add(mark)
+                fresh.append(each)
+        for each in fresh:
+            where = name if each is one else home
+            out.collectives.append(self._collective(where, each, times, in_open))
+            sizes = (self._operand_bytes(where, each), self._result_bytes(each))
+            out.hbm_bytes += times * sum(sizes)
+        if not found:
+            out.hbm_bytes += times * self._hbm_bytes(name, one)
+
+    def _with_inner(self, name: str):
+        for one in self.parts[name]:
+            yield one
+            for called in self._called(one):
+                yield from self._with_inner(called)
+
+    def _collective(self, name: str, one: Instruction, times, in_open) -> Collective:
+        groups = groups_of(one.rest)
+        operand, result = self._operand_bytes(name, one), self._result_bytes(one)
+        of = re.search(r'op_name="([^"]*)"', one.rest)
+        return Collective(
+            _kind(one.op), axes_of(groups, self.mesh),
+            _bytes_sent(_kind(one.op), operand, result, groups), result, times,
+            of[1] if of else one.name, in_open,
+        )  # fmt: skip
+
+    def _operand_bytes(self, name: str, one: Instruction) -> int:
+        types = self.types.get(name, {})
+        return sum(array_bytes(self._type(types, x)) for x in one.operands)
+
+    def _type(self, types: dict, operand: str) -> str:
+        if operand in types:
+            return types[operand]
+        return next((t[operand] for t in self.types.values() if operand in t), "")
+
+    def _result_bytes(self, one: Instruction) -> int:
+        """Of -start forms the tuple (operands, results, ...): its second member."""
+        if not one.op.endswith("-start"):
+            return array_bytes(one.types)
+        sizes = [array_bytes(m[0]) for m in re.finditer(_ARRAY, one.types)]
+        count = len(one.operands)
+        return sum(sizes[count : 2 * count])
+
+    # -- device memory
+
+    def _hbm_bytes(self, name: str, one: Instruction) -> float:
+        """Operands read and results written, as far as they lie in device memory; of slices, and of
+        updates in place, the part alone."""
+        types = self.types[name]
+        size = lambda n: array_bytes(types.get(n, ""), in_hbm=True)  # noqa: E731
+        if one.op == "fusion" and self._called(one):
+            return self._fusion_bytes(self._called(one)[0], one, types)
+        if one.op == "custom-call" and any(name in one.rest for name in _KERNELS):
+            return 0.0
+        result = array_bytes(one.types, in_hbm=True)
+        if one.op in ("dynamic-slice", "slice", "gather"):
+            return 2 * result
+        if one.op in _IN_PLACE:
+            return 2 * size(one.operands[_IN_PLACE[one.op]])
+        if one.op.endswith("-start"):  # (source, destination, ...), a copy's the other way round
+            ends = _members(one.types)[:2]
+            moved = min(map(array_bytes, ends))
+            return moved * sum(array_bytes(end, in_hbm=True) > 0 for end in ends)
+        return result + sum(size(n) for n in one.operands)
+
+    def _fusion_bytes(self, called: str, one: Instruction, types: dict) -> float:
+        body = self.parts[called]
+        users: dict[str, list[Instruction]] = {}
+        for each in body:
+            for operand in each.operands:
+                users.setdefault(operand, []).append(each)
+        inner, total = self.types[called], 0.0
+        params = {int(re.match(r"(\d+)\)", i.rest)[1]): i for i in body if i.op == "parameter"}
+        for at, operand in enumerate(one.operands):
+            if array_bytes(types.get(operand, ""), in_hbm=True) and at in params:
+                total += self._read(params[at], users, inner)
+        [root] = [i for i in body if i.root] or [None]
+        written = {i.name: i for i in body}
+        ends = [written[n] for n in root.operands] if root.op == "tuple" else [root]
+        for types_of_end, end in zip(_members(one.types), ends, strict=False):
+            if array_bytes(types_of_end, in_hbm=True):
+                while end.op == "bitcast":
+                    end = written[end.operands[0]]
+                part = _IN_PLACE.get(end.op)
+                written_type = inner.get(end.operands[part], "") if part else types_of_end
+                total += array_bytes(written_type)
+        return total
+
+    def _read(self, param: Instruction, users: dict, inner: dict) -> float:
+        """Bytes of a fusion's operand that are read: of one that is only sliced, the slices."""
+        whole, part = array_bytes(param.types), 0
+        todo = list(users.get(param.name, ()))
+        names = {param.name}
+        while todo:
+            use = todo.pop()
+            if use.op == "bitcast":
+                names.add(use.name)
+                todo += users.get(use.name, ())
+            elif use.op in ("dynamic-slice", "slice", "gather") and use.operands[0] in names:
+                part += array_bytes(use.types)
+            elif use.op in _IN_PLACE and use.operands[0] in names:
+                continue
+            else:
+                return whole
+        return min(whole, part)
+
+
+def _kind(op: str) -> str:
+    """The collective that an opcode is, "" if none."""
+    op = op.removesuffix("-start")
+    return op if op in COLLECTIVES else ""
+
+
+def _members(types: str) -> list[str]:
+    """The arrays of a tuple's type."""
+    return [m[0] for m in re.finditer(_ARRAY, types)]
+
+
+def traffic(text: str, mesh: Mesh, turns: int = 1) -> Traffic:
+    """What one run of a compiled program moves, from its text (`compiled.as_text()`)."""
+    return _Walk(text, mesh, turns).traffic

@@ -1,0 +1,138 @@
+"""Other meshes, remat policies and microbatches of a config: which fit, and which is fastest.
+
+What lives here: the order in which they are tried. What does not: what one of them needs
+(rljax.plan.memory estimates, rljax.plan.compiled compiles).
+"""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Iterator
+
+from rljax.build.abstract import abstract_roles, abstract_setup
+from rljax.build.setup import Setup
+from rljax.config import Config, microbatch_rows, row_tokens, with_overrides
+from rljax.errors import InputError
+from rljax.mesh import row_shards
+from rljax.plan.chips import Chip
+from rljax.plan.compiled import Plan, make_plan
+from rljax.plan.memory import estimate
+from rljax.roles import WITH_OPTIMIZER
+
+REMATS = ("none", "dots", "attention", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A changed config, {field: value}, and its plan."""
+
+    changes: dict[str, object]
+    plan: Plan
+
+
+def meshes(devices: int) -> Iterator[dict[str, int]]:
+    """data x fsdp x tensor of so many devices."""
+    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
+    for tensor, fsdp in itertools.product(divisors, divisors):
+        if devices % (tensor * fsdp) == 0:
+            sizes = dict(data=devices // (tensor * fsdp), fsdp=fsdp, tensor=tensor)
+            yield {f"mesh.{name}": n for name, n in sizes.items()}
+
+
+def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Setup, int]]:
+    """(changes, the setup they make, bytes of its estimate) of every mesh that divides the model
+    and the batch, remat policy and tokens per microbatch, halved down to one row. The components
+    are rehearsed once per mesh, which neither remat nor microbatches change."""
+    row, sizes = row_tokens(config), [config.batch.tokens_per_microbatch]
+    while sizes[-1] // 2 >= row:
+        sizes.append(sizes[-1] // 2)
+    for mesh in meshes(len(devices)):
+        mesh |= {"mesh.expert": 1, "mesh.context": 1}
+        try:
+            setup = abstract_setup(with_overrides(config, mesh, "--search"), devices)
+            roles = abstract_roles(setup)
+        except InputError:
+            continue
+        seen = set()
+        for remat, tokens in itertools.product(REMATS, sizes):
+            rest = {"model_settings.remat": remat, "batch.tokens_per_microbatch": tokens}
+            changes = {**mesh, **rest}
+            changed = with_overrides(config, changes, "--search")
+            one = _with(setup, changed)
+            if (remat, one.recipe.steps) in seen:
+                continue
+            seen.add((remat, one.recipe.steps))
+            with_remat = {name: _of_remat(role, remat) for name, role in roles.items()}
+            yield changes, one, estimate(one, with_remat).total
+
+
+def _with(setup: Setup, config: Config) -> Setup:
+    """The setup under another remat policy and microbatch."""
+    facts = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
+    steps, shards = setup.recipe.steps, row_shards(setup.model.mesh)
+    rows = microbatch_rows(config, steps.rows, setup.row_tokens, shards)
+    return dataclasses.replace(
+        setup,
+        config=config,
+        model=dataclasses.replace(setup.model, config=facts),
+        recipe=setup.recipe.replace(steps=dataclasses.replace(steps, microbatch_rows=rows)),
+    )
+
+
+def _of_remat(role, remat: str):
+    if not isinstance(role, WITH_OPTIMIZER):
+        return role
+    facts = dataclasses.replace(role.model.config, remat=remat)
+    return dataclasses.replace(role, model=dataclasses.replace(role.model, config=facts))
+
+
+def search(
+    config: Config, devices, chip: Chip, topology: str, *, compiles: int, seconds: float
+) -> tuple[list[Candidate], int, int]:
+    """(the candidates that fit by the compiler, best first; how many were compiled; how many that
+    may fit were left when `compiles` configs or `seconds` were spent).
+
+    A mesh that does not divide the model, and a config whose estimate is above the chip, is not
+    compiled. The rest is compiled in the order of a rough time: bytes of weights that are gathered
+    for each microbatch, and layers that are computed again.
+    """
+    likely = _likely(config, devices, chip)
+    begun, found, tried = time.monotonic(), [], 0
+    for _, changes in likely[:compiles]:
+        if time.monotonic() - begun > seconds:
+            break
+        tried += 1
+        plan = make_plan(with_overrides(config, changes, "--search"), devices, chip, topology)
+        if plan.fits:
+            found.append(Candidate({k: v for k, v in changes.items() if v != 1}, plan))
+    found.sort(key=lambda one: one.plan.least_s)
+    return found, tried, len(likely) - tried
+
+
+def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
+    """Those whose estimate fits, fastest first by `_rough_s`."""
+    found = [
+        (_rough_s(setup, chip), changes)
+        for changes, setup, needs in candidates(config, devices)
+        if needs <= chip.hbm_bytes
+    ]
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _rough_s(setup, chip: Chip) -> float:
+    """Seconds of a step's learning phase, roughly: what orders the candidates, and no more."""
+    facts, mesh, steps = setup.model.config, setup.model.mesh, setup.recipe.steps
+    weights = sum(math.prod(shape) for shape, _ in setup.model.shapes().values())
+    batch = setup.config.batch
+    rows = batch.prompts_per_step * batch.samples_per_prompt
+    tokens = rows * setup.row_tokens / mesh.size
+    again = {"none": 0, "dots": 0.1, "attention": 0.8}.get(facts.remat, 1)
+    compute = (8 + 2 * again) * weights * tokens / chip.flops_per_s
+    parts = rows / steps.microbatch_rows
+    tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
+    gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (again > 0.5))
+    local = tokens * tensor * facts.embed * 2  # of every layer's activations, summed over tensor
+    sums = 8 * local * facts.layers * 2 * (tensor - 1) / tensor
+    sums += 8 * weights / tensor / fsdp * parts * (mesh.shape["data"] > 1)
+    return compute + (gathers + sums) / (2 * chip.link_bytes_per_s)

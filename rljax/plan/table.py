@@ -1,0 +1,128 @@
+"""A plan as text for people and as JSON for programs.
+
+What lives here: the wording. What does not: any number's making (rljax.plan.compiled).
+"""
+
+import dataclasses
+
+from rljax.plan.compiled import Plan, Report
+from rljax.plan.search import Candidate
+
+GIB = 2**30
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def _rows(rows: list[list[str]]) -> list[str]:
+    """Cells in columns, the first aligned to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _mesh(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{name} {n}" for name, n in sizes.items()) or "one device"
+
+
+def plan_text(plan: Plan) -> str:
+    """Every program of a plan, and what it comes to."""
+    has = f", {_gib(plan.chip.hbm_bytes)} GiB each" if plan.chip else ""
+    lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
+    if plan.reports:
+        lines += ["", "GiB per device", *_memory(plan)]
+        lines += ["", "per device and run of the program", *_costs(plan)]
+        lines.append(
+            "reshard: none, decoding reads the arrays of training where they lie; "
+            "generate reads the prompts, too"
+            if any(r.name == "generate" for r in plan.reports)
+            else "reshard: none"
+        )
+    lines += [f"error: {r.name}: {r.error}" for r in plan.reports if r.error]
+    lines += [f"warning: {r.name}: {text}" for r in plan.reports for text in r.warnings]
+    return "\n".join([*lines, "", _verdict(plan)])
+
+
+def _verdict(plan: Plan) -> str:
+    if plan.chip is None:
+        return f"at the peak {_gib(plan.total)} GiB per device"
+    share = plan.total / plan.chip.hbm_bytes
+    what = "fits" if plan.fits else "does not fit"
+    step = f"; a step takes at least {_seconds(plan.least_s)}" if plan.least_s else ""
+    return f"{what}: {_gib(plan.total)} of {_gib(plan.chip.hbm_bytes)} GiB, {share:.0%}{step}"
+
+
+def _memory(plan: Plan) -> list[str]:
+    kinds = ("weights", "optimizer", "other arguments", "new outputs", "temporaries", "held beside",
+             "total", "on host")  # fmt: skip
+    rows = [["program", "compile", *kinds]]
+    kv = plan.estimate.generate.get("keys and values", 0)
+    for r in plan.reports:
+        optimizer = sum(size for name, size in r.parts.items() if name.endswith("optimizer"))
+        weights = sum(r.parts.values()) - optimizer
+        rest, new = r.arguments - weights - optimizer, r.outputs - r.aliased
+        sizes = (weights, optimizer, max(rest, 0), new, r.temporaries + r.code, r.beside)
+        sizes += (r.total, r.host)
+        cells = ["refused" if r.error and i in (2, 3, 4) else _gib(n) for i, n in enumerate(sizes)]
+        rows.append([r.name, f"{r.compile_s:.0f} s", *cells])
+    said = [f"of generate's temporaries {_gib(kv)} are keys and values"] if kv else []
+    return _rows(rows) + said
+
+
+def _costs(plan: Plan) -> list[str]:
+    axes = sorted({name for r in plan.reports for name in r.sent_bytes})
+    rows = [["program", "turns", "TFLOP", "of kernels", "HBM GB", *[f"{a} GB" for a in axes],
+             "at least", "bound by"]]  # fmt: skip
+    for r in plan.reports:
+        if r.error:
+            continue
+        rows.append([
+            r.name, str(r.turns), f"{r.flops / 1e12:.4g}", f"{r.kernel_flops / 1e12:.3g}",
+            f"{r.hbm_bytes / 1e9:.4g}", *[f"{r.sent_bytes.get(a, 0) / 1e9:.3g}" for a in axes],
+            _seconds(r.least_s) if r.seconds else "", r.binding,
+        ])  # fmt: skip
+    seconds = [
+        f"{r.name}: " + ", ".join(f"{name} {_seconds(s)}" for name, s in r.seconds.items())
+        for r in plan.reports
+        if r.seconds
+    ]
+    return _rows(rows) + seconds
+
+
+def plan_json(plan: Plan) -> dict:
+    """Everything of a plan; bytes, FLOPs and seconds."""
+
+    def one(r: Report) -> dict:
+        return {**dataclasses.asdict(r), "total": r.total, "binding": r.binding}
+
+    found = plan.estimate
+    return {
+        "topology": plan.topology, "mesh": plan.mesh, "fits": plan.fits, "total": plan.total,
+        "chip": dataclasses.asdict(plan.chip) if plan.chip else None, "least_s": plan.least_s,
+        "estimate": {**dataclasses.asdict(found), "total": found.total, "least": found.least},
+        "programs": [one(r) for r in plan.reports], "config": plan.config,
+    }  # fmt: skip
+
+
+def search_text(found: list[Candidate], tried: int, left: int) -> str:
+    """The candidates that fit, best first."""
+    names = sorted({name for one in found for name in one.changes})
+    rows = [[*names, "GiB", "step at least", "bound by"]]
+    for one in found:
+        slowest = max(one.plan.reports, key=lambda r: r.least_s)
+        rows.append([
+            *[str(one.changes.get(name, "")) for name in names], _gib(one.plan.total),
+            _seconds(one.plan.least_s), f"{slowest.name}: {slowest.binding}",
+        ])  # fmt: skip
+    said = f"{tried} compiled, {len(found)} fit, {left} not tried"
+    return "\n".join([*_rows(rows), said]) if found else f"nothing fits: {said}"
