@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import lanes
+from jax.experimental.pallas import tpu as pltpu
 
 from rljax.kernels.logprob import pallas_tpu, tpu_blocks
 from rljax.kernels.logprob.options import Options
@@ -165,6 +166,21 @@ def test_a_row_without_any_word():
     found, gradients = run(hidden, head, jnp.asarray([3, 3]), 1.0, weights, options=options)
     assert found.top[0] == 0 and found.log_sum[0] == -np.inf and found.expected[0] == 0
     assert found.target[0] == -np.inf
+
+
+@pytest.mark.slow
+def test_memory_that_nobody_wrote_reaches_nothing():
+    """The interpreter that follows a TPU's memories and copies, each of them NaN at first."""
+    options = Options(greedy=True, precision=HIGHEST)
+    hidden, head, targets, weights = problem(150, 24, 300, jnp.float32, options)
+    memory = pltpu.InterpretParams(uninitialized_memory="nan")
+    inputs = hidden, head, targets, jnp.float32(SCALE)
+    found = pallas_tpu.forward(*inputs, options, interpret=memory)
+    gradients = pallas_tpu.backward(
+        *(*inputs, found.top, found.log_sum, *weights, options), interpret=memory
+    )
+    want = expect(hidden, head, targets, SCALE, weights, options)
+    assert_equal((found, gradients), want, (1e-6, 1e-6))
 
 
 # -- sizes of tiles

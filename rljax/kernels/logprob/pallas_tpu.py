@@ -8,7 +8,9 @@ The forward kernel walks the words for each block of rows and keeps running stat
 backward has one kernel per gradient, and each recomputes its logits: 2 N D V FLOP forward, twice
 4 N D V backward, 10 in all. One kernel for both gradients would make it 8, but has to add up one of
 them in HBM in float32: N D 4 bytes for each core behind the device, 134 MB at N = 8192, D = 4096 on
-one core, where this file holds 0 to 17 MB beside its results.
+one core. This file holds 0 MB beside its results on v5e and v6e and 9 to 17 MB on v5p, where the
+plain form holds 4.2 to 21 GB (three sizes up to N = D = 8192, V = 256000, 2026-11-22: run
+benchmarks/logprob.py --tpu=v5e,v5p,v6e).
 
 tokamax's linear_softmax_cross_entropy_loss (0.0.17, its Mosaic kernel) is that one kernel. It
 returns the loss alone: no entropy, soft cap, temperature, most likely word or target in another

@@ -54,7 +54,7 @@ def head_bytes(b: Blocks, depth: int, size: int) -> int:
 
 def _row_sizes(n: int) -> list[int]:
     """Rows per tile, largest first. With more than one tile's worth there are at least two of them:
-    the two cores of a v4, v5p or v7 chip share the rows."""
+    the two cores of a v4 or v5p, which are one device, share the rows."""
     if n <= LANES:
         return [r for r in (-(-n // SUBLANES) * SUBLANES, 64, 32, 16) if r <= n + 15]
     half = -(-n // (2 * LANES)) * LANES
