@@ -298,9 +298,8 @@ def generate(
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
     on (key, row, place) alone: `decoding` changes none while keys and values are held as they are
     computed, nor does its loop (a host's dispatches, or one program that every host of a pod runs
-    unchanged). `images` are those of the
-    prompts (rljax.data.prompts). `mixed`: a second model to draw from together. A row whose logits
-    are not finite ends there, with FinishReason.ABORT.
+    unchanged). `images` are those of the prompts (rljax.data.prompts). `mixed`: a second model to
+    draw from together. A row whose logits are not finite ends there, with FinishReason.ABORT.
     """
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding)
@@ -317,8 +316,7 @@ def generate(
     shape = _Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype)
     columns = prompts.shape[1] + sampling.max_response_tokens
     check_memory(model, slots, columns, decoding.kv_dtype)
-    if sampling.seed is not None:
-        key = jax.random.key(sampling.seed)
+    key = key if sampling.seed is None else jax.random.key(sampling.seed)
     keys = request_keys(key, rows)
     forcing = None
     if sampling.thinking_tokens:
