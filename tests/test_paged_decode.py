@@ -82,6 +82,14 @@ def test_every_verb_of_the_engine_is_the_same(monkeypatch):
     )
 
 
+def test_slots_of_whole_pages_are_counted_as_they_are_held(monkeypatch):
+    model = paired(monkeypatch, tiny(window=4))
+    caches = jax.eval_shape(lambda: model.empty_caches(3, 150))
+    assert [one.columns for one in caches] == [4, 256]
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches))
+    assert 3 * cache.slot_bytes(model.config, 150, "", model.mesh) == held
+
+
 # -- the kernel
 
 
@@ -111,6 +119,9 @@ def test_the_kernels_arguments_mean_what_the_plain_path_computes(sizes):
 
 
 def test_pages_are_whole_and_no_larger_than_a_block():
+    for columns in range(1, 3000):
+        whole = paths.whole_pages(columns)
+        assert 0 <= whole - columns < 128 and paths.page_tokens(whole) >= min(128, whole)
     found = {columns: paths.page_tokens(columns) for columns in (16, 48, 500, 512, 528, 8192, 8208)}
     assert found == {16: 16, 48: 48, 500: 0, 512: 512, 528: 176, 8192: 512, 8208: 432}
 

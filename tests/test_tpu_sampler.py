@@ -7,6 +7,7 @@ Not part of the usual run. The one command, where `pip install "jax[tpu]"` has p
 """
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -180,40 +181,42 @@ def kernels(program, name: str) -> int:
     return sum(name in called for called in re.findall(calls, program.as_text()))
 
 
+@functools.cache
+def generate(one: Engine):
+    """The compiled program of a dispatch."""
+    return one.lower_generate().compile()
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 def test_generate_gathers_no_weight_and_writes_its_cache_in_place(chips, mesh):
     one = engine(chips, mesh)
-    program = one.lower_generate().compile()
-    check_in_place(program, one.abstract_state(), one.model)
-    assert kernels(program, "ragged_paged_attention") == LAYERS
+    check_in_place(generate(one), one.abstract_state(), one.model)
+    assert kernels(generate(one), "ragged_paged_attention") == LAYERS
 
 
-# Heads that lie as "tokens" on a TPU: the kernel reads no int8.
-@pytest.mark.parametrize(
-    ("family", "kv_dtype"), [("latent", ""), ("experts", ""), ("dense", "int8")]
-)
-def test_so_do_the_families(chips, family, kv_dtype):
-    one = engine(chips, "fsdp=2 x tensor=4", family, kv_dtype=kv_dtype)
-    program = one.lower_generate().compile()
-    check_in_place(program, one.abstract_state(), one.model)
-    assert kernels(program, "ragged_paged_attention") == (LAYERS if family == "experts" else 0)
-    # gate, up and down, each with the order of its blocks.
-    assert kernels(program, "ragged-dot") == (6 * LAYERS if family == "experts" else 0)
+@pytest.mark.parametrize("family", ["latent", "experts"])
+def test_so_do_the_families(chips, family):
+    one = engine(chips, "fsdp=2 x tensor=4", family)
+    check_in_place(generate(one), one.abstract_state(), one.model)
+    experts = family == "experts"
+    assert kernels(generate(one), "ragged_paged_attention") == (LAYERS if experts else 0)
+    # gate, up and down, and the order of the blocks of all three
+    assert kernels(generate(one), "ragged-dot") == (4 * LAYERS if experts else 0)
 
 
-def test_the_kernel_costs_nothing_of_the_cache_s_size(chips, monkeypatch):
-    """The compiler's own bytes of a step and without the kernel's: weights, no cache."""
+def test_the_kernel_reads_no_more_than_the_plain_path(chips, monkeypatch):
+    """The compiler counts the bytes of a step without those of the kernel, which reads what is held
+    once: the whole cache at most."""
     one = engine(chips, "fsdp=2 x tensor=4")
     held = held_bytes(one.abstract_state().caches)
-    program = one.lower_generate().compile()
+    paged = generate(one)
     jax.clear_caches()
     monkeypatch.setattr(cache, "pairs_for", lambda *asked: False)
     plain = one.lower_generate().compile()
     jax.clear_caches()
     assert kernels(plain, "ragged_paged_attention") == 0
-    bytes_ = [x.cost_analysis()["bytes accessed"] for x in (program, plain)]
-    # The kernel reads at most the whole cache, and no more than is in use: once.
-    assert bytes_[0] + held < 1.02 * bytes_[1], (bytes_, held)
+    counted = [x.cost_analysis()["bytes accessed"] for x in (paged, plain)]
+    assert counted[0] + held < counted[1], (counted, held)
 
 
 def prefix(one: Engine, rows: int, tokens: int):

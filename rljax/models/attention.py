@@ -1,4 +1,4 @@
-"""Attention for every family: one function to train with, one to decode with.
+"""Attention for every family: one function to train with, two to decode with.
 
 What lives here: the choice of a path, and attention under a mesh. What does not: the paths
 themselves (rljax.models.attention_paths), projections, rotary positions and caches (the decoder).

@@ -227,6 +227,11 @@ def first_held(q, pairs, held, *, scale, soft_cap) -> jax.Array:
     return plain(q[:, None], *unpaired(pairs), seen[:, None], None, **how)[:, 0]
 
 
+def whole_pages(columns: int) -> int:
+    """The columns of a slot that has room for so many and is made of pages that are not small."""
+    return columns + -columns % (LANES if columns > LANES else 16)
+
+
 def page_tokens(columns: int) -> int:
     """Tokens of a page where slots of `columns` are made of whole ones, else 0."""
     return next((t for t in range(PAGE_TOKENS, 15, -16) if columns % t == 0), 0)

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
-from rljax.models.attention_paths import LANES, pad_axis, paged_takes
+from rljax.models.attention_paths import LANES, pad_axis, paged_takes, whole_pages
 from rljax.models.config import ModelConfig
 
 DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
@@ -73,6 +73,12 @@ def _order(config: ModelConfig, mesh: Mesh, dtype: str) -> str:
     return "pairs" if order == "tokens" and pairs_for(config, mesh, dtype) else order
 
 
+def _room(columns: int, window: int, order: str) -> int:
+    """Columns of a slot in a layer, for so many tokens."""
+    columns = whole_pages(columns) if order == "pairs" else columns
+    return min(columns, window or columns)
+
+
 def _token_axis(order: str) -> int:
     return 2 if order == "heads" else 1
 
@@ -97,7 +103,8 @@ def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | 
     widths = widths_for(config, mesh) if mesh else widths
     size = jnp.dtype(dtype or config.dtype).itemsize
     per_token = heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
-    return sum(min(columns, kind.window or columns) * per_token for kind in config.kinds)
+    order = _order(config, mesh, dtype) if mesh else ""
+    return sum(_room(columns, kind.window, order) * per_token for kind in config.kinds)
 
 
 def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
@@ -124,11 +131,11 @@ def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str 
     """One empty cache per layer (inside a program)."""
     check_dtype(dtype)
     heads, widths = _widths(config)[0], widths_for(config, mesh)
-    caches = []
+    caches, order = [], _order(config, mesh, dtype)
     for kind in config.kinds:
-        held = min(columns, kind.window or columns)
+        held = _room(columns, kind.window, order)
         parts = [jnp.zeros((slots, held, heads, width), config.dtype) for width in widths]
-        caches.append(_encode(parts, dtype, _order(config, mesh, dtype), kind.window))
+        caches.append(_encode(parts, dtype, order, kind.window))
     return constrain(caches, mesh)
 
 
