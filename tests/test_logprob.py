@@ -31,7 +31,7 @@ SHAPES = [(1, 9, 257, 0.0, False), (7, 70, 5, 3.0, True), (129, 33, 257, 3.0, Fa
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Several tiles both ways, the last of each begun early."""
-    monkeypatch.setattr(xla, "ROWS", 50)
+    monkeypatch.setattr(xla, "ROWS", 40)  # of 129 four times 33
     monkeypatch.setattr(xla, "WORDS", 100)
     monkeypatch.setattr(pallas_gpu, "R", 32)
     monkeypatch.setattr(pallas_gpu, "W", 32)

@@ -82,7 +82,6 @@ def test_the_head_is_gathered_in_tiles_and_logits_are_never_whole(chips, name):
     # A tile, its gradient in float32, and the float32 gradient of the hidden states.
     least = 4 * rows * D + 4 * sharded.TILE_BYTES
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * least
-    print(name, program.memory_analysis().temp_size_in_bytes / 2**20, "MiB", least / 2**20)
 
 
 def test_a_frozen_head_costs_no_gradient(chips):
