@@ -21,6 +21,15 @@ MESHES = {
 FITTING, ODD = (8, 6, 16, 264), (6, 5, 9, 257)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_from_the_cache():
+    """jaxlib 0.10 and 0.12 crash in the program of fsdp=8 with a rest of 8 words when it is read
+    back from the cache on disk; compiled anew, it is right."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
 def data(shape, words_first, dtype):
     b, s, d, v = shape
     rng = np.random.default_rng(v)
@@ -30,11 +39,11 @@ def data(shape, words_first, dtype):
     return (*arrays, jnp.asarray(targets, jnp.int32))
 
 
-def program(mesh, words_first, **options):
+def program(mesh, words_first, soft_cap=4.0, **options):
     def total(hidden, head, targets, temperature):
         found = token_logprobs(
-            hidden, head, targets, temperature=temperature, soft_cap=4.0, words_first=words_first,
-            with_greedy=True, mesh=mesh, **options,
+            hidden, head, targets, temperature=temperature, soft_cap=soft_cap,
+            words_first=words_first, with_greedy=True, mesh=mesh, **options,
         )  # fmt: skip
         weights = (1.0, 0.3, -0.2)
         return sum(w * jnp.sum(jnp.sin(x)) for w, x in zip(weights, found[:3], strict=True)), found
@@ -82,13 +91,14 @@ def test_extreme_shards_and_words_of_probability_zero():
     mesh = make_mesh(fsdp=1, tensor=4, data=2)
     hidden, head, targets = (np.array(x) for x in data((2, 3, 4, 32), False, np.float32))
     hidden[..., 0] = 10.0
+    head[0] -= 100  # all logits near -1000: a shard that is empty must not count as 0
     head[0, :8], head[0, 8:16] = -3e38, -1e3  # 10 x -3e38 is -inf in float32
     arrays = jnp.asarray(hidden), jnp.asarray(head), jnp.asarray(np.maximum(targets, 16))
-    (_, want), want_gradients = program(None, False, impl="reference")(*arrays, 0.7)
-    (_, got), gradients = program(mesh, False)(*place(mesh, *arrays, False), 0.7)
+    (_, want), want_gradients = program(None, False, 0.0, impl="reference")(*arrays, 0.7)
+    (_, got), gradients = program(mesh, False, 0.0)(*place(mesh, *arrays, False), 0.7)
     for one, other in zip((*got, *gradients), (*want, *want_gradients), strict=True):
         assert np.isfinite(one).all()
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-3 * np.max(np.abs(other)))
 
 
 def test_the_head_is_never_whole_and_logits_never_move():

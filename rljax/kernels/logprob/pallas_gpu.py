@@ -4,7 +4,8 @@ What lives here: a kernel that describes tiles of logits, and one that makes the
 does not: the products of the backward pass with the whole hidden size D, whose sums fit no
 registers: they are XLA's (cuBLAS), over a chunk of words at a time.
 
-Checked by the interpreter and by lowering for CUDA: it has never run on a GPU.
+Checked by the interpreter and by lowering for CUDA: it has never run on a GPU. JAX 0.12 announces
+the end of this backend of Pallas; `impl="xla"` needs none.
 
 Axes: N rows, D embed, V words, C words of one chunk; R x W logits of one tile, K of D at a time.
 """

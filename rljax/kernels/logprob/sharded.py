@@ -25,7 +25,7 @@ from rljax.kernels.logprob import dispatch
 from rljax.kernels.logprob.options import Options, Statistics, merged, merged_tiles, words_of
 from rljax.mesh import BATCH_AXES
 
-TILE_BYTES = 32 << 20  # of the head's words that are whole on a device at once
+TILE_BYTES = 16 << 20  # of the head's words that are whole on a device at once
 
 
 def forward(
@@ -145,7 +145,8 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
             found = found._replace(best=found.best + first + before)
         return carry, (found, (y >= first) & (y < first + count))
 
-    _, (parts, inside) = _over_tiles(of_tile, (), words, _tile_words(split, hidden, head, words))
+    tile = _tile_words(hidden, head, words) if split.embed else words
+    _, (parts, inside) = _over_tiles(of_tile, (), words, tile)
     found = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
     if not split.vocab:
         return found
@@ -159,7 +160,9 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     before = lax.axis_index(split.vocab) * words if split.vocab else 0
     targets, *row = rows
     y = targets - before
-    tile = _tile_words(split, hidden, head, words)
+    # A sum over devices is float32: of a whole bfloat16 head it would be twice the head.
+    moved = split.embed or split.rows or split.context
+    tile = _tile_words(hidden, head, words) if moved else words
     if tile == words:
         w = _gathered(split, head, 0, words, options)
         of_hidden, of_head = dispatch.backward(impl, hidden, w, y, scale, *row, options)
@@ -182,10 +185,8 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     return of_hidden.astype(hidden.dtype), of_head
 
 
-def _tile_words(split: _Split, hidden, head, words: int) -> int:
-    """How many words are gathered at once: all, where nothing is."""
-    if not split.embed:
-        return words
+def _tile_words(hidden, head, words: int) -> int:
+    """How many words are gathered, or their gradients summed, at once."""
     most = TILE_BYTES // (hidden.shape[1] * head.dtype.itemsize)
     return min(words, max(most // 128 * 128, 128))  # whole lanes of a TPU
 
