@@ -5,8 +5,8 @@ What lives here: both forms of `gae`, `discounted_sum` and `next_chosen`, with t
 rljax.kernels.gae.reference, and the choice between the two by platform.
 
 Why these two: on a CPU an unrolled or an associative scan is slower than a plain one
-(benchmarks/gae.py). For a v5e at 512 x 8192 GAE by jax.lax.associative_scan took 90 s to compile, by
-the doublings 10 s (2026-11-22, two busy cores).
+(benchmarks/gae.py). For a v5e at 512 x 8192 GAE by jax.lax.associative_scan took 90 s to compile,
+by the doublings 10 s (2026-11-22, two busy cores).
 """
 
 import jax
