@@ -17,7 +17,7 @@ from rljax.build.abstract import abstract_roles, abstract_scorers, abstract_sft_
 from rljax.build.setup import Setup, assemble, load_model
 from rljax.config import Config, with_overrides
 from rljax.errors import InputError
-from rljax.kernels.logprob.api import CHUNK_LOGITS
+from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
 from rljax.models.model import Model
 from rljax.roles import WITH_OPTIMIZER, Reference

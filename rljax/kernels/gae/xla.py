@@ -4,15 +4,15 @@ rows, which suit an accelerator where no kernel is used.
 What lives here: both forms of `gae`, `discounted_sum` and `next_chosen`, with the arguments of
 rljax.kernels.gae.reference, and the choice between the two by platform.
 
-Why these two: benchmarks/gae.py. On a CPU the associative scan loses to the unrolled scan; on a TPU
-jax.lax.associative_scan is faster than the doublings by a millisecond, and takes minutes to compile
-for a few thousand tokens.
+Why these two: on a CPU an unrolled or an associative scan is slower than a plain one
+(benchmarks/gae.py). For a v5e at 512 x 8192 GAE by jax.lax.associative_scan took 90 s to compile,
+by the doublings 10 s (2026-11-22, two busy cores).
 """
 
 import jax
 import jax.numpy as jnp
 
-UNROLL = 8  # columns per turn of the loop
+NOBODY = -(2**31)  # the id where no token was chosen
 
 
 def next_chosen(x, mask, ids) -> jax.Array:
@@ -46,50 +46,53 @@ def gathered_next(x, mask, ids) -> jax.Array:
     return jnp.where(same, jnp.take_along_axis(x, index, axis=1), jnp.zeros_like(x))
 
 
-def _columns(x):
-    return None if x is None else x.T
+def _one_array(mask, ids):
+    """Mask and ids in one array, NOBODY where the policy chose nothing: columns are transposed
+    first, which costs a pass for every array."""
+    return jnp.where(mask > 0, 0 if ids is None else ids, NOBODY).astype(jnp.int32)
 
 
-def scan_sum(x, decay, mask, ids) -> jax.Array:
-    per_token, one_segment = decay.shape == x.shape, ids is None
+def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
+    per_token, keep = decay.shape == x.shape, mask > 0
 
     def column(later, here):
         total, segment = later
-        x_t, decay_t, m, id_t = here
-        keep, ahead = m > 0, (decay_t if per_token else decay[:, 0]) * total
-        if not one_segment:
-            ahead = jnp.where(segment == id_t, ahead, 0.0)
-            segment = jnp.where(keep, id_t, segment)
+        x_t, decay_t, keep_t, id_t = here
+        ahead = (decay_t if per_token else decay[:, 0]) * total
+        if ids is not None:
+            # Behind the last token the total is 0, whichever the segment.
+            keep_t, ahead = id_t != NOBODY, jnp.where(segment == id_t, ahead, 0.0)
+            segment = jnp.where(keep_t, id_t, segment)
         # A token that the policy did not choose hands on what it was handed.
-        total = jnp.where(keep, x_t + ahead, total)
-        return (total, segment), jnp.where(keep, total, 0.0)
+        total = jnp.where(keep_t, x_t + ahead, total)
+        return (total, segment), total
 
-    start = (jnp.zeros_like(x[:, 0]), None if one_segment else ids[:, 0])
-    columns = (x.T, decay.T if per_token else None, mask.T, _columns(ids))
-    return jax.lax.scan(column, start, columns, reverse=True, unroll=UNROLL)[1].T
+    which = (keep.T, None) if ids is None else (None, _one_array(mask, ids).T)
+    columns = (x.T, decay.T if per_token else None, *which)
+    start = (jnp.zeros_like(x[:, 0]), None if ids is None else ids[:, 0])
+    total = jax.lax.scan(column, start, columns, reverse=True, unroll=unroll)[1].T
+    return jnp.where(keep, total, 0.0)
 
 
-def scan_gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
-    per_token, one_segment = lam.shape == rewards.shape, ids is None
+def scan_gae(rewards, values, mask, ids, gamma, lam, unroll=1) -> tuple[jax.Array, jax.Array]:
+    per_token = lam.shape == rewards.shape
 
     def column(later, here):
         value, advantage, segment = later
-        r, v, m, id_t, lam_t = here
-        keep, lam_t = m > 0, lam_t if per_token else lam[:, 0]
-        ahead = gamma[:, 0] * (value + lam_t * advantage)
-        if not one_segment:
-            ahead = jnp.where(segment == id_t, ahead, 0.0)
-            segment = jnp.where(keep, id_t, segment)
+        r, v, id_t, lam_t = here
+        keep, lam_t = id_t != NOBODY, lam_t if per_token else lam[:, 0]
+        ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)
         advantage = jnp.where(keep, r - v + ahead, advantage)
-        value = jnp.where(keep, v, value)
-        out = (jnp.where(keep, advantage, 0.0), jnp.where(keep, advantage + v, 0.0))
-        return (value, advantage, segment), out
+        value, segment = jnp.where(keep, v, value), jnp.where(keep, id_t, segment)
+        return (value, advantage, segment), advantage
 
+    chosen, keep = _one_array(mask, ids), mask > 0
+    columns = (rewards.T, values.T, chosen.T, lam.T if per_token else None)
     zero = jnp.zeros_like(rewards[:, 0])
-    start = (zero, zero, None if one_segment else ids[:, 0])
-    columns = (rewards.T, values.T, mask.T, _columns(ids), lam.T if per_token else None)
-    out = jax.lax.scan(column, start, columns, reverse=True, unroll=UNROLL)[1]
-    return out[0].T, out[1].T
+    start = (zero, zero, chosen[:, 0])
+    advantages = jax.lax.scan(column, start, columns, reverse=True, unroll=unroll)[1].T
+    advantages = jnp.where(keep, advantages, 0.0)
+    return advantages, jnp.where(keep, advantages + values, 0.0)
 
 
 # -- an accelerator: after turn k every token knows of the 2^k tokens from itself on
