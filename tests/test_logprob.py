@@ -306,10 +306,10 @@ def a_gpu_in_name():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_platform_that_is_lowered_for_chooses(dtype):
-    platforms = {"cpu": None, "tpu": "tpu_custom_call", "cuda": "__gpu$xla.gpu.triton"}
-    for platform, call in platforms.items():
-        with a_gpu_in_name() if platform == "cuda" else contextlib.nullcontext():
-            traced = gradient_of(33, 70, 257, dtype)
+    tpu, triton = calls = "tpu_custom_call", "__gpu$xla.gpu.triton"
+    wanted = [("cpu", None, []), ("tpu", None, [tpu]), ("cuda", None, [])]
+    for platform, impl, found in [*wanted, ("cuda", "pallas_gpu", [triton])]:
+        with a_gpu_in_name() if impl else contextlib.nullcontext():
+            traced = gradient_of(33, 70, 257, dtype, impl=impl)
             text = traced.lower(lowering_platforms=(platform,)).as_text()
-        found = [x for x in platforms.values() if x and x in text]
-        assert found == ([call] if call else []), platform
+        assert [x for x in calls if x in text] == found, platform

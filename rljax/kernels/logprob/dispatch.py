@@ -46,16 +46,15 @@ def _run(impl: str | None, which: int, options: Options, *arrays):
         name: functools.partial(pair[which], options=options) for name, pair in _FUNCTIONS.items()
     }
     if impl is None:
-        hidden, head = arrays[:2]
-        if hidden.dtype not in (jnp.float32, jnp.bfloat16):
+        if arrays[0].dtype not in (jnp.float32, jnp.bfloat16):
             impl = "xla"  # the kernels count in float32
         else:
-            fits = pallas_gpu.fits(hidden, head, options)
-            # Lowering, not tracing, knows the platform: a CPU host may lower for a TPU.
-            return jax.lax.platform_dependent(
-                *arrays,
-                tpu=call["pallas_tpu"],
-                default=call["xla"],
-                **({"cuda": call["pallas_gpu"]} if fits else {}),
-            )
+            # Lowering, not tracing, knows the platform: a CPU host may lower for a TPU. GPUs get
+            # the Triton kernels by name alone until they have run on one.
+            return jax.lax.platform_dependent(*arrays, tpu=call["pallas_tpu"], default=call["xla"])
+    if impl == "pallas_gpu" and not pallas_gpu.fits(*arrays[:2]):
+        shapes = [x.shape for x in arrays[:2]]
+        raise InputError(
+            "token_logprobs(impl='pallas_gpu')", value=shapes, rule="below 2^31 elements", fix="xla"
+        )
     return call[impl](*arrays)

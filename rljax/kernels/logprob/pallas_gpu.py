@@ -37,7 +37,7 @@ GRADIENT_BYTES = 64 << 20  # of the gradient at the logits that is held at once
 NO_WORD = jnp.iinfo(jnp.int32).max
 
 
-def fits(hidden: jax.Array, head: jax.Array, options: Options) -> bool:
+def fits(hidden: jax.Array, head: jax.Array) -> bool:
     """Whether the kernels can address these arrays: Triton counts elements in 32 bits."""
     return max(hidden.size, head.size, len(hidden) * W) < 2**31
 
