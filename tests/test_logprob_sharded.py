@@ -17,8 +17,9 @@ MESHES = {
     "tensor=4 x fsdp=2": dict(fsdp=2, tensor=4),
     "data=2 x tensor=2 x context=2": dict(data=2, fsdp=1, tensor=2, context=2),
 }
-# B, S, D, V: all divide; then none does (the rows by 2, the words by none)
-FITTING, ODD = (8, 6, 16, 264), (6, 5, 9, 257)
+# B, S, D, V: all divide; then none does (the rows by 2, the words by none); then of fsdp=8 the
+# embed axis alone, whose devices have the same rows
+SHAPES = {"fitting": (8, 6, 16, 264), "odd": (6, 5, 9, 257), "same rows": (6, 5, 16, 257)}
 
 
 def data(shape, words_first, dtype):
@@ -58,8 +59,10 @@ def place(mesh, hidden, head, targets, words_first):
     return put(hidden, *rows), put(head, *of_head), put(targets, *rows)
 
 
-@pytest.mark.parametrize("shape", [FITTING, ODD], ids=["fitting", "odd"])
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(m, s) for m in MESHES for s in ("fitting", "odd")] + [("fsdp=8", "same rows")],
+)
 def test_a_mesh_says_what_one_device_says(name, shape, monkeypatch):
     words_first = name != "fsdp=8"
     # Tiles of 128 words: of 264 two and a rest.
@@ -67,7 +70,7 @@ def test_a_mesh_says_what_one_device_says(name, shape, monkeypatch):
     mesh = make_mesh(**MESHES[name])
     for dtype, tolerance in ((np.float32, 1e-6), (np.float64, 1e-10)):
         with jax.enable_x64(dtype == np.float64):
-            arrays = data(shape, words_first, dtype)
+            arrays = data(SHAPES[shape], words_first, dtype)
             (_, want), want_gradients = program(None, words_first, impl="xla")(*arrays, 0.7)
             placed = place(mesh, *arrays, words_first)
             (_, got), gradients = program(mesh, words_first)(*placed, 0.7)
