@@ -110,6 +110,15 @@ def test_the_kernels_arguments_mean_what_the_plain_path_computes(sizes):
     np.testing.assert_allclose(out, want, atol=1e-5)
 
 
+def test_slots_of_any_length_are_made_of_whole_pages(monkeypatch):
+    """Else the kernel is not run, and the plain path copies a layer's cache at every token. A
+    window's ring stays as long as it is."""
+    model = paired(monkeypatch, tiny(window=6))
+    empty = lambda n: [x.columns for x in model.empty_caches(2, n)]  # noqa: E731
+    assert [empty(n) for n in (5, 6, 33, 48)] == [[6, 16], [6, 16], [6, 48], [6, 48]]
+    assert all(paths.page_tokens(empty(n)[1]) for n in range(1, 1600, 13))
+
+
 def test_pages_are_whole_and_no_larger_than_a_block():
     found = {columns: paths.page_tokens(columns) for columns in (16, 48, 500, 512, 528, 8192, 8208)}
     assert found == {16: 16, 48: 48, 500: 0, 512: 512, 528: 176, 8192: 512, 8208: 432}

@@ -28,6 +28,7 @@ SPLASH_BLOCK = 512
 # Paged: the most tokens of a block, the bytes of VMEM that keys and values in flight may take, and
 # the queries of a block (each row's keys meet them all).
 PAGE_TOKENS, PAGE_BYTES, PAGED_QUERIES = 512, 4 * 2**20, 8
+LEAST_PAGE = 16  # tokens: slots of a multiple of it are made of whole pages
 
 
 def plain(
@@ -229,7 +230,7 @@ def first_held(q, pairs, held, *, scale, soft_cap) -> jax.Array:
 
 def page_tokens(columns: int) -> int:
     """Tokens of a page where slots of `columns` are made of whole ones, else 0."""
-    return next((t for t in range(PAGE_TOKENS, 15, -16) if columns % t == 0), 0)
+    return next((t for t in range(PAGE_TOKENS, 0, -LEAST_PAGE) if columns % t == 0), 0)
 
 
 def paged_takes(heads: int, kv_heads: int, size: int, dtype) -> bool:

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
-from rljax.models.attention_paths import LANES, pad_axis, paged_takes
+from rljax.models.attention_paths import LANES, LEAST_PAGE, pad_axis, paged_takes
 from rljax.models.config import ModelConfig
 
 DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
@@ -95,6 +95,8 @@ def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | 
     those of the numbers alone."""
     heads, widths = _widths(config)
     widths = widths_for(config, mesh) if mesh else widths
+    if mesh and _order(config, mesh, dtype) == "pairs":
+        columns = -(-columns // LEAST_PAGE) * LEAST_PAGE
     size = jnp.dtype(dtype or config.dtype).itemsize
     per_token = heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
     return sum(min(columns, kind.window or columns) * per_token for kind in config.kinds)
@@ -124,11 +126,13 @@ def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str 
     """One empty cache per layer (inside a program)."""
     check_dtype(dtype)
     heads, widths = _widths(config)[0], widths_for(config, mesh)
-    caches = []
+    order, caches = _order(config, mesh, dtype), []
+    if order == "pairs":  # of other columns no pages are made, and every step copies the cache
+        columns = -(-columns // LEAST_PAGE) * LEAST_PAGE
     for kind in config.kinds:
         held = min(columns, kind.window or columns)
         parts = [jnp.zeros((slots, held, heads, width), config.dtype) for width in widths]
-        caches.append(_encode(parts, dtype, _order(config, mesh, dtype), kind.window))
+        caches.append(_encode(parts, dtype, order, kind.window))
     return constrain(caches, mesh)
 
 
