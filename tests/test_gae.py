@@ -318,6 +318,15 @@ def test_numbers_integers_and_booleans_are_taken():
     np.testing.assert_array_equal(after, loop(x, x, mask, ids, np.ones((4, 1)), lam[:, None])[3])
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
+def test_nothing_gives_nothing(shape):
+    x = np.zeros(shape, np.float32)
+    found = gae(x, x, x, gamma=0.9, lam=0.95)
+    found += discounted_sum(x, 0.9, x), next_chosen(x, x)
+    found += (jax.grad(lambda x: jnp.sum(discounted_sum(x, 0.9, x)))(x),)
+    assert [y.shape for y in found] == [shape] * 5
+
+
 @pytest.mark.parametrize(
     "what,change",
     [

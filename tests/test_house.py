@@ -103,6 +103,11 @@ def test_config_and_launch_import_no_model_code(heavy):
     assert run(sys.executable, "-c", code).returncode == 0, f"rljax.launch imports {heavy}"
 
 
+def test_kernels_of_other_platforms_are_not_imported_before_they_are_asked_for():
+    code = "import sys, rljax.roles; sys.exit('jax.experimental.pallas' in sys.modules)"
+    assert run(sys.executable, "-c", code).returncode == 0
+
+
 def run(*command, **env):
     environment = {**os.environ, "PYTHONPATH": str(REPO), **env}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

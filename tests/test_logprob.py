@@ -212,8 +212,20 @@ def test_wrong_input_is_named():
         token_logprobs(hidden, head, targets, impl="triton")
     with pytest.raises(InputError, match=r"\[V, D\]"):
         token_logprobs(hidden, head, targets, words_first=True)
+    for shape in ((31,), (4, 1)):  # of a word, of a row
+        with pytest.raises(InputError, match="temperature"):
+            token_logprobs(hidden, head, targets, temperature=jnp.ones(shape))
     found = token_logprobs(hidden, head, targets.at[1].set(31), impl="xla")[0]
     assert np.isnan(found[1]) and np.isfinite(np.asarray(found)[[0, 2, 3]]).all()
+
+
+@pytest.mark.parametrize("impl", [None, "xla"])
+def test_no_rows_have_no_log_probs_and_no_gradient(impl):
+    hidden, head, targets = data(1, 9, 3000)
+    hidden, targets = hidden[:0], targets[:0]
+    found, (of_hidden, of_head) = by_api(hidden, head, targets, with_greedy=True, impl=impl)
+    assert all(x.shape == (0,) for x in (*found, targets)) and of_hidden.shape == (0, 9)
+    assert of_head.shape == head.shape and not np.any(of_head)
 
 
 def test_it_composes_with_scan_remat_and_a_traced_temperature():
@@ -302,6 +314,23 @@ def a_gpu_in_name():
     device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
     return jax.sharding.use_abstract_mesh(mesh)
+
+
+def test_each_of_several_has_its_own_temperature_under_vmap():
+    hidden, head, targets = data(12, 9, 31)
+    parts, temperatures = (hidden.reshape(3, 4, 9), targets.reshape(3, 4)), jnp.array([0.5, 1, 2])
+
+    def total(hidden, targets, temperature):
+        return jnp.sum(token_logprobs(hidden, head, targets, temperature=temperature)[0])
+
+    run = jax.jit(jax.vmap(jax.value_and_grad(total)))
+    values, gradients = run(*parts, temperatures)
+    for i, temperature in enumerate(temperatures):
+        one = jax.jit(jax.value_and_grad(total))(parts[0][i], parts[1][i], temperature)
+        close((values[i], gradients[i]), jax.tree.map(np.asarray, one), 1e-6)
+    # A number in front of the scalar that the TPU's kernels are handed is refused in some shapes.
+    text = run.trace(*parts, temperatures).lower(lowering_platforms=("tpu",)).as_text()
+    assert "tpu_custom_call" in text
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -118,6 +118,15 @@ def test_the_kernels_arguments_mean_what_the_plain_path_computes(sizes):
     np.testing.assert_allclose(out, want, atol=1e-5)
 
 
+def test_slots_of_any_length_are_made_of_whole_pages(monkeypatch):
+    """Else the kernel is not run, and the plain path copies a layer's cache at every token. A
+    window's ring stays as long as it is."""
+    model = paired(monkeypatch, tiny(window=6))
+    empty = lambda n: [x.columns for x in model.empty_caches(2, n)]  # noqa: E731
+    assert [empty(n) for n in (5, 6, 33, 48)] == [[6, 16], [6, 16], [6, 48], [6, 48]]
+    assert all(paths.page_tokens(empty(n)[1]) for n in range(1, 1600, 13))
+
+
 def test_pages_are_whole_and_no_larger_than_a_block():
     for columns in range(1, 3000):
         whole = paths.whole_pages(columns)

@@ -109,6 +109,8 @@ def _readable(mask, like):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(name, impl, *arrays):
     """The function `name` of one implementation, or of the platform's."""
+    if not arrays[0].size:  # nothing to walk
+        return (arrays[0],) * 2 if name == "gae" else arrays[0]
     if impl in ("reference", "xla"):
         return getattr(reference if impl == "reference" else xla, name)(*arrays)
     if impl != "auto":

@@ -57,6 +57,10 @@ def token_logprobs(
             value=(hidden.shape, head.shape, targets.shape),
             rule=f"[..., D], {'[V, D]' if words_first else '[D, V]'} and [...]",
         )
+    if jnp.ndim(temperature):  # [V] of them would multiply word by word
+        raise InputError(
+            "token_logprobs(temperature)", value=jnp.shape(temperature), rule="one number, for all"
+        )
     scale = jax.lax.stop_gradient(jnp.asarray(1.0 / temperature, wide_dtype(hidden.dtype)))
     return _described(hidden, head, targets, scale, options, mesh, impl)
 

@@ -195,7 +195,8 @@ def _padded(hidden, head, options: Options):
 
 
 def _scalar(scale):
-    return jnp.asarray(scale, F32).reshape(1)
+    """[1, 1]: two axes, so that a third in front, of vmap, is one that blocks may be made of."""
+    return jnp.asarray(scale, F32).reshape(1, 1)
 
 
 def _column(targets, rows: int):

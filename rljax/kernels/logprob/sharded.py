@@ -200,6 +200,8 @@ def _over_tiles(of_tile, carry, words: int, size: int):
         carry, found = lax.scan(each, carry, jnp.arange(whole, dtype=jnp.int32))
         stacks.append(found)
     for first, count in ([(0, size)] if whole == 1 else []) + ([(words - rest, rest)] * bool(rest)):
+        if stacks:  # its collectives wait for those of the scan, or they could meet out of order
+            first, carry, stacks = lax.optimization_barrier((jnp.int32(first), carry, stacks))
         carry, found = of_tile(carry, first, count)
         stacks.append(jax.tree.map(lambda x: x[None], found))
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacks)

@@ -97,7 +97,7 @@ def forward_kernel(
 
     def update(at, chunk):
         _update_statistics(
-            z_ref, target_ref, running, at, chunk, j * tile_words, scale_ref[0], options, words
+            z_ref, target_ref, running, at, chunk, j * tile_words, scale_ref[0, 0], options, words
         )
 
     _over_rows(rows, update)
@@ -229,7 +229,7 @@ def hidden_kernel(
 
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_words, scale_ref[0], options, left)
+    _logit_gradient(refs, j * tile_words, scale_ref[0, 0], options, left)
 
     def add(at):
         w = _head_slice(head_ref, at, options)
@@ -289,7 +289,7 @@ def head_kernel(
 
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_words, scale_ref[0], options)
+    _logit_gradient(refs, j * tile_words, scale_ref[0, 0], options)
     transposed = dz_ref[...].T  # once a tile: the products want the words first
 
     def add(at):
