@@ -41,7 +41,7 @@ def gae(
     _check(by, rewards, impl, values=values, mask=mask, segment_ids=segment_ids)
     gamma = _coefficient(f"{by}(gamma)", gamma, rewards, per_token=False)
     lam = _coefficient(f"{by}(lam)", lam, rewards, per_token=True)
-    arrays = (rewards, values, _readable(mask, rewards), segment_ids, gamma, lam)
+    arrays = (rewards, values, _readable(mask, rewards), _ids(segment_ids), gamma, lam)
     return _run("gae", impl, *jax.lax.stop_gradient(arrays))
 
 
@@ -55,7 +55,7 @@ def discounted_sum(x, decay, mask, segment_ids=None, *, impl: Impl = "auto") -> 
     (x,) = _floats(x)
     _check(by, x, impl, mask=mask, segment_ids=segment_ids)
     decay = _coefficient(f"{by}(decay)", decay, x, per_token=True)
-    return _discounted_sum(impl, x, decay, _readable(mask, x), segment_ids)
+    return _discounted_sum(impl, x, decay, _readable(mask, x), _ids(segment_ids))
 
 
 def next_chosen(x, mask, segment_ids=None, *, impl: Impl = "auto") -> jax.Array:
@@ -65,7 +65,7 @@ def next_chosen(x, mask, segment_ids=None, *, impl: Impl = "auto") -> jax.Array:
     """
     x = jnp.asarray(x)
     _check("next_chosen", x, impl, mask=mask, segment_ids=segment_ids)
-    return _next_chosen(impl, x, _readable(mask, x), segment_ids)
+    return _next_chosen(impl, x, _readable(mask, x), _ids(segment_ids))
 
 
 # -- what the implementations are handed
@@ -83,8 +83,8 @@ def _check(by, first, impl, **others):
     if first.ndim != 2:
         raise InputError(f"{by} has the wrong number of axes", value=first.shape, rule="[B, S]")
     for name, x in others.items():
-        if x is not None and x.shape != first.shape:
-            raise InputError(f"{by}({name})", value=x.shape, rule=f"its shape is {first.shape}")
+        if x is not None and jnp.shape(x) != first.shape:
+            raise InputError(f"{by}({name})", value=jnp.shape(x), rule=f"its shape is {first.shape}")
 
 
 def _coefficient(what, x, like, *, per_token):
@@ -98,8 +98,13 @@ def _coefficient(what, x, like, *, per_token):
     return jnp.broadcast_to(x.reshape(-1, 1), (like.shape[0], 1))
 
 
+def _ids(segment_ids):
+    return None if segment_ids is None else jnp.asarray(segment_ids)
+
+
 def _readable(mask, like):
     """The mask as kernels read it: numbers of the width of the rest, no booleans."""
+    mask = jnp.asarray(mask)
     return mask if mask.dtype == like.dtype else (mask > 0).astype(like.dtype)
 
 
