@@ -22,15 +22,6 @@ MESHES = {
 SHAPES = {"fitting": (8, 6, 16, 264), "odd": (6, 5, 9, 257), "same rows": (6, 5, 16, 257)}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nothing_from_the_cache():
-    """jaxlib 0.10 and 0.12 crash in the program of fsdp=8 with a rest of 8 words when it is read
-    back from the cache on disk; compiled anew, it is right."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-
-
 def data(shape, words_first, dtype):
     b, s, d, v = shape
     rng = np.random.default_rng(v)
