@@ -52,12 +52,15 @@ def rewards(tmp_path) -> list[float]:
     [
         {},
         {"dataflow": "ppo", "algorithm__advantage": "gae", "algorithm__kl_in_reward": 0.01},
-        {
-            "algorithm__policy_loss": "policy_gradient",
-            "algorithm__advantage": "group_relative(std='none')",
-            "actor_optimizer__lr": 5e-3,
-            "steps": 60,
-        },
+        pytest.param(
+            {
+                "algorithm__policy_loss": "policy_gradient",
+                "algorithm__advantage": "group_relative(std='none')",
+                "actor_optimizer__lr": 5e-3,
+                "steps": 60,
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["grpo", "ppo", "policy_gradient"],
 )

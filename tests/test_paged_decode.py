@@ -72,6 +72,7 @@ def after_every_verb(model: Model, params) -> np.ndarray:
     return np.concatenate([np.where(one.valid, one.logp, 0) for one in (first, second)])
 
 
+@pytest.mark.slow
 def test_every_verb_of_the_engine_is_the_same(monkeypatch):
     model = tiny(window=6)
     params = weights(model)

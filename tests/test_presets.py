@@ -40,7 +40,7 @@ def test_the_config_is_whole(name, tmp_path):
 
 
 # One of every dataflow and of every kind of rule; the slow lane runs all presets on three seeds.
-QUICK = ("dapo", "reinforce", "vapo")
+QUICK = ("dapo", "vapo")
 
 
 def learns(shared, name: str, seed: int) -> None:

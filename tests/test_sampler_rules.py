@@ -203,9 +203,9 @@ def test_whole_batches_refuse_the_same(model):
 
 def test_slots_that_cannot_fit_are_refused_with_numbers(model):
     with pytest.raises(InputError, match=r"GiB per device.*GiB left.*at most \d+ slots") as found:
-        Engine(model, 2**30, 4096)
+        Engine(model, 2**30, 2048)
     fit = int(str(found.value).split("at most ")[1].split(" slots")[0])
-    check_memory(model, fit // 2, 4096)
+    check_memory(model, fit // 2, 2048)
     # 2 layers of keys and values, 2 heads of 8, float32; int8 with one float32 scale per head.
     assert slots_bytes(model, 3, 10) == 3 * 10 * 2 * 2 * 2 * 8 * 4
     assert slots_bytes(model, 3, 10, "int8") == 3 * 10 * 2 * 2 * 2 * (8 + 4)

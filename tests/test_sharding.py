@@ -39,7 +39,7 @@ MESHES = {
     "fsdp=2,expert=2,tensor=2": dict(fsdp=2, expert=2, tensor=2),
 }
 FAST = {
-    ("gemma3_text", "fsdp=8"), ("deepseek_v3", "data=2,fsdp=2,tensor=2"), ("gemma2", "context=2"),
+    ("deepseek_v3", "data=2,fsdp=2,tensor=2"), ("gemma2", "context=2"),
     ("gpt_oss", "fsdp=2,context=2,tensor=2"), ("qwen3_moe", "expert=4"),
 }  # fmt: skip
 TEXT = [name for name in FOLDERS if "_vl" not in name]
