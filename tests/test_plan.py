@@ -24,7 +24,7 @@ from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
 from rljax.plan import memory, table
-from rljax.plan.chips import Chip
+from rljax.plan.chips import Chip, topology_devices
 from rljax.plan.compiled import lost_donations, make_plan, needless_gathers, replicated_arrays
 from rljax.plan.flops import flops_of
 from rljax.plan.hlo import Collective, axes_of, groups_of, traffic
@@ -224,6 +224,15 @@ def test_flops_of_loops_branches_shards_and_kernels(mesh):
 
     found = flops_of(called, a)
     assert (found.flops, found.kernel_flops, found.kernel_bytes) == (4000, 4000, 4 * 77)
+
+
+# -- chips
+
+
+@pytest.mark.parametrize("text", ["", "v5e", "v5e:2xa", "v5e:2xx4", "v5e:0x4", "v5e:\u00b2"])
+def test_what_is_no_topology_is_refused_without_a_compiler(text):
+    with pytest.raises(InputError, match="VERSION:AxB"):
+        topology_devices(text)
 
 
 # -- what is counted from shapes

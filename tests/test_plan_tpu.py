@@ -41,7 +41,7 @@ def test_topologies_have_their_chips(topology, text, devices, hbm_gib):
     assert (len(found), chip.hbm_bytes / GIB) == (devices, hbm_gib)
 
 
-@pytest.mark.parametrize("text", ["v5e", "v9:2x4", "v5e:2xa", "v5p:5x5x5"])
+@pytest.mark.parametrize("text", ["v9:2x4", "v5p:5x5x5"])
 def test_what_is_no_topology_is_refused(topology, text):
     with pytest.raises(InputError, match="topology"):
         topology_devices(text)
