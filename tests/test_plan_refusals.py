@@ -5,6 +5,7 @@ import json
 
 import jax
 import pytest
+from conftest import REPO
 from test_plan import CHIP, tiny
 
 from rljax.build.abstract import abstract_roles, abstract_setup
@@ -81,3 +82,13 @@ def test_neither_biases_nor_adapters_make_small_gathers_large():
     bias = jax.ShapeDtypeStruct((2, 2, 16), "float32", sharding=whole)
     held["actor weights"] = {"layers": {**layers, "q": {"bias": bias}}}
     assert needless_gathers([dataclasses.replace(small, result_bytes=256)], held) == []
+
+
+def test_adapters_share_a_base_unless_the_critic_is_another_model():
+    wish = dict(
+        dataflow="ppo", algorithm__advantage="gae()", lora__rank=2, mesh__tensor=1, mesh__fsdp=8
+    )  # fmt: skip
+    assert [n for n in counted(tiny(**wish)).estimate.held if n.endswith("base")] == ["actor base"]
+    other = counted(tiny(**wish, critic_model=str(REPO / "configs/models/qwen2_5_0_5b")))
+    # 0.49e9 weights in bfloat16 over eight devices.
+    assert other.estimate.held["critic base"] == pytest.approx(0.49e9 * 2 / 8, rel=0.02)

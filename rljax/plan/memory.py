@@ -56,12 +56,13 @@ def held_bytes(tree, *, on_host: bool = False) -> int:
 
 def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
     """{what is held all through a run: its abstract arrays}. A base under adapters is one, whoever
-    reads it."""
+    reads it, but that of critic_model."""
     parts = abstract_scorers(setup)
     for name, role in roles.items():
         if isinstance(role, WITH_OPTIMIZER):
             parts[f"{name} weights"] = role.state.params
-            if role.state.frozen and not any(n.endswith("base") for n in parts):
+            own = name != "actor" and bool(setup.config.critic_model)
+            if role.state.frozen and (own or not any(n.endswith("base") for n in parts)):
                 parts[f"{name} base"] = role.state.frozen
             parts[f"{name} optimizer"] = role.state.opt_state
         elif isinstance(role, Reference):
