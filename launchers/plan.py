@@ -38,6 +38,8 @@ def main(_: list[str]) -> int:
 
     config = launch.parsed_config()
     validate_sizes(config)
+    if _JSON.value and not Path(_JSON.value).absolute().parent.is_dir():  # said before the compiles
+        raise InputError("--json", value=_JSON.value, rule="no such folder", fix="make it first")
     topology = _TOPOLOGY.value
     devices, chip = chips.topology_devices(topology) if topology else chips.local_devices()
     topology = topology or f"{len(devices)} x {devices[0].device_kind}"

@@ -24,7 +24,7 @@ from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.optimizers import make_optimizer
 from rljax.plan import memory, table
-from rljax.plan.chips import Chip
+from rljax.plan.chips import Chip, topology_devices
 from rljax.plan.compiled import lost_donations, make_plan, needless_gathers, replicated_arrays
 from rljax.plan.flops import flops_of
 from rljax.plan.hlo import Collective, axes_of, groups_of, traffic
@@ -173,6 +173,30 @@ def test_the_turns_of_a_loop_and_a_gather_in_pieces_are_read_as_a_tpu_writes_the
     assert found.turns == 99 and found.in_open_loop
 
 
+SUM_IN_PARTS = """HloModule x
+
+%all-reduce-scatter.3 (input: bf16[64,8]) -> bf16[16,8] {
+  %input = bf16[64,8]{1,0} parameter(0)
+  %sum = bf16[64,8]{1,0} all-reduce(%input), channel_id=4, replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add
+  %at = s32[] constant(0)
+  ROOT %part = bf16[16,8]{1,0} dynamic-slice(%sum, %at, %at), dynamic_slice_sizes={16,8}
+}
+
+ENTRY %main (x: bf16[64,8]) -> bf16[16,8] {
+  %x = bf16[64,8]{1,0} parameter(0)
+  ROOT %fusion = bf16[16,8]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.3
+}
+"""  # noqa: E501
+
+
+def test_a_sum_of_which_each_keeps_a_part_is_sent_once_as_a_tpu_writes_it(mesh):
+    moved = traffic(SUM_IN_PARTS, mesh)
+    [found] = moved.collectives
+    whole = 2 * 64 * 8
+    assert (found.op, found.axes, found.result_bytes) == ("reduce-scatter", ("fsdp",), whole // 4)
+    assert found.bytes_sent == whole * 3 / 4 and moved.hbm_bytes == whole * 5 / 4
+
+
 def test_bytes_of_memory_are_those_that_a_program_must_touch():
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
     n, layers = 256, 16
@@ -224,6 +248,15 @@ def test_flops_of_loops_branches_shards_and_kernels(mesh):
 
     found = flops_of(called, a)
     assert (found.flops, found.kernel_flops, found.kernel_bytes) == (4000, 4000, 4 * 77)
+
+
+# -- chips
+
+
+@pytest.mark.parametrize("text", ["", "v5e", "v5e:2xa", "v5e:2xx4", "v5e:0x4", "v5e:\u00b2"])
+def test_what_is_no_topology_is_refused_without_a_compiler(text):
+    with pytest.raises(InputError, match="VERSION:AxB"):
+        topology_devices(text)
 
 
 # -- what is counted from shapes

@@ -5,6 +5,7 @@ What lives here: public figures, and the reading of "v5p:4x4x4". What does not: 
 
 import dataclasses
 import os
+import re
 
 import jax
 
@@ -24,15 +25,17 @@ class Chip:
     link_bytes_per_s: float
 
 
-# Cloud TPU documentation, "System architecture" page of each version, read for 2026-11: HBM per
-# chip in GiB, peak bfloat16 FLOP/s, HBM bandwidth, and the interconnect's bandwidth of a chip over
-# its links (4 of a 2D torus, 6 of a 3D one): 1600, 4800, 3584, 2400 and 9600 Gbit/s both ways.
+# HBM is what the compiler lets the programs of a chip have (libtpu 0.0.50 says it of one that is
+# too large): of 32, 16, 95, 32 and 192 published GiB. The rest is of the Cloud TPU documentation,
+# "System architecture" page of each version, read for 2026-11: peak bfloat16 FLOP/s, HBM bandwidth,
+# and the interconnect's bandwidth of a chip, half of it each way, over its links (4 of a 2D torus,
+# 6 of a 3D one): 600, 400, 1200, 800 and 1200 GB/s.
 _TPUS = {
-    "v4": Chip("v4", 32 * GIB, 275e12, 1228e9, 50e9),
-    "v5e": Chip("v5e", 16 * GIB, 197e12, 819e9, 50e9),
-    "v5p": Chip("v5p", 95 * GIB, 459e12, 2765e9, 100e9),
-    "v6e": Chip("v6e", 32 * GIB, 918e12, 1640e9, 112e9),
-    "tpu7x": Chip("tpu7x", 192 * GIB, 2307e12, 7380e9, 200e9),
+    "v4": Chip("v4", 30.5 * GIB, 275e12, 1228e9, 50e9),
+    "v5e": Chip("v5e", 15.75 * GIB, 197e12, 819e9, 50e9),
+    "v5p": Chip("v5p", 95.73 * GIB, 459e12, 2765e9, 100e9),
+    "v6e": Chip("v6e", 31.24 * GIB, 918e12, 1638e9, 100e9),
+    "tpu7x": Chip("tpu7x", 189.48 * GIB, 2307e12, 7380e9, 100e9),
 }
 
 
@@ -41,8 +44,9 @@ def topology_devices(topology: str) -> tuple[list, Chip]:
     what each has. Needs libtpu, and no TPU."""
     name, _, sizes = topology.partition(":")
     name = {"v7x": "tpu7x"}.get(name, name)
-    shape = [int(n) for n in sizes.split("x")] if sizes.replace("x", "").isdigit() else []
-    if name not in _TPUS or not shape:
+    shape = [int(n) for n in sizes.split("x") if re.fullmatch("[1-9][0-9]*", n)]
+    # A size of 0 would end the process inside of libtpu.
+    if name not in _TPUS or len(shape) != len(sizes.split("x")):
         raise InputError(
             "topology", value=topology, rule=f"VERSION:AxB or AxBxC, of {', '.join(_TPUS)}",
             fix="such as v5e:2x4 or v5p:4x4x4",

@@ -19,7 +19,14 @@ from rljax.errors import InputError
 from rljax.plan.chips import Chip
 from rljax.plan.flops import Work, work
 from rljax.plan.hlo import Collective, traffic
-from rljax.plan.memory import Estimate, estimate, held_bytes, held_parts
+from rljax.plan.memory import (
+    Estimate,
+    available_bytes,
+    estimate,
+    held_bytes,
+    held_parts,
+    nearest_fit,
+)
 from rljax.plan.programs import programs_of
 from rljax.recording import Call
 
@@ -76,7 +83,8 @@ class Report:
 
 @dataclasses.dataclass
 class Plan:
-    """Of a config on some devices."""
+    """Of a config on some devices. `left`: what this host has of one, where the chip is unknown;
+    `nearest`: {config field: value} with which an estimate that is too large fits."""
 
     topology: str
     mesh: dict[str, int]
@@ -84,6 +92,13 @@ class Plan:
     estimate: Estimate
     reports: list[Report]
     config: dict
+    left: int | None = None
+    nearest: dict[str, object] = dataclasses.field(default_factory=dict)
+
+    @property
+    def limit(self) -> float | None:
+        """Bytes that a device has; None where it does not say."""
+        return self.chip.hbm_bytes if self.chip else self.left
 
     @property
     def total(self) -> int:
@@ -91,7 +106,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        within = self.chip is None or self.total <= self.chip.hbm_bytes
+        within = self.limit is None or self.total <= self.limit
         return within and not any(r.error for r in self.reports)
 
     @property
@@ -117,7 +132,11 @@ def make_plan(
             if not only or call.name in only:
                 reports.append(report(call, held, mesh, chip))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
-    return Plan(topology, sizes, chip, estimate(setup), reports, to_dict(config))
+    left = available_bytes(setup) if chip is None else None
+    plan = Plan(topology, sizes, chip, estimate(setup), reports, to_dict(config), left)
+    if plan.limit is not None and plan.estimate.total > plan.limit:
+        plan.nearest = nearest_fit(setup, plan.limit)
+    return plan
 
 
 def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
@@ -223,10 +242,12 @@ def lost_donations(lowered, memory) -> list[str]:
 def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
     """Gathers that another layout would spare: of a weight at every step of decoding, and of all
     layers of a stack at once."""
-    weights = held.get("actor weights")
+    weights = held.get("actor base") or held.get("actor weights")  # of adapters the base is large
     if weights is None or "layers" not in weights:
         return []
-    stacked = [x for x in jax.tree.leaves(weights["layers"]) if len(x.shape) > 2]
+    named = jax.tree_util.tree_leaves_with_path(weights["layers"])
+    matrices = [x for path, x in named if not jax.tree_util.keystr(path).endswith("['bias']")]
+    stacked = [x for x in matrices if len(x.shape) > 2]
     if not stacked:
         return []
     least = min(x.size // x.shape[0] for x in stacked) * 2  # of one layer, in bfloat16

@@ -296,9 +296,9 @@ class _Walk:
                 fresh.append(each)
         for each in fresh:
             where = name if each is one else home
-            out.collectives.append(self._collective(where, each, times, in_open))
-            sizes = (self._operand_bytes(where, each), self._result_bytes(each))
-            out.hbm_bytes += times * sum(sizes)
+            sent = self._collective(where, each, times, in_open)
+            out.collectives.append(sent)
+            out.hbm_bytes += times * (self._operand_bytes(where, each) + sent.result_bytes)
         if not found:
             out.hbm_bytes += times * self._hbm_bytes(name, one)
 
@@ -311,12 +311,21 @@ class _Walk:
     def _collective(self, name: str, one: Instruction, times, in_open) -> Collective:
         groups = groups_of(one.rest)
         operand, result = self._operand_bytes(name, one), self._result_bytes(one)
+        op = _kind(one.op)
+        if op == "all-reduce" and one.name in self.scattered:
+            op, result = "reduce-scatter", result // max(len(groups[0]) if groups else 1, 1)
         of = re.search(r'op_name="([^"]*)"', one.rest)
         return Collective(
-            _kind(one.op), axes_of(groups, self.mesh),
-            _bytes_sent(_kind(one.op), operand, result, groups), result, times,
+            op, axes_of(groups, self.mesh), _bytes_sent(op, operand, result, groups), result, times,
             of[1] if of else one.name, in_open,
         )  # fmt: skip
+
+    @functools.cached_property
+    def scattered(self) -> set[str]:
+        """The sums of which a device gets its part alone: a TPU's reduce-scatter is a fusion of an
+        all-reduce and the slice."""
+        parts = [body for name, body in self.parts.items() if name.startswith("all-reduce-scatter")]
+        return {one.name for body in parts for one in body}
 
     def _operand_bytes(self, name: str, one: Instruction) -> int:
         types = self.types.get(name, {})

@@ -56,12 +56,13 @@ def held_bytes(tree, *, on_host: bool = False) -> int:
 
 def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
     """{what is held all through a run: its abstract arrays}. A base under adapters is one, whoever
-    reads it."""
+    reads it, but that of critic_model."""
     parts = abstract_scorers(setup)
     for name, role in roles.items():
         if isinstance(role, WITH_OPTIMIZER):
             parts[f"{name} weights"] = role.state.params
-            if role.state.frozen and not any(n.endswith("base") for n in parts):
+            own = name != "actor" and bool(setup.config.critic_model)
+            if role.state.frozen and (own or not any(n.endswith("base") for n in parts)):
                 parts[f"{name} base"] = role.state.frozen
             parts[f"{name} optimizer"] = role.state.opt_state
         elif isinstance(role, Reference):
@@ -262,18 +263,20 @@ def check_fits(setup: Setup) -> Estimate:
     if have is None or found.least <= have:
         return found
     changes = nearest_fit(setup, have)
-    fix = "more devices, or a smaller model"
-    if changes:
-        fix = " ".join(f"--config.{name}={value}" for name, value in changes.items())
     raise InputError(
         f"this run needs {found.line()}",
         value=f"{have / GIB:.3g} GiB left, less than the least it can do with, "
         f"{found.least / GIB:.3g} GiB",
-        fix=fix,
+        fix=as_flags(changes) or "more devices, or a smaller model",
     )
 
 
-def nearest_fit(setup: Setup, have: int) -> dict[str, object]:
+def as_flags(changes: dict[str, object]) -> str:
+    """As they are given to a launcher."""
+    return " ".join(f"--config.{name}={value}" for name, value in changes.items())
+
+
+def nearest_fit(setup: Setup, have: float) -> dict[str, object]:
     """{config field: value} that make the estimate fit, the least harmful first; {} if none of them
     is enough. A change that saves nothing is left out."""
     changes: dict[str, object] = {}

@@ -31,7 +31,7 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
         raise InputError(
             f"dataflow={setup.config.dataflow!r} learns from a file",
             rule="programs are planned of dataflows that sample",
-            fix="launchers/train.py prints an estimate of its memory when it starts",
+            fix="--nocompile estimates its memory",
         )
     found = _supervised(setup) if setup.config.sft.steps else []
     here = {name: _counted(role) for name, role in roles.items()}

@@ -6,9 +6,13 @@ What lives here: the order in which they are tried. What does not: what one of t
 
 import dataclasses
 import itertools
+import logging
 import math
+import operator
 import time
 from collections.abc import Iterator
+
+import jax
 
 from rljax.build.abstract import abstract_roles, abstract_setup
 from rljax.build.setup import Setup
@@ -17,9 +21,10 @@ from rljax.errors import InputError
 from rljax.mesh import row_shards
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
-from rljax.plan.memory import estimate
+from rljax.plan.memory import as_flags, estimate
 from rljax.roles import WITH_OPTIMIZER
 
+LOG = logging.getLogger("rljax")
 REMATS = ("none", "dots", "attention", "full")
 
 
@@ -103,11 +108,22 @@ def search(
         if time.monotonic() - begun > seconds:
             break
         tried += 1
-        plan = make_plan(with_overrides(config, changes, "--search"), devices, chip, topology)
+        changed = with_overrides(config, changes, "--search")
+        try:
+            plan = make_plan(changed, devices, chip, topology)
+        except jax.errors.JaxRuntimeError as error:  # the others took minutes: they are not lost
+            LOG.warning("%s: %s", as_flags(changes), str(error).splitlines()[0])
+            continue
         if plan.fits:
-            found.append(Candidate({k: v for k, v in changes.items() if v != 1}, plan))
+            found.append(Candidate(_differing(config, changes), plan))
     found.sort(key=lambda one: one.plan.least_s)
     return found, tried, len(likely) - tried
+
+
+def _differing(config: Config, changes: dict[str, object]) -> dict[str, object]:
+    """The changes that change something: what has to be set to get the candidate."""
+    now = {name: operator.attrgetter(name)(config) for name in changes}
+    return {name: value for name, value in changes.items() if value != now[name]}
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:

@@ -4,8 +4,11 @@ What lives here: the wording. What does not: any number's making (rljax.plan.com
 """
 
 import dataclasses
+import functools
+import operator
 
 from rljax.plan.compiled import Plan, Report
+from rljax.plan.memory import as_flags
 from rljax.plan.search import Candidate
 
 GIB = 2**30
@@ -37,7 +40,7 @@ def _mesh(sizes: dict[str, int]) -> str:
 
 def plan_text(plan: Plan) -> str:
     """Every program of a plan, and what it comes to."""
-    has = f", {_gib(plan.chip.hbm_bytes)} GiB each" if plan.chip else ""
+    has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
     lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
     if plan.reports:
         lines += ["", "GiB per device", *_memory(plan)]
@@ -54,12 +57,17 @@ def plan_text(plan: Plan) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    if plan.chip is None:
+    if plan.limit is None:
         return f"at the peak {_gib(plan.total)} GiB per device"
-    share = plan.total / plan.chip.hbm_bytes
+    share = plan.total / max(plan.limit, 1)
     what = "fits" if plan.fits else "does not fit"
-    step = f"; a step takes at least {_seconds(plan.least_s)}" if plan.least_s else ""
-    return f"{what}: {_gib(plan.total)} of {_gib(plan.chip.hbm_bytes)} GiB, {share:.0%}{step}"
+    step = f"; a step of responses at full length takes at least {_seconds(plan.least_s)}"
+    said = f"{what}: {_gib(plan.total)} of {_gib(plan.limit)} GiB, {share:.0%}"
+    near = ""
+    if plan.estimate.total > plan.limit:
+        near = f"by the estimate it fits with {as_flags(plan.nearest)}"
+        near = "\n" + (near if plan.nearest else "more devices, or a smaller model")
+    return said + (step if plan.least_s else "") + near
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -109,9 +117,14 @@ def plan_json(plan: Plan) -> dict:
     return {
         "topology": plan.topology, "mesh": plan.mesh, "fits": plan.fits, "total": plan.total,
         "chip": dataclasses.asdict(plan.chip) if plan.chip else None, "least_s": plan.least_s,
+        "left": plan.left, "nearest": plan.nearest,
         "estimate": {**dataclasses.asdict(found), "total": found.total, "least": found.least},
         "programs": [one(r) for r in plan.reports], "config": plan.config,
     }  # fmt: skip
+
+
+def _value(config: dict, name: str):
+    return functools.reduce(operator.getitem, name.split("."), config)
 
 
 def search_text(found: list[Candidate], tried: int, left: int) -> str:
@@ -121,7 +134,7 @@ def search_text(found: list[Candidate], tried: int, left: int) -> str:
     for one in found:
         slowest = max(one.plan.reports, key=lambda r: r.least_s)
         rows.append([
-            *[str(one.changes.get(name, "")) for name in names], _gib(one.plan.total),
+            *[str(_value(one.plan.config, name)) for name in names], _gib(one.plan.total),
             _seconds(one.plan.least_s), f"{slowest.name}: {slowest.binding}",
         ])  # fmt: skip
     said = f"{tried} compiled, {len(found)} fit, {left} not tried"

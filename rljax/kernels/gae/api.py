@@ -84,7 +84,9 @@ def _check(by, first, impl, **others):
         raise InputError(f"{by} has the wrong number of axes", value=first.shape, rule="[B, S]")
     for name, x in others.items():
         if x is not None and jnp.shape(x) != first.shape:
-            raise InputError(f"{by}({name})", value=jnp.shape(x), rule=f"its shape is {first.shape}")
+            raise InputError(
+                f"{by}({name})", value=jnp.shape(x), rule=f"its shape is {first.shape}"
+            )
 
 
 def _coefficient(what, x, like, *, per_token):
