@@ -168,6 +168,12 @@ def test_the_turns_of_a_loop_and_a_gather_in_pieces_are_read_as_a_tpu_writes_the
     [found] = traffic(AS_A_TPU_WRITES, mesh, 99).collectives
     assert (found.op, found.axes, found.turns, found.of) == ("all-gather", ("fsdp",), 5, "one")
     assert found.bytes_sent == 4 * 64 * 3 / 4 and not found.in_open_loop
+    add = "  %two = s32[] constant(2)\n  %on = s32[]{:T(128)} add(%at, %two)\n  ROOT %t"
+    by_two = AS_A_TPU_WRITES.replace("  ROOT %t", add).replace(
+        "tuple(%at, %end)", "tuple(%on, %end)"
+    )
+    [found] = traffic(by_two, mesh, 99).collectives
+    assert found.turns == 3  # 0, 2, 4
     data_decides = AS_A_TPU_WRITES.replace("direction=LT", "direction=NE")
     [found] = traffic(data_decides, mesh, 99).collectives
     assert found.turns == 99 and found.in_open_loop

@@ -216,6 +216,22 @@ class _Walk:
                 return self._fused_turns(one, body)
         return None
 
+    def _stride(self, condition: str, body: str) -> int:
+        """What a turn adds to the counter of a loop: a product that is overlapped with the sending
+        of its operand goes two devices at a time."""
+        tests, does = ({i.name: i for i in self.parts.get(x, ())} for x in (condition, body))
+        root = next((i for i in tests.values() if i.root), None)
+        last = next((i for i in does.values() if i.root and i.op == "tuple"), None)
+        read = [tests[n] for n in root.operands if n in tests] if root else []
+        index = [re.search(r"index=(\d+)", i.rest) for i in read if i.op == "get-tuple-element"]
+        if len(index) != 1 or last is None:
+            return 1
+        moved = does.get(last.operands[int(index[0][1])])
+        if moved is None or moved.op != "add":
+            return 1
+        steps = [does[n] for n in moved.operands if n in does and does[n].op == "constant"]
+        return max(int(re.match(r"(-?\d+)\)", steps[0].rest)[1]), 1) if len(steps) == 1 else 1
+
     def _fused_turns(self, root: Instruction, body: dict) -> int | None:
         """As XLA for CPUs writes it: the comparison inside a fusion, the constant an operand."""
         called = _CALLED.search(root.rest)
@@ -233,7 +249,7 @@ class _Walk:
         stated = re.search(r'known_trip_count[^}]*?"?n"?:"?(\d+)', one.rest)
         known = int(stated[1]) if stated else self.known_turns(condition)
         if known is not None:
-            return body, known, False
+            return body, known if stated else -(-known // self._stride(condition, body)), False
         return body, 1 if self._has_open_loop(body) else self.turns, True
 
     @functools.cache  # noqa: B019  (a walk lives as long as its text is read)
