@@ -52,7 +52,7 @@ def chips():
 
 def config(family: str = "dense"):
     made = dense(WORDS, layers=LAYERS, embed=1024, mlp=3072, heads=16, kv_heads=8, head_dim=128)
-    made = dataclasses.replace(made, dtype="bfloat16", weight_dtype="bfloat16")
+    made = dataclasses.replace(made, dtype="bfloat16", weight_dtype="bfloat16", max_tokens=TOKENS)
     if family == "latent":
         latent = LatentConfig(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
         return dataclasses.replace(made, latent=latent, head_dim=64, qk_norm=False)
