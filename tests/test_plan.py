@@ -26,7 +26,7 @@ from rljax.optimizers import make_optimizer
 from rljax.plan import memory, table
 from rljax.plan.chips import Chip, topology_devices
 from rljax.plan.compiled import lost_donations, make_plan, needless_gathers, replicated_arrays
-from rljax.plan.flops import flops_of
+from rljax.plan.flops import flops_of, work
 from rljax.plan.hlo import Collective, axes_of, groups_of, traffic
 from rljax.plan.memory import FACTOR, GIB, check_fits, estimate, nearest_fit, split_bytes
 from rljax.plan.programs import programs_of
@@ -254,6 +254,22 @@ def test_flops_of_loops_branches_shards_and_kernels(mesh):
 
     found = flops_of(called, a)
     assert (found.flops, found.kernel_flops, found.kernel_bytes) == (4000, 4000, 4 * 77)
+
+
+def test_a_loop_inside_a_kernel_does_not_stop_the_one_around_it(mesh):
+    """As ragged paged attention inside the steps of decoding."""
+    a, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 16)))
+    once = 2 * 8 * 16 * 16
+
+    def kernel(x, out):
+        out[...] = jax.lax.while_loop(lambda c: c[0, 0] > 1.0, lambda c: c * 0.5, x[...])
+
+    def decode(x, w):
+        halve = pl.pallas_call(kernel, out_shape=x, interpret=True)
+        return jax.lax.while_loop(lambda c: jnp.sum(c) > 1.0, lambda c: halve(c @ w), x)
+
+    found = work(jax.jit(decode).trace(a, w).jaxpr, turns=7)
+    assert (found.flops, found.kernel_bytes) == (7 * once, 7 * 2 * 4 * 8 * 16)
 
 
 # -- chips

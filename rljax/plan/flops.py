@@ -6,8 +6,9 @@ devices together, as the program is written: what a layout computes twice is not
 
 Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
 its cost_estimate, which hides it from the compiler's own count; without one, its body times its
-grid. A loop that ends when the data say so takes `turns`, and one around it one; of a conditional
-the cheapest branch counts, in a kernel the dearest.
+grid. A loop that ends when the data say so takes `turns`, and one around it one, but inside a
+kernel it takes one turn and hides nothing outside; of a conditional the cheapest branch counts, in
+a kernel the dearest.
 """
 
 import dataclasses
@@ -82,7 +83,7 @@ def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
         elif name == "cond":
             total += _conditional(eqn, chosen, deeper, in_kernel)
         elif name == "pallas_call":
-            total += _kernel(eqn, turns, platform)
+            total += _kernel(eqn, platform)
         elif name == "shard_map":
             total += sum((deeper(j) for j in _inner(eqn)), Work()) * _manual_devices(eqn)
         elif name.startswith("custom_vjp_call") or name.startswith("custom_jvp_call"):
@@ -157,6 +158,7 @@ def _has_open(jaxpr) -> bool:
     return any(
         (eqn.primitive.name == "while" and _is_open(eqn)) or any(_has_open(j) for j in _inner(eqn))
         for eqn in jaxpr.eqns
+        if eqn.primitive.name != "pallas_call"
     )
 
 
@@ -174,14 +176,14 @@ def _manual_devices(eqn) -> int:
     return math.prod(sizes[a] for a in manual)
 
 
-def _kernel(eqn, turns: int, platform: str) -> Work:
+def _kernel(eqn, platform: str) -> Work:
     stated = eqn.params.get("cost_estimate")
     if stated is not None:
         flops, moved = float(stated.flops), float(stated.bytes_accessed)
         return Work(flops, flops, flops, moved)
     grid = eqn.params["grid_mapping"].grid
     steps = math.prod(int(n) for n in grid if isinstance(n, (int, np.integer)))
-    body = _walk(_open(eqn.params["jaxpr"]), turns, platform, True) * steps
+    body = _walk(_open(eqn.params["jaxpr"]), 1, platform, True) * steps
     moved = sum(v.aval.size * v.aval.dtype.itemsize for v in (*eqn.invars, *eqn.outvars))
     return Work(body.flops, body.passes, body.flops, float(moved))
 
