@@ -109,3 +109,27 @@ class Compiled:
 
     def __getattr__(self, name):
         return compiled(getattr(self.module, name))
+
+
+# -- chips that this host does not have: what the lane `tpu_aot` compiles for
+
+
+@pytest.fixture(scope="module")
+def devices_of():
+    """topology such as v5e:2x4 -> its devices."""
+    pytest.importorskip("libtpu", reason='libtpu is absent: pip install "jax[tpu]"')
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
+    # Nothing runs on a chip, so there is nothing to lock against a second process.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    from jax.experimental import topologies
+
+    # What is compiled for chips that are not there cannot be read back from the cache on disk.
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield lambda topology: topologies.get_topology_desc(topology, platform="tpu").devices
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.fixture(scope="module")
+def chips(devices_of):
+    """A v5e of eight."""
+    return devices_of("v5e:2x4")

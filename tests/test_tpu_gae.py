@@ -6,7 +6,6 @@ Not part of the usual run. The one command, where `pip install "jax[tpu]"` has p
     python -m pytest -n 0 -m tpu_aot tests/test_tpu_gae.py
 """
 
-import os
 import re
 
 import jax
@@ -23,20 +22,6 @@ from rljax.mesh import make_mesh, row_sharding
 pytestmark = pytest.mark.tpu_aot
 CHIPS = ("v5e:2x4", "v5p:2x2x1", "v6e:2x4")
 SHAPES = ((512, 8192), (64, 32768))
-
-
-@pytest.fixture(scope="module")
-def devices():
-    pytest.importorskip("libtpu", reason='libtpu is absent: pip install "jax[tpu]"')
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
-    # Nothing runs on a chip, so there is nothing to lock against a second process.
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    from jax.experimental import topologies
-
-    # What is compiled for chips that are not there cannot be read back from the cache on disk.
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield lambda chip: topologies.get_topology_desc(chip, platform="tpu").devices
-    jax.config.update("jax_enable_compilation_cache", True)
 
 
 def arrays(sharding, shape, dtypes):
@@ -77,15 +62,15 @@ def check_one_pass(program):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("chip", CHIPS)
-def test_one_pass_over_the_data(devices, chip, shape):
-    mesh = make_mesh(1, 1, 1, devices=devices(chip)[:1])
+def test_one_pass_over_the_data(devices_of, chip, shape):
+    mesh = make_mesh(1, 1, 1, devices=devices_of(chip)[:1])
     for function, dtypes in CALLS.values():
         given = arrays(NamedSharding(mesh, PartitionSpec()), shape, dtypes)
         check_one_pass(jax.jit(function).lower(*given).compile())
 
 
-def test_the_bounds_above_are_broken_by_the_plain_form(devices):
-    mesh = make_mesh(1, 1, 1, devices=devices("v5e:2x4")[:1])
+def test_the_bounds_above_are_broken_by_the_plain_form(devices_of):
+    mesh = make_mesh(1, 1, 1, devices=devices_of("v5e:2x4")[:1])
     given = arrays(NamedSharding(mesh, PartitionSpec()), (64, 512), CALLS["gae"][1])
     program = jax.jit(lambda *a: packed_gae(*a, impl="xla")).lower(*given).compile()
     moved, least = bytes_moved(program)
@@ -93,16 +78,16 @@ def test_the_bounds_above_are_broken_by_the_plain_form(devices):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (9, 129), (7, 300), (130, 1300)])
-def test_ragged_shapes_compile(devices, shape):
-    mesh = make_mesh(1, 1, 1, devices=devices("v5e:2x4")[:1])
+def test_ragged_shapes_compile(devices_of, shape):
+    mesh = make_mesh(1, 1, 1, devices=devices_of("v5e:2x4")[:1])
     given = arrays(NamedSharding(mesh, PartitionSpec()), shape, CALLS["gae"][1])
     program = jax.jit(packed_gae).lower(*given).compile()
     assert "tpu_custom_call" in program.as_text()
 
 
 @pytest.mark.parametrize("sizes", [dict(fsdp=4, tensor=2), dict(data=2, fsdp=2, context=2)])
-def test_rows_over_eight_chips_stay_where_they_are(devices, sizes):
-    mesh = make_mesh(**sizes, devices=devices("v5e:2x4"))
+def test_rows_over_eight_chips_stay_where_they_are(devices_of, sizes):
+    mesh = make_mesh(**sizes, devices=devices_of("v5e:2x4"))
     given = arrays(row_sharding(mesh), (512, 8192), CALLS["gae"][1])
     program = jax.jit(packed_gae).lower(*given).compile()
     check_one_pass(program)
@@ -110,9 +95,9 @@ def test_rows_over_eight_chips_stay_where_they_are(devices, sizes):
     assert bytes_moved(program)[1] < 512 * 8192 * 24 / 4 * 1.01  # a quarter of the rows
 
 
-def test_the_estimators_run_one_kernel_each(devices):
+def test_the_estimators_run_one_kernel_each(devices_of):
     """As a learning program calls them: a batch whose rows lie over the mesh."""
-    mesh = make_mesh(fsdp=4, tensor=2, devices=devices("v5e:2x4"))
+    mesh = make_mesh(fsdp=4, tensor=2, devices=devices_of("v5e:2x4"))
     x, ids = arrays(row_sharding(mesh), (512, 2048), [FLOAT, INT])
     given = dict(tokens=ids, segment_ids=ids, positions=ids, mask=x, rewards=x, values=x)
     batch = Batch(**given, ref_logprobs=x, old_logprobs=x)

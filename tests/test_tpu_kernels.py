@@ -10,13 +10,15 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from tpu_cases import TOPOLOGIES, one_chip  # noqa: F401
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.kernels.logprob import pallas_tpu
 from rljax.kernels.logprob.options import Options
 
 pytestmark = pytest.mark.tpu_aot
+TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
 HIGHEST = jax.lax.Precision.HIGHEST
 # N, D, V, options
 LOGPROB = {
@@ -34,6 +36,17 @@ ODD = {
     ),
     "very wide": (4096, 16384, 32000, jnp.bfloat16, Options(greedy=True)),
 }
+
+
+@pytest.fixture(scope="module")
+def one_chip(devices_of):
+    """generation -> the sharding of an array on one chip of it."""
+
+    def sharding(generation: str) -> NamedSharding:
+        first = np.array(devices_of(TOPOLOGIES[generation])[:1])
+        return NamedSharding(Mesh(first, ("chip",)), PartitionSpec())
+
+    return sharding
 
 
 def kernels(hidden, head, targets, scale, g_logprob, g_entropy, options):
@@ -88,7 +101,7 @@ def declared_flops(program) -> list[int]:
 
 @pytest.mark.parametrize("name", LOGPROB)
 @pytest.mark.parametrize("generation", TOPOLOGIES)
-def test_the_log_prob_fits_and_holds_no_logits(one_chip, generation, name):  # noqa: F811
+def test_the_log_prob_fits_and_holds_no_logits(one_chip, generation, name):
     n, depth, words, options = LOGPROB[name]
     sharding = one_chip(generation)
     program = compile_for(sharding, kernels, n, depth, words, jnp.bfloat16, options)
@@ -99,7 +112,7 @@ def test_the_log_prob_fits_and_holds_no_logits(one_chip, generation, name):  # n
     assert not re.findall(rf"\[(\d+,)*{n},{words}\]", program.as_text())
 
 
-def test_the_bounds_above_are_broken_by_the_plain_form(one_chip):  # noqa: F811
+def test_the_bounds_above_are_broken_by_the_plain_form(one_chip):
     n, depth, words, options = 1024, 256, 32768, Options(words_first=True)
     program = compile_for(one_chip("v5e"), plain, n, depth, words, jnp.bfloat16, options)
     assert "tpu_custom_call" not in program.as_text()
@@ -110,6 +123,6 @@ def test_the_bounds_above_are_broken_by_the_plain_form(one_chip):  # noqa: F811
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("generation", TOPOLOGIES)
-def test_odd_shapes_compile(one_chip, generation, name):  # noqa: F811
+def test_odd_shapes_compile(one_chip, generation, name):
     program = compile_for(one_chip(generation), kernels, *ODD[name])
     assert len(declared_flops(program)) == 3

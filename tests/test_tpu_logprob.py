@@ -7,7 +7,6 @@ Not part of the usual run. The one command, where `pip install "jax[tpu]"` has p
 """
 
 import math
-import os
 import re
 
 import jax
@@ -25,20 +24,6 @@ MESHES = {
     "fsdp=2 x tensor=4": dict(fsdp=2, tensor=4),
     "data=2 x tensor=2 x context=2": dict(data=2, fsdp=1, tensor=2, context=2),
 }
-
-
-@pytest.fixture(scope="module")
-def chips():
-    pytest.importorskip("libtpu", reason='libtpu is absent: pip install "jax[tpu]"')
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
-    # Nothing runs on a chip, so there is nothing to lock against a second process.
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    from jax.experimental import topologies
-
-    # What is compiled for chips that are not there cannot be read back from the cache on disk.
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield topologies.get_topology_desc("v5e:2x4", platform="tpu").devices
-    jax.config.update("jax_enable_compilation_cache", True)
 
 
 def compiled(mesh, words_first, of=(0, 1)):

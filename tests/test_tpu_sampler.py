@@ -9,7 +9,6 @@ Not part of the usual run. The one command, where `pip install "jax[tpu]"` has p
 import dataclasses
 import functools
 import math
-import os
 import re
 
 import jax
@@ -34,20 +33,6 @@ MESHES = {
     "fsdp=2 x tensor=4": dict(fsdp=2, tensor=4),
     "fsdp=8": dict(fsdp=8),
 }
-
-
-@pytest.fixture(scope="module")
-def chips():
-    pytest.importorskip("libtpu", reason='libtpu is absent: pip install "jax[tpu]"')
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
-    # Nothing runs on a chip, so there is nothing to lock against a second process.
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    from jax.experimental import topologies
-
-    # What is compiled for chips that are not there cannot be read back from the cache on disk.
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield topologies.get_topology_desc("v5e:2x4", platform="tpu").devices
-    jax.config.update("jax_enable_compilation_cache", True)
 
 
 def config(family: str = "dense"):
