@@ -27,7 +27,8 @@ from rljax.plan import memory, table
 from rljax.plan.chips import Chip, topology_devices
 from rljax.plan.compiled import lost_donations, make_plan, needless_gathers, replicated_arrays
 from rljax.plan.flops import flops_of, work
-from rljax.plan.hlo import Collective, axes_of, groups_of, traffic
+from rljax.plan.hlo import Collective, traffic
+from rljax.plan.hlo_text import axes_of, groups_of
 from rljax.plan.memory import FACTOR, GIB, check_fits, estimate, nearest_fit, split_bytes
 from rljax.plan.programs import programs_of
 from rljax.plan.search import search
@@ -201,6 +202,40 @@ def test_a_sum_of_which_each_keeps_a_part_is_sent_once_as_a_tpu_writes_it(mesh):
     whole = 2 * 64 * 8
     assert (found.op, found.axes, found.result_bytes) == ("reduce-scatter", ("fsdp",), whole // 4)
     assert found.bytes_sent == whole * 3 / 4 and moved.hbm_bytes == whole * 5 / 4
+
+
+OVER_SEVERAL_LINES = """HloModule x
+
+%offloaded (table: f32[64,128], at: s32[16]) -> f32[16,128] {
+  %table = f32[64,128]{1,0} parameter(0)
+  %at = s32[16]{0} parameter(1)
+  ROOT %gather.1 = f32[16,128]{1,0} gather(%table, %at), offset_dims={1}, slice_sizes={1,128}
+}, execution_thread="sparsecore"
+
+ENTRY %main (table: f32[64,128], at: s32[16]) -> f32[64,128] {
+  %table = f32[64,128]{1,0} parameter(0)
+  %at = s32[16]{0} parameter(1)
+  %attend = f32[64,128]{1,0} custom-call(%table), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{\\"block_q\\": 512}"
+}}, metadata={op_name="attend"}
+  %begun = ((f32[64,128]{1,0}, s32[16]{0}), f32[16,128]{1,0}, u32[]{:S(8)}) call-start(%table, %at), async_execution_thread="sparsecore", to_apply=%offloaded
+  %taken = f32[16,128]{1,0} call-done(%begun)
+  ROOT %after = f32[64,128]{1,0} all-gather(%taken), channel_id=7, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}, metadata={op_name="after"}
+}
+"""  # noqa: E501
+
+
+def test_what_follows_a_kernel_that_describes_itself_over_several_lines_is_counted(mesh):
+    moved = traffic(OVER_SEVERAL_LINES, mesh)
+    [found] = moved.collectives
+    assert (found.of, found.bytes_sent) == ("after", 64 * 128 * 4 * 3 / 4)
+    # The lookup on another core reads and writes its rows; the gather reads a part, writes a whole.
+    assert moved.hbm_bytes == 2 * 16 * 128 * 4 + (16 + 64) * 128 * 4
+
+
+def test_a_text_of_an_unknown_form_is_refused_and_not_half_counted(mesh):
+    with pytest.raises(ValueError, match="cannot read main"):
+        traffic(OVER_SEVERAL_LINES.replace("  ROOT %after", "  %after"), mesh)
 
 
 def test_bytes_of_memory_are_those_that_a_program_must_touch():

@@ -1,7 +1,8 @@
 """What a compiled program moves: bytes between chips by mesh axis, and bytes of device memory.
 
-What lives here: reading XLA's text, loops multiplied by their turns. What does not: the counting of
-FLOPs (rljax.plan.flops), seconds (rljax.plan.compiled). All numbers are of one device.
+What lives here: counting, loops multiplied by their turns. What does not: reading XLA's text
+(rljax.plan.hlo_text), the counting of FLOPs (rljax.plan.flops), seconds (rljax.plan.compiled). All
+numbers are of one device.
 
 The compiler's own cost counts a loop's body once. Here the turns of a loop are read from its
 condition (a counter below a constant); a loop that ends when the data say so takes `turns`, and one
@@ -10,16 +11,12 @@ around it one. Of a conditional the cheapest branch counts: the others are of op
 
 import dataclasses
 import functools
-import math
 import re
 
-import numpy as np
 from jax.sharding import Mesh
 
-_BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
-_ARRAY = re.compile(r"\b(pred|token|bf16|[sufc]\d+\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
-_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-_LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+from rljax.plan.hlo_text import ARRAY, Instruction, array_bytes, axes_of, groups_of, parse
+
 _CALLED = re.compile(r"(?:calls|to_apply|body|called_computations)=\{?%?([\w.\-]+)")
 COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -36,16 +33,6 @@ _FREE = {
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": -1}
 # Pallas kernels, whose bytes rljax.plan.flops takes from what they declare.
 _KERNELS = ('"tpu_custom_call"', '"__gpu$xla.gpu.triton"', '"mosaic_gpu')
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    name: str
-    types: str  # of its results
-    op: str
-    operands: tuple[str, ...]
-    rest: str  # of its line
-    root: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,102 +63,6 @@ class Traffic:
             name = " x ".join(one.axes) or "?"
             out[name] = out.get(name, 0.0) + one.bytes_sent * one.turns
         return out
-
-
-def array_bytes(types: str, *, in_hbm: bool = False) -> int:
-    """Bytes of the arrays of a type, a tuple's members added; `in_hbm`: of those that lie there,
-    and not in a core's own memory or the host's."""
-    total = 0
-    for dtype, sizes, layout in _ARRAY.findall(types):
-        if in_hbm and re.search(r"S\([1-9]", layout):
-            continue
-        bits = _BITS[dtype] if dtype in _BITS else int(re.search(r"\d+", dtype)[0])
-        total += math.prod(int(n) for n in sizes.split(",") if n) * bits // 8
-    return total
-
-
-def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """({computation: its instructions}, the name of the entry)."""
-    found, current, entry = {}, None, ""
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            current = found.setdefault(head[2], [])
-            entry = head[2] if head[1] else entry
-        elif line.startswith("}"):
-            current = None
-        elif current is not None and (parts := _LINE.match(line)):
-            root, name, types, op, rest = parts.groups()
-            operands = _operands(rest)
-            current.append(Instruction(name, types, op, operands, rest, bool(root)))
-    return found, entry
-
-
-def _operands(rest: str) -> tuple[str, ...]:
-    """The names within the parentheses of `op(...)`."""
-    depth, end = 1, len(rest)
-    for i, letter in enumerate(rest):
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0:
-            end = i
-            break
-    return tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
-
-
-# -- device groups -> mesh axes
-
-
-def _ids_of_iota(text: str) -> list[list[int]]:
-    """[2,4]<=[4,2]T(1,0): two groups of four."""
-    groups, shape, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
-    numbers = [[int(n) for n in part.split(",")] for part in (groups, shape, order or "") if part]
-    ids = np.arange(math.prod(numbers[1])).reshape(numbers[1])
-    ids = ids.transpose(numbers[2]) if order else ids
-    return ids.reshape(numbers[0]).tolist()
-
-
-def _ids_of_mesh(text: str) -> list[list[int]]:
-    """mesh['a'=4,'b'=2] {'b'}: groups run along b; 'a':(2)2 is the part of a inside of 2 others."""
-    sizes = {name: int(n) for name, n in re.findall(r"'([\w.]+)'=(\d+)", text)}
-    named = re.findall(r"'([\w.]+)'(?::\((\d+)\)(\d+))?", text[text.index("{") :])
-    shape, along = [], []
-    for name, size in sizes.items():
-        parts = [(int(before), int(n)) for axis, before, n in named if axis == name and n]
-        if not parts:
-            along += [len(shape)] * any(axis == name for axis, _, _ in named)
-            shape.append(size)
-            continue
-        done = 1
-        for before, n in sorted(parts):
-            shape += [before // done, n]
-            along.append(len(shape) - 1)
-            done = before * n
-        shape.append(size // done)
-    ids = np.arange(math.prod(shape)).reshape(shape)
-    rest = [i for i in range(len(shape)) if i not in along]
-    return ids.transpose(rest + along).reshape(-1, math.prod(shape[i] for i in along)).tolist()
-
-
-def groups_of(rest: str) -> list[list[int]]:
-    """The devices that talk to each other, from the attributes of a collective; [] if unknown."""
-    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
-        return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
-    found = re.search(r"replica_groups=(mesh\[[^\]]*\] ?\{[^}]*\})", rest)
-    if found and "device_ids" not in found[1]:
-        return _ids_of_mesh(found[1])
-    if found := re.search(r"replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)", rest):
-        return _ids_of_iota(found[1])
-    if found := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
-        return [[int(n) for n in g.split(",") if n] for g in re.findall(r"\{([\d,]+)\}", found[1])]
-    return []
-
-
-def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
-    """The mesh axes along which members of a group differ. Devices count as the mesh lists them."""
-    shape, differ = tuple(mesh.shape.values()), set()
-    for group in groups:
-        places = np.stack(np.unravel_index(np.array(group) % mesh.size, shape), axis=1)
-        differ |= set(np.flatnonzero((places != places[0]).any(axis=0)).tolist())
-    return tuple(name for i, name in enumerate(mesh.shape) if i in differ)
 
 
 def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> float:
@@ -276,7 +167,7 @@ class _Walk:
                 self._add(body, times * turns, in_open or is_open, out, set())
             elif one.op == "conditional":
                 self._add_branch(one, times, in_open, out)
-            elif one.op in ("call", "async-start") and self._called(one):
+            elif one.op in ("call", "call-start", "async-start") and self._called(one):
                 for called in self._called(one):
                     self._add(called, times, in_open, out, seen)
             elif one.op in _FREE or one.op.endswith(("-done", "-update")):
@@ -356,7 +247,7 @@ class _Walk:
         """Of -start forms the tuple (operands, results, ...): its second member."""
         if not one.op.endswith("-start"):
             return array_bytes(one.types)
-        sizes = [array_bytes(m[0]) for m in re.finditer(_ARRAY, one.types)]
+        sizes = [array_bytes(m[0]) for m in re.finditer(ARRAY, one.types)]
         count = len(one.operands)
         return sum(sizes[count : 2 * count])
 
@@ -432,7 +323,7 @@ def _kind(op: str) -> str:
 
 def _members(types: str) -> list[str]:
     """The arrays of a tuple's type."""
-    return [m[0] for m in re.finditer(_ARRAY, types)]
+    return [m[0] for m in re.finditer(ARRAY, types)]
 
 
 def traffic(text: str, mesh: Mesh, turns: int = 1) -> Traffic:

@@ -1,0 +1,138 @@
+"""XLA's text of a compiled program as instructions: names, types, operands, groups of devices.
+
+What lives here: reading. What does not: what a run of them costs (rljax.plan.hlo).
+"""
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+from jax.sharding import Mesh
+
+_BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
+ARRAY = re.compile(r"\b(pred|token|bf16|[sufc]\d+\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.DOTALL)
+_BEGINS = re.compile(r"  (ROOT )?%?[\w.\-]+ = ")
+_ENDS = re.compile(r"\}(, execution_thread=.*)?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    name: str
+    types: str  # of its results
+    op: str
+    operands: tuple[str, ...]
+    rest: str  # of its line
+    root: bool
+
+
+def array_bytes(types: str, *, in_hbm: bool = False) -> int:
+    """Bytes of the arrays of a type, a tuple's members added; `in_hbm`: of those that lie there,
+    and not in a core's own memory or the host's."""
+    total = 0
+    for dtype, sizes, layout in ARRAY.findall(types):
+        if in_hbm and re.search(r"S\([1-9]", layout):
+            continue
+        bits = _BITS[dtype] if dtype in _BITS else int(re.search(r"\d+", dtype)[0])
+        total += math.prod(int(n) for n in sizes.split(",") if n) * bits // 8
+    return total
+
+
+def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """({computation: its instructions}, the name of the entry). ValueError: a text of a form that
+    is not known, of which anything counted would be too little."""
+    found, lines, entry = {}, None, ""
+    for line in text.splitlines():
+        if lines is None and (head := _HEAD.match(line)):
+            lines = found.setdefault(head[2], [])
+            entry = head[2] if head[1] else entry
+        elif _ENDS.match(line):
+            lines = None
+        elif lines is not None and (_BEGINS.match(line) or not lines):
+            lines.append(line)
+        elif lines is not None:
+            # What a kernel says of itself may run over several lines, one of them "}}, ...".
+            lines[-1] += "\n" + line
+    read = {name: _instructions(lines) for name, lines in found.items()}
+    for name, body in read.items():
+        if sum(one.root for one in body) != 1:  # every computation has one result
+            raise ValueError(f"rljax.plan.hlo_text cannot read {name}: {found[name][-1:]}")
+    return read, entry
+
+
+def _instructions(lines: list[str]) -> list[Instruction]:
+    parts = filter(None, map(_LINE.match, lines))
+    return [
+        Instruction(name, types, op, _operands(rest), rest, bool(root))
+        for root, name, types, op, rest in (part.groups() for part in parts)
+    ]
+
+
+def _operands(rest: str) -> tuple[str, ...]:
+    """The names within the parentheses of `op(...)`."""
+    depth, end = 1, len(rest)
+    for i, letter in enumerate(rest):
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth == 0:
+            end = i
+            break
+    return tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
+
+
+# -- device groups -> mesh axes
+
+
+def _ids_of_iota(text: str) -> list[list[int]]:
+    """[2,4]<=[4,2]T(1,0): two groups of four."""
+    groups, shape, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+    numbers = [[int(n) for n in part.split(",")] for part in (groups, shape, order or "") if part]
+    ids = np.arange(math.prod(numbers[1])).reshape(numbers[1])
+    ids = ids.transpose(numbers[2]) if order else ids
+    return ids.reshape(numbers[0]).tolist()
+
+
+def _ids_of_mesh(text: str) -> list[list[int]]:
+    """mesh['a'=4,'b'=2] {'b'}: groups run along b; 'a':(2)2 is the part of a inside of 2 others."""
+    sizes = {name: int(n) for name, n in re.findall(r"'([\w.]+)'=(\d+)", text)}
+    named = re.findall(r"'([\w.]+)'(?::\((\d+)\)(\d+))?", text[text.index("{") :])
+    shape, along = [], []
+    for name, size in sizes.items():
+        parts = [(int(before), int(n)) for axis, before, n in named if axis == name and n]
+        if not parts:
+            along += [len(shape)] * any(axis == name for axis, _, _ in named)
+            shape.append(size)
+            continue
+        done = 1
+        for before, n in sorted(parts):
+            shape += [before // done, n]
+            along.append(len(shape) - 1)
+            done = before * n
+        shape.append(size // done)
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    rest = [i for i in range(len(shape)) if i not in along]
+    return ids.transpose(rest + along).reshape(-1, math.prod(shape[i] for i in along)).tolist()
+
+
+def groups_of(rest: str) -> list[list[int]]:
+    """The devices that talk to each other, from the attributes of a collective; [] if unknown."""
+    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
+        return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
+    found = re.search(r"replica_groups=(mesh\[[^\]]*\] ?\{[^}]*\})", rest)
+    if found and "device_ids" not in found[1]:
+        return _ids_of_mesh(found[1])
+    if found := re.search(r"replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)", rest):
+        return _ids_of_iota(found[1])
+    if found := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
+        return [[int(n) for n in g.split(",") if n] for g in re.findall(r"\{([\d,]+)\}", found[1])]
+    return []
+
+
+def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
+    """The mesh axes along which members of a group differ. Devices count as the mesh lists them."""
+    shape, differ = tuple(mesh.shape.values()), set()
+    for group in groups:
+        places = np.stack(np.unravel_index(np.array(group) % mesh.size, shape), axis=1)
+        differ |= set(np.flatnonzero((places != places[0]).any(axis=0)).tolist())
+    return tuple(name for i, name in enumerate(mesh.shape) if i in differ)
