@@ -43,16 +43,17 @@ def main(_: list[str]) -> int:
     topology = _TOPOLOGY.value
     devices, chip = chips.topology_devices(topology) if topology else chips.local_devices()
     topology = topology or f"{len(devices)} x {devices[0].device_kind}"
+    only = tuple(_PROGRAMS.value)
     if _SEARCH.value:
         if chip is None:
             raise InputError("--search needs a chip whose figures are known", fix="--topology=...")
-        limits = dict(compiles=_COMPILES.value, seconds=_SECONDS.value)
+        limits = dict(compiles=_COMPILES.value, seconds=_SECONDS.value, only=only)
         found, tried, left = search.search(config, devices, chip, topology, **limits)
         print(table.search_text(found, tried, left))
         out = [{"changes": one.changes, **table.plan_json(one.plan)} for one in found]
         fits = bool(found)
     else:
-        options = dict(compile=_COMPILE.value, only=tuple(_PROGRAMS.value))
+        options = dict(compile=_COMPILE.value, only=only)
         plan = compiled.make_plan(config, devices, chip, topology, **options)
         print(table.plan_text(plan))
         out, fits = table.plan_json(plan), plan.fits

@@ -169,7 +169,7 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
     )  # fmt: skip
     if chip is not None:
         out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)
-    out.warnings += replicated_arrays(call) + lost_donations(lowered, memory)
+    out.warnings += replicated_arrays(call) + lost_donations(lowered, program)
     out.warnings += needless_gathers(moved.collectives, held)
     return out
 
@@ -224,13 +224,18 @@ def replicated_arrays(call: Call) -> list[str]:
     return found
 
 
-def lost_donations(lowered, memory) -> list[str]:
+def lost_donations(lowered, program) -> list[str]:
     """Donated arguments whose memory no output took: each is held twice."""
+    memory = program.memory_analysis()
     whole = memory.alias_size_in_bytes + memory.host_alias_size_in_bytes
-    arguments = jax.tree.leaves(lowered.args_info)
-    size = lambda x: math.prod(x.shape) * jnp.dtype(x.dtype).itemsize  # noqa: E731
-    share = sum(size(x) for x in arguments if x.donated) / max(sum(map(size, arguments)), 1)
-    donated = share * (memory.argument_size_in_bytes + memory.host_argument_size_in_bytes)
+
+    def size(info, layout) -> int:
+        if not info.donated or layout is None:  # None: the program does not read it
+            return 0
+        return math.prod(layout.shard_shape(info.shape)) * jnp.dtype(info.dtype).itemsize
+
+    sizes = jax.tree.map(size, lowered.args_info, program.input_shardings)
+    donated = sum(jax.tree.leaves(sizes))
     if whole >= 0.9 * donated:
         return []
     return [

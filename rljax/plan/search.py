@@ -50,10 +50,15 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
     and the batch, remat policy and tokens per microbatch, halved down to one row. The components
     are rehearsed once per mesh, which neither remat nor microbatches change."""
     row, sizes = row_tokens(config), [config.batch.tokens_per_microbatch]
+    # Which experts and which positions are apart is the config's own choice (-1: what is left).
+    kept = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
+    if len(devices) % kept:
+        raise InputError(
+            "mesh.expert x mesh.context", value=kept, rule=f"divides the {len(devices)} devices"
+        )
     while sizes[-1] // 2 >= row:
         sizes.append(sizes[-1] // 2)
-    for mesh in meshes(len(devices)):
-        mesh |= {"mesh.expert": 1, "mesh.context": 1}
+    for mesh in meshes(len(devices) // kept):
         try:
             setup = abstract_setup(with_overrides(config, mesh, "--search"), devices)
             roles = abstract_roles(setup)
@@ -93,10 +98,10 @@ def _of_remat(role, remat: str):
 
 
 def search(
-    config: Config, devices, chip: Chip, topology: str, *, compiles: int, seconds: float
+    config: Config, devices, chip: Chip, topology: str, *, compiles: int, seconds: float, only=()
 ) -> tuple[list[Candidate], int, int]:
     """(the candidates that fit by the compiler, best first; how many were compiled; how many that
-    may fit were left when `compiles` configs or `seconds` were spent).
+    may fit were left when `compiles` configs or `seconds` were spent). `only` as in make_plan.
 
     A mesh that does not divide the model, and a config whose estimate is above the chip, is not
     compiled. The rest is compiled in the order of a rough time: bytes of weights that are gathered
@@ -110,7 +115,7 @@ def search(
         tried += 1
         changed = with_overrides(config, changes, "--search")
         try:
-            plan = make_plan(changed, devices, chip, topology)
+            plan = make_plan(changed, devices, chip, topology, only=only)
         except jax.errors.JaxRuntimeError as error:  # the others took minutes: they are not lost
             LOG.warning("%s: %s", as_flags(changes), str(error).splitlines()[0])
             continue

@@ -14,6 +14,7 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.mesh import constrain_rows, in_device_memory
 from rljax.models.model import Model
+from rljax.recording import calls
 from rljax.roles.models import Actor, Reference
 from rljax.sampler import Mixed, Sampling, generate
 from rljax.timing import timed
@@ -62,16 +63,22 @@ class Versus:
         # Another stream: equal draws from near-equal models are near-equal texts.
         key = jax.random.fold_in(key, 2**21)
         theirs = self.opponent.generate(prompts, key, sampling, n=n // 2)
-        return _in_turns(ours, theirs, self.model)
+        if calls() is not None:  # a plan's rows lie on this host, not on the planned mesh
+            return _in_turns(ours, theirs)
+        return _placed_in_turns(ours, theirs, self.model)
+
+
+def _in_turns(ours: Batch, theirs: Batch) -> Batch:
+    def woven(one, other):
+        return jnp.stack([one, other], axis=1).reshape((-1, *one.shape[1:]))
+
+    return jax.tree.map(woven, ours, theirs)
 
 
 @jax.jit(static_argnames="model")
-def _in_turns(ours: Batch, theirs: Batch, model: Model) -> Batch:
-    def woven(one, other):
-        both = jnp.stack([one, other], axis=1)
-        return constrain_rows(both.reshape((-1, *one.shape[1:])), model.mesh)
-
-    return jax.tree.map(woven, ours, theirs)
+def _placed_in_turns(ours: Batch, theirs: Batch, model: Model) -> Batch:
+    place = lambda x: constrain_rows(x, model.mesh)  # noqa: E731
+    return jax.tree.map(place, _in_turns(ours, theirs))
 
 
 def wrote_itself(batch: Batch) -> jax.Array:
