@@ -204,6 +204,18 @@ def test_a_sum_of_which_each_keeps_a_part_is_sent_once_as_a_tpu_writes_it(mesh):
     assert found.bytes_sent == whole * 3 / 4 and moved.hbm_bytes == whole * 5 / 4
 
 
+def test_a_gather_that_goes_on_beside_the_turns_of_a_loop_is_one(mesh):
+    named = 'dimensions={0}, frontend_attributes={chain_id="3"}, metadata'
+    chained = AS_A_TPU_WRITES.replace("dimensions={0}, metadata", named)
+    begun = chained.replace(
+        "  ROOT %while",
+        "  %part = f32[16]{0:T(128)} copy(%p)\n"
+        "  %first = f32[64]{0:T(128)} fusion(%part), kind=kCustom, calls=%piece\n  ROOT %while",
+    )
+    assert [one.turns for one in traffic(begun, mesh, 99).collectives] == [1]
+    assert [one.turns for one in traffic(chained, mesh, 99).collectives] == [5]  # begun within
+
+
 OVER_SEVERAL_LINES = """HloModule x
 
 %offloaded (table: f32[64,128], at: s32[16]) -> f32[16,128] {

@@ -164,7 +164,9 @@ class _Walk:
         for one in self.parts[name]:
             if one.op == "while":
                 body, turns, is_open = self._loop(one)
-                self._add(body, times * turns, in_open or is_open, out, set())
+                # A gather begun outside goes on in pieces beside the turns of a loop: still one.
+                begun = {mark for mark in seen if mark[1]}
+                self._add(body, times * turns, in_open or is_open, out, begun)
             elif one.op == "conditional":
                 self._add_branch(one, times, in_open, out)
             elif one.op in ("call", "call-start", "async-start") and self._called(one):
