@@ -30,7 +30,7 @@ _START_TIMEOUT_S = 120.0  # a worker imports the reward's module: slow on a netw
 _BEGIN_TIMEOUT_S = 30.0  # from handing over a chunk to the worker's word that it began
 _REAP_TIMEOUT_S = 5.0
 _START_ATTEMPTS = 3
-_CHUNK = 64  # tasks at most that a worker is handed at once,
+_CHUNK = 256  # tasks at most that a worker is handed at once,
 _CHUNK_S = 0.01  # and seconds of work: one wake-up of the thread costs a hundredth of it
 _RECENT = 0.1  # weight of a task in the running mean of their seconds
 
