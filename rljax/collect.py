@@ -17,12 +17,13 @@ import numpy as np
 from rljax.data.prompts import Prompts
 from rljax.errors import InputError
 from rljax.mesh import shard_rows
+from rljax.roles import generate_scored
 
 
 def once(prompts, key, cfg, *, actor, reward):
     """One round: every group is used, dead ones too."""
-    batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
-    return reward(batch, prompts), prompts, {}
+    n = cfg.samples_per_prompt
+    return generate_scored(actor, reward, prompts, key, cfg.sampling, n=n), prompts, {}
 
 
 def dynamic(
@@ -95,8 +96,8 @@ def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_
     counts = dict(rounds=0, solved=0, zero=0, groups=0, discarded_tokens=0.0)
     asked = prompts if first == wanted else prompts.joined(prompts.more(first - wanted))
     while True:
-        batch = actor.generate(asked, jax.random.fold_in(key, counts["rounds"]), cfg.sampling, n=n)
-        host = jax.device_get(reward(batch, asked))
+        draw = jax.random.fold_in(key, counts["rounds"])
+        host = jax.device_get(generate_scored(actor, reward, asked, draw, cfg.sampling, n=n))
         counts["rounds"] += 1
         for p in range(len(asked.records)):
             scores = host.scores[p * n : (p + 1) * n]

@@ -14,7 +14,7 @@ import numpy as np
 from rljax.data.prompts import Prompts
 from rljax.errors import InputError
 from rljax.rewards.rules import last_boxed
-from rljax.roles import Actor, Reward
+from rljax.roles import Actor, Reward, generate_scored
 from rljax.sampler import Sampling
 
 
@@ -109,9 +109,9 @@ def score_prompts(
             size - real
         )  # the last call has the shape of the others: no new compile
         batch = Prompts.from_records(part, length=prompt_tokens)
-        trajectories = actor.generate(batch, jax.random.fold_in(key, start), sampling, n=samples)
         reward.forget()
-        reward(trajectories, batch)
+        draw = jax.random.fold_in(key, start)
+        generate_scored(actor, reward, batch, draw, sampling, n=samples)
         found = reward.rows[: real * samples]
         rows += found
         scores += [

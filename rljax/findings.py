@@ -15,6 +15,9 @@ import numpy as np
 
 from rljax.tracking import read_jsonl
 
+MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
+EQUAL_STEPS = 3  # steps in a row whose rewards are all equal, from which on there is a warning
+
 
 def is_number(value: object) -> bool:
     return isinstance(value, int | float)
@@ -101,7 +104,48 @@ def read_run(folder: Path) -> Run:
     if rows and not summary:
         last = rows[-1]["step"]
         notes.append(f"This run has no summary: it still runs or was stopped. Last step: {last}.")
+    notes += reward_warnings(rows)
     return Run(folder, rows, samples, summary, config, notes)
+
+
+def equal_rewards(steps: int, row: Mapping) -> str:
+    """What `steps` steps in a row say whose rewards are all equal, `row` being the last one's
+    metrics."""
+    if row.get("reward/all_equal"):
+        value = next((v for k, v in sorted(row.items()) if k.startswith("reward/source/")), None)
+        number = f", {value:g}" if is_number(value) else ""
+        what = f"all rewards of {steps} steps in a row are one number{number}"
+    else:
+        what = f"for {steps} steps in a row the rewards of every prompt's samples are all equal"
+    return (
+        f"{what}: nothing is learned from them. Likely causes: responses are not in the format "
+        "that the reward reads (look at samples.jsonl), a reward that does not fit the data, "
+        "responses cut off by sampler.max_response_tokens, or prompts that are too hard or too easy"
+    )
+
+
+def reward_warnings(rows: Sequence[Mapping]) -> list[str]:
+    """What a reader must know of the rewards: failures above MOST_FAILED, and steps in a row whose
+    rewards are all equal."""
+    notes, failing, steps, worst = [], [], 0, (0, None)
+    for row in rows:
+        failed = sum(row.get(f"reward/{kind}") or 0.0 for kind in ("errors", "timeouts"))
+        if failed > MOST_FAILED * (row.get("batch/completions") or 1.0):
+            failing.append((row["step"], failed))
+        if "reward/all_equal" in row:
+            equal = row["reward/all_equal"] or row.get("reward/equal_groups", 0.0) == 1.0
+            steps = steps + 1 if equal else 0
+            worst = max(worst, (steps, row), key=lambda pair: pair[0])
+    if failing:
+        step, count = max(failing, key=lambda pair: pair[1])
+        notes.append(
+            f"Rewards failed and were masked out: more than {100 * MOST_FAILED:g} % of them in "
+            f"{len(failing)} steps, {count:.0f} at step {step:.0f}."
+        )
+    if worst[0] >= EQUAL_STEPS:
+        text = equal_rewards(worst[0], worst[1])
+        notes.append(f"Step {worst[1]['step']:.0f}: {text}.")
+    return notes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ class Progress:
     prompts: int = 0
     completions: int = 0
     faults: dict[str, float] = dataclasses.field(default_factory=dict)
+    equal_rewards_in_a_row: int = 0  # steps of which no reward differed from its siblings'
     elapsed_s: float = 0.0
 
     @property

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rljax import timeline
 from rljax.charts import CSS, Series, Span, duration, line_chart, share_bar, short
 from rljax.errors import InputError
 from rljax.findings import Estimate, Run, is_number, pairs, read_run, verdict
@@ -24,7 +25,8 @@ from rljax.findings import Estimate, Run, is_number, pairs, read_run, verdict
 BEST = 4  # completions shown at each end
 LAST_PART = 0.25  # of the sampled steps, that completions are shown from
 FACTS = ("model", "data", "dataset", "dataflow", "policy_loss", "advantage", "learning_rate")
-WHOLE_STEP = ("time/step_s", "time/total_s")  # these contain the other times
+# These contain the other times, or lie within them.
+WHOLE_STEP = ("time/step_s", "time/total_s", "time/reward_hidden_s", "time/reward_sample_*_s")
 TIME_ORDER = ("time/generate_s", "time/reward_s", "time/learn_s", "time/rest_s")
 
 
@@ -85,6 +87,7 @@ GROUPS = (
         "Speed",
         (
             Chart("Throughput", "tokens per second", ("tokens_per_s", "*tokens_per_s"), True, True),
+            Chart("Scoring", "seconds", ("time/reward_hidden_s", "time/reward_sample_*_s"), True),
             Chart("Time of a step", "seconds", (*WHOLE_STEP, *TIME_ORDER, "time/*_s"), True, True),
         ),
     ),
@@ -239,7 +242,7 @@ def _curves(run: Run) -> str:
             keys = keys if not chart.title else keys[:5]  # as many colours as there are
             used |= set(keys)
             figures += _draw(run, chart, keys) if keys else []
-        bars = _time_split(run) if name == "Speed" else ""
+        bars = _time_split(run) + _timelines(run) if name == "Speed" else ""
         if figures or bars:
             grid = f'<div class="grid">{"".join(figures)}</div>'
             out.append(f"<section><h2>{html.escape(name)}</h2>{bars}{grid}</section>")
@@ -258,7 +261,8 @@ def _curves(run: Run) -> str:
 
 
 def _time_split(run: Run) -> str:
-    logged = [k for k in run.keys() if fnmatch.fnmatchcase(k, "time/*_s") and k not in WHOLE_STEP]
+    logged = [k for k in run.keys() if fnmatch.fnmatchcase(k, "time/*_s")]
+    logged = [k for k in logged if not _matches(k, WHOLE_STEP)]
     keys = sorted(logged, key=lambda k: TIME_ORDER.index(k) if k in TIME_ORDER else len(TIME_ORDER))
     bars = []
     for phase in run.phases() or [None]:
@@ -270,6 +274,10 @@ def _time_split(run: Run) -> str:
         title = f"Where the time went ({phase.upper()})" if phase else "Where the time went"
         bars.append(share_bar(title, parts))
     return "".join(bars)
+
+
+def _timelines(run: Run) -> str:
+    return "".join(timeline.figure(record) for record in timeline.read(run.folder))
 
 
 # --- completions and faults ---

@@ -42,6 +42,7 @@ from rljax.offline import (
 from rljax.optimizers import current_learning_rate
 from rljax.plan.memory import check_fits
 from rljax.progress import Progress, bad_steps_in_a_row
+from rljax.roles import generate_scored
 
 LOG = logging.getLogger("rljax")
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
@@ -73,6 +74,7 @@ class Run:
         self.roles: dict = {}
         self.metrics: dict[str, float] = {}
         self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
+        self.timelines: list[dict] = []  # rljax.timeline: of two steps of the dataflow at most
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.reward = self.eval_reward = None
@@ -255,10 +257,8 @@ class Run:
             prompts = Prompts.from_records(part, length=self.setup.data.prompt_tokens)
             key, draw = jax.random.split(key)
             self.reward.forget()
-            self.reward(
-                self.roles["actor"].generate(prompts, draw, self.setup.recipe.sampling, n=samples),
-                prompts,
-            )
+            asked = (prompts, draw, self.setup.recipe.sampling)
+            generate_scored(self.roles["actor"], self.reward, *asked, n=samples)
             self._learn_pass_rates()
         dropped = self.prompts.drop_above(limit)
         LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)

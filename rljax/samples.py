@@ -107,8 +107,9 @@ def draw(source: Source, key: jax.Array, samples: int, *, rows_per_call: int = 5
         part = part + [part[-1]] * (size - real)  # one shape, so one compile
         prompts = Prompts.from_records(part, length=source.prompt_tokens)
         batch = source.actor.generate(
-            prompts, jax.random.fold_in(key, start), source.sampling, n=samples
-        )
+            prompts, jax.random.fold_in(key, start), source.sampling, n=samples,
+            finished=source.reward.ahead(prompts, samples),
+        )  # fmt: skip
         source.reward.forget()
         source.reward(batch, prompts)
         host = jax.device_get((batch.tokens, batch.mask, batch.sampler_logprobs))

@@ -20,16 +20,17 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax import compiles
+from rljax import compiles, timeline
 from rljax.config import Config, to_dict
 from rljax.console import Console
 from rljax.correction import health_warnings
 from rljax.errors import InputError
 from rljax.evaluate import bootstrap
+from rljax.findings import EQUAL_STEPS, MOST_FAILED, equal_rewards
 from rljax.progress import bad_steps_in_a_row
 from rljax.report import write_report
 from rljax.run import Run
-from rljax.timing import collect
+from rljax.timing import Timings, collect
 from rljax.tracking import Tracking, open_tracking
 from rljax.validation import validate
 
@@ -67,13 +68,15 @@ def one_step(run: Run) -> dict:
     """One step of the current phase; its seconds are split into generate, reward, learn and
     rest."""
     phase, name = run.progress.phase, run.phase
-    begun, compiled = time.perf_counter(), compiles.count()
-    with collect() as seconds:
+    compiled = compiles.count()
+    with collect() as timings:
         metrics = run.sft_step() if phase == "sft" else run.rl_step()
         metrics = {k: float(v) for k, v in metrics.items()}
-    step_s = time.perf_counter() - begun
+    step_s, seconds = time.monotonic() - timings.begun_s, timings.seconds
     seconds["rest"] = step_s - sum(seconds.values())
     metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in PARTS}
+    if timings.scoring:
+        metrics |= _scoring_times(timings)
     tokens = metrics.get("response_tokens/mean", 0.0) * metrics.get("batch/completions", 0.0)
     if tokens:
         metrics["tokens_per_s"] = tokens / step_s
@@ -86,8 +89,22 @@ def one_step(run: Run) -> dict:
         LOG.warning("step %d compiled again: %s", run.progress.step, names)
     if phase == "rl" and compiles.count() == compiled:
         run.steady.append([metrics[f"time/{name}_s"] for name in PARTS])
+        # Of the first such step, and of the last.
+        run.timelines[1 if run.timelines else 0 :] = [
+            timeline.record_of(timings, run.progress.step, step_s)
+        ]
     _count_faults(run, metrics)
     return {**metrics, "phase": name, "compiles": float(compiles.count())}
+
+
+def _scoring_times(timings: Timings) -> dict:
+    """Of scoring by processes: seconds that the step did not wait for, and of a sample."""
+    each = [end - begin for begin, end in timings.scoring]
+    return {
+        "time/reward_hidden_s": timeline.scored_while_decoding(timings),
+        "time/reward_sample_mean_s": float(np.mean(each)),
+        "time/reward_sample_max_s": max(each),
+    }
 
 
 def _count_faults(run: Run, metrics: dict) -> None:
@@ -101,7 +118,7 @@ def _count_faults(run: Run, metrics: dict) -> None:
         if metrics.get(name):
             faults[name] = faults.get(name, 0.0) + metrics[name]
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
-    if failed > 0.01 * metrics.get("batch/completions", 1.0):
+    if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
         example = next(r for r in run.reward.rows if r["status"] != "ok")
         LOG.warning(
             "step %d: %d rewards failed and are masked out, the first one: %s: %s",
@@ -110,6 +127,21 @@ def _count_faults(run: Run, metrics: dict) -> None:
             example["status"],
             example["message"],
         )
+    if "reward/all_equal" in metrics:
+        _count_equal_rewards(run, metrics)
+
+
+def _count_equal_rewards(run: Run, metrics: dict) -> None:
+    """Several steps without any two rewards that differ, where they are compared, are a fault."""
+    progress = run.progress
+    equal = metrics["reward/all_equal"] or metrics.get("reward/equal_groups", 0.0) == 1.0
+    progress.equal_rewards_in_a_row = progress.equal_rewards_in_a_row + 1 if equal else 0
+    steps = progress.equal_rewards_in_a_row
+    if steps >= EQUAL_STEPS:
+        new = 1 if steps > EQUAL_STEPS else EQUAL_STEPS
+        progress.faults["equal_rewards"] = progress.faults.get("equal_rewards", 0.0) + new
+    if steps == EQUAL_STEPS or steps and steps % (20 * EQUAL_STEPS) == 0:
+        LOG.warning("step %d: %s", progress.step, equal_rewards(steps, metrics))
 
 
 def after_step(run: Run, metrics: dict) -> bool:
@@ -232,6 +264,7 @@ def finish(run: Run, status: str) -> dict:
         run.export()
     summary = summarise(run, status)
     (run.folder / "report.html").unlink(missing_ok=True)
+    timeline.write(run.folder, run.timelines)
     (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     write_report(run.folder)
     return summary

@@ -1,19 +1,21 @@
-"""One worker process of a `RewardPool`, and the call of one reward on one sample.
+"""One worker process of a `RewardPool`, and the call of one reward on one sample or group.
 
-What lives here: which fields a reward is handed (`wanted_fields`, `call_reward`) and the loop that
-a worker runs. What does not: starting, timing and killing workers (`pool.py`). Imports nothing
-heavy.
+What lives here: which fields a reward is handed (`wanted_fields`, `call_reward`, `call_group`) and
+the loop that a worker runs. What does not: starting, timing and killing workers (`crew.py`).
+Imports nothing heavy.
 
+A task is a sample, or of a reward that declares `responses` a group: the samples of one prompt.
 The wire, both ways, is frames of an 8-byte length and a pickle.
-  pool -> worker   a chunk: [(index, pickled sample), ...]
+  pool -> worker   a chunk: [(number of the task, pickled fields), ...]
   worker -> pool   ("ready", "") or ("failed", message) once; then
-                   ("scored", [(index, status, value, parts, seconds, message), ...]) until the
-                   chunk is done
-Which sample is running, and since when, stands in 16 bytes of shared memory (`Progress`): that
-costs no system call per sample, and the pool can read it even while the worker is stuck.
+                   ("scored", [(number, outcomes, seconds), ...]) until the chunk is done, with an
+                   outcome (status, value, parts, message) per sample of the task
+Which task is running, and since when, stands in 16 bytes of shared memory (`Progress`): that costs
+no system call per task, and the pool can read it even while the worker is stuck.
 """
 
 import fcntl
+import functools
 import inspect
 import json
 import math
@@ -28,7 +30,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args, get_origin
 
 from rljax.components import Component, resolve
@@ -44,7 +46,11 @@ FIELDS = (
     "num_tokens",
     "finish_reason",
 )
+# What differs between the samples of a group, and what a reward of the group calls the list of it.
+OF_EACH = {"response": "responses", "num_tokens": "num_tokens", "finish_reason": "finish_reasons"}
+OF_A_GROUP = tuple(OF_EACH.get(name, name) for name in FIELDS)
 _HEADER = struct.Struct("!Q")
+_BETWEEN = struct.pack("q", -2)
 _ORPHAN_POLL_S = 5.0
 _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of the pool, not many
 _MESSAGE_CHARS = 500
@@ -52,14 +58,25 @@ _MESSAGE_CHARS = 500
 
 # (the fields that a reward declares, None for all of them: `**kwargs`; those without a default)
 Fields = tuple[tuple[str, ...] | None, tuple[str, ...]]
+Outcome = tuple[str, float, dict[str, float], str]  # status, value, parts, message
+
+
+def is_group_reward(component: Component) -> bool:
+    """Whether it compares the samples of a prompt: it declares `responses`, and no option binds
+    it."""
+    names = inspect.signature(component.function).parameters
+    return "responses" in names and "responses" not in component.options
 
 
 def wanted_fields(component: Component) -> Fields:
-    """Which fields of a sample the reward is handed, and which of them it cannot do without.
+    """Which fields of a sample, or of a group, the reward is handed, and which of them it cannot do
+    without.
 
     Raises InputError for a reward that no sample can satisfy, and for an option outside a
     `Literal[...]`.
     """
+    grouped = is_group_reward(component)
+    known = OF_A_GROUP if grouped else FIELDS
     if inspect.iscoroutinefunction(component.function):
         raise InputError(
             f"reward {component.name!r} is async",
@@ -81,16 +98,30 @@ def wanted_fields(component: Component) -> Fields:
                 fix="remove the '/' from its signature",
             )
         names.append(name)
-        if parameter.default is parameter.empty:
+        if parameter.default is parameter.empty or (grouped and name == "responses"):
             required.append(name)
-    unknown = [name for name in required if name not in FIELDS]
+    if grouped:
+        _check_of_a_group(component, names)
+    unknown = [name for name in required if name not in known]
     if unknown:
         raise InputError(
-            f"reward {component.name!r} needs {unknown[0]!r}, which no sample has",
-            rule=f"the fields of a sample are {', '.join(FIELDS)}",
+            f"reward {component.name!r} needs {unknown[0]!r}, which no "
+            + ("group has" if grouped else "sample has"),
+            rule=f"the fields of a {'group' if grouped else 'sample'} are {', '.join(known)}",
             fix=f"rename it, give it a default, or bind it: '{component.name}({unknown[0]}=...)'",
         )
     return (None if takes_all else tuple(names)), tuple(required)
+
+
+def _check_of_a_group(component: Component, names: Sequence[str]) -> None:
+    """A reward is asked of a sample or of a group, never of both."""
+    for one, many in OF_EACH.items():
+        if one in names and one != many:
+            raise InputError(
+                f"reward {component.name!r} declares 'responses' and {one!r}",
+                rule="with 'responses' it is called once for all samples of a prompt",
+                fix=f"remove {one!r} and read {many!r}, a list; or remove 'responses'",
+            )
 
 
 def _check_literal(component: Component, name: str, annotation: object) -> None:
@@ -112,15 +143,69 @@ def call_reward(
     anything but a finite number or a dict of finite numbers that contains "score", and whatever the
     reward raises. `fields`: what `wanted_fields` said, to save the inspection on every call.
     """
+    if fields is None and is_group_reward(component):
+        raise InputError(
+            f"reward {component.name!r} compares the samples of a prompt",
+            value="one sample",
+            rule="it declares 'responses' and is asked of a whole group",
+            fix="score a group (rljax.rewards.worker.call_group), or use a reward of one response",
+        )
+    return _value_and_parts(component(**_chosen(component, sample, fields)))
+
+
+def call_group(component: Component, group: Mapping, fields: Fields | None = None) -> list[Outcome]:
+    """The reward of G samples of one prompt (`group_fields`) -> an outcome each: "error" for a
+    sample of which the reward returned None or anything that `call_reward` would refuse.
+
+    Raises like `call_reward` where the group has no rewards at all: nothing of length G returned.
+    """
+    count, returned = len(group["responses"]), component(**_chosen(component, group, fields))
+    if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__len__"):
+        raise TypeError(
+            f"the reward of a group returned {_shown(returned)}: no list of {count} scores"
+        )
+    if len(returned) != count:
+        raise ValueError(f"the reward returned {len(returned)} scores for {count} responses")
+    return [_outcome_of(one) for one in returned]
+
+
+def _outcome_of(returned: object) -> Outcome:
+    if returned is None:
+        return _failed("the reward returned None for this response")
+    try:
+        return ("ok", *_value_and_parts(returned), "")
+    except (TypeError, ValueError, OverflowError) as error:
+        return _failed(_describe(error))
+
+
+def _failed(message: str) -> Outcome:
+    return "error", math.nan, {}, message
+
+
+def group_fields(samples: Sequence[Mapping]) -> dict:
+    """The samples of one prompt as what a reward of the group is handed: lists of what differs, and
+    the first one's prompt, ground_truth, data_source and extra_info."""
+    shared = {name: value for name, value in samples[0].items() if name not in OF_EACH}
+    lists = {
+        many: [sample[one] for sample in samples]
+        for one, many in OF_EACH.items()
+        if all(one in sample for sample in samples)
+    }
+    return shared | lists
+
+
+def _chosen(component: Component, sample: Mapping, fields: Fields | None) -> dict:
+    """What the reward is handed of a sample or of a group."""
     names, required = fields or wanted_fields(component)
     for name in required:
         if name not in sample:
             raise missing_field(component, name, sample)
     if names is None:
-        chosen = {name: value for name, value in sample.items() if name not in component.options}
-    else:
-        chosen = {name: sample[name] for name in names if name in sample}
-    returned = component(**chosen)
+        return {name: value for name, value in sample.items() if name not in component.options}
+    return {name: sample[name] for name in names if name in sample}
+
+
+def _value_and_parts(returned: object) -> tuple[float, dict[str, float]]:
     parts = returned if isinstance(returned, dict) else {"score": returned}
     if "score" not in parts:
         raise ValueError(f"the reward returned a dict without 'score': {_shown(list(parts))}")
@@ -154,24 +239,27 @@ def _shown(value: object) -> str:
 
 
 class Progress:
-    """(index, clock) of the sample that a worker is on, in a file that both processes map.
+    """(number, clock) of the task that a worker is on, in a file that both processes map.
 
-    `clock` is `time.monotonic()`, one clock for all processes of a machine. Index -1: none of the
-    chunk yet.
+    `clock` is `time.monotonic()`, one clock for all processes of a machine. Number -1: none of the
+    chunk yet; -2: in between.
     """
 
     def __init__(self, descriptor: int):
         self._map = mmap.mmap(descriptor, 16)
 
-    def write(self, index: int, clock: float):
-        struct.pack_into("d", self._map, 8, clock)
-        struct.pack_into("q", self._map, 0, index)
+    def write(self, number: int, clock: float):
+        # Each a copy of 8 bytes. (struct.pack_into writes zeros first: the other side may read
+        # them, and a clock of 0 is a deadline long past.)
+        self._map[0:8] = _BETWEEN
+        self._map[8:16] = struct.pack("d", clock)
+        self._map[0:8] = struct.pack("q", number)
 
     def read(self) -> tuple[int, float]:
-        while True:  # until two reads agree: the other side may be half-way through a write
-            first, second = (struct.unpack_from("qd", self._map) for _ in range(2))
-            if first == second:
-                return first
+        while True:  # the other side may be half-way through a write
+            before, clock, after = self._map[0:8], self._map[8:16], self._map[0:8]
+            if before == after:
+                return struct.unpack("q", after)[0], struct.unpack("d", clock)[0]
 
 
 def read_frame(sock: socket.socket) -> bytes | None:
@@ -229,10 +317,9 @@ def main(spec_text: str) -> None:
         sock.sendall(frame(("failed", _describe(error))))
         return
     sock.sendall(frame(("ready", "")))
+    score = functools.partial(_outcomes, component, fields, is_group_reward(component))
     try:
-        _serve(
-            sock, lambda sample: call_reward(component, sample, fields), progress, spec["parent"]
-        )
+        _serve(sock, score, progress, spec["parent"])
     except (BrokenPipeError, ConnectionResetError):
         pass  # the pool was closed while a sample ran
 
@@ -275,11 +362,11 @@ def _serve(sock: socket.socket, score: Callable, progress: Progress, parent: int
         found = []
         for index, blob in chunk:
             progress.write(index, clock)
-            status, value, parts, message = _score_one(score, blob)
+            outcomes = score(blob)
             if os.getpid() != me:  # the reward forked and its child came back to our stream
                 os._exit(1)
             began, clock = clock, time.monotonic()
-            found.append((index, status, value, parts, clock - began, message))
+            found.append((index, outcomes, clock - began))
             if clock - flushed > _FLUSH_S:
                 sock.sendall(frame(("scored", found)))
                 found, clock = [], time.monotonic()
@@ -288,13 +375,17 @@ def _serve(sock: socket.socket, score: Callable, progress: Progress, parent: int
             sock.sendall(frame(("scored", found)))
 
 
-def _score_one(score: Callable, blob: bytes) -> tuple[str, float, dict[str, float], str]:
-    """(status, value, parts, message) of one sample, whatever the reward raises."""
+def _outcomes(component: Component, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
+    """Of every sample of a task, whatever the reward raises."""
+    count = 1
     try:
-        value, parts = score(pickle.loads(blob))
+        sample = pickle.loads(blob)
+        if not grouped:
+            return [("ok", *call_reward(component, sample, fields), "")]
+        count = len(sample["responses"])
+        return call_group(component, sample, fields)
     except BaseException as error:  # a reward's SystemExit and KeyboardInterrupt are errors too
-        return "error", math.nan, {}, _describe(error)
-    return "ok", value, parts, ""
+        return [_failed(_describe(error))] * count
 
 
 def _describe(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from rljax.roles.program import (
     start_training,
     training_layout,
 )
-from rljax.roles.reward import ModelScorer, Reward
+from rljax.roles.reward import ModelScorer, Reward, generate_scored
 
 __all__ = [
     "TRAINED",
@@ -41,6 +41,7 @@ __all__ = [
     "Reward",
     "RewardModel",
     "Versus",
+    "generate_scored",
     "labels",
     "program",
     "rows_per_example",

@@ -93,9 +93,11 @@ class Actor:
     temperature: float = _static()
     decoding: Decoding = _static(Decoding())
 
-    def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
+    def generate(
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
+    ) -> Batch:
         """n trajectories per prompt, with the very parameter arrays that training updates (host
-        verb)."""
+        verb). `finished` hears of rows as they end (rljax.sampler.generate)."""
         with timed("generate"):
             batch = generate(
                 self.model,
@@ -108,6 +110,7 @@ class Actor:
                 version=self.state.step,
                 decoding=self.decoding,
                 images=prompts.images,
+                finished=finished,
             )
             return jax.block_until_ready(batch)
 
@@ -310,13 +313,16 @@ class Reference:
     temperature: float = _static()
     decoding: Decoding = _static(Decoding())
 
-    def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
+    def generate(
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
+    ) -> Batch:
         """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
         wrote them."""
         with timed("generate"):
             batch = generate(
                 self.model, in_device_memory(self.params), prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, decoding=self.decoding, images=prompts.images,
+                finished=finished,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 

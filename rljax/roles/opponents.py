@@ -6,6 +6,7 @@ prompts; where two sample, rows 2i are the actor's and rows 2i + 1 the opponent'
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,9 @@ class Mixture:
     reference: Reference
     weight: float
 
-    def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
+    def generate(
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
+    ) -> Batch:
         """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
         second = Mixed(
             self.reference.model, in_device_memory(self.reference.params), float(self.weight)
@@ -38,7 +41,7 @@ class Mixture:
             batch = generate(
                 self.actor.model, self.actor.state.weights, prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, decoding=self.actor.decoding, images=prompts.images,
-                mixed=second,
+                mixed=second, finished=finished,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 
@@ -55,14 +58,23 @@ class Versus:
     def model(self) -> Model:
         return self.actor.model
 
-    def generate(self, prompts, key, sampling: Sampling, *, n: int = 1) -> Batch:
+    def generate(
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
+    ) -> Batch:
         """n trajectories per prompt, n even (host verb)."""
         if n % 2:
             raise InputError("samples per prompt against an opponent", value=n, rule="even")
-        ours = self.actor.generate(prompts, key, sampling, n=n // 2)
+
+        def turn(first: int) -> Callable | None:
+            """Rows of one of the two, by the place that they will have."""
+            if finished is None:
+                return None
+            return lambda row, ids, reason: finished(2 * row + first, ids, reason)
+
+        ours = self.actor.generate(prompts, key, sampling, n=n // 2, finished=turn(0))
         # Another stream: equal draws from near-equal models are near-equal texts.
         key = jax.random.fold_in(key, 2**21)
-        theirs = self.opponent.generate(prompts, key, sampling, n=n // 2)
+        theirs = self.opponent.generate(prompts, key, sampling, n=n // 2, finished=turn(1))
         if calls() is not None:  # a plan's rows lie on this host, not on the planned mesh
             return _in_turns(ours, theirs)
         return _placed_in_turns(ours, theirs, self.model)

@@ -4,16 +4,18 @@ What lives here: what is asked of the pool of workers and what is put on the bat
 the pool itself and the functions of text (rljax.rewards), scores of lines (rljax.roles.process).
 """
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax import timing
 from rljax.batch import Batch, last_token
 from rljax.mesh import shard_rows
 from rljax.models.model import Model
-from rljax.rewards.pool import RewardPool, Score
+from rljax.rewards.pool import Pending, RewardPool, Score
 from rljax.roles.process import ProcessScorer
 from rljax.timing import timed
 from rljax.update import map_microbatches
@@ -51,8 +53,7 @@ class Reward:
     reward model (host verb).
 
     A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
-    and it
-    leaves its group, so that neither the loss nor a baseline sees it. `rows`, `counts` and
+    and it leaves its group, so that neither the loss nor a baseline sees it. `rows`, `counts` and
     `outcomes` describe all calls since `forget`, but for those made with remember=False.
     `process` adds the scores of lines to the outcome; `scores` stay the outcome's alone.
     """
@@ -65,6 +66,7 @@ class Reward:
         process: ProcessScorer | None = None,
     ):
         self.pool, self.tokenizer, self.mesh, self.process = pool, tokenizer, mesh, process
+        self._ahead: _Ahead | None = None
         self.forget()
 
     def outcome_alone(self) -> "Reward":
@@ -76,6 +78,21 @@ class Reward:
         self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
         self._process: list[dict] = []  # metrics of each call
 
+    def ahead(self, prompts, n: int) -> Callable[[int, list[int], int], None] | None:
+        """What `generate(prompts, ..., n=n, finished=)` may call: the pool begins with rows that
+        have ended, and the next call on these prompts only collects what is not known yet. None
+        for a reward model, which scores whole batches on the mesh."""
+        self.drop_ahead()
+        if isinstance(self.pool, RewardPool):
+            self._ahead = _Ahead(self, prompts, n)
+        return self._ahead
+
+    def drop_ahead(self) -> None:
+        """Nobody will ask for what was begun."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+        self._ahead = None
+
     def __call__(self, batch: Batch, prompts, *, remember: bool = True) -> Batch:
         """`prompts.records[group]` holds the ground truth of a row. Fills rewards, scores and the
         reward's parts; masks failed rows. With `process` also step_ids and process_rewards."""
@@ -84,15 +101,12 @@ class Reward:
                 (batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason)
             )
             tokens, mask, segments, group, finish = (np.asarray(x) for x in host)
-            starts = np.asarray(prompts.lengths)[group]
-            samples = [
-                self._sample(prompts.records[g], row[start : int(np.sum(seg > 0))], reason)
-                for g, row, seg, start, reason in zip(
-                    group, tokens, segments, starts, finish, strict=True
-                )
-            ]
-            judged = isinstance(self.pool, ModelScorer)
-            scores = self.pool.score(batch) if judged else self.pool.score(samples)
+            starts, ends = np.asarray(prompts.lengths)[group], np.sum(segments > 0, axis=1)
+            ids = [row[a:b].tolist() for row, a, b in zip(tokens, starts, ends, strict=True)]
+            samples, scores = self._scores(batch, prompts, ids, group.tolist(), finish.tolist())
+            for score in scores:
+                if np.isfinite(score.ended_s):
+                    timing.scored(score.ended_s - score.seconds, score.ended_s)
             if remember:
                 records = [prompts.records[g] for g in group]
                 self._seen += zip(samples, scores, records, strict=True)
@@ -107,7 +121,37 @@ class Reward:
                 self._process += [found] * remember
             return batch
 
-    def _sample(self, record: dict, ids: Sequence[int], finish: int) -> dict:
+    def _scores(self, batch: Batch, prompts, ids, group, finish) -> tuple[list[dict], list[Score]]:
+        """Of every row: its sample and its score. Rows whose scoring began ahead, and that are what
+        they were then, are not asked for again."""
+        ahead, self._ahead = self._ahead, None
+        rows = range(len(ids))
+        known: dict[int, tuple[dict, Pending, int]] = {}
+        if ahead is not None and ahead.prompts is prompts:
+            known = ahead.matching(ids, group, finish)
+        elif ahead is not None:
+            ahead.cancel()
+        asked = {
+            row: known[row][0]
+            if row in known
+            else self.sample(prompts.records[group[row]], ids[row], finish[row], group[row])
+            for row in rows
+        }
+        if isinstance(self.pool, ModelScorer):
+            return list(asked.values()), self.pool.score(batch)
+        rest = [row for row in rows if row not in known]
+        try:
+            scores = dict(zip(rest, self.pool.score([asked[row] for row in rest]), strict=True))
+            scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
+        except BaseException:  # a Ctrl-C, say
+            if ahead is not None:
+                ahead.cancel()
+            raise
+        return list(asked.values()), [scores[row] for row in rows]
+
+    def sample(self, record: dict, ids: Sequence[int], finish: int, group: int) -> dict:
+        """What the pool is asked about: the fields that a reward may declare, and which samples are
+        of one prompt."""
         return {
             "prompt": record["prompt_text"],
             "response": self.tokenizer.decode([int(i) for i in ids]),
@@ -116,6 +160,7 @@ class Reward:
             "extra_info": record["extra_info"],
             "num_tokens": len(ids),
             "finish_reason": ("stop", "length", "interrupt", "abort")[int(finish)],
+            "group": group,
         }
 
     @property
@@ -138,14 +183,16 @@ class Reward:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Failures; mean score and share of the samples of every source; means of the parts, and of
-        what the calls said of scored lines."""
+        """Failures; of every source their share, the mean score and the share of the samples; means
+        of the parts; how many scores are equal; and what the calls said of scored lines."""
         out = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
         for sample, score, record in self._seen:
             source = record.get("source") or sample["data_source"]
             shares[source] = shares.get(source, 0.0) + 1 / len(self._seen)
+            failed = means.setdefault(f"reward/failed_fraction/{source}", [])
+            failed.append(float(score.status != "ok"))
             if score.status != "ok":
                 out[f"reward/{score.status}s"] += 1.0
                 continue
@@ -153,14 +200,92 @@ class Reward:
             for name, value in score.parts.items():
                 means.setdefault(f"reward/part/{name}", []).append(value)
         out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
+        if "reward/part/extracted" in out:
+            out["reward/extraction_failed_fraction"] = 1.0 - out["reward/part/extracted"]
+        out |= self._equal_scores()
         if len(shares) > 1:
             out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
         for name in self._process[0] if self._process else ():
             out[name] = float(np.mean([found[name] for found in self._process]))
         return out
 
+    def _equal_scores(self) -> dict[str, float]:
+        """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
+        the share of the prompts with two known scores or more whose scores are one number."""
+        groups: dict[int, set[float]] = {}
+        known = collections.Counter()
+        for _, score, record in self._seen:
+            if score.status == "ok":
+                groups.setdefault(id(record), set()).add(score.value)
+                known[id(record)] += 1
+        if sum(known.values()) < 2:
+            return {}
+        out = {"reward/all_equal": float(len(set().union(*groups.values())) == 1)}
+        several = [len(groups[record]) == 1 for record, count in known.items() if count > 1]
+        return out | ({"reward/equal_groups": float(np.mean(several))} if several else {})
+
     def close(self) -> None:
         self.pool.close()
+
+
+class _Ahead:
+    """Rows that a pool was handed before their batch was whole: of a reward of groups, groups of
+    which every row had ended."""
+
+    def __init__(self, reward: Reward, prompts, n: int):
+        self.reward, self.prompts, self.n = reward, prompts, n
+        self.rows: dict[int, tuple[list[int], int, dict]] = {}  # ids, finish reason, sample
+        self.pending: dict[int, tuple[Pending, int]] = {}  # and the place of the row in it
+
+    def __call__(self, row: int, ids: list[int], finish: int) -> None:
+        """Row p n + s, sample s of prompt p, has ended."""
+        group, pool = row // self.n, self.reward.pool
+        sample = self.reward.sample(self.prompts.records[group], ids, finish, group)
+        self.rows[row] = (ids, finish, sample)
+        together = range(group * self.n, (group + 1) * self.n) if pool.grouped else (row,)
+        if all(other in self.rows for other in together):
+            pending = pool.submit([self.rows[other][2] for other in together])
+            self.pending |= {other: (pending, i) for i, other in enumerate(together)}
+
+    def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
+        """The rows of a batch that are what was handed over; what else was is cancelled."""
+        same = {
+            row
+            for row in self.pending
+            if row < len(ids)
+            and (self.rows[row][0], self.rows[row][1]) == (ids[row], finish[row])
+            and group[row] == row // self.n
+        }
+        wrong = {id(of): of for row, (of, _) in self.pending.items() if row not in same}
+        for pending in wrong.values():
+            pending.cancel()
+        return {
+            row: (self.rows[row][2], *self.pending[row])
+            for row in same
+            if id(self.pending[row][0]) not in wrong
+        }
+
+    def cancel(self) -> None:
+        for pending in {id(of): of for of, _ in self.pending.values()}.values():
+            pending.cancel()
+
+
+def generate_scored(
+    actor, reward, prompts, key, sampling, *, n: int = 1, remember: bool = True
+) -> Batch:
+    """reward(actor.generate(prompts, key, sampling, n=n), prompts), where rows that have ended are
+    scored while others still decode. `reward` may be any function of (batch, prompts); only a
+    `Reward` can begin early."""
+    kept = {} if remember else {"remember": False}
+    if not isinstance(reward, Reward):
+        return reward(actor.generate(prompts, key, sampling, n=n), prompts, **kept)
+    finished = reward.ahead(prompts, n)
+    try:
+        early = {} if finished is None else {"finished": finished}
+        batch = actor.generate(prompts, key, sampling, n=n, **early)
+        return reward(batch, prompts, **kept)
+    finally:
+        reward.drop_ahead()  # nothing, unless something was raised
 
 
 def _parts(scores: list[Score]) -> np.ndarray | None:

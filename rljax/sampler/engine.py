@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
-from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
+from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.recording import Call
@@ -111,7 +111,7 @@ class Engine:
         programs are compiled ahead of time for it (rljax.models.model.Model.abstract)."""
         state = jax.eval_shape(self.init_state)
         place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
-        return jax.tree.map(place, state, _layout(self, state))
+        return jax.tree.map(place, state, slot.layout(state, self.model.mesh))
 
     def lower_generate(self):
         """The program of `generate`, to be compiled ahead of time or looked at."""
@@ -191,29 +191,14 @@ class Engine:
         return _clear(self, state, slots)
 
 
-def _layout(engine: Engine, state: Slots) -> Slots:
-    """The sharding of everything in a decode state: slots over the axes of rows, kv heads over
-    tensor."""
-    mesh = engine.model.mesh
-    rest = _rows_layout(dataclasses.replace(state, caches=()), mesh)
-    caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
-    return dataclasses.replace(rest, caches=caches)
-
-
-def _rows_layout(tree, mesh):
-    """Rows split where they divide."""
-    whole, split = replicated(mesh), row_sharding(mesh)
-    return jax.tree.map(lambda x: whole if x.shape[0] % row_shards(mesh) else split, tree)
-
-
 def _pinned(engine: Engine, state: Slots) -> Slots:
     """Split as at first, so that what is donated can be written in place; on one device, too."""
-    return jax.lax.with_sharding_constraint(state, _layout(engine, state))
+    return jax.lax.with_sharding_constraint(state, slot.layout(state, engine.model.mesh))
 
 
 def _on_mesh(tree, mesh):
     """Inside a program: rows split where they divide, on one device, too."""
-    return jax.lax.with_sharding_constraint(tree, _rows_layout(tree, mesh))
+    return jax.lax.with_sharding_constraint(tree, slot.rows_layout(tree, mesh))
 
 
 def _program(*, donate=()):

@@ -4,9 +4,12 @@ What lives here: a batch as requests, and finished samples as a batch. Axes: P p
 columns, n samples per prompt, R = P n rows, S = L + response columns.
 """
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
+from rljax import timing
 from rljax.batch import Batch, batch_from_rows
 from rljax.mesh import shard_rows
 from rljax.models.model import Model
@@ -28,6 +31,7 @@ def host_rollout(
     n: int,
     version,
     decoding: Decoding,
+    finished: Callable[[int, list[int], int], None] | None = None,
 ) -> Batch:
     """As rljax.sampler.generate, whose arguments were checked."""
     count, columns = prompts.shape
@@ -45,8 +49,12 @@ def host_rollout(
         ids = range(p * n, (p + 1) * n)
         prompt = prompts[p, : lengths[p]]
         samples += sampler.submit(prompt, sampling, n=n, request_ids=ids)
-    for _ in sampler.run(params, version=int(version)):
-        pass
+    while sampler.pending:
+        events = sampler.step(params, version=int(version))
+        ended = [event.sample for event in events if event.sample.finish_reason is not None]
+        timing.decoding(len(events) - len(ended))
+        for sample in ended if finished is not None else ():
+            finished(sample.id, list(sample.tokens), int(sample.finish_reason))
     return shard_rows(_batch(samples, engine.tokens, n), model.mesh)
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.batch import FinishReason
+from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler.requests import Sampling
@@ -86,6 +87,20 @@ def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, f
         rules=rules,
         forcing=forcing,
     )
+
+
+def layout(state: Slots, mesh) -> Slots:
+    """The sharding of everything in a decode state: slots over the axes of rows, kv heads over
+    tensor."""
+    rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
+    caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
+    return dataclasses.replace(rest, caches=caches)
+
+
+def rows_layout(tree, mesh):
+    """Rows split where they divide."""
+    whole, split = replicated(mesh), row_sharding(mesh)
+    return jax.tree.map(lambda x: whole if x.shape[0] % row_shards(mesh) else split, tree)
 
 
 # -- interruptions

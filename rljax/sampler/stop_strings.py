@@ -37,6 +37,14 @@ def find_stop(
     return high
 
 
+def cut_row(
+    ids: list[int], reason: int, stops: Sequence[str], decode: Callable | None
+) -> tuple[list[int], int]:
+    """One whole response, and why it ended, as `cut_at_stop_strings` leaves it."""
+    kept = find_stop(ids, stops, decode) if stops and ids else None
+    return (ids, reason) if kept is None else (ids[:kept], int(FinishReason.STOP))
+
+
 def text_before_stop(text: str, stops: Sequence[str]) -> str:
     """The text up to the first stop string."""
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]

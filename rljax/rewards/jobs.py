@@ -1,0 +1,51 @@
+"""What is asked of a `RewardPool` and what comes back: jobs, their tasks, and scores.
+
+What lives here: plain records that two threads share. What does not: who works on them (`crew.py`).
+"""
+
+import math
+import queue
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Score:
+    """What became of one sample. Unless status is "ok", `value` is NaN and `parts` is empty.
+
+    `seconds`: of the call that scored it, alone or with its group. `ended_s`: when that was known,
+    of `time.monotonic()`; NaN where nobody looked at the clock.
+    """
+
+    value: float
+    parts: dict[str, float]
+    status: str  # "ok" | "timeout" | "error"
+    seconds: float
+    message: str = ""
+    ended_s: float = field(default=math.nan, compare=False)
+
+
+class Job:
+    """What one caller has asked for: a score per sample, and word when the last is known."""
+
+    def __init__(self, count: int):
+        self.scores: list[Score | None] = [None] * count
+        self.left = count
+        self.failure: BaseException | None = None  # of the pool, not of a sample
+        self.ended = False
+        self.word: queue.SimpleQueue = queue.SimpleQueue()  # unlike an Event safe in handlers
+
+    def end(self, failure: BaseException | None = None) -> None:
+        """Nothing further will be known."""
+        if not self.ended:
+            self.failure, self.ended = failure, True
+            self.word.put(None)
+
+
+@dataclass(eq=False)
+class Task:
+    """What a worker is handed: the pickled fields of the samples at `places` of a job."""
+
+    job: Job
+    places: tuple[int, ...]
+    blob: bytes
+    number: int = -1

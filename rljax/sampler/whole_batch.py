@@ -1,0 +1,378 @@
+"""The programs of whole-batch rollouts: prefill each prompt once, decode in slots that refill on
+the device as rows end.
+
+What lives here: one program for all of it, and the same in turns, between which the host hears
+which rows have ended. What does not: checks, and the public `generate` (rollout). It holds no
+weights: parameters are an argument of every call. Axes: P prompts, L prompt columns, n samples per
+prompt, R = P n rows, B slots, S = L + response columns. Token t of a row lives in column t of the
+row and of its slot.
+
+Where the rows are split over devices, so are the slots, and a slot serves the rows of its own
+device alone: no key or value moves between devices.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+from rljax import timing
+from rljax.batch import Batch, FinishReason, batch_from_rows
+from rljax.mesh import constrain_rows, row_shards
+from rljax.models import cache
+from rljax.models.model import Model
+from rljax.sampler import slots as slot
+
+# Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
+REFILL_STEPS, REFILL = 64, 8
+# Steps of a turn at most: how late the host may hear of a row that has ended.
+TURN_STEPS = 32
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["params", "weight"], meta_fields=["model"]
+)
+@dataclasses.dataclass(frozen=True)
+class Mixed:
+    """A second model that decodes along. The next word is drawn from the geometric mixture of both,
+    softmax(((1 - weight) z + weight z_second) / temperature), and so is its log-prob. One
+    vocabulary."""
+
+    model: Model
+    params: dict
+    weight: float | jax.Array
+
+
+_IMAGE_FIELDS = ("pixels", "patch_coords", "rope_positions")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """The static half of the program."""
+
+    n: int
+    slots: int
+    response_tokens: int
+    kv_dtype: str
+
+
+@functools.partial(jax.jit, static_argnames=("model", "shape"))
+def _rollout(
+    model: Model, shape: _Shape, params, prompts, lengths, keys, rules, version, forcing, images,
+    mixed,
+):  # fmt: skip
+    """The program. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of R rows; forcing,
+    images and mixed are None, or arrays."""
+    rows, count = prompts.shape[0] * shape.n, shape.slots
+    seen, queue, carry = _start(
+        model, shape, params, prompts, lengths, keys, rules, forcing, images, mixed
+    )
+    models = _unstacked(model, params, mixed)
+    whole = count == rows
+    room = shape.response_tokens if whole else min(REFILL_STEPS, shape.response_tokens)
+    shards = _shards(model, prompts.shape[0], count)
+
+    def more(carry):
+        slots, _, taken, _ = carry
+        return jnp.any(slots.live) | (jnp.min(taken) < rows // shards)
+
+    def once(carry):
+        carry = _refill_all(carry, queue, shape, shards)
+        return _decode(models, mixed, carry, shape, room, shards)[0]
+
+    out = jax.lax.while_loop(more, once, carry)[3]
+    return _batch(model, shape, out, lengths, version, images, seen, queue.shift)
+
+
+def _start(model, shape: _Shape, params, prompts, lengths, keys, rules, forcing, images, mixed):
+    """Every prompt read: (the prompts as a batch, what waits, the state of the loop: slots, their
+    owners, how many rows each shard has taken, the record)."""
+    count, total = shape.slots, prompts.shape[1] + shape.response_tokens
+    rows = prompts.shape[0] * shape.n
+    seen, shift = _prompts(prompts, lengths, images)
+    models = [(model, params)] + ([(mixed.model, mixed.params)] if mixed else [])
+    prefix = tuple(one.prefill(p, seen, prompts.shape[1], shape.kv_dtype) for one, p in models)
+    queue = _Queue(prefix, prompts, lengths, shift, keys, rules, forcing)
+    first = slot.empty([one for one, _ in models], count, total, shape.kv_dtype, rules, forcing)
+    out = _empty_record(jnp.repeat(prompts, shape.n, axis=0), jnp.repeat(lengths, shape.n), shape)
+    taken = jnp.zeros((_shards(model, prompts.shape[0], count),), jnp.int32)
+    return seen, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
+
+
+def _unstacked(model, params, mixed):
+    models = [(model, params)] + ([(mixed.model, mixed.params)] if mixed else [])
+    return [(one, one.unstack(weights)) for one, weights in models]
+
+
+def _refill_all(carry, queue: "_Queue", shape: _Shape, shards: int):
+    slots, owner, taken, out = carry
+    return *_refill(slots, owner, taken, queue, shape.n, shape, shards), out
+
+
+def _decode(models, mixed, carry, shape: _Shape, room: int, shards: int):
+    """Up to `room` steps, or until enough slots are free for others: the state of the loop, and
+    (each slot's length before, Tokens)."""
+    slots, owner, taken, out = carry
+    count, rows = shape.slots, out.length.shape[0]
+    enough_free = count if count == rows else max(1, count // REFILL)
+    before = slots.length
+    waiting = jnp.min(taken) < rows // shards
+    # What is free now stays free: its shard has no rows left.
+    free = jnp.where(waiting, jnp.sum(~slots.live) + enough_free, count)
+    weight = mixed.weight if mixed else 0.0
+    slots, tokens, done = slot.decode(models, weight, slots, room, room, free)
+    # Adds 0, and says so to nobody: what is sent for the record waits for the loop. Side by
+    # side, devices may begin one or the other and wait for each other for ever.
+    owner, before = (x + jnp.minimum(done, 0) for x in (owner, before))
+    return (slots, owner, taken, _record(out, owner, before, slots, tokens)), tokens
+
+
+# -- the same in turns
+
+
+def fits_a_turn(shape: _Shape, rows: int) -> bool:
+    """Whether every row ends in the first turn: then nobody need be told before."""
+    return shape.slots == rows and shape.response_tokens <= TURN_STEPS
+
+
+@functools.partial(jax.jit, static_argnames=("model", "shape"))
+def _begin(model, shape: _Shape, params, prompts, lengths, keys, rules, forcing, images, mixed):
+    seen, queue, carry = _start(
+        model, shape, params, prompts, lengths, keys, rules, forcing, images, mixed
+    )
+    return seen, queue, _pinned(carry, model)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "shape", "refill"), donate_argnames=("carry",)
+)
+def _turn(model, shape: _Shape, refill: bool, params, mixed, queue: "_Queue", carry):
+    """One turn: the state of the loop, and what the host looks at."""
+    shards = _shards(model, queue.prompts.shape[0], shape.slots)
+    carry = _refill_all(carry, queue, shape, shards) if refill else carry
+    room = min(TURN_STEPS, shape.response_tokens)
+    models = _unstacked(model, params, mixed)
+    carry, tokens = _decode(models, mixed, carry, shape, room, shards)
+    slots, owner, taken, out = carry
+    waiting = jnp.min(taken) < out.length.shape[0] // shards
+    look = (owner, slots.live, slots.reason, tokens.ids, tokens.valid, waiting)
+    return _pinned(carry, model), look
+
+
+@functools.partial(jax.jit, static_argnames=("model", "shape"))
+def _finish(model, shape: _Shape, out: "_Record", queue: "_Queue", version, images, seen) -> Batch:
+    return _batch(model, shape, out, queue.lengths, version, images, seen, queue.shift)
+
+
+def _pinned(carry, model: Model):
+    """Split as at first, so that what is donated can be written in place."""
+    slots, *rest = carry
+    split = (slot.layout(slots, model.mesh), *slot.rows_layout(rest, model.mesh))
+    return jax.lax.with_sharding_constraint(tuple(carry), split)
+
+
+def in_turns(
+    model: Model, shape: _Shape, params, prompts, lengths, keys, rules, version, forcing, images,
+    mixed, finished: Callable[[int, list[int], int], None],
+) -> Batch:  # fmt: skip
+    """As `_rollout`, of one process; `finished(row, ids, reason)` is called as rows end, while the
+    devices decode the next turn."""
+    start = (prompts, lengths, keys, rules, forcing, images, mixed)
+    seen, queue, carry = _begin(model, shape, params, *start)
+    rows = prompts.shape[0] * shape.n
+    # Where all rows have slots nothing is refilled after the first turn.
+    refill, rest = True, (params, mixed, queue)
+    responses = _Responses(rows)
+    carry, look = _turn(model, shape, refill, *rest, carry)
+    while True:
+        owner, live, reason, ids, valid, waiting = jax.device_get(look)
+        going, refill = bool(waiting or live.any()), shape.slots < rows
+        if going:
+            carry, look = _turn(model, shape, refill, *rest, carry)
+        timing.decoding(int(live.sum()))
+        for row, said, why in responses.take(owner, live, reason, ids, valid):
+            finished(row, said, why)
+        if not going:
+            return _finish(model, shape, carry[3], queue, version, images, seen)
+
+
+class _Responses:
+    """What the rows have said so far, on the host."""
+
+    def __init__(self, rows: int):
+        self._said: list[list[int] | None] = [[] for _ in range(rows)]  # None: it was told
+
+    def take(self, owner, live, reason, ids, valid) -> Iterator[tuple[int, list[int], int]]:
+        """The slots' new tokens [k, B] -> (row, ids, reason) of those that ended with them."""
+        for at, row in enumerate(owner):
+            said = self._said[row] if row < len(self._said) else None
+            if said is None:  # nobody, or somebody who ended in an earlier turn
+                continue
+            said += ids[valid[:, at], at].tolist()
+            if not live[at]:
+                self._said[row] = None
+                yield int(row), said, int(reason[at])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Queue:
+    """What waits: everything of P prompts, and of R rows."""
+
+    prefix: tuple
+    prompts: jax.Array
+    lengths: jax.Array
+    shift: jax.Array
+    keys: jax.Array
+    rules: slot.Rules
+    forcing: slot.Forcing | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """What was decoded, row by row: [R, S] and [R]."""
+
+    tokens: jax.Array
+    logp: jax.Array
+    log_kept: jax.Array
+    entropy: jax.Array
+    chosen: jax.Array
+    length: jax.Array
+    reason: jax.Array
+
+
+def _shards(model: Model, prompts: int, slots: int) -> int:
+    """Into how many parts prompts, rows and slots are split over devices alike."""
+    shards = row_shards(model.mesh)
+    return shards if prompts % shards == 0 and slots % shards == 0 else 1
+
+
+def _pick(x: jax.Array, index: jax.Array, shards: int) -> jax.Array:
+    """x[index] where shard d of index [B] counts within shard d of x's rows."""
+    parts = x.reshape(shards, -1, *x.shape[1:])
+    picked = jax.vmap(lambda a, i: a[i])(parts, index.reshape(shards, -1))
+    return picked.reshape(-1, *x.shape[1:])
+
+
+def _refill(slots, owner, taken, queue: _Queue, n: int, shape: _Shape, shards: int):
+    """Every free slot takes the next waiting row of its shard: slots, the rows that own them [B]
+    (R: nobody), and how many rows each shard has taken."""
+    rows = queue.keys.shape[0] // shards
+    free = ~slots.live.reshape(shards, -1)
+    row = taken[:, None] + jnp.cumsum(free, axis=1) - 1
+    take = (free & (row < rows)).reshape(-1)
+    taken = jnp.minimum(taken + jnp.sum(free, axis=1), rows).astype(jnp.int32)
+    row = jnp.clip(row, 0, rows - 1)
+    base = (jnp.arange(shards) * rows)[:, None]
+    kept = jnp.where(slots.live, owner, queue.keys.shape[0])
+    owner = jnp.where(take, (row + base).reshape(-1), kept)
+    row, prompt = row.reshape(-1), (row // n).reshape(-1)
+    pick = lambda x, index: _pick(x, index, shards)  # noqa: E731
+
+    def choose(old, new):
+        where = take.reshape((-1,) + (1,) * (old.ndim - 1))
+        if old.shape == new.shape:
+            return jnp.where(where, new, old)
+        # A prefix has fewer columns; those behind it are garbage that nobody reads.
+        head = tuple(slice(0, size) for size in new.shape)
+        return old.at[head].set(jnp.where(where, new, old[head]))
+
+    # Where a row ended for logits that are not finite, its last column is not, either; those before
+    # it were finite or lie in the prompt's columns.
+    clean = tuple([cache.forget(one, slots.length) for one in each] for each in slots.caches)
+    caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)
+    length = pick(queue.lengths, prompt)
+    last = pick(
+        jnp.take_along_axis(queue.prompts, queue.lengths[:, None] - 1, axis=1)[:, 0], prompt
+    )
+    fresh = dataclasses.replace(
+        slots,
+        caches=caches,
+        # The prompt's last token is read again: its column is written with the same numbers.
+        length=choose(slots.length, length - 1),
+        token=choose(slots.token, last),
+        limit=choose(slots.limit, length + shape.response_tokens),
+        shift=choose(slots.shift, pick(queue.shift, prompt)),
+        key=choose(slots.key, pick(queue.keys, row)),
+        live=slots.live | take,
+        reason=jnp.where(take, FinishReason.ABORT, slots.reason).astype(jnp.int32),
+        rules=jax.tree.map(lambda a, b: choose(a, pick(b, row)), slots.rules, queue.rules),
+        forcing=jax.tree.map(lambda a, b: choose(a, pick(b, row)), slots.forcing, queue.forcing),
+    )
+    return fresh, owner, taken
+
+
+def _empty_record(prompts, lengths, shape: _Shape) -> _Record:
+    rows, total = prompts.shape[0], prompts.shape[1] + shape.response_tokens
+    number = jnp.zeros((rows, total), jnp.float32)
+    return _Record(
+        tokens=jnp.pad(prompts, ((0, 0), (0, shape.response_tokens))),
+        logp=number,
+        log_kept=number,
+        entropy=number,
+        chosen=jnp.zeros((rows, total), bool),
+        length=lengths,
+        reason=jnp.full((rows,), FinishReason.ABORT, jnp.int32),
+    )
+
+
+def _record(out: _Record, owner, before, slots, tokens: slot.Tokens) -> _Record:
+    """What a dispatch decoded, at its rows and columns; `before` [B] is each slot's length then."""
+    steps, total = tokens.ids.shape[0], out.tokens.shape[1]
+    column = before[None, :] + 1 + jnp.arange(steps)[:, None]
+    column = jnp.where(tokens.valid, column, total)
+    row = jnp.broadcast_to(owner[None, :], column.shape)
+    put = lambda old, new: old.at[row, column].set(new, mode="drop")  # noqa: E731
+    per_row = lambda old, new: old.at[owner].set(new, mode="drop")  # noqa: E731
+    return _Record(
+        tokens=put(out.tokens, tokens.ids),
+        logp=put(out.logp, tokens.logp),
+        log_kept=put(out.log_kept, tokens.log_kept),
+        entropy=put(out.entropy, tokens.entropy),
+        chosen=put(out.chosen, tokens.chosen),
+        length=per_row(out.length, slots.length + 1),
+        reason=per_row(out.reason, slots.reason),
+    )
+
+
+def _batch(model, shape: _Shape, out: _Record, lengths, version, images, seen, shift) -> Batch:
+    index = jnp.arange(out.tokens.shape[1])[None, :]
+    mask = out.chosen.astype(jnp.float32)
+    batch = batch_from_rows(
+        jnp.where(index < out.length[:, None], out.tokens, 0),
+        out.length,
+        mask,
+        sampler_logprobs=out.logp,
+        sampler_log_kept=out.log_kept,
+        entropy=out.entropy,
+        policy_version=jnp.where(mask > 0, version, 0).astype(jnp.int32),
+        group=jnp.repeat(jnp.arange(lengths.shape[0], dtype=jnp.int32), shape.n),
+        finish_reason=out.reason,
+    )
+    batch = jax.tree.map(lambda x: constrain_rows(x, model.mesh), batch)
+    if images is None:
+        return batch
+    start, shift = (jnp.repeat(x, shape.n) for x in (lengths, shift))
+    return _with_images(batch, seen, start, shift, shape.n)
+
+
+def _prompts(tokens, lengths, images):
+    """(the prompts as a batch, by how much a sample's positions differ from its columns [P])."""
+    seen = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
+    if images is None:
+        return seen, jnp.zeros_like(lengths)
+    return seen.replace(**{name: images[name] for name in _IMAGE_FIELDS}), images["shift"]
+
+
+def _with_images(batch: Batch, seen: Batch, start, shift, n: int) -> Batch:
+    """Every sample with the images of its prompt, and positions that go on after it."""
+    of_prompt = {name: jnp.repeat(getattr(seen, name), n, axis=0) for name in _IMAGE_FIELDS}
+    after = (batch.positions + shift[:, None])[..., None]
+    room = [(0, 0), (0, batch.tokens.shape[1] - seen.tokens.shape[1]), (0, 0)]
+    prompt = jnp.pad(of_prompt["rope_positions"], room)
+    inside = jnp.arange(batch.tokens.shape[1])[None, :, None] < start[:, None, None]
+    of_prompt["rope_positions"] = jnp.where(inside, prompt, after).astype(jnp.int32)
+    return batch.replace(**of_prompt)
