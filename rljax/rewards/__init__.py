@@ -11,6 +11,7 @@ second.
 """
 
 from rljax.rewards.length import l1_exact, l1_max
+from rljax.rewards.math_answers import math_verify
 from rljax.rewards.programs import program_tests
 from rljax.rewards.rules import (
     boxed,
@@ -30,6 +31,7 @@ __all__ = [
     "l1_max",
     "last_line",
     "length_under",
+    "math_verify",
     "program_tests",
     "sequence_match",
     "valid_json",

@@ -5,10 +5,10 @@ prompt. Lengths are in tokens of the response, EOS included.
 """
 
 from rljax.components import resolve
-from rljax.rewards.worker import HOME, call_reward
+from rljax.rewards.worker import HOME, RewardText, call_reward
 
 
-def _correct(correct: str, correct_at: float, sample: dict) -> float:
+def _correct(correct: RewardText, correct_at: float, sample: dict) -> float:
     return float(call_reward(resolve(correct, HOME), sample)[0] >= correct_at)
 
 
@@ -28,7 +28,7 @@ def _parts(score: float, right: float, n: int, target: int) -> dict:
 
 
 def l1_exact(
-    num_tokens, extra_info, *, correct: str = "exact_match()", alpha: float = 3e-4,
+    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     correct_at: float = 1.0, **sample,
 ) -> dict:  # fmt: skip
     """1[correct] - alpha |target - n|; `correct` names the reward that says what is right."""
@@ -39,7 +39,7 @@ def l1_exact(
 
 
 def l1_max(
-    num_tokens, extra_info, *, correct: str = "exact_match()", alpha: float = 3e-4,
+    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     delta: float = 0.5, correct_at: float = 1.0, **sample,
 ) -> dict:  # fmt: skip
     """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form)."""
