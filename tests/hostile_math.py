@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 # What a box may hold, at size n.
 BOXED: dict[str, Callable[[int], str]] = {
-    "tower of powers": lambda n: r"5^{5^{5^{%d}}}" % n,
+    "tower of powers": lambda n: _at(r"5^{5^{5^{@}}}", n),
     "tower in Python": lambda n: f"{n}**({n}**({n}**{n}))",
     "tower without braces": lambda n: "^".join(["9"] * (n % 60 + 3)),
-    "power of a power": lambda n: r"\left(%d^{%d}\right)^{10^{%d}}" % (n + 1, n + 2, n % 40 + 5),
+    "power of a power": lambda n: _at(r"\left(@^{@}\right)^{10^{@}}", n + 1, n + 2, n % 40 + 5),
     "factorial": lambda n: f"{n * 1000}!",
-    "factorials": lambda n: "((%d!)!)!" % (n + 3),
+    "factorials": lambda n: _at("((@!)!)!", (n + 3)),
     "huge integer": lambda n: "9" * (n * 400),
     "huge exponent": lambda n: f"1e{n * 10_000_000}",
     "nested fractions": lambda n: r"\frac{1}{1+" * n + "1" + "}" * n,
@@ -22,30 +22,30 @@ BOXED: dict[str, Callable[[int], str]] = {
     "nested brackets": lambda n: "(" * n + "1" + ")" * n,
     "nested braces": lambda n: "{" * (n * 200) + "1" + "}" * (n * 200),
     "unclosed braces": lambda n: "{" * (n * 200),
-    "sum": lambda n: r"\sum_{i=1}^{10^{%d}} \frac{\sin i}{i^2+%d}" % (n % 30 + 3, n),
-    "product": lambda n: r"\prod_{i=1}^{%d} (i^2+1)" % (n * 10_000),
-    "integral": lambda n: r"\int_0^{%d} \sin(\sin(x^x)) e^{x^{%d}} dx" % (n, n),
-    "limit": lambda n: r"\lim_{x\to 0} \frac{\sin(\tan x)-\tan(\sin x)}{x^{%d}}" % (n % 25 + 7),
-    "expansion": lambda n: "(x+y+z+w)^{%d}" % (n * 10),
-    "trigonometric power": lambda n: r"(\sin x+\cos x)^{%d}" % n,
+    "sum": lambda n: _at(r"\sum_{i=1}^{10^{@}} \frac{\sin i}{i^2+@}", n % 30 + 3, n),
+    "product": lambda n: _at(r"\prod_{i=1}^{@} (i^2+1)", (n * 10_000)),
+    "integral": lambda n: _at(r"\int_0^{@} \sin(\sin(x^x)) e^{x^{@}} dx", n, n),
+    "limit": lambda n: _at(r"\lim_{x\to 0} \frac{\sin(\tan x)-\tan(\sin x)}{x^{@}}", (n % 25 + 7)),
+    "expansion": lambda n: _at("(x+y+z+w)^{@}", (n * 10)),
+    "trigonometric power": lambda n: _at(r"(\sin x+\cos x)^{@}", n),
     "polynomial": lambda n: "+".join(f"{i}x^{{{i}}}" for i in range(n + 2)),
     "determinant": lambda n: r"\det" + _matrix(n % 9 + 3, "x_{{{}{}}}"),
     "inverse": lambda n: _matrix(n % 7 + 2, "a_{{{}{}}}+x") + "^{-1}",
     "matrix": lambda n: _matrix(n % 120 + 2, "{}{}"),
-    "power of a matrix": lambda n: _matrix(4, "{}.{}") + "^{%d}" % (10**5 * n),
-    "equation": lambda n: r"x^{%d} + \sin(x) e^{x} = %d x + 7" % (n + 5, n),
+    "power of a matrix": lambda n: _matrix(4, "{}.{}") + _at("^{@}", (10**5 * n)),
+    "equation": lambda n: _at(r"x^{@} + \sin(x) e^{x} = @ x + 7", n + 5, n),
     "equations": lambda n: "x" + "=x" * n,
     "inequalities": lambda n: "x" + "<x" * n + "+1",
     "set": lambda n: r"\{" + ",".join(rf"\sqrt{{{i}}}" for i in range(2, n + 3)) + r"\}",
     "union": lambda n: r" \cup ".join(f"({i},{i + 1}]" for i in range(n + 1)),
-    "binomial": lambda n: r"\binom{10^{%d}}{%d}" % (n % 12 + 6, n * 10**5),
-    "gamma": lambda n: r"\Gamma(10^{%d})" % (n % 30 + 4),
-    "trigonometry of a huge number": lambda n: r"\sin(10^{10^{%d}})" % (n % 12 + 3),
-    "logarithm of a huge number": lambda n: r"\log_{2}{(2^{10^{%d}})}" % (n % 20 + 5),
-    "remainder": lambda n: r"%d^{10^{%d}} \mod 7" % (n + 2, n % 20 + 6),
-    "zero divided": lambda n: r"\frac{%d}{0^{%d}}" % (n, n + 1),
-    "python": lambda n: "__import__('os').system('sleep %d')" % n,
-    "python of digits": lambda n: "(1).__class__.__base__.__subclasses__()[%d]" % n,
+    "binomial": lambda n: _at(r"\binom{10^{@}}{@}", n % 12 + 6, n * 10**5),
+    "gamma": lambda n: _at(r"\Gamma(10^{@})", (n % 30 + 4)),
+    "trigonometry of a huge number": lambda n: _at(r"\sin(10^{10^{@}})", (n % 12 + 3)),
+    "logarithm of a huge number": lambda n: _at(r"\log_{2}{(2^{10^{@}})}", (n % 20 + 5)),
+    "remainder": lambda n: _at(r"@^{10^{@}} \mod 7", n + 2, n % 20 + 6),
+    "zero divided": lambda n: _at(r"\frac{@}{0^{@}}", n, n + 1),
+    "python": lambda n: _at("__import__('os').system('sleep @')", n),
+    "python of digits": lambda n: _at("(1).__class__.__base__.__subclasses__()[@]", n),
     "commands": lambda n: r"\input{/etc/passwd}\loop\def\x{\x\x}\x" * n,
 }
 # Whole responses, at size n.
@@ -75,6 +75,12 @@ WHOLE: dict[str, Callable[[int], str]] = {
 }
 
 
+def _at(template: str, *numbers: int) -> str:
+    """The template with its @ replaced by the numbers in turn (braces are LaTeX's here)."""
+    pieces = template.split("@")
+    return pieces[0] + "".join(f"{n}{piece}" for n, piece in zip(numbers, pieces[1:], strict=True))
+
+
 def _matrix(size: int, entry: str) -> str:
     rows = ("&".join(entry.format(i, j) for j in range(size)) for i in range(size))
     return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
@@ -98,7 +104,21 @@ def _noise(n: int) -> str:
         "$",
         "\\",
     ]
-    pieces += [r"\int", r"\sum", "=", ",", "&", r"\left(", "\0", " ", "e", r"\text{", "%", "|"]
+    pieces += [
+        r"\int",
+        r"\sum",
+        "=",
+        ",",
+        "&",
+        r"\left(",
+        "\0",
+        " ",
+        "e",
+        r"\text{",
+        "%",
+        "|",
+        "\\",
+    ]
     return r"\boxed{" + "".join(random_.choice(pieces) for _ in range(3 * n)) + "}"
 
 

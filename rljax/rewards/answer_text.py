@@ -93,8 +93,8 @@ def _unwrapped(text: str) -> str:
 
 # Names of functions and constants: their letters are no text.
 _MATH_WORDS = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan log exp sqrt inf infinity pct "
-    "percent percentage lim max min gcd lcm det mod and".split()
+    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan log exp sqrt inf infinity "
+    "pct percent percentage lim max min gcd lcm det mod and".split()
 )
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")

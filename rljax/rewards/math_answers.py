@@ -1,4 +1,4 @@
-r"""Math answers of any form against a reference: fractions, sets, intervals, units, equations, text.
+r"""Math answers of any form against a reference: fractions, sets, intervals, equations, text.
 
 What lives here: where the answer stands in a response, how it is read, when two answers are equal.
 What does not: the deadline. A string can hold a computer algebra system for ever
