@@ -14,7 +14,7 @@ BOXED: dict[str, Callable[[int], str]] = {
     "tower without braces": lambda n: "^".join(["9"] * (n % 60 + 3)),
     "power of a power": lambda n: _at(r"\left(@^{@}\right)^{10^{@}}", n + 1, n + 2, n % 40 + 5),
     "factorial": lambda n: f"{n * 1000}!",
-    "factorials": lambda n: _at("((@!)!)!", (n + 3)),
+    "factorials": lambda n: _at("((@!)!)!", n + 3),
     "huge integer": lambda n: "9" * (n * 400),
     "huge exponent": lambda n: f"1e{n * 10_000_000}",
     "nested fractions": lambda n: r"\frac{1}{1+" * n + "1" + "}" * n,
@@ -23,10 +23,10 @@ BOXED: dict[str, Callable[[int], str]] = {
     "nested braces": lambda n: "{" * (n * 200) + "1" + "}" * (n * 200),
     "unclosed braces": lambda n: "{" * (n * 200),
     "sum": lambda n: _at(r"\sum_{i=1}^{10^{@}} \frac{\sin i}{i^2+@}", n % 30 + 3, n),
-    "product": lambda n: _at(r"\prod_{i=1}^{@} (i^2+1)", (n * 10_000)),
+    "product": lambda n: _at(r"\prod_{i=1}^{@} (i^2+1)", n * 10_000),
     "integral": lambda n: _at(r"\int_0^{@} \sin(\sin(x^x)) e^{x^{@}} dx", n, n),
-    "limit": lambda n: _at(r"\lim_{x\to 0} \frac{\sin(\tan x)-\tan(\sin x)}{x^{@}}", (n % 25 + 7)),
-    "expansion": lambda n: _at("(x+y+z+w)^{@}", (n * 10)),
+    "limit": lambda n: _at(r"\lim_{x\to 0} \frac{\sin(\tan x)-\tan(\sin x)}{x^{@}}", n % 25 + 7),
+    "expansion": lambda n: _at("(x+y+z+w)^{@}", n * 10),
     "trigonometric power": lambda n: _at(r"(\sin x+\cos x)^{@}", n),
     "polynomial": lambda n: "+".join(f"{i}x^{{{i}}}" for i in range(n + 2)),
     "determinant": lambda n: r"\det" + _matrix(n % 9 + 3, "x_{{{}{}}}"),
@@ -39,9 +39,9 @@ BOXED: dict[str, Callable[[int], str]] = {
     "set": lambda n: r"\{" + ",".join(rf"\sqrt{{{i}}}" for i in range(2, n + 3)) + r"\}",
     "union": lambda n: r" \cup ".join(f"({i},{i + 1}]" for i in range(n + 1)),
     "binomial": lambda n: _at(r"\binom{10^{@}}{@}", n % 12 + 6, n * 10**5),
-    "gamma": lambda n: _at(r"\Gamma(10^{@})", (n % 30 + 4)),
-    "trigonometry of a huge number": lambda n: _at(r"\sin(10^{10^{@}})", (n % 12 + 3)),
-    "logarithm of a huge number": lambda n: _at(r"\log_{2}{(2^{10^{@}})}", (n % 20 + 5)),
+    "gamma": lambda n: _at(r"\Gamma(10^{@})", n % 30 + 4),
+    "trigonometry of a huge number": lambda n: _at(r"\sin(10^{10^{@}})", n % 12 + 3),
+    "logarithm of a huge number": lambda n: _at(r"\log_{2}{(2^{10^{@}})}", n % 20 + 5),
     "remainder": lambda n: _at(r"@^{10^{@}} \mod 7", n + 2, n % 20 + 6),
     "zero divided": lambda n: _at(r"\frac{@}{0^{@}}", n, n + 1),
     "python": lambda n: _at("__import__('os').system('sleep @')", n),
@@ -86,39 +86,11 @@ def _matrix(size: int, entry: str) -> str:
     return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
 
 
+_PIECES = r"\frac \sqrt \boxed{ \int \sum \left( \text{ \ { } ^ _ ( ) 9 x ! $ = , & e % |".split()
+
+
 def _noise(n: int) -> str:
-    random_ = random.Random(n)
-    pieces = [
-        r"\frac",
-        r"\sqrt",
-        r"\boxed{",
-        "{",
-        "}",
-        "^",
-        "_",
-        "(",
-        ")",
-        "9",
-        "x",
-        "!",
-        "$",
-        "\\",
-    ]
-    pieces += [
-        r"\int",
-        r"\sum",
-        "=",
-        ",",
-        "&",
-        r"\left(",
-        "\0",
-        " ",
-        "e",
-        r"\text{",
-        "%",
-        "|",
-        "\\",
-    ]
+    random_, pieces = random.Random(n), [*_PIECES, "\0", " "]
     return r"\boxed{" + "".join(random_.choice(pieces) for _ in range(3 * n)) + "}"
 
 

@@ -28,9 +28,7 @@ def find_answer(response: str, extraction: Extraction) -> str | None:
     return _last_answer(response[-_WINDOW:])
 
 
-_ANSWER_IS = re.compile(
-    r"\banswer\b[ \t*_]{0,9}(?:is|was|:|=)[ \t*_:]{0,9}([^\n]{1,1000})", re.IGNORECASE
-)
+_ANSWER_IS = re.compile(r"\banswer\b[ \t*_]{0,9}(?:is|was|:|=)[ \t*_:]{0,9}", re.IGNORECASE)
 _FORMULA = re.compile(
     r"\$\$([^$]{1,1000})\$\$|(?<![\\$0-9])\$([^$\n]{1,1000})\$"
     r"|\\\[((?:[^\\]|\\(?!\])){1,1000})\\\]|\\\(((?:[^\\\n]|\\(?!\))){1,1000})\\\)"
@@ -41,10 +39,11 @@ _NUMBER_WITH_PERCENT = re.compile(rf"(?<![A-Za-z0-9.]){_NUMBER_RE}[ ]?(?:\\?%)?"
 
 def _last_answer(text: str) -> str | None:
     """After the last "answer is" or "answer:", else the last formula, else the last number."""
-    said = _ANSWER_IS.findall(text)
+    said = list(_ANSWER_IS.finditer(text))
     if said:
         # One sentence: the stop ends it unless a digit follows, as in 0.5.
-        rest = re.split(r"[.!?](?:\s|$)", said[-1].strip().strip("*_"), maxsplit=1)[0]
+        line = text[said[-1].end() :].split("\n", 1)[0]
+        rest = re.split(r"[.!?](?:\s|$)", line.strip().strip("*_"), maxsplit=1)[0]
         formulas = list(_FORMULA.finditer(rest))
         if len(formulas) == 1:
             return _content(formulas[0])

@@ -28,9 +28,9 @@ from rljax.rewards.rules import check_text, rational
 _MAX_DIGITS = 20_000  # of a number that is worked out
 _MAX_SYMBOLIC_POWER = 200  # of a sum: (x + y)^200 is expanded in a second
 _MAX_DEPTH = 40
-# Two decimals are equal if they round to the same one; so are 1e-7 and 2e-7, which are not equal.
-_RELATIVE_TOLERANCE = 1e-3
 _EXACT_TOLERANCE = 1e-12  # of what holds no decimal: the library compares 15 digits after the point
+# Work that is still to do: restating the problem is no answer to it.
+_OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
 
 
 def math_verify(
@@ -50,7 +50,7 @@ def math_verify(
     Equal = the same text, the same number (decimals rounded to `decimals` places), or equal by
     math-verify, which a reference `x=5` also is to 5. `strict=False`: names of variables do not
     matter, nor the order of a set. Units are not compared. An answer that still holds an integral,
-    a sum, a product, a limit or a derivative is not worked out, unless the reference holds one: 0.
+    a sum, a product, a limit, a derivative or a determinant is 0, unless the reference holds one.
 
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
     that cannot be read is an error, and so is a comparison that fails. Needs the extra [rewards].
@@ -77,6 +77,8 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
     if ours is not None and theirs is not None:
         decimal = "." in reference or "." in answer
         return ours == theirs or (decimal and _same_decimal(ours, theirs, decimals))
+    if _OPEN.search(answer) and not _OPEN.search(reference):
+        return False
     try:
         gold = _read(reference)
     except _Unreadable as error:
@@ -87,15 +89,18 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
         found = _read(answer)
     except _Unreadable:
         return None
-    if not spelled_alike(reference, answer) or _is_open(found) > _is_open(gold):
-        return False
-    return _verify(gold, found, strict, decimals)
+    return spelled_alike(reference, answer) and _verify(gold, found, strict, decimals)
+
+
+def _tolerance(decimals: int) -> float:
+    """Of rounded numbers, relative: 1e-7 and 2e-7 round to the same number and are not equal."""
+    return max(1e-3, 10.0 ** (1 - decimals))
 
 
 def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
     if a == 0 or b == 0 or round(a, decimals) != round(b, decimals):
         return False
-    return abs(a - b) <= _RELATIVE_TOLERANCE * max(abs(a), abs(b))
+    return abs(a - b) <= _tolerance(decimals) * max(abs(a), abs(b))
 
 
 class _Unreadable(Exception):
@@ -228,13 +233,6 @@ def _digits_of_power(node, base: float, exponent: float, sympy) -> float:
     return base if power.free_symbols else base * 10.0 ** min(exponent, 300)
 
 
-def _is_open(expression) -> bool:
-    """Whether an operation is left that takes work: restating the problem is no answer to it."""
-    _, _, sympy = _library()
-    kinds = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
-    return expression.has(*kinds)
-
-
 def _verify(gold, found, strict: bool, decimals: int) -> bool:
     """math-verify's verdict, less what it takes for equal because both are small."""
     library, _, sympy = _library()
@@ -242,10 +240,10 @@ def _verify(gold, found, strict: bool, decimals: int) -> bool:
         gold, found, float_rounding=decimals, strict=strict, allow_set_relation_comp=True,
         timeout_seconds=None, raise_on_error=True,
     )  # fmt: skip
-    return equal and _close(gold, found, sympy)
+    return equal and _close(gold, found, decimals, sympy)
 
 
-def _close(a, b, sympy) -> bool:
+def _close(a, b, decimals: int, sympy) -> bool:
     """Whether two numbers agree relative to their size; anything but two numbers does."""
     a, b = (x.rhs if isinstance(x, sympy.Eq) else x for x in (a, b))
     if not all(isinstance(x, sympy.Expr) and x.is_number for x in (a, b)):
