@@ -253,7 +253,6 @@ def _close(a, b, decimals: int, sympy) -> bool:
     x, y = a.doit().evalf(30), b.doit().evalf(30)
     if not (x.is_finite and y.is_finite):
         return True  # infinities, which the library compares as they stand
-    tolerance = (
-        _RELATIVE_TOLERANCE if a.has(sympy.Float) or b.has(sympy.Float) else _EXACT_TOLERANCE
-    )
+    rounded = a.has(sympy.Float) or b.has(sympy.Float)
+    tolerance = _tolerance(decimals) if rounded else _EXACT_TOLERANCE
     return bool(abs(x - y) <= tolerance * max(abs(x), abs(y)))
