@@ -125,7 +125,7 @@ def _library():
     return math_verify, latex2sympy2_extended, sympy
 
 
-def prepare_worker() -> None:
+def prepare_worker(component) -> None:
     """Imports the library before the first sample's clock starts: the pool's workers call it."""
     _library()
     _read(r"\frac{x}{2}+1")  # builds the grammar's tables
