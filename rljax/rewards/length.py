@@ -48,8 +48,8 @@ def l1_max(
 ) -> dict:  # fmt: skip
     """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form).
 
-    form="released", that of the authors' code: 1[correct] (clip(alpha (target - n), -1, 1) + 1) / 2,
-    without delta.
+    form="released", as in the authors' code, without delta:
+    1[correct] (clip(alpha (target - n), -1, 1) + 1) / 2.
     """
     target = _target(extra_info)
     sample |= {"num_tokens": num_tokens, "extra_info": extra_info}

@@ -72,8 +72,10 @@ def repetition(
     max_penalty: float = 1.0,
     unit: Literal["word", "character"] = "word",
 ) -> float:
-    """-max_penalty (1 - different n-grams / n-grams) of the lower-case words (open-r1's rule); 0 for
-    a response of fewer than n. `unit="character"` for scripts without spaces."""
+    """-max_penalty (1 - different n-grams / n-grams) of the lower-case words (open-r1's rule).
+
+    0 for a response of fewer than n. `unit="character"` for scripts without spaces.
+    """
     if ngram < 1 or max_penalty < 0:
         raise InputError(
             "repetition", value=(ngram, max_penalty), rule="ngram >= 1 and max_penalty >= 0"
@@ -85,7 +87,7 @@ def repetition(
         return 0.0
     # Hashes, not slices: 100,000 slices of n words each would be held at once.
     different = len({hash(tuple(units[i : i + ngram])) for i in range(count)})
-    return -max_penalty * (1.0 - different / count)
+    return 0.0 - max_penalty * (1.0 - different / count)
 
 
 _LOOP_WINDOW = 20_000
@@ -105,15 +107,16 @@ def looping(
             "looping", value=(min_repeats, min_characters, max_penalty),
             rule="min_repeats >= 2, min_characters >= 1 and max_penalty >= 0",
         )  # fmt: skip
-    text = response.rstrip()[-_LOOP_WINDOW:]
-    longest = 0
+    ended = response.rstrip() or response
+    text, spaces, longest = ended[-_LOOP_WINDOW:], len(response) - len(ended), 0
     for period, same in enumerate(_z_function(text[::-1])):
         length = period + same
-        if period and length >= max(min_repeats * period, min_characters):
+        # The space after the last sentence belongs to its piece.
+        if period and length + min(spaces, 1) >= max(min_repeats * period, min_characters):
             longest = max(longest, length)
     share = longest / len(text) if text else 0.0
     return {
-        "score": -max_penalty * share,
+        "score": 0.0 - max_penalty * share,
         "loop_share": share,
         "loop_characters": float(longest),
     }

@@ -125,8 +125,8 @@ def _texts(annotation: object, value: object) -> list[str]:
 
 
 def prepare(component: Component) -> None:
-    """Calls `prepare_worker(component)` of the module of a reward, and of those that it names, where there
-    is one: what is slow once (imports, tables) is done before the first sample's clock starts."""
+    """Calls `prepare_worker(component)` of the module of a reward, where there is one, and does so
+    for the rewards that it names: what is slow once is over before the first clock starts."""
     module = inspect.getmodule(component.function)
     own = vars(module).get("prepare_worker") if module else None
     if own is not None:
