@@ -108,5 +108,5 @@ def hostile_responses(count: int) -> Iterator[tuple[str, str]]:
     rounds = -(-count // len(makers))
     for i in range(count):
         name, make = makers[i % len(makers)]
-        size = 1 + 499 * (i // len(makers)) // max(1, rounds - 1)
+        size = 1 + 499 * (i // len(makers)) // (rounds - 1) if rounds > 1 else 40
         yield f"{name}, size {size}", make(size)

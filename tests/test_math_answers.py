@@ -199,20 +199,20 @@ def score_hostile(count: int, timeout_s: float):
             assert score.seconds < timeout_s + 0.5, (name, score)
             assert math.isnan(score.value) == (score.status == "timeout"), (name, score)
             assert score.parts.get("extracted", 0.0) in (0.0, 1.0), (name, score)
-        after = pool.score([{"response": r"\boxed{5}", "ground_truth": "5"}] * 20)
-        assert [s.value for s in after] == [1.0] * 20  # no worker is lost
+        after = pool.score([{"response": r"\boxed{5}", "ground_truth": "5"}] * 8)
+        assert [s.value for s in after] == [1.0] * 8  # no worker is lost
     late = sum(score.status == "timeout" for score in scores)
     print(f"{count} hostile strings: {late} timeouts, {wall_s:.0f} s")
     return dict(zip(names, scores, strict=True))
 
 
 def test_hostile_strings_end_at_the_deadline_and_cost_no_worker():
-    scores = score_hostile(2 * len(kinds()), timeout_s=0.5)
+    scores = score_hostile(len(kinds()), timeout_s=0.5)
     right = {name.split(",")[0] for name, score in scores.items() if score.value == 1.0}
     # What says 5, and only where 5 is the reference.
     assert right <= {"nested boxes", "many boxes", "dollars", "answer and dollars", "spaces",
                      "points", "unclosed boxes", "marks"}  # fmt: skip
-    assert scores["many boxes, size 1"].value == 1.0
+    assert scores["many boxes, size 40"].value == 1.0
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ class _Unreadable(Exception):
 
 
 @functools.cache
-def _library():
+def _library() -> tuple:
     """(math_verify, latex2sympy2_extended, sympy), which take about a second to import."""
     try:
         import latex2sympy2_extended
@@ -138,9 +138,14 @@ def _read(text: str):
         raise _Unreadable("it is not a formula, or is too long")
     if _depth(latex) > _MAX_DEPTH:
         raise _Unreadable("its brackets are nested too deep")
-    _, reader, _ = _library()
+    return _parsed(latex)
+
+
+@functools.lru_cache(maxsize=1024)  # the samples of a group share the reference, and often answers
+def _parsed(latex: str):
     from math_verify.grader import should_treat_as_complex
 
+    _, reader, _ = _library()
     config = reader.NormalizationConfig(
         units=True, malformed_operators=True, nits=True, boxed="none"
     )
