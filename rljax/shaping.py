@@ -60,3 +60,26 @@ def normalised(batch: Batch, *, eps: float = 1e-8):
     """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch."""
     live = jnp.any(batch.mask > 0, axis=1).astype(batch.mask.dtype)
     return batches.whiten(batches.row_scores(batch), live, eps=eps)
+
+
+def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: float = 1e-8):
+    """sum_k w_k (part_k - mean) / sqrt(variance + eps) over the rows with policy tokens.
+
+    Each of the K named parts of the reward, in the order of their names, is normalised over the
+    batch by itself, so that weights compare parts of any scale. No weights = 1 each. A part that is
+    NaN does not apply to its row and adds 0. Per group instead: `rljax.advantages.gdpo`.
+    """
+    batch.require("reward_parts", by="mixed_parts")
+    count = batch.reward_parts.shape[1]
+    if weights and len(weights) != count:
+        rule = f"one number for each of the {count} parts of the reward"
+        raise InputError("mixed_parts(weights)", value=weights, rule=rule)
+    live = jnp.any(batch.mask > 0, axis=1)
+    total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)
+    for k in range(count):
+        part = batch.reward_parts[:, k]
+        applies = live & ~jnp.isnan(part)
+        part = jnp.where(applies, part, 0.0)
+        weight = weights[k] if weights else 1.0
+        total = total + weight * batches.whiten(part, applies.astype(part.dtype), eps=eps)
+    return total

@@ -260,6 +260,23 @@ def test_easy_prompts_are_dropped_beforehand():
         order.drop_above(0.5)
 
 
+def test_parts_are_normalised_one_by_one_before_they_are_weighed():
+    """Parts of scales 1 and 1000: (0, 1, 1) less 2/3 over sqrt(1/3), and (1000, 0) of two rows."""
+    parts = np.array([[0.0, 1000.0], [1.0, 0.0], [1.0, np.nan], [7.0, 7.0]], np.float32)
+    batch = rows_of([2, 1, 3, 2], np.zeros(4)).replace(reward_parts=jnp.asarray(parts))
+    batch = batch.replace(mask=batch.mask.at[3].set(0.0))  # a failed row
+    first = (np.array([0, 1, 1]) - 2 / 3) / np.sqrt(1 / 3)
+    second = np.array([500, -500, 0]) / np.sqrt(500_000)
+    found = np.asarray(shaping.mixed_parts(batch, weights=(2.0, -1.0)))
+    np.testing.assert_allclose(found[:3], 2 * first - second, rtol=1e-5)
+    np.testing.assert_allclose(shaping.mixed_parts(batch)[:3], first + second, rtol=1e-5)
+    assert found[3] == 0
+    with pytest.raises(InputError, match="each of the 2 parts"):
+        shaping.mixed_parts(batch, weights=(1.0,))
+    with pytest.raises(ValueError, match="reward_parts"):
+        shaping.mixed_parts(batch.replace(reward_parts=None))
+
+
 # -- rewards for a requested length -------------------------------------------------------------
 
 

@@ -2,7 +2,9 @@
 
 A reward is a function of two strings, `def my_reward(response, ground_truth) -> float`, or of any
 other fields of the sample that it names as parameters (`prompt`, `data_source`, `extra_info`,
-`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score".
+`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score". An
+option annotated `rewards.worker.RewardText` names another reward, as in `mixture` and `by_source`.
+A `prepare_worker(component)` in a reward's module runs in each worker before the first sample.
 
 What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
 reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool` runs
@@ -10,7 +12,10 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
-from rljax.rewards.length import l1_exact, l1_max
+from rljax.rewards.length import l1_exact, l1_max, soft_overlong
+from rljax.rewards.math_answers import math_verify
+from rljax.rewards.minerva import dapo
+from rljax.rewards.mixing import by_source, mixture
 from rljax.rewards.programs import program_tests
 from rljax.rewards.rules import (
     boxed,
@@ -21,16 +26,35 @@ from rljax.rewards.rules import (
     sequence_match,
     valid_json,
 )
+from rljax.rewards.structure import format_tags, json_match, json_schema
+from rljax.rewards.style import language, looping, repetition
+from rljax.rewards.text_answers import choice, contains, qa_exact_match, regex_match, token_f1
 
 __all__ = [
     "boxed",
+    "by_source",
+    "choice",
+    "contains",
+    "dapo",
     "exact_match",
+    "format_tags",
     "gsm8k",
+    "json_match",
+    "json_schema",
     "l1_exact",
     "l1_max",
+    "language",
     "last_line",
     "length_under",
+    "looping",
+    "math_verify",
+    "mixture",
     "program_tests",
+    "qa_exact_match",
+    "regex_match",
+    "repetition",
     "sequence_match",
+    "soft_overlong",
+    "token_f1",
     "valid_json",
 ]

@@ -4,11 +4,14 @@ The target stands in extra_info["target_tokens"]; `data.target_tokens` puts it t
 prompt. Lengths are in tokens of the response, EOS included.
 """
 
+from typing import Literal
+
 from rljax.components import resolve
-from rljax.rewards.worker import HOME, call_reward
+from rljax.errors import InputError
+from rljax.rewards.worker import HOME, RewardText, call_reward
 
 
-def _correct(correct: str, correct_at: float, sample: dict) -> float:
+def _correct(correct: RewardText, correct_at: float, sample: dict) -> float:
     return float(call_reward(resolve(correct, HOME), sample)[0] >= correct_at)
 
 
@@ -28,7 +31,7 @@ def _parts(score: float, right: float, n: int, target: int) -> dict:
 
 
 def l1_exact(
-    num_tokens, extra_info, *, correct: str = "exact_match()", alpha: float = 3e-4,
+    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     correct_at: float = 1.0, **sample,
 ) -> dict:  # fmt: skip
     """1[correct] - alpha |target - n|; `correct` names the reward that says what is right."""
@@ -39,12 +42,34 @@ def l1_exact(
 
 
 def l1_max(
-    num_tokens, extra_info, *, correct: str = "exact_match()", alpha: float = 3e-4,
-    delta: float = 0.5, correct_at: float = 1.0, **sample,
+    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
+    delta: float = 0.5, correct_at: float = 1.0, form: Literal["paper", "released"] = "paper",
+    **sample,
 ) -> dict:  # fmt: skip
-    """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form)."""
+    """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form).
+
+    form="released", as in the authors' code, without delta:
+    1[correct] (clip(alpha (target - n), -1, 1) + 1) / 2.
+    """
     target = _target(extra_info)
     sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
     right = _correct(correct, correct_at, sample)
-    share = min(max(alpha * (target - num_tokens) + delta, 0.0), 1.0)
+    left = alpha * (target - num_tokens)
+    share = min(max(left + delta, 0.0), 1.0)
+    if form == "released":
+        share = (min(max(left, -1.0), 1.0) + 1.0) / 2.0
     return _parts(right * share, right, num_tokens, target)
+
+
+def soft_overlong(
+    num_tokens: int, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0
+) -> float:
+    """penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response tokens
+    (DAPO, arXiv 2503.14476), as a member of a mixture; `rljax.shaping.soft_overlong` adds it to
+    any reward."""
+    if not 0 < cache_tokens <= max_tokens:
+        raise InputError(
+            "soft_overlong(cache_tokens)", value=cache_tokens,
+            rule=f"0 < cache_tokens <= max_tokens, which is {max_tokens}",
+        )  # fmt: skip
+    return penalty * min(max((max_tokens - cache_tokens - num_tokens) / cache_tokens, -1.0), 0.0)

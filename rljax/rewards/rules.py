@@ -34,7 +34,7 @@ def gsm8k(
       numeric   last `####` number, `$` and final full stop allowed, as exact decimals
       flexible  last number anywhere, as it is written, as strings: `1,234` is not `1234`
     """
-    _check_text(ground_truth)
+    check_text(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
     if method == "strict":
         found = re.findall(r"#### (-?[0-9.,]+)", tail)
@@ -71,7 +71,7 @@ def boxed(response: str, ground_truth: str) -> float:
     `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
     not `2\sqrt{2}`.
     """
-    _check_text(ground_truth)
+    check_text(ground_truth)
     answer = last_boxed(response)
     if answer is None:
         return 0.0
@@ -81,8 +81,8 @@ def boxed(response: str, ground_truth: str) -> float:
         return float(bool(answer.strip()) and answer.strip() == ground_truth.strip())
     if ours == theirs:
         return 1.0
-    number = _rational(ours)
-    return float(number is not None and number == _rational(theirs))
+    number = rational(ours)
+    return float(number is not None and number == rational(theirs))
 
 
 def last_boxed(text: str) -> str | None:
@@ -140,7 +140,7 @@ _RATIONAL = re.compile(
 )
 
 
-def _rational(text: str) -> Fraction | None:
+def rational(text: str) -> Fraction | None:
     r"""`12`, `1,200`, `0.5`, `1/2` or `\frac{1}{2}` in normal form -> Fraction; else None."""
     if len(text) > 64:  # int() of a digit string takes quadratic time
         return None
@@ -158,14 +158,14 @@ def _rational(text: str) -> Fraction | None:
 
 def exact_match(response: str, ground_truth: str) -> float:
     """1 if the texts are equal once stripped of surrounding whitespace, else 0."""
-    _check_text(ground_truth)
+    check_text(ground_truth)
     return float(response.strip() == ground_truth.strip())
 
 
 def last_line(response: str, ground_truth: str) -> float:
     """1 if the last line of the response that is not blank is the ground truth, else 0: a solution
     in lines, whose last one is the answer."""
-    _check_text(ground_truth)
+    check_text(ground_truth)
     lines = response.strip().splitlines()
     return float(bool(lines) and lines[-1].strip() == ground_truth.strip())
 
@@ -175,7 +175,7 @@ def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) ->
 
     agree = number of positions with the same character in both; longer = the larger length.
     """
-    _check_text(ground_truth)
+    check_text(ground_truth)
     if not 0.0 <= partial <= 1.0:
         raise ValueError(f"sequence_match: partial must lie in [0, 1], got {partial!r}")
     ours, theirs = response.strip(), ground_truth.strip()
@@ -204,7 +204,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _check_text(ground_truth: str) -> None:
+def check_text(ground_truth: str) -> None:
     # 72 == "72" is False without an error: a whole data set would score 0.
     if not isinstance(ground_truth, str):
         raise TypeError(

@@ -31,7 +31,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, get_args, get_origin
+from typing import Literal, NewType, get_args, get_origin
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
@@ -56,6 +56,10 @@ _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of 
 _MESSAGE_CHARS = 500
 
 
+# The annotation of an option that names another reward, or of a tuple of such: what that one wants
+# is handed on, so the reward takes it as `**sample` and calls `call_reward`.
+RewardText = NewType("RewardText", str)
+
 # (the fields that a reward declares, None for all of them: `**kwargs`; those without a default)
 Fields = tuple[tuple[str, ...] | None, tuple[str, ...]]
 Outcome = tuple[str, float, dict[str, float], str]  # status, value, parts, message
@@ -72,7 +76,8 @@ def wanted_fields(component: Component) -> Fields:
     """Which fields of a sample, or of a group, the reward is handed, and which of them it cannot do
     without.
 
-    Raises InputError for a reward that no sample can satisfy, and for an option outside a
+    A reward of `**kwargs` that names other rewards (`RewardText`) is handed what those want. Raises
+    InputError for a reward that no sample can satisfy, also among them, and for an option outside a
     `Literal[...]`.
     """
     grouped = is_group_reward(component)
@@ -110,7 +115,51 @@ def wanted_fields(component: Component) -> Fields:
             rule=f"the fields of a {'group' if grouped else 'sample'} are {', '.join(known)}",
             fix=f"rename it, give it a default, or bind it: '{component.name}({unknown[0]}=...)'",
         )
-    return (None if takes_all else tuple(names)), tuple(required)
+    named = members(component)
+    if whole := [member.name for member in named if is_group_reward(member)]:
+        raise InputError(
+            f"reward {component.name!r} names {whole[0]!r}",
+            rule="that one compares the samples of a prompt, and this one is asked of each alone",
+            fix=f"use {whole[0]!r} by itself",
+        )
+    inner = [wanted_fields(member)[0] for member in named]
+    if takes_all and (not inner or None in inner):
+        return None, tuple(required)
+    names += [name for fields in inner for name in fields if name not in component.options]
+    return tuple(dict.fromkeys(names)), tuple(required)
+
+
+def members(component: Component) -> list[Component]:
+    """The rewards that the options of this one name. Raises InputError as `resolve` does."""
+    found = []
+    for name, parameter in component.signature.parameters.items():
+        value = component.options.get(name, parameter.default)
+        if value is not parameter.empty:
+            found += _texts(parameter.annotation, value)
+    return [resolve(text, HOME) for text in dict.fromkeys(found)]
+
+
+def _texts(annotation: object, value: object) -> list[str]:
+    """The values that an annotation such as tuple[tuple[str, RewardText], ...] says are rewards."""
+    if annotation is RewardText:
+        return [value]
+    inner = get_args(annotation)
+    if get_origin(annotation) is not tuple or not isinstance(value, tuple):
+        return []
+    kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+    pairs = zip(kinds, value, strict=False)
+    return [text for kind, one in pairs for text in _texts(kind, one)]
+
+
+def prepare(component: Component) -> None:
+    """Calls `prepare_worker(component)` of the module of a reward, where there is one, and does so
+    for the rewards that it names: what is slow once is over before the first clock starts."""
+    module = inspect.getmodule(component.function)
+    own = vars(module).get("prepare_worker") if module else None
+    if own is not None:
+        own(component)
+    for member in members(component):
+        prepare(member)
 
 
 def _check_of_a_group(component: Component, names: Sequence[str]) -> None:
@@ -313,6 +362,7 @@ def main(spec_text: str) -> None:
     try:
         component = resolve(spec["reward"], HOME)
         fields = wanted_fields(component)
+        prepare(component)
     except BaseException as error:
         sock.sendall(frame(("failed", _describe(error))))
         return

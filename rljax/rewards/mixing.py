@@ -1,0 +1,118 @@
+"""Rewards made of rewards: a weighted mixture, and one reward per data source.
+
+What lives here: sums and choices of other rewards, for one sample. What does not: normalising the
+parts over a batch or a group (`rljax.shaping.mixed_parts`, `rljax.advantages.gdpo`).
+"""
+
+import functools
+import math
+from fnmatch import fnmatchcase
+
+from rljax.components import Component, resolve
+from rljax.errors import InputError
+from rljax.rewards.worker import HOME, Fields, RewardText, call_reward, wanted_fields
+
+
+@functools.lru_cache(maxsize=1024)
+def _member(text: str) -> tuple[Component, Fields]:
+    component = resolve(text, HOME)
+    return component, wanted_fields(component)
+
+
+def _scored(text: str, sample: dict, where: str) -> tuple[float, dict[str, float]]:
+    component, fields = _member(text)
+    try:
+        return call_reward(component, sample, fields)
+    except Exception as error:
+        raise RuntimeError(f"{where} {text!r}: {type(error).__name__}: {error}") from error
+
+
+def prepare_worker(component: Component) -> None:
+    """Refuses options that fit no sample, before the first one."""
+    if component.name.rpartition(".")[2] == "mixture":
+        options = component.options
+        _weights(options["rewards"], options.get("weights", ()), options.get("normalise", False))
+
+
+def mixture(
+    *,
+    rewards: tuple[RewardText, ...],
+    weights: tuple[float, ...] = (),
+    normalise: bool = False,
+    **sample,
+) -> dict:
+    """sum_i w_i r_i of other rewards on the same sample; divided by sum_i |w_i| if `normalise`.
+
+    No weights = 1 each. Parts: each r_i by the name of its reward (numbered from the second of a
+    name on), and its own parts as name/part. A member that raises makes the sample an error.
+    """
+    scales = _weights(rewards, weights, normalise)
+    total, parts = 0.0, {}
+    for name, text, scale in zip(_names(rewards), rewards, scales, strict=True):
+        value, inner = _scored(text, sample, "mixture, member")
+        total += scale * value
+        parts[name] = value
+        parts |= {f"{name}/{key}": part for key, part in inner.items() if key != "score"}
+    return {"score": total, **parts}
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(rewards: tuple[str, ...]) -> tuple[str, ...]:
+    names = [_member(text)[0].name.rpartition(".")[2] for text in rewards]
+    counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    return tuple(n if c == 1 else f"{n}_{c}" for n, c in zip(names, counts, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ...]:
+    weights = weights or (1.0,) * len(rewards)
+    numbers = all(isinstance(w, int | float) and math.isfinite(w) for w in weights)
+    if not rewards or len(weights) != len(rewards) or not numbers:
+        raise InputError(
+            "mixture(weights)", value=weights,
+            rule=f"one finite number for each of the {len(rewards)} rewards, at least one",
+        )  # fmt: skip
+    size = sum(abs(w) for w in weights)
+    if normalise and size == 0:
+        raise InputError(
+            "mixture(weights)", value=weights, rule="normalise=True divides by sum |w|"
+        )
+    return tuple(w / size if normalise else float(w) for w in weights)
+
+
+# What the common data sets call themselves -> the reward of their own evaluation. * is any text.
+SOURCES: tuple[tuple[str, RewardText], ...] = (
+    ("openai/gsm8k", "gsm8k()"),
+    ("gsm8k", "gsm8k()"),
+    ("lighteval/MATH", "boxed()"),
+    ("DigitalLearningGmbH/MATH-lighteval", "boxed()"),
+    ("HuggingFaceH4/MATH-500", "boxed()"),
+    ("math_dapo", "dapo()"),
+    ("math_dapo_reasoning", "dapo()"),
+    ("math", "boxed()"),
+    ("aime*", "dapo()"),
+    ("searchR1_*", "qa_exact_match()"),
+)
+
+
+def by_source(
+    data_source: str,
+    *,
+    sources: tuple[tuple[str, RewardText], ...] = (),
+    defaults: tuple[tuple[str, RewardText], ...] = SOURCES,
+    **sample,
+) -> dict:
+    """The reward named for the sample's data_source: sources=(("my_set", "math_verify()"),
+    ("aime*", "boxed()")), the first that fits, before those of `SOURCES`; defaults=() for none.
+
+    Raises InputError for a source that none names: it lists those that are named.
+    """
+    for name, text in (*sources, *defaults):
+        if fnmatchcase(str(data_source), name):
+            sample["data_source"] = data_source
+            return _scored(text, sample, f"data source {data_source!r}, reward")[1]
+    known = ", ".join(dict.fromkeys(name for name, _ in (*sources, *defaults)))
+    raise InputError(
+        f"no reward for data source {data_source!r}", rule=f"named are {known or 'none'}",
+        fix=f"by_source(sources=(({data_source!r}, 'my_module.my_reward()'),))",
+    )  # fmt: skip
