@@ -10,6 +10,7 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
+from rljax.rewards.code_run import code_tests
 from rljax.rewards.length import l1_exact, l1_max
 from rljax.rewards.programs import program_tests
 from rljax.rewards.rules import (
@@ -24,6 +25,7 @@ from rljax.rewards.rules import (
 
 __all__ = [
     "boxed",
+    "code_tests",
     "exact_match",
     "gsm8k",
     "l1_exact",

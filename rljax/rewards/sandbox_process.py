@@ -117,7 +117,7 @@ class _Zygote:
         said = {}
         with contextlib.suppress(OSError, ValueError):
             said = json.loads(self.control.recv(1 << 16) or b"{}")
-        self.landlock = bool(said.get("landlock"))
+        self.landlock, self._scratch = bool(said.get("landlock")), said.get("scratch")
         if not said.get("ready"):
             self.kill()
             text = said.get("failed") or self.process.stderr.read(500).decode(errors="replace")
@@ -132,6 +132,8 @@ class _Zygote:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            if self._scratch:  # it had no time to
+                shutil.rmtree(self._scratch, ignore_errors=True)
         self.control.close()
 
     def close(self) -> None:
@@ -139,7 +141,7 @@ class _Zygote:
         self.control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_KILL_TIMEOUT_S)
-        self.kill()
+        self.kill()  # at once, if it ended
 
 
 _idle: list[_Zygote] = []  # of this process, kept for its next program
@@ -236,7 +238,7 @@ class Process:
                 why = (first or {}).get("broken") or self._note or "the program did not start"
                 raise SandboxError(f"{tier}: {why}")
         except BaseException:
-            self._zygote.kill()
+            self._warm = False  # whatever is wrong with this zygote, the next program gets another
             self.close()
             raise
         self.deadline = time.monotonic() + limits.timeout_s
@@ -304,6 +306,11 @@ class Process:
                 self._pump(self.deadline)
                 self._frames.clear()
         return self.result()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program's end is known."""
+        return self._end is not None
 
     def kill(self, status: str, note: str = "") -> None:
         """End the program; `status` and `note` say why. The first reason stays."""

@@ -221,7 +221,8 @@ class _Program:
         answer = self.channel.receive()
         if "raised" in answer:
             raise _exception(answer, do)
-        for mine, theirs in zip(args, answer.get("args") or (), strict=False):
+        in_place = answer.get("value") is None and answer.get("args") or ()
+        for mine, theirs in zip(args, in_place, strict=False):
             _copy_into(mine, decode(theirs, self.resolve))
         return decode(answer.get("value"), lambda reference: Remote(self, reference, made))
 

@@ -56,13 +56,15 @@ def main(spec_text: str) -> None:
     sys.path[:] = spec["path"]
     gc.collect()
     gc.freeze()  # a fork does not copy pages only because its collector touched them
-    control.send(json.dumps({"ready": True, "landlock": rules is not None}).encode())
+    own = scratch if spec["tier"] in ("seccomp", "unsafe") else None
+    said = {"ready": True, "landlock": rules is not None, "scratch": own}
+    control.send(json.dumps(said).encode())
     try:
         _serve(control, spec, scratch, rules)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the other side ended in the middle of a program
     finally:
-        if spec["tier"] in ("seccomp", "unsafe"):
+        if own:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
