@@ -10,6 +10,7 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
+from rljax.rewards.code_fusion import sandbox_fusion
 from rljax.rewards.code_run import code_tests
 from rljax.rewards.length import l1_exact, l1_max
 from rljax.rewards.programs import program_tests
@@ -33,6 +34,7 @@ __all__ = [
     "last_line",
     "length_under",
     "program_tests",
+    "sandbox_fusion",
     "sequence_match",
     "valid_json",
 ]

@@ -182,21 +182,24 @@ def _parse(source: str, ground_truth: object) -> ast.Module:
 
 # A fence at the start of a line; the language is all that stands behind it.
 _FENCE = re.compile(
-    r"^[ \t]*```[ \t]*([\w+.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+    r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
 )
-_PYTHON = ("python", "py", "python3", "")
+_PYTHON = ("python", "py", "python3")
 
 
-def extract_program(response: str, prefix: str = "", entry_point: str = "") -> str:
-    """The program of a response: its last Python fence, or all of it where it has no fence.
+def extract_program(
+    response: str, prefix: str = "", entry_point: str = "", language: str = "python"
+) -> str:
+    """The program of a response: its last fence of the language, or all of it without a fence.
 
-    The last fence named python, py or python3 comes before one without a name; one that is not
-    closed runs to the end. `prefix` (HumanEval's prompt) goes before a program that does not itself
-    define `entry_point`.
+    The last fence named by the language (python, py or python3) comes before one without a name;
+    one that is not closed runs to the end. `prefix` (HumanEval's prompt) goes before a program that
+    does not itself define `entry_point`.
     """
     fences = [(m[1].lower(), m[2]) for m in _FENCE.finditer(response)]
-    named = [text for language, text in fences if language in _PYTHON[:3]]
-    plain = [text for language, text in fences if language in _PYTHON]
+    names = _PYTHON if language == "python" else (language.lower(),)
+    named = [text for name, text in fences if name in names]
+    plain = [text for name, text in fences if not name]
     program = (named or plain or [response])[-1]
     if prefix:
         defined = rf"^(async\s+)?def\s+{re.escape(entry_point)}\b" if entry_point else r"^def\s"

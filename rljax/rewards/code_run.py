@@ -116,9 +116,7 @@ class _Session:
 
 def _run_stdin(session: _Session, first: int, same):
     tests, header = session.tests, {"mode": "script", "source": session.program}
-    with Process(
-        header, session.limits(), session.tier, stdin=tests.inputs[first]
-    ) as process:
+    with Process(header, session.limits(), session.tier, stdin=tests.inputs[first]) as process:
         result = process.wait()
     if result.status != "ok":
         yield Verdict(result.status, result.seconds, result.message)

@@ -11,7 +11,6 @@ status is not "ok" and whose value is NaN, for the caller to count and to mask.
 
 import collections
 import contextlib
-import inspect
 import json
 import math
 import os
@@ -34,6 +33,7 @@ from rljax.rewards.worker import (
     HOME,
     Progress,
     call_reward,
+    check_own_limit,
     frame,
     missing_field,
     take_frame,
@@ -194,10 +194,9 @@ class RewardPool:
     ):
         _check_options(workers, timeout_s, max_tasks_per_worker)
         self.component = _resolve_reward(reward)
-        _check_own_limit(self.component, timeout_s)
+        check_own_limit(self.component, timeout_s)
         self.timeout_s = timeout_s
-        self._size = workers
-        self._max_tasks = max_tasks_per_worker
+        self._size, self._max_tasks = workers, max_tasks_per_worker
         self._names, self._required = wanted_fields(self.component)
         # Replacements start later: they must see the folder and the path of today.
         self._folder, self._path = os.getcwd(), [str(entry) for entry in sys.path]
@@ -398,20 +397,6 @@ def _check_options(workers: int, timeout_s: float, max_tasks_per_worker: int):
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InputError(
             "RewardPool: timeout_s", value=timeout_s, rule="it is a positive number of seconds"
-        )
-
-
-def _check_own_limit(component: Component, timeout_s: float):
-    """A reward with a limit of its own, total_timeout_s, must come to its end before ours."""
-    default = inspect.signature(component.function).parameters.get("total_timeout_s")
-    own = component.options.get("total_timeout_s", default.default if default else 0.0)
-    if isinstance(own, int | float) and own + 0.5 > timeout_s:
-        raise InputError(
-            f"reward {component.name!r}: total_timeout_s",
-            value=own,
-            rule=f"the pool kills a sample after timeout_s={timeout_s}, and half a second of that "
-            "goes to starting and ending programs",
-            fix=f"raise reward.timeout_s above {own + 0.5} or lower total_timeout_s",
         )
 
 

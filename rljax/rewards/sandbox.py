@@ -1,7 +1,7 @@
 """One untrusted Python program, run where it can harm nothing: limits, tiers, results.
 
-What lives here: choosing how to confine, and the side of the worker: zygotes, clocks, pipes. What
-does not: what happens inside (`sandbox_zygote`, `sandbox_program`), tests and scores (`code_tests`).
+What lives here: choosing how to confine. What does not: starting and watching (`sandbox_process`),
+what happens inside (`sandbox_zygote`, `sandbox_program`), tests and scores (`code_run`).
 
 Tiers, tried once per process by running a program in each, the first that works is used:
   namespaces   user, mount, pid, network, ipc, uts namespaces of our own; a root that holds the
@@ -33,7 +33,7 @@ def run_program(
     source: str,
     stdin: str | bytes = "",
     *,
-    limits: Limits = Limits(),
+    limits: Limits | None = None,
     allow_unsafe_execution: bool = False,
     warm: bool = True,
 ) -> Result:
@@ -41,7 +41,7 @@ def run_program(
     InputError where there is none. `warm=False` starts an interpreter for this program alone."""
     header = {"mode": "script", "source": source}
     tier = sandbox_tier(allow_unsafe_execution)
-    with Process(header, limits, tier, stdin=stdin, warm=warm) as process:
+    with Process(header, limits or Limits(), tier, stdin=stdin, warm=warm) as process:
         return process.wait()
 
 
@@ -62,7 +62,7 @@ def _choose_tier(tiers: tuple[str, ...]) -> str:
     raise InputError(
         "this machine offers no sandbox for untrusted programs",
         rule="; ".join(reasons),
-        fix="install bubblewrap, allow user namespaces or run on Linux 5.13 or later; or score with "
+        fix="install bubblewrap, allow user namespaces or use Linux 5.13 or later; or score with "
         "sandbox_fusion; allow_unsafe_execution=True runs programs with limits of time and "
         "memory only, able to read and write what you can",
     )

@@ -23,6 +23,7 @@ from rljax.rewards.sandbox_values import MAX_FRAME_BYTES, WireError, frame, take
 
 _START_TIMEOUT_S = 30.0
 _KILL_TIMEOUT_S = 2.0
+MAX_SCRATCH_BYTES = 64 << 20  # all files of a program together
 _HERE = os.path.dirname(os.path.abspath(__file__))
 # `rljax.rewards` itself would import every reward.
 _BOOT = """
@@ -60,7 +61,6 @@ class Limits:
     memory_bytes: int = 1 << 30
     max_output_bytes: int = 4 << 20  # stdout and stderr, each
     max_file_bytes: int = 16 << 20
-    max_scratch_bytes: int = 64 << 20  # all files together
     max_threads: int = 32
 
     def __post_init__(self):
@@ -192,7 +192,7 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
         "readable": readable,
         "devices": devices,
         "path": _library_path(),
-        "max_scratch_bytes": Limits.max_scratch_bytes,
+        "max_scratch_bytes": MAX_SCRATCH_BYTES,
     }
     command = [python, "-s", "-S", "-B", "-P", "-c", _BOOT]
     if tier == "bubblewrap":
@@ -202,7 +202,7 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
         binds = [["--dev-bind", path, path] for path in devices]
         binds += [["--ro-bind", path, path] for path in [*readable, python, _HERE]]
         binds += [["--proc", "/proc"]]  # for the zygote, which counts a program's threads there
-        size = ["--size", str(Limits.max_scratch_bytes), "--tmpfs", "/tmp"]
+        size = ["--size", str(MAX_SCRATCH_BYTES), "--tmpfs", "/tmp"]
         flags = "--unshare-all --unshare-user --new-session --uid 65534 --gid 65534".split()
         command = [wrap, *flags, *size, *(word for bind in binds for word in bind),
                    "--remount-ro", "/", "--chdir", "/tmp", "--", *command]  # fmt: skip
@@ -224,7 +224,9 @@ class Process:
         self, header: dict, limits: Limits, tier: str, *, stdin: str | bytes = "", warm: bool = True
     ):
         self.limits, self.tier, self._warm = limits, tier, warm
-        self._input = memoryview(stdin.encode(errors="replace") if isinstance(stdin, str) else stdin)
+        self._input = memoryview(
+            stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
+        )
         self._frames, self._outgoing = bytearray(), bytearray(frame(header))
         self.texts = {"stdout": bytearray(), "stderr": bytearray()}
         self._end: dict | None = None  # what the zygote says of the end
@@ -435,5 +437,6 @@ class Process:
         else:
             memory = last.startswith(("MemoryError", "numpy.core._exceptions._ArrayMemoryError"))
             status, message = "memory" if memory else "error", last or f"exit code {exit_code}"
-        return Result(status, exit_code, bytes(self.texts["stdout"]), stderr,
-                      end.get("seconds", 0.0), message, self.tier, end.get("max_rss_bytes", 0))  # fmt: skip
+        seconds, stdout = end.get("seconds", 0.0), bytes(self.texts["stdout"])
+        memory = end.get("max_rss_bytes", 0)
+        return Result(status, exit_code, stdout, stderr, seconds, message, self.tier, memory)

@@ -154,7 +154,7 @@ def _serve(control: socket.socket, spec: dict, scratch: str, rules: int | None) 
             _become_program(zygote, descriptors, limits, spec, scratch, rules)
         for descriptor in descriptors:
             os.close(descriptor)
-        reason = _watch(control, child, scratch, limits)
+        reason = _watch(control, child, scratch, limits, spec["max_scratch_bytes"])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # not reaped yet: the number is still its own
         _, status, usage = os.wait4(child, 0)
@@ -169,7 +169,7 @@ def _serve(control: socket.socket, spec: dict, scratch: str, rules: int | None) 
         control.send(json.dumps(end).encode())
 
 
-def _watch(control: socket.socket, child: int, scratch: str, limits: dict) -> str:
+def _watch(control: socket.socket, child: int, scratch: str, limits: dict, space: int) -> str:
     """Wait for the program's end, or end it -> why it was ended; it is not reaped yet."""
     process = os.pidfd_open(child)
     poll = select.poll()
@@ -186,19 +186,19 @@ def _watch(control: socket.socket, child: int, scratch: str, limits: dict) -> st
             if not control.recv(1 << 10):
                 poll.unregister(control)  # the other side is gone: this one is the last
         if not reason:
-            reason = _excess(child, scratch, limits)
+            reason = _excess(child, scratch, limits, space)
         if reason:
             os.kill(child, signal.SIGKILL)
 
 
-def _excess(child: int, scratch: str, limits: dict) -> str:
+def _excess(child: int, scratch: str, limits: dict, space: int) -> str:
     """Which limit that the kernel does not hold for us is passed; empty if none."""
     try:
         files = [entry for entry in os.scandir(scratch) if not entry.is_dir()]
         size = sum(entry.stat(follow_symlinks=False).st_blocks for entry in files) * 512
     except OSError:
         return ""  # a file went away under our eyes
-    if len(files) > MAX_FILES or size > limits["max_scratch_bytes"]:
+    if len(files) > MAX_FILES or size > space:
         return "files"
     try:
         with open(f"/proc/{child}/stat") as stat_file:
