@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 
@@ -193,6 +194,7 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
         "devices": devices,
         "path": _library_path(),
         "max_scratch_bytes": MAX_SCRATCH_BYTES,
+        "temporary": tempfile.gettempdir(),
     }
     command = [python, "-s", "-S", "-B", "-P", "-c", _BOOT]
     if tier == "bubblewrap":

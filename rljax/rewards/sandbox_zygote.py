@@ -76,7 +76,7 @@ def _enter(spec: dict) -> str:
     if spec["tier"] in ("namespaces", "bubblewrap"):
         os.chdir("/tmp")
         return "/tmp"
-    scratch = tempfile.mkdtemp(prefix="sandbox-")
+    scratch = tempfile.mkdtemp(prefix="sandbox-", dir=spec["temporary"])
     os.chdir(scratch)
     return scratch
 
