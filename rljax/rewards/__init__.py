@@ -12,6 +12,8 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
+from rljax.rewards.code_fusion import sandbox_fusion
+from rljax.rewards.code_run import code_tests
 from rljax.rewards.length import l1_exact, l1_max, soft_overlong
 from rljax.rewards.math_answers import math_verify
 from rljax.rewards.minerva import dapo
@@ -34,6 +36,7 @@ __all__ = [
     "boxed",
     "by_source",
     "choice",
+    "code_tests",
     "contains",
     "dapo",
     "exact_match",
@@ -53,6 +56,7 @@ __all__ = [
     "qa_exact_match",
     "regex_match",
     "repetition",
+    "sandbox_fusion",
     "sequence_match",
     "soft_overlong",
     "token_f1",

@@ -22,6 +22,7 @@ from rljax.rewards.jobs import Job, Score, Task
 from rljax.rewards.worker import (
     HOME,
     call_reward,
+    check_own_limit,
     group_fields,
     is_group_reward,
     missing_field,
@@ -71,6 +72,7 @@ class RewardPool:
     ):
         _check_options(workers, timeout_s, max_tasks_per_worker)
         self.component = _resolve_reward(reward)
+        check_own_limit(self.component, timeout_s)
         self.timeout_s = timeout_s
         self._names, self._required = wanted_fields(self.component)
         self.grouped = is_group_reward(self.component)

@@ -52,6 +52,7 @@ OF_A_GROUP = tuple(OF_EACH.get(name, name) for name in FIELDS)
 _HEADER = struct.Struct("!Q")
 _BETWEEN = struct.pack("q", -2)
 _ORPHAN_POLL_S = 5.0
+OWN_LIMIT_MARGIN_S = 1.5
 _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of the pool, not many
 _MESSAGE_CHARS = 500
 
@@ -180,6 +181,27 @@ def _check_literal(component: Component, name: str, annotation: object) -> None:
             f"option {name!r} of reward {component.name!r}",
             value=value,
             rule=f"it is one of {', '.join(map(repr, get_args(annotation)))}",
+        )
+
+
+def check_own_limit(component: Component, timeout_s: float) -> None:
+    """A reward with a limit of its own, total_timeout_s, must end before the pool ends it.
+
+    Raises InputError: a program that uses up its time is a score, a sample that the pool kills is
+    not one.
+    """
+    parameter = inspect.signature(component.function).parameters.get("total_timeout_s")
+    if parameter is None:
+        return
+    own = component.options.get("total_timeout_s", parameter.default)
+    if isinstance(own, int | float) and own + OWN_LIMIT_MARGIN_S > timeout_s:
+        raise InputError(
+            f"reward {component.name!r}: total_timeout_s",
+            value=own,
+            rule=f"the pool kills a sample after reward.timeout_s={timeout_s}, and starting and "
+            f"ending programs takes up to {OWN_LIMIT_MARGIN_S} s of that",
+            fix=f"set reward.timeout_s to {own + OWN_LIMIT_MARGIN_S} or more, or lower "
+            "total_timeout_s",
         )
 
 

@@ -1,0 +1,269 @@
+"""Rewards of programs: unit tests run in a sandbox, one verdict per test.
+
+What lives here: the forms of tests, reading them from a ground truth, the program of a response,
+comparing outputs, scores. What does not: running (`code_run`), confinement (`sandbox`).
+
+A ground truth is JSON (text, or the object itself) of one of these forms:
+  {"inputs": [...], "outputs": [...]}              stdin and stdout (APPS, TACO, PrimeCode, verl)
+  {"inputs": [...], "outputs": [...], "fn_name"}   a function, or a method of class Solution
+  {"asserts": [...], "setup": "..."}               statements; also a plain list of them, or the
+                                                   names test_list (MBPP) and assert_case
+  {"test": "...", "entry_point": "..."}            HumanEval: the test defines check(candidate);
+                                                   without check, each assert at its top level
+"""
+
+import ast
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rljax.errors import InputError
+
+Scale = Literal["signed", "binary", "fraction"]
+Compare = Literal["lines", "tokens", "exact"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one test. status: passed, failed (a wrong output or a false assert), error (it raised),
+    timeout, memory, output (too much of it) or killed. Every one but passed is a failed test."""
+
+    status: str
+    seconds: float
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Tests:
+    """`kind` stdin: texts in, texts out. calls: argument lists and values of `function`. asserts:
+    statements over the program's names, after `setup`."""
+
+    kind: str
+    inputs: tuple = ()
+    outputs: tuple = ()
+    function: str = ""
+    setup: str = ""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
+    """Verdicts -> reward. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the share
+    that passed. Raises InputError for no verdicts: nothing was tested."""
+    if scale not in ("signed", "binary", "fraction"):
+        raise InputError("unit tests: scale", value=scale, rule="signed, binary or fraction")
+    if len(passed) == 0:
+        raise InputError("unit tests: there are none", rule="an empty list of tests passes nothing")
+    share = sum(map(bool, passed)) / len(passed)
+    if scale == "fraction":
+        return share
+    return 1.0 if share == 1.0 else (-1.0 if scale == "signed" else 0.0)
+
+
+# -- the tests
+
+
+def read_tests(ground_truth: str | dict | list) -> Tests:
+    """The tests that a ground truth holds. Raises InputError for any other form, and for none."""
+    found = ground_truth
+    try:
+        for _ in range(2):  # some data sets store JSON in JSON
+            found = json.loads(found) if isinstance(found, str) else found
+    except (ValueError, RecursionError) as error:
+        raise _no_tests(ground_truth, f"it is no JSON: {error}") from None
+    if isinstance(found, list):
+        found = {"asserts": found}
+    if not isinstance(found, dict):
+        raise _no_tests(ground_truth, "it is neither an object nor a list")
+    if found.get("inputs") is not None or found.get("outputs") is not None:
+        tests = _input_output(found, ground_truth)
+    elif found.get("test"):
+        tests = _test_program(found, ground_truth)
+    else:
+        tests = _asserts(found, ground_truth)
+    if not tests:
+        raise _no_tests(ground_truth, "the list of tests is empty")
+    return tests
+
+
+def _no_tests(ground_truth: object, why: str) -> InputError:
+    return InputError(
+        "a ground truth holds no unit tests",
+        value=ground_truth,
+        rule=why,
+        fix='write {"inputs": [...], "outputs": [...]}, {"asserts": [...]} or '
+        '{"test": "def check(candidate): ...", "entry_point": "name"}',
+    )
+
+
+def _input_output(found: dict, ground_truth: object) -> Tests:
+    inputs, outputs = found.get("inputs"), found.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise _no_tests(ground_truth, "inputs and outputs are lists")
+    if len(inputs) != len(outputs):
+        raise _no_tests(ground_truth, f"{len(inputs)} inputs and {len(outputs)} outputs")
+    name = found.get("fn_name")
+    if not name:
+        return Tests("stdin", tuple(map(_text, inputs)), tuple(map(_text, outputs)))
+    try:
+        arguments = [_arguments(value) for value in inputs]
+        values = [
+            json.loads(value) if isinstance(given, str) and isinstance(value, str) else value
+            for given, value in zip(inputs, outputs, strict=True)
+        ]
+    except ValueError as error:
+        raise _no_tests(ground_truth, f"an input of {name} is no JSON: {error}") from None
+    return Tests("calls", tuple(arguments), tuple(values), str(name).rpartition(".")[2])
+
+
+def _text(value: object) -> str:
+    """Text, or a list of lines."""
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _arguments(value: object) -> list:
+    """A list of arguments; text holds one of them per line, as JSON (LiveCodeBench)."""
+    if isinstance(value, str):
+        return [json.loads(line) for line in value.splitlines() if line.strip()]
+    return value if isinstance(value, list) else [value]
+
+
+def _asserts(found: dict, ground_truth: object) -> Tests:
+    name = next((n for n in ("asserts", "test_list", "assert_case") if n in found), None)
+    if name is None:
+        raise _no_tests(ground_truth, f"it has {sorted(map(str, found))}")
+    statements = found[name]
+    if not isinstance(statements, list) or not all(isinstance(s, str) for s in statements):
+        raise _no_tests(ground_truth, f"{name} is a list of statements")
+    imports = found.get("test_imports") or []
+    setup = found.get("setup") or found.get("test_setup_code") or ""
+    setup = "\n".join([*imports, setup])
+    for statement in [setup, *statements]:
+        _parse(statement, ground_truth)
+    return Tests("asserts", tuple(statements), function=found.get("fn_name") or "", setup=setup)
+
+
+def _test_program(found: dict, ground_truth: object) -> Tests:
+    """HumanEval's check as one test, or each assert at the top level as one."""
+    source, name = str(found["test"]), str(found.get("entry_point") or "")
+    body = _parse(source, ground_truth).body
+    defines_check = any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in body)
+    if defines_check and name:
+        calls = any(
+            isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
+            and getattr(n.value.func, "id", "") == "check" for n in body
+        )  # fmt: skip
+        return Tests("asserts", (source if calls else f"{source}\ncheck({name})\n",), function=name)
+    groups: list[list[ast.stmt]] = [[]]
+    for statement in body:
+        groups[-1].append(statement)
+        if isinstance(statement, ast.Assert):
+            groups.append([])
+    if len(groups) > 1 and groups[-1]:  # what follows the last assert belongs to it
+        groups[-2] += groups.pop()
+    units = [ast.unparse(ast.Module(group, [])) for group in groups if group]
+    return Tests("asserts", tuple(units), function=name)
+
+
+def _parse(source: str, ground_truth: object) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _no_tests(ground_truth, f"a test is no Python: {error}") from None
+
+
+# -- the program
+
+# A fence at the start of a line; the language is all that stands behind it.
+_FENCE = re.compile(
+    r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+)
+_PYTHON = ("python", "py", "python3")
+
+
+def extract_program(
+    response: str, prefix: str = "", entry_point: str = "", language: str = "python"
+) -> str:
+    """The program of a response: its last fence of the language, or all of it without a fence.
+
+    The last fence named by the language (python, py or python3) comes before one without a name;
+    one that is not closed runs to the end. `prefix` (HumanEval's prompt) goes before a program that
+    does not itself define `entry_point`.
+    """
+    fences = [(m[1].lower(), m[2]) for m in _FENCE.finditer(response)]
+    names = _PYTHON if language == "python" else (language.lower(),)
+    named = [text for name, text in fences if name in names]
+    plain = [text for name, text in fences if not name]
+    program = (named or plain or [response])[-1]
+    if prefix:
+        defined = rf"^(async\s+)?def\s+{re.escape(entry_point)}\b" if entry_point else r"^def\s"
+        if not re.search(defined, program, re.MULTILINE):
+            program = f"{prefix}{program}"
+    return program
+
+
+# -- comparing
+
+
+def same_output(found: str, expected: str, compare: Compare = "lines", tolerance: float = 0.0):
+    """Whether stdout is right -> bool.
+
+    exact: every character. lines: line by line without the blanks at both ends of a line, blank
+    lines at both ends of the text left out. tokens: split at any blank. With `tolerance` > 0, two
+    tokens are also equal if both are finite numbers and |a - b| <= tolerance * max(1, |b|), b the
+    expected one; lines must then have equally many tokens. exact takes no tolerance.
+    """
+    if compare == "exact":
+        return found == expected
+    if compare == "tokens":
+        return _same_tokens(found.split(), expected.split(), tolerance)
+    mine, theirs = (
+        [line.strip() for line in text.strip().splitlines()] for text in (found, expected)
+    )
+    return len(mine) == len(theirs) and all(
+        a == b or (tolerance > 0 and _same_tokens(a.split(), b.split(), tolerance))
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _same_tokens(found: list[str], expected: list[str], tolerance: float) -> bool:
+    return len(found) == len(expected) and all(
+        a == b or (tolerance > 0 and _close(a, b, tolerance))
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def _close(found: str | float, expected: str | float, tolerance: float) -> bool:
+    try:
+        a, b = float(found), float(expected)
+    except (ValueError, OverflowError):
+        return False
+    return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= tolerance * max(1.0, abs(b))
+
+
+def same_value(found: object, expected: object, tolerance: float = 0.0) -> bool:
+    """Whether a returned value is the expected JSON: a tuple counts as its list, a key of a dict
+    as its text; floats within `tolerance` as in `same_output`."""
+    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(
+            same_value(a, b, tolerance) for a, b in zip(found, expected, strict=True)
+        )
+    if isinstance(found, dict) and isinstance(expected, dict):
+        mine, theirs = ({_key(k): v for k, v in d.items()} for d in (found, expected))
+        return mine.keys() == theirs.keys() and all(
+            same_value(mine[k], theirs[k], tolerance) for k in mine
+        )
+    numbers = isinstance(found, int | float) and isinstance(expected, int | float)
+    if numbers and tolerance > 0 and float in (type(found), type(expected)):
+        return _close(found, expected, tolerance)
+    return (numbers or type(found) is type(expected)) and found == expected
+
+
+def _key(key: object) -> str:
+    return key if isinstance(key, str) else json.dumps(key, default=repr)

@@ -1,0 +1,242 @@
+"""What the sandbox asks of the Linux kernel: seccomp, Landlock, namespaces, mounts, capabilities.
+
+What lives here: system calls through ctypes, each raising OSError, and the list of the system calls
+that a program may make. What does not: when they are made (`sandbox_zygote`). Needs no package: a
+BPF filter is a few hundred 8-byte instructions, so a binding to libseccomp would only add a
+dependency. Tables for x86_64 and aarch64; another machine has no filter and is refused.
+
+The filter is an allow-list: what is not named fails with EPERM, new system calls included. It
+leaves one process that may read, write, map memory and start threads. Never: fork, exec, sockets
+(but a connected pair, which asyncio needs), ptrace, reading another process, mount, namespaces,
+bpf, keyctl, userfaultfd, io_uring, memfd, shared memory, signals or limits of other processes,
+links, chmod, chown, mkdir.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
+CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
+    0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1, 2, 4, 8, 32, 4096, 16384, 1 << 18,
+)  # fmt: skip
+_KEPT_FLAGS = {os.ST_NOSUID: MS_NOSUID, os.ST_NODEV: MS_NODEV, os.ST_NOEXEC: MS_NOEXEC,
+               os.ST_NOATIME: 1024, os.ST_NODIRATIME: 2048, os.ST_RELATIME: 1 << 21}  # fmt: skip
+
+# name: (x86_64, aarch64); -1 = does not exist there. Without conditions on their arguments.
+_ALLOWED = {
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "stat": (4, -1), "fstat": (5, 80),
+    "lstat": (6, -1), "poll": (7, -1), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),
+    "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139), "pread64": (17, 67), "pwrite64": (18, 68), "readv": (19, 65),
+    "writev": (20, 66), "access": (21, -1), "pipe": (22, -1), "select": (23, -1),
+    "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23),
+    "dup2": (33, -1), "pause": (34, -1), "nanosleep": (35, 101), "getitimer": (36, 102),
+    "alarm": (37, -1), "setitimer": (38, 103), "getpid": (39, 172), "sendto": (44, 206),
+    "recvfrom": (45, 207), "shutdown": (48, 210), "exit": (60, 93), "wait4": (61, 260),
+    "uname": (63, 160), "flock": (73, 32), "fsync": (74, 82), "fdatasync": (75, 83),
+    "ftruncate": (77, 46), "getdents": (78, -1), "getcwd": (79, 17), "chdir": (80, 49),
+    "fchdir": (81, 50), "rename": (82, -1), "unlink": (87, -1), "readlink": (89, -1),
+    "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
+    "sysinfo": (99, 179), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176),
+    "geteuid": (107, 175), "getegid": (108, 177), "getppid": (110, 173), "getpgrp": (111, -1),
+    "getgroups": (115, 158), "getresuid": (118, 148), "getresgid": (120, 150),
+    "getpgid": (121, 155), "getsid": (124, 156), "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
+    "gettid": (186, 178), "time": (201, -1), "futex": (202, 98), "sched_getaffinity": (204, 123),
+    "epoll_create": (213, -1), "getdents64": (217, 61), "set_tid_address": (218, 96),
+    "restart_syscall": (219, 128), "fadvise64": (221, 223), "clock_gettime": (228, 113),
+    "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "exit_group": (231, 94),
+    "epoll_wait": (232, -1), "epoll_ctl": (233, 21), "unlinkat": (263, 35), "renameat": (264, 38),
+    "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48),
+    "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99),
+    "get_robust_list": (274, 100), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
+    "epoll_create1": (291, 20), "dup3": (292, 24), "pipe2": (293, 59), "getcpu": (309, 168),
+    "renameat2": (316, 276), "getrandom": (318, 278), "membarrier": (324, 283),
+    "statx": (332, 291), "rseq": (334, 293), "close_range": (436, 436), "faccessat2": (439, 439),
+    "arch_prctl": (158, -1),
+}  # fmt: skip
+_OPEN = {"open": (2, -1), "openat": (257, 56)}
+_CLONE3, _CLONE = (435, 435), (56, 220)
+# name: numbers, index of the argument, allowed low words of it ("self" = the process's own id)
+_ONLY = {
+    "kill": ((62, 129), 0, ("self",)),
+    "tgkill": ((234, 131), 0, ("self",)),
+    "prlimit64": ((302, 261), 0, (0, "self")),
+    # FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TCGETS, TIOCGWINSZ: not TIOCSTI, not FIOSETOWN
+    "ioctl": ((16, 29), 1, (0x541B, 0x5421, 0x5451, 0x5450, 0x5401, 0x5413)),
+    # F_DUPFD to F_GETLK, F_DUPFD_CLOEXEC, pipe sizes, seals: not F_SETOWN, which sends signals
+    "fcntl": ((72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),
+}
+_SOCKETPAIR = (53, 199)
+_THREAD_FLAGS = 0x00010100  # CLONE_THREAD | CLONE_VM
+_NEW_FLAGS = 0x7E020000  # CLONE_NEW*
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def prctl(option: int, *values: int) -> int:
+    """prctl(2)."""
+    padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
+    return _checked(_LIBC.prctl(option, *padded), f"prctl({option})")
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _checked(_LIBC.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    texts = [text.encode() for text in (source, target, kind)]
+    made = _LIBC.mount(*texts, ctypes.c_ulong(flags), data.encode())
+    _checked(made, f"mount {kind or source} at {target}")
+
+
+def bind_read_only(source: str, target: str) -> None:
+    """`source` at `target`, read-only, with the flags that its own mount may not lose."""
+    mount(source, target, "", MS_BIND | MS_REC)
+    has = os.statvfs(target).f_flag
+    kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if has & bit)
+    mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept)
+
+
+def change_root(folder: str) -> None:
+    """`folder`, a mount point, becomes /; nothing of the old root stays reachable."""
+    number = _numbers((155, 41))
+    os.chdir(folder)
+    _checked(_LIBC.syscall(number, b".", b"."), "pivot_root")
+    _checked(_LIBC.umount2(b".", 2), "umount of the old root")  # 2 = MNT_DETACH
+    os.chdir("/")
+
+
+def drop_capabilities() -> None:
+    """No capability now, and none to be had by exec."""
+    for capability in range(64):
+        if _LIBC.prctl(24, ctypes.c_ulong(capability), 0, 0, 0) < 0:  # PR_CAPBSET_DROP
+            break  # past the last one, or no right to: then there is none to drop either
+    _LIBC.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT_CLEAR_ALL
+    header = struct.pack("=Ii", 0x20080522, 0)
+    _checked(_LIBC.capset(header, bytes(24)), "capset")
+    prctl(38, 1)  # PR_SET_NO_NEW_PRIVS
+
+
+def _numbers(pair: tuple[int, int]) -> int:
+    machine = platform.machine()
+    if machine not in _MACHINES:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
+    return pair[_MACHINES[machine][0]]
+
+
+def _filter(*, files: bool) -> bytes:
+    """The BPF program for this process: its own id is part of it."""
+    me = os.getpid()
+    program: list[bytes] = []
+
+    def step(code: int, value: int, true: int = 0, false: int = 0):
+        program.append(struct.pack("=HBBI", code, true, false, value))
+
+    def load_argument(index: int):
+        step(_LOAD, 16 + 8 * index)  # its low word: what follows are ints in the kernel
+
+    def refuse(code: int):
+        step(_RETURN, _ERRNO | code)
+
+    step(_LOAD, 4)
+    step(_JUMP_EQUAL, _MACHINES[platform.machine()][1], 1, 0)
+    step(_RETURN, _KILL)
+    step(_LOAD, 0)
+    step(_JUMP_ABOVE, 0x40000000, 0, 1)  # the x32 numbers of x86_64
+    step(_RETURN, _KILL)
+    for pair in [*_ALLOWED.values(), *(_OPEN.values() if files else ())]:
+        if _numbers(pair) >= 0:
+            step(_JUMP_EQUAL, _numbers(pair), 0, 1)
+            step(_RETURN, _ALLOW)
+    for pair, index, values in _ONLY.values():
+        step(_JUMP_EQUAL, _numbers(pair), 0, 2 * len(values) + 2)
+        load_argument(index)
+        for value in values:
+            step(_JUMP_EQUAL, me if value == "self" else value, 0, 1)
+            step(_RETURN, _ALLOW)
+        refuse(errno.EPERM)
+    step(_JUMP_EQUAL, _numbers(_CLONE), 0, 5)
+    load_argument(0)
+    step(_AND, _THREAD_FLAGS | _NEW_FLAGS)
+    step(_JUMP_EQUAL, _THREAD_FLAGS, 0, 1)
+    step(_RETURN, _ALLOW)
+    refuse(errno.EPERM)
+    step(_JUMP_EQUAL, _numbers(_SOCKETPAIR), 0, 7)  # AF_UNIX, SOCK_STREAM: goes nowhere else
+    load_argument(0)
+    step(_JUMP_EQUAL, 1, 0, 4)
+    load_argument(1)
+    step(_AND, 0xF)
+    step(_JUMP_EQUAL, 1, 0, 1)
+    step(_RETURN, _ALLOW)
+    refuse(errno.EPERM)
+    step(_JUMP_EQUAL, _numbers(_CLONE3), 0, 1)  # its flags lie in memory: libc falls back to clone
+    refuse(errno.ENOSYS)
+    refuse(errno.EPERM)
+    return b"".join(program)
+
+
+def filter_system_calls(*, files: bool) -> None:
+    """Allow what this file's docstring says, for ever. Without `files` nothing can be opened."""
+    code = ctypes.create_string_buffer(_filter(files=files))
+    count = (len(code) - 1) // 8
+    program = struct.pack("=HxxxxxxQ", count, ctypes.addressof(code))
+    kept = ctypes.create_string_buffer(program)  # a name: the kernel reads it during the call
+    prctl(38, 1)
+    prctl(22, 2, ctypes.addressof(kept))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+
+
+# -- Landlock: the same numbers on every machine
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
+_SCRATCH = 1 << 1 | _READ_FILE | _READ_DIR | 1 << 5 | 1 << 8  # write, read, list, remove, create
+
+
+def landlock_version() -> int:
+    """Of the kernel's interface; 0 where there is none."""
+    return max(0, _LIBC.syscall(444, None, 0, 1))
+
+
+def landlock_rules(readable: list[str], scratch: str) -> int:
+    """A descriptor of rules: `readable` may be read, flat files in `scratch` written, no more."""
+    version = landlock_version()
+    handled = (1 << 13) - 1
+    for bit, since in ((13, 2), (14, 3), (15, 5)):  # refer, truncate, ioctl on devices
+        handled |= (1 << bit) * (version >= since)
+    attribute = struct.pack("=Q", handled)
+    rules = _checked(_LIBC.syscall(444, attribute, len(attribute), 0), "landlock_create_ruleset")
+    truncate = (1 << 14) & handled
+    wanted = [(path, _READ_FILE | _READ_DIR) for path in readable]
+    wanted += [(scratch, _SCRATCH | truncate), ("/dev/null", _READ_FILE | 1 << 1 | truncate)]
+    for path, access in wanted:
+        if not os.path.exists(path):
+            continue
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        access &= ~_READ_DIR if not os.path.isdir(path) else -1
+        rule = struct.pack("=Qi", access, descriptor)
+        _checked(_LIBC.syscall(445, rules, 1, rule, 0), f"landlock_add_rule {path}")
+        os.close(descriptor)
+    return rules
+
+
+def landlock_restrict(rules: int) -> None:
+    """Hold this process to the rules, for ever."""
+    prctl(38, 1)
+    _checked(_LIBC.syscall(446, rules, 0), "landlock_restrict_self")
