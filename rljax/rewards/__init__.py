@@ -10,8 +10,10 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
+from rljax.rewards.judges import judge
 from rljax.rewards.length import l1_exact, l1_max
 from rljax.rewards.programs import program_tests
+from rljax.rewards.rubrics import rubric
 from rljax.rewards.rules import (
     boxed,
     exact_match,
@@ -26,11 +28,13 @@ __all__ = [
     "boxed",
     "exact_match",
     "gsm8k",
+    "judge",
     "l1_exact",
     "l1_max",
     "last_line",
     "length_under",
     "program_tests",
+    "rubric",
     "sequence_match",
     "valid_json",
 ]

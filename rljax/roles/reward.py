@@ -4,6 +4,7 @@ What lives here: what is asked of the pool of workers and what is put on the bat
 the pool itself and the functions of text (rljax.rewards), scores of lines (rljax.roles.process).
 """
 
+import re
 from collections.abc import Sequence
 
 import jax
@@ -14,6 +15,8 @@ from rljax.batch import Batch, last_token
 from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool, Score
+from rljax.rewards.rubric_buffer import RubricBuffer
+from rljax.roles.judge import MeshJudge
 from rljax.roles.process import ProcessScorer
 from rljax.timing import timed
 from rljax.update import map_microbatches
@@ -54,27 +57,34 @@ class Reward:
     and it
     leaves its group, so that neither the loss nor a baseline sees it. `rows`, `counts` and
     `outcomes` describe all calls since `forget`, but for those made with remember=False.
-    `process` adds the scores of lines to the outcome; `scores` stay the outcome's alone.
+    `process` adds the scores of lines to the outcome; `scores` stay the outcome's alone. `rubrics`
+    says which rubrics a prompt has now, and learns from what is remembered.
     """
 
     def __init__(
         self,
-        pool: "RewardPool | ModelScorer",
+        pool: "RewardPool | ModelScorer | MeshJudge",
         tokenizer,
         mesh,
         process: ProcessScorer | None = None,
+        rubrics: RubricBuffer | None = None,
     ):
         self.pool, self.tokenizer, self.mesh, self.process = pool, tokenizer, mesh, process
+        self.rubrics = rubrics
         self.forget()
 
     def outcome_alone(self) -> "Reward":
-        """The same pool without scores of lines: what evaluation asks for."""
-        return Reward(self.pool, self.tokenizer, self.mesh) if self.process else self
+        """The same pool without scores of lines, and without rubrics that evolve: what evaluation
+        asks for."""
+        plain = self.process is None and self.rubrics is None
+        return self if plain else Reward(self.pool, self.tokenizer, self.mesh)
 
     def forget(self) -> None:
         """Start anew: a step may call the reward several times."""
         self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
         self._process: list[dict] = []  # metrics of each call
+        if self.rubrics is not None:
+            self.rubrics.forget()
 
     def __call__(self, batch: Batch, prompts, *, remember: bool = True) -> Batch:
         """`prompts.records[group]` holds the ground truth of a row. Fills rewards, scores and the
@@ -96,6 +106,8 @@ class Reward:
             if remember:
                 records = [prompts.records[g] for g in group]
                 self._seen += zip(samples, scores, records, strict=True)
+                if self.rubrics is not None:
+                    self.rubrics.learn(samples, records, scores)
             ok = np.array([s.status == "ok" for s in scores])
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
             # A failed row gets a group of its own: its siblings' baseline is taken without it.
@@ -113,7 +125,9 @@ class Reward:
             "response": self.tokenizer.decode([int(i) for i in ids]),
             "ground_truth": record["ground_truth"],
             "data_source": record["data_source"],
-            "extra_info": record["extra_info"],
+            "extra_info": (
+                record["extra_info"] if self.rubrics is None else self.rubrics.extra_info(record)
+            ),
             "num_tokens": len(ids),
             "finish_reason": ("stop", "length", "interrupt", "abort")[int(finish)],
         }
@@ -138,8 +152,8 @@ class Reward:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Failures; mean score and share of the samples of every source; means of the parts, and of
-        what the calls said of scored lines."""
+        """Failures, errors also by kind; mean score and share of the samples of every source; means
+        of the parts, and of what the calls said of scored lines; the state of the rubrics."""
         out = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
@@ -148,6 +162,9 @@ class Reward:
             shares[source] = shares.get(source, 0.0) + 1 / len(self._seen)
             if score.status != "ok":
                 out[f"reward/{score.status}s"] += 1.0
+                if score.status == "error":
+                    name = f"reward/errors/{error_kind(score.message)}"
+                    out[name] = out.get(name, 0.0) + 1.0
                 continue
             means.setdefault(f"reward/source/{source}", []).append(score.value)
             for name, value in score.parts.items():
@@ -157,10 +174,18 @@ class Reward:
             out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
         for name in self._process[0] if self._process else ():
             out[name] = float(np.mean([found[name] for found in self._process]))
-        return out
+        return out | (self.rubrics.metrics() if self.rubrics is not None else {})
 
     def close(self) -> None:
         self.pool.close()
+        if self.rubrics is not None:
+            self.rubrics.close()
+
+
+def error_kind(message: str) -> str:
+    """Of a failed score: the exception's name, of an EndpointError its kind, else "other"."""
+    found = re.match(r"(?:EndpointError: )?(\w+): ", message)
+    return found[1] if found else "other"
 
 
 def _parts(scores: list[Score]) -> np.ndarray | None:
