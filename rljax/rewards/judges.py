@@ -29,16 +29,19 @@ Response: {response}
 How well does the response solve the task, from 0 (not at all) to {scale} (perfectly)?
 {answer}"""
 
-# What a server's or our own tokenizer may read as a control token where it stands in a text.
+# What a server's or our own tokenizer may read as a control token where it stands in a text, what
+# breaks a line in some eyes, and halves of characters, which no tokenizer takes.
 _CONTROL = re.compile(
     r"<(?=[|\uff5c]|/?s>|/?think>|/?tool|(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>)"
+    r"|[\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 )
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 def quoted(value: object) -> str:
     """A value as JSON on one line, without what could be read as a control token."""
-    return _CONTROL.sub(r"\\u003c", json.dumps(value, ensure_ascii=False, default=str))
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:
