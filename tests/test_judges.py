@@ -3,6 +3,7 @@ wants a better one can do, and rubrics that evolve."""
 
 import json
 import math
+import time
 
 import pytest
 from conftest import worked_example
@@ -265,8 +266,6 @@ def test_one_verdict_that_cannot_be_read_masks_the_sample_or_counts_0_if_asked_t
 
 
 def test_the_deadline_is_that_of_all_rubrics_together():
-    import time
-
     def answer(request, n):
         time.sleep(0.3)
         return 200, {}, completion('{"score": 1}')
