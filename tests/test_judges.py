@@ -244,8 +244,8 @@ def test_a_rubric_reward():
     assert found["score"] == pytest.approx((2 * 1 + 0.5 - 0.5) / 3)
     assert plain["score"] == pytest.approx(2.0)
     assert {k: v for k, v in found.items() if k != "score"} == {
-        "rubric_0": 1.0, "rubric_1": 0.5, "rubric_2": 0.5, "positive_rubrics": 0.75,
-        "negative_rubrics": 0.5,
+        "rubric/0": 1.0, "rubric/1": 0.5, "rubric/2": 0.5, "rubric/positive": 0.75,
+        "rubric/negative": 0.5,
     }  # fmt: skip
 
 
@@ -260,7 +260,7 @@ def test_one_verdict_that_cannot_be_read_masks_the_sample_or_counts_0_if_asked_t
         with pytest.raises(EndpointError, match="verdict"):
             rubric("r", "p", info, **at(server))
         found = rubric("r", "p", info, bad_verdict="zero", **at(server))
-        assert found["score"] == pytest.approx((2 - 0.5) / 3) and found["failed_verdicts"] == 1.0
+        assert found["score"] == pytest.approx((2 - 0.5) / 3) and found["rubric/failed"] == 1.0
     with serving(lambda r, n: (500, {}, {})) as server, pytest.raises(EndpointError):
         rubric("r", "p", info, bad_verdict="zero", **at(server))  # no answer is never 0
 
@@ -298,7 +298,7 @@ def visit(buffer, prompt_id, judged, **info):
         if None in values:
             scores.append(Score(math.nan, {}, "error", 0.0, "EndpointError: verdict: none"))
         else:
-            parts = {f"rubric_{k}": v for k, v in enumerate(values)}
+            parts = {f"rubric/{k}": v for k, v in enumerate(values)}
             scores.append(Score(0.5, {"score": 0.5, **parts}, "ok", 0.0))
     buffer.learn(samples, records, scores)
     return asked[0]["rubrics"]
@@ -432,7 +432,7 @@ def test_a_reward_without_parts_per_rubric_is_named(buffer):
     visit(buffer, 1, {"fixed": [0.0, 1.0]}, rubrics=["fixed"])
     info = buffer.extra_info(record(1, rubrics=["fixed"]))
     samples = [{"prompt": "p", "response": "r", "extra_info": info}] * 2
-    with pytest.raises(InputError, match="rubric_1"):
+    with pytest.raises(InputError, match="rubric/1"):
         buffer.learn(samples, [record(1)] * 2, [Score(1.0, {"score": 1.0}, "ok", 0.0)] * 2)
 
 
@@ -446,5 +446,5 @@ def test_the_rewards_run_in_the_pool():
                     for x in ({"rubrics": RUBRICS}, {})
                 ]
             )
-    assert good.value == pytest.approx(2 / 3) and good.parts["rubric_1"] == 0.5
+    assert good.value == pytest.approx(2 / 3) and good.parts["rubric/1"] == 0.5
     assert bad.status == "error" and "extra_info has no rubrics" in bad.message

@@ -5,25 +5,28 @@ import json
 import math
 import shutil
 import sys
-from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from judge_server import completion, serving
 from tiny_run import assert_same_run, metrics_rows, saved_state, tiny_config
 from tiny_tokenizer import write_tokenizer
 
+from rljax.batch import Batch, batch_from_rows
 from rljax.build import text_scorer
 from rljax.components import resolve
 from rljax.config import HOMES, Config
-from rljax.data.tokenizer import load_tokenizer
+from rljax.data.prompts import Prompts
+from rljax.data.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 from rljax.rewards.judges import JUDGE_TEMPLATE, message
-from rljax.roles import MeshJudge
+from rljax.rewards.pool import RewardPool
+from rljax.roles import MeshJudge, Reward
 from rljax.roles.reward import error_kind
 from rljax.train import train
 from rljax.validation import validate
@@ -60,8 +63,6 @@ def by_hand(folder, messages, grades) -> float:
     model = Model(load_config(str(folder)), make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     params = load_params(str(folder), model)
     ids = np.array([tokenizer.encode_chat(messages)], np.int32)
-    from rljax.batch import Batch
-
     ones = np.ones_like(ids)
     positions = np.arange(ids.shape[1], dtype=np.int32)[None]
     batch = Batch(ids, ones, positions, ones.astype(np.float32))
@@ -83,7 +84,7 @@ def test_a_model_on_the_mesh_judges_by_the_chances_of_its_grades(folder):
         asked = message(JUDGE_TEMPLATE, answer, "2", values)
         want, mass = by_hand(folder, asked, "012")
         assert score.value == pytest.approx(want, abs=1e-4)
-        assert score.parts["grade_mass"] == pytest.approx(mass, rel=1e-3)
+        assert score.parts["judge/grade_mass"] == pytest.approx(mass, rel=1e-3)
     assert np.std([s.value for s in found]) > 1e-3
     # Neither its neighbours nor the padding change a verdict.
     assert judge.score(SAMPLES[1:2])[0].value == pytest.approx(found[1].value, abs=1e-5)
@@ -97,13 +98,13 @@ def test_a_model_on_the_mesh_judges_rubrics(folder):
     for i, score in enumerate(found[:-1]):
         parts = score.parts
         count = 1 + i % 2
-        assert ("rubric_1" in parts) == (count == 2) and "rubric_2" not in parts
-        want = parts["rubric_0"] - (parts["rubric_1"] if count == 2 else 0.0)
-        assert score.value == pytest.approx(want) and 0 < parts["grade_mass"] < 1
+        assert ("rubric/1" in parts) == (count == 2) and "rubric/2" not in parts
+        want = parts["rubric/0"] - (parts["rubric/1"] if count == 2 else 0.0)
+        assert score.value == pytest.approx(want) and 0 < parts["judge/grade_mass"] < 1
         words = json.dumps(SAMPLES[i]["response"])
         text = f'"is short" of {words}? Answer with one of 0, 1, 2 and nothing else.'
         want, _ = by_hand(folder, [{"role": "user", "content": text}], "012")
-        assert parts["rubric_0"] == pytest.approx(want, abs=1e-4)
+        assert parts["rubric/0"] == pytest.approx(want, abs=1e-4)
 
 
 def test_grades_are_words_of_one_token_each(folder):
@@ -149,7 +150,7 @@ def by_rubric(response, extra_info) -> dict:
     if zlib.crc32(response.encode()) % 7 == 0:
         raise RuntimeError("no verdict")
     score = sum(v * r["weight"] for v, r in zip(values, extra_info["rubrics"]))
-    return {"score": score, **{f"rubric_{k}": v for k, v in enumerate(values)}}
+    return {"score": score, **{f"rubric/{k}": v for k, v in enumerate(values)}}
 
 def generator(prompt, responses, rubrics) -> dict:
     n = len(rubrics)
@@ -166,26 +167,26 @@ def parts(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
-def evolving(run_dir, **fields):
-    names = {
-        "reward__function": "rubric_parts.by_rubric", "sft__steps": 0, "steps": 4,
-        "reward__rubrics": "evolving_rubrics(generator='rubric_parts.generator', cap=3)",
-        "data__train": "first_letter(letters=2, kinds=4, test=4)", "sampler__max_response_tokens": 3,
-        "batch__prompts_per_step": 8, "batch__samples_per_prompt": 2,
-        "evaluate__every_steps": 0,
-    }  # fmt: skip
-    return tiny_config(run_dir, **{**names, **fields})
+TEXT = "evolving_rubrics(generator='rubric_parts.generator', cap=3)"
 
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_has_the_same_rubrics(parts, tmp_path, on_one_device):
-    train(evolving(tmp_path / "whole"))
-    half = evolving(tmp_path / "half")
-    train(evolving(tmp_path / "half", steps=2))
-    half.checkpoint.allow_changed = ("steps",)
-    train(half)
+    def config(name, steps=4):
+        return tiny_config(
+            tmp_path / name, steps=steps, sft__steps=0, evaluate__every_steps=2,
+            data__train="first_letter(letters=2, kinds=4, test=4)",
+            sampler__max_response_tokens=3, batch__prompts_per_step=8,
+            batch__samples_per_prompt=2, reward__function="rubric_parts.by_rubric",
+            reward__rubrics=TEXT, checkpoint__allow_changed=("steps",),
+        )  # fmt: skip
+
+    train(config("whole"))
+    train(config("half", steps=2))
+    train(config("half"))
     rows = metrics_rows(tmp_path / "whole")
     assert rows[-1]["rubric/active"] > 0 and rows[-1]["rubric/inactive"] > 0
+    assert rows[-1]["compiles"] == rows[1]["compiles"]  # more rubrics are no other program
     states = [saved_state(tmp_path / name, 4)["rubrics"] for name in ("whole", "half")]
     assert states[0] == states[1] and len(states[0]["prompts"]) > 3
     assert any(len(p["active"]) == 3 and p["visits"] > 1 for p in states[0]["prompts"].values())
@@ -193,37 +194,77 @@ def test_a_run_that_is_stopped_has_the_same_rubrics(parts, tmp_path, on_one_devi
     assert_same_run(tmp_path / "half", tmp_path / "whole")
 
 
-def test_rubrics_are_in_the_checkpoint_and_in_the_metrics(parts, tmp_path, on_one_device):
-    """Two steps that visit every prompt twice, and evaluation that evolves nothing."""
-    train(evolving(tmp_path, steps=2, checkpoint__every_steps=1, checkpoint__keep=9))
-    states = [saved_state(tmp_path, step)["rubrics"]["prompts"] for step in (1, 2)]
-    first, second = (metrics_rows(tmp_path)[i] for i in (-2, -1))
-    visits = [sum(p["visits"] for p in state.values()) for state in states]
-    assert visits == [len(states[0]), visits[1]] and visits[1] > visits[0]
-    assert first["rubric/active"] == 2.0 and first["rubric/inactive"] == 0.0
-    assert first["rubric/added"] == 2 * len(states[0]) and first["rubric/std"] == 0.0
-    assert any("rubric_0" in name for name in second)  # judged by what the first step wrote
-    assert second["rubric/judge_failure_rate"] == pytest.approx(
-        second["reward/errors"] / second["batch/completions"]
-    )
-    assert "rubric/active" not in json.dumps(saved_state(tmp_path, 2)["progress"])
+LETTERS = CharTokenizer("0123456789>")
 
 
-def test_a_run_with_a_judge_that_fails_counts_by_kind(tmp_path, on_one_device):
-    def answer(request, n):
-        found = ((503, {}, {}), (200, {}, completion("?")))[n % 2] if n % 3 == 0 else None
-        return found or (200, {}, completion(json.dumps({"score": n % 11})))
+def rollouts(responses: list[list[str]]) -> tuple[Batch, Prompts]:
+    """A batch of these responses to prompts 0, 1, ..., each of which has one persistent rubric."""
+    said = [(g, r) for g, group in enumerate(responses) for r in group]
+    records = [
+        {"prompt_text": f"{g}>", "token_ids": np.asarray(LETTERS.encode(f"{g}>"), np.int32),
+         "ground_truth": "", "data_source": "d", "index": g, "prompt_id": g,
+         "extra_info": {"rubrics": [{"description": "fixed"}], "kept": g}}
+        for g in range(len(responses))
+    ]  # fmt: skip
+    rows = [LETTERS.encode(f"{g}>{r}") for g, r in said]
+    tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    mask = np.zeros(tokens.shape, np.float32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)], mask[i, 2 : len(row)] = row, 1
+    batch = batch_from_rows(
+        jnp.asarray(tokens), jnp.asarray([len(r) for r in rows], jnp.int32), jnp.asarray(mask),
+        group=jnp.asarray([g for g, _ in said], jnp.int32),
+        finish_reason=jnp.zeros((len(rows),), jnp.int32),
+    )  # fmt: skip
+    return batch, Prompts.from_records(records, length=2)
 
-    with serving(answer) as server:
-        text = f"judge(base_url={server.base_url!r}, model='m', attempts=1)"
-        config = tiny_config(tmp_path, reward__function=text, sft__steps=0, steps=1)
-        config.evaluate.reward, config.export = "exact_match", False
-        train(config)
-        row = metrics_rows(tmp_path)[-1]
-        assert len(server.requests) == 16
-    assert row["reward/errors"] == 6 and row["reward/timeouts"] == 0
-    assert row["reward/errors/server_error"] + row["reward/errors/verdict"] == 6
-    assert Path(tmp_path / "summary.json").exists()
+
+def by_letter(request, n):
+    """The verdict is the first digit of the response, modulo 3; 7 is none, 8 is a broken server."""
+    text = request["messages"][0]["content"]
+    digit = int(text.partition('Response: "')[2][0])
+    if digit == 8:
+        return 503, {}, {}
+    return 200, {}, completion("?" if digit == 7 else json.dumps({"score": digit % 3}))
+
+
+def test_the_reward_of_a_step_has_rubrics_and_counts_failures_by_kind(parts):
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    with serving(by_letter) as server:
+        text = f"rubric(base_url={server.base_url!r}, model='m', attempts=1)"
+        pool = RewardPool(text, workers=2)
+        reward = Reward(pool, LETTERS, mesh, rubrics=resolve(TEXT, HOMES["rubrics"])(1))
+        try:
+            batch, prompts = rollouts([["0", "1", "22"], ["7", "8", "1"]])
+            found = reward(batch, prompts)
+            assert len(server.requests) == 6
+            assert found.reward_parts is None  # the parts are other ones at each step
+            assert np.asarray(found.scores).tolist() == [0.0, 0.5, 1.0, 0.0, 0.0, 0.5]
+            assert np.asarray(found.mask).sum(axis=1).tolist() == [1, 1, 2, 0, 0, 1]
+            counts = reward.counts
+            assert counts["reward/errors"] == 2 and counts["reward/timeouts"] == 0
+            assert counts["reward/errors/verdict"] == counts["reward/errors/server_error"] == 1
+            assert counts["reward/part/rubric/persistent"] == pytest.approx(0.5)
+            assert counts["rubric/judge_failure_rate"] == pytest.approx(1 / 3)
+            assert counts["rubric/active"] == 2 and counts["rubric/added"] == 4
+            # Evaluation, and what is not remembered, evolve nothing.
+            state = json.dumps(reward.rubrics.get_state())
+            reward.outcome_alone()(batch, prompts)
+            assert len(server.requests) == 12
+            reward(batch, prompts, remember=False)
+            assert len(server.requests) == 12 + 4 * 3 + 2  # three rubrics each; a failure ends it
+            assert json.dumps(reward.rubrics.get_state()) == state
+            reward.forget()
+            assert "reward/errors/verdict" not in reward.counts
+            reward(batch, prompts)
+            # Every rubric of prompt 0 told its responses apart; of prompt 1 one response is left.
+            counts = reward.counts
+            assert counts["rubric/std"] == pytest.approx(np.std([0, 0.5, 1]))
+            assert counts["reward/part/rubric/negative"] == pytest.approx(0.5)
+            assert counts["rubric/active"] == 3 and counts["rubric/inactive"] == 1
+        finally:
+            reward.close()
+    assert reward.rubrics._pool is None
 
 
 def test_kinds_of_failure():

@@ -2,7 +2,8 @@
 
 A reward is a function of two strings, `def my_reward(response, ground_truth) -> float`, or of any
 other fields of the sample that it names as parameters (`prompt`, `data_source`, `extra_info`,
-`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score".
+`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score"; all of
+them are metrics, and those without a "/" in their name also reach the advantage (gdpo).
 
 What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
 reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool` runs

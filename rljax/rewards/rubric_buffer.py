@@ -186,7 +186,7 @@ def _with_std(active: list[dict], asked: list[dict], scores: list[Score]) -> lis
     """The active rubrics with the std of their verdicts on one group; what fewer than two responses
     were judged by keeps the std that it had."""
     judged = [score.parts for score in scores if score.status == "ok"]
-    columns = {rubric_text(r): f"rubric_{k}" for k, r in enumerate(asked)}
+    columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(asked)}
     out = []
     for rubric in active:
         name = columns.get(rubric_text(rubric))

@@ -161,15 +161,15 @@ def rubric_message(template: str, answer: str, scale: str, prompt, response, rub
 
 
 def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bool) -> dict:
-    """The reward of one response: score; rubric_0, rubric_1, ... (verdicts in [0, 1]); and the mean
-    verdict of each kind of KINDS that it was judged by."""
+    """The reward of one response: score; rubric/0, rubric/1, ... (verdicts in [0, 1]); and the mean
+    verdict of each kind of KINDS that it was judged by, rubric/positive."""
     weights = [rubric["weight"] for rubric in rubrics]
     parts = {"score": rubric_score([values], weights, normalise=normalise, scale=1.0)[0]}
-    parts |= {f"rubric_{k}": value for k, value in enumerate(values)}
+    parts |= {f"rubric/{k}": value for k, value in enumerate(values)}
     for kind in KINDS:
         of_kind = [v for r, v in zip(rubrics, values, strict=True) if r["kind"] == kind]
         if of_kind:
-            parts[f"{kind}_rubrics"] = statistics.fmean(of_kind)
+            parts[f"rubric/{kind}"] = statistics.fmean(of_kind)
     return parts
 
 
@@ -189,7 +189,7 @@ def rubric(
     One request per rubric; `timeout_s` bounds all of a sample. `template` shows {prompt},
     {response}, {rubric} as JSON strings, {scale} and {answer}. A verdict that cannot be read, asked
     for `attempts` times, is an error that masks the sample; with bad_verdict="zero", as in the
-    paper's code, it counts 0 and part failed_verdicts says how many did. The rest is as of
+    paper's code, it counts 0 and part rubric/failed says how many did. The rest is as of
     rljax.rewards.judges.judge.
     """
     check_scale(scale)
@@ -215,7 +215,7 @@ def rubric(
             values.append(0.0)
             failed += 1
     parts = rubric_parts(rubrics, values, normalise)
-    return {**parts, "failed_verdicts": float(failed)} if bad_verdict == "zero" else parts
+    return {**parts, "rubric/failed": float(failed)} if bad_verdict == "zero" else parts
 
 
 def checked_rubrics(found: object) -> list[dict]:

@@ -61,7 +61,7 @@ class MeshJudge:
 
     def score(self, samples: Sequence[Mapping]) -> list[Score]:
         """One per sample; a question that the model cannot hold is an error, never a number. Part
-        grade_mass: the probability that the next word is a grade at all."""
+        judge/grade_mass: the probability that the next word is a grade at all."""
         asked: list[tuple[list[list[int]], list[dict]] | Score] = []
         for sample in samples:
             try:
@@ -125,7 +125,7 @@ class MeshJudge:
         parts = {"score": values[0]}
         if self.by_rubrics:
             parts = rubric_parts(rubrics, values, self.options["normalise"])
-        return Score(parts["score"], {**parts, "grade_mass": min(mass)}, "ok", 0.0)
+        return Score(parts["score"], {**parts, "judge/grade_mass": min(mass)}, "ok", 0.0)
 
     def close(self) -> None:
         """Nothing runs."""

@@ -190,8 +190,11 @@ def error_kind(message: str) -> str:
 
 def _parts(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if there are none
-    but the score itself."""
-    names = sorted({name for score in scores for name in score.parts} - {"score"})
+    but the score itself. A part with a slash in its name is for the metrics alone: there may be
+    other ones at each step, and another K would be another program."""
+    names = sorted(
+        {name for score in scores for name in score.parts if "/" not in name} - {"score"}
+    )
     if not names:
         return None
     # A part that a score lacks does not apply to it (rljax.advantages.gdpo); a failed row is
