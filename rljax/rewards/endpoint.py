@@ -44,7 +44,7 @@ _SHOWN_BYTES = 2000
 
 class EndpointError(RuntimeError):
     """kind: unreachable | timeout | rate_limited (429) | server_error (408, 409, 425, 5xx) |
-    rejected (any other status but 200, certificates) | too_large | malformed (no JSON, or not a
+    rejected (any other status but 2xx, certificates) | too_large | malformed (no JSON, or not a
     chat completion) | verdict (an answer that says no verdict) | circuit_open. wait_s: what the
     server asked for (Retry-After)."""
 
@@ -129,7 +129,7 @@ def _address(url: str) -> tuple[bool, str, int, str]:
 def _post_once(
     url: str, payload: bytes, headers: Mapping[str, str], deadline: float, max_body_bytes: int
 ) -> bytes:
-    """The body of the answer with status 200. Raises EndpointError."""
+    """The body of the answer with a status of 2xx. Raises EndpointError."""
     secure, host, port, path = _address(url)
     try:
         with contextlib.ExitStack() as stack:
@@ -144,7 +144,7 @@ def _post_once(
             connection.sock = _Wire(sock, deadline)
             connection.request("POST", path, payload, dict(headers))
             response = connection.getresponse()
-            if response.status != 200:
+            if not 200 <= response.status < 300:
                 raise _status_error(response, headers)
             return _body(response, max_body_bytes)
     except TimeoutError:
@@ -276,7 +276,7 @@ def post_json(
 
     `timeout_s` bounds all attempts and waits together, from the connection to the last byte (but
     not the look-up of the host's name). Attempts follow a refused or broken connection and the
-    statuses 408, 409, 425, 429 and 5xx; any other status but 200 is final. Raises EndpointError.
+    statuses 408, 409, 425, 429 and 5xx; any other status but 2xx is final. Raises EndpointError.
     """
     _check_limits(timeout_s, attempts)
     deadline = time.monotonic() + timeout_s
