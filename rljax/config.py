@@ -66,9 +66,8 @@ class SFTConfig:
     steps: int = 0
     data: str = ""  # "" = the task's worked examples
     sequences_per_step: int = 64
-    stop_at_accuracy: float = (
-        0.0  # stop early once held-out greedy accuracy reaches this; 0 = never
-    )
+    # Stop early once held-out greedy accuracy reaches this; 0 = never.
+    stop_at_accuracy: float = 0.0
     check_every_steps: int = 20  # how often it is measured
     optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(lr=1e-5))
 
@@ -134,6 +133,9 @@ class RewardConfig:
 
     function: str = "exact_match"
     model: str = ""  # a reward model's folder (outcome scores): scores instead of the function
+    judge_model: str = ""  # a chat model's folder, which judge() and rubric() ask, on the mesh
+    judge_grades: tuple[str, ...] = ()  # its answers, a token each, worst first; () = 0 to scale
+    rubrics: str = ""  # "evolving_rubrics(generator='...')": of each prompt; "" = off
     # A process reward model's folder: its scores of the lines of a response are added to the
     # outcome, by functions of rljax.process_rewards or your own; "" = off.
     process_model: str = ""
@@ -170,9 +172,8 @@ class AlgorithmConfig:
     reward_shaping: tuple[str, ...] = ()  # of rljax.shaping, in this order
     baseline_filters: tuple[str, ...] = ()  # of rljax.filters: rows that leave loss and baseline
     filters: tuple[str, ...] = ()  # rows that leave the loss only
-    trust_region: float = (
-        0.0  # stop a batch's optimizer steps once its ppo_k3 exceeds this; 0 = off
-    )
+    # Stop a batch's optimizer steps once its ppo_k3 exceeds this; 0 = off.
+    trust_region: float = 0.0
 
 
 @dataclasses.dataclass
@@ -205,9 +206,8 @@ class CheckpointConfig:
     # Keep the step with the highest value of this metric, too, or with a minus before it the
     # lowest ("-eval/loss"); "" = off.
     best_metric: str = ""
-    allow_changed: tuple[
-        str, ...
-    ] = ()  # config fields (or "data") that may differ from the checkpoint's
+    # Config fields (or "data") that may differ from the checkpoint's.
+    allow_changed: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -268,9 +268,8 @@ class Config:
     run_dir: str = ""  # "" = a fresh folder under runs/
     trackers: tuple[str, ...] = ("console",)  # beside jsonl: console, tensorboard, wandb, mlflow
     samples_every_steps: int = 20  # how often example completions are recorded
-    max_skipped_in_a_row: int = (
-        5  # non-finite optimizer steps before a rollback to the last checkpoint
-    )
+    # Non-finite optimizer steps before a rollback to the last checkpoint.
+    max_skipped_in_a_row: int = 5
     export: bool = True  # write the final policy as a Hugging Face folder
     compilation_cache: str = "~/.cache/rljax/jax"  # "" = off
     model_settings: ModelSettings = dataclasses.field(default_factory=ModelSettings)
@@ -297,6 +296,7 @@ HOMES = {
     "dataflow": "rljax.dataflows",
     "data": "rljax.data.tasks",
     "reward": "rljax.rewards",
+    "rubrics": "rljax.rewards.rubric_buffer",
     "process_reward": "rljax.process_rewards",
     "advantage": "rljax.advantages",
     "policy_loss": "rljax.losses.policy",

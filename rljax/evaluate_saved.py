@@ -15,7 +15,7 @@ import jax
 import optax
 import orbax.checkpoint as ocp
 
-from rljax.build import check_length, initial_params, load_model
+from rljax.build import check_length, initial_params, load_model, text_scorer
 from rljax.build.setup import decoding_of
 from rljax.checkpoint import ARRAYS, Checkpoints
 from rljax.config import Config, MeshConfig, from_dict, is_path
@@ -28,7 +28,6 @@ from rljax.errors import InputError
 from rljax.evaluate import evaluate
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
-from rljax.rewards.pool import RewardPool
 from rljax.roles import Actor, Reward
 from rljax.sampler import Sampling
 from rljax.train_state import new_train_state
@@ -228,8 +227,8 @@ def evaluate_saved(
         stop_ids=tuple(policy.tokenizer.eos_ids),
         stop_strings=tuple(config.sampler.stop_strings),
     )
-    pool = RewardPool(reward_text, workers=config.reward.workers, timeout_s=config.reward.timeout_s)
-    reward = Reward(pool, policy.tokenizer, policy.model.mesh)
+    scorer = text_scorer(config, reward_text, policy.model.mesh)
+    reward = Reward(scorer, policy.tokenizer, policy.model.mesh)
     try:
         found = evaluate(
             policy.actor(),

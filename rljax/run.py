@@ -150,6 +150,8 @@ class Run:
             roles, self.checkpoints.read_arrays(step, build.role_arrays(roles))
         )
         self._restore_order(self.prompts, state["prompts"])
+        if self.reward is not None and self.reward.rubrics is not None:
+            self.reward.rubrics.set_state(state.get("rubrics"))
         if self.examples is not None:
             self._restore_order(self.examples, state["examples"])
         self.started, self.saved_step = time.monotonic() - self.progress.elapsed_s, step
@@ -185,6 +187,7 @@ class Run:
             "fingerprints": self.fingerprints,
             "offsets": tracking.offsets(),
             "prompts": self.prompts.get_state(),
+            "rubrics": self._rubrics(),
             "examples": self.examples.get_state() if self.examples is not None else None,
             "metrics": {
                 k: v for k, v in self.metrics.items() if isinstance(v, float) and np.isfinite(v)
@@ -192,6 +195,11 @@ class Run:
         }
         self.checkpoints.save(self.progress.step, build.role_arrays(self.roles), state)
         self.saved_step = self.progress.step
+
+    def _rubrics(self) -> dict | None:
+        """Of every prompt, where they evolve."""
+        found = self.reward.rubrics if self.reward is not None else None
+        return found.get_state() if found is not None else None
 
     @property
     def stopped_early(self) -> bool:

@@ -2,6 +2,8 @@
 
 import time
 
+from rljax.rewards import judge
+
 
 def more_a(prompt, first: str, second: str) -> float:
     """The completion with more letters a; equal numbers are a tie."""
@@ -30,3 +32,10 @@ def careless(prompt, first: str, second: str) -> dict:
 def half(prompt, first: str) -> float:
     """Not a judge."""
     return 0.5
+
+
+def elsewhere(response, prompt, extra_info, timeout_s: float = 1.5, attempts: int = 3) -> dict:
+    """rljax.rewards.judge of the endpoint that the sample names."""
+    return judge(
+        response, prompt, base_url=extra_info, model="m", timeout_s=timeout_s, attempts=attempts
+    )

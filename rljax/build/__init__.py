@@ -11,6 +11,7 @@ from rljax.build.roles import (
     rl_roles,
     role_arrays,
     sft_roles,
+    text_scorer,
     with_arrays,
 )
 from rljax.build.setup import Setup, build, check_length, data_stream, load_model
@@ -29,5 +30,6 @@ __all__ = [
     "rl_roles",
     "role_arrays",
     "sft_roles",
+    "text_scorer",
     "with_arrays",
 ]

@@ -132,7 +132,8 @@ def abstract_roles(setup: Setup) -> dict:
 
 
 def abstract_scorers(setup: Setup) -> dict[str, dict]:
-    """{name: weights} of the models that score samples (reward.model, reward.process_model)."""
+    """{name: weights} of the models that score samples (reward.model, reward.process_model,
+    reward.judge_model)."""
     if not setup.needs_reward:
         return {}
     wish, found = setup.config.reward, {}
@@ -141,6 +142,10 @@ def abstract_scorers(setup: Setup) -> dict[str, dict]:
             settings = dataclasses.asdict(setup.config.model_settings)
             facts = dataclasses.replace(load_config(folder, **settings), labels=1)
             found[f"{name} weights"] = Model(facts, setup.model.mesh, "scalar").abstract()
+    if wish.judge_model:
+        settings = dataclasses.asdict(setup.config.model_settings)
+        facts = load_config(wish.judge_model, **settings)
+        found["judge weights"] = Model(facts, setup.model.mesh).abstract()
     return found
 
 

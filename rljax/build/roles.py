@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from rljax.build.setup import Setup, adapter_fields
 from rljax.components import resolve
 from rljax.config import HOMES, Config, is_path
+from rljax.data.encoded import load_run_tokenizer
 from rljax.errors import InputError
 from rljax.mesh import on_host, replicated
 from rljax.models import lora
@@ -22,13 +23,16 @@ from rljax.models.huggingface import load_config, load_params, load_with_report
 from rljax.models.model import Model
 from rljax.models.peft import load_adapter
 from rljax.optimizers import make_optimizer
+from rljax.rewards.judges import judge
 from rljax.rewards.pool import RewardPool
+from rljax.rewards.rubrics import rubric
 from rljax.roles import (
     WITH_OPTIMIZER,
     Actor,
     Baseline,
     Critic,
     KLController,
+    MeshJudge,
     ModelScorer,
     ProcessScorer,
     Reference,
@@ -224,19 +228,39 @@ def rl_roles(setup: Setup, params) -> dict:
 
 
 def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
-    """The reward function `text` in a pool of killable workers, or where it is "" the model of
-    reward.model. `dense` adds the scores of lines by reward.process_model, if there is one."""
+    """The reward function `text` in a pool of killable workers or, for judge and rubric, asked of
+    reward.judge_model; where it is "" the model of reward.model. `dense`, for training, adds the
+    scores of lines by reward.process_model and the rubrics that evolve, if there are any."""
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.recipe.steps.microbatch_rows, 1)
     if text:
-        pool = RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
+        pool = text_scorer(setup.config, text, mesh)
     else:
         model, params = scalar_model(
             setup.config, setup.model, "reward.model", reward.model, adapted=False
         )
         pool = ModelScorer(model, params, rows)
     scored = _process_scorer(setup, rows) if dense and reward.process_model else None
-    return Reward(pool, setup.tokenizer, mesh, scored)
+    rubrics = None
+    if dense and reward.rubrics:
+        rubrics = resolve(reward.rubrics, HOMES["rubrics"])(reward.workers)
+    return Reward(pool, setup.tokenizer, mesh, scored, rubrics)
+
+
+def text_scorer(config: Config, text: str, mesh) -> RewardPool | MeshJudge:
+    """What scores samples by the reward `text`: workers, or reward.judge_model for what it can
+    answer."""
+    reward, component = config.reward, resolve(text, HOMES["reward"])
+    if not reward.judge_model or component.function not in (judge, rubric):
+        return RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
+    folder = reward.judge_model
+    tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
+    model = Model(load_config(folder, **dataclasses.asdict(config.model_settings)), mesh)
+    tokens = config.batch.tokens_per_microbatch
+    return MeshJudge(
+        model, load_params(folder, model), tokenizer, component, grades=reward.judge_grades,
+        tokens_per_call=tokens,
+    )  # fmt: skip
 
 
 def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:

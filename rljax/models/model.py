@@ -234,6 +234,13 @@ class Model:
         scores = self.token_scores(params, batch)
         return jnp.take_along_axis(scores, last[:, None, None], axis=1)[:, 0]
 
+    def next_logits(self, params: dict, batch: Batch, columns: jax.Array) -> jax.Array:
+        """Of the word after tokens[b, columns[b]]: [B, V] float32."""
+        decoder = self._bind(params)
+        hidden = self._hidden(decoder, batch)
+        hidden = jnp.take_along_axis(hidden, columns[:, None, None], axis=1)[:, 0]
+        return self._head_logits(decoder.head_weight("lm"), hidden)
+
     def logits(self, params: dict, batch: Batch) -> jax.Array:
         """[B, S, V] float32: for parity tests and probes only; training never builds it."""
         decoder = self._bind(params)

@@ -5,6 +5,8 @@ other fields of the sample that it names as parameters (`prompt`, `data_source`,
 `num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score". An
 option annotated `rewards.worker.RewardText` names another reward, as in `mixture` and `by_source`.
 A `prepare_worker(component)` in a reward's module runs in each worker before the first sample.
+`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score"; all of
+them are metrics, and those without a "/" in their name also reach the advantage (gdpo).
 
 What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
 reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool` runs
@@ -14,11 +16,13 @@ second.
 
 from rljax.rewards.code_fusion import sandbox_fusion
 from rljax.rewards.code_run import code_tests
+from rljax.rewards.judges import judge
 from rljax.rewards.length import l1_exact, l1_max, soft_overlong
 from rljax.rewards.math_answers import math_verify
 from rljax.rewards.minerva import dapo
 from rljax.rewards.mixing import by_source, mixture
 from rljax.rewards.programs import program_tests
+from rljax.rewards.rubrics import rubric
 from rljax.rewards.rules import (
     boxed,
     exact_match,
@@ -44,6 +48,7 @@ __all__ = [
     "gsm8k",
     "json_match",
     "json_schema",
+    "judge",
     "l1_exact",
     "l1_max",
     "language",
@@ -56,6 +61,7 @@ __all__ = [
     "qa_exact_match",
     "regex_match",
     "repetition",
+    "rubric",
     "sandbox_fusion",
     "sequence_match",
     "soft_overlong",

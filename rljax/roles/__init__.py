@@ -1,12 +1,13 @@
 """Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
 
-models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host). process: the
-scores of lines that Reward adds. opponents: who samples beside the actor.
-program: jit with donation and pinned layouts. Small roles that hold what outlives a step
+models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host). judge: a model
+that grades text. process: the scores of lines that Reward adds. opponents: who samples beside the
+actor. program: jit with donation and pinned layouts. Small roles that hold what outlives a step
 (KLController, Baseline) are rljax.controllers.
 """
 
 from rljax.controllers import Baseline, KLController
+from rljax.roles.judge import MeshJudge
 from rljax.roles.models import (
     Actor,
     Critic,
@@ -34,6 +35,7 @@ __all__ = [
     "Baseline",
     "Critic",
     "KLController",
+    "MeshJudge",
     "Mixture",
     "ModelScorer",
     "ProcessScorer",

@@ -5,6 +5,7 @@ the pool itself and the functions of text (rljax.rewards), scores of lines (rlja
 """
 
 import collections
+import re
 from collections.abc import Callable, Sequence
 
 import jax
@@ -16,6 +17,8 @@ from rljax.batch import Batch, last_token
 from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.rewards.pool import Pending, RewardPool, Score
+from rljax.rewards.rubric_buffer import RubricBuffer
+from rljax.roles.judge import MeshJudge
 from rljax.roles.process import ProcessScorer
 from rljax.timing import timed
 from rljax.update import map_microbatches
@@ -55,28 +58,35 @@ class Reward:
     A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
     and it leaves its group, so that neither the loss nor a baseline sees it. `rows`, `counts` and
     `outcomes` describe all calls since `forget`, but for those made with remember=False.
-    `process` adds the scores of lines to the outcome; `scores` stay the outcome's alone.
+    `process` adds the scores of lines to the outcome; `scores` stay the outcome's alone. `rubrics`
+    says which rubrics a prompt has now, and learns from what is remembered.
     """
 
     def __init__(
         self,
-        pool: "RewardPool | ModelScorer",
+        pool: "RewardPool | ModelScorer | MeshJudge",
         tokenizer,
         mesh,
         process: ProcessScorer | None = None,
+        rubrics: RubricBuffer | None = None,
     ):
         self.pool, self.tokenizer, self.mesh, self.process = pool, tokenizer, mesh, process
         self._ahead: _Ahead | None = None
+        self.rubrics = rubrics
         self.forget()
 
     def outcome_alone(self) -> "Reward":
-        """The same pool without scores of lines: what evaluation asks for."""
-        return Reward(self.pool, self.tokenizer, self.mesh) if self.process else self
+        """The same pool without scores of lines, and without rubrics that evolve: what evaluation
+        asks for."""
+        plain = self.process is None and self.rubrics is None
+        return self if plain else Reward(self.pool, self.tokenizer, self.mesh)
 
     def forget(self) -> None:
         """Start anew: a step may call the reward several times."""
         self._seen: list[tuple[dict, Score, dict]] = []  # sample, score, prompt record
         self._process: list[dict] = []  # metrics of each call
+        if self.rubrics is not None:
+            self.rubrics.forget()
 
     def ahead(self, prompts, n: int) -> Callable[[int, list[int], int], None] | None:
         """What `generate(prompts, ..., n=n, finished=)` may call: the pool begins with rows that
@@ -110,6 +120,8 @@ class Reward:
             if remember:
                 records = [prompts.records[g] for g in group]
                 self._seen += zip(samples, scores, records, strict=True)
+                if self.rubrics is not None:
+                    self.rubrics.learn(samples, records, scores)
             ok = np.array([s.status == "ok" for s in scores])
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
             # A failed row gets a group of its own: its siblings' baseline is taken without it.
@@ -157,7 +169,9 @@ class Reward:
             "response": self.tokenizer.decode([int(i) for i in ids]),
             "ground_truth": record["ground_truth"],
             "data_source": record["data_source"],
-            "extra_info": record["extra_info"],
+            "extra_info": (
+                record["extra_info"] if self.rubrics is None else self.rubrics.extra_info(record)
+            ),
             "num_tokens": len(ids),
             "finish_reason": ("stop", "length", "interrupt", "abort")[int(finish)],
             "group": group,
@@ -183,8 +197,9 @@ class Reward:
 
     @property
     def counts(self) -> dict[str, float]:
-        """Failures; of every source their share, the mean score and the share of the samples; means
-        of the parts; how many scores are equal; and what the calls said of scored lines."""
+        """Failures, errors also by kind; of every source their share, the mean score and the share
+        of the samples; means of the parts; how many scores are equal; what the calls said of scored
+        lines; the state of the rubrics."""
         out = {f"reward/{k}": 0.0 for k in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
@@ -195,6 +210,9 @@ class Reward:
             failed.append(float(score.status != "ok"))
             if score.status != "ok":
                 out[f"reward/{score.status}s"] += 1.0
+                if score.status == "error":
+                    name = f"reward/errors/{error_kind(score.message)}"
+                    out[name] = out.get(name, 0.0) + 1.0
                 continue
             means.setdefault(f"reward/source/{source}", []).append(score.value)
             for name, value in score.parts.items():
@@ -207,7 +225,7 @@ class Reward:
             out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
         for name in self._process[0] if self._process else ():
             out[name] = float(np.mean([found[name] for found in self._process]))
-        return out
+        return out | (self.rubrics.metrics() if self.rubrics is not None else {})
 
     def _equal_scores(self) -> dict[str, float]:
         """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
@@ -226,6 +244,14 @@ class Reward:
 
     def close(self) -> None:
         self.pool.close()
+        if self.rubrics is not None:
+            self.rubrics.close()
+
+
+def error_kind(message: str) -> str:
+    """Of a failed score: the exception's name, of an EndpointError its kind, else "other"."""
+    found = re.match(r"(?:EndpointError: )?(\w+): ", message)
+    return found[1] if found else "other"
 
 
 class _Ahead:
@@ -290,8 +316,11 @@ def generate_scored(
 
 def _parts(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if there are none
-    but the score itself."""
-    names = sorted({name for score in scores for name in score.parts} - {"score"})
+    but the score itself. A part with a slash in its name is for the metrics alone: there may be
+    other ones at each step, and another K would be another program."""
+    names = sorted(
+        {name for score in scores for name in score.parts if "/" not in name} - {"score"}
+    )
     if not names:
         return None
     # A part that a score lacks does not apply to it (rljax.advantages.gdpo); a failed row is

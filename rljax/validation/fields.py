@@ -254,6 +254,7 @@ def check_paths(config: Config, problems: Problems) -> None:
         ("teacher_model", config.teacher_model),
         ("reward.model", config.reward.model),
         ("reward.process_model", config.reward.process_model),
+        ("reward.judge_model", config.reward.judge_model),
         ("lora.adapter", config.lora.adapter),
     ):  # fmt: skip
         problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")

@@ -6,6 +6,7 @@ from rljax.config import Config
 from rljax.data.kinds import data_kind
 from rljax.errors import InputError
 from rljax.rewards.worker import wanted_fields
+from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_offline
 from rljax.validation.problems import Problems, resolve_field, value_of
 
@@ -21,6 +22,7 @@ _CALLED_WITH = {
     "collect": ("prompts", "key", "cfg"),
     "process_reward": ("batch",),
     "process_lines": ("token_texts", "mask", "truncated"),
+    "rubrics": ("workers",),
     "correction": ("batch",),
     "shaping": ("batch",),
     "filter": ("batch",),
@@ -83,6 +85,12 @@ def check_components(config: Config, problems: Problems) -> str:
                     wanted_fields(reward)
                 except InputError as error:
                     problems.add(field, text, error)
+    check_judges(config, problems)
+    if config.reward.rubrics:
+        text = config.reward.rubrics
+        component = resolve_field(problems, "reward.rubrics", text, "rubrics")
+        if component is not None:
+            _check_signature(problems, "reward.rubrics", component, "rubrics")
     kind = data_kind(found["dataflow"]) if "dataflow" in found else ""
     if kind == "prompts" and "advantage" in found:
         _check_fit(config, problems, found["dataflow"], found["advantage"])

@@ -1,0 +1,76 @@
+"""Judges and rubrics of a config: whether they have someone to ask, and time to."""
+
+from rljax.components import Component, resolve
+from rljax.config import HOMES, Config
+from rljax.errors import InputError
+from rljax.rewards.judges import judge
+from rljax.rewards.rubric_buffer import evolving_rubrics, generator_of
+from rljax.rewards.rubrics import rubric
+from rljax.validation.problems import Problems, value_of
+
+
+def _component(config: Config, field: str, home: str) -> Component | None:
+    """What the field names; None if it is off, or does not resolve, which is said elsewhere."""
+    try:
+        return resolve(value_of(config, field), HOMES[home]) if value_of(config, field) else None
+    except InputError:
+        return None
+
+
+def _option(component: Component, name: str):
+    default = component.signature.parameters[name].default
+    return component.options.get(name, default)
+
+
+def check_judges(config: Config, problems: Problems) -> None:
+    """Rewards that ask a model have one to ask, and give up before the pool would kill them."""
+    reward = config.reward
+    if reward.judge_model:
+        _check_mesh_judge(config, problems)
+    for field in ("reward.function", "evaluate.reward"):
+        component = _component(config, field, "reward")
+        asks = component is not None and component.function in (judge, rubric)
+        if not asks or reward.judge_model:
+            continue
+        for name in ("base_url", "model"):
+            rule = f"has no {name}: it asks an OpenAI-compatible endpoint"
+            fix = f"{component.name}(base_url='http://127.0.0.1:8000/v1', model='...'), or "
+            fix += "reward.judge_model=FOLDER to ask a model on the mesh"
+            problems.check(bool(_option(component, name)), field, component.text, rule, fix)
+        own = _option(component, "timeout_s")
+        problems.check(
+            own < reward.timeout_s, "reward.timeout_s", reward.timeout_s,
+            f"the pool would kill {component.name} before its own timeout_s={own:g} ends",
+            f"reward.timeout_s={own + 2:g}, or {component.name}(timeout_s=...)",
+        )  # fmt: skip
+    if reward.rubrics:
+        _check_rubrics(config, problems)
+
+
+def _check_mesh_judge(config: Config, problems: Problems) -> None:
+    reward, field = config.reward, "reward.judge_model"
+    component = _component(config, "reward.function", "reward")
+    asks = component is not None and component.function in (judge, rubric)
+    rule = f"answers for judge(...) and rubric(...); reward.function is {reward.function!r}"
+    problems.check(asks, field, reward.judge_model, rule, "reward.function='judge()'")
+    rule = "reward.model takes its place"
+    problems.check(not reward.model, field, reward.judge_model, rule, "reward.model=''")
+    grades = reward.judge_grades
+    fits = len(grades) != 1 and all(grades) and len(set(grades)) == len(grades)
+    rule = "two or more different texts, worst first; () = the numbers from 0 to scale"
+    problems.check(fits, "reward.judge_grades", grades, rule, "('0', '1', '2')")
+
+
+def _check_rubrics(config: Config, problems: Problems) -> None:
+    reward, field = config.reward, "reward.rubrics"
+    text, component = reward.rubrics, _component(config, "reward.function", "reward")
+    fits = component is not None and ("." in component.name or component.function is rubric)
+    rule = f"no rubric reaches reward.function={reward.function!r}"
+    problems.check(fits and not reward.model, field, text, rule, "reward.function='rubric(...)'")
+    buffer = _component(config, field, "rubrics")
+    if buffer is not None and buffer.function is evolving_rubrics and "generator" in buffer.options:
+        try:
+            generator_of(buffer.options["generator"])
+        except InputError as error:
+            problems.add(field, text, error)
+        problems.check(_option(buffer, "cap") >= 0, field, text, "cap must be >= 0", "cap=5")
