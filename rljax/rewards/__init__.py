@@ -10,7 +10,11 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
+from rljax.rewards.answers import json_fields, list_match
+from rljax.rewards.countdown import countdown
+from rljax.rewards.gym import reasoning_gym_score
 from rljax.rewards.length import l1_exact, l1_max
+from rljax.rewards.own import own_rewards
 from rljax.rewards.programs import program_tests
 from rljax.rewards.rules import (
     boxed,
@@ -24,13 +28,18 @@ from rljax.rewards.rules import (
 
 __all__ = [
     "boxed",
+    "countdown",
     "exact_match",
     "gsm8k",
+    "json_fields",
     "l1_exact",
     "l1_max",
     "last_line",
     "length_under",
+    "list_match",
+    "own_rewards",
     "program_tests",
+    "reasoning_gym_score",
     "sequence_match",
     "valid_json",
 ]
