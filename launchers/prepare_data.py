@@ -1,4 +1,4 @@
-"""Prepare data: python launchers/prepare_data.py --source=rows.jsonl --map=my_maps.mine --out=data/mine
+"""Prepare data: python launchers/prepare_data.py --source=rows.jsonl --map=my_maps.f --out=FOLDER
 
 Maps every row with a function of yours, checks it, and writes train.parquet and test.parquet in
 verl's columns, which data.train and data.test read. The map is a function of (example, index) that

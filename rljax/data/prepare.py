@@ -1,4 +1,4 @@
-"""A user's rows -> train.parquet and test.parquet in verl's columns: mapped, checked, split, counted.
+"""A user's rows -> train.parquet and test.parquet in verl's columns: mapped, checked, counted.
 
 What lives here: what launchers/prepare_data.py does. What does not: reading rows (`rows`), maps of
 published data sets (`maps`), what a row must hold (`sources`).
@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rljax.components import resolve
+from rljax.config import is_path
 from rljax.data.prompts import encode_prompt
-from rljax.data.rows import SUFFIXES, Rows, read_rows
+from rljax.data.rows import SUFFIXES, Rows, make_task, read_rows
 from rljax.data.sources import prompt_record
 from rljax.data.stream import Stream
 from rljax.data.tokenizer import load_tokenizer
@@ -94,8 +95,11 @@ def _check(options: PrepareOptions) -> None:
 
 def _has_own_test(options: PrepareOptions) -> bool:
     """A folder, a name with {split} and a TFDS data set have splits; one file has not."""
-    one_file = options.source.endswith(SUFFIXES) and "{split}" not in options.source
-    return not options.test_fraction and not one_file
+    if options.test_fraction:
+        return False
+    if is_path(options.source):
+        return not options.source.endswith(SUFFIXES) or "{split}" in options.source
+    return not isinstance(make_task(options.source)[1], (list, tuple))  # just rows: no splits
 
 
 # -- rows --
@@ -136,25 +140,19 @@ def _map_function(text: str) -> Callable[[dict, int], dict | None]:
     """The function of (example, index) that `text` names: itself, or what a call of it with its
     options returns (verl's make_map_fn(split))."""
     component = resolve(text, MAPS)
-    try:
+    rule = "a map is a function of (example, index), or returns one"
+    with contextlib.suppress(TypeError):
         component.signature.bind({}, 0, **component.options)
-    except TypeError:
-        try:
-            component.signature.bind(**component.options)
-        except TypeError as error:
-            raise InputError(
-                f"--map={text}",
-                rule=f"{error}; a map is a function of (example, index), or returns one",
-                fix="write its options in the brackets, such as make_map_fn(split='train')",
-            ) from None
-        made = component()
-        if not callable(made):
-            raise InputError(
-                f"--map={text} returned no function", value=made,
-                rule="a map is a function of (example, index), or returns one",
-            )  # fmt: skip
-        return made
-    return component
+        return component
+    try:
+        component.signature.bind(**component.options)
+    except TypeError as error:
+        fix = "write its options in the brackets, such as make_map_fn(split='train')"
+        raise InputError(f"--map={text}", rule=f"{error}; {rule}", fix=fix) from None
+    made = component()
+    if not callable(made):
+        raise InputError(f"--map={text} returned no function", value=made, rule=rule)
+    return made
 
 
 def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | None:
@@ -181,7 +179,9 @@ def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | Non
 
 def _text(prompt: list[dict]) -> str:
     """What identifies a prompt: who says what."""
-    return json.dumps([[m["role"], m.get("content")] for m in prompt], ensure_ascii=False)
+    contents = [m.get("content") for m in prompt]
+    texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
+    return "\n".join(f"{m['role']}: {text}" for m, text in zip(prompt, texts, strict=True))
 
 
 def _without_repeats(
