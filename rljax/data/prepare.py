@@ -48,7 +48,7 @@ def prepare(options: PrepareOptions) -> dict:
     mapped, counts = {}, {}
     for split in ("train", "test") if _has_own_test(options) else ("train",):
         mapped[split], found = _mapped(options, split)
-        counts = {name: counts.get(name, 0) + n for name, n in found.items()}
+        counts |= {name: counts.get(name, 0) + n for name, n in found.items()}
     if options.test_fraction:
         every = mapped["train"]
         mapped = {"train": [], "test": []}
@@ -60,7 +60,7 @@ def prepare(options: PrepareOptions) -> dict:
     for split in ("test", "train"):
         if split in mapped:
             kept[split], found = _without_repeats(mapped[split], seen, split)
-            counts = {name: counts.get(name, 0) + n for name, n in found.items()}
+            counts |= {name: counts.get(name, 0) + n for name, n in found.items()}
     for split, rows in kept.items():
         counts[split] = len(rows)
         fix = "more rows, or a larger --test_fraction" if split == "test" else "check the source"
@@ -170,10 +170,11 @@ def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | Non
             fix="correct the map, or let it return None to drop the row",
         ) from error
     if made is not None and not isinstance(made, dict):
-        raise InputError(
-            f"{place}: the map returned no row", value=made,
-            rule="an object with prompt and ground_truth, or None to drop the row",
-        )  # fmt: skip
+        fix = "return {'prompt': ..., 'ground_truth': ...}"
+        if callable(made):  # make_map_fn(split, more="") was taken for a map
+            fix = "write the options of what makes the map, such as make_map_fn(split='train')"
+        rule = "an object with prompt and ground_truth, or None to drop the row"
+        raise InputError(f"{place}: the map returned no row", value=made, rule=rule, fix=fix)
     return made
 
 
