@@ -6,6 +6,7 @@ one record is read (sources), templated (chat) or encoded (prompts).
 """
 
 import dataclasses
+import functools
 import logging
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from rljax.components import resolve
 from rljax.config import HOMES, Config, is_path
 from rljax.data.loader import fingerprint
+from rljax.data.own import evaluation_text, reward_text
 from rljax.data.packing import pack_examples
 from rljax.data.preference_rows import load_rows
 from rljax.data.preferences import encode_rows
@@ -21,6 +23,7 @@ from rljax.data.sources import load_endless_prompts, load_prompts, load_worked_e
 from rljax.data.stream import Stream
 from rljax.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
+from rljax.rewards.worker import wanted_fields
 
 LOG = logging.getLogger("rljax")
 _WARN_ABOVE = 0.1  # share of the prompts that are dropped
@@ -93,12 +96,24 @@ def with_target_length(record: dict, config: Config, split: str) -> dict:
 
 
 def _records(spec: str, config: Config, split: str) -> list[dict] | Stream:
-    records = load_endless_prompts(spec) if split == "train" else load_prompts(spec, split)
+    need = dict(need_ground_truth=needs_ground_truth(config)) if is_path(spec) else {}
+    load = (
+        load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
+    )
+    records = load(spec, **need)
     if not config.data.target_tokens:
         return records
     if isinstance(records, Stream):
         return Stream(lambda index: with_target_length(records[index], config, split))
     return [with_target_length(r, config, split) for r in records]
+
+
+def needs_ground_truth(config: Config) -> bool:
+    """Whether what rewards or judges the answers to a file's prompts compares them with one: a
+    model does not, nor does a function that lacks the parameter."""
+    texts = {evaluation_text(config), "" if config.reward.model else reward_text(config)} - {""}
+    fields = [wanted_fields(resolve(text, HOMES["reward"])) for text in texts]
+    return any(names is None or "ground_truth" in required for names, required in fields)
 
 
 def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Data:

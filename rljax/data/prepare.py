@@ -21,7 +21,6 @@ from rljax.config import is_path
 from rljax.data.prompts import encode_prompt
 from rljax.data.rows import SUFFIXES, Rows, make_task, read_rows
 from rljax.data.sources import prompt_record
-from rljax.data.stream import Stream
 from rljax.data.tokenizer import load_tokenizer
 from rljax.errors import InputError
 
@@ -108,10 +107,6 @@ def _has_own_test(options: PrepareOptions) -> bool:
 def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, int]]:
     """Prompt records of a split with their prompts as messages, and counts."""
     rows = read_rows(options.source, split)
-    if isinstance(rows.rows, Stream):
-        raise InputError(
-            f"{options.source} is an endless stream", fix="write how many: prompts=5000"
-        )
     function = _map_function(options.map) if options.map else None
     tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
     counts = dict(rows=len(rows.rows), dropped_by_map=0, dropped_overlong=0)

@@ -47,8 +47,11 @@ class Rows:
         return place if self.lines is None else f"{place} (line {self.lines[index]})"
 
 
-def read_rows(spec: str | Sequence[Mapping], split: str, worked: bool = False) -> Rows:
-    """The rows of a spec, each an object; `worked` asks a task for its worked examples."""
+def read_rows(
+    spec: str | Sequence[Mapping], split: str, worked: bool = False, endless: bool = False
+) -> Rows:
+    """The rows of a spec, each an object; `worked` asks a task for its worked examples. They may be
+    a stream only if `endless`."""
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", spec)
     elif isinstance(spec, str) and spec.strip():
@@ -59,8 +62,14 @@ def read_rows(spec: str | Sequence[Mapping], split: str, worked: bool = False) -
             value=spec,
             fix='write a path, "tfds:name" or "task(...)"',
         )
-    if isinstance(rows.rows, Stream):  # its rows are looked at as they come
-        return rows
+    if isinstance(rows.rows, Stream):
+        if not endless:
+            raise InputError(
+                f"{spec} is an endless stream",
+                rule="a fixed set of rows is needed here",
+                fix="write how many into its brackets, prompts=5000 (reasoning_gym: size=5000)",
+            )
+        return rows  # they are looked at as they come
     if len(rows.rows) == 0:
         raise InputError(f"{rows.source} has no rows", fix="check the file and the split")
     for index, row in enumerate(rows.rows):

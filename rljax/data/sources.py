@@ -23,24 +23,21 @@ def load_prompts(spec: str, split: str, *, need_ground_truth: bool = True) -> li
     Without `need_ground_truth` (a reward model judges) a missing one is "".
     """
     rows = read_rows(spec, split)
-    if isinstance(rows.rows, Stream):
-        raise InputError(
-            f"{spec} is an endless stream",
-            rule="a fixed set of prompts is needed here",
-            fix="write how many into its brackets, prompts=5000 (reasoning_gym: size=5000)",
-        )
     return [
         prompt_record(row, index, rows, need_ground_truth) for index, row in enumerate(rows.rows)
     ]
 
 
-def load_endless_prompts(spec: str) -> list[dict] | Stream:
+def load_endless_prompts(spec: str, *, need_ground_truth: bool = True) -> list[dict] | Stream:
     """load_prompts of the training split, which may be a stream: its records are made as they are
     asked for."""
-    rows = read_rows(spec, "train")
+    rows = read_rows(spec, "train", endless=True)
     if not isinstance(rows.rows, Stream):
-        return [prompt_record(row, index, rows, True) for index, row in enumerate(rows.rows)]
-    return Stream(lambda index: prompt_record(rows.rows[index], index, rows, True))
+        return [
+            prompt_record(row, index, rows, need_ground_truth)
+            for index, row in enumerate(rows.rows)
+        ]
+    return Stream(lambda index: prompt_record(rows.rows[index], index, rows, need_ground_truth))
 
 
 def load_worked_examples(spec: str, split: str) -> list[dict]:

@@ -28,6 +28,8 @@ class Stream:
             raise IndexError(f"a stream is indexed by whole numbers from 0 on, not {index!r}")
         return self.make(index)
 
+    __iter__ = None  # `for` would not end
+
     def first(self, count: int) -> list[dict]:
         return [self[index] for index in range(count)]
 
