@@ -22,6 +22,7 @@ import numpy as np
 
 from rljax.config import Config, is_path, to_dict, with_overrides
 from rljax.data.files import parse_json, read_json_object, read_text
+from rljax.data.own import evaluation_text, reward_text
 from rljax.errors import InputError
 from rljax.evaluate import score_prompts
 from rljax.evaluate_saved import load_policy
@@ -246,7 +247,7 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     if _require_same(folder / "samples.meta.json", settings) is None:
         policy = load_policy(config.run_dir)
         source = open_source(
-            policy, config.data.train, config.reward.function, prompts=options.prompts
+            policy, config.data.train, reward_text(config), prompts=options.prompts
         )
         key = jax.random.fold_in(jax.random.key(config.seed), 5)
         try:
@@ -279,7 +280,7 @@ def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> d
     "sampled": [share right of test_samples, per prompt]}; None where rewards failed."""
     source = open_source(
         load_policy(Path(folder) / "policy"), _held_out(config),
-        config.evaluate.reward or config.reward.function,
+        evaluation_text(config),
         split="test", prompts=options.test_prompts,
         temperature=config.sampler.temperature,
         max_prompt_tokens=config.data.max_prompt_tokens,

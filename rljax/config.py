@@ -54,7 +54,7 @@ class DataConfig:
     # target_instruction; the rewards l1_exact and l1_max read it. () = off.
     target_tokens: tuple[int, ...] = ()
     target_instruction: str = " Think for {target_tokens} tokens."
-    test: str = ""  # "" = the task's own test split; none for a file
+    test: str = ""  # "" = the tasks' own test splits; none for a file
     max_prompt_tokens: int = 512
     overlong: str = "drop"  # prompts over the limit: drop | error | left | right
 
@@ -131,7 +131,7 @@ class SamplerConfig:
 class RewardConfig:
     """function: of rljax.rewards or dotted; each sample is killed after timeout_s."""
 
-    function: str = "exact_match"
+    function: str = ""  # "" = the task's own; exact_match for a file
     model: str = ""  # a reward model's folder (outcome scores): scores instead of the function
     judge_model: str = ""  # a chat model's folder, which judge() and rubric() ask, on the mesh
     judge_grades: tuple[str, ...] = ()  # its answers, a token each, worst first; () = 0 to scale
@@ -187,7 +187,7 @@ class EvaluateConfig:
     every_steps: int = 0
     prompts: int = 256
     correct_at: float = 1.0
-    reward: str = ""  # "" = the training reward
+    reward: str = ""  # "" = the evaluation of the task, or the training reward
     # Prompts for the greedy accuracy of a dataflow that learns from a file, a path or a task; ""
     # = none: such a run samples nothing.
     prompts_from: str = ""

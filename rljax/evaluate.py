@@ -138,6 +138,18 @@ def greedy_accuracy(
     return np.where(np.isnan(scores[:, 0]), np.nan, scores[:, 0] >= correct_at), rows
 
 
+def accuracy_by_source(prompts: Sequence[dict], right: np.ndarray) -> dict[str, float]:
+    """{"eval/source/NAME": mean of `right` over the prompts of a source}, NaN left out; {} where
+    all prompts are of one source."""
+    found: dict[str, list[float]] = {}
+    for prompt, value in zip(prompts, right, strict=True):
+        values = found.setdefault(prompt.get("source") or prompt["data_source"], [])
+        values += [] if np.isnan(value) else [float(value)]
+    if len(found) < 2:
+        return {}
+    return {f"eval/source/{k}": float(np.mean(v)) for k, v in sorted(found.items()) if v}
+
+
 def evaluate(
     actor: Actor,
     reward: Reward,

@@ -21,6 +21,7 @@ from rljax.checkpoint import ARRAYS, Checkpoints
 from rljax.config import Config, MeshConfig, from_dict, is_path
 from rljax.data.encoded import load_run_tokenizer
 from rljax.data.files import read_json_object
+from rljax.data.own import evaluation_of, evaluation_text
 from rljax.data.prompts import encode_prompts
 from rljax.data.sources import load_prompts
 from rljax.data.tokenizer import Tokenizer
@@ -188,8 +189,11 @@ def _what_to_evaluate(options: EvaluateOptions, policy: SavedPolicy) -> tuple[st
     if not data and config.data.train and not is_path(config.data.train):
         data = config.data.train  # a task has a test split of its own
     reward = options.reward
+    named = config.evaluate.reward or config.reward.function
+    if not reward and not named and options.data and not is_path(options.data):
+        reward = evaluation_of(options.data)
     if not reward and policy.step is not None:
-        reward = config.evaluate.reward or config.reward.function
+        reward = evaluation_text(config)
     missing = [f"--{name}" for name, value in (("data", data), ("reward", reward)) if not value]
     if missing:
         raise InputError(

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from rljax.build import check_length
+from rljax.data.own import reward_text
 from rljax.data.prompts import encode_prompts
 from rljax.data.sources import load_prompts
 from rljax.errors import InputError
@@ -85,7 +86,7 @@ def open_checkpoint(name: str) -> SavedPolicy:
 def _searcher(options: LabelOptions, policy: SavedPolicy) -> tuple[Searcher, str]:
     """The policy with its tests, and the data it is asked about."""
     config = policy.config
-    reward = options.reward or (config.reward.function if policy.step is not None else None)
+    reward = options.reward or (reward_text(config) if policy.step is not None else None)
     data = options.data or config.data.train
     missing = [f"--{name}" for name, value in (("data", data), ("reward", reward)) if not value]
     if missing:

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 
 from rljax.config import Config, is_path
+from rljax.data.own import reward_text
 from rljax.errors import InputError
 from rljax.evaluate_saved import SavedPolicy, load_policy
 from rljax.samples import (
@@ -103,7 +104,7 @@ def _sources(options: RejectionOptions, policy: SavedPolicy) -> tuple[str, str]:
     found = {"data": options.data or "", "reward": options.reward or ""}
     if policy.step is not None:
         found["data"] = found["data"] or config.data.train
-        found["reward"] = found["reward"] or config.reward.function
+        found["reward"] = found["reward"] or reward_text(config)
     missing = [f"--{name}" for name, value in found.items() if not value]
     if missing:
         raise InputError(

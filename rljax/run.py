@@ -24,10 +24,11 @@ from rljax.checkpoint import Checkpoints, check_fingerprints
 from rljax.config import Config, fingerprints, is_path
 from rljax.data.curriculum import Curriculum
 from rljax.data.loader import make_loader
+from rljax.data.own import evaluation_text, reward_text
 from rljax.data.prompts import Prompts, pad_examples
 from rljax.dataflows.sft import sft
 from rljax.errors import InputError
-from rljax.evaluate import bootstrap, greedy_accuracy
+from rljax.evaluate import accuracy_by_source, bootstrap, greedy_accuracy
 from rljax.mesh import shard_rows
 from rljax.models import lora
 from rljax.models.huggingface import save_params
@@ -80,11 +81,12 @@ class Run:
         self.reward = self.eval_reward = None
         if self.setup.needs_reward or data.test_prompts:
             by_model = config.reward.model and self.setup.needs_reward
-            text = "" if by_model else config.reward.function
+            text = "" if by_model else reward_text(config)
             self.reward = build.reward_role(self.setup, text, dense=self.setup.needs_reward)
-            other = config.evaluate.reward
+            other = evaluation_text(config)
             # Evaluation hears the outcome alone.
-            scorer = build.reward_role(self.setup, other) if other else self.reward
+            same = other in ("", text)
+            scorer = self.reward if same else build.reward_role(self.setup, other)
             self.eval_reward = scorer.outcome_alone()
 
     def __enter__(self) -> "Run":
@@ -339,9 +341,11 @@ class Run:
         if isinstance(self.prompts, Curriculum):
             counts["data/retired_prompts"] = float(self.prompts.skipped)
         counts |= self._chances()
+        dropped = setup.data.counts.get("dropped_overlong", 0) + self.prompts.dropped
         return {
             **metrics,
             **counts,
+            "data/dropped_overlong": float(dropped),
             "lr": self._learning_rate(),
             "batch/prompts": float(drawn),
             "batch/completions": float(completions),
@@ -395,6 +399,7 @@ class Run:
         )
         truncated = float(np.mean([r["finish_reason"] == "length" for r in rows]))
         return {
+            **accuracy_by_source(data.test_prompts, right),
             "eval/accuracy": found["value"],
             "eval/accuracy_low": found["low"],
             "eval/accuracy_high": found["high"],

@@ -99,7 +99,7 @@ RULES = [
     ({"sampler.top_p": 0.0}, "0 < top_p <= 1"),
     ({"sampler.max_response_tokens": 0}, "must be >= 1"),
     ({"reward.function": "exact_macth"}, "did you mean exact_match"),
-    ({"reward.function": ""}, "not a valid call"),
+    ({"reward.function": "("}, "not a valid call"),
     ({"reward.function": "length_under()"}, "needs 'max_tokens'"),
     ({"reward.function": "gsm8k(method='loose')"}, "it is one of 'numeric'"),
     ({"reward.workers": 0}, "must be >= 1"),

@@ -14,6 +14,7 @@ from rljax.data.encoded import Data, load_data, load_run_tokenizer
 from rljax.data.kinds import data_kind
 from rljax.data.loader import Loader, make_loader
 from rljax.data.row_batches import longest_row
+from rljax.data.stream import StreamLoader
 from rljax.data.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.mesh import check_host_memory, make_mesh, row_shards
@@ -194,14 +195,22 @@ def decoding_of(config: Config, tokenizer: Tokenizer) -> Decoding:
     )
 
 
-def data_stream(config: Config, data: Data) -> Loader | Curriculum:
+def data_stream(config: Config, data: Data) -> Loader | StreamLoader | Curriculum:
     """The order of the training data: a shuffled loader, or a curriculum if the config asks for
     a mixture or for prompts to be retired."""
     seed, wish = config.seed, config.data
     online = data.kind == "prompts"
     size = config.batch.prompts_per_step if online else config.offline.examples_per_step
+    for name in ("retire_at_pass_rate", "drop_above_pass_rate"):
+        if data.endless and getattr(wish, name):
+            raise InputError(
+                f"data.{name}", value=getattr(wish, name),
+                rule="a prompt of an endless stream comes once: there is nothing to leave out",
+                fix=f"data.{name}=0, or a fixed number of prompts: prompts=5000 in the task's "
+                "brackets (reasoning_gym: size=5000)",
+            )  # fmt: skip
     if not (wish.sources or wish.retire_at_pass_rate or wish.drop_above_pass_rate):
-        return make_loader(data.prompts, batch_size=size, seed=seed)
+        return make_loader(data.sources[0], batch_size=size, seed=seed)
     return Curriculum(
         data.sources,
         batch_size=size,

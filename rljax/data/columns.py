@@ -5,6 +5,7 @@ line. What does not: where rows come from (`rows`), which kinds of rows there ar
 `preference_rows`).
 """
 
+import difflib
 import math
 from collections.abc import Sequence
 
@@ -23,7 +24,11 @@ def first_of(row: dict, names: Sequence[str], place: str, fix: str) -> str:
     for name in names:
         if name in row:
             return name
-    raise InputError(f"{place} lacks the column {names[0]!r}", value=sorted(map(str, row)), fix=fix)
+    columns = sorted(map(str, row))
+    close = [c for name in names for c in difflib.get_close_matches(name, columns, n=1)]
+    if close:
+        fix = f"rename {close[0]!r}, if that is what it holds, or {fix}"
+    raise InputError(f"{place} lacks the column {names[0]!r}", value=columns, fix=fix)
 
 
 def require_text(value: object, place: str, fix: str, empty: bool = False) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.data.loader import Loader, make_loader
+from rljax.data.stream import Stream, StreamLoader
 from rljax.errors import InputError
 
 LOG = logging.getLogger("rljax")
@@ -36,7 +37,7 @@ class Curriculum:
 
     def __init__(
         self,
-        sources: Sequence[Sequence[dict]],
+        sources: Sequence[Sequence[dict] | Stream],
         *,
         batch_size: int,
         seed: int,
@@ -49,11 +50,15 @@ class Curriculum:
         self.position, self.horizon = 0, horizon_prompts
         self._start = mixture("data.weights", weights, len(sources))
         self._end = mixture("data.final_weights", final_weights or weights, len(sources))
-        self._loaders: list[Loader] = [
+        self._loaders: list[Loader | StreamLoader] = [
             make_loader(items, batch_size=1, seed=(seed + 7919 * i) % 2**32)
             for i, items in enumerate(sources)
         ]
-        self._ids = [{item["prompt_id"] for item in items} for items in sources]
+        # A stream's prompts come once: they have no ids, and none is retired.
+        self._ids = [
+            set() if isinstance(items, Stream) else {item["prompt_id"] for item in items}
+            for items in sources
+        ]
         self._passes: dict[int, list[int]] = {}  # prompt_id -> [right, samples]
         self._retired: set[int] = set()
         self._dropped: set[int] = set()
@@ -67,6 +72,11 @@ class Curriculum:
     def epoch(self) -> float:
         """Passes over the source that has been passed over most."""
         return max(loader.epoch for loader in self._loaders)
+
+    @property
+    def dropped(self) -> int:
+        """Over-long prompts of streams that were passed over."""
+        return sum(loader.dropped for loader in self._loaders)
 
     @property
     def skipped(self) -> int:
@@ -90,10 +100,10 @@ class Curriculum:
         self.position += 1
         loader, ids = self._loaders[source], self._ids[source]
         while True:
-            if loader.position % len(ids) == 0 and loader.position:
+            if ids and loader.position % len(ids) == 0 and loader.position:
                 self._retire(ids)
             item = loader.take(1)[0]
-            if item["prompt_id"] not in self._retired | self._dropped:
+            if not ids or item["prompt_id"] not in self._retired | self._dropped:
                 return item
 
     def _retire(self, ids: set[int]) -> None:
@@ -120,7 +130,7 @@ class Curriculum:
         """Skip for good the prompts whose recorded pass rate is above this; how many those are."""
         found = {i for i, (right, n) in self._passes.items() if right > pass_rate * n}
         for ids in self._ids:
-            if ids <= found:
+            if ids and ids <= found:
                 raise InputError(
                     "data.drop_above_pass_rate leaves a source without prompts",
                     value=pass_rate,

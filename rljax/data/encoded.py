@@ -6,26 +6,36 @@ one record is read (sources), templated (chat) or encoded (prompts).
 """
 
 import dataclasses
+import functools
+import logging
 
 import numpy as np
 
 from rljax.components import resolve
 from rljax.config import HOMES, Config, is_path
 from rljax.data.loader import fingerprint
+from rljax.data.own import evaluation_text, reward_text
 from rljax.data.packing import pack_examples
 from rljax.data.preference_rows import load_rows
 from rljax.data.preferences import encode_rows
-from rljax.data.prompts import encode_prompts, encode_worked_examples
-from rljax.data.sources import load_prompts, load_worked_examples
+from rljax.data.prompts import encode_prompt, encode_prompts, encode_worked_examples
+from rljax.data.sources import load_endless_prompts, load_prompts, load_worked_examples
+from rljax.data.stream import Stream
 from rljax.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
+from rljax.rewards.worker import wanted_fields
+
+LOG = logging.getLogger("rljax")
+_WARN_ABOVE = 0.1  # share of the prompts that are dropped
+_STREAM_ITEMS = 32  # of a stream, by which a changed one is noticed
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Encoded once. Lengths are those of the longest row, so that a run has one shape."""
 
-    sources: list[list[dict]]  # the prompts of every source; one list where nothing is mixed
+    # The prompts of every source: one where nothing is mixed; a stream encodes its own.
+    sources: list[list[dict] | Stream]
     test_prompts: list[dict]
     examples: list
     counts: dict[str, float]
@@ -37,8 +47,12 @@ class Data:
 
     @property
     def prompts(self) -> list[dict]:
-        """All training prompts."""
-        return [prompt for source in self.sources for prompt in source]
+        """All training prompts of sources that have an end."""
+        return [p for source in self.sources if not isinstance(source, Stream) for p in source]
+
+    @property
+    def endless(self) -> bool:
+        return any(isinstance(source, Stream) for source in self.sources)
 
 
 def load_run_tokenizer(config: Config) -> Tokenizer:
@@ -81,11 +95,25 @@ def with_target_length(record: dict, config: Config, split: str) -> dict:
     return {**record, "prompt": prompt, "extra_info": extra}
 
 
-def _records(spec: str, config: Config, split: str) -> list[dict]:
-    records = load_prompts(spec, split)
-    if config.data.target_tokens:
-        records = [with_target_length(r, config, split) for r in records]
-    return list(records)
+def _records(spec: str, config: Config, split: str) -> list[dict] | Stream:
+    need = dict(need_ground_truth=needs_ground_truth(config)) if is_path(spec) else {}
+    load = (
+        load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
+    )
+    records = load(spec, **need)
+    if not config.data.target_tokens:
+        return records
+    if isinstance(records, Stream):
+        return Stream(lambda index: with_target_length(records[index], config, split))
+    return [with_target_length(r, config, split) for r in records]
+
+
+def needs_ground_truth(config: Config) -> bool:
+    """Whether what rewards or judges the answers to a file's prompts compares them with one: a
+    model does not, nor does a function that lacks the parameter."""
+    texts = {evaluation_text(config), "" if config.reward.model else reward_text(config)} - {""}
+    fields = [wanted_fields(resolve(text, HOMES["reward"])) for text in texts]
+    return any(names is None or "ground_truth" in required for names, required in fields)
 
 
 def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Data:
@@ -93,30 +121,67 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Da
     if kind != "prompts":
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
-    sources, counts, seen = [], {}, []
+    sources, counts, seen, ids = [], {}, [], 0
     for spec in (config.data.train, *config.data.sources):
         records = _records(spec, config, "train")
-        prompts, found = encode_prompts(records, tokenizer, **limits)
-        first = sum(len(s) for s in sources)  # prompt_id: unique over all sources
         mixed = {"source": spec} if config.data.sources else {}
-        sources.append([{**p, **mixed, "prompt_id": first + i} for i, p in enumerate(prompts)])
+        if isinstance(records, Stream):
+            sources.append(_encoded_stream(records, tokenizer, limits, mixed))
+            seen += records.first(_STREAM_ITEMS)
+            continue
+        prompts, found = encode_prompts(records, tokenizer, **limits)
+        sources.append([{**p, **mixed, "prompt_id": ids + i} for i, p in enumerate(prompts)])
+        ids += len(prompts)  # prompt_id: unique over all sources
         counts = {k: counts.get(k, 0) + v for k, v in found.items()}
         seen += records
-    test_records, test = [], []
-    test_spec = config.data.test or ("" if is_path(config.data.train) else config.data.train)
-    if test_spec:
-        test_records = _records(test_spec, config, "test")[: config.evaluate.prompts]
-        test, _ = encode_prompts(test_records, tokenizer, **limits)
+    _warn_dropped(counts)
+    test_records = _test_records(config)
+    test, cut = encode_prompts(test_records, tokenizer, **limits) if test_records else ([], {})
+    if cut.get("dropped_overlong"):
+        counts["test_dropped_overlong"] = cut["dropped_overlong"]
     worked, examples, found = _worked(config, tokenizer, config.sft.data or config.data.train)
-    return Data(
+    data = Data(
         sources=sources,
         test_prompts=test,
         examples=examples,
         counts={**counts, **found},
-        prompt_tokens=max(len(p["token_ids"]) for p in [*sum(sources, []), *test]),
+        prompt_tokens=config.data.max_prompt_tokens,
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
         digest=fingerprint([*seen, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]),
     )
+    if data.endless:  # how long its longest prompt is nobody knows
+        return data
+    longest = max(len(p["token_ids"]) for p in [*data.prompts, *test])
+    return dataclasses.replace(data, prompt_tokens=longest)
+
+
+def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: dict) -> Stream:
+    def encoded(index: int) -> dict | None:
+        prompt, _ = encode_prompt(records[index], tokenizer, **limits)
+        return prompt and {**prompt, **mixed}
+
+    return Stream(encoded)
+
+
+def _test_records(config: Config) -> list[dict]:
+    """Held-out prompts: of data.test, else of the tasks' own test splits in equal shares."""
+    specs, count = [config.data.test], config.evaluate.prompts
+    if not config.data.test:
+        specs = [s for s in (config.data.train, *config.data.sources) if not is_path(s)]
+    found = []
+    for number, spec in enumerate(specs):
+        share = count * (number + 1) // len(specs) - count * number // len(specs)
+        mixed = {"source": spec} if len(specs) > 1 else {}
+        found += [{**r, **mixed} for r in _records(spec, config, "test")[:share]]
+    return found
+
+
+def _warn_dropped(counts: dict) -> None:
+    dropped, total = counts.get("dropped_overlong", 0), counts.get("total", 0)
+    if dropped > _WARN_ABOVE * total:
+        LOG.warning(
+            "%d of %d prompts are dropped: longer than data.max_prompt_tokens", dropped, total
+        )
 
 
 def _worked(config: Config, tokenizer: Tokenizer, spec: str) -> tuple[list[dict], list, dict]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rljax.data.stream import Stream, StreamLoader
 from rljax.errors import InputError
 
 
@@ -29,6 +30,7 @@ class Loader:
             raise InputError("there are no items to load", fix="check the data source")
         self.batch_size = batch_size
         self.position = 0  # items given out since the start of the run
+        self.dropped = 0  # on the way: what is in memory is all used
         self._items = items
         self._shuffled_epoch, self._permutation = -1, None
         self._order = grain.MapDataset.range(len(items))
@@ -93,9 +95,17 @@ class Loader:
 
 
 def make_loader(
-    items: Sequence, *, batch_size: int, seed: int, shuffle: bool = True, repeat: bool = True
-) -> Loader:
-    """Batches of the items, in an order given by `seed`, endless unless `repeat` is False."""
+    items: Sequence | Stream,
+    *,
+    batch_size: int,
+    seed: int,
+    shuffle: bool = True,
+    repeat: bool = True,
+) -> Loader | StreamLoader:
+    """Batches of the items, in an order given by `seed`, endless unless `repeat` is False; those of
+    a stream come as they are."""
+    if isinstance(items, Stream):
+        return StreamLoader(items, batch_size=batch_size, seed=seed)
     return Loader(items, batch_size=batch_size, seed=seed, shuffle=shuffle, repeat=repeat)
 
 

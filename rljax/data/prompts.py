@@ -97,26 +97,16 @@ def encode_prompts(
 
     A prompt of more than `max_prompt_tokens` is dropped, an error, or cut at its left or right end.
     """
-    if overlong not in OVERLONG:
-        raise InputError("unknown 'overlong'", value=overlong, fix=f"use one of {OVERLONG}")
-    _require_positive("max_prompt_tokens", max_prompt_tokens)
     encoded, counts = [], dict(total=len(records), kept=0, dropped_overlong=0, truncated=0)
     for record in records:
-        text, ids = _encode_prompt(record, tokenizer)
-        if len(ids) > max_prompt_tokens:
-            if overlong == "error":
-                raise InputError(
-                    f"the prompt of row {record['index']} is too long: {len(ids)} tokens",
-                    rule=f"max_prompt_tokens is {max_prompt_tokens}",
-                    fix="raise the limit, shorten the prompt, or set overlong='drop'",
-                )
-            if overlong == "drop":
-                counts["dropped_overlong"] += 1
-                continue
-            counts["truncated"] += 1
-            ids = _cut(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
-        rest = {name: value for name, value in record.items() if name != "prompt"}
-        encoded.append(dict(rest, prompt_text=text, token_ids=np.array(ids, np.int32)))
+        prompt, cut = encode_prompt(
+            record, tokenizer, max_prompt_tokens=max_prompt_tokens, overlong=overlong
+        )
+        counts["truncated"] += cut
+        if prompt is None:
+            counts["dropped_overlong"] += 1
+        else:
+            encoded.append(prompt)
     counts["kept"] = len(encoded)
     if not encoded:
         raise InputError(
@@ -124,6 +114,29 @@ def encode_prompts(
             fix="raise max_prompt_tokens or truncate with overlong='left'",
         )
     return encoded, counts
+
+
+def encode_prompt(
+    record: dict, tokenizer: Tokenizer, *, max_prompt_tokens: int, overlong: str = "drop"
+) -> tuple[dict | None, bool]:
+    """One record as encode_prompts makes it, None where it is dropped, and whether it was cut."""
+    if overlong not in OVERLONG:
+        raise InputError("unknown 'overlong'", value=overlong, fix=f"use one of {OVERLONG}")
+    _require_positive("max_prompt_tokens", max_prompt_tokens)
+    text, ids = _encode_prompt(record, tokenizer)
+    cut = len(ids) > max_prompt_tokens
+    if cut and overlong == "error":
+        raise InputError(
+            f"the prompt of row {record['index']} is too long: {len(ids)} tokens",
+            rule=f"max_prompt_tokens is {max_prompt_tokens}",
+            fix="raise the limit, shorten the prompt, or set overlong='drop'",
+        )
+    if cut and overlong == "drop":
+        return None, False
+    if cut:
+        ids = _cut(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
+    rest = {name: value for name, value in record.items() if name != "prompt"}
+    return dict(rest, prompt_text=text, token_ids=np.array(ids, np.int32)), cut
 
 
 def _encode_prompt(record: dict, tokenizer: Tokenizer) -> tuple[str, list[int]]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.data.files import parse_json, read_text
+from rljax.data.stream import Stream
 from rljax.errors import InputError
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -35,7 +36,7 @@ class Rows:
 
     source: str
     data_source: str
-    rows: Sequence[dict]
+    rows: Sequence[dict] | Stream
     lines: Sequence[int] | None = None  # line numbers, where rows are lines of a file
     # Whether a key of a nested object that holds None was absent when the rows were written: tables
     # have one list of keys for all rows.
@@ -46,8 +47,11 @@ class Rows:
         return place if self.lines is None else f"{place} (line {self.lines[index]})"
 
 
-def read_rows(spec: str | Sequence[Mapping], split: str, worked: bool = False) -> Rows:
-    """The rows of a spec, each an object; `worked` asks a task for its worked examples."""
+def read_rows(
+    spec: str | Sequence[Mapping], split: str, worked: bool = False, endless: bool = False
+) -> Rows:
+    """The rows of a spec, each an object; `worked` asks a task for its worked examples. They may be
+    a stream only if `endless`."""
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", spec)
     elif isinstance(spec, str) and spec.strip():
@@ -58,6 +62,14 @@ def read_rows(spec: str | Sequence[Mapping], split: str, worked: bool = False) -
             value=spec,
             fix='write a path, "tfds:name" or "task(...)"',
         )
+    if isinstance(rows.rows, Stream):
+        if not endless:
+            raise InputError(
+                f"{spec} is an endless stream",
+                rule="a fixed set of rows is needed here",
+                fix="write how many into its brackets, prompts=5000 (reasoning_gym: size=5000)",
+            )
+        return rows  # they are looked at as they come
     if len(rows.rows) == 0:
         raise InputError(f"{rows.source} has no rows", fix="check the file and the split")
     for index, row in enumerate(rows.rows):
@@ -144,7 +156,8 @@ def _read_json(path: Path, split: str) -> Rows:
     return Rows(str(path), path.stem, value)
 
 
-def _run_task(spec: str, split: str, worked: bool) -> Rows:
+def make_task(spec: str) -> tuple[str, object]:
+    """The name of a task's function, and what it returns: a Task, or just its rows."""
     task_function = resolve(spec, "rljax.data.tasks")
     try:
         inspect.signature(task_function.function).bind(**task_function.options)
@@ -152,9 +165,13 @@ def _run_task(spec: str, split: str, worked: bool) -> Rows:
         raise InputError(
             f"{spec}: options are missing", rule=str(error), fix="write them in the brackets"
         ) from None
-    task = task_function()
+    return task_function.name, task_function()
+
+
+def _run_task(spec: str, split: str, worked: bool) -> Rows:
+    name, task = make_task(spec)
     if isinstance(task, (list, tuple)):  # a user's function may just return its rows
-        return Rows(spec, task_function.name, task)
+        return Rows(spec, name, task)
     try:
         splits = {"train": task.train, "test": task.test}
         if worked:
@@ -169,7 +186,7 @@ def _run_task(spec: str, split: str, worked: bool) -> Rows:
         ) from None
     if split not in splits:
         raise InputError(f"{spec} has no split {split!r}", fix=f"use one of {sorted(splits)}")
-    return Rows(spec, task_function.name, splits[split])
+    return Rows(spec, name, splits[split])
 
 
 def _read_tfds(spec: str, split: str) -> Rows:

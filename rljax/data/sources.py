@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rljax.data.chat import check_unicode
 from rljax.data.columns import first_of, prompt_of, require_text, worked_record
 from rljax.data.rows import Rows, read_rows
+from rljax.data.stream import Stream
 from rljax.errors import InputError
 
 _PROMPT_FIX = "give each row a 'prompt' (text, or a list of chat messages) or a 'question'"
@@ -23,8 +24,20 @@ def load_prompts(spec: str, split: str, *, need_ground_truth: bool = True) -> li
     """
     rows = read_rows(spec, split)
     return [
-        _prompt_record(row, index, rows, need_ground_truth) for index, row in enumerate(rows.rows)
+        prompt_record(row, index, rows, need_ground_truth) for index, row in enumerate(rows.rows)
     ]
+
+
+def load_endless_prompts(spec: str, *, need_ground_truth: bool = True) -> list[dict] | Stream:
+    """load_prompts of the training split, which may be a stream: its records are made as they are
+    asked for."""
+    rows = read_rows(spec, "train", endless=True)
+    if not isinstance(rows.rows, Stream):
+        return [
+            prompt_record(row, index, rows, need_ground_truth)
+            for index, row in enumerate(rows.rows)
+        ]
+    return Stream(lambda index: prompt_record(rows.rows[index], index, rows, need_ground_truth))
 
 
 def load_worked_examples(spec: str, split: str) -> list[dict]:
@@ -44,7 +57,8 @@ def load_records(spec: str, *, split: str) -> Sequence[dict]:
 # -- what a row must hold --
 
 
-def _prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) -> dict:
+def prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) -> dict:
+    """Row `index` as load_prompts makes it. Raises InputError that names row and column."""
     place = rows.place(index)
     prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, place, need_ground_truth)

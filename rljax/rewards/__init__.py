@@ -14,13 +14,17 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
+from rljax.rewards.answers import json_fields, list_match
 from rljax.rewards.code_fusion import sandbox_fusion
 from rljax.rewards.code_run import code_tests
+from rljax.rewards.countdown import countdown
+from rljax.rewards.gym import reasoning_gym_score
 from rljax.rewards.judges import judge
 from rljax.rewards.length import l1_exact, l1_max, soft_overlong
 from rljax.rewards.math_answers import math_verify
 from rljax.rewards.minerva import dapo
 from rljax.rewards.mixing import by_source, mixture
+from rljax.rewards.own import own_rewards
 from rljax.rewards.programs import program_tests
 from rljax.rewards.rubrics import rubric
 from rljax.rewards.rules import (
@@ -42,10 +46,12 @@ __all__ = [
     "choice",
     "code_tests",
     "contains",
+    "countdown",
     "dapo",
     "exact_match",
     "format_tags",
     "gsm8k",
+    "json_fields",
     "json_match",
     "json_schema",
     "judge",
@@ -54,11 +60,14 @@ __all__ = [
     "language",
     "last_line",
     "length_under",
+    "list_match",
     "looping",
     "math_verify",
     "mixture",
+    "own_rewards",
     "program_tests",
     "qa_exact_match",
+    "reasoning_gym_score",
     "regex_match",
     "repetition",
     "rubric",

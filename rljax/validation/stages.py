@@ -78,7 +78,7 @@ def check_components(config: Config, problems: Problems) -> str:
             _check_signature(problems, field, component, stage)
     for field in ("reward.function", "evaluate.reward"):
         text = value_of(config, field)
-        if text or field == "reward.function":
+        if text:  # "" = the task's own
             reward = resolve_field(problems, field, text, "reward")
             if reward is not None:
                 try:

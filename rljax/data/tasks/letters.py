@@ -1,31 +1,18 @@
-"""Embedded tasks: procedurally generated, verifiable, no download.
-`data.train="sort_digits(digits=5)"`.
+"""Small tasks over a few characters, for models of a few layers: a fixed set of prompts each.
 
-What lives here: functions that return a Task. A task's splits are disjoint: held-out prompts are
-never seen.
+What lives here: tasks whose prompts are all drawn at once and split at random. What does not:
+problems in words and endless streams (`integers`, `documents`, `programs`).
 """
 
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 from rljax.data.program_task import problems as program_problems
+from rljax.data.tasks.task import Task
 from rljax.errors import InputError
 from rljax.rewards.programs import OPERATIONS
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """Prompt records (prompt, ground_truth, data_source, extra_info, index) and worked examples for
-    SFT."""
-
-    alphabet: str  # every character that prompts and answers use
-    train: Sequence[dict]
-    test: Sequence[dict]
-    worked_examples: Sequence[dict]  # prompt, completion: drawn from the train split
-    worked_test: Sequence[dict] = ()  # the same of the test split: for a held-out loss
 
 
 def _check_prompts(name: str, prompts: int) -> None:
@@ -192,7 +179,9 @@ def running_sum(
         pairs.append(("".join(map(str, digits)) + ">", "\n".join(map(str, sums[1:]))))
     task = _split("running_sum", "0123456789>\n", pairs, test, worked_examples)
     judged = lambda rows: [r | {"ground_truth": r["ground_truth"][-1]} for r in rows]  # noqa: E731
-    return dataclasses.replace(task, train=judged(task.train), test=judged(task.test))
+    return dataclasses.replace(
+        task, train=judged(task.train), test=judged(task.test), reward="last_line()"
+    )
 
 
 def program_synthesis(
@@ -238,4 +227,6 @@ def program_synthesis(
         test, worked_examples,
     )  # fmt: skip
     judged = lambda rows: [r | {"ground_truth": found[r["prompt"]].ground_truth} for r in rows]  # noqa: E731
-    return dataclasses.replace(task, train=judged(task.train), test=judged(task.test))
+    return dataclasses.replace(
+        task, train=judged(task.train), test=judged(task.test), reward="program_tests()"
+    )

@@ -1,0 +1,46 @@
+"""Tasks: data, its reward and its evaluation in one place. `data.train="countdown(numbers=4)"`.
+
+What is importable here is what a config may call by its bare name; a task of your own is a function
+that returns a `Task`, named by its module, `"my_task.my_task(size=3)"`. Where reward.function is ""
+the reward is the task's own, and where evaluate.reward is "" so is the evaluation.
+
+What lives here: functions that return a Task, by theme. A task's splits are disjoint: held-out
+prompts are never trained on. What does not: the rewards (rljax.rewards).
+"""
+
+from rljax.data.stream import Stream
+from rljax.data.tasks.documents import json_extraction
+from rljax.data.tasks.gym import reasoning_gym
+from rljax.data.tasks.integers import arithmetic, countdown, sorting
+from rljax.data.tasks.letters import (
+    addition,
+    first_letter,
+    letter_count,
+    letter_feedback,
+    program_synthesis,
+    running_sum,
+    sort_digits,
+)
+from rljax.data.tasks.programs import code_tests
+from rljax.data.tasks.public import gsm8k, math
+from rljax.data.tasks.task import Task
+
+__all__ = [
+    "Stream",
+    "Task",
+    "addition",
+    "arithmetic",
+    "code_tests",
+    "countdown",
+    "first_letter",
+    "gsm8k",
+    "json_extraction",
+    "letter_count",
+    "letter_feedback",
+    "math",
+    "program_synthesis",
+    "reasoning_gym",
+    "running_sum",
+    "sort_digits",
+    "sorting",
+]

@@ -1,0 +1,127 @@
+"""reasoning-gym's own scores (the extra `[tasks]`).
+
+What lives here: the reward, the JSON form of an entry, and the guard before scorers that would run
+a response as Python. What does not: the problems (rljax.data.tasks.gym).
+
+Four of the library's scorers call `eval` on the answer, and five hand it to sympy's parser, which
+does: a response is untrusted, so the first get `ast.literal_eval` and the others see only what can
+be read as an algebraic expression.
+"""
+
+import ast
+import functools
+import json
+import re
+import sys
+
+from rljax.errors import InputError
+
+# Whose scorers call eval(answer); their modules are given one that reads literals alone.
+_LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
+# Whose scorers call sympy.parse_expr(answer).
+_ALGEBRA = (
+    "countdown",
+    "intermediate_integration",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+)
+_FUNCTIONS = frozenset(
+    "sqrt cbrt exp log ln sin cos tan cot sec csc asin acos atan acot sinh cosh tanh asinh acosh "
+    "atanh Abs abs pi oo erf Rational".split()
+)
+_MAX_CHARACTERS = 2000
+
+
+@functools.cache
+def load_library():
+    """The module reasoning_gym. Raises InputError where it is not installed."""
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise InputError(
+            "the package reasoning_gym is not installed", fix="pip install 'rljax[tasks]'"
+        ) from None
+    return reasoning_gym
+
+
+def packed(name: str, config: dict, entry: dict) -> str:
+    """The ground truth of an entry: JSON that `reasoning_gym_score` reads, tuples kept as such."""
+    return json.dumps({"dataset": name, "config": _packed(config), "entry": _packed(entry)})
+
+
+def _packed(value: object) -> object:
+    """In JSON's types; a tuple and an object whose keys are no texts are tagged lists."""
+    if isinstance(value, tuple):
+        return {"()": [_packed(item) for item in value]}
+    if isinstance(value, dict):
+        items = [[_packed(key), _packed(item)] for key, item in value.items()]
+        if all(isinstance(key, str) for key in value) and not {*value} & {"()", "{}"}:
+            return dict(items)
+        return {"{}": items}
+    if isinstance(value, list):
+        return [_packed(item) for item in value]
+    if isinstance(value, (str, bool, int, float)) or value is None:
+        return value
+    if hasattr(value, "tolist"):  # numpy's
+        return _packed(value.tolist())
+    return str(value)  # enums, dates: scorers read the entry's texts
+
+
+def _unpacked(value: object) -> object:
+    if isinstance(value, list):
+        return [_unpacked(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"()"}:
+        return tuple(_unpacked(item) for item in value["()"])
+    if set(value) == {"{}"}:
+        return {_unpacked(key): _unpacked(item) for key, item in value["{}"]}
+    return {key: _unpacked(item) for key, item in value.items()}
+
+
+@functools.lru_cache(maxsize=64)
+def _scorer(name: str, config: str):
+    """score_answer(answer, entry) of a data set with this config."""
+    library = load_library()
+    dataset = library.create_dataset(name, seed=0, size=1, **_unpacked(json.loads(config)))
+    if name in _LITERALS:
+        vars(sys.modules[type(dataset).__module__])["eval"] = ast.literal_eval
+    return dataset.score_answer
+
+
+def is_algebra(text: str) -> bool:
+    """Whether a text is safe to hand to sympy's parser: numbers, single letters, operators, and
+    calls of elementary functions; nothing that names, quotes or reaches anything else."""
+    if len(text) > _MAX_CHARACTERS or not re.fullmatch(r"[0-9A-Za-z\s.,+\-*/^()=]*", text):
+        return False
+    if re.search(r"\.\s*[A-Za-z]|[A-Za-z)]\s*\.", text):  # attributes
+        return False
+    names = re.findall(r"[A-Za-z]+", text)
+    return all(len(name) == 1 or name in _FUNCTIONS for name in names)
+
+
+def reasoning_gym_score(response: str, ground_truth: str, *, tag: str = "answer") -> dict:
+    """The data set's own score, 0 to 1, of what the last <answer>...</answer> holds (`tag`).
+
+    A response without the tag scores what the data set gives for no answer, most often 0. Parts:
+    answered, refused (an answer that its scorer would have run as code, which scores 0).
+    """
+    try:
+        found = json.loads(ground_truth)
+        name, entry = found["dataset"], _unpacked(found["entry"])
+        score_answer = _scorer(name, json.dumps(found["config"], sort_keys=True))
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise ValueError(
+            f"ground_truth {ground_truth!r:.80} is not an entry of reasoning_gym"
+        ) from error
+    start = response.rfind(f"<{tag}>")
+    answer = None
+    if start >= 0:
+        answer = response[start + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
+    if answer is not None and name in _ALGEBRA and not is_algebra(answer):
+        return {"score": 0.0, "answered": 1.0, "refused": 1.0}
+    score = float(score_answer(answer, entry))
+    return {"score": score, "answered": float(answer is not None), "refused": 0.0}
