@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from hostile_math import hostile_responses, kinds
+from hostile_math import LATE, hostile_responses, kinds
 
 from rljax.errors import InputError
 from rljax.rewards import math_verify
@@ -182,10 +182,10 @@ def test_no_signal_is_used_so_that_a_thread_may_call_it():
 REFERENCES = ("5", r"\frac{x}{2}+1", "x^2=4", r"\{1,2\}")
 
 
-def score_hostile(count: int, timeout_s: float):
+def score_hostile(count: int, timeout_s: float, without: tuple[str, ...] = ()):
     """Scores `count` hostile responses and asserts what must hold of every one of them."""
-    names, responses = zip(*hostile_responses(count), strict=True)
-    turn = len(kinds())
+    names, responses = zip(*hostile_responses(count, without), strict=True)
+    turn = len(kinds()) - len(without)
     samples = [
         {"response": text, "ground_truth": REFERENCES[i // turn % len(REFERENCES)]}
         for i, text in enumerate(responses)
@@ -207,11 +207,11 @@ def score_hostile(count: int, timeout_s: float):
 
 
 def test_hostile_strings_end_at_the_deadline_and_cost_no_worker():
-    scores = score_hostile(len(kinds()), timeout_s=0.5)
+    scores = score_hostile(len(kinds()) - len(LATE), 0.5, LATE)
     right = {name.split(",")[0] for name, score in scores.items() if score.value == 1.0}
     # What says 5, and only where 5 is the reference.
     assert right <= {"nested boxes", "many boxes", "dollars", "answer and dollars", "spaces",
-                     "points", "unclosed boxes", "marks"}  # fmt: skip
+                     "points", "unclosed boxes", "marks", "equals"}  # fmt: skip
     assert scores["many boxes, size 40"].value == 1.0
 
 

@@ -27,7 +27,7 @@ from rljax.rewards.rules import check_text, rational
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
 _MAX_SYMBOLIC_POWER = 200  # of a sum: (x + y)^200 is expanded in a second
-_MAX_DEPTH = 40
+_MAX_DEPTH = 20
 _EXACT_TOLERANCE = 1e-12  # of what holds no decimal: the library compares 15 digits after the point
 # Work that is still to do: restating the problem is no answer to it.
 _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
