@@ -26,6 +26,9 @@ EQUAL = [
     ("50%", "50"),
     ("12", r"12\text{ cm}"),
     ("12 cm", "12"),
+    ("12", "12 cm^2"),
+    ("30", "30 km/h"),
+    ("24+48=72\n#### 72", "72"),
     ("5 oranges", "5"),
     ("90^\\circ", "90"),
     ("-5", "\u22125"),
@@ -159,6 +162,8 @@ def test_the_options_reach_the_comparison():
         ("5^{5^{5^5}}", "cannot be read"),
         ("{" * 100, "cannot be read"),
         (r"\boxed{}", "empty"),
+        ("####", "empty"),
+        ("He has five apples and eats two of them. " * 6, "is a text, not an answer"),
     ],
 )
 def test_a_reference_that_cannot_be_read_is_an_error_not_a_zero(reference, message):

@@ -100,6 +100,13 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _NUMBER_AND_WORDS = re.compile(rf"(\$?\s*{_NUMBER_RE})\s*((?:[A-Za-z]{{3,}}\s*)+)\.?")
 
 
+# 12 cm^2, 30 km/h: the parser knows the plain units, and takes these for products of variables.
+_MEASURED = re.compile(
+    rf"({_NUMBER_RE})\s*(?:[cdkm]?m|in|ft|yd|mi|[km]?g|m?[lL]|s|h|hr|min)"
+    r"(?:\s*\^\s*\{?[23]\}?|\s*/\s*(?:[ck]?m|k?g|[lL]|s|h|hr|min)(?:\^\{?[23]\}?)?)"
+)
+
+
 def is_text(text: str) -> bool:
     r"""Words, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A formula's letters commute
     (dog is god), so that words are compared as words."""
@@ -157,6 +164,8 @@ def latex_form(text: str) -> str | None:
     repeating = _REPEATING.fullmatch(text)
     if repeating:
         return _fraction(*repeating.groups())
+    measured = _MEASURED.fullmatch(text)
+    text = measured[1] if measured else text
     counted = _number_with_unit(text)
     if counted:
         number, words = counted
