@@ -144,6 +144,7 @@ _READABLE = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\*\*", "^"),
+        (r"\\[dtc]?frac\s*([0-9])\s+([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,4})(?![0-9.A-Za-z])", r"\\times 10^{\1}"),
         (r"(?<![0-9])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
         (r"(?<=\\sqrt )\(([^()]*)\)", r"{\1}"),
@@ -151,7 +152,7 @@ _READABLE = [
 ]
 _TEXT_INFINITY = re.compile(r"(?<![\\A-Za-z])infinity(?![A-Za-z])", re.IGNORECASE)
 _REPEATING = re.compile(r"(-?)([0-9]{0,15})\.([0-9]{0,15})\\overline\{?([0-9]{1,15})\}?")
-_GAP = re.compile(r"[0-9]\s+[0-9]")
+_GAP = re.compile(r"(?<![_^0-9])[0-9]+\s+[0-9]")  # in \log_2 8 the first is no number
 _THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])")
 
 

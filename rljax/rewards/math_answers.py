@@ -50,7 +50,7 @@ def math_verify(
       any     boxed if there is a box, else marked if there is a mark, else last
     Equal = the same text, the same number (decimals rounded to `decimals` places), or equal by
     math-verify, which a reference `x=5` also is to 5. `strict=False`: names of variables do not
-    matter. Units are not compared. An answer that still holds an integral,
+    matter. Units are not compared, and 50% is 50 and 0.5. An answer that still holds an integral,
     a sum, a product, a limit, a derivative or a determinant is 0, unless the reference holds one.
 
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
