@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from hostile_math import hostile_responses, kinds
+from hostile_math import LATE, hostile_responses, kinds
 
 from rljax.errors import InputError
 from rljax.rewards import math_verify
@@ -26,6 +26,9 @@ EQUAL = [
     ("50%", "50"),
     ("12", r"12\text{ cm}"),
     ("12 cm", "12"),
+    ("12", "12 cm^2"),
+    ("30", "30 km/h"),
+    ("24+48=72\n#### 72", "72"),
     ("5 oranges", "5"),
     ("90^\\circ", "90"),
     ("-5", "\u22125"),
@@ -34,6 +37,12 @@ EQUAL = [
     (r"2\sqrt{3}+1", r"1+2\sqrt3"),
     ("2^{10}", "1024"),
     ("5!", "120"),
+    (r"\log_2 8", "3"),
+    (r"\frac 1 2", "0.5"),
+    (r"2516_8", "2516"),
+    (r"\frac{\sqrt{21}}{7}", r"\sqrt{\frac{3}{7}}"),
+    ("x>3", "(3,\\infty)"),
+    ("10080", r"10,\!080"),
     (r"\{1,2\}", r"\{2,1\}"),
     ("1,2", "2, 1"),
     (r"\pm 2", "-2,2"),
@@ -159,6 +168,8 @@ def test_the_options_reach_the_comparison():
         ("5^{5^{5^5}}", "cannot be read"),
         ("{" * 100, "cannot be read"),
         (r"\boxed{}", "empty"),
+        ("####", "empty"),
+        ("He has five apples and eats two of them. " * 6, "is a text, not an answer"),
     ],
 )
 def test_a_reference_that_cannot_be_read_is_an_error_not_a_zero(reference, message):
@@ -182,10 +193,10 @@ def test_no_signal_is_used_so_that_a_thread_may_call_it():
 REFERENCES = ("5", r"\frac{x}{2}+1", "x^2=4", r"\{1,2\}")
 
 
-def score_hostile(count: int, timeout_s: float):
+def score_hostile(count: int, timeout_s: float, without: tuple[str, ...] = ()):
     """Scores `count` hostile responses and asserts what must hold of every one of them."""
-    names, responses = zip(*hostile_responses(count), strict=True)
-    turn = len(kinds())
+    names, responses = zip(*hostile_responses(count, without), strict=True)
+    turn = len(kinds()) - len(without)
     samples = [
         {"response": text, "ground_truth": REFERENCES[i // turn % len(REFERENCES)]}
         for i, text in enumerate(responses)
@@ -207,11 +218,11 @@ def score_hostile(count: int, timeout_s: float):
 
 
 def test_hostile_strings_end_at_the_deadline_and_cost_no_worker():
-    scores = score_hostile(len(kinds()), timeout_s=0.5)
+    scores = score_hostile(len(kinds()) - len(LATE), 0.5, LATE)
     right = {name.split(",")[0] for name, score in scores.items() if score.value == 1.0}
     # What says 5, and only where 5 is the reference.
     assert right <= {"nested boxes", "many boxes", "dollars", "answer and dollars", "spaces",
-                     "points", "unclosed boxes", "marks"}  # fmt: skip
+                     "points", "unclosed boxes", "marks", "equals"}  # fmt: skip
     assert scores["many boxes, size 40"].value == 1.0
 
 

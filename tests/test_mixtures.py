@@ -31,6 +31,9 @@ def test_a_mixture_is_the_weighted_sum_with_the_parts_of_its_members():
         "score": value, "qa_exact_match": 1.0, "format_tags": 1.0, "format_tags/ordered": 1.0,
         "format_tags/tag/think": 1.0, "format_tags/tag/answer": 1.0,
     }  # fmt: skip
+    assert set(score(text[:-1] + ", inner_parts=False)")[1]) == {
+        "score", "qa_exact_match", "format_tags"
+    }  # fmt: skip
     value, parts = score(text, response="<answer>71</answer>")
     assert value == pytest.approx(0.8 * 0 - 0.4 * 0.25) and parts["format_tags"] == 0.25
 

@@ -100,6 +100,13 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _NUMBER_AND_WORDS = re.compile(rf"(\$?\s*{_NUMBER_RE})\s*((?:[A-Za-z]{{3,}}\s*)+)\.?")
 
 
+# 12 cm^2, 30 km/h: the parser knows the plain units, and takes these for products of variables.
+_MEASURED = re.compile(
+    rf"({_NUMBER_RE})\s*(?:[cdkm]?m|in|ft|yd|mi|[km]?g|m?[lL]|s|h|hr|min)"
+    r"(?:\s*\^\s*\{?[23]\}?|\s*/\s*(?:[ck]?m|k?g|[lL]|s|h|hr|min)(?:\^\{?[23]\}?)?)"
+)
+
+
 def is_text(text: str) -> bool:
     r"""Words, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A formula's letters commute
     (dog is god), so that words are compared as words."""
@@ -137,6 +144,7 @@ _READABLE = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\*\*", "^"),
+        (r"\\[dtc]?frac\s*([0-9])\s+([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,4})(?![0-9.A-Za-z])", r"\\times 10^{\1}"),
         (r"(?<![0-9])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
         (r"(?<=\\sqrt )\(([^()]*)\)", r"{\1}"),
@@ -144,7 +152,7 @@ _READABLE = [
 ]
 _TEXT_INFINITY = re.compile(r"(?<![\\A-Za-z])infinity(?![A-Za-z])", re.IGNORECASE)
 _REPEATING = re.compile(r"(-?)([0-9]{0,15})\.([0-9]{0,15})\\overline\{?([0-9]{1,15})\}?")
-_GAP = re.compile(r"[0-9]\s+[0-9]")
+_GAP = re.compile(r"(?<![_^0-9])[0-9]+\s+[0-9]")  # in \log_2 8 the first is no number
 _THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])")
 
 
@@ -157,6 +165,8 @@ def latex_form(text: str) -> str | None:
     repeating = _REPEATING.fullmatch(text)
     if repeating:
         return _fraction(*repeating.groups())
+    measured = _MEASURED.fullmatch(text)
+    text = measured[1] if measured else text
     counted = _number_with_unit(text)
     if counted:
         number, words = counted

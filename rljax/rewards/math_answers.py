@@ -27,7 +27,8 @@ from rljax.rewards.rules import check_text, rational
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
 _MAX_SYMBOLIC_POWER = 200  # of a sum: (x + y)^200 is expanded in a second
-_MAX_DEPTH = 40
+_MAX_DEPTH = 20
+_MAX_TEXT_CHARACTERS = 200
 _EXACT_TOLERANCE = 1e-12  # of what holds no decimal: the library compares 15 digits after the point
 # Work that is still to do: restating the problem is no answer to it.
 _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
@@ -49,22 +50,31 @@ def math_verify(
       any     boxed if there is a box, else marked if there is a mark, else last
     Equal = the same text, the same number (decimals rounded to `decimals` places), or equal by
     math-verify, which a reference `x=5` also is to 5. `strict=False`: names of variables do not
-    matter, nor the order of a set. Units are not compared. An answer that still holds an integral,
+    matter. Units are not compared, and 50% is 50 and 0.5. An answer that still holds an integral,
     a sum, a product, a limit, a derivative or a determinant is 0, unless the reference holds one.
 
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
     that cannot be read is an error, and so is a comparison that fails. Needs the extra [rewards].
     """
     check_text(ground_truth)
-    reference = find_answer(ground_truth, "boxed")
-    reference = (ground_truth if reference is None else reference).strip()
-    if not reference:
-        raise ValueError("ground_truth is empty")
+    reference = _reference(ground_truth)
     answer = find_answer(response, extraction)
     if answer is None or not plain_form(answer):
         return {"score": 0.0, "extracted": 0.0}
     found = _equal(reference, answer, strict, decimals)
     return {"score": float(bool(found)), "extracted": float(found is not None)}
+
+
+def _reference(ground_truth: str) -> str:
+    """The answer of the reference, which may be a whole solution with a box or a mark."""
+    where = "boxed" if "\\boxed" in ground_truth else "marked" if "####" in ground_truth else None
+    found = find_answer(ground_truth, where) if where else ground_truth
+    if not plain_form(found or ""):
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is empty")
+    if is_text(found) and len(found) > _MAX_TEXT_CHARACTERS:
+        # A wrong column, say: no answer would ever equal it.
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is a text, not an answer")
+    return found.strip()
 
 
 def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | None:

@@ -39,12 +39,15 @@ def mixture(
     rewards: tuple[RewardText, ...],
     weights: tuple[float, ...] = (),
     normalise: bool = False,
+    inner_parts: bool = True,
     **sample,
 ) -> dict:
     """sum_i w_i r_i of other rewards on the same sample; divided by sum_i |w_i| if `normalise`.
 
     No weights = 1 each. Parts: each r_i by the name of its reward (numbered from the second of a
-    name on), and its own parts as name/part. A member that raises makes the sample an error.
+    name on), and its own parts as name/part. With inner_parts=False those are left out: `gdpo` and
+    `mixed_parts`, which read all parts in the order of their names, then see one per reward. A
+    member that raises makes the sample an error.
     """
     scales = _weights(rewards, weights, normalise)
     total, parts = 0.0, {}
@@ -52,7 +55,8 @@ def mixture(
         value, inner = _scored(text, sample, "mixture, member")
         total += scale * value
         parts[name] = value
-        parts |= {f"{name}/{key}": part for key, part in inner.items() if key != "score"}
+        if inner_parts:
+            parts |= {f"{name}/{key}": part for key, part in inner.items() if key != "score"}
     return {"score": total, **parts}
 
 
