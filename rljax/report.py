@@ -99,6 +99,7 @@ FAULTS = (
     "*nonfinite*",
     "*non_finite*",
     "fault*",
+    "*dropped_overlong*",
 )
 
 

@@ -36,7 +36,8 @@ FORMS = [
      {"chosen": [U, A], "rejected": [U, G]}),
     ("preference, explicit", "conversational", "reward_model",
      {"prompt": [U], "chosen": [A], "rejected": [G]}),
-    ("unpaired", "standard", "kto", {"prompt": "The sky is", "completion": " blue.", "label": True}),
+    ("unpaired", "standard", "kto",
+     {"prompt": "The sky is", "completion": " blue.", "label": True}),
     ("unpaired", "conversational", "kto", {"prompt": [U], "completion": [A], "label": False}),
     ("stepwise", "standard", "process_reward_model", STEPS),
 ]  # fmt: skip
@@ -68,9 +69,7 @@ def test_a_form_is_read_and_its_answer_is_what_is_learned(
     tokenizer = load_run_tokenizer(config)
     found, counts = shown_rows(config, rows=1)
     assert counts["total"] == 2 == counts["kept"]
-    texts = [
-        tokenizer.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in found
-    ]
+    texts = [tokenizer.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in found]
     if kind == "prompt-only":
         assert texts == [""] and "sky" in tokenizer.decode(list(found[0].ids))
     elif kind == "stepwise":
