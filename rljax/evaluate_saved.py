@@ -189,9 +189,8 @@ def _what_to_evaluate(options: EvaluateOptions, policy: SavedPolicy) -> tuple[st
     if not data and config.data.train and not is_path(config.data.train):
         data = config.data.train  # a task has a test split of its own
     reward = options.reward
-    named = config.evaluate.reward or config.reward.function
-    if not reward and not named and options.data and not is_path(options.data):
-        reward = evaluation_of(options.data)
+    if not (reward or config.evaluate.reward) and options.data and not is_path(options.data):
+        reward = evaluation_of(options.data, config.reward.function)
     if not reward and policy.step is not None:
         reward = evaluation_text(config)
     missing = [f"--{name}" for name, value in (("data", data), ("reward", reward)) if not value]

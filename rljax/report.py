@@ -102,6 +102,7 @@ FAULTS = (
     "*nonfinite*",
     "*non_finite*",
     "fault*",
+    "*dropped_overlong*",
 )
 
 

@@ -71,6 +71,16 @@ def test_countdown(response, score, valid, used):
     assert countdown(response, TRUTH)["score"] == float(score == 1.0) == found["correct"]
 
 
+def test_a_number_that_is_given_twice_is_used_twice():
+    truth = json.dumps({"numbers": [3, 3, 5], "target": 11})
+    assert countdown("3+3+5", truth)["score"] == 1.0
+    assert countdown("3+5+5-2", truth)["score"] == 0.0
+    fewer = countdown("5*3-4", json.dumps({"numbers": [3, 3, 5], "target": 8}))
+    assert countdown("3+5", json.dumps({"numbers": [3, 3, 5], "target": 8}))["numbers_used"] == 0.0
+    assert countdown("3+5+5", json.dumps({"numbers": [3, 5], "target": 13}))["score"] == 0.0
+    assert fewer["score"] == 0.0
+
+
 @pytest.mark.parametrize("truth", ["22", "{}", '{"numbers": 3, "target": 22}', "", "[1]"])
 def test_a_reference_that_is_no_problem_is_an_error(truth):
     with pytest.raises(ValueError, match="ground_truth"):

@@ -92,6 +92,14 @@ def test_ids_are_a_table_and_chat_is_rendered(tmp_path):
     assert counts["dropped_overlong"] == 0
     table = printed(config, rows=1, ids=True)
     assert all(f" {int(i)} " in table for i in found.ids) and "'<|im_start|>'" in table
+    # The mask of a worked example stands in the table, and in its colours.
+    table = printed(config_of(sft=1), rows=1, ids=True).split("--- example 0")[1]
+    cells = [line.strip("\u2502 ").split("\u2502") for line in table.splitlines()]
+    masks = [row[3].strip() for row in cells if len(row) == 4 and row[0].strip().isdecimal()]
+    assert masks == ["0", "0", "0", "0", "1", "1"]
+    table = printed(config_of(sft=1), rows=1, ids=True, colours=True).split("--- example 0")[1]
+    styles = [GREEN in line for line in table.splitlines() if "'" in line]
+    assert styles == [False] * 4 + [True] * 2
     plain = printed(config, rows=1)
     assert "<|im_start|>user\u21b5\n" in plain and "ground_truth='5'" in plain
 

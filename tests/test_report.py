@@ -387,3 +387,8 @@ def test_sparkline():
     assert charts.sparkline([0, math.nan, 1], 8) == "▁ █"
     assert charts.sparkline([2, 2], 8) == "▁▁" and charts.sparkline([math.nan], 8) == ""
     assert len(charts.sparkline(range(1000), 20)) == 20
+
+
+def test_dropped_prompts_stand_among_the_faults(tmp_path):
+    rows = [(step, {"loss": 1.0, "data/dropped_overlong": 7.0 * step}) for step in (1, 2)]
+    assert "data/dropped_overlong 2 steps, 1 to 2 largest value 14" in _text(_write(tmp_path, rows))

@@ -4,6 +4,7 @@ and mixtures of streams and files."""
 import json
 import logging
 
+import numpy as np
 import pytest
 
 from rljax.build.setup import data_stream
@@ -156,3 +157,12 @@ def test_many_over_long_prompts_of_a_file_are_a_warning(caplog, tmp_path):
     data = load_data(config, load_run_tokenizer(config))
     assert data.counts["dropped_overlong"] > 300 and data.counts["test_dropped_overlong"] > 0
     assert "prompts are dropped: longer than data.max_prompt_tokens" in caplog.text
+
+
+def test_accuracy_by_source():
+    from rljax.evaluate import accuracy_by_source
+
+    prompts = [{"data_source": s} for s in "aabb"] + [{"data_source": "b", "source": "c()"}]
+    right = np.array([1.0, 0.0, np.nan, 1.0, np.nan])
+    assert accuracy_by_source(prompts, right) == {"eval/source/a": 0.5, "eval/source/b": 1.0}
+    assert accuracy_by_source(prompts[:2], right[:2]) == {}

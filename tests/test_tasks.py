@@ -276,3 +276,26 @@ def test_a_run_on_a_stream_resumes_at_the_same_prompts(tmp_path, monkeypatch):
     assert whole[0] == [f"{n}>" for n in range(4, 8)]
     rows = [json.loads(x) for x in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["data/dropped_overlong"] == 0.0 and "eval/accuracy" in rows[-1]
+
+
+def test_what_a_saved_policy_is_judged_by(tmp_path):
+    from rljax.evaluate_saved import EvaluateOptions, SavedPolicy, _what_to_evaluate
+
+    def judged(config, step=3, **options):
+        policy = SavedPolicy(config, None, None, None, step)
+        return _what_to_evaluate(EvaluateOptions("run", **options), policy)
+
+    sums, rows = config_of("sorting(test=2)"), str(tmp_path / "x.jsonl")
+    assert judged(sums) == ("sorting(test=2)", "list_match()")
+    assert judged(sums, data="countdown(test=2)")[1] == "countdown()"
+    assert judged(sums, data="countdown(test=2)", reward="gsm8k()")[1] == "gsm8k()"
+    assert judged(sums, data=rows)[1] == "list_match()"
+    named = config_of("sorting(test=2)", function="exact_match()")
+    assert judged(named, data="countdown(test=2)")[1] == "countdown()"
+    assert judged(named, data="first_letter(test=2)")[1] == "exact_match()"
+    named.evaluate.reward = "last_line()"
+    assert judged(named, data="countdown(test=2)")[1] == "last_line()"
+    bare = Config(model="folder")
+    assert judged(bare, step=None, data="math()") == ("math()", "boxed()")
+    with pytest.raises(InputError, match="set --reward"):
+        judged(bare, step=None, data=rows)

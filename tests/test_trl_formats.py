@@ -36,7 +36,8 @@ FORMS = [
      {"chosen": [U, A], "rejected": [U, G]}),
     ("preference, explicit", "conversational", "reward_model",
      {"prompt": [U], "chosen": [A], "rejected": [G]}),
-    ("unpaired", "standard", "kto", {"prompt": "The sky is", "completion": " blue.", "label": True}),
+    ("unpaired", "standard", "kto",
+     {"prompt": "The sky is", "completion": " blue.", "label": True}),
     ("unpaired", "conversational", "kto", {"prompt": [U], "completion": [A], "label": False}),
     ("stepwise", "standard", "process_reward_model", STEPS),
 ]  # fmt: skip

@@ -25,9 +25,10 @@ def evaluation_text(config: Config) -> str:
     return found or ("" if config.reward.model else reward_text(config))
 
 
-def evaluation_of(spec: str) -> str:
-    """What judges the answers to a task's prompts; "" for a file."""
-    return _own([spec], lambda task: _evaluation(task) or _reward(task))
+def evaluation_of(spec: str, otherwise: str = "") -> str:
+    """What judges the answers to a task's prompts: its evaluation, else `otherwise`, else its
+    reward."""
+    return _own([spec], lambda task: _evaluation(task) or otherwise or _reward(task)) or otherwise
 
 
 def _specs(config: Config) -> list[str]:

@@ -123,5 +123,11 @@ def reasoning_gym_score(response: str, ground_truth: str, *, tag: str = "answer"
         answer = response[start + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
     if answer is not None and name in _ALGEBRA and not is_algebra(answer):
         return {"score": 0.0, "answered": 1.0, "refused": 1.0}
-    score = float(score_answer(answer, entry))
+    try:
+        score = float(score_answer(answer, entry))
+    except Exception:
+        # Some scorers raise on what they cannot parse: that is a wrong answer. One that raises on
+        # its own answer is at fault itself.
+        score_answer(entry["answer"], entry)
+        score = 0.0
     return {"score": score, "answered": float(answer is not None), "refused": 0.0}

@@ -147,7 +147,8 @@ def _warnings(config: Config) -> list[str]:
             "kl_in_reward do not reach it"
         )
     found += _loss_warnings(config.algorithm)
-    held_out = config.data.test or not is_path(config.data.train)
+    specs = (config.data.train, *config.data.sources)
+    held_out = config.data.test or not all(is_path(spec) for spec in specs)
     if not held_out and (config.evaluate.every_steps or config.sft.stop_at_accuracy):
         found.append(
             "data.test is not set, so nothing is held out: evaluate.every_steps and "

@@ -115,7 +115,8 @@ def _config(name: str, difficulty: int, options: dict) -> dict:
             )  # fmt: skip
         curriculum.set_global_level(difficulty)
         made = curriculum.generate_configuration({})
-        chosen = {f: _hashable(getattr(made, f)) for f in fields}
+        plain, new = vars(kind()), vars(made)
+        chosen = {f: _hashable(new[f]) for f in fields if new[f] != plain[f]}
     elif difficulty != -1:
         raise InputError("reasoning_gym(difficulty)", value=difficulty, rule="-1, or from 0 on")
     chosen |= options

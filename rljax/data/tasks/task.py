@@ -70,11 +70,7 @@ def procedural(
     `prompts` 0 is an endless stream; else so many are drawn and repeated ones dropped. Item i of
     a split is a function of (name, seed, split, i). `chat` writes prompts as messages.
     """
-    for option, value, low in (
-        ("prompts", prompts, 0), ("test", test, 1), ("worked_examples", worked_examples, 0)
-    ):  # fmt: skip
-        if value < low:
-            raise InputError(f"{name}({option})", value=value, rule=f"at least {low}")
+    _check_counts(name, prompts, test, worked_examples)
 
     def seeded(split: str, number: int) -> Problem:
         # A text as the seed is hashed by sha512: equal in every Python and process.
@@ -90,10 +86,8 @@ def procedural(
         return _fresh(name, make, "train", index, held_out)
 
     def row(problem: Problem, index: int) -> dict:
-        return dict(
-            prompt=_written(problem.prompt, chat), ground_truth=problem.ground_truth,
-            data_source=name, extra_info={}, index=index,
-        )  # fmt: skip
+        prompt, truth = _written(problem.prompt, chat), problem.ground_truth
+        return dict(prompt=prompt, ground_truth=truth, data_source=name, extra_info={}, index=index)
 
     if prompts:
         first = list({p.prompt: p for p in map(train_problem, range(prompts))}.values())
@@ -110,6 +104,13 @@ def procedural(
         reward=reward,
         evaluation=evaluation,
     )
+
+
+def _check_counts(name: str, prompts: int, test: int, worked_examples: int) -> None:
+    wanted = (("prompts", prompts, 0), ("test", test, 1), ("worked_examples", worked_examples, 0))
+    for option, value, low in wanted:
+        if value < low:
+            raise InputError(f"{name}({option})", value=value, rule=f"at least {low}")
 
 
 def _fresh(name: str, make: Callable, split: str, index: int, taken: dict) -> Problem:
