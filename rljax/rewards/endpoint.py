@@ -189,10 +189,12 @@ def chat(
         return _retried(once, deadline, attempts, TRANSIENT | {"malformed", "verdict"})
     except EndpointError as error:
         up = error.kind not in DOWN
-        if error.kind == "rejected" and "Authorization" not in headers:
+        hint = ""
+        if error.said.startswith(("HTTP 401", "HTTP 403")) and "Authorization" not in headers:
             hint = f"; no key was sent: environment variable {api_key_env!r} is not set"
-            raise EndpointError("rejected", error.said + hint) from None
-        raise
+        if error.kind == "rejected" and schema is not None and "response_format" in error.said:
+            hint = "; structured=False asks without a schema"
+        raise EndpointError(error.kind, error.said + hint) from None
     finally:
         leave_breaker(url, cache, up, **breaker)
 
