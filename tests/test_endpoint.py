@@ -276,6 +276,14 @@ def test_the_key_is_sent_and_never_shown(monkeypatch):
         with pytest.raises(EndpointError, match="malformed") as found:
             ask(server.base_url, api_key_env="JUDGE_KEY", attempts=1)
         assert key not in str(found.value)
+    with serving(verdict(f"the key is {key}")) as server:
+        text = (
+            f"judge(base_url={server.base_url!r}, model='m', attempts=1, api_key_env='JUDGE_KEY')"
+        )
+        with RewardPool(text, workers=1) as pool:
+            (score,) = pool.score([{"response": "r", "prompt": "p"}])
+        assert "verdict: " in score.message and key not in score.message
+        assert server.headers[0]["Authorization"] == f"Bearer {key}"
     for bad in ("sk-\nX-Admin: 1", "sk-\u20ac"):
         monkeypatch.setenv("JUDGE_KEY", bad)
         with pytest.raises(InputError, match="Authorization") as found:
@@ -350,7 +358,7 @@ def test_answers_are_kept_for_other_processes_and_runs(tmp_path):
             pool.score(samples[:1] * 2)
             assert len(server.requests) == 17  # chance is not kept
     files = [p for p in tmp_path.rglob("*.json") if not p.name.startswith("breaker")]
-    assert len(files) == 13 and list(tmp_path.rglob("tmp*")) == []
+    assert len(files) == 13 and list(tmp_path.rglob("*.half")) == []
 
 
 def test_a_damaged_answer_in_the_cache_is_asked_for_again(tmp_path):

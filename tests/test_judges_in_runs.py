@@ -21,13 +21,16 @@ from rljax.config import HOMES, Config
 from rljax.data.prompts import Prompts
 from rljax.data.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
+from rljax.evaluate_saved import load_policy
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
+from rljax.rewards.endpoint import EndpointError, chat
 from rljax.rewards.judges import JUDGE_TEMPLATE, message
 from rljax.rewards.pool import RewardPool
 from rljax.roles import MeshJudge, Reward
 from rljax.roles.reward import error_kind
+from rljax.serving.saved import ServeOptions, make_worker
 from rljax.train import train
 from rljax.validation import validate
 
@@ -133,6 +136,37 @@ def test_what_the_judge_cannot_hold_or_say_is_an_error(folder, tmp_path):
     (bare / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     with pytest.raises(InputError, match="no chat template"):
         scorer(bare, "judge(scale=2)")
+
+
+@pytest.mark.slow
+def test_our_own_server_is_such_an_endpoint(folder, on_one_device):
+    pytest.importorskip("uvicorn")
+    from rljax.serving.app import in_background, make_app
+
+    policy = load_policy(folder)
+    worker = make_worker(policy, ServeOptions(str(folder), slots=2, tokens=96, steps=4))
+    end = policy.tokenizer.eos_ids[0]
+    with in_background(make_app(worker, policy.tokenizer, "tiny")) as address:
+
+        def ask(**body):
+            return chat(
+                [{"role": "user", "content": "42?"}], base_url=f"{address}/v1", model="tiny",
+                body=json.dumps({"max_tokens": 4, **body}), timeout_s=120.0,
+            )  # fmt: skip
+
+        assert ask(logit_bias={str(end): 100}) == ""  # it ends at once
+        with pytest.raises(EndpointError, match="verdict: the answer was cut at max_tokens"):
+            ask(logit_bias={str(end): -100})
+        with pytest.raises(EndpointError, match="rejected: HTTP 400.*response_format"):
+            ask(response_format={"type": "json_object"})
+        text = f"judge(base_url='{address}/v1', model='other', timeout_s=60.0"
+        with RewardPool(f"{text})", workers=1, timeout_s=70.0) as pool:
+            (score,) = pool.score(SAMPLES[:1])
+        assert score.message.endswith("structured=False asks without a schema")
+        with RewardPool(f"{text}, structured=False)", workers=1, timeout_s=70.0) as pool:
+            (score,) = pool.score(SAMPLES[:1])
+        assert error_kind(score.message) == "rejected" and "only 'tiny' is served" in score.message
+    worker.close()
 
 
 # -- runs --

@@ -1,8 +1,8 @@
 """A client of any OpenAI-compatible chat endpoint, on the standard library alone.
 
-What lives here: one request under one total deadline, retries, what an answer must look like. What
-does not: the cache and the circuit breaker (rljax.rewards.endpoint_state), what is asked and how an
-answer becomes a number (rljax.rewards.judges, rubrics).
+What lives here: attempts under one total deadline, what an answer must look like. What does not: a
+single attempt (rljax.rewards.endpoint_http), the cache and the circuit breaker (endpoint_state),
+what is asked and how an answer becomes a number (rljax.rewards.judges, rubrics).
 
 Every failure is an EndpointError whose text begins with its kind; as a reward it is the status
 "error", so the sample is masked, and reward/errors/KIND counts it. A reward runs in reward.workers
@@ -10,21 +10,15 @@ processes and asks one question at a time, so at most reward.workers requests ar
 Redirects are not followed and proxies are not read: the key goes to the host that was named.
 """
 
-import contextlib
-import email.utils
-import http.client
-import io
 import json
 import math
 import os
 import random
-import socket
-import ssl
 import time
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 
 from rljax.errors import InputError
+from rljax.rewards.endpoint_error import DOWN, TRANSIENT, EndpointError
 from rljax.rewards.endpoint_state import (
     answer_place,
     enter_breaker,
@@ -33,183 +27,11 @@ from rljax.rewards.endpoint_state import (
     write_answer,
 )
 
-# What may be gone at the next attempt, and what says that the endpoint is down.
-TRANSIENT = frozenset({"unreachable", "server_error", "rate_limited"})
-DOWN = TRANSIENT | {"timeout"}
-_RETRIED_STATUSES = (408, 409, 425)
 _BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 8.0
 _MAX_BODY_BYTES = 4 << 20
-_SHOWN_BYTES = 2000
-
-
-class EndpointError(RuntimeError):
-    """kind: unreachable | timeout | rate_limited (429) | server_error (408, 409, 425, 5xx) |
-    rejected (any other status but 2xx, certificates) | too_large | malformed (no JSON, or not a
-    chat completion) | verdict (an answer that says no verdict) | circuit_open. wait_s: what the
-    server asked for (Retry-After)."""
-
-    def __init__(self, kind: str, text: str, wait_s: float | None = None):
-        super().__init__(f"{kind}: {text}")
-        self.kind, self.said, self.wait_s = kind, text, wait_s
 
 
 # -- one request ----------------------------------------------------------------------------------
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the deadline has passed")
-    return left
-
-
-class _Incoming(io.RawIOBase):
-    """Reads of a socket that all end by one deadline, however slowly the bytes trickle."""
-
-    def __init__(self, sock: socket.socket, deadline: float):
-        self._sock, self._deadline = sock, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        self._sock.settimeout(_left(self._deadline))
-        return self._sock.recv_into(buffer)
-
-
-class _Wire:
-    """What http.client asks of a socket; `_post_once` closes the real one."""
-
-    def __init__(self, sock: socket.socket, deadline: float):
-        self._sock, self._deadline = sock, deadline
-
-    def sendall(self, data) -> None:
-        self._sock.settimeout(_left(self._deadline))
-        self._sock.sendall(data)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Incoming(self._sock, self._deadline))
-
-    def close(self) -> None:
-        """Not yet: the answer may still be read."""
-
-
-def _connected(host: str, port: int, deadline: float) -> socket.socket:
-    """A connection to the first address of the host that accepts one."""
-    failure: OSError = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(_left(deadline))
-            sock.connect(address)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return sock
-        except OSError as error:
-            sock.close()
-            failure = error
-    raise failure
-
-
-def _address(url: str) -> tuple[bool, str, int, str]:
-    """(whether over TLS, host, port, path with query). Raises InputError."""
-    fix = "such as 'http://127.0.0.1:8000/v1'"
-    try:
-        parts = urllib.parse.urlsplit(url)
-        secure, port = parts.scheme == "https", parts.port
-        bad = parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii()
-    except ValueError:
-        raise InputError("an endpoint's address cannot be read", fix=fix) from None
-    if bad or parts.username or any(c <= " " for c in url):
-        rule = "http or https, a host, no user or password, no blanks"
-        raise InputError("an endpoint's address", rule=rule, fix=fix)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return secure, parts.hostname, port or (443 if secure else 80), path
-
-
-def _post_once(
-    url: str, payload: bytes, headers: Mapping[str, str], deadline: float, max_body_bytes: int
-) -> bytes:
-    """The body of the answer with a status of 2xx. Raises EndpointError."""
-    secure, host, port, path = _address(url)
-    try:
-        with contextlib.ExitStack() as stack:
-            sock = stack.enter_context(contextlib.closing(_connected(host, port, deadline)))
-            connection = http.client.HTTPConnection(host, port)
-            if secure:
-                context = ssl.create_default_context()
-                sock.settimeout(_left(deadline))
-                sock = context.wrap_socket(sock, server_hostname=host)
-                stack.enter_context(contextlib.closing(sock))
-                connection = http.client.HTTPSConnection(host, port, context=context)
-            connection.sock = _Wire(sock, deadline)
-            connection.request("POST", path, payload, dict(headers))
-            response = connection.getresponse()
-            if not 200 <= response.status < 300:
-                raise _status_error(response, headers)
-            return _body(response, max_body_bytes)
-    except TimeoutError:
-        raise EndpointError("timeout", f"no whole answer of {host} within the deadline") from None
-    except ssl.SSLCertVerificationError as error:
-        raise EndpointError("rejected", f"the certificate of {host}: {error}") from None
-    except (OSError, http.client.IncompleteRead) as error:
-        what = f"{host}:{port}: {type(error).__name__}: {error}"
-        raise EndpointError("unreachable", what) from None
-    except (http.client.HTTPException, ValueError) as error:
-        text = f"{host} does not speak HTTP: {type(error).__name__}"
-        raise EndpointError("malformed", text) from None
-
-
-def _body(response: http.client.HTTPResponse, limit: int) -> bytes:
-    """The whole body: one that is longer than `limit` bytes is refused as soon as that is seen."""
-    declared = response.length
-    data = bytearray()
-    while (declared is None or declared <= limit) and len(data) <= limit:
-        part = response.read(min(1 << 16, limit + 1 - len(data)))
-        if not part:
-            break
-        data += part
-    if len(data) > limit or (declared or 0) > limit:
-        raise EndpointError("too_large", f"the answer has more than {limit} bytes")
-    if response.length:
-        raise http.client.IncompleteRead(b"", response.length)
-    return bytes(data)
-
-
-def _status_error(response: http.client.HTTPResponse, headers: Mapping[str, str]) -> EndpointError:
-    status = response.status
-    shown = ""
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        shown = response.read(_SHOWN_BYTES).decode("utf-8", "replace")
-    text = f"HTTP {status} {response.reason}: {_without_secrets(shown, headers)}"[:400]
-    if status == 429:
-        return EndpointError("rate_limited", text, _retry_after(response))
-    if status in _RETRIED_STATUSES or status >= 500:
-        return EndpointError("server_error", text, _retry_after(response))
-    if 300 <= status < 400:
-        text += "; redirects are not followed: name the address that it leads to"
-    return EndpointError("rejected", text)
-
-
-def _without_secrets(text: str, headers: Mapping[str, str]) -> str:
-    """Some servers say which key was wrong."""
-    for name, value in headers.items():
-        secret = value.rpartition(" ")[2]
-        if name.lower() in ("authorization", "api-key", "x-api-key") and secret:
-            text = text.replace(secret, "***")
-    return text
-
-
-def _retry_after(response: http.client.HTTPResponse) -> float | None:
-    """Seconds to wait, from a number of seconds or a date."""
-    text = response.headers.get("Retry-After", "").strip()
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except (TypeError, ValueError, OverflowError, IndexError):
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def strict_json(text: str | bytes) -> object:
@@ -237,11 +59,13 @@ def strict_json(text: str | bytes) -> object:
 
 
 def _posted_json(url, payload, headers, deadline, max_body_bytes) -> dict:
-    data = _post_once(url, payload, headers, deadline, max_body_bytes)
+    from rljax.rewards.endpoint_http import post_once, without_secrets
+
+    data = post_once(url, payload, headers, deadline, max_body_bytes)
     try:
         found = strict_json(data)
     except ValueError as error:
-        text = _without_secrets(f"{type(error).__name__}: {error}", headers)[:200]
+        text = without_secrets(f"{type(error).__name__}: {error}", headers)[:200]
         raise EndpointError("malformed", f"the answer is no JSON: {text}") from None
     if not isinstance(found, dict):
         raise EndpointError("malformed", f"the answer is a {type(found).__name__}, not an object")
@@ -332,10 +156,12 @@ def chat(
     calls in a row that found the endpoint down, calls fail at once for `breaker_s` seconds, and
     then one is let through to see. Raises EndpointError, InputError.
     """
+    from rljax.rewards.endpoint_http import check_address, without_secrets
+
     _check_limits(timeout_s, attempts)
     deadline = time.monotonic() + timeout_s
     url = f"{base_url.rstrip('/')}/chat/completions"
-    _address(url)
+    check_address(url)
     request = _request(messages, model, schema, body)
     headers = {"Content-Type": "application/json", **authorization(api_key_env)}
     payload = json.dumps(request, sort_keys=True, allow_nan=False).encode("ascii")
@@ -350,7 +176,7 @@ def chat(
         try:
             found = parse(text)
         except ValueError as error:
-            raise EndpointError("verdict", _without_secrets(str(error), headers)) from None
+            raise EndpointError("verdict", without_secrets(str(error), headers)) from None
         write_answer(place, text)
         return found
 
@@ -363,10 +189,12 @@ def chat(
         return _retried(once, deadline, attempts, TRANSIENT | {"malformed", "verdict"})
     except EndpointError as error:
         up = error.kind not in DOWN
-        if error.kind == "rejected" and "Authorization" not in headers:
+        hint = ""
+        if error.said.startswith(("HTTP 401", "HTTP 403")) and "Authorization" not in headers:
             hint = f"; no key was sent: environment variable {api_key_env!r} is not set"
-            raise EndpointError("rejected", error.said + hint) from None
-        raise
+        if error.kind == "rejected" and schema is not None and "response_format" in error.said:
+            hint = "; structured=False asks without a schema"
+        raise EndpointError(error.kind, error.said + hint) from None
     finally:
         leave_breaker(url, cache, up, **breaker)
 

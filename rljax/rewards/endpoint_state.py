@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,9 +39,9 @@ def write_answer(place: Path | None, text: str) -> None:
         return
     with _folder_errors(place.parent):
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
-            json.dump({"text": text}, file)
-        os.replace(file.name, place)
+        half = place.with_name(f"{place.stem}.{os.getpid()}.{threading.get_ident()}.half")
+        half.write_text(json.dumps({"text": text}))
+        os.replace(half, place)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ extra_info["rubrics"].
 import functools
 import math
 import random
-import statistics
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -83,7 +82,12 @@ def rubric_score(
 def rubric_std(judge: Sequence[Sequence[float]], *, scale: float = 2.0) -> list[float]:
     """Population standard deviation over the responses of each rubric's verdict / scale."""
     check_scale(scale)
-    return [statistics.pstdev([x / scale for x in column]) for column in zip(*judge, strict=True)]
+    return [_std([x / scale for x in column]) for column in zip(*judge, strict=True)]
+
+
+def _std(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / len(values))
 
 
 def keep_active(std: Sequence[float | None]) -> list[bool]:
@@ -169,7 +173,7 @@ def rubric_parts(rubrics: Sequence[dict], values: Sequence[float], normalise: bo
     for kind in KINDS:
         of_kind = [v for r, v in zip(rubrics, values, strict=True) if r["kind"] == kind]
         if of_kind:
-            parts[f"rubric/{kind}"] = statistics.fmean(of_kind)
+            parts[f"rubric/{kind}"] = math.fsum(of_kind) / len(of_kind)
     return parts
 
 
