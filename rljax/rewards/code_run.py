@@ -252,6 +252,7 @@ def _run_asserts(session: _Session, first: int):
             units.insert(0, {"source": tests.setup, "setup": True})
         header = {"mode": "check", "units": units, "names": names}
         with Process(header, session.limits(), session.tier) as checker:
+            deadline = time.monotonic() + session.limit()  # its start is not the program's time
             for unit in units:
                 verdict = _relay(checker, program, deadline, began)
                 if unit.get("setup") and verdict.status == "passed":
