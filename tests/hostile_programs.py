@@ -182,6 +182,19 @@ EXHAUST = {
     ),
     "reads a null pointer": ({"killed"}, "ctypes.string_at(0)\nprint('BREACH')"),
     "aborts": ({"killed"}, "os.abort()"),
+    "calls the kernel in another mode": (
+        {"killed"},
+        "import mmap\nif platform.machine() != 'x86_64': os.abort()\n"
+        "code = b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3'  # mov eax, 20; int 0x80; ret: getpid\n"
+        "room = mmap.mmap(-1, 4096, prot=7)\nroom.write(code)\n"
+        "start = ctypes.addressof(ctypes.c_char.from_buffer(room))\n"
+        "ctypes.CFUNCTYPE(ctypes.c_int)(start)()\nprint('BREACH')",
+    ),
+    "calls the kernel by x32": (
+        {"killed"},
+        "if platform.machine() != 'x86_64': os.abort()\n"
+        "libc.syscall(0x40000000 | 39)\nprint('BREACH')",
+    ),
 }
 
 # Cheating: each is scored with the tests of `square`, which it does not compute.
@@ -355,7 +368,7 @@ def run(name: str, tier: str, canary: str) -> dict:
 def problem(found: dict) -> str:
     """What is wrong with the end of one program; empty if it was held."""
     name, said = found["name"], found["stdout"]
-    if found["tier"] == "closed" and found["message"].startswith("PermissionError"):
+    if found["tier"] == "closed" and "not permitted" in found["message"]:
         return ""  # it could not even import what it needs
     if "BREACH" in said:
         return f"{name}: {said}"

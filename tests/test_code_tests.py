@@ -1,6 +1,7 @@
 """Unit-test rewards: forms of tests, verdicts, scores, and programs that want one for nothing."""
 
 import json
+import sys
 import time
 
 import pytest
@@ -370,3 +371,23 @@ def test_a_broken_ground_truth_is_an_error_and_a_broken_program_is_not():
         ])  # fmt: skip
     assert [score.status for score in scores] == ["error", "ok"]
     assert "no unit tests" in scores[0].message and scores[1].value == -1.0
+
+
+NO_SANDBOX = """
+import os, sys
+from rljax.rewards import sandbox
+from rljax.rewards.code_run import code_tests
+if sys.argv[0] == "-c":  # in a worker
+    sandbox.TIERS, os.environ["PATH"] = ("bubblewrap",), ""
+"""
+
+
+def test_without_a_sandbox_the_pool_is_refused_and_unsafe_is_by_name(tmp_path, monkeypatch):
+    (tmp_path / "no_sandbox.py").write_text(NO_SANDBOX)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "no_sandbox", raising=False)
+    with pytest.raises(InputError, match="no sandbox.*no bwrap on PATH.*allow_unsafe_execution"):
+        RewardPool("no_sandbox.code_tests", workers=1)
+    with RewardPool("no_sandbox.code_tests(allow_unsafe_execution=True)", workers=1) as pool:
+        (score,) = pool.score([{"response": CORRECT, "ground_truth": json.dumps(GCD)}])
+    assert score.value == 1.0

@@ -300,9 +300,9 @@ def code_tests(
     binary 1 or 0; fraction the share that passes.
 
     Parts: pass_rate, and the numbers tests, tests_passed, tests_failed, tests_error,
-    tests_timeout, tests_limit (memory, output, killed); slowest_s in seconds. A program that does
-    not run, or not in time, fails its tests: that is a score. A sandbox or a ground truth that is
-    at fault raises: no score. `total_timeout_s` must be below the pool's own limit per sample.
+    tests_timeout, tests_limit (memory, output, killed). A program that does not run, or not in
+    time, fails its tests: that is a score. A sandbox or a ground truth that is at fault raises: no
+    score. `total_timeout_s` must be below the pool's own limit per sample.
     Forms of ground_truth: rljax.rewards.code_forms. extra_info["prefix"] goes before a program
     that only completes it.
     """
@@ -334,5 +334,4 @@ def score_parts(verdicts: Sequence[Verdict], scale: Scale) -> dict[str, float]:
         "pass_rate": sum(passed) / len(passed),
         "tests": float(len(passed)),
         **{f"tests_{name}": count for name, count in counts.items()},
-        "slowest_s": max(verdict.seconds for verdict in verdicts),
     }

@@ -58,7 +58,7 @@ def _choose_tier(tiers: tuple[str, ...]) -> str:
             if result.stdout == b"42\n":
                 return tier
             reasons.append(f"{tier}: a program ended with {result.message!r}")
-        except SandboxError as error:
+        except (SandboxError, OSError) as error:
             reasons.append(str(error))
     raise InputError(
         "this machine offers no sandbox for untrusted programs",

@@ -149,8 +149,11 @@ _idle: list[_Zygote] = []  # of this process, kept for its next program
 
 
 def _take(tier: str, warm: bool) -> _Zygote:
-    while warm and _idle:
-        zygote = _idle.pop()
+    while warm:
+        try:
+            zygote = _idle.pop()
+        except IndexError:  # other threads may have been faster
+            break
         if zygote.owner != os.getpid():
             zygote.control.close()  # a fork's copy: the zygote is the parent's
         elif zygote.tier == tier and zygote.process.poll() is None:

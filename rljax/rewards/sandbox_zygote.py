@@ -47,6 +47,7 @@ def main(spec_text: str) -> None:
         rules = None
         if spec["tier"] != "unsafe":
             kernel.drop_capabilities()
+            kernel.filter_template(files=spec["tier"] != "closed")
             kernel.prctl(4, 0)  # PR_SET_DUMPABLE: nobody of the same user reads or traces it
             if spec["tier"] == "seccomp" and not kernel.landlock_version():
                 raise OSError("the kernel has no Landlock")

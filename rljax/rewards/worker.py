@@ -247,6 +247,7 @@ def main(spec_text: str) -> None:
     try:
         component = resolve(spec["reward"], HOME)
         fields = wanted_fields(component)
+        _prepare_sandbox(component)
     except BaseException as error:
         sock.sendall(frame(("failed", _describe(error))))
         return
@@ -257,6 +258,17 @@ def main(spec_text: str) -> None:
         )
     except (BrokenPipeError, ConnectionResetError):
         pass  # the pool was closed while a sample ran
+
+
+def _prepare_sandbox(component: Component) -> None:
+    """Try the sandbox of a reward that runs programs: without one nothing is scored (InputError)
+    and the pool says so when it is made, not sample by sample."""
+    parameter = inspect.signature(component.function).parameters.get("allow_unsafe_execution")
+    if parameter is not None:
+        from rljax.rewards.sandbox import sandbox_tier
+
+        tier = sandbox_tier(component.options.get(parameter.name, parameter.default))
+        print(f"reward {component.name!r}: sandbox tier {tier!r}", file=sys.stderr)
 
 
 def _die_with(lifeline: int) -> None:
