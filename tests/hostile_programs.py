@@ -1,8 +1,8 @@
 """Programs that try to harm the machine that scores them, or to be scored right for nothing.
 
 What lives here: two tables, and a run of them as a script (for a user of its own):
-`python tests/hostile_programs.py namespaces seccomp` prints one JSON object per program. Every
-attempt is bounded by itself as well: should the sandbox not hold, the machine survives.
+`python tests/hostile_programs.py CANARY 'forks,loops' seccomp` prints a JSON object per program.
+Every attempt is bounded by itself as well: should the sandbox not hold, the machine survives.
 """
 
 import json
@@ -51,8 +51,8 @@ HOLD = {
     "writes beside the canary": "attempt(lambda: open(CANARY + '.new', 'w'))",
     "writes into the library": "attempt(lambda: open(os.path.join(os.path.dirname(os.__file__),"
     " 'rljax_was_here.py'), 'w'))",
-    "walks /proc": "attempt(lambda: open('/proc/1/environ', 'rb').read() + "
-    "open('/proc/%d/cmdline' % os.getppid(), 'rb').read())",
+    "walks /proc": "attempt(lambda: [open(f'/proc/{n}/cmdline', 'rb').read() for n in "
+    "(os.getppid(), 1)])",
     "opens its parent's memory": "attempt(lambda: open('/proc/%d/mem' % os.getppid(), 'r+b'))",
     "opens devices": "attempt(lambda: [open(p, 'rb') for p in ('/dev/mem', '/dev/kmsg')])",
     "lists the root of a parent": "attempt(lambda: os.listdir('/proc/%d/root' % os.getppid()))",
@@ -166,7 +166,8 @@ EXHAUST = {
     "starts 2000 threads": (
         {"error", "killed", "memory", "timeout"},
         "import threading\nthreading.stack_size(1 << 16)\n"
-        "for i in range(2000): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+        "for i in range(2000):\n"
+        "    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
         "print('BREACH')",
     ),
     "opens 1000 descriptors": ({"error"}, "x = [os.pipe() for _ in range(500)]\nprint('BREACH')"),
@@ -181,6 +182,19 @@ EXHAUST = {
     ),
     "reads a null pointer": ({"killed"}, "ctypes.string_at(0)\nprint('BREACH')"),
     "aborts": ({"killed"}, "os.abort()"),
+    "calls the kernel in another mode": (
+        {"killed"},
+        "import mmap\nif platform.machine() != 'x86_64': os.abort()\n"
+        "code = b'\\xb8\\x14\\0\\0\\0\\xcd\\x80\\xc3'  # mov eax, 20; int 0x80; ret: getpid\n"
+        "room = mmap.mmap(-1, 4096, prot=7)\nroom.write(code)\n"
+        "start = ctypes.addressof(ctypes.c_char.from_buffer(room))\n"
+        "ctypes.CFUNCTYPE(ctypes.c_int)(start)()\nprint('BREACH')",
+    ),
+    "calls the kernel by x32": (
+        {"killed"},
+        "if platform.machine() != 'x86_64': os.abort()\n"
+        "libc.syscall(0x40000000 | 39)\nprint('BREACH')",
+    ),
 }
 
 # Cheating: each is scored with the tests of `square`, which it does not compute.
@@ -188,7 +202,7 @@ CHEATS = {
     "os._exit(0)": "import os\nos._exit(0)",
     "sys.exit(0)": "import sys\nsys.exit(0)",
     "os._exit(0) in the function": "import os\ndef square(x): os._exit(0)",
-    "prints passed": "print('passed', 'PASSED', 'OK', '1 passed', True)\ndef square(x): return None",
+    "prints passed": "print('passed', 'OK', '1 passed', True)\ndef square(x): return None",
     "== that is always true": """
 class Any:
     def __eq__(self, other): return True
@@ -354,6 +368,8 @@ def run(name: str, tier: str, canary: str) -> dict:
 def problem(found: dict) -> str:
     """What is wrong with the end of one program; empty if it was held."""
     name, said = found["name"], found["stdout"]
+    if found["tier"] == "closed" and "not permitted" in found["message"]:
+        return ""  # it could not even import what it needs
     if "BREACH" in said:
         return f"{name}: {said}"
     if found["seconds"] > TIMEOUT_S + 2:
@@ -366,6 +382,6 @@ def problem(found: dict) -> str:
 
 
 if __name__ == "__main__":
-    for one_tier in sys.argv[2:]:
-        for one in [*HOLD, *EXHAUST]:
+    for one_tier in sys.argv[3:]:
+        for one in sys.argv[2].split(",") if sys.argv[2] else [*HOLD, *EXHAUST]:
             print(json.dumps(run(one, one_tier, sys.argv[1])), flush=True)

@@ -13,6 +13,7 @@ Outputs and returned values are compared here, so the server never sees an expec
 """
 
 import ast
+import contextlib
 import http.client
 import json
 import math
@@ -107,17 +108,15 @@ def _post_once(parts, data: bytes, deadline: float, max_body_bytes: int, headers
     kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
     left = max(0.001, deadline - time.monotonic())
     connection = kind[parts.scheme](parts.hostname, parts.port, timeout=left)
-    passed = threading.Event()
+    connection.connect()
+    sock, passed = connection.sock, threading.Event()  # the connection forgets it, the answer not
 
     def end():  # a server that sends a byte a second never meets the socket's own timeout
         passed.set()
-        if connection.sock is not None:
-            try:
-                connection.sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(left, end)
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), end)
     timer.daemon = True
     timer.start()
     try:

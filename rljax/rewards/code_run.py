@@ -18,6 +18,7 @@ program's, and two of the program's own objects are equal when the program says 
 
 import ast
 import builtins
+import sys
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -252,6 +253,7 @@ def _run_asserts(session: _Session, first: int):
             units.insert(0, {"source": tests.setup, "setup": True})
         header = {"mode": "check", "units": units, "names": names}
         with Process(header, session.limits(), session.tier) as checker:
+            deadline = time.monotonic() + session.limit()  # its start is not the program's time
             for unit in units:
                 verdict = _relay(checker, program, deadline, began)
                 if unit.get("setup") and verdict.status == "passed":
@@ -282,6 +284,13 @@ def _relay(checker: Process, program: Process, deadline: float, began: float) ->
 # -- the reward
 
 
+def prepare_worker(component) -> None:
+    """Try the sandbox: without one nothing is scored (InputError), and the pool says so when it is
+    made, not sample by sample."""
+    tier = sandbox_tier(component.options.get("allow_unsafe_execution", False))
+    print(f"reward {component.name!r}: sandbox tier {tier!r}", file=sys.stderr)
+
+
 def code_tests(
     response: str,
     ground_truth: str,
@@ -299,9 +308,9 @@ def code_tests(
     binary 1 or 0; fraction the share that passes.
 
     Parts: pass_rate, and the numbers tests, tests_passed, tests_failed, tests_error,
-    tests_timeout, tests_limit (memory, output, killed); slowest_s in seconds. A program that does
-    not run, or not in time, fails its tests: that is a score. A sandbox or a ground truth that is
-    at fault raises: no score. `total_timeout_s` must be below the pool's own limit per sample.
+    tests_timeout, tests_limit (memory, output, killed). A program that does not run, or not in
+    time, fails its tests: that is a score. A sandbox or a ground truth that is at fault raises: no
+    score. `total_timeout_s` must be below the pool's own limit per sample.
     Forms of ground_truth: rljax.rewards.code_forms. extra_info["prefix"] goes before a program
     that only completes it.
     """
@@ -333,5 +342,4 @@ def score_parts(verdicts: Sequence[Verdict], scale: Scale) -> dict[str, float]:
         "pass_rate": sum(passed) / len(passed),
         "tests": float(len(passed)),
         **{f"tests_{name}": count for name, count in counts.items()},
-        "slowest_s": max(verdict.seconds for verdict in verdicts),
     }

@@ -7,9 +7,10 @@ Tiers, tried once per process by running a program in each, the first that works
   namespaces   user, mount, pid, network, ipc, uts namespaces of our own; a root that holds the
                interpreter's libraries only; needs no root
   bubblewrap   the same by bwrap, where only that may make namespaces
-  seccomp      no namespaces: the file system by Landlock; without Landlock nothing can be opened
+  seccomp      no namespaces: Landlock says which files can be read
+  closed       neither: no file can be opened, so programs import only what is loaded already
   unsafe       rlimits only; only by name: allow_unsafe_execution=True
-The first three also have seccomp's allow-list, Landlock where the kernel has it, no capabilities,
+All but the last also have seccomp's allow-list, Landlock where it applies, no capabilities,
 rlimits, a session of their own, an empty environment and an empty folder that is wiped afterwards.
 
 A program is one process of at most `max_threads` threads; it can start no other. Every program gets
@@ -25,7 +26,7 @@ from rljax.rewards.sandbox_process import Limits, Process, Result, SandboxError
 
 __all__ = ["Limits", "Process", "Result", "SandboxError", "run_program", "sandbox_tier"]
 
-TIERS = ("namespaces", "bubblewrap", "seccomp")
+TIERS = ("namespaces", "bubblewrap", "seccomp", "closed")
 _START_TIMEOUT_S = 30.0
 
 
@@ -57,7 +58,7 @@ def _choose_tier(tiers: tuple[str, ...]) -> str:
             if result.stdout == b"42\n":
                 return tier
             reasons.append(f"{tier}: a program ended with {result.message!r}")
-        except SandboxError as error:
+        except (SandboxError, OSError) as error:
             reasons.append(str(error))
     raise InputError(
         "this machine offers no sandbox for untrusted programs",

@@ -14,6 +14,7 @@ links, chmod, chown, mkdir.
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -42,8 +43,8 @@ _ALLOWED = {
     "alarm": (37, -1), "setitimer": (38, 103), "getpid": (39, 172), "sendto": (44, 206),
     "recvfrom": (45, 207), "shutdown": (48, 210), "exit": (60, 93), "wait4": (61, 260),
     "uname": (63, 160), "flock": (73, 32), "fsync": (74, 82), "fdatasync": (75, 83),
-    "ftruncate": (77, 46), "getdents": (78, -1), "getcwd": (79, 17), "chdir": (80, 49),
-    "fchdir": (81, 50), "rename": (82, -1), "unlink": (87, -1), "readlink": (89, -1),
+    "getcwd": (79, 17), "chdir": (80, 49),
+    "fchdir": (81, 50), "readlink": (89, -1),
     "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
     "sysinfo": (99, 179), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176),
     "geteuid": (107, 175), "getegid": (108, 177), "getppid": (110, 173), "getpgrp": (111, -1),
@@ -51,19 +52,24 @@ _ALLOWED = {
     "getpgid": (121, 155), "getsid": (124, 156), "rt_sigpending": (127, 136),
     "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
     "gettid": (186, 178), "time": (201, -1), "futex": (202, 98), "sched_getaffinity": (204, 123),
-    "epoll_create": (213, -1), "getdents64": (217, 61), "set_tid_address": (218, 96),
+    "epoll_create": (213, -1), "set_tid_address": (218, 96),
     "restart_syscall": (219, 128), "fadvise64": (221, 223), "clock_gettime": (228, 113),
     "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "exit_group": (231, 94),
-    "epoll_wait": (232, -1), "epoll_ctl": (233, 21), "unlinkat": (263, 35), "renameat": (264, 38),
+    "epoll_wait": (232, -1), "epoll_ctl": (233, 21), 
     "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48),
     "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99),
     "get_robust_list": (274, 100), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
     "epoll_create1": (291, 20), "dup3": (292, 24), "pipe2": (293, 59), "getcpu": (309, 168),
-    "renameat2": (316, 276), "getrandom": (318, 278), "membarrier": (324, 283),
+    "getrandom": (318, 278), "membarrier": (324, 283),
     "statx": (332, 291), "rseq": (334, 293), "close_range": (436, 436), "faccessat2": (439, 439),
     "arch_prctl": (158, -1),
 }  # fmt: skip
-_OPEN = {"open": (2, -1), "openat": (257, 56)}
+# The same, but only where Landlock or a root of its own says which files there are.
+_FILES = {
+    "open": (2, -1), "openat": (257, 56), "rename": (82, -1), "renameat": (264, 38),
+    "renameat2": (316, 276), "unlink": (87, -1), "unlinkat": (263, 35), "ftruncate": (77, 46),
+    "getdents": (78, -1), "getdents64": (217, 61),
+}  # fmt: skip
 _CLONE3, _CLONE = (435, 435), (56, 220)
 # name: numbers, index of the argument, allowed low words of it ("self" = the process's own id)
 _ONLY = {
@@ -76,6 +82,7 @@ _ONLY = {
     "fcntl": ((72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),
 }
 _SOCKETPAIR = (53, 199)
+_OWN_ID = 0x5A5AA5A5  # no process has this id, and no instruction these bytes
 _THREAD_FLAGS = 0x00010100  # CLONE_THREAD | CLONE_VM
 _NEW_FLAGS = 0x7E020000  # CLONE_NEW*
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -143,9 +150,10 @@ def _numbers(pair: tuple[int, int]) -> int:
     return pair[_MACHINES[machine][0]]
 
 
-def _filter(*, files: bool) -> bytes:
-    """The BPF program for this process: its own id is part of it."""
-    me = os.getpid()
+@functools.cache
+def filter_template(*, files: bool) -> bytes:
+    """The BPF program, with a mark where the id of the process belongs: a zygote makes it once."""
+    me = _OWN_ID
     program: list[bytes] = []
 
     def step(code: int, value: int, true: int = 0, false: int = 0):
@@ -163,7 +171,7 @@ def _filter(*, files: bool) -> bytes:
     step(_LOAD, 0)
     step(_JUMP_ABOVE, 0x40000000, 0, 1)  # the x32 numbers of x86_64
     step(_RETURN, _KILL)
-    for pair in [*_ALLOWED.values(), *(_OPEN.values() if files else ())]:
+    for pair in [*_ALLOWED.values(), *(_FILES.values() if files else ())]:
         if _numbers(pair) >= 0:
             step(_JUMP_EQUAL, _numbers(pair), 0, 1)
             step(_RETURN, _ALLOW)
@@ -195,8 +203,9 @@ def _filter(*, files: bool) -> bytes:
 
 
 def filter_system_calls(*, files: bool) -> None:
-    """Allow what this file's docstring says, for ever. Without `files` nothing can be opened."""
-    code = ctypes.create_string_buffer(_filter(files=files))
+    """Allow what this file's docstring says, for ever. Without `files` none can be opened."""
+    me, mark = (struct.pack("=I", number) for number in (os.getpid(), _OWN_ID))
+    code = ctypes.create_string_buffer(filter_template(files=files).replace(mark, me))
     count = (len(code) - 1) // 8
     program = struct.pack("=HxxxxxxQ", count, ctypes.addressof(code))
     kept = ctypes.create_string_buffer(program)  # a name: the kernel reads it during the call

@@ -109,7 +109,7 @@ class _Zygote:
                 cwd="/",
                 start_new_session=True,  # killed as a group, and not by the pool's own kill
             )
-        except OSError as error:
+        except (OSError, SandboxError) as error:
             self.control.close()
             raise SandboxError(f"{tier}: {error}") from None
         finally:
@@ -149,8 +149,11 @@ _idle: list[_Zygote] = []  # of this process, kept for its next program
 
 
 def _take(tier: str, warm: bool) -> _Zygote:
-    while warm and _idle:
-        zygote = _idle.pop()
+    while warm:
+        try:
+            zygote = _idle.pop()
+        except IndexError:  # other threads may have been faster
+            break
         if zygote.owner != os.getpid():
             zygote.control.close()  # a fork's copy: the zygote is the parent's
         elif zygote.tier == tier and zygote.process.poll() is None:
@@ -200,7 +203,7 @@ def _command(tier: str, control: int) -> tuple[list[str], dict]:
     if tier == "bubblewrap":
         wrap = shutil.which("bwrap")
         if wrap is None:
-            raise SandboxError("bubblewrap: there is no bwrap on PATH")
+            raise SandboxError("there is no bwrap on PATH")
         binds = [["--dev-bind", path, path] for path in devices]
         binds += [["--ro-bind", path, path] for path in [*readable, python, _HERE]]
         binds += [["--proc", "/proc"]]  # for the zygote, which counts a program's threads there

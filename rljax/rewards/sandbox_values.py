@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _HEADER = struct.Struct("!I")
-MAX_FRAME_BYTES = 32 << 20
+MAX_FRAME_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,11 @@ def main(spec_text: str) -> None:
         rules = None
         if spec["tier"] != "unsafe":
             kernel.drop_capabilities()
+            kernel.filter_template(files=spec["tier"] != "closed")
             kernel.prctl(4, 0)  # PR_SET_DUMPABLE: nobody of the same user reads or traces it
-            if kernel.landlock_version():
+            if spec["tier"] == "seccomp" and not kernel.landlock_version():
+                raise OSError("the kernel has no Landlock")
+            if spec["tier"] != "closed" and kernel.landlock_version():
                 rules = kernel.landlock_rules([*spec["readable"], *spec["devices"]], scratch)
     except Exception as error:
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
@@ -56,7 +59,7 @@ def main(spec_text: str) -> None:
     sys.path[:] = spec["path"]
     gc.collect()
     gc.freeze()  # a fork does not copy pages only because its collector touched them
-    own = scratch if spec["tier"] in ("seccomp", "unsafe") else None
+    own = scratch if spec["tier"] not in ("namespaces", "bubblewrap") else None
     said = {"ready": True, "landlock": rules is not None, "scratch": own}
     control.send(json.dumps(said).encode())
     try:
@@ -238,8 +241,7 @@ def _become_program(
         os.chdir(scratch)
         _limit(limits, spec["tier"])
         if spec["tier"] != "unsafe":
-            private = spec["tier"] != "seccomp" or rules is not None
-            kernel.filter_system_calls(files=private)
+            kernel.filter_system_calls(files=spec["tier"] != "closed")
     except BaseException as error:
         os.write(3, sandbox_program.failure(error))
         os._exit(1)

@@ -188,8 +188,10 @@ def check_own_limit(component: Component, timeout_s: float) -> None:
     """A reward with a limit of its own, total_timeout_s, must end before the pool ends it.
 
     Raises InputError: a program that uses up its time is a score, a sample that the pool kills is
-    not one.
+    not one. Rewards that it names are checked too.
     """
+    for member in members(component):
+        check_own_limit(member, timeout_s)
     parameter = inspect.signature(component.function).parameters.get("total_timeout_s")
     if parameter is None:
         return

@@ -1,0 +1,133 @@
+"""Programs per second of the code sandbox, tier by tier, a fork of a warm zygote against a new
+interpreter: prints one JSON object per measurement.
+
+    python benchmarks/code_sandbox.py --seconds 3 --repeats 5
+
+One worker runs one program after another, so programs/s are of one worker; `processor_s` is the
+processor time of a program with everything that serves it (this process, zygote, program), so
+1 / processor_s is what one core can do. What lives here: the measurement. What does not: a claim.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from rljax.errors import InputError
+from rljax.rewards.code_forms import read_tests
+from rljax.rewards.code_run import run_tests
+from rljax.rewards.sandbox import TIERS, Limits, Process, SandboxError, sandbox_tier
+from rljax.rewards.sandbox_process import _idle
+
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+
+
+def spent() -> float:
+    """Processor seconds of this process, of its ended children and of those that live."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    ended = sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, kinds))
+    living = 0
+    for pid in descendants(os.getpid())[1:]:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        living += sum(map(int, fields[11:15]))
+    return ended + living / os.sysconf("SC_CLK_TCK")
+
+
+def drop_zygotes() -> None:
+    while _idle:
+        _idle.pop().close()
+
+
+def one_program(tier: str, warm: bool) -> None:
+    header = {"mode": "script", "source": ADD}
+    with Process(header, Limits(timeout_s=30.0), tier, stdin="1 2", warm=warm) as process:
+        assert process.wait().stdout == b"3\n"
+
+
+def rate(one, seconds: float) -> tuple[float, float]:
+    """(runs per second of wall time, processor seconds per run)."""
+    one()
+    drop_zygotes()
+    one()
+    before, began, count = spent(), time.monotonic(), 0
+    while time.monotonic() < began + seconds:
+        one()
+        count += 1
+    return count / (time.monotonic() - began), (spent() - before) / count
+
+
+def private_bytes(pids: list[int]) -> int:
+    """Memory that these processes share with nobody."""
+    found = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith(("Private_Clean:", "Private_Dirty:")):
+                found += int(line.split()[1]) * 1024
+    return found
+
+
+def descendants(parent: int) -> list[int]:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [parent] + [pid for child in children for pid in descendants(int(child))]
+
+
+def zygote_bytes(tier: str) -> int:
+    drop_zygotes()
+    one_program(tier, True)
+    return private_bytes(descendants(_idle[0].process.pid))
+
+
+def measure(name: str, tier: str, one, arguments) -> dict:
+    runs = [rate(one, arguments.seconds) for _ in range(arguments.repeats)]
+    found = {"what": name, "tier": tier}
+    for index, key in enumerate(("per_s", "processor_s")):
+        values = sorted(run[index] for run in runs)
+        found[key] = round(statistics.median(values), 5)
+        found[f"{key}_range"] = [round(values[0], 5), round(values[-1], 5)]
+    found["per_s_per_core"] = round(1 / found["processor_s"], 1)
+    if tier == "bubblewrap" and name == "cold":  # bwrap does not wait for what it started
+        for key in ("processor_s", "processor_s_range", "per_s_per_core"):
+            found[key] = None
+    return found | {"load": os.getloadavg()[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    print(json.dumps({"python": platform.python_version(), "kernel": platform.release(),
+                      "cores": os.cpu_count()}))  # fmt: skip
+    for tier in TIERS:
+        try:
+            one_program(tier, True)
+        except SandboxError as error:
+            print(json.dumps({"tier": tier, "absent": str(error)}))
+            continue
+        for warm in (True, False):
+            name = "warm" if warm else "cold"
+            run = lambda warm=warm, tier=tier: one_program(tier, warm)  # noqa: E731
+            found = measure(name, tier, run, arguments)
+            if warm:
+                found["zygote_private_bytes"] = zygote_bytes(tier)
+            print(json.dumps(found), flush=True)
+    try:
+        tier = sandbox_tier()
+    except InputError as error:
+        sys.exit(str(error))
+    program = "def add(a, b): return a + b"
+    calls = read_tests({"inputs": [[n, n] for n in range(10)],
+                        "outputs": [2 * n for n in range(10)], "fn_name": "add"})  # fmt: skip
+    asserts = read_tests([f"assert add({n}, {n}) == {2 * n}" for n in range(10)])
+    for name, tests in (("10 tests by call", calls), ("10 asserts", asserts)):
+        run = lambda tests=tests: run_tests(program, tests)  # noqa: E731
+        print(json.dumps(measure(name, tier, run, arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
