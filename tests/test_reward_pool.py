@@ -1,11 +1,13 @@
 """The pool under rewards that hang, crash, exit, raise and print, and a parent that dies."""
 
 import gc
+import itertools
 import math
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -16,6 +18,7 @@ import pytest
 
 from rljax.errors import InputError
 from rljax.rewards.pool import RewardPool
+from rljax.rewards.worker import Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -268,6 +271,69 @@ def test_a_pool_outlives_the_thread_that_made_it_and_serves_several(act):
         for thread in threads:
             thread.join()
     assert results == {n: [float(n)] * 50 for n in range(4)}
+
+
+def test_what_was_submitted_is_scored_while_the_caller_does_other_things(act):
+    with RewardPool(act, workers=2) as pool:
+        pending = [pool.submit(samples(f"return {i}", "sleep 0.05")) for i in range(20)]
+        assert pool.score(samples("return 77"))[0].value == 77.0
+        found = [each.result() for each in reversed(pending)][::-1]
+        assert [first.value for first, _ in found] == [float(i) for i in range(20)]
+        assert found[3] == pending[3].result()  # asked again
+        ends = [score.ended_s for each in found for score in each]
+        assert all(0 <= time.monotonic() - end < 60 for end in ends)
+        assert pool.submit([]).result() == []
+
+
+def test_what_is_cancelled_does_not_keep_others_waiting(act):
+    with RewardPool(act, workers=1, timeout_s=600) as pool:
+        pending = [pool.submit(samples("hang in C", "return 1")) for _ in range(3)]
+        other = pool.submit(samples("return 5", "return 6"))
+        time.sleep(0.3)  # the first hangs by now, or soon
+        for each in pending:
+            each.cancel()
+        assert [score.value for score in other.result()] == [5.0, 6.0]
+
+
+def test_those_who_wait_are_told_when_the_pool_is_closed(act):
+    pool = RewardPool(act, workers=1, timeout_s=600)
+    pending = pool.submit(samples("hang"))
+    threading.Timer(0.5, pool.close).start()
+    with pytest.raises(RuntimeError, match="closed"):
+        pending.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(samples("a"))
+
+
+def test_nobody_waits_behind_a_slow_sample(act):
+    with RewardPool(act, workers=2) as pool:
+        for _ in range(2):
+            scores = pool.score(samples("sleep 1.5", *["a"] * 7))
+            slow, *fast = [int(score.parts["pid"]) for score in scores]
+            assert slow not in fast
+
+
+def test_the_clock_of_a_worker_is_never_read_half_written():
+    with tempfile.TemporaryFile() as shared:
+        shared.write(bytes(16))
+        shared.flush()
+        Progress(shared.fileno()).write(-1, -1.0)
+        writer = os.fork()
+        if writer == 0:
+            ours = Progress(shared.fileno())
+            for number in itertools.count(1):
+                ours.write(number, float(number))
+        try:
+            theirs, seen = Progress(shared.fileno()), set()
+            deadline = time.monotonic() + 20
+            while len(seen) < 500 and time.monotonic() < deadline:
+                number, clock = theirs.read()
+                assert number == -2 or number == clock
+                seen.add(number)
+        finally:
+            os.kill(writer, signal.SIGKILL)
+            os.waitpid(writer, 0)
+        assert len(seen) > 10
 
 
 def test_nothing_is_left_after_close(act):

@@ -8,6 +8,11 @@ A `prepare_worker(component)` in a reward's module runs in each worker before th
 `num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score"; all of
 them are metrics, and those without a "/" in their name also reach the advantage (gdpo).
 
+A reward that compares the samples of a prompt declares `responses`, a list of their texts, and is
+called once for all of them: also lists are `num_tokens` and `finish_reasons`, and the prompt's own
+are `prompt`, `ground_truth`, `data_source` and `extra_info`. It returns a score for each, or None
+for one that failed.
+
 What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
 reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool` runs
 them in killable processes. Nothing here imports jax or numpy: a worker starts in a fraction of a
@@ -18,6 +23,7 @@ from rljax.rewards.answers import json_fields, list_match
 from rljax.rewards.code_fusion import sandbox_fusion
 from rljax.rewards.code_run import code_tests
 from rljax.rewards.countdown import countdown
+from rljax.rewards.groups import diversity, pairwise
 from rljax.rewards.gym import reasoning_gym_score
 from rljax.rewards.judges import judge
 from rljax.rewards.length import l1_exact, l1_max, soft_overlong
@@ -48,6 +54,7 @@ __all__ = [
     "contains",
     "countdown",
     "dapo",
+    "diversity",
     "exact_match",
     "format_tags",
     "gsm8k",
@@ -65,6 +72,7 @@ __all__ = [
     "math_verify",
     "mixture",
     "own_rewards",
+    "pairwise",
     "program_tests",
     "qa_exact_match",
     "reasoning_gym_score",

@@ -68,6 +68,26 @@ def generate(
         asked = (prompts, lengths, key, sampling)
         options = dict(n=n, version=version, decoding=decoding, finished=finished)
         return host_rollout(model, params, *asked, **options)
+    images = images and shard_rows(images, model.mesh)
+    asked = (prompts, lengths, key, sampling, n, decoding)
+    arguments, shape = _arguments(model, params, *asked, version, images, mixed)
+    if finished is None or jax.process_count() > 1 or fits_a_turn(shape, rows):
+        batch = _rollout(*arguments)
+    else:
+        stops = (sampling.stop_strings, decoding.decode)
+        tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
+        batch = in_turns(*arguments, finished=tell)
+    if sampling.stop_strings:
+        starts = np.repeat(lengths, n)
+        batch = cut_at_stop_strings(batch, starts, sampling.stop_strings, decoding.decode)
+    return batch
+
+
+def _arguments(
+    model: Model, params, prompts, lengths, key, sampling, n, decoding, version, images, mixed
+):
+    """Of the program, placed on the mesh; and its shape."""
+    rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
     shape = _Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype)
     columns = prompts.shape[1] + sampling.max_response_tokens
@@ -86,20 +106,8 @@ def generate(
         placed = shard_rows(queue, model.mesh)
     else:  # every device serves any row: whole there, nothing of it is sent while prompts are read
         placed = jax.device_put(queue, replicated(model.mesh))
-    images = images and shard_rows(images, model.mesh)
-    arguments = (
-        model, shape, params, *placed, jnp.asarray(version, jnp.int32), forcing, images, mixed
-    )  # fmt: skip
-    if finished is None or jax.process_count() > 1 or fits_a_turn(shape, rows):
-        batch = _rollout(*arguments)
-    else:
-        stops = (sampling.stop_strings, decoding.decode)
-        tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
-        batch = in_turns(*arguments, tell)
-    if sampling.stop_strings:
-        starts = np.repeat(lengths, n)
-        batch = cut_at_stop_strings(batch, starts, sampling.stop_strings, decoding.decode)
-    return batch
+    version = jnp.asarray(version, jnp.int32)
+    return (model, shape, params, *placed, version, forcing, images, mixed), shape
 
 
 def _noted(calls: list, model: Model, params, prompts, sampling, n, decoding, mixed) -> Batch:

@@ -1,0 +1,120 @@
+"""Rewards of a whole group: each response is compared with its siblings, the other samples of the
+same prompt.
+
+What lives here: how different a response is, and how often it wins. What does not: what a group is
+handed and when (`worker.py`, `pool.py`), judges (`judging.py`). A reward of a group declares
+`responses` and returns a score for each, in order.
+"""
+
+import itertools
+import random
+from typing import Literal
+
+from rljax.components import resolve
+from rljax.errors import InputError
+from rljax.rewards.judging import judge_of
+from rljax.rewards.worker import HOME, call_reward, is_group_reward, wanted_fields
+
+
+def diversity(
+    responses, prompt=None, ground_truth=None, data_source=None, extra_info=None, num_tokens=None,
+    finish_reasons=None, *, n: int = 3, unit: Literal["words", "characters"] = "words",
+    correct: str = "",
+) -> list[dict | None]:  # fmt: skip
+    """1 - mean over siblings of |A & B| / |A | B|, A and B the sets of n-grams of two responses: 1
+    is unlike all others, 0 a copy of them. A response alone scores 1.
+
+    `correct`: a reward of one response, by whose score the result is multiplied (parts diversity
+    and correct); where it raises, that response has no reward. A response shorter than n units is
+    one gram.
+    """
+    if not isinstance(n, int) or n < 1:
+        raise InputError("diversity n", value=n, rule="a whole number, at least 1")
+    grams = [_grams(response, n, unit) for response in responses]
+    found = []
+    for i, own in enumerate(grams):
+        alike = [_jaccard(own, other) for j, other in enumerate(grams) if j != i]
+        found.append(1.0 - sum(alike) / len(alike) if alike else 1.0)
+    if not correct:
+        return [{"score": value, "diversity": value} for value in found]
+    of_one = resolve(correct, HOME)
+    if is_group_reward(of_one):
+        raise InputError(
+            "diversity correct", value=correct, rule="a reward of one response, without 'responses'"
+        )
+    fields = wanted_fields(of_one)
+    shared = {
+        "prompt": prompt,
+        "ground_truth": ground_truth,
+        "data_source": data_source,
+        "extra_info": extra_info,
+    }
+    scores = []
+    for i, (response, value) in enumerate(zip(responses, found, strict=True)):
+        sample = {**shared, "response": response}
+        sample |= {"num_tokens": num_tokens[i]} if num_tokens else {}
+        sample |= {"finish_reason": finish_reasons[i]} if finish_reasons else {}
+        try:
+            right = call_reward(of_one, sample, fields)[0]
+        except Exception:  # its siblings are not to blame
+            scores.append(None)
+            continue
+        scores.append({"score": right * value, "diversity": value, "correct": right})
+    return scores
+
+
+def _grams(text: str, n: int, unit: str) -> set:
+    units = text.split() if unit == "words" else list(text)
+    if len(units) < n:
+        return {tuple(units)}
+    return {tuple(units[i : i + n]) for i in range(len(units) - n + 1)}
+
+
+def _jaccard(one: set, other: set) -> float:
+    return len(one & other) / len(one | other)
+
+
+def pairwise(
+    responses, prompt, *, judge: str, opponents: int = 0, both_orders: bool = True, seed: int = 0
+) -> list[dict | None]:
+    """Each response's mean chance to win against its siblings, by a judge of two: judge(prompt,
+    first, second) -> P(first is better) (rljax.rewards.judging). A response alone scores 0.5.
+
+    `opponents`: how many siblings each is matched with, drawn by `seed` and the texts; 0 = all. A
+    match counts for both. `both_orders` asks twice, which cancels a judge's taste for a place.
+    """
+    if not isinstance(opponents, int) or opponents < 0:
+        raise InputError("pairwise opponents", value=opponents, rule="a whole number; 0 = all")
+    ask = judge_of(judge)
+    won: list[list[float]] = [[] for _ in responses]
+    for i, j in _matches(responses, opponents, seed):
+        chance = _chance(ask(prompt, responses[i], responses[j]))
+        if both_orders:
+            chance = (chance + 1.0 - _chance(ask(prompt, responses[j], responses[i]))) / 2
+        won[i].append(chance)
+        won[j].append(1.0 - chance)
+    return [
+        {"score": sum(chances) / len(chances) if chances else 0.5, "matches": len(chances)}
+        for chances in won
+    ]
+
+
+def _matches(responses, opponents: int, seed: int) -> list[tuple[int, int]]:
+    """Pairs of places, each once: all, or those in which one has drawn the other."""
+    count = len(responses)
+    if not opponents or opponents >= count - 1:
+        return list(itertools.combinations(range(count), 2))
+    draw = random.Random(f"{seed} {responses!r}")  # the same for the same group, in any process
+    pairs = {
+        tuple(sorted((i, j)))
+        for i in range(count)
+        for j in draw.sample([other for other in range(count) if other != i], opponents)
+    }
+    return sorted(pairs)
+
+
+def _chance(found) -> float:
+    value = found["score"] if isinstance(found, dict) else found
+    if not 0 <= value <= 1:
+        raise ValueError(f"the judge returned {value!r}: a probability is from 0 to 1")
+    return float(value)
