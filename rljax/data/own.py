@@ -44,7 +44,7 @@ def _evaluation(task) -> str:
 
 
 def _own(specs: Sequence[str], read) -> str:
-    """The one reward of all the specs, or `own_rewards` where they differ; "" if none has any."""
+    """The one reward of all the specs, or `by_source` where they differ; "" if none has any."""
     found: dict[str, str] = {}  # data_source -> reward
     for spec in specs:
         if is_path(spec):
@@ -63,5 +63,6 @@ def _own(specs: Sequence[str], read) -> str:
     texts = {*found.values()}
     files = any(is_path(spec) for spec in specs)
     if len(texts) > 1 or (texts and files and texts != {_OF_FILES}):
-        return f"own_rewards(rewards={tuple(sorted(found.items()))!r})"
+        sources = (*sorted(found.items()), ("*", _OF_FILES))
+        return f"by_source(sources={sources!r}, defaults=())"
     return texts.pop() if texts else ""

@@ -2,11 +2,10 @@
 
 A reward is a function of two strings, `def my_reward(response, ground_truth) -> float`, or of any
 other fields of the sample that it names as parameters (`prompt`, `data_source`, `extra_info`,
-`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score". An
-option annotated `rewards.worker.RewardText` names another reward, as in `mixture` and `by_source`.
-A `prepare_worker(component)` in a reward's module runs in each worker before the first sample.
 `num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score"; all of
-them are metrics, and those without a "/" in their name also reach the advantage (gdpo).
+them are metrics, and those without a "/" in their name also reach the advantage (gdpo). An option
+annotated `rewards.worker.RewardText` names another reward, as in `mixture` and `by_source`. A
+`prepare_worker(component)` in a reward's module runs in each worker before the first sample.
 
 A reward that compares the samples of a prompt declares `responses`, a list of their texts, and is
 called once for all of them: also lists are `num_tokens` and `finish_reasons`, and the prompt's own
@@ -19,7 +18,7 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
-from rljax.rewards.answers import json_fields, list_match
+from rljax.rewards.answers import list_match
 from rljax.rewards.code_fusion import sandbox_fusion
 from rljax.rewards.code_run import code_tests
 from rljax.rewards.countdown import countdown
@@ -30,7 +29,6 @@ from rljax.rewards.length import l1_exact, l1_max, soft_overlong
 from rljax.rewards.math_answers import math_verify
 from rljax.rewards.minerva import dapo
 from rljax.rewards.mixing import by_source, mixture
-from rljax.rewards.own import own_rewards
 from rljax.rewards.programs import program_tests
 from rljax.rewards.rubrics import rubric
 from rljax.rewards.rules import (
@@ -58,7 +56,6 @@ __all__ = [
     "exact_match",
     "format_tags",
     "gsm8k",
-    "json_fields",
     "json_match",
     "json_schema",
     "judge",
@@ -71,7 +68,6 @@ __all__ = [
     "looping",
     "math_verify",
     "mixture",
-    "own_rewards",
     "pairwise",
     "program_tests",
     "qa_exact_match",

@@ -82,7 +82,8 @@ def json_extraction(
 
     `fields` facts about an order, an event or a person in random order, between `noise` sentences
     that do not matter; the prompt names the keys and their types. "short" writes "k1=v1;k2=v2>"
-    for models of a few layers. Reward: json_fields(partial=0.5); evaluation: json_fields().
+    for models of a few layers. Reward: json_match(), the share of the values; evaluation: all of
+    them.
     """
     check_range("json_extraction", "fields", fields, 1, 6)
     check_range("json_extraction", "noise", noise, 0, len(_NOISE))
@@ -111,7 +112,7 @@ def json_extraction(
         return Problem(prompt, truth, f"```json\n{truth}\n```")
 
     return procedural(
-        "json_extraction", draw, reward="json_fields(partial=0.5)", evaluation="json_fields()",
+        "json_extraction", draw, reward="json_match()", evaluation="json_match(partial=False)",
         alphabet='0123456789abcdefgh=;>{}":,' if style == "short" else TEXT,
         chat=chat, prompts=prompts, test=test, worked_examples=worked_examples, seed=seed,
     )  # fmt: skip
