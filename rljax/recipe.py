@@ -81,7 +81,10 @@ def rehearse(recipe: Recipe, kind: str = "prompts", dataflow: Component | None =
     sampled or compiled: an option out of range, or a function of the user's that does not take or
     return what its stage does. Raises InputError."""
     rows, columns = 12, 6
-    shapes = {"B": rows, "S": columns, "K": 2}
+    # How many parts the reward has shows when it runs: as many as there are weights for them.
+    readers = [c for c in (recipe.advantage, *recipe.reward_shaping) if isinstance(c, Component)]
+    weights = [c.options["weights"] for c in readers if c.options.get("weights")]
+    shapes = {"B": rows, "S": columns, "K": len(weights[0]) if weights else 2}
     fields = {
         f.name: jax.ShapeDtypeStruct([shapes[a] for a in f.metadata["axes"]], f.metadata["dtype"])
         for f in dataclasses.fields(Batch)

@@ -1,6 +1,8 @@
 """Rewards of text, form and style: what they pay, what only looks right, verl's own numbers."""
 
+import http.server
 import json
+import threading
 
 import pytest
 from conftest import worked_example
@@ -245,9 +247,22 @@ def test_a_schema_that_is_none_is_an_error_and_nothing_is_fetched():
             json_schema("{}", schema=schema)
     with pytest.raises(InputError, match="no schema"):
         json_schema("{}")
-    remote = '{"$ref": "http://127.0.0.1:9/schema.json"}'
-    with pytest.raises(Exception, match="127.0.0.1"):  # unresolvable, not a connection
-        json_schema("{}", schema=remote)
+    asked = []
+
+    class Schema(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"true")
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Schema) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        remote = {"$ref": f"http://127.0.0.1:{server.server_port}/schema.json"}
+        with pytest.raises(Exception, match="schema.json"):
+            json_schema("{}", schema=json.dumps(remote))
+        server.shutdown()
+    assert asked == []
 
 
 def test_json_against_a_reference():

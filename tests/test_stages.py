@@ -17,7 +17,7 @@ from rljax.dataflows.pf_ppo import weights_of_scored
 from rljax.dataflows.remax import with_greedy_baseline
 from rljax.dataflows.stages import estimate, shape_scores
 from rljax.mesh import make_mesh
-from rljax.recipe import Recipe
+from rljax.recipe import Recipe, rehearse
 from rljax.sampler import Sampling
 from rljax.update import Steps
 
@@ -96,6 +96,14 @@ def test_rejected_tokens_leave_the_loss_and_not_the_baseline(batch):
     np.testing.assert_array_equal(kept.mask[0], [1, 0, 0])
     np.testing.assert_allclose(kept.weights[1], np.exp(0.25), rtol=1e-5)
     assert "mismatch/rollout_is_mean" in metrics
+
+
+def test_weights_say_how_many_parts_of_the_reward_are_rehearsed():
+    """Only the running reward knows its parts: any number of weights passes before it runs."""
+    for count in (1, 2, 3):
+        rule = part("shaping", f"mixed_parts(weights={(0.5,) * count})")
+        rehearse(recipe(reward_shaping=(rule,)))
+        rehearse(recipe(advantage=part("advantage", f"gdpo(weights={(0.5,) * count})")))
 
 
 def test_shaping_comes_in_order_and_before_the_kl_penalty(batch):
