@@ -34,7 +34,7 @@ def half(prompt, first: str) -> float:
     return 0.5
 
 
-def elsewhere(response, prompt, extra_info, timeout_s: float = 1.5, attempts: int = 3) -> dict:
+def elsewhere(response, prompt, extra_info, timeout_s: float = 2.0, attempts: int = 3) -> dict:
     """rljax.rewards.judge of the endpoint that the sample names."""
     return judge(
         response, prompt, base_url=extra_info, model="m", timeout_s=timeout_s, attempts=attempts

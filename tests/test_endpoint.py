@@ -141,7 +141,7 @@ def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
     wanted, samples = {}, []
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(
-            RewardPool("judges.elsewhere(timeout_s=1.5)", workers=8, timeout_s=6.0)
+            RewardPool("judges.elsewhere(timeout_s=2.0)", workers=8, timeout_s=9.0)
         )
         for name, (answer, kind) in SERVED.items():
             wanted[name] = kind, stack.enter_context(serving(answer)).base_url
@@ -159,7 +159,7 @@ def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
     assert found == {name: kind for name, (kind, _) in wanted.items()}
     assert {s.status for s in scores.values()} == {"ok", "error"}
     for name, score in scores.items():
-        assert score.seconds <= 2.0, name
+        assert score.seconds <= 2.0 + 0.5, name
         assert score.value == 0.5 if score.status == "ok" else math.isnan(score.value), name
 
 
@@ -243,8 +243,8 @@ def test_the_server_says_how_long_to_wait():
     with serving(always(503, {}, **{"Retry-After": "60"})) as server:
         began = time.monotonic()
         with pytest.raises(EndpointError, match="no time is left after 1"):
-            ask(server.base_url)
-        assert time.monotonic() - began < 1.5  # what cannot be waited for is not waited for
+            ask(server.base_url, timeout_s=30.0)
+        assert time.monotonic() - began < 10  # what cannot be waited for is not waited for
 
 
 def test_the_deadline_is_that_of_all_attempts_together():
@@ -388,7 +388,7 @@ def test_an_endpoint_that_is_down_is_left_alone_for_a_while(tmp_path, shared):
     def answer(request, n):
         return (500, {}, {}) if broken.is_set() else (200, {}, GOOD)
 
-    options = dict(breaker_failures=3, breaker_s=0.6, attempts=1)
+    options = dict(breaker_failures=3, breaker_s=1.5, attempts=1)
     options["cache"] = str(tmp_path) if shared else ""
     with serving(answer) as server:
 
@@ -404,9 +404,9 @@ def test_an_endpoint_that_is_down_is_left_alone_for_a_while(tmp_path, shared):
 
         assert [kind() for _ in range(5)] == ["server_error"] * 3 + ["circuit_open"] * 2
         assert len(server.requests) == 3
-        time.sleep(0.7)
+        time.sleep(1.6)
         assert [kind() for _ in range(2)] == ["server_error", "circuit_open"]  # one probe
-        time.sleep(0.7)
+        time.sleep(1.6)
         broken.clear()
         assert [kind() for _ in range(3)] == ['{"score": 5}'] * 3
         assert len(server.requests) == 7

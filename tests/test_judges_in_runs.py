@@ -16,6 +16,7 @@ from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import Batch, batch_from_rows
 from rljax.build import text_scorer
+from rljax.build.abstract import abstract_scorers, abstract_setup
 from rljax.components import resolve
 from rljax.config import HOMES, Config
 from rljax.data.prompts import Prompts
@@ -169,6 +170,15 @@ def test_our_own_server_is_such_an_endpoint(folder, on_one_device):
     worker.close()
 
 
+def test_the_plan_counts_the_judge(folder, tmp_path):
+    config = tiny_config(tmp_path, reward__function="judge(scale=2)")
+    config.reward.judge_model = str(folder)
+    found = abstract_scorers(abstract_setup(config))
+    weights = load_params(str(folder), Model(load_config(str(folder)), make_mesh()))
+    assert list(found) == ["judge weights"]
+    assert jax.tree.map(jnp.shape, found["judge weights"]) == jax.tree.map(jnp.shape, weights)
+
+
 # -- runs --
 
 PARTS = """
@@ -301,6 +311,19 @@ def test_the_reward_of_a_step_has_rubrics_and_counts_failures_by_kind(parts):
         finally:
             reward.close()
     assert reward.rubrics._pool is None
+
+
+def test_rows_without_rubrics_are_found_before_a_model_loads(tmp_path):
+    rows = [{"prompt": "ab>", "ground_truth": "a", "extra_info": {"rubrics": ["short"]}}] * 2
+    rows = [*rows, {"prompt": "ba>", "ground_truth": "b", "extra_info": {"rubrics": []}}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = tiny_config(
+        tmp_path / "run", data__train=str(tmp_path / "rows.jsonl"), sft__steps=0,
+        tokenizer=str(write_tokenizer(tmp_path / "tokenizer")), data__max_prompt_tokens=16,
+        reward__function=f"rubric({ASKS})",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="row 2 of .* cannot be judged by rubrics"):
+        train(config)
 
 
 def test_kinds_of_failure():

@@ -25,7 +25,7 @@ from rljax.models.peft import load_adapter
 from rljax.optimizers import make_optimizer
 from rljax.rewards.judges import judge
 from rljax.rewards.pool import RewardPool
-from rljax.rewards.rubrics import rubric
+from rljax.rewards.rubrics import rubric, rubrics_of
 from rljax.roles import (
     WITH_OPTIMIZER,
     Actor,
@@ -234,6 +234,9 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.recipe.steps.microbatch_rows, 1)
     if text:
+        evolving = dense and bool(reward.rubrics)
+        if resolve(text, HOMES["reward"]).function is rubric and not evolving:
+            _check_rubrics(setup)
         pool = text_scorer(setup.config, text, mesh)
     else:
         model, params = scalar_model(
@@ -245,6 +248,20 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
     if dense and reward.rubrics:
         rubrics = resolve(reward.rubrics, HOMES["rubrics"])(reward.workers)
     return Reward(pool, setup.tokenizer, mesh, scored, rubrics)
+
+
+def _check_rubrics(setup: Setup) -> None:
+    """Every prompt has rubrics: else its samples would fail one by one, steps later."""
+    prompts = [p for source in setup.data.sources for p in source if "extra_info" in p]
+    for prompt in [*prompts, *setup.data.test_prompts]:
+        try:
+            rubrics_of(prompt["extra_info"])
+        except ValueError as error:
+            raise InputError(
+                f"row {prompt['index']} of {prompt['data_source']!r} cannot be judged by rubrics",
+                rule=str(error),
+                fix="put them into extra_info of every row, or set reward.rubrics",
+            ) from None
 
 
 def text_scorer(config: Config, text: str, mesh) -> RewardPool | MeshJudge:
