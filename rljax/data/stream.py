@@ -17,7 +17,7 @@ _RUNS_APART = 1_000_003  # items between the beginnings of two runs' seeds
 
 class Stream:
     """Items without end: item `index` = 0, 1, ... is `make(index)`, a function of it alone; None is
-    one that cannot be used."""
+    one that cannot be used. A run begins at seed * 1000003, not at 0."""
 
     def __init__(self, make: Callable[[int], dict | None]):
         self.make = make

@@ -32,7 +32,8 @@ def reasoning_gym(
 
     `difficulty` 0, 1, 2, ... is the level of its curriculum: every attribute at that level, or at
     its last one; -1 = the data set's defaults. `options` are fields of its config, and win. `size`
-    0 is an endless stream. Reward: reasoning_gym_score(), evaluation the same: the answer between
+    0 is an endless stream, exactly repeatable but for codeio, whose programs draw random numbers
+    of their own. Reward: reasoning_gym_score(), evaluation the same: the answer between
     <answer> and </answer>.
     """
     wish = (name, difficulty, size, test, worked_examples, chat, seed)
