@@ -99,8 +99,9 @@ def post_json(
     """The JSON object with which `url` answers a POST of `body`.
 
     `timeout_s` bounds all attempts and waits together, from the connection to the last byte (but
-    not the look-up of the host's name). Attempts follow a refused or broken connection and the
-    statuses 408, 409, 425, 429 and 5xx; any other status but 2xx is final. Raises EndpointError.
+    not the look-up of the host's name). Attempts follow a refused or broken connection, a body that
+    is no JSON object, and the statuses 408, 409, 425, 429 and 5xx; any other status but 2xx is
+    final. Raises EndpointError.
     """
     _check_limits(timeout_s, attempts)
     deadline = time.monotonic() + timeout_s
@@ -108,7 +109,7 @@ def post_json(
     payload = json.dumps(body, allow_nan=False).encode("ascii")
     return _retried(
         lambda: _posted_json(url, payload, headers, deadline, max_body_bytes),
-        deadline, attempts, TRANSIENT,
+        deadline, attempts, TRANSIENT | {"malformed"},
     )  # fmt: skip
 
 

@@ -101,6 +101,11 @@ def is_algebra(text: str) -> bool:
     return all(len(name) == 1 or name in _FUNCTIONS for name in names)
 
 
+def prepare_worker(component) -> None:
+    """The import takes seconds: not those of the first sample's deadline."""
+    load_library()
+
+
 def reasoning_gym_score(response: str, ground_truth: str, *, tag: str = "answer") -> dict:
     """The data set's own score, 0 to 1, of what the last <answer>...</answer> holds (`tag`).
 
