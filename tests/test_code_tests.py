@@ -177,6 +177,13 @@ def f(x): return Yes()
         assert statuses(program, [f"assert {test}"]) != ["passed"], test
 
 
+def test_a_program_cannot_end_the_loop_of_a_test():
+    for program in ("def f(x): raise StopIteration", "def f(x): raise GeneratorExit",
+                    "def f(x): raise StopAsyncIteration"):  # fmt: skip
+        for test in ("all(map(lambda x: f(x) == x, [5, 6]))", "list(map(f, [])) == [*map(f, [1])]"):
+            assert statuses(program, [f"assert {test}"]) == ["error"], (program, test)
+
+
 # -- forms
 
 
@@ -197,11 +204,12 @@ IO = "print(sum(map(int, input().split())))"
         ({"inputs": ['"a"\n[1]'], "outputs": ['["a", 1]'], "fn_name": "f"},
          "def f(a, b): return (a, *b)"),
         ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"},
-         "class Solution:\n    def f(self, a, b): return a + b"),
+         "class Solution:\n    def f(self, a: int, b: Optional[int]) -> List: return a + b"),
         ({"inputs": [[[1, 2]]], "outputs": [{"1": [2.5, None]}], "fn_name": "f"},
          "def f(a): return {a[0]: (2.5, None)}"),
         ({"inputs": [[2]], "outputs": [2**200], "fn_name": "f"}, "def f(a): return a ** 200"),
         (["assert f(1) == 2"], "f = lambda x: x + 1"),
+        ({"inputs": ["1 2"], "outputs": ["3"]}, IO + "\nexit()\nprint(4)"),
         ({"test_list": ["assert f(1) == 2"], "test_setup_code": "import math"},
          "def f(x): return x + 1"),
         ({"asserts": ["assert sum(10, 15) == 25"]}, "def sum(a, b): return a + b"),
@@ -277,7 +285,8 @@ def test_a_ground_truth_that_is_none_is_an_error_not_a_score(truth, message):
         ("```\na\n```", "a\n"),
         ("```bash\npip\n```\n```\na\n```", "a\n"),
         ("text\n```python\na\nb", "a\nb"),  # cut off
-        ("1.\n   ```python\n   a\n   ```", "   a\n"),
+        ("1.\n   ```python\n   a\n   ```", "a\n"),
+        ("- so:\n  ```python\n  if a:\n    b\n  ```\n", "if a:\n  b\n"),
         ("```python title=x\na\n```", "a\n"),
         ("```Python\nprint('```')\n```\n", "print('```')\n"),
         ("", ""),
@@ -294,6 +303,11 @@ def test_a_program_that_completes_a_prompt():
                      "```python\ndef f(x): return x + x\n```"):  # fmt: skip
         assert code_tests(response, truth, info)["score"] == 1.0
     assert code_tests("    return 2 * x\n", truth)["score"] == -1.0
+    info = {"prefix": "from math import pi\ndef two(): return 2\ndef f(x):\n    'Doubles.'\n"}
+    truth = json.dumps({"test": "def check(c):\n    assert c(2) == 4 == two() * 2\n",
+                        "entry_point": "f"})  # fmt: skip
+    for response in ("    return two() * x\n", "def f(x): return two() * x"):
+        assert code_tests(response, truth, info)["score"] == 1.0
 
 
 # -- comparing
