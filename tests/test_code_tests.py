@@ -184,6 +184,34 @@ def test_a_program_cannot_end_the_loop_of_a_test():
             assert statuses(program, [f"assert {test}"]) == ["error"], (program, test)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x): return 'x' * 20_000_000",
+        "def f(x): return ['\\xe9' * 9] * 200_000",
+        "f = 'x' * 5_000_000",
+        "f = 3",
+        "import os, struct\ndef f(x):\n"
+        "    data = b'{\"value\": \"' + b'\\xc3\\xa9' * 3_000_000 + b'\"}'\n"
+        "    os.write(3, struct.pack('!I', len(data)) + data)",
+        "import os, struct\ndef f(x): os.write(3, struct.pack('!I', 2**32 - 1))",
+        "import os, struct\ndef f(x):\n    data = b'[' * 100_000\n"
+        "    os.write(3, struct.pack('!I', len(data)) + data)",
+        'import os, struct\ndata = b\'{"loaded": {"f": {"module": 5}}}\'\n'
+        "os.write(3, struct.pack('!I', len(data)) + data)",
+        'import os, struct\ndata = b\'{"broken": "no verdict, please"}\'\n'
+        "os.write(3, struct.pack('!I', len(data)) + data)",
+        "def f(x):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
+        "import decimal\ndef f(x): return decimal.Decimal('1e999999999')",
+    ],
+)
+def test_no_answer_of_a_program_makes_its_sample_an_error(program):
+    """What is masked would be no -1: a program must not be able to choose that."""
+    for tests in (["assert f(1) == 7"], {"inputs": [[1]], "outputs": [7], "fn_name": "f"}):
+        options = {"timeout_s": 5.0, "total_timeout_s": 15.0}
+        assert code_tests(program, json.dumps(tests), **options)["score"] == -1.0
+
+
 # -- forms
 
 

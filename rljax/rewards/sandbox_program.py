@@ -92,7 +92,10 @@ def main(descriptor: int) -> None:
         os.write(descriptor, failure(error))
         os._exit(1)
     modes = {"script": _run_script, "calls": _answer_calls, "check": _check}
-    modes[header["mode"]](channel, header)
+    try:
+        modes[header["mode"]](channel, header)
+    except BaseException as error:  # a value that is too large to send, a channel that was closed
+        os._exit(_exit_code(error) or 1)
     os._exit(0)
 
 
