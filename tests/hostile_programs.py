@@ -136,6 +136,7 @@ EXHAUST = {
     "backtracks": ({"timeout"}, "import re\nre.match('(a+)+$', 'a' * 60 + 'b')"),
     "waits for input that never comes": ({"timeout"}, "r, w = os.pipe()\nos.read(r, 1)"),
     "allocates 100 GB": ({"memory"}, "x = bytearray(100 << 30)\nprint('BREACH')"),
+    "allocates 1 GB": ({"memory"}, "x = bytearray(1 << 30)\nprint('BREACH')"),
     "allocates bit by bit": (
         {"memory", "timeout"},
         "x = []\nfor _ in range(1500): x.append(b'x' * (1 << 20))\nprint('BREACH')",

@@ -9,7 +9,6 @@ import pytest
 
 from rljax.errors import InputError
 from rljax.rewards import sandbox_fusion
-from rljax.rewards.code_fusion import EndpointError, post_json
 from rljax.rewards.pool import RewardPool
 from rljax.rewards.sandbox import Limits, run_program, sandbox_tier
 
@@ -192,59 +191,6 @@ def test_retry_after_is_kept(server):
     assert second - first >= 1.0
 
 
-def slow_loris(handler):
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    for _ in range(100):
-        handler.wfile.write(b" ")
-        time.sleep(0.05)
-
-
-def slow_headers(handler):
-    for _ in range(100):
-        handler.wfile.write(b"H")
-        time.sleep(0.05)
-
-
-def huge(handler):
-    handler.send_response(200)
-    handler.end_headers()
-    for _ in range(64):
-        handler.wfile.write(b" " * (1 << 20))
-
-
-@pytest.mark.parametrize("fault", [slow_loris, slow_headers, lambda handler: time.sleep(5)],
-                         ids=["body", "headers", "nothing"])  # fmt: skip
-def test_a_slow_answer_ends_at_the_deadline(server, fault):
-    server.faults[:] = [fault] * 9
-    began = time.monotonic()
-    with pytest.raises(EndpointError):
-        post_json(server.url, {}, timeout_s=0.7)
-    assert time.monotonic() - began < 2.5
-
-
-def test_a_huge_body_is_not_read(server):
-    server.faults[:] = [huge] * 9
-    with pytest.raises(EndpointError, match="more than 1000000 bytes"):
-        post_json(server.url, {}, timeout_s=20.0, attempts=2, max_body_bytes=1_000_000)
-
-
-def test_refusals_are_tried_again_until_the_attempts_are_used_up(server):
-    server.shutdown()
-    server.server_close()
-    with pytest.raises(EndpointError, match="3 attempts.*refused"):
-        post_json(server.url, {}, timeout_s=5.0, attempts=3)
-
-
-@pytest.mark.parametrize("status", [400, 401, 404, 422, 301])
-def test_other_statuses_are_final(server, status):
-    server.faults[:] = [status] * 9
-    with pytest.raises(EndpointError, match=f"1 attempts.*status {status}: busy"):
-        post_json(server.url, {}, timeout_s=5.0)
-    assert len(server.seen) == 1
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -272,13 +218,7 @@ def test_exhausted_attempts_are_an_error_and_never_a_zero(server):
     with RewardPool(reward, workers=2) as pool:
         found = pool.score([{"response": ADD, "ground_truth": json.dumps(IO)}] * 3)
         assert {one.status for one in found} == {"error"}
-        assert all("2 attempts" in one.message and "503" in one.message for one in found)
+        assert all("after 2" in one.message and "503" in one.message for one in found)
         server.faults.clear()
         found = pool.score([{"response": ADD, "ground_truth": json.dumps(IO)}] * 8)
     assert [one.value for one in found] == [1.0] * 8
-
-
-def test_an_address_that_is_none_is_named():
-    for url in ("localhost:80", "ftp://x", "", "http://"):
-        with pytest.raises(InputError, match="http"):
-            post_json(url, {}, timeout_s=1.0)

@@ -177,6 +177,41 @@ def f(x): return Yes()
         assert statuses(program, [f"assert {test}"]) != ["passed"], test
 
 
+def test_a_program_cannot_end_the_loop_of_a_test():
+    for program in ("def f(x): raise StopIteration", "def f(x): raise GeneratorExit",
+                    "def f(x): raise StopAsyncIteration"):  # fmt: skip
+        for test in ("all(map(lambda x: f(x) == x, [5, 6]))", "list(map(f, [])) == [*map(f, [1])]"):
+            assert statuses(program, [f"assert {test}"]) == ["error"], (program, test)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x): return 'x' * 20_000_000",
+        "def f(x): return ['\\xe9' * 9] * 200_000",
+        "f = 'x' * 5_000_000",
+        "f = 3",
+        "import os, struct\ndef f(x):\n"
+        "    data = b'{\"value\": \"' + b'\\xc3\\xa9' * 3_000_000 + b'\"}'\n"
+        "    os.write(3, struct.pack('!I', len(data)) + data)",
+        "import os, struct\ndef f(x): os.write(3, struct.pack('!I', 2**32 - 1))",
+        "import os, struct\ndef f(x):\n    data = b'[' * 100_000\n"
+        "    os.write(3, struct.pack('!I', len(data)) + data)",
+        'import os, struct\ndata = b\'{"loaded": {"f": {"module": 5}}}\'\n'
+        "os.write(3, struct.pack('!I', len(data)) + data)",
+        'import os, struct\ndata = b\'{"broken": "no verdict, please"}\'\n'
+        "os.write(3, struct.pack('!I', len(data)) + data)",
+        "def f(x):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
+        "import decimal\ndef f(x): return decimal.Decimal('1e999999999')",
+    ],
+)
+def test_no_answer_of_a_program_makes_its_sample_an_error(program):
+    """What is masked would be no -1: a program must not be able to choose that."""
+    for tests in (["assert f(1) == 7"], {"inputs": [[1]], "outputs": [7], "fn_name": "f"}):
+        options = {"timeout_s": 5.0, "total_timeout_s": 15.0}
+        assert code_tests(program, json.dumps(tests), **options)["score"] == -1.0
+
+
 # -- forms
 
 
@@ -197,11 +232,12 @@ IO = "print(sum(map(int, input().split())))"
         ({"inputs": ['"a"\n[1]'], "outputs": ['["a", 1]'], "fn_name": "f"},
          "def f(a, b): return (a, *b)"),
         ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"},
-         "class Solution:\n    def f(self, a, b): return a + b"),
+         "class Solution:\n    def f(self, a: int, b: Optional[int]) -> List: return a + b"),
         ({"inputs": [[[1, 2]]], "outputs": [{"1": [2.5, None]}], "fn_name": "f"},
          "def f(a): return {a[0]: (2.5, None)}"),
         ({"inputs": [[2]], "outputs": [2**200], "fn_name": "f"}, "def f(a): return a ** 200"),
         (["assert f(1) == 2"], "f = lambda x: x + 1"),
+        ({"inputs": ["1 2"], "outputs": ["3"]}, IO + "\nexit()\nprint(4)"),
         ({"test_list": ["assert f(1) == 2"], "test_setup_code": "import math"},
          "def f(x): return x + 1"),
         ({"asserts": ["assert sum(10, 15) == 25"]}, "def sum(a, b): return a + b"),
@@ -277,7 +313,8 @@ def test_a_ground_truth_that_is_none_is_an_error_not_a_score(truth, message):
         ("```\na\n```", "a\n"),
         ("```bash\npip\n```\n```\na\n```", "a\n"),
         ("text\n```python\na\nb", "a\nb"),  # cut off
-        ("1.\n   ```python\n   a\n   ```", "   a\n"),
+        ("1.\n   ```python\n   a\n   ```", "a\n"),
+        ("- so:\n  ```python\n  if a:\n    b\n  ```\n", "if a:\n  b\n"),
         ("```python title=x\na\n```", "a\n"),
         ("```Python\nprint('```')\n```\n", "print('```')\n"),
         ("", ""),
@@ -294,6 +331,11 @@ def test_a_program_that_completes_a_prompt():
                      "```python\ndef f(x): return x + x\n```"):  # fmt: skip
         assert code_tests(response, truth, info)["score"] == 1.0
     assert code_tests("    return 2 * x\n", truth)["score"] == -1.0
+    info = {"prefix": "from math import pi\ndef two(): return 2\ndef f(x):\n    'Doubles.'\n"}
+    truth = json.dumps({"test": "def check(c):\n    assert c(2) == 4 == two() * 2\n",
+                        "entry_point": "f"})  # fmt: skip
+    for response in ("    return two() * x\n", "def f(x): return two() * x"):
+        assert code_tests(response, truth, info)["score"] == 1.0
 
 
 # -- comparing

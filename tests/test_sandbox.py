@@ -27,8 +27,8 @@ QUICK = [
     "walks /proc", "opens its parent's memory", "inherits descriptors", "forks", "spawns a shell",
     "connects out", "opens a unix socket", "signals its parent", "kills everyone",
     "traces its parent", "enters namespaces", "loads bpf", "hides memory in a memfd",
-    "allocates 100 GB", "writes 1 GB to stdout", "writes a 1 GB file", "opens 1000 descriptors",
-    "starts 2000 threads", "loops",
+    "allocates 100 GB", "allocates 1 GB", "writes 1 GB to stdout", "writes a 1 GB file",
+    "opens 1000 descriptors", "starts 2000 threads", "loops",
 ]  # fmt: skip
 
 
@@ -281,6 +281,15 @@ def test_processor_time_has_its_own_limit(best):
     source = "import threading\ndef f():\n    while True: pass\nf()"
     result = start(source, best, timeout_s=30.0, cpu_s=1.0)
     assert result.status == "timeout" and "processor" in result.message, result
+
+
+def test_a_file_has_its_limit(best):
+    source = "f = open('x', 'wb', 0)\nf.write(bytes(1000))\nf.write(bytes(1000))"
+    assert start(source, best, max_file_bytes=2000).status == "ok"
+    assert start(source, best, max_file_bytes=1500).status == "ok"  # the second write is short
+    source += "\nf.write(b'1')"
+    found = start(source, best, max_file_bytes=1500)
+    assert found.status == "error" and "File too large" in found.message, found
 
 
 def test_output_is_cut_while_it_streams(best):

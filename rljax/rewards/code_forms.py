@@ -182,7 +182,7 @@ def _parse(source: str, ground_truth: object) -> ast.Module:
 
 # A fence at the start of a line; the language is all that stands behind it.
 _FENCE = re.compile(
-    r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+    r"^([ \t]*)```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
 )
 _PYTHON = ("python", "py", "python3")
 
@@ -193,18 +193,24 @@ def extract_program(
     """The program of a response: its last fence of the language, or all of it without a fence.
 
     The last fence named by the language (python, py or python3) comes before one without a name;
-    one that is not closed runs to the end. `prefix` (HumanEval's prompt) goes before a program that
-    does not itself define `entry_point`.
+    one that is not closed runs to the end; the indentation of a fence is taken off its lines.
+    `prefix` (HumanEval's prompt) goes before a program that does not itself define `entry_point`;
+    before one that does, only what stands above the definition in it: imports and helpers.
     """
-    fences = [(m[1].lower(), m[2]) for m in _FENCE.finditer(response)]
+    fences = [
+        (m[2].lower(), re.sub(f"^{m[1]}", "", m[3], flags=re.MULTILINE) if m[1] else m[3])
+        for m in _FENCE.finditer(response)
+    ]
     names = _PYTHON if language == "python" else (language.lower(),)
     named = [text for name, text in fences if name in names]
     plain = [text for name, text in fences if not name]
     program = (named or plain or [response])[-1]
     if prefix:
-        defined = rf"^(async\s+)?def\s+{re.escape(entry_point)}\b" if entry_point else r"^def\s"
-        if not re.search(defined, program, re.MULTILINE):
-            program = f"{prefix}{program}"
+        defined = rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b" if entry_point else r"^def\s"
+        if re.search(defined, program, re.MULTILINE):
+            above = re.split(defined, prefix, maxsplit=1, flags=re.MULTILINE)[0]
+            prefix = f"{above}\n" if above != prefix else ""
+        program = f"{prefix}{program}"
     return program
 
 

@@ -1,7 +1,8 @@
 """Unit tests of a program on a SandboxFusion server: the reward `sandbox_fusion`.
 
-What lives here: POST {url}/run_code with a deadline, retries and a cap, and verdicts from what it
-answers. What does not: the forms of tests and scores (`code_forms`), our own sandbox (`sandbox`).
+What lives here: what POST {url}/run_code is asked, and verdicts from what it answers. What does
+not: attempts and the deadline (`endpoint`), the forms of tests and scores (`code_forms`), our own
+sandbox (`sandbox`).
 The interface: bytedance.github.io/SandboxFusion, as verl and others call it.
 
     {"code", "stdin", "language", "compile_timeout", "run_timeout", "memory_limit_MB"} ->
@@ -13,16 +14,10 @@ Outputs and returned values are compared here, so the server never sees an expec
 """
 
 import ast
-import contextlib
-import http.client
 import json
 import math
-import random
 import secrets
-import socket
-import threading
 import time
-import urllib.parse
 from typing import Literal
 
 from rljax.errors import InputError
@@ -35,9 +30,9 @@ from rljax.rewards.code_forms import (
     same_value,
 )
 from rljax.rewards.code_run import score_parts
+from rljax.rewards.endpoint import EndpointError, post_json
 
-_RETRIED = (408, 425, 429)  # and every 5xx
-_BACKOFF_S = (0.1, 5.0)  # before the second attempt, doubling, up to
+_MAX_BODY_BYTES = 16 << 20
 _COMPILE_TIMEOUT_S = 30.0
 
 # Put behind the program: calls its function with the arguments on stdin, prints the value.
@@ -50,113 +45,23 @@ if True:
 """
 
 
-class EndpointError(RuntimeError):
-    """A server gave no usable answer in the time and the attempts that it had."""
-
-
-def post_json(
-    url: str,
-    body: dict,
-    *,
-    timeout_s: float,
-    attempts: int = 5,
-    max_body_bytes: int = 16 << 20,
-    headers: dict[str, str] | None = None,
-) -> dict:
-    """POST a JSON object and return the one that comes back, in `timeout_s` s for all attempts.
-
-    Tried again, each time later: no connection, 408, 425, 429, 5xx, a body that ends early or is no
-    JSON object. Retry-After is kept to. Any other status ends it at once. Raises EndpointError.
-    """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError("an endpoint's url", value=url, rule="it starts with http:// or https://")
-    data = json.dumps(body).encode()
-    deadline = time.monotonic() + timeout_s
-    pause, problem = _BACKOFF_S[0], "no attempt"
-    for attempt in range(1, attempts + 1):
-        wait = 0.0
-        try:
-            status, after, raw = _post_once(parts, data, deadline, max_body_bytes, headers or {})
-        except (OSError, http.client.HTTPException) as error:
-            problem = f"{type(error).__name__}: {error}"
-        else:
-            if status == 200:
-                try:
-                    answer = json.loads(raw)
-                    if isinstance(answer, dict):
-                        return answer
-                    problem = f"a JSON {type(answer).__name__} instead of an object"
-                except (ValueError, RecursionError) as error:
-                    problem = f"no JSON: {error}"
-            else:
-                problem = f"status {status}: {raw[:200].decode(errors='replace')}"
-                if status not in _RETRIED and status < 500:
-                    break
-                wait = after
-        left = deadline - time.monotonic()
-        wait = max(wait, random.uniform(0.5, 1.0) * pause)
-        if attempt == attempts or wait >= left:
-            break
-        time.sleep(wait)
-        pause = min(2 * pause, _BACKOFF_S[1])
-    raise EndpointError(f"{url}, {attempt} attempts in {timeout_s} s: {problem}"[:500])
-
-
-def _post_once(parts, data: bytes, deadline: float, max_body_bytes: int, headers: dict):
-    """(status, seconds of Retry-After, body). Raises OSError or HTTPException."""
-    kind = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-    left = max(0.001, deadline - time.monotonic())
-    connection = kind[parts.scheme](parts.hostname, parts.port, timeout=left)
-    connection.connect()
-    sock, passed = connection.sock, threading.Event()  # the connection forgets it, the answer not
-
-    def end():  # a server that sends a byte a second never meets the socket's own timeout
-        passed.set()
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), end)
-    timer.daemon = True
-    timer.start()
-    try:
-        path = parts.path or "/"
-        path += f"?{parts.query}" if parts.query else ""
-        sent = {"Content-Type": "application/json", "Connection": "close", **headers}
-        connection.request("POST", path, data, sent)
-        response = connection.getresponse()
-        raw = response.read(max_body_bytes + 1)
-        if passed.is_set():
-            raise TimeoutError("the time is over")
-        if len(raw) > max_body_bytes:
-            raise http.client.HTTPException(f"a body of more than {max_body_bytes} bytes")
-        if response.length:
-            raise http.client.IncompleteRead(raw, response.length)
-        return response.status, _seconds(response.getheader("Retry-After")), raw
-    finally:
-        timer.cancel()
-        connection.close()
-
-
-def _seconds(text: str | None) -> float:
-    try:
-        found = float(text or 0)
-    except ValueError:  # a date
-        return 0.0
-    return found if math.isfinite(found) and found > 0 else 0.0
-
-
 # -- verdicts
 
 
 def _run_code(url: str, body: dict, timeout_s: float, attempts: int) -> tuple[str, str, float, str]:
     """(status, stdout, seconds, message); status as of a Verdict, "passed" meaning it ran.
     Raises EndpointError where the server, not the program, is at fault."""
-    answer = post_json(url, body, timeout_s=timeout_s, attempts=attempts)
+    if timeout_s <= 0:
+        raise EndpointError("timeout", "the tests before it used up the time of all")
+    answer = post_json(
+        url, body, timeout_s=timeout_s, attempts=attempts, max_body_bytes=_MAX_BODY_BYTES
+    )
     status = answer.get("status")
     compiled, run = (_result(answer, name) for name in ("compile_result", "run_result"))
     if status not in ("Success", "Failed"):
-        raise EndpointError(f"{url}: status {status!r}: {str(answer.get('message'))[:200]}")
+        raise EndpointError(
+            "malformed", f"{url}: status {status!r}: {str(answer.get('message'))[:200]}"
+        )
     for stage, found in (("compiling", compiled), ("running", run)):
         if found is None:
             continue
@@ -167,7 +72,7 @@ def _run_code(url: str, body: dict, timeout_s: float, attempts: int) -> tuple[st
             kind = "memory" if last.startswith("MemoryError") else "error"
             return kind, "", found["execution_time"], last or f"{stage} failed"
     if run is None or status != "Success":
-        raise EndpointError(f"{url}: status {status!r} without a result of the run")
+        raise EndpointError("malformed", f"{url}: status {status!r} without a result of the run")
     return "passed", run["stdout"], run["execution_time"], ""
 
 
@@ -179,7 +84,7 @@ def _result(answer: dict, name: str) -> dict | None:
     fields = {"status": str, "execution_time": float, "return_code": int, "stdout": str,
               "stderr": str}  # fmt: skip
     if not isinstance(found, dict):
-        raise EndpointError(f"{name} is a {type(found).__name__}")
+        raise EndpointError("malformed", f"{name} is a {type(found).__name__}")
     out = {}
     for field, kind in fields.items():
         value = found.get(field)
@@ -189,10 +94,10 @@ def _result(answer: dict, name: str) -> dict | None:
         if isinstance(value, bool) or not isinstance(
             value, (int, float) if kind is float else kind
         ):
-            raise EndpointError(f"{name}.{field} is {value!r:.100}")
+            raise EndpointError("malformed", f"{name}.{field} is {value!r:.100}")
         out[field] = value
     if not math.isfinite(out["execution_time"]):
-        raise EndpointError(f"{name}.execution_time is {out['execution_time']}")
+        raise EndpointError("malformed", f"{name}.execution_time is {out['execution_time']}")
     return out
 
 

@@ -18,6 +18,7 @@ program's, and two of the program's own objects are equal when the program says 
 
 import ast
 import builtins
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ from rljax.rewards.sandbox_values import WireError, decode, encode
 _OVER = "the tests before it used up the time of all"
 # A test that has less than this left is not begun: starting a program takes a part of it.
 _LEAST_S = 0.05
+_MOST_OF_NAMES = 1 << 20  # characters of the values that a program's names have
 
 
 def run_tests(
@@ -251,6 +253,9 @@ def _run_asserts(session: _Session, first: int):
         units = [{"source": source} for source in tests.inputs[first:]]
         if tests.setup.strip():
             units.insert(0, {"source": tests.setup, "setup": True})
+        if len(json.dumps(names)) > _MOST_OF_NAMES:
+            yield from [_raised("its names hold too much", 0.0)] * (len(tests) - first)
+            return
         header = {"mode": "check", "units": units, "names": names}
         with Process(header, session.limits(), session.tier) as checker:
             deadline = time.monotonic() + session.limit()  # its start is not the program's time
@@ -278,7 +283,11 @@ def _relay(checker: Process, program: Process, deadline: float, began: float) ->
         answer = program.receive(deadline)
         if answer is None:
             return _ended(program, time.monotonic() - began)
-        checker.send(answer)
+        try:
+            checker.send(answer)
+        except WireError as error:  # it grew when it was written anew
+            program.kill("error", f"a value that cannot be sent: {error}")
+            return _ended(program, time.monotonic() - began)
 
 
 # -- the reward

@@ -14,9 +14,9 @@ All but the last also have seccomp's allow-list, Landlock where it applies, no c
 rlimits, a session of their own, an empty environment and an empty folder that is wiped afterwards.
 
 A program is one process of at most `max_threads` threads; it can start no other. Every program gets
-a fresh process: a zygote inside the sandbox forks it, which takes a millisecond or two against the
-tens of a new interpreter. Zygotes are kept for the next program and end with this process, even by
-kill -9.
+a fresh process: a zygote inside the sandbox forks it, which takes a twentieth of the time of a new
+interpreter in a new sandbox (benchmarks/code_sandbox.py). Zygotes are kept for the next program and
+end with this process, even by kill -9. Linux only.
 """
 
 import functools
