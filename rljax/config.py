@@ -130,7 +130,7 @@ class SamplerConfig:
 
 @dataclasses.dataclass
 class RewardConfig:
-    """function: of rljax.rewards or dotted; each sample is killed after timeout_s."""
+    """function: of rljax.rewards or dotted; a call, for a sample or group, ends at timeout_s."""
 
     function: str = "exact_match"
     model: str = ""  # a reward model's folder (outcome scores): scores instead of the function

@@ -1,0 +1,137 @@
+"""Seconds of sampling and scoring, one after the other and overlapped.
+
+    python benchmarks/reward_overlap.py [--reward-s 0 0.05 2] [--workers 8] [--repeats 3]
+
+Prints one JSON object per reward time, all numbers in seconds: `after` of generate and then score,
+`overlapped` of generate_scored, medians of `repeats` that take turns; `decoding` of generate alone;
+`own` of scoring the whole batch alone; `added` what scoring adds to decoding, either way. The
+reward sleeps, so that it takes no processor from decoding.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax.data.prompts import Prompts
+from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.rewards.pool import RewardPool
+from rljax.roles import Reference, Reward, generate_scored
+from rljax.sampler import Decoding, Sampling
+
+WORDS, EOS = 128, 1
+REWARDS = """
+import time
+
+def sleep(response, seconds):
+    time.sleep(seconds)
+    return float(len(response))
+"""
+
+
+class Words:
+    @staticmethod
+    def decode(ids):
+        return " ".join(map(str, ids))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reward-s", type=float, nargs="+", default=[0.0, 0.05, 2.0])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--embed", type=int, default=64)
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--loop", default="device")
+    return parser.parse_args()
+
+
+def policy(asked) -> Reference:
+    heads = asked.embed // 64
+    config = decoder(
+        WORDS, layers=2, embed=asked.embed, mlp=3 * asked.embed, heads=heads, kv_heads=heads,
+        head_dim=64,
+    )  # fmt: skip
+    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    params = model.init(jax.random.key(0))
+    return Reference(params, model, 1.0, Decoding(slots=asked.slots, loop=asked.loop))
+
+
+def prompts(count: int) -> Prompts:
+    rng = np.random.default_rng(0)
+    records = [
+        dict(
+            token_ids=rng.integers(2, WORDS, 16), prompt_text="", ground_truth="", index=i,
+            data_source="random", extra_info={},
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return Prompts.from_records(records, length=16)
+
+
+def seconds(function) -> float:
+    begun = time.monotonic()
+    jax.block_until_ready(function())
+    return time.monotonic() - begun
+
+
+def measured(actor, asked, reward_s: float) -> dict:
+    data, key = prompts(asked.prompts), jax.random.key(1)
+    how = Sampling(max_response_tokens=asked.max_tokens, stop_ids=(EOS,))
+    text = f"overlap_rewards.sleep(seconds={reward_s})"
+    with RewardPool(text, workers=asked.workers, timeout_s=60) as pool:
+        reward = Reward(pool, Words, actor.model.mesh)
+        generate = lambda: actor.generate(data, key, how, n=asked.samples)  # noqa: E731
+        ways = {
+            "decoding": generate,
+            "after": lambda: reward(generate(), data).scores,
+            "overlapped": lambda: (
+                generate_scored(actor, reward, data, key, how, n=asked.samples).scores
+            ),
+        }
+        batch = ways["decoding"]()
+        assert np.array_equal(ways["after"](), ways["overlapped"]())  # and all is compiled
+        ways["own"] = lambda: reward(batch, data).scores
+        took = {name: [] for name in ways}
+        for _ in range(asked.repeats):
+            for name, way in ways.items():
+                took[name].append(seconds(way))
+    found = {name: round(statistics.median(each), 3) for name, each in took.items()}
+    spread = {name: [round(min(each), 3), round(max(each), 3)] for name, each in took.items()}
+    added = {n: round(found[n] - found["decoding"], 3) for n in ("after", "overlapped")}
+    tokens = np.asarray(batch.mask).sum(axis=1)
+    return {
+        "reward_s": reward_s,
+        "rows": len(tokens),
+        "workers": asked.workers,
+        "tokens_mean": round(float(tokens.mean()), 1),
+        "tokens_max": int(tokens.max()),
+        **found,
+        "added": added,
+        "spread": spread,
+    }
+
+
+def main() -> None:
+    asked = parsed()
+    actor = policy(asked)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "overlap_rewards.py").write_text(REWARDS)
+        sys.path.insert(0, folder)
+        for reward_s in asked.reward_s:
+            print(json.dumps(measured(actor, asked, reward_s)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
