@@ -1,7 +1,6 @@
 """The pool under rewards that hang, crash, exit, raise and print, and a parent that dies."""
 
 import gc
-import itertools
 import math
 import os
 import signal
