@@ -2,9 +2,10 @@
 
     python benchmarks/reward_overlap.py [--reward-s 0 0.05 2] [--workers 8] [--repeats 3]
 
-Prints one JSON object per reward time, all numbers in seconds: `after` of generate and then score,
-`overlapped` of generate_scored, medians of `repeats` that take turns; `decoding` of generate alone;
-`own` of scoring the whole batch alone; `added` what scoring adds to decoding, either way. The
+Prints one JSON object per reward time, all numbers in seconds, medians of `repeats` that take turns:
+`decoding` of generate alone; `after` of generate and then score, `overlapped` of generate_scored;
+`own` of scoring the whole batch alone. `waited`: of either, what came after the last token, which is
+what scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding. The
 reward sleeps, so that it takes no processor from decoding.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from rljax import timing
 from rljax.data.prompts import Prompts
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
@@ -26,6 +28,7 @@ from rljax.models.model import Model
 from rljax.rewards.pool import RewardPool
 from rljax.roles import Reference, Reward, generate_scored
 from rljax.sampler import Decoding, Sampling
+from rljax.timeline import scored_while_decoding
 
 WORDS, EOS = 128, 1
 REWARDS = """
@@ -80,10 +83,15 @@ def prompts(count: int) -> Prompts:
     return Prompts.from_records(records, length=16)
 
 
-def seconds(function) -> float:
-    begun = time.monotonic()
-    jax.block_until_ready(function())
-    return time.monotonic() - begun
+def seconds(function) -> dict[str, float]:
+    """Of all of it; of scoring after the last token; and of scoring before it."""
+    with timing.collect() as timings:
+        jax.block_until_ready(function())
+    return {
+        "all": time.monotonic() - timings.begun_s,
+        "waited": timings.seconds.get("reward", 0.0),
+        "hidden": scored_while_decoding(timings),
+    }
 
 
 def measured(actor, asked, reward_s: float) -> dict:
@@ -107,9 +115,14 @@ def measured(actor, asked, reward_s: float) -> dict:
         for _ in range(asked.repeats):
             for name, way in ways.items():
                 took[name].append(seconds(way))
-    found = {name: round(statistics.median(each), 3) for name, each in took.items()}
-    spread = {name: [round(min(each), 3), round(max(each), 3)] for name, each in took.items()}
-    added = {n: round(found[n] - found["decoding"], 3) for n in ("after", "overlapped")}
+
+    def middle(name: str, what: str = "all") -> float:
+        return round(statistics.median(each[what] for each in took[name]), 3)
+
+    def spread(name: str, what: str = "all") -> list[float]:
+        every = [each[what] for each in took[name]]
+        return [round(min(every), 3), round(max(every), 3)]
+
     tokens = np.asarray(batch.mask).sum(axis=1)
     return {
         "reward_s": reward_s,
@@ -117,9 +130,11 @@ def measured(actor, asked, reward_s: float) -> dict:
         "workers": asked.workers,
         "tokens_mean": round(float(tokens.mean()), 1),
         "tokens_max": int(tokens.max()),
-        **found,
-        "added": added,
-        "spread": spread,
+        **{name: middle(name) for name in ways},
+        "waited": {name: middle(name, "waited") for name in ("after", "overlapped")},
+        "hidden": middle("overlapped", "hidden"),
+        "spread": {name: spread(name) for name in ways},
+        "spread_waited": {name: spread(name, "waited") for name in ("after", "overlapped")},
     }
 
 
