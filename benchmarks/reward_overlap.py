@@ -2,11 +2,11 @@
 
     python benchmarks/reward_overlap.py [--reward-s 0 0.05 2] [--workers 8] [--repeats 3]
 
-Prints one JSON object per reward time, all numbers in seconds, medians of `repeats` that take turns:
+Prints one JSON object per reward time, in seconds, medians of `repeats` that take turns:
 `decoding` of generate alone; `after` of generate and then score, `overlapped` of generate_scored;
-`own` of scoring the whole batch alone. `waited`: of either, what came after the last token, which is
-what scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding. The
-reward sleeps, so that it takes no processor from decoding.
+`own` of scoring the whole batch alone. `waited`: of either, what came after the last token, which
+is what scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding.
+The reward sleeps, so that it takes no processor from decoding.
 """
 
 import argparse
