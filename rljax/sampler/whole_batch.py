@@ -183,13 +183,14 @@ def in_turns(
     start = (prompts, lengths, keys, rules, forcing, images, mixed)
     seen, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)
+    timing.decoding(shape.slots)
     carry, look = _turn(model, shape, params, mixed, queue, carry)
     while True:
         owner, live, reason, ids, valid, waiting = jax.device_get(look)
         going = bool(waiting or live.any())
         if going:
             carry, look = _turn(model, shape, params, mixed, queue, carry)
-        timing.decoding(int(live.sum()))
+        timing.decoding(shape.slots if waiting else int(live.sum()))
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
         if not going:
