@@ -129,7 +129,7 @@ class SamplerConfig:
 
 @dataclasses.dataclass
 class RewardConfig:
-    """function: of rljax.rewards or dotted; each sample is killed after timeout_s."""
+    """function: of rljax.rewards or dotted; a call, for a sample or group, ends at timeout_s."""
 
     function: str = ""  # "" = the task's own; exact_match for a file
     model: str = ""  # a reward model's folder (outcome scores): scores instead of the function

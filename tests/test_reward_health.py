@@ -5,7 +5,7 @@ import logging
 import sys
 
 import pytest
-from tiny_run import summary, tiny_config
+from tiny_run import metrics_rows, policy_bytes, summary, tiny_config
 
 from rljax import timeline
 from rljax.findings import read_run, reward_warnings
@@ -14,6 +14,10 @@ from rljax.timing import Timings
 from rljax.train import train
 
 REWARDS = """
+def one_after_the_other(prompts, key, cfg, *, actor, reward):
+    batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
+    return reward(batch, prompts), prompts, {}
+
 def constant(response):
     return {"score": 0.25, "extracted": float("1" in response)}
 
@@ -85,6 +89,22 @@ def test_a_run_by_a_reward_of_the_group(tmp_path, caplog, on_one_device):
         assert any("rewards failed and are masked out" in text for text in said)
         assert any("Rewards failed and were masked out" in n for n in read_run(tmp_path).notes)
     assert any(row["time/reward_hidden_s"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_run_that_overlaps_is_bitwise_the_run_that_does_not(tmp_path, on_one_device):
+    rows = {}
+    for collect in ("once", "health_rewards.one_after_the_other"):
+        folder = tmp_path / collect
+        options = dict(steps=2, sampler__slots=8, algorithm__collect=collect)
+        rows[collect] = run(folder, "sequence_match(partial=0.5)", **options)
+    overlapped, plain = rows.values()
+    assert sum(row["time/reward_hidden_s"] for row in overlapped) > 0
+    assert sum(row["time/reward_hidden_s"] for row in plain) == 0
+    first, second = (tmp_path / collect for collect in rows)
+    assert metrics_rows(first) == metrics_rows(second)
+    assert policy_bytes(first) == policy_bytes(second)
+    assert (first / "samples.jsonl").read_bytes() == (second / "samples.jsonl").read_bytes()
 
 
 def test_warnings_of_a_folder_count_steps_in_a_row():

@@ -1,7 +1,6 @@
 """The pool under rewards that hang, crash, exit, raise and print, and a parent that dies."""
 
 import gc
-import itertools
 import math
 import os
 import signal
@@ -314,25 +313,28 @@ def test_nobody_waits_behind_a_slow_sample(act):
 
 
 def test_the_clock_of_a_worker_is_never_read_half_written():
+    write = (
+        "import itertools, sys; from rljax.rewards.worker import Progress; ours = Progress(int(sys."
+        "argv[1])); [ours.write(number, float(number)) for number in itertools.count(1)]"
+    )
     with tempfile.TemporaryFile() as shared:
         shared.write(bytes(16))
         shared.flush()
-        Progress(shared.fileno()).write(-1, -1.0)
-        writer = os.fork()
-        if writer == 0:
-            ours = Progress(shared.fileno())
-            for number in itertools.count(1):
-                ours.write(number, float(number))
+        theirs, seen = Progress(shared.fileno()), set()
+        theirs.write(-1, -1.0)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", write, str(shared.fileno())], pass_fds=[shared.fileno()],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
         try:
-            theirs, seen = Progress(shared.fileno()), set()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while len(seen) < 500 and time.monotonic() < deadline:
                 number, clock = theirs.read()
                 assert number == -2 or number == clock
                 seen.add(number)
         finally:
-            os.kill(writer, signal.SIGKILL)
-            os.waitpid(writer, 0)
+            writer.kill()
+            writer.wait()
         assert len(seen) > 10
 
 

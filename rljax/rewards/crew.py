@@ -210,6 +210,7 @@ class Crew:
                     self._hand_out()
                     self._pump()
                 except Exception as error:
+                    self._failed_starts = max(1, self._failed_starts)  # see _fill
                     self._fail(error)
         finally:
             self._end()
@@ -324,7 +325,6 @@ class Crew:
                 worker.state, self._failed_starts = "idle", 0
             else:
                 self._discard(worker)
-                self._failed_starts += 1
                 raise InputError(
                     f"a reward worker could not load {self.reward!r}",
                     rule=content,

@@ -49,10 +49,11 @@ def host_rollout(
         ids = range(p * n, (p + 1) * n)
         prompt = prompts[p, : lengths[p]]
         samples += sampler.submit(prompt, sampling, n=n, request_ids=ids)
+    timing.decoding(engine.slots)
     while sampler.pending:
         events = sampler.step(params, version=int(version))
         ended = [event.sample for event in events if event.sample.finish_reason is not None]
-        timing.decoding(len(events) - len(ended))
+        timing.decoding(min(engine.slots, sampler.pending))
         for sample in ended if finished is not None else ():
             finished(sample.id, list(sample.tokens), int(sample.finish_reason))
     return shard_rows(_batch(samples, engine.tokens, n), model.mesh)

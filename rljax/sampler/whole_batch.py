@@ -142,16 +142,17 @@ def _begin(model, shape: _Shape, params, prompts, lengths, keys, rules, forcing,
     seen, queue, carry = _start(
         model, shape, params, prompts, lengths, keys, rules, forcing, images, mixed
     )
+    if shape.slots == keys.shape[0]:  # every row has a slot: nothing is refilled later
+        carry = _refill_all(carry, queue, shape, _shards(model, prompts.shape[0], shape.slots))
     return seen, queue, _pinned(carry, model)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "shape", "refill"), donate_argnames=("carry",)
-)
-def _turn(model, shape: _Shape, refill: bool, params, mixed, queue: "_Queue", carry):
+@functools.partial(jax.jit, static_argnames=("model", "shape"), donate_argnames=("carry",))
+def _turn(model, shape: _Shape, params, mixed, queue: "_Queue", carry):
     """One turn: the state of the loop, and what the host looks at."""
     shards = _shards(model, queue.prompts.shape[0], shape.slots)
-    carry = _refill_all(carry, queue, shape, shards) if refill else carry
+    if shape.slots < queue.keys.shape[0]:
+        carry = _refill_all(carry, queue, shape, shards)
     room = min(TURN_STEPS, shape.response_tokens)
     models = _unstacked(model, params, mixed)
     carry, tokens = _decode(models, mixed, carry, shape, room, shards)
@@ -181,17 +182,15 @@ def in_turns(
     devices decode the next turn."""
     start = (prompts, lengths, keys, rules, forcing, images, mixed)
     seen, queue, carry = _begin(model, shape, params, *start)
-    rows = prompts.shape[0] * shape.n
-    # Where all rows have slots nothing is refilled after the first turn.
-    refill, rest = True, (params, mixed, queue)
-    responses = _Responses(rows)
-    carry, look = _turn(model, shape, refill, *rest, carry)
+    responses = _Responses(prompts.shape[0] * shape.n)
+    timing.decoding(shape.slots)
+    carry, look = _turn(model, shape, params, mixed, queue, carry)
     while True:
         owner, live, reason, ids, valid, waiting = jax.device_get(look)
-        going, refill = bool(waiting or live.any()), shape.slots < rows
+        going = bool(waiting or live.any())
         if going:
-            carry, look = _turn(model, shape, refill, *rest, carry)
-        timing.decoding(int(live.sum()))
+            carry, look = _turn(model, shape, params, mixed, queue, carry)
+        timing.decoding(shape.slots if waiting else int(live.sum()))
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
         if not going:

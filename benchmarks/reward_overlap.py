@@ -1,0 +1,152 @@
+"""Seconds of sampling and scoring, one after the other and overlapped.
+
+    python benchmarks/reward_overlap.py [--reward-s 0 0.05 2] [--workers 8] [--repeats 3]
+
+Prints one JSON object per reward time, in seconds, medians of `repeats` that take turns:
+`decoding` of generate alone; `after` of generate and then score, `overlapped` of generate_scored;
+`own` of scoring the whole batch alone. `waited`: of either, what came after the last token, which
+is what scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding.
+The reward sleeps, so that it takes no processor from decoding.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax import timing
+from rljax.data.prompts import Prompts
+from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.rewards.pool import RewardPool
+from rljax.roles import Reference, Reward, generate_scored
+from rljax.sampler import Decoding, Sampling
+from rljax.timeline import scored_while_decoding
+
+WORDS, EOS = 128, 1
+REWARDS = """
+import time
+
+def sleep(response, seconds):
+    time.sleep(seconds)
+    return float(len(response))
+"""
+
+
+class Words:
+    @staticmethod
+    def decode(ids):
+        return " ".join(map(str, ids))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reward-s", type=float, nargs="+", default=[0.0, 0.05, 2.0])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--embed", type=int, default=64)
+    parser.add_argument("--slots", type=int, default=0)
+    parser.add_argument("--loop", default="device")
+    return parser.parse_args()
+
+
+def policy(asked) -> Reference:
+    heads = asked.embed // 64
+    config = decoder(
+        WORDS, layers=2, embed=asked.embed, mlp=3 * asked.embed, heads=heads, kv_heads=heads,
+        head_dim=64,
+    )  # fmt: skip
+    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    params = model.init(jax.random.key(0))
+    return Reference(params, model, 1.0, Decoding(slots=asked.slots, loop=asked.loop))
+
+
+def prompts(count: int) -> Prompts:
+    rng = np.random.default_rng(0)
+    records = [
+        dict(
+            token_ids=rng.integers(2, WORDS, 16), prompt_text="", ground_truth="", index=i,
+            data_source="random", extra_info={},
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return Prompts.from_records(records, length=16)
+
+
+def seconds(function) -> dict[str, float]:
+    """Of all of it; of scoring after the last token; and of scoring before it."""
+    with timing.collect() as timings:
+        jax.block_until_ready(function())
+    return {
+        "all": time.monotonic() - timings.begun_s,
+        "waited": timings.seconds.get("reward", 0.0),
+        "hidden": scored_while_decoding(timings),
+    }
+
+
+def measured(actor, asked, reward_s: float) -> dict:
+    data, key = prompts(asked.prompts), jax.random.key(1)
+    how = Sampling(max_response_tokens=asked.max_tokens, stop_ids=(EOS,))
+    text = f"overlap_rewards.sleep(seconds={reward_s})"
+    with RewardPool(text, workers=asked.workers, timeout_s=60) as pool:
+        reward = Reward(pool, Words, actor.model.mesh)
+        generate = lambda: actor.generate(data, key, how, n=asked.samples)  # noqa: E731
+        ways = {
+            "decoding": generate,
+            "after": lambda: reward(generate(), data).scores,
+            "overlapped": lambda: (
+                generate_scored(actor, reward, data, key, how, n=asked.samples).scores
+            ),
+        }
+        batch = ways["decoding"]()
+        assert np.array_equal(ways["after"](), ways["overlapped"]())  # and all is compiled
+        ways["own"] = lambda: reward(batch, data).scores
+        took = {name: [] for name in ways}
+        for _ in range(asked.repeats):
+            for name, way in ways.items():
+                took[name].append(seconds(way))
+
+    def middle(name: str, what: str = "all") -> float:
+        return round(statistics.median(each[what] for each in took[name]), 3)
+
+    def spread(name: str, what: str = "all") -> list[float]:
+        every = [each[what] for each in took[name]]
+        return [round(min(every), 3), round(max(every), 3)]
+
+    tokens = np.asarray(batch.mask).sum(axis=1)
+    return {
+        "reward_s": reward_s,
+        "rows": len(tokens),
+        "workers": asked.workers,
+        "tokens_mean": round(float(tokens.mean()), 1),
+        "tokens_max": int(tokens.max()),
+        **{name: middle(name) for name in ways},
+        "waited": {name: middle(name, "waited") for name in ("after", "overlapped")},
+        "hidden": middle("overlapped", "hidden"),
+        "spread": {name: spread(name) for name in ways},
+        "spread_waited": {name: spread(name, "waited") for name in ("after", "overlapped")},
+    }
+
+
+def main() -> None:
+    asked = parsed()
+    actor = policy(asked)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "overlap_rewards.py").write_text(REWARDS)
+        sys.path.insert(0, folder)
+        for reward_s in asked.reward_s:
+            print(json.dumps(measured(actor, asked, reward_s)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
