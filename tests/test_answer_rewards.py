@@ -8,8 +8,8 @@ import pytest
 
 from rljax.components import resolve
 from rljax.rewards import countdown, json_match, list_match
+from rljax.rewards.calling import HOME, call_reward
 from rljax.rewards.countdown import ExpressionError, evaluate
-from rljax.rewards.worker import HOME, call_reward
 
 TRUTH = json.dumps({"numbers": [3, 5, 7], "target": 22})
 

@@ -4,9 +4,9 @@ import pytest
 
 from rljax.components import resolve
 from rljax.errors import InputError
+from rljax.rewards.calling import HOME, call_reward, wanted_fields
 from rljax.rewards.mixing import SOURCES
 from rljax.rewards.pool import RewardPool
-from rljax.rewards.worker import HOME, call_reward, wanted_fields
 
 SAMPLE = {
     "response": "<think>9 by 8</think><answer>72</answer>",

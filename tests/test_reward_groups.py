@@ -7,9 +7,9 @@ import pytest
 
 from rljax.components import resolve
 from rljax.errors import InputError
+from rljax.rewards.calling import HOME, call_group, call_reward, group_fields, wanted_fields
 from rljax.rewards.groups import diversity, pairwise
 from rljax.rewards.pool import RewardPool
-from rljax.rewards.worker import HOME, call_group, call_reward, group_fields, wanted_fields
 
 GROUP_REWARDS = '''
 import os, time

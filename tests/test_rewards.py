@@ -11,8 +11,8 @@ import pytest
 from rljax.components import Component, resolve
 from rljax.errors import InputError
 from rljax.rewards import boxed, exact_match, gsm8k, length_under, sequence_match, valid_json
+from rljax.rewards.calling import call_reward, wanted_fields
 from rljax.rewards.pool import RewardPool
-from rljax.rewards.worker import call_reward, wanted_fields
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

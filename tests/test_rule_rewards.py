@@ -25,9 +25,9 @@ from rljax.rewards import (
     soft_overlong,
     token_f1,
 )
+from rljax.rewards.calling import HOME, call_reward
 from rljax.rewards.minerva import dapo_answer
 from rljax.rewards.pool import RewardPool
-from rljax.rewards.worker import HOME, call_reward
 
 # -- verl's own numbers -------------------------------------------------------------------------
 

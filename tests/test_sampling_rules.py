@@ -19,7 +19,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.rewards.worker import HOME, call_reward
+from rljax.rewards.calling import HOME, call_reward
 from rljax.sampler import Sampling, generate
 
 # -- shaping ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from rljax.data.sources import load_endless_prompts, load_prompts
 from rljax.data.stream import Stream
 from rljax.data.tokenizer import CharTokenizer
 from rljax.errors import InputError
-from rljax.rewards.worker import HOME, call_reward
+from rljax.rewards.calling import HOME, call_reward
 
 PROCEDURAL = [
     "countdown(test=16, worked_examples=8)",

@@ -23,7 +23,7 @@ from rljax.data.sources import load_endless_prompts, load_prompts, load_worked_e
 from rljax.data.stream import Stream
 from rljax.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
-from rljax.rewards.worker import wanted_fields
+from rljax.rewards.calling import wanted_fields
 
 LOG = logging.getLogger("rljax")
 _WARN_ABOVE = 0.1  # share of the prompts that are dropped

@@ -4,7 +4,7 @@ A reward is a function of two strings, `def my_reward(response, ground_truth) ->
 other fields of the sample that it names as parameters (`prompt`, `data_source`, `extra_info`,
 `num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score"; all of
 them are metrics, and those without a "/" in their name also reach the advantage (gdpo). An option
-annotated `rewards.worker.RewardText` names another reward, as in `mixture` and `by_source`. A
+annotated `rewards.calling.RewardText` names another reward, as in `mixture` and `by_source`. A
 `prepare_worker(component)` in a reward's module runs in each worker before the first sample.
 
 A reward that compares the samples of a prompt declares `responses`, a list of their texts, and is

@@ -12,8 +12,8 @@ from typing import Literal
 
 from rljax.components import resolve
 from rljax.errors import InputError
+from rljax.rewards.calling import HOME, call_reward, is_group_reward, wanted_fields
 from rljax.rewards.judging import judge_of
-from rljax.rewards.worker import HOME, call_reward, is_group_reward, wanted_fields
 
 
 def diversity(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rljax.components import resolve
 from rljax.errors import InputError
-from rljax.rewards.worker import HOME, RewardText, call_reward
+from rljax.rewards.calling import HOME, RewardText, call_reward
 
 
 def _correct(correct: RewardText, correct_at: float, sample: dict) -> float:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
-from rljax.rewards.worker import HOME, Fields, RewardText, call_reward, wanted_fields
+from rljax.rewards.calling import HOME, Fields, RewardText, call_reward, wanted_fields
 
 
 @functools.lru_cache(maxsize=1024)

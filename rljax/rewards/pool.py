@@ -17,9 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
-from rljax.rewards.crew import Crew
-from rljax.rewards.jobs import Job, Score, Task
-from rljax.rewards.worker import (
+from rljax.rewards.calling import (
     HOME,
     call_reward,
     check_own_limit,
@@ -28,6 +26,8 @@ from rljax.rewards.worker import (
     missing_field,
     wanted_fields,
 )
+from rljax.rewards.crew import Crew
+from rljax.rewards.jobs import Job, Score, Task
 
 __all__ = ["Pending", "RewardPool", "Score", "call_reward"]
 
