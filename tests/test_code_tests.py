@@ -251,6 +251,8 @@ IO = "print(sum(map(int, input().split())))"
         ({"asserts": ["import itertools\nassert list(itertools.islice(f(), 3)) == [0, 1, 2]"]},
          "import itertools\ndef f(): yield from itertools.count()"),
         ({"asserts": ["assert f(2)(3) == 5"]}, "def f(a): return lambda b: a + b"),
+        ({"asserts": ["assert f(3) == 3"]},
+         "import functools\n@functools.cache\ndef f(a): return a"),
         ({"asserts": ["assert LIMIT == 3", "assert f(k=2) == 2"]},
          "LIMIT = 3\ndef f(*, k): return k"),
         ({"test": "s = Stack([1])\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\n"

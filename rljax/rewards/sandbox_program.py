@@ -152,10 +152,8 @@ def _answer_calls(channel: Channel, header: dict) -> None:
 
     def refer(value: object) -> Reference:
         kept.append(value)
-        function = isinstance(value, types.FunctionType | types.BuiltinFunctionType)
-        bound = isinstance(value, types.MethodType)
-        kind = "class" if isinstance(value, type) else "object"
-        return Reference(len(kept) - 1, "function" if function or bound else kind)
+        kind = "function" if callable(value) else "object"  # a cached function is one, too
+        return Reference(len(kept) - 1, "class" if isinstance(value, type) else kind)
 
     def resolve(reference: Reference) -> object:
         return kept[reference.number]
