@@ -246,6 +246,7 @@ IO = "print(sum(map(int, input().split())))"
         ({"asserts": ["assert math.isclose(f(2), 2 ** .5)"], "setup": "import math"},
          "import math\ndef f(x): return math.sqrt(x)"),
         ({"asserts": ["x = [3, 1]\nf(x)\nassert x == [1, 3]"]}, "def f(x): x.sort()"),
+        ({"asserts": ["x = [3, 1]\nassert f(x) == 3 and x == [1]"]}, "def f(x): return x.pop(0)"),
         ({"asserts": ["try:\n    f(0)\n    assert False\nexcept ZeroDivisionError: pass"]},
          "def f(x): return 1 / x"),
         ({"asserts": ["import itertools\nassert list(itertools.islice(f(), 3)) == [0, 1, 2]"]},

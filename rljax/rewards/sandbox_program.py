@@ -184,8 +184,9 @@ def _answer_calls(channel: Channel, header: dict) -> None:
             keywords = {k: decode(a, resolve) for k, a in request["kwargs"].items()}
             value = _apply(request["do"], target, arguments, keywords)
             answer = {"value": encode(value, refer)}
-            if value is None:  # a function that works in place
-                answer["args"] = [encode(a, refer) for a in arguments]
+            after = [encode(a, refer) for a in arguments]
+            if after != request["args"]:  # a function that works in place
+                answer["args"] = after
         except BaseException as error:
             answer = {"raised": type(error).__name__, "text": describe(error)}
         channel.send(answer)
@@ -228,8 +229,7 @@ class _Program:
         answer = self.channel.receive()
         if "raised" in answer:
             raise _exception(answer, do)
-        in_place = answer.get("value") is None and answer.get("args") or ()
-        for mine, theirs in zip(args, in_place, strict=False):
+        for mine, theirs in zip(args, answer.get("args") or (), strict=False):
             _copy_into(mine, decode(theirs, self.resolve))
         return decode(answer.get("value"), lambda reference: Remote(self, reference, made))
 
