@@ -175,6 +175,11 @@ def f(x): return Yes()
                  "not f(1) != 3", "abs(f(1) - 2) < 1", "isinstance(f(1), list)",
                  "{f(1): 1} == {1: 1}", "sorted([f(1)]) == [1]", "f(1) is True"):  # fmt: skip
         assert statuses(program, [f"assert {test}"]) != ["passed"], test
+    as_class = "class f:\n    def __init__(s, x): pass\n    def startswith(s, x): return True\n"
+    wire = "import sys\nm = sys.modules['rljax.rewards.sandbox_program']\nR = m.Reference\n"
+    forged = f"{wire}m.Reference = lambda number, kind: R(number, 'class')\n{program}"
+    for other in (as_class, forged):  # a function that says it is a class
+        assert statuses(other, ["assert f(1).startswith('a')"]) == ["error"]
 
 
 def test_a_program_cannot_end_the_loop_of_a_test():

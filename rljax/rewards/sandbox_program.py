@@ -15,6 +15,7 @@ those are compared outside, in `check` they are in another process than the prog
 import atexit
 import builtins
 import collections
+import functools
 import importlib
 import io
 import os
@@ -231,10 +232,17 @@ class _Program:
             raise _exception(answer, do)
         for mine, theirs in zip(args, answer.get("args") or (), strict=False):
             _copy_into(mine, decode(theirs, self.resolve))
-        return decode(answer.get("value"), lambda reference: Remote(self, reference, made))
+        return decode(answer.get("value"), lambda reference: self.resolve(reference, made))
 
-    def resolve(self, reference: Reference) -> "Remote":
-        return Remote(self, reference, False)
+    def resolve(self, reference: Reference, made: bool = False) -> "Remote":
+        # The program may call anything a class, and what a class makes answers for itself.
+        kind = "function" if reference.kind == "class" else reference.kind
+        return Remote(self, Reference(reference.number, kind), made)
+
+    def resolve_name(self, name: str, reference: Reference) -> "Remote":
+        """What the tests call by name: a class if they write it with a capital, as `Stack`."""
+        is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
+        return Remote(self, Reference(reference.number, "class" if is_class else "function"), False)
 
 
 def _own_reference(value: object) -> Reference:
@@ -275,8 +283,8 @@ class Remote:
     The program answers for it, so a test may ask only what has no expected value in it: calls,
     attributes, items, iteration, length, text. `==` with a value of the test's own is False, and so
     is `in`; there is no arithmetic and no order. Methods are callable on instances that the test
-    made itself, `Solution().f(2)`, not on what a function returned: that one could define
-    `startswith` to be always true.
+    made itself of a class that it names with a capital, `Solution().f(2)`, not on what a function
+    returned: that one could define `startswith` to be always true.
     """
 
     __slots__ = ("_program", "_reference", "_made", "_callable")
@@ -344,7 +352,7 @@ def _check(channel: Channel, header: dict) -> None:
         if isinstance(data, dict) and "module" in data:
             names[name] = importlib.import_module(data["module"])
         else:
-            names[name] = decode(data, program.resolve)
+            names[name] = decode(data, functools.partial(program.resolve_name, name))
     for unit in header["units"]:
         status, text, began = "passed", "", time.monotonic()
         try:
