@@ -134,6 +134,8 @@ def test_answers_that_only_look_equal(reference, answer):
         ("####", "any", 0, 0),
         ("The answer is 72.", "any", 1, 1),
         ("**Answer:** 72", "any", 1, 1),
+        ("The final answer is:\n\n**72**\n\nI hope so.", "any", 1, 1),
+        ("Answer: `72`", "any", 1, 1),
         ("The final answer is $72$. I hope so.", "any", 1, 1),
         ("The answer is 71 or 72", "any", 0, 1),
         ("The answer is 72. No, the answer is 71", "any", 0, 1),

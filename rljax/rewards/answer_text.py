@@ -41,13 +41,13 @@ def _last_answer(text: str) -> str | None:
     """After the last "answer is" or "answer:", else the last formula, else the last number."""
     said = list(_ANSWER_IS.finditer(text))
     if said:
-        # One sentence: the stop ends it unless a digit follows, as in 0.5.
-        line = text[said[-1].end() :].split("\n", 1)[0]
+        # One sentence, this line or the next: the stop ends it unless a digit follows, as in 0.5.
+        line = text[said[-1].end() :].lstrip(" \t\n*_:").split("\n", 1)[0]
         rest = re.split(r"[.!?](?:\s|$)", line.strip().strip("*_"), maxsplit=1)[0]
         formulas = list(_FORMULA.finditer(rest))
         if len(formulas) == 1:
             return _content(formulas[0])
-        return rest.strip(" *_$.") or None
+        return rest.strip(" *_$.`") or None
     formulas = list(_FORMULA.finditer(text))
     if formulas:
         return _content(formulas[-1])
