@@ -35,6 +35,7 @@ from rljax.rewards.code_forms import (
     same_output,
     same_value,
     unit_test_score,
+    wrapped_values,
 )
 from rljax.rewards.sandbox import Limits, Process, sandbox_tier
 from rljax.rewards.sandbox_values import WireError, decode, encode
@@ -199,9 +200,7 @@ def _judge(answer: dict, expected: object, tests: Tests, seconds: float, same) -
     try:
         found = decode(answer["value"])
         right = same(found, expected)
-        # APPS wraps every value in a list of one; a test set is of that form or it is not.
-        wrapped = all(isinstance(v, list) and len(v) == 1 for v in tests.outputs)
-        right = right or (wrapped and same(found, expected[0]))
+        right = right or (wrapped_values(tests) and same(found, expected[0]))
         shown = repr(found)[:200]
     except (WireError, RecursionError, ValueError, ArithmeticError) as error:
         return Verdict("failed", seconds, f"wrong value: {type(error).__name__}")
