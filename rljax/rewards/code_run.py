@@ -10,8 +10,9 @@ No expected output is ever in a process that a response controls:
            process and comes back as plain data, made of Python's own types
 so nothing that a program does to its own process (patching builtins, reading frames, its exit
 code, printing "passed") makes a wrong answer right. What that costs: tests may not hand the
-program functions or classes of their own, catch exception classes that the program defines, or
-extend its classes; such a test ends as an error, which is a failed test.
+program functions, classes or objects of their own (a date, say), catch exception classes that the
+program defines, extend its classes, read what a function prints, or use +, <, `in`, `with` or
+x[i] = y on an object of the program; such a test is a failed test, whatever the program.
 What stays in a program's power: names that a test uses without defining or importing them are the
 program's, and two of the program's own objects are equal when the program says so.
 """
