@@ -110,6 +110,10 @@ def score(server, response, tests, **options):
         ("class Any(int):\n    def __eq__(self, o): return True\ndef f(a): return Any(9)",
          ["assert f(1) == 1"], -1, "tests_failed"),
         ("def f(a): return object()", ["assert f(1) == 1"], -1, "tests_error"),
+        ("def f(a, b): return b[a]", ["assert f((1, 2), {(1, 2): 3}) == 3"], 1, "tests_passed"),
+        ("def f(a): return 3", {"inputs": [[1]], "outputs": [[3]], "fn_name": "f"}, 1,
+         "tests_passed"),
+        ("def f(a): return 3", ["assert f(1) == [3]"], -1, "tests_failed"),
     ],
 )  # fmt: skip
 def test_programs_are_scored_by_the_server(server, program, tests, expected, part):
@@ -126,7 +130,7 @@ def test_programs_are_scored_by_the_server(server, program, tests, expected, par
     "tests",
     [["assert abs(f(1) - 1) < 1e-6"], ["x = 1\nassert f(x) == 1"], ["assert f(1)"],
      {"asserts": ["assert f(1) == 1"], "setup": "import math"},
-     ["assert f(1) == 1", "assert g(1) == 1"], ["assert f(f(1)) == 1"]],
+     ["assert f(1) == {1, 2}"], ["assert f(1) == 1", "assert g(1) == 1"], ["assert f(f(1)) == 1"]],
 )  # fmt: skip
 def test_asserts_that_would_run_beside_the_program_are_refused(server, tests):
     with pytest.raises(InputError, match="sandbox_fusion"):

@@ -175,6 +175,11 @@ def f(x): return Yes()
                  "not f(1) != 3", "abs(f(1) - 2) < 1", "isinstance(f(1), list)",
                  "{f(1): 1} == {1: 1}", "sorted([f(1)]) == [1]", "f(1) is True"):  # fmt: skip
         assert statuses(program, [f"assert {test}"]) != ["passed"], test
+    as_class = "class f:\n    def __init__(s, x): pass\n    def startswith(s, x): return True\n"
+    wire = "import sys\nm = sys.modules['rljax.rewards.sandbox_program']\nR = m.Reference\n"
+    forged = f"{wire}m.Reference = lambda number, kind: R(number, 'class')\n{program}"
+    for other in (as_class, forged):  # a function that says it is a class
+        assert statuses(other, ["assert f(1).startswith('a')"]) == ["error"]
 
 
 def test_a_program_cannot_end_the_loop_of_a_test():
@@ -246,11 +251,14 @@ IO = "print(sum(map(int, input().split())))"
         ({"asserts": ["assert math.isclose(f(2), 2 ** .5)"], "setup": "import math"},
          "import math\ndef f(x): return math.sqrt(x)"),
         ({"asserts": ["x = [3, 1]\nf(x)\nassert x == [1, 3]"]}, "def f(x): x.sort()"),
+        ({"asserts": ["x = [3, 1]\nassert f(x) == 3 and x == [1]"]}, "def f(x): return x.pop(0)"),
         ({"asserts": ["try:\n    f(0)\n    assert False\nexcept ZeroDivisionError: pass"]},
          "def f(x): return 1 / x"),
         ({"asserts": ["import itertools\nassert list(itertools.islice(f(), 3)) == [0, 1, 2]"]},
          "import itertools\ndef f(): yield from itertools.count()"),
         ({"asserts": ["assert f(2)(3) == 5"]}, "def f(a): return lambda b: a + b"),
+        ({"asserts": ["assert f(3) == 3"]},
+         "import functools\n@functools.cache\ndef f(a): return a"),
         ({"asserts": ["assert LIMIT == 3", "assert f(k=2) == 2"]},
          "LIMIT = 3\ndef f(*, k): return k"),
         ({"test": "s = Stack([1])\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\n"

@@ -355,6 +355,8 @@ ASKS = "base_url='http://127.0.0.1:1/v1', model='m'"
     [
         ({"function": "judge()"}, "has no base_url"),
         ({"function": "rubric(base_url='http://h/v1')"}, "has no model"),
+        ({"function": "judge(base_url='h:80/v1', model='m')"}, "base_url is no address"),
+        ({"function": "sandbox_fusion(url='localhost:8080')"}, "url is no address"),
         ({"function": f"judge({ASKS}, timeout_s=10)"}, "the pool would kill judge"),
         ({"function": f"rubric({ASKS}, bad_verdict='no')"}, "one of 'error', 'zero'"),
         ({"judge_model": "no/folder", "function": "judge()"}, "must be a folder"),

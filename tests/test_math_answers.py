@@ -43,6 +43,9 @@ EQUAL = [
     (r"\frac{\sqrt{21}}{7}", r"\sqrt{\frac{3}{7}}"),
     ("x>3", "(3,\\infty)"),
     ("10080", r"10,\!080"),
+    ("1234000", r"1\,234\,000"),
+    ("12345.5", "12~345.5"),
+    (r"\emptyset", r"\varnothing"),
     (r"\{1,2\}", r"\{2,1\}"),
     ("1,2", "2, 1"),
     (r"\pm 2", "-2,2"),
@@ -74,6 +77,8 @@ UNEQUAL = [
     ("9007199254740993", "9007199254740992"),  # equal as floats
     ("11", "5 6"),  # which a mixed number adds
     ("56", "5 6"),
+    ("0", r"10\,000"),  # no product
+    ("6", r"2\,3"),
     ("5", "5 million"),
     ("50%", "0.05"),
     ("11_2", "11_3"),
@@ -129,6 +134,8 @@ def test_answers_that_only_look_equal(reference, answer):
         ("####", "any", 0, 0),
         ("The answer is 72.", "any", 1, 1),
         ("**Answer:** 72", "any", 1, 1),
+        ("The final answer is:\n\n**72**\n\nI hope so.", "any", 1, 1),
+        ("Answer: `72`", "any", 1, 1),
         ("The final answer is $72$. I hope so.", "any", 1, 1),
         ("The answer is 71 or 72", "any", 0, 1),
         ("The answer is 72. No, the answer is 71", "any", 0, 1),

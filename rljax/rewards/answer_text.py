@@ -41,13 +41,13 @@ def _last_answer(text: str) -> str | None:
     """After the last "answer is" or "answer:", else the last formula, else the last number."""
     said = list(_ANSWER_IS.finditer(text))
     if said:
-        # One sentence: the stop ends it unless a digit follows, as in 0.5.
-        line = text[said[-1].end() :].split("\n", 1)[0]
+        # One sentence, this line or the next: the stop ends it unless a digit follows, as in 0.5.
+        line = text[said[-1].end() :].lstrip(" \t\n*_:").split("\n", 1)[0]
         rest = re.split(r"[.!?](?:\s|$)", line.strip().strip("*_"), maxsplit=1)[0]
         formulas = list(_FORMULA.finditer(rest))
         if len(formulas) == 1:
             return _content(formulas[0])
-        return rest.strip(" *_$.") or None
+        return rest.strip(" *_$.`") or None
     formulas = list(_FORMULA.finditer(text))
     if formulas:
         return _content(formulas[-1])
@@ -144,6 +144,7 @@ _READABLE = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\*\*", "^"),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"\\[dtc]?frac\s*([0-9])\s+([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,4})(?![0-9.A-Za-z])", r"\\times 10^{\1}"),
         (r"(?<![0-9])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
@@ -152,8 +153,9 @@ _READABLE = [
 ]
 _TEXT_INFINITY = re.compile(r"(?<![\\A-Za-z])infinity(?![A-Za-z])", re.IGNORECASE)
 _REPEATING = re.compile(r"(-?)([0-9]{0,15})\.([0-9]{0,15})\\overline\{?([0-9]{1,15})\}?")
-_GAP = re.compile(r"(?<![_^0-9])[0-9]+\s+[0-9]")  # in \log_2 8 the first is no number
-_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])")
+_SPACE = r"(?:\s|~|\\[,;:! ])"  # the parser would multiply the parts of 12\,345
+_GAP = re.compile(rf"(?<![_^0-9])[0-9]+{_SPACE}+[0-9]")  # in \log_2 8 the first is no number
+_THOUSANDS = re.compile(rf"(?<![0-9.])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![0-9])")
 
 
 def latex_form(text: str) -> str | None:
@@ -175,7 +177,7 @@ def latex_form(text: str) -> str | None:
         text += r"\%" if {"percent", "pct", "percentage"} & set(words) else ""
     text = text.replace(r"\$", "").replace("$", "")
     text = _TEXT_INFINITY.sub(r"\\infty ", text)
-    text = _THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _THOUSANDS.sub(lambda match: re.sub("[^0-9]", "", match[0]), text)
     for pattern, replacement in _READABLE:
         text = pattern.sub(replacement, text)
     # The parser would add the numbers of `5 6`, as it does those of a mixed fraction.

@@ -271,5 +271,10 @@ def same_value(found: object, expected: object, tolerance: float = 0.0) -> bool:
     return (numbers or type(found) is type(expected)) and found == expected
 
 
+def wrapped_values(tests: Tests) -> bool:
+    """APPS wraps every value in a list of one; a test set is of that form or it is not."""
+    return all(isinstance(value, list) and len(value) == 1 for value in tests.outputs)
+
+
 def _key(key: object) -> str:
     return key if isinstance(key, str) else json.dumps(key, default=repr)

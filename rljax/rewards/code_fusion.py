@@ -28,6 +28,7 @@ from rljax.rewards.code_forms import (
     read_tests,
     same_output,
     same_value,
+    wrapped_values,
 )
 from rljax.rewards.code_run import score_parts
 from rljax.rewards.endpoint import EndpointError, post_json
@@ -38,9 +39,9 @@ _COMPILE_TIMEOUT_S = 30.0
 # Put behind the program: calls its function with the arguments on stdin, prints the value.
 _CALL = """
 if True:
-    import json as _json, sys as _sys
+    import ast as _ast, json as _json, sys as _sys
     _function = globals().get({name!r}) or getattr(Solution(), {name!r})
-    _value = _function(*_json.loads(_sys.stdin.read()))
+    _value = _function(*{read}(_sys.stdin.read()))
     _sys.stdout.write("\\n" + {mark!r} + _json.dumps(_value) + "\\n")
 """
 
@@ -116,16 +117,17 @@ def _as_calls(tests: Tests) -> Tests:
                 assert isinstance(node.test.ops[0], ast.Eq) and not node.test.left.keywords
                 names.add(node.test.left.func.id)
                 inputs.append([ast.literal_eval(value) for value in node.test.left.args])
-                json.dumps(inputs[-1])
                 outputs.append(ast.literal_eval(compared))
+                json.dumps(outputs[-1])  # a set, say, would never be equal to what comes back
             elif not (isinstance(node, ast.Expr) and getattr(node.value, "func", None)):
                 raise ValueError
         except (AttributeError, ValueError, TypeError, AssertionError):
             raise InputError(
                 "a test cannot be run by sandbox_fusion",
                 value=ast.unparse(node),
-                rule="there, a test is stdin and stdout, or `assert f(literals) == literal`: any "
-                "other would run in the program's own process, which can make it pass",
+                rule="there, a test is stdin and stdout, or `assert f(literals) == literal` with a "
+                "value that JSON has: any other would run in the program's own process, which can "
+                "make it pass",
                 fix="score with code_tests, whose sandbox keeps the two apart",
             ) from None
     called = sorted(names - {tests.function, "candidate"})
@@ -139,11 +141,13 @@ def _as_calls(tests: Tests) -> Tests:
     return Tests("calls", tuple(inputs), tuple(outputs), name)
 
 
-def _verdict(program: str, given, expected, tests: Tests, ask, same) -> Verdict:
+def _verdict(program: str, given, expected, tests: Tests, literal: bool, ask, same) -> Verdict:
     mark = secrets.token_hex(16)
     if tests.kind == "calls":
-        program = f"{program}\n{_CALL.format(name=tests.function, mark=mark)}"
-        given = json.dumps(given)
+        # Arguments of an assert are Python's own: tuples, sets, keys that are numbers.
+        read, write = ("_ast.literal_eval", repr) if literal else ("_json.loads", json.dumps)
+        program = f"{program}\n{_CALL.format(name=tests.function, mark=mark, read=read)}"
+        given = write(given)
     status, stdout, seconds, message = ask(program, given)
     if status != "passed":
         return Verdict(status, seconds, message)
@@ -182,7 +186,9 @@ def sandbox_fusion(
     tests = read_tests(ground_truth)
     if language != "python" and tests.kind != "stdin":
         raise InputError("sandbox_fusion: language", value=language, rule="stdin tests only")
-    tests = _as_calls(tests) if tests.kind == "asserts" else tests
+    literal = tests.kind == "asserts"
+    tests = _as_calls(tests) if literal else tests
+    wrapped = not literal and wrapped_values(tests)
     prefix = (extra_info or {}).get("prefix", "") if isinstance(extra_info, dict) else ""
     program = extract_program(response, prefix, tests.function, language)
     deadline = time.monotonic() + total_timeout_s
@@ -195,11 +201,12 @@ def sandbox_fusion(
 
     def same(found, expected) -> bool:
         if tests.kind == "calls":
-            return same_value(found, expected, float_tolerance)
+            right = same_value(found, expected, float_tolerance)
+            return right or (wrapped and same_value(found, expected[0], float_tolerance))
         return same_output(found, expected, compare, float_tolerance)
 
     verdicts = [
-        _verdict(program, given, expected, tests, ask, same)
+        _verdict(program, given, expected, tests, literal, ask, same)
         for given, expected in zip(tests.inputs, tests.outputs, strict=True)
     ]
     return score_parts(verdicts, scale)

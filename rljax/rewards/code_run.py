@@ -10,8 +10,9 @@ No expected output is ever in a process that a response controls:
            process and comes back as plain data, made of Python's own types
 so nothing that a program does to its own process (patching builtins, reading frames, its exit
 code, printing "passed") makes a wrong answer right. What that costs: tests may not hand the
-program functions or classes of their own, catch exception classes that the program defines, or
-extend its classes; such a test ends as an error, which is a failed test.
+program functions, classes or objects of their own (a date, say), catch exception classes that the
+program defines, extend its classes, read what a function prints, or use +, <, `in`, `with` or
+x[i] = y on an object of the program; such a test is a failed test, whatever the program.
 What stays in a program's power: names that a test uses without defining or importing them are the
 program's, and two of the program's own objects are equal when the program says so.
 """
@@ -35,6 +36,7 @@ from rljax.rewards.code_forms import (
     same_output,
     same_value,
     unit_test_score,
+    wrapped_values,
 )
 from rljax.rewards.sandbox import Limits, Process, sandbox_tier
 from rljax.rewards.sandbox_values import WireError, decode, encode
@@ -199,9 +201,7 @@ def _judge(answer: dict, expected: object, tests: Tests, seconds: float, same) -
     try:
         found = decode(answer["value"])
         right = same(found, expected)
-        # APPS wraps every value in a list of one; a test set is of that form or it is not.
-        wrapped = all(isinstance(v, list) and len(v) == 1 for v in tests.outputs)
-        right = right or (wrapped and same(found, expected[0]))
+        right = right or (wrapped_values(tests) and same(found, expected[0]))
         shown = repr(found)[:200]
     except (WireError, RecursionError, ValueError, ArithmeticError) as error:
         return Verdict("failed", seconds, f"wrong value: {type(error).__name__}")

@@ -15,6 +15,7 @@ those are compared outside, in `check` they are in another process than the prog
 import atexit
 import builtins
 import collections
+import functools
 import importlib
 import io
 import os
@@ -152,10 +153,8 @@ def _answer_calls(channel: Channel, header: dict) -> None:
 
     def refer(value: object) -> Reference:
         kept.append(value)
-        function = isinstance(value, types.FunctionType | types.BuiltinFunctionType)
-        bound = isinstance(value, types.MethodType)
-        kind = "class" if isinstance(value, type) else "object"
-        return Reference(len(kept) - 1, "function" if function or bound else kind)
+        kind = "function" if callable(value) else "object"  # a cached function is one, too
+        return Reference(len(kept) - 1, "class" if isinstance(value, type) else kind)
 
     def resolve(reference: Reference) -> object:
         return kept[reference.number]
@@ -186,8 +185,9 @@ def _answer_calls(channel: Channel, header: dict) -> None:
             keywords = {k: decode(a, resolve) for k, a in request["kwargs"].items()}
             value = _apply(request["do"], target, arguments, keywords)
             answer = {"value": encode(value, refer)}
-            if value is None:  # a function that works in place
-                answer["args"] = [encode(a, refer) for a in arguments]
+            after = [encode(a, refer) for a in arguments]
+            if after != request["args"]:  # a function that works in place
+                answer["args"] = after
         except BaseException as error:
             answer = {"raised": type(error).__name__, "text": describe(error)}
         channel.send(answer)
@@ -230,13 +230,19 @@ class _Program:
         answer = self.channel.receive()
         if "raised" in answer:
             raise _exception(answer, do)
-        in_place = answer.get("value") is None and answer.get("args") or ()
-        for mine, theirs in zip(args, in_place, strict=False):
+        for mine, theirs in zip(args, answer.get("args") or (), strict=False):
             _copy_into(mine, decode(theirs, self.resolve))
-        return decode(answer.get("value"), lambda reference: Remote(self, reference, made))
+        return decode(answer.get("value"), lambda reference: self.resolve(reference, made))
 
-    def resolve(self, reference: Reference) -> "Remote":
-        return Remote(self, reference, False)
+    def resolve(self, reference: Reference, made: bool = False) -> "Remote":
+        # The program may call anything a class, and what a class makes answers for itself.
+        kind = "function" if reference.kind == "class" else reference.kind
+        return Remote(self, Reference(reference.number, kind), made)
+
+    def resolve_name(self, name: str, reference: Reference) -> "Remote":
+        """What the tests call by name: a class if they write it with a capital, as `Stack`."""
+        is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
+        return Remote(self, Reference(reference.number, "class" if is_class else "function"), False)
 
 
 def _own_reference(value: object) -> Reference:
@@ -277,8 +283,8 @@ class Remote:
     The program answers for it, so a test may ask only what has no expected value in it: calls,
     attributes, items, iteration, length, text. `==` with a value of the test's own is False, and so
     is `in`; there is no arithmetic and no order. Methods are callable on instances that the test
-    made itself, `Solution().f(2)`, not on what a function returned: that one could define
-    `startswith` to be always true.
+    made itself of a class that it names with a capital, `Solution().f(2)`, not on what a function
+    returned: that one could define `startswith` to be always true.
     """
 
     __slots__ = ("_program", "_reference", "_made", "_callable")
@@ -346,7 +352,7 @@ def _check(channel: Channel, header: dict) -> None:
         if isinstance(data, dict) and "module" in data:
             names[name] = importlib.import_module(data["module"])
         else:
-            names[name] = decode(data, program.resolve)
+            names[name] = decode(data, functools.partial(program.resolve_name, name))
     for unit in header["units"]:
         status, text, began = "passed", "", time.monotonic()
         try:

@@ -3,6 +3,7 @@
 from rljax.components import Component, resolve
 from rljax.config import HOMES, Config
 from rljax.errors import InputError
+from rljax.rewards.code_fusion import sandbox_fusion
 from rljax.rewards.judges import judge
 from rljax.rewards.rubric_buffer import evolving_rubrics, generator_of
 from rljax.rewards.rubrics import rubric
@@ -29,6 +30,8 @@ def check_judges(config: Config, problems: Problems) -> None:
         _check_mesh_judge(config, problems)
     for field in ("reward.function", "evaluate.reward"):
         component = _component(config, field, "reward")
+        if component is not None and component.function is sandbox_fusion:
+            _check_address(component, "url", field, problems)
         asks = component is not None and component.function in (judge, rubric)
         if not asks or reward.judge_model:
             continue
@@ -37,6 +40,8 @@ def check_judges(config: Config, problems: Problems) -> None:
             fix = f"{component.name}(base_url='http://127.0.0.1:8000/v1', model='...'), or "
             fix += "reward.judge_model=FOLDER to ask a model on the mesh"
             problems.check(bool(_option(component, name)), field, component.text, rule, fix)
+        if _option(component, "base_url"):
+            _check_address(component, "base_url", field, problems)
         own = _option(component, "timeout_s")
         problems.check(
             own < reward.timeout_s, "reward.timeout_s", reward.timeout_s,
@@ -45,6 +50,18 @@ def check_judges(config: Config, problems: Problems) -> None:
         )  # fmt: skip
     if reward.rubrics:
         _check_rubrics(config, problems)
+
+
+def _check_address(component: Component, name: str, field: str, problems: Problems) -> None:
+    """Before a run, all of whose rewards would fail."""
+    from rljax.rewards.endpoint_http import check_address
+
+    try:
+        check_address(_option(component, name))
+    except InputError:
+        rule = f"{name} is no address: http or https, a host, no user or password, no blanks"
+        fix = f"{component.name}({name}='http://127.0.0.1:8000/v1', ...)"
+        problems.check(False, field, component.text, rule, fix)
 
 
 def _check_mesh_judge(config: Config, problems: Problems) -> None:
