@@ -12,15 +12,15 @@ from typing import Literal
 
 from rljax.components import resolve
 from rljax.errors import InputError
-from rljax.rewards.calling import HOME, call_reward, is_group_reward, wanted_fields
+from rljax.rewards.calling import HOME, RewardText, call_reward, wanted_fields
 from rljax.rewards.judging import judge_of
 
 
 def diversity(
     responses, prompt=None, ground_truth=None, data_source=None, extra_info=None, num_tokens=None,
     finish_reasons=None, *, n: int = 3, unit: Literal["words", "characters"] = "words",
-    correct: str = "",
-) -> list[dict | None]:  # fmt: skip
+    correct: RewardText = "",
+) -> list[dict | Exception]:  # fmt: skip
     """1 - mean over siblings of |A & B| / |A | B|, A and B the sets of n-grams of two responses: 1
     is unlike all others, 0 a copy of them. A response alone scores 1.
 
@@ -38,10 +38,6 @@ def diversity(
     if not correct:
         return [{"score": value, "diversity": value} for value in found]
     of_one = resolve(correct, HOME)
-    if is_group_reward(of_one):
-        raise InputError(
-            "diversity correct", value=correct, rule="a reward of one response, without 'responses'"
-        )
     fields = wanted_fields(of_one)
     shared = {
         "prompt": prompt,
@@ -56,8 +52,8 @@ def diversity(
         sample |= {"finish_reason": finish_reasons[i]} if finish_reasons else {}
         try:
             right = call_reward(of_one, sample, fields)[0]
-        except Exception:  # its siblings are not to blame
-            scores.append(None)
+        except Exception as error:  # its siblings are not to blame
+            scores.append(error)
             continue
         scores.append({"score": right * value, "diversity": value, "correct": right})
     return scores
