@@ -138,6 +138,21 @@ def prepare(component: Component) -> None:
         prepare(member)
 
 
+def probe_options(component: Component) -> None:
+    """The `prepare_worker` of rules that are cheap and refuse their options with InputError: asked
+    once of a made-up sample, so that a run does not start in which every reward would fail."""
+    sample = {name: "x" for name in FIELDS} | {"num_tokens": 1, "finish_reason": "stop"}
+    sample["extra_info"] = {"target_tokens": 1, "schema": "true"}
+    if members(component):
+        return  # they are asked by themselves, and may be slow
+    try:
+        call_reward(component, sample)
+    except InputError:
+        raise
+    except Exception:
+        return  # the sample may be none for this reward
+
+
 def _check_of_a_group(component: Component, names: Sequence[str]) -> None:
     """A reward is asked of a sample or of a group, never of both."""
     for one, many in OF_EACH.items():

@@ -10,10 +10,29 @@ import itertools
 import random
 from typing import Literal
 
-from rljax.components import resolve
+from rljax.components import Component, resolve
 from rljax.errors import InputError
 from rljax.rewards.calling import HOME, RewardText, call_reward, wanted_fields
 from rljax.rewards.judging import judge_of
+
+
+def prepare_worker(component: Component) -> None:
+    """Refuses options that fit no group, before the first one."""
+    if component.name.rpartition(".")[2] == "diversity":
+        _check_n(component.options.get("n", 1))
+    else:
+        _check_opponents(component.options.get("opponents", 0))
+        judge_of(component.options["judge"])
+
+
+def _check_n(n: int) -> None:
+    if not isinstance(n, int) or n < 1:
+        raise InputError("diversity n", value=n, rule="a whole number, at least 1")
+
+
+def _check_opponents(opponents: int) -> None:
+    if not isinstance(opponents, int) or opponents < 0:
+        raise InputError("pairwise opponents", value=opponents, rule="a whole number; 0 = all")
 
 
 def diversity(
@@ -28,8 +47,7 @@ def diversity(
     and correct); where it raises, that response has no reward. A response shorter than n units is
     one gram.
     """
-    if not isinstance(n, int) or n < 1:
-        raise InputError("diversity n", value=n, rule="a whole number, at least 1")
+    _check_n(n)
     grams = [_grams(response, n, unit) for response in responses]
     found = []
     for i, own in enumerate(grams):
@@ -79,8 +97,7 @@ def pairwise(
     `opponents`: how many siblings each is matched with, drawn by `seed` and the texts; 0 = all. A
     match counts for both. `both_orders` asks twice, which cancels a judge's taste for a place.
     """
-    if not isinstance(opponents, int) or opponents < 0:
-        raise InputError("pairwise opponents", value=opponents, rule="a whole number; 0 = all")
+    _check_opponents(opponents)
     ask = judge_of(judge)
     won: list[list[float]] = [[] for _ in responses]
     for i, j in _matches(responses, opponents, seed):

@@ -14,8 +14,10 @@ from typing import Literal
 
 from rljax.errors import InputError
 from rljax.rewards.answer_text import find_answer
+from rljax.rewards.calling import probe_options
 from rljax.rewards.rules import check_text
 
+prepare_worker = probe_options
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MAX_TAGS = 10  # more answers than that are no answer
 
