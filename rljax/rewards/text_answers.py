@@ -130,6 +130,8 @@ def _f1(ours: list[str], theirs: list[str]) -> dict:
 # `B`, `(B)`, `**B**`, `\text{(B)}`; what follows is no letter.
 _LETTER = re.compile(r"(?:\\text(?:bf|rm)?\{)?\W{0,3}([A-Za-z])(?![A-Za-z])")
 _SEVERAL = re.compile(r"[)}\].:*\s]*(?:,|/|&|\bor\b|\band\b)\s*\W{0,3}[A-Za-z](?![A-Za-z'])")
+# `A;B`, `A|B`, `A-D`, `(A)(B)`: a second letter alone behind signs alone.
+_ANOTHER = re.compile(r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{])([A-Z])(?!\w|\s+\w)")
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
@@ -170,7 +172,8 @@ def _letter(text: str, letters: str, *, said: bool = False) -> str | None:
     # `a dog` and, unless it was called the answer, `A dog` are sentences; `A. a dog` is a choice.
     sentence = re.match(r"\s+\w", rest) and text[0].isalpha() and (letter.islower() or not said)
     others = set(re.findall(r"(?<![A-Za-z])([A-Z])[.)]\s", text)) & set(letters) - {letter}
-    if sentence or _SEVERAL.match(rest) or others:
+    another = _ANOTHER.match(rest)
+    if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
         return None
     return letter.upper()
 
