@@ -73,6 +73,16 @@ def check(name):
     return found
 
 
+def test_what_the_reward_refuses_is_not_taught():
+    """Some of this data set's answers are the integral itself, unsolved."""
+    task = task_of("intermediate_integration", test=24, worked_examples=0)
+    truth = {row["prompt"]: row["ground_truth"] for row in task.test}
+    assert 12 < len(task.worked_test) < len(truth)
+    for worked in task.worked_test:
+        found = reasoning_gym_score(worked["completion"], truth[worked["prompt"]])
+        assert found["refused"] == 0.0, worked
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_its_own_answers_score_one(name):
     found = check(name)

@@ -56,6 +56,10 @@ def mixed_types(example, index):
     return {**plain(example, index), "extra_info": {"x": index if index < 7 else "seven"}}
 
 
+def empty_object(example, index):
+    return {**plain(example, index), "extra_info": {"tests": [{"options": {}}]}}
+
+
 def no_row(example, index):
     return [example["q"]]
 
@@ -193,6 +197,7 @@ GOOD = [{"q": "a", "a": "1"}, {"q": "b", "a": "2"}]
         (GOOD, {"map": "gsm9k()"}, "did you mean gsm8k"),
         (GOOD, {"map": ""}, "lacks the column 'prompt'"),
         (questions(9), {"map": "test_prepare_data.mixed_types"}, "row 7, column 'extra_info'"),
+        (GOOD, {"map": "test_prepare_data.empty_object"}, "'extra_info.tests.options' holds only"),
         ([GOOD[0]], {"test_fraction": 0.99}, "no row is left for train.parquet"),
         (GOOD, {"test_fraction": 1.5}, "fraction < 1"),
         (GOOD, {"max_prompt_tokens": 5}, "belong together"),

@@ -7,7 +7,14 @@ import pytest
 
 from rljax.components import resolve
 from rljax.errors import InputError
-from rljax.rewards.calling import HOME, call_group, call_reward, group_fields, wanted_fields
+from rljax.rewards.calling import (
+    HOME,
+    call_group,
+    call_reward,
+    check_own_limit,
+    group_fields,
+    wanted_fields,
+)
 from rljax.rewards.groups import diversity, pairwise
 from rljax.rewards.pool import RewardPool
 
@@ -150,8 +157,13 @@ def test_diversity_times_correctness_fails_only_where_correctness_does():
     assert [one[2]["correct"] for one in found] == [1, 0, 1, 0]
     found = call_group(resolve("diversity(correct='group_rewards.raises_for_b')", HOME), group)
     assert [one[0] for one in found] == ["ok", "error", "ok", "ok"] and found[3][1] == 2.0
-    with pytest.raises(InputError, match="diversity correct"):
-        call_group(resolve("diversity(correct='diversity')", HOME), group)
+    assert "Error: " in found[1][3]  # the cause is kept
+    with pytest.raises(InputError, match="names 'diversity'"):
+        wanted_fields(resolve("diversity(correct='diversity')", HOME))
+    with pytest.raises(InputError, match="no_such"):  # before the first sample
+        wanted_fields(resolve("diversity(correct='no_such()')", HOME))
+    with pytest.raises(InputError, match="total_timeout_s"):
+        check_own_limit(resolve("diversity(correct='code_tests()')", HOME), 5.0)
 
 
 def test_pairwise_is_the_win_rate_in_both_orders():

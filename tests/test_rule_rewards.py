@@ -103,6 +103,23 @@ def test_f1_of_tokens():
     assert token_f1("dog", "cat", tag="answer")["score"] == 0.0
 
 
+def test_several_targets_as_json_text_as_rows_of_data_hold_them():
+    for truth in ('["Rome", "New York"]', '{"target": ["Rome", "New York"]}', '{"target": "Rome"}'):
+        assert qa_exact_match("<answer>rome</answer>", truth) == 1.0
+        assert token_f1("Rome", truth)["exact"] == 1.0
+        assert contains("it is Rome", truth) == 1.0
+        assert contains("it is Oslo", truth) == 0.0
+    assert contains("so [1, 2] it is", "[1, 2]") == 1.0  # no texts: the target itself
+    assert contains("use {x}", "{x}") == 1.0
+
+
+def test_a_target_of_which_the_normal_form_leaves_nothing_is_not_met_by_nothing():
+    for truth in ("A", "The", "+"):
+        assert qa_exact_match("<answer></answer>", truth) == 0.0
+        assert token_f1("...", truth)["score"] == 0.0
+        assert qa_exact_match(f"<answer>{truth.lower()}</answer>", truth) == 1.0
+
+
 @pytest.mark.parametrize("reward", [qa_exact_match, token_f1, contains])
 @pytest.mark.parametrize("ground_truth", [5, None, [], {"answer": "a"}, ["a", 5], {"target": 5}])
 def test_targets_that_are_none_are_errors_not_zeros(reward, ground_truth):
@@ -129,6 +146,12 @@ def test_targets_that_are_none_are_errors_not_zeros(reward, ground_truth):
         ("A", 0),
         ("B or A", None),
         ("B, A", None),
+        ("B;A", None),
+        ("B|A|C|D", None),
+        ("B-D", None),
+        ("(B)(A)", None),
+        ("B - Dublin", 1),
+        ("The answer is (B) - C is wrong.", 1),
         ("A. x\nB. y\nC. z", None),
         (r"\boxed{A, B}", None),
         (r"\boxed{}", None),

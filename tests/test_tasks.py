@@ -122,6 +122,12 @@ def test_options_out_of_range(spec, says):
         task_of(spec)
 
 
+def test_no_code_test_is_passed_by_one_constant_answer():
+    task = task_of("code_tests(tests=2, shown=0, test=50, worked_examples=0)")
+    for row in [*task.test, *task.train.first(300)]:
+        assert len(set(json.loads(row["ground_truth"])["outputs"])) > 1
+
+
 def test_reference_programs_give_the_outputs_of_their_tests():
     """The oracle of the outputs is not Python's: the program is run as a user would run it."""
     task = task_of("code_tests(steps=4, test=12, worked_examples=12)")

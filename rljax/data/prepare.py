@@ -230,7 +230,27 @@ def _table(rows: list[dict], split: str):
                 rule=f"a column holds values of one type: {str(error).splitlines()[0]}",
                 fix="let the map write that value as a text (json.dumps) in every row",
             ) from None
+        if empty := _empty_struct(arrays[name].type, name):
+            raise InputError(
+                f"column {empty!r} holds only empty objects",
+                rule="parquet has no object without keys",
+                fix="let the map leave it out, or write it as a text (json.dumps)",
+            )
     return pyarrow.table(arrays)
+
+
+def _empty_struct(kind, place: str) -> str:
+    """Where in a column's type an object has no key at all; "" if nowhere."""
+    import pyarrow
+
+    if pyarrow.types.is_list(kind):
+        return _empty_struct(kind.value_type, place)
+    if not pyarrow.types.is_struct(kind):
+        return ""
+    if not kind.num_fields:
+        return place
+    inner = (_empty_struct(field.type, f"{place}.{field.name}") for field in kind)
+    return next(filter(None, inner), "")
 
 
 def _first_that_does_not_fit(values: list) -> int:

@@ -105,13 +105,14 @@ def wanted_fields(component: Component) -> Fields:
 
 
 def members(component: Component) -> list[Component]:
-    """The rewards that the options of this one name. Raises InputError as `resolve` does."""
+    """The rewards that the options of this one name, "" being none. Raises InputError as `resolve`
+    does."""
     found = []
     for name, parameter in component.signature.parameters.items():
         value = component.options.get(name, parameter.default)
         if value is not parameter.empty:
             found += _texts(parameter.annotation, value)
-    return [resolve(text, HOME) for text in dict.fromkeys(found)]
+    return [resolve(text, HOME) for text in dict.fromkeys(found) if text]
 
 
 def _texts(annotation: object, value: object) -> list[str]:
@@ -135,6 +136,21 @@ def prepare(component: Component) -> None:
         own(component)
     for member in members(component):
         prepare(member)
+
+
+def probe_options(component: Component) -> None:
+    """The `prepare_worker` of rules that are cheap and refuse their options with InputError: asked
+    once of a made-up sample, so that a run does not start in which every reward would fail."""
+    sample = {name: "x" for name in FIELDS} | {"num_tokens": 1, "finish_reason": "stop"}
+    sample["extra_info"] = {"target_tokens": 1, "schema": "true"}
+    if members(component):
+        return  # they are asked by themselves, and may be slow
+    try:
+        call_reward(component, sample)
+    except InputError:
+        raise
+    except Exception:
+        return  # the sample may be none for this reward
 
 
 def _check_of_a_group(component: Component, names: Sequence[str]) -> None:
@@ -202,7 +218,7 @@ def call_reward(
 
 def call_group(component: Component, group: Mapping, fields: Fields | None = None) -> list[Outcome]:
     """The reward of G samples of one prompt (`group_fields`) -> an outcome each: "error" for a
-    sample of which the reward returned None or anything that `call_reward` would refuse.
+    sample of which the reward returned None, an exception or what `call_reward` would refuse.
 
     Raises like `call_reward` where the group has no rewards at all: nothing of length G returned.
     """
@@ -217,6 +233,8 @@ def call_group(component: Component, group: Mapping, fields: Fields | None = Non
 
 
 def _outcome_of(returned: object) -> Outcome:
+    if isinstance(returned, Exception):
+        return failed_outcome(describe(returned))
     if returned is None:
         return failed_outcome("the reward returned None for this response")
     try:

@@ -10,17 +10,36 @@ import itertools
 import random
 from typing import Literal
 
-from rljax.components import resolve
+from rljax.components import Component, resolve
 from rljax.errors import InputError
-from rljax.rewards.calling import HOME, call_reward, is_group_reward, wanted_fields
+from rljax.rewards.calling import HOME, RewardText, call_reward, wanted_fields
 from rljax.rewards.judging import judge_of
+
+
+def prepare_worker(component: Component) -> None:
+    """Refuses options that fit no group, before the first one."""
+    if component.name.rpartition(".")[2] == "diversity":
+        _check_n(component.options.get("n", 1))
+    else:
+        _check_opponents(component.options.get("opponents", 0))
+        judge_of(component.options["judge"])
+
+
+def _check_n(n: int) -> None:
+    if not isinstance(n, int) or n < 1:
+        raise InputError("diversity n", value=n, rule="a whole number, at least 1")
+
+
+def _check_opponents(opponents: int) -> None:
+    if not isinstance(opponents, int) or opponents < 0:
+        raise InputError("pairwise opponents", value=opponents, rule="a whole number; 0 = all")
 
 
 def diversity(
     responses, prompt=None, ground_truth=None, data_source=None, extra_info=None, num_tokens=None,
     finish_reasons=None, *, n: int = 3, unit: Literal["words", "characters"] = "words",
-    correct: str = "",
-) -> list[dict | None]:  # fmt: skip
+    correct: RewardText = "",
+) -> list[dict | Exception]:  # fmt: skip
     """1 - mean over siblings of |A & B| / |A | B|, A and B the sets of n-grams of two responses: 1
     is unlike all others, 0 a copy of them. A response alone scores 1.
 
@@ -28,8 +47,7 @@ def diversity(
     and correct); where it raises, that response has no reward. A response shorter than n units is
     one gram.
     """
-    if not isinstance(n, int) or n < 1:
-        raise InputError("diversity n", value=n, rule="a whole number, at least 1")
+    _check_n(n)
     grams = [_grams(response, n, unit) for response in responses]
     found = []
     for i, own in enumerate(grams):
@@ -38,10 +56,6 @@ def diversity(
     if not correct:
         return [{"score": value, "diversity": value} for value in found]
     of_one = resolve(correct, HOME)
-    if is_group_reward(of_one):
-        raise InputError(
-            "diversity correct", value=correct, rule="a reward of one response, without 'responses'"
-        )
     fields = wanted_fields(of_one)
     shared = {
         "prompt": prompt,
@@ -56,8 +70,8 @@ def diversity(
         sample |= {"finish_reason": finish_reasons[i]} if finish_reasons else {}
         try:
             right = call_reward(of_one, sample, fields)[0]
-        except Exception:  # its siblings are not to blame
-            scores.append(None)
+        except Exception as error:  # its siblings are not to blame
+            scores.append(error)
             continue
         scores.append({"score": right * value, "diversity": value, "correct": right})
     return scores
@@ -83,8 +97,7 @@ def pairwise(
     `opponents`: how many siblings each is matched with, drawn by `seed` and the texts; 0 = all. A
     match counts for both. `both_orders` asks twice, which cancels a judge's taste for a place.
     """
-    if not isinstance(opponents, int) or opponents < 0:
-        raise InputError("pairwise opponents", value=opponents, rule="a whole number; 0 = all")
+    _check_opponents(opponents)
     ask = judge_of(judge)
     won: list[list[float]] = [[] for _ in responses]
     for i, j in _matches(responses, opponents, seed):

@@ -101,6 +101,11 @@ def is_algebra(text: str) -> bool:
     return all(len(name) == 1 or name in _FUNCTIONS for name in names)
 
 
+def is_answer(name: str, text: str) -> bool:
+    """Whether the data set's scorer is handed this text at all."""
+    return name not in _ALGEBRA or is_algebra(text)
+
+
 def prepare_worker(component) -> None:
     """The import takes seconds: not those of the first sample's deadline."""
     load_library()
@@ -126,7 +131,7 @@ def reasoning_gym_score(response: str, ground_truth: str, *, tag: str = "answer"
     answer = None
     if start >= 0:
         answer = response[start + len(tag) + 2 :].partition(f"</{tag}>")[0].strip()
-    if answer is not None and name in _ALGEBRA and not is_algebra(answer):
+    if answer is not None and not is_answer(name, answer):
         return {"score": 0.0, "answered": 1.0, "refused": 1.0}
     try:
         score = float(score_answer(answer, entry))

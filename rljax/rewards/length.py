@@ -8,7 +8,9 @@ from typing import Literal
 
 from rljax.components import resolve
 from rljax.errors import InputError
-from rljax.rewards.calling import HOME, RewardText, call_reward
+from rljax.rewards.calling import HOME, RewardText, call_reward, probe_options
+
+prepare_worker = probe_options
 
 
 def _correct(correct: RewardText, correct_at: float, sample: dict) -> float:

@@ -32,6 +32,17 @@ def prepare_worker(component: Component) -> None:
     if component.name.rpartition(".")[2] == "mixture":
         options = component.options
         _weights(options["rewards"], options.get("weights", ()), options.get("normalise", False))
+    for name in ("sources", "defaults"):
+        _check_sources(name, component.options.get(name, ()))
+
+
+def _check_sources(option: str, pairs: tuple) -> None:
+    if all(isinstance(p, tuple) and [type(x) for x in p] == [str, str] for p in pairs):
+        return
+    raise InputError(
+        f"by_source({option})", value=pairs, rule="pairs of a data source and its reward",
+        fix=f"{option}=(('my_set', 'exact_match()'),): one pair needs the comma behind it",
+    )  # fmt: skip
 
 
 def mixture(

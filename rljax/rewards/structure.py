@@ -11,6 +11,9 @@ import re
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.rewards.calling import probe_options
+
+prepare_worker = probe_options
 
 
 def format_tags(

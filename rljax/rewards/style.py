@@ -9,6 +9,7 @@ import unicodedata
 from typing import Literal
 
 from rljax.errors import InputError
+from rljax.rewards.calling import probe_options
 
 # Languages are told apart by their script alone: English from Russian, not English from German.
 _SCRIPTS = {
@@ -26,6 +27,7 @@ _LANGUAGES = {
     "ru": ("Cyrillic",), "ta": ("Tamil",), "te": ("Telugu",), "th": ("Thai",), "tr": ("Latin",),
     "uk": ("Cyrillic",), "vi": ("Latin",), "zh": ("Han",),
 }  # fmt: skip
+prepare_worker = probe_options
 _MARKUP = re.compile(r"\\[A-Za-z]+|</?[A-Za-z_][A-Za-z_0-9-]*>")
 
 

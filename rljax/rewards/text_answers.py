@@ -2,10 +2,11 @@
 
 What lives here: rules that compare words. What does not: mathematics (`math_answers.py`), the form
 of the response (`structure.py`). A ground truth with several targets is a list of texts or
-{"target": [...]}.
+{"target": [...]}, or one of these as JSON text, which is how a row of data holds it.
 """
 
 import functools
+import json
 import re
 import string
 from collections import Counter
@@ -13,14 +14,19 @@ from typing import Literal
 
 from rljax.errors import InputError
 from rljax.rewards.answer_text import find_answer
+from rljax.rewards.calling import probe_options
 from rljax.rewards.rules import check_text
 
+prepare_worker = probe_options
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MAX_TAGS = 10  # more answers than that are no answer
 
 
 def targets(ground_truth: object) -> list[str]:
-    """The accepted answers of "a", ["a", "b"] or {"target": ...}. Raises TypeError, ValueError."""
+    """The accepted answers of "a", ["a", "b"] or {"target": ...}, the last two also as JSON text.
+    Raises TypeError, ValueError."""
+    if isinstance(ground_truth, str):
+        ground_truth = _from_json(ground_truth)
     if isinstance(ground_truth, dict):
         if "target" not in ground_truth:
             raise ValueError(f"ground_truth has no 'target': {sorted(map(str, ground_truth))}")
@@ -37,10 +43,25 @@ def targets(ground_truth: object) -> list[str]:
     return list(found)
 
 
+def _from_json(text: str) -> object:
+    """What a text says if it is JSON of several targets, else the text: "[1]" is a target."""
+    if text.strip()[:1] not in ("[", "{"):
+        return text
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    several = found.get("target") if isinstance(found, dict) else found
+    several = [several] if isinstance(several, str) else several
+    texts = isinstance(several, list) and all(isinstance(one, str) for one in several)
+    return found if texts and several else text
+
+
 def squad_form(text: str) -> str:
-    """Lower case, without punctuation, the articles a, an, the, and repeated spaces (SQuAD)."""
-    text = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
-    return " ".join(text.split())
+    """Lower case, without punctuation, the articles a, an, the, and repeated spaces (SQuAD); a text
+    of which that leaves nothing ("A", "+") keeps them."""
+    bare = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
+    return " ".join(bare.split()) or " ".join(text.lower().split())
 
 
 def _tagged(response: str, tag: str) -> str | None:
@@ -109,6 +130,8 @@ def _f1(ours: list[str], theirs: list[str]) -> dict:
 # `B`, `(B)`, `**B**`, `\text{(B)}`; what follows is no letter.
 _LETTER = re.compile(r"(?:\\text(?:bf|rm)?\{)?\W{0,3}([A-Za-z])(?![A-Za-z])")
 _SEVERAL = re.compile(r"[)}\].:*\s]*(?:,|/|&|\bor\b|\band\b)\s*\W{0,3}[A-Za-z](?![A-Za-z'])")
+# `A;B`, `A|B`, `A-D`, `(A)(B)`: a second letter alone behind signs alone.
+_ANOTHER = re.compile(r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{])([A-Z])(?!\w|\s+\w)")
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
@@ -149,7 +172,8 @@ def _letter(text: str, letters: str, *, said: bool = False) -> str | None:
     # `a dog` and, unless it was called the answer, `A dog` are sentences; `A. a dog` is a choice.
     sentence = re.match(r"\s+\w", rest) and text[0].isalpha() and (letter.islower() or not said)
     others = set(re.findall(r"(?<![A-Za-z])([A-Z])[.)]\s", text)) & set(letters) - {letter}
-    if sentence or _SEVERAL.match(rest) or others:
+    another = _ANOTHER.match(rest)
+    if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
         return None
     return letter.upper()
 

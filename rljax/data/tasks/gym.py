@@ -11,7 +11,7 @@ import hashlib
 
 from rljax.data.tasks.task import TEXT, Problem, Task, procedural
 from rljax.errors import InputError
-from rljax.rewards.gym import load_library, packed
+from rljax.rewards.gym import is_answer, load_library, packed
 
 # Items that share one of the library's data sets: some of them are drawn when it is built.
 _CHUNK = 256
@@ -52,10 +52,12 @@ def _made(name, difficulty, size, test, worked_examples, chat, seed, options) ->
         chunk_seed = int.from_bytes(hashlib.sha256(text).digest()[:4], "big") >> 1
         entry = _dataset(name, tuple(sorted(chosen.items())), chunk_seed)[index]
         answer = entry["answer"]
+        # An answer such as Integral(x*cos(x), x) is none: the reward refuses it.
+        taught = isinstance(answer, str) and answer and is_answer(name, answer)
         return Problem(
             f"{entry['question']}\n\nWrite the final answer between <answer> and </answer>.\n",
             packed(name, chosen, entry),
-            f"<answer>{answer}</answer>" if isinstance(answer, str) and answer else "",
+            f"<answer>{answer}</answer>" if taught else "",
         )
 
     task = procedural(

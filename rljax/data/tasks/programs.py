@@ -68,6 +68,12 @@ def code_tests(
     check_range("code_tests", "shown", shown, 0, tests)
 
     def draw(rng: random.Random) -> Problem:
+        while True:  # one answer to all tests would need no program that reads its input
+            problem = drawn(rng)
+            if tests == 1 or len(set(json.loads(problem.ground_truth)["outputs"])) > 1:
+                return problem
+
+    def drawn(rng: random.Random) -> Problem:
         said, lines, pipeline = [], ["numbers = [int(word) for word in input().split()]"], []
         for _ in range(steps):
             keeps = rng.random() < 0.4
