@@ -2,6 +2,7 @@
 
 python benchmarks/plan_scaling.py [--config=configs/ppo_llama3_8b.py] [--rows_per_chip=4]
     [--topologies=v5p:2x2x4,v5p:4x4x4,v5p:4x8x8,v5p:8x8x8] [--tensor=4] [--programs=learn]
+    [--figure=benchmarks/plan_scaling.svg]
 
 The learning phase is compiled ahead of time for each topology (`pip install "jax[tpu]"`, no TPU
 needed), with rows_per_chip sequences per chip in one optimizer step of one microbatch; mesh.fsdp
@@ -27,6 +28,7 @@ def parse():
     parser.add_argument("--rows_per_chip", type=int, default=4)
     parser.add_argument("--tensor", type=int, default=4)
     parser.add_argument("--programs", default="learn")
+    parser.add_argument("--figure", default="", help="an .svg or .png of it; needs matplotlib")
     return parser.parse_args()
 
 
@@ -41,6 +43,28 @@ def scaled(config, chips: int, args):
         "batch.tokens_per_microbatch": rows * row_tokens(config),
     }
     return with_overrides(config, changes, "benchmark")
+
+
+def draw(runs: list[dict], file: str, title: str) -> None:
+    """Bytes that a chip sends along each axis, over the number of chips."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 3.4), layout="constrained")
+    runs = [run for run in runs if not run["error"]]
+    chips = [run["chips"] for run in runs]
+    for name in ("fsdp", "tensor"):
+        sizes = [run["sent_bytes"].get(name, 0.0) / 1e9 for run in runs]
+        axes.plot(chips, sizes, marker="o", label=f"along {name}")
+        axes.annotate(f"{sizes[-1]:.0f}", (chips[-1], sizes[-1]), xytext=(4, 4),
+                      textcoords="offset points")  # fmt: skip
+    axes.set(xscale="log", xticks=chips, xticklabels=chips, ylim=(0, None), title=title,
+             xlabel="chips", ylabel="GB sent by a chip per step")  # fmt: skip
+    axes.minorticks_off()
+    axes.legend()
+    figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
 
 
 def main() -> None:
@@ -62,6 +86,8 @@ def main() -> None:
                 "total_bytes": one.total,
             })  # fmt: skip
             print(json.dumps(out[-1]), file=sys.stderr, flush=True)  # a compile may take minutes
+    if args.figure:
+        draw(out, args.figure, f"{args.config}: {args.rows_per_chip} rows per chip")
     print(json.dumps({"jax": jax.__version__, "config": args.config, "runs": out}, indent=2))
 
 
