@@ -35,6 +35,7 @@ from rljax.tracking import Tracking, open_tracking
 from rljax.validation import validate
 
 LOG = logging.getLogger("rljax")
+_OF_SCORES = ("reward/mean", "reward/std", "reward/min", "reward/max", "shaped_reward/mean")
 PARTS = ("generate", "reward", "learn", "rest")
 
 
@@ -118,6 +119,9 @@ def _count_faults(run: Run, metrics: dict) -> None:
         if metrics.get(name):
             faults[name] = faults.get(name, 0.0) + metrics[name]
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
+    if failed and failed >= metrics.get("batch/completions", 1.0):
+        for name in _OF_SCORES:  # no score is no reward of 0
+            metrics.pop(name, None)
     if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
         example = next(r for r in run.reward.rows if r["status"] != "ok")
         LOG.warning(
@@ -222,6 +226,18 @@ def loop(run: Run, tracking: Tracking, signals: Signals) -> None:
             raise Terminated(signals.received)
 
 
+def require_scores(run: Run) -> None:
+    """Raises InputError for a run that ends without one score: it has learned nothing."""
+    failed = sum(run.progress.faults.get(f"reward/{k}", 0.0) for k in ("errors", "timeouts"))
+    if run.setup.needs_reward and 0 < run.progress.completions <= failed:
+        example = next((r["message"] for r in run.reward.rows if r["status"] != "ok"), "")
+        raise InputError(
+            f"no reward of this run was a score: all {failed:.0f} failed, and nothing was learned",
+            rule=f"the last one: {example}" if example else "",
+            fix="look at the reward, its options, or the server that it asks",
+        )
+
+
 def summarise(run: Run, status: str) -> dict:
     """What summary.json holds."""
     progress = run.progress
@@ -305,6 +321,7 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> 
                 # refused for.
                 (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
                 loop(run, tracking, signals)
+                require_scores(run)
                 status = "finished"
             except Terminated as stop:
                 status = f"stopped by {stop} at step {run.progress.step}, " + (

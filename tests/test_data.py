@@ -1,6 +1,7 @@
 """Records from files and tasks, and what malformed data files say."""
 
 import json
+import math
 from dataclasses import dataclass, field
 
 import pyarrow
@@ -182,8 +183,9 @@ ROWS = [
     (changed(ground_truth=None), "'ground_truth' is null"),
     (changed(ground_truth=""), "'ground_truth' is empty"),
     (changed(ground_truth=" "), "'ground_truth' is empty"),
-    (changed(ground_truth=["1"]), "JSON text"),
-    (changed(ground_truth={"a": 1}), "JSON text"),
+    (changed(ground_truth=[]), "'ground_truth' is empty"),
+    (changed(ground_truth={}), "'ground_truth' is empty"),
+    (changed(ground_truth=[math.nan]), "'ground_truth' holds what JSON has not"),
     (changed(ground_truth=True), "'ground_truth'"),
     (changed(ground_truth="\ud800"), "surrogate"),
     (changed(reward_model="rule"), "'reward_model' is not an object"),
@@ -338,3 +340,18 @@ def test_specs_of_no_kind(tmp_path):
     (tmp_path / "folder.jsonl").mkdir()
     path = str(tmp_path / "folder.jsonl")
     check_error(load_prompts, "folder.jsonl", "no file for the split", path, "train")
+
+
+def test_several_targets_are_json_text_and_reach_the_rewards_that_read_them():
+    """As in verl's searchR1 rows, whose ground truth is an object of targets."""
+    from rljax.rewards import qa_exact_match, token_f1
+
+    rows = [
+        {"prompt": "1", "ground_truth": ["Paris", "Par\u00eds"]},
+        {"prompt": "1", "reward_model": {"style": "rule", "ground_truth": {"target": ["Paris"]}}},
+    ]
+    listed, targets = [record["ground_truth"] for record in load_prompts(rows, "train")]
+    assert json.loads(listed) == rows[0]["ground_truth"]
+    assert token_f1("par\u00eds", listed)["score"] == 1.0
+    assert qa_exact_match("<answer>Paris</answer>", targets) == 1.0
+    assert qa_exact_match("<answer>Rome</answer>", targets) == 0.0

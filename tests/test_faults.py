@@ -29,7 +29,7 @@ from rljax.rewards.pool import RewardPool
 from rljax.roles import Reward
 from rljax.run import Run
 from rljax.tracking import open_tracking
-from rljax.train import one_step, train
+from rljax.train import one_step, require_scores, train
 from rljax.train_state import new_train_state, optimizer_step
 
 # The devices are tests/test_resume.py's.
@@ -316,7 +316,10 @@ def test_a_step_whose_rewards_all_fail_learns_nothing_and_a_judge_that_is_down_e
             metrics = one_step(run)
             assert (metrics["grad_norm"], metrics["loss"]) == (0.0, 0.0)
             assert metrics["reward/errors"] == 16.0 and metrics["skipped_steps"] == 0.0
+            assert "reward/mean" not in metrics and "reward/max" not in metrics  # not 0
             assert all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
         assert flat_bytes(run.roles["actor"].state.params) == before
         assert run.evaluate() == {"eval/failed_fraction": 1.0}
         assert run.progress.faults == {"reward/errors": 32.0}
+        with pytest.raises(InputError, match="no reward of this run was a score: all 32 failed"):
+            require_scores(run)

@@ -4,6 +4,7 @@ Where the rows come from (files, tasks, TFDS, a list) is `rows`; the rows of pre
 offline training are `preference_rows`. Every row is checked here, before a model loads.
 """
 
+import json
 import math
 from collections.abc import Sequence
 
@@ -112,20 +113,26 @@ def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
 
 
 def _answer_text(value: object, place: str) -> str:
-    """A ground truth as text; numbers are written as such, 72.0 as 72."""
+    """A ground truth as text; numbers are written as such, 72.0 as 72, lists and objects as JSON
+    (several targets, as in verl's searchR1 rows)."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if math.isfinite(value):
             return str(int(value)) if value == int(value) else repr(value)
         value = None if math.isnan(value) else value  # a missing number comes as NaN
+    if isinstance(value, (dict, list)) and value:
+        try:
+            value = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:  # dates, bytes, NaN
+            raise InputError(
+                f"{place} holds what JSON has not", value=value, rule=str(error),
+                fix="write the answer as text",
+            ) from None  # fmt: skip
     if not isinstance(value, str) or not value.strip():
-        fix = "remove the row or fill it in"
-        if isinstance(value, (dict, list)):
-            fix = "write structured answers as JSON text, or put them into 'extra_info'"
         raise InputError(
             f"{place} is {'null' if value is None else 'empty or not a text'}",
             value=value,
-            rule="a ground truth is a text or a number",
-            fix=fix,
+            rule="a ground truth is a text, a number, or a list or an object of such",
+            fix="remove the row or fill it in",
         )
     check_unicode(value, place)
     return value
