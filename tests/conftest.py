@@ -87,11 +87,7 @@ def on_one_device():
 
 def lanes(fast, slow) -> list:
     """Parameters of a test; those of the second list run in the slow lane."""
-    return [*fast, *(pytest.param(*_tuple(case), marks=pytest.mark.slow) for case in slow)]
-
-
-def _tuple(case) -> tuple:
-    return case if isinstance(case, tuple) else (case,)
+    return [*fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
 
 
 def compiled(function):

@@ -52,7 +52,7 @@ def test_who_learns_from_a_file_is_told_how_its_memory_is_counted():
 def test_a_row_of_the_search_is_all_that_has_to_be_set(monkeypatch):
     refused = []
 
-    def pretend(config, devices, chip, topology):
+    def pretend(config, devices, chip, topology, *, only):
         if not refused:
             refused.append(config)
             raise jax.errors.JaxRuntimeError("INTERNAL: this one the compiler does not take")

@@ -187,8 +187,9 @@ def test_a_batch_that_ends_in_its_first_turn_is_one_program(model):
 CASES = [(loop, f) for loop in ("slots", "host", "whole") for f in ("score", "best")]
 
 
-@pytest.mark.parametrize("how, function", lanes(CASES[:1], CASES[1:]))
-def test_scores_are_those_of_a_whole_batch(model, how, function):
+@pytest.mark.parametrize("case", lanes(CASES[:1], CASES[1:]), ids=" ".join)
+def test_scores_are_those_of_a_whole_batch(model, case):
+    how, function = case
     options = HOW[how]
     asked, actor = asked_prompts(), policy(model, **options)
     with RewardPool(f"overlap_rewards.{function}", workers=2) as pool:
