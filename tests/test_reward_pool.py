@@ -364,7 +364,8 @@ def test_a_timeout_also_ends_what_the_reward_started(act, tmp_path):
     note = tmp_path / "child"
     with RewardPool(act, workers=1, timeout_s=1.0) as pool:
         sample = {"response": "hang, with children", "extra_info": str(note)}
-        assert statuses(pool.score([sample])) == ["timeout"]
+        [score] = pool.score([sample])
+        assert score.status == "timeout", score
         wait_until(lambda: not alive(int(note.read_text())), "the end of the reward's child")
 
 
