@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.rewards.code_forms import read_tests
-from rljax.rewards.code_run import run_tests
-from rljax.rewards.sandbox import TIERS, Limits, Process, SandboxError, sandbox_tier
-from rljax.rewards.sandbox_process import _idle
+from rljax.rewards.sandbox.sandbox import TIERS, Limits, Process, SandboxError, sandbox_tier
+from rljax.rewards.sandbox.sandbox_process import _idle
+from rljax.rewards.unit_tests.code_forms import read_tests
+from rljax.rewards.unit_tests.code_run import run_tests
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 

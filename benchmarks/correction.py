@@ -20,12 +20,12 @@ import numpy as np
 from rljax.batch import batch_from_rows
 from rljax.config import OptimizerConfig
 from rljax.correction import mismatch_metrics, rollout_correction
+from rljax.learn import token_mean, weighted_loss
+from rljax.learn.optimizers import make_optimizer
 from rljax.losses.policy import Policy, ppo_clip
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.optimizers import make_optimizer
-from rljax.update import token_mean, weighted_loss
 
 ROWS, COLUMNS, VOCABULARY = 16, 256, 4096
 EVERYTHING = dict(

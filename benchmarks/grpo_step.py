@@ -22,19 +22,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax import compiles
 from rljax.batch import last_token
 from rljax.components import resolve
-from rljax.config import HOMES, OptimizerConfig
+from rljax.config import NAMESPACES, OptimizerConfig
+from rljax.dataflows.algorithm import Recipe
 from rljax.dataflows.grpo import learn
+from rljax.learn import Steps
+from rljax.learn.optimizers import make_optimizer
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.optimizers import make_optimizer
-from rljax.recipe import Recipe
 from rljax.roles import Actor, start_training
 from rljax.sampler import Sampling, generate
-from rljax.update import Steps
+from rljax.tracking import compiles
 
 PROMPTS, SAMPLES, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 32, 128
 ROWS, COLUMNS = PROMPTS * SAMPLES, PROMPT_TOKENS + NEW_TOKENS
@@ -84,10 +84,10 @@ def main() -> None:
     recipe = Recipe(
         samples_per_prompt=SAMPLES,
         sampling=Sampling(max_response_tokens=NEW_TOKENS),
-        advantage=resolve("group_relative", HOMES["advantage"]),
-        policy_loss=resolve("ppo_clip", HOMES["policy_loss"]),
-        value_loss=resolve("squared_error", HOMES["value_loss"]),
-        reduction=resolve("token_mean", HOMES["reduction"]),
+        advantage=resolve("group_relative", NAMESPACES["advantage"]),
+        policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
+        value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
+        reduction=resolve("token_mean", NAMESPACES["reduction"]),
         kl_in_reward=0.0, kl_in_loss=0.0, kl_estimator="k3", entropy_coef=0.0,
         steps=Steps(rows=ROWS, microbatch_rows=ROWS),
     )  # fmt: skip

@@ -14,7 +14,7 @@ import statistics
 import threading
 import time
 
-from rljax.rewards.pool import RewardPool
+from rljax.rewards.pool.pool import RewardPool
 
 ANSWER = json.dumps(
     {"choices": [{"message": {"content": '{"score": 5}'}, "finish_reason": "stop"}]}

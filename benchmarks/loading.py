@@ -28,7 +28,7 @@ def write_checkpoint(folder: Path, size: int, shard: int) -> dict:
     from rljax.models.config import ModelConfig
     from rljax.models.families import to_hf_config
     from rljax.models.huggingface import INDEX, WHOLE
-    from rljax.models.safetensors_file import FLOATS, new_header
+    from rljax.models.huggingface.safetensors_file import FLOATS, new_header
 
     embed, words = (1024, 32_768) if size >= 2**30 else (512, 8192)
     sizes = dict(embed=embed, mlp=4 * embed, heads=embed // 64, kv_heads=8, head_dim=64)

@@ -25,18 +25,18 @@ import numpy as np
 
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
-from rljax.config import HOMES, OptimizerConfig
+from rljax.config import NAMESPACES, OptimizerConfig
+from rljax.dataflows.algorithm import Recipe
 from rljax.dataflows.grpo import learn
+from rljax.learn import Steps
+from rljax.learn.optimizers import make_optimizer
 from rljax.mesh import make_mesh, on_host, row_sharding, row_shards
 from rljax.models.builtin import decoder
 from rljax.models.config import ModelConfig
 from rljax.models.model import Model
 from rljax.models.remat import POLICIES
-from rljax.optimizers import make_optimizer
-from rljax.recipe import Recipe
 from rljax.roles import Actor, Reference, start_training, training_layout
 from rljax.sampler import Sampling
-from rljax.update import Steps
 
 MODELS = {
     "small": decoder(
@@ -66,10 +66,10 @@ def recipe(rows: int, microbatch_rows: int) -> Recipe:
     return Recipe(
         samples_per_prompt=8,
         sampling=Sampling(),
-        advantage=resolve("group_relative", HOMES["advantage"]),
-        policy_loss=resolve("ppo_clip", HOMES["policy_loss"]),
-        value_loss=resolve("squared_error", HOMES["value_loss"]),
-        reduction=resolve("token_mean", HOMES["reduction"]),
+        advantage=resolve("group_relative", NAMESPACES["advantage"]),
+        policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
+        value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
+        reduction=resolve("token_mean", NAMESPACES["reduction"]),
         kl_in_loss=0.01,
         steps=Steps(rows=rows, microbatch_rows=microbatch_rows),
     )
@@ -94,7 +94,7 @@ def host_batch(rows: int, columns: int, words: int):
 
 def abstract_roles(model: Model, optimizer_on_host: bool, reference_on_host: bool):
     """Actor and reference as shapes and layouts; the reference in the dtype of the matmuls, but for
-    what a float32 head multiplies with (as rljax.build makes it)."""
+    what a float32 head multiplies with (as rljax.setup makes it)."""
     state = training_layout(model, OPTIMIZER, optimizer_on_host=optimizer_on_host)
     exact = ("head", "embedding") if model.config.head_in_float32 else ()
 

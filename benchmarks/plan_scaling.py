@@ -16,7 +16,7 @@ import sys
 import jax
 
 from rljax.config import row_tokens, with_overrides
-from rljax.launch import load_config_file
+from rljax.config.flags import load_config_file
 from rljax.plan.chips import topology_devices
 from rljax.plan.compiled import make_plan
 

@@ -20,15 +20,16 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax import timing
-from rljax.data.prompts import Prompts
+from rljax.data.online.prompts import Prompts
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.rewards.pool import RewardPool
-from rljax.roles import Reference, Reward, generate_scored
+from rljax.report.timeline import scored_while_decoding
+from rljax.rewards.pool.pool import RewardPool
+from rljax.roles import Reference
+from rljax.rollout import Reward, generate_scored
 from rljax.sampler import Decoding, Sampling
-from rljax.timeline import scored_while_decoding
+from rljax.tracking import timing
 
 WORDS, EOS = 128, 1
 REWARDS = """

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rljax.rewards.pool import RewardPool
+from rljax.rewards.pool.pool import RewardPool
 
 REWARDS = """
 import time

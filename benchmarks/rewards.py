@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 
-from rljax.rewards.pool import RewardPool
+from rljax.rewards.pool.pool import RewardPool
 
 _THOUGHTS = "We add the numbers, then divide by what is left over. " * 40
 # @ is another number in every sample.

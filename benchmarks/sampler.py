@@ -26,13 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax import compiles
 from rljax.mesh import make_mesh
 from rljax.models import cache
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
 from rljax.sampler.requests import STOP_IDS
+from rljax.tracking import compiles
 
 PROMPT, NEW, LONG = 32, 128, 896
 SIZES = {

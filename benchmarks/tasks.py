@@ -12,7 +12,7 @@ import statistics
 import time
 
 from rljax.components import resolve
-from rljax.rewards.calling import HOME, call_reward
+from rljax.rewards.pool.calling import HOME, call_reward
 
 TASKS = (
     "countdown(numbers=4)",

@@ -9,7 +9,7 @@ after an interruption. Measured: README, Methods.
 from pathlib import Path
 
 from rljax.config import Config
-from rljax.launch import load_config_file
+from rljax.config.flags import load_config_file
 
 PRESETS = Path(__file__).with_name("presets")
 

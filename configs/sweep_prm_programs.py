@@ -9,7 +9,7 @@ come first are in configs/prm_programs.py. Another seed: --config.seed=1 --out=r
 from pathlib import Path
 
 from rljax.config import Config
-from rljax.launch import load_config_file
+from rljax.config.flags import load_config_file
 
 SCORER = "runs/prm/scorer/reward_model"
 

@@ -9,7 +9,7 @@ results are those of configs/quickstart.py, six times; the comparison is not mea
 from pathlib import Path
 
 from rljax.config import Config
-from rljax.launch import load_config_file
+from rljax.config.flags import load_config_file
 
 
 def get_config(variant: str = "") -> Config:

@@ -5,7 +5,7 @@ python launchers/prepare_data.py --source=examples/limr_sample.jsonl \
     --out=data/limr
 """
 
-from rljax.rewards.rules import last_boxed
+from rljax.rewards.text.rules import last_boxed
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from absl import flags
 
-from rljax import launch
 from rljax.config import Config
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "", "Folder of the comparison")
@@ -34,10 +34,10 @@ def main(_: list[str]) -> int:
     if _FLAGS.capabilities:
         _show_capabilities()
         return 0
-    from rljax import compiles
-    from rljax.comparison import ComparisonOptions, compare, read_methods
     from rljax.errors import InputError
-    from rljax.evaluate_saved import parse_ks
+    from rljax.evaluation.saved import parse_ks
+    from rljax.experiments.comparison import ComparisonOptions, compare, read_methods
+    from rljax.tracking import compiles
 
     path = launch.config_path(sys.argv[1:])
     config = launch.parsed_config() if path else launch.load_config_file(str(_DEFAULT))
@@ -93,7 +93,7 @@ def _show_capabilities() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from rljax.capabilities import PROPERTIES, capability_table
+    from rljax.experiments.capabilities import PROPERTIES, capability_table
 
     table = Table()
     for name in ("method", *PROPERTIES):

@@ -6,8 +6,8 @@ is not set comes from the run's config.json; a Hugging Face folder needs --data 
 
 from absl import flags
 
-from rljax import launch
 from rljax.config import Config
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_string("checkpoint", "", "A run folder, or a Hugging Face folder")
@@ -26,8 +26,8 @@ flags.DEFINE_string("out", "", "Write the result to this file, as JSON")
 
 
 def main(_: list[str]) -> int:
-    from rljax import compiles
-    from rljax.evaluate_saved import EvaluateOptions, evaluate_saved, parse_ks, write_result
+    from rljax.evaluation.saved import EvaluateOptions, evaluate_saved, parse_ks, write_result
+    from rljax.tracking import compiles
 
     options = EvaluateOptions(
         checkpoint=_FLAGS.checkpoint,

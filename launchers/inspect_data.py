@@ -8,7 +8,7 @@ dataflow reads. Reads a tokenizer and the data, no weights; ends with what was d
 
 from absl import flags
 
-from rljax import launch
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_integer("rows", 5, "Rows of each source", lower_bound=1)
@@ -19,7 +19,7 @@ flags.DEFINE_boolean("ids", False, "A table of position, id, token and mask inst
 def main(_: list[str]) -> int:
     from rich.console import Console
 
-    from rljax.data.show import show
+    from rljax.data.rows.show import show
     from rljax.validation import validate
 
     config = launch.parsed_config()

@@ -8,8 +8,8 @@ not answered. What is written is data.train of the dataflows preference and rewa
 
 from absl import flags
 
-from rljax import launch
 from rljax.config import Config
+from rljax.config import flags as launch
 from rljax.errors import InputError
 
 _FLAGS = flags.FLAGS
@@ -36,8 +36,9 @@ def main(_: list[str]) -> int:
         raise InputError(f"{' and '.join(missing)} is not set")
     if bool(_FLAGS.judge) == bool(_FLAGS.reward_model):
         raise InputError("exactly one of --judge and --reward_model says who labels")
-    from rljax import compiles, rlaif
-    from rljax.evaluate_saved import load_policy
+    from rljax.datagen import preferences as rlaif
+    from rljax.evaluation.saved import load_policy
+    from rljax.tracking import compiles
 
     compiles.use_cache(_FLAGS.compilation_cache)
     if _FLAGS.judge:

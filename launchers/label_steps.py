@@ -8,8 +8,8 @@ the tests. FOLDER/train.jsonl and test.jsonl are data for dataflow="process_rewa
 
 from absl import flags
 
-from rljax import launch
 from rljax.config import Config
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_list("checkpoints", [], "Run folders, RUN@STEP, or Hugging Face folders")
@@ -32,8 +32,8 @@ flags.DEFINE_string("compilation_cache", Config().compilation_cache, "A folder; 
 
 
 def main(_: list[str]) -> int:
-    from rljax import compiles
-    from rljax.label_saved import LabelOptions, label_saved
+    from rljax.datagen.steps import LabelOptions, label_saved
+    from rljax.tracking import compiles
 
     names = LabelOptions.__dataclass_fields__
     chosen = {name: _FLAGS[name].value for name in names}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from rljax import launch
+from rljax.config import flags as launch
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology", "", "Such as v5e:2x4, v5p:4x4x4, v6e:2x4; default: the devices of this host"

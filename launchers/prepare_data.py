@@ -16,7 +16,7 @@ gsm8k() and math() are there for the published columns of those data sets:
 
 from absl import flags
 
-from rljax import launch
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_string("source", "", "Path, folder, tfds:NAME, or a function that returns rows")
@@ -29,7 +29,7 @@ flags.DEFINE_integer("max_prompt_tokens", 0, "Longer prompts are dropped; 0 = no
 
 
 def main(_: list[str]) -> int:
-    from rljax.data.prepare import PrepareOptions, prepare
+    from rljax.data.rows.prepare import PrepareOptions, prepare
 
     names = PrepareOptions.__dataclass_fields__
     counts = prepare(PrepareOptions(**{name: _FLAGS[name].value for name in names}))

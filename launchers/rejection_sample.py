@@ -8,8 +8,8 @@ sample, select, SFT, N times, in the folder --out.
 
 from absl import flags
 
-from rljax import launch
 from rljax.config import Config
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_string("checkpoint", "", "A run folder, or a Hugging Face folder")
@@ -41,9 +41,9 @@ flags.DEFINE_string("compilation_cache", Config().compilation_cache, "A folder; 
 def main(_: list[str]) -> int:
     import dataclasses
 
-    from rljax import compiles
+    from rljax.datagen.rejection import RejectionOptions, raft, rejection_sample
     from rljax.errors import InputError
-    from rljax.rejection_sampling import RejectionOptions, raft, rejection_sample
+    from rljax.tracking import compiles
 
     names = [field.name for field in dataclasses.fields(RejectionOptions)]
     options = RejectionOptions(**{name: _FLAGS[name].value for name in names})

@@ -6,8 +6,8 @@ error and sign accuracy over all rows of a split, and for the first rows each li
 
 from absl import flags
 
-from rljax import launch
 from rljax.config import Config
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_string("reward_model", "", "A folder of a process reward model")
@@ -21,10 +21,10 @@ flags.DEFINE_string("out", "", "Write the result to this file, as JSON")
 def main(_: list[str]) -> int:
     from rich.console import Console
 
-    from rljax import compiles
     from rljax.errors import InputError
-    from rljax.evaluate_saved import write_result
-    from rljax.process_evaluation import evaluate_scorer, score_table
+    from rljax.evaluation.process_models import evaluate_scorer, score_table
+    from rljax.evaluation.saved import write_result
+    from rljax.tracking import compiles
 
     for name in ("reward_model", "data"):
         if not _FLAGS[name].value:

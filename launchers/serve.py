@@ -6,8 +6,8 @@ seed, logprobs), GET /v1/models, /health, /metrics. Needs `pip install 'rljax[se
 
 from absl import flags
 
-from rljax import launch
 from rljax.config import Config
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_string("model", "", "A run folder, or a Hugging Face folder")
@@ -27,8 +27,8 @@ flags.DEFINE_string("compilation_cache", Config().compilation_cache, "A folder; 
 
 
 def main(_: list[str]) -> int:
-    from rljax import compiles
     from rljax.serving.saved import ServeOptions, serve
+    from rljax.tracking import compiles
 
     options = ServeOptions(
         model=_FLAGS.model,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from rljax import launch
+from rljax.config import flags as launch
 
 _FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
@@ -33,7 +33,7 @@ def _arguments() -> list[str]:
 def main(_: list[str]) -> int:
     from rich.console import Console
 
-    from rljax import sweep
+    from rljax.experiments import sweep
 
     path = launch.config_path(sys.argv[1:])
     module = launch.config_module(path)

@@ -1,10 +1,10 @@
 """Train: python launchers/train.py --config=configs/quickstart.py [--config.seed=1 ...]
 
-Another --config.run_dir=DIR starts or resumes the run in DIR. Every field of rljax/config.py can be
-set.
+Another --config.run_dir=DIR starts or resumes the run in DIR. Every field of rljax/config/schema.py
+can be set.
 """
 
-from rljax import launch
+from rljax.config import flags as launch
 
 
 def main(_: list[str]) -> int:

@@ -21,7 +21,7 @@ _PUBLIC = {
     "Config": "rljax.config",
     "validate": "rljax.validation",
     "train": "rljax.train",
-    "evaluate": "rljax.evaluate",
+    "evaluate": "rljax.evaluation.policy",
     "Batch": "rljax.batch",
     "Actor": "rljax.roles",
     "Critic": "rljax.roles",

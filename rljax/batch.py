@@ -58,8 +58,9 @@ class Batch:
     segment_ids: jax.Array = _field("B S", jnp.int32, required=True)
     positions: jax.Array = _field("B S", jnp.int32, required=True)
     mask: jax.Array = _field("B S", jnp.float32, required=True)
-    # Images (rljax.data.image_rows): N patches of C pixel values per row, right-padded; image id
-    # + 1 (0 = padding), frame, row and column of each; time, row and column of every token.
+    # Images (rljax.data.images.image_rows): N patches of C pixel values per row, right-padded;
+    # image id + 1 (0 = padding), frame, row and column of each; time, row and column of every
+    # token.
     pixels: jax.Array | None = _field("B N C", jnp.float32)
     patch_coords: jax.Array | None = _field("B N F", jnp.int32)
     rope_positions: jax.Array | None = _field("B S R", jnp.int32)

@@ -1,6 +1,6 @@
 """Programs noted instead of run: how a plan learns what a dataflow would call, from its own page.
 
-What lives here: the list. Who notes: rljax.roles.program, rljax.sampler.rollout. Who reads:
+What lives here: the list. Who notes: rljax.roles.program, rljax.sampler.generate. Who reads:
 rljax.plan.programs.
 """
 

@@ -30,7 +30,8 @@ import pytest
 REPO = Path(__file__).resolve().parent.parent
 GOLDEN = REPO.parent / "shared" / "golden"
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE / "helpers")]
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/rljax/tests"))

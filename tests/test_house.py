@@ -54,7 +54,7 @@ GRAPH = {module_name(path): imports(path) for path in FILES}
 
 def test_the_graph_is_read():
     assert (
-        "rljax.batch" in GRAPH["rljax.advantages"] and "rljax.roles" in GRAPH["rljax.build.roles"]
+        "rljax.batch" in GRAPH["rljax.advantages"] and "rljax.roles" in GRAPH["rljax.setup.roles"]
     )
     assert "rljax.losses.kl" in GRAPH["rljax.roles.models"] and len(GRAPH) > 40
 
@@ -99,8 +99,10 @@ def test_nothing_imports_in_a_circle():
 
 @pytest.mark.parametrize("heavy", ["jax", "flax", "rljax.models", "rljax.roles"])
 def test_config_and_launch_import_no_model_code(heavy):
-    code = f"import sys, rljax, rljax.config, rljax.launch; sys.exit({heavy!r} in sys.modules)"
-    assert run(sys.executable, "-c", code).returncode == 0, f"rljax.launch imports {heavy}"
+    code = (
+        f"import sys, rljax, rljax.config, rljax.config.flags; sys.exit({heavy!r} in sys.modules)"
+    )
+    assert run(sys.executable, "-c", code).returncode == 0, f"rljax.config.flags imports {heavy}"
 
 
 def test_kernels_of_other_platforms_are_not_imported_before_they_are_asked_for():

@@ -8,13 +8,13 @@ import pytest
 from conftest import worked_example
 from golden_checks.common import reduced, response_batch
 
-from rljax import update
+from rljax import learn as update
 from rljax.errors import InputError
+from rljax.evaluation.scaling import fit_sigmoid, sigmoid_curve
 from rljax.kernels.logprob import token_logprobs
 from rljax.losses import policy
 from rljax.losses.implicit_reward import implicit_reward_classification
 from rljax.roles import KLController
-from rljax.scaling import fit_sigmoid, sigmoid_curve
 
 
 def test_logprobs_and_entropy_at_two_temperatures():

@@ -9,7 +9,7 @@ Hardware, time and quality at full size: not measured.
 """
 
 from rljax.config import Config, OptimizerConfig
-from rljax.tiny import tiny_offline
+from rljax.config.tiny import tiny_offline
 
 
 def get_config(variant: str = "") -> Config:

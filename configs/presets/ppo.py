@@ -11,7 +11,7 @@ README, Methods.
 """
 
 from rljax.config import Config
-from rljax.tiny import tiny
+from rljax.config.tiny import tiny
 
 
 def get_config(variant: str = "") -> Config:

@@ -13,7 +13,7 @@ README, Methods.
 """
 
 from rljax.config import Config
-from rljax.tiny import TOKENS, tiny
+from rljax.config.tiny import TOKENS, tiny
 
 
 def get_config(variant: str = "") -> Config:

@@ -28,13 +28,7 @@ from rljax.advantages.groups import (
     reinforce_plus_plus_baseline,
     rloo,
 )
-from rljax.advantages.returns import (
-    gae,
-    reinforce,
-    reinforce_plus_plus,
-    remax,
-    vapo_gae,
-)
+from rljax.advantages.returns import gae, reinforce, reinforce_plus_plus, remax, vapo_gae
 from rljax.advantages.steps import gigpo, group_process, prime, vineppo
 from rljax.batch import Batch
 

@@ -2,7 +2,7 @@
 
 What lives here: importance weights and rejection (weights, rejection), what they and the mismatch
 itself look like (metrics), and warnings in words (health). What does not: the losses, which
-multiply by `batch.weights` in rljax.update alone.
+multiply by `batch.weights` in rljax.learn alone.
 
 With x = old - sampler log-probs on policy tokens, every quantity here is a function of x that is
 0 where the two programs agree: weights are then exactly 1. Nothing has a gradient. A sequence is a

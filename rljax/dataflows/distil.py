@@ -1,7 +1,7 @@
 """Distillation: the policy learns the teacher's whole next-word distribution, on given completions
 or on its own samples (GKD, arXiv 2306.13649; on-policy distillation)."""
 
-from rljax.metrics import sample_metrics
+from rljax.learn.metrics import sample_metrics
 from rljax.roles import program
 
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 from rljax.batch import masked_mean
 from rljax.components import resolve
-from rljax.config import HOMES
+from rljax.config import NAMESPACES
 from rljax.dataflows.online_dpo import by_prompt, learn, rows_at
 from rljax.errors import InputError
-from rljax.roles import Mixture, Versus
+from rljax.rollout import Mixture, Versus
 
 
 def xpo(prompts, key, cfg, *, actor, reference, reward):
@@ -27,13 +27,13 @@ def nash_md(
     preference: str = "bradley_terry()",
 ):  # fmt: skip
     """Samples of the policy, each scored by how likely it beats one of the geometric mixture
-    pi^(1 - mixture) ref^mixture; algorithm.preference_loss is nash_md. `preference` (rljax.pairing)
-    makes that probability of two scores."""
+    pi^(1 - mixture) ref^mixture; algorithm.preference_loss is nash_md.
+    `preference` (rljax.shaping.pairs) makes that probability of two scores."""
     if not 0 <= mixture <= 1:
         raise InputError("nash_md(mixture)", value=mixture, rule="0 (the policy) to 1")
     both = Versus(actor, Mixture(actor, reference, mixture))
     batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=both, reward=reward)
-    options = (("preference", resolve(preference, HOMES["preference"])),)
+    options = (("preference", resolve(preference, NAMESPACES["preference"])),)
     new, metrics = learn((batch, key), (cfg, own_rows, options), actor=actor, reference=reference)
     return new, {**metrics, **counts}
 

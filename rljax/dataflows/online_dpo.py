@@ -12,14 +12,15 @@ import jax.numpy as jnp
 
 from rljax.batch import masked_mean, row_scores
 from rljax.components import resolve
-from rljax.config import HOMES
+from rljax.config import NAMESPACES
 from rljax.dataflows.preference import with_spread
 from rljax.dataflows.stages import shape_scores, steps_over
+from rljax.learn.metrics import reference_kl, sample_metrics
 from rljax.losses.preference.common import marked
 from rljax.mesh import constrain_rows
-from rljax.metrics import reference_kl, sample_metrics
-from rljax.pairing import choose_pairs, win_probabilities
-from rljax.roles import program, rows_per_example, wrote_itself
+from rljax.roles import program, rows_per_example
+from rljax.rollout import wrote_itself
+from rljax.shaping.pairs import choose_pairs, win_probabilities
 
 
 def online_dpo(
@@ -47,10 +48,10 @@ def sppo(
     refresh_every: int = 1,
 ):  # fmt: skip
     """The sample that wins most often against its prompt's others, and the one that wins least,
-    each towards eta (P - 1/2); `preference` (rljax.pairing) makes P of two scores. The reference is
-    the policy of `refresh_every` optimizer steps ago, at most."""
+    each towards eta (P - 1/2); `preference` (rljax.shaping.pairs) makes P of two scores. The
+    reference is the policy of `refresh_every` optimizer steps ago, at most."""
     batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
-    options = (("preference", resolve(preference, HOMES["preference"])),)
+    options = (("preference", resolve(preference, NAMESPACES["preference"])),)
     before = actor_step(actor, refresh_every)
     new, metrics = learn(
         (batch, jax.random.fold_in(key, 2**20)), (cfg, winning_pairs, options),

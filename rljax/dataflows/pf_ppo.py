@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean
 from rljax.dataflows.ppo import learn
 from rljax.dataflows.stages import estimate, forward_passes, update_options, updated
-from rljax.resampling import group_rank_weights, resample, score_weights
 from rljax.roles import program
+from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 
 
 def pf_ppo(

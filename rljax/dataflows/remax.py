@@ -8,7 +8,7 @@ from rljax.batch import row_scores
 from rljax.dataflows.grpo import learn
 from rljax.dataflows.stages import shape_scores
 from rljax.mesh import shard_rows
-from rljax.roles import generate_scored
+from rljax.rollout import generate_scored
 
 
 def remax(prompts, key, cfg, *, actor, reward, reference=None, kl_controller=None):

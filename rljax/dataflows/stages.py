@@ -12,11 +12,11 @@ from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
 from rljax.errors import InputError
+from rljax.learn import Steps
+from rljax.learn.metrics import batch_metrics
 from rljax.losses.kl import kl_estimate, kl_penalised_rewards
 from rljax.mesh import row_shards
-from rljax.metrics import batch_metrics
 from rljax.roles import trait
-from rljax.update import Steps
 
 
 def forward_passes(batch: Batch, cfg, *, actor, reference=None, critic=None):

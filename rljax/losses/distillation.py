@@ -2,7 +2,7 @@
 
 What lives here: the generalised Jensen-Shannon divergence over all words or the top k, straight
 from hidden states and heads; the forward KL on the words a teacher server sent; the reverse KL of
-the sampled word, which is a policy loss. What does not: averages and masks (rljax.update), models.
+the sampled word, which is a policy loss. What does not: averages and masks (rljax.learn), models.
 No array of all tokens times all words is built: tokens are walked in chunks, forward and backward,
 and the backward pass makes the logits of a chunk anew.
 

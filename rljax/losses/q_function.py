@@ -1,7 +1,7 @@
 """Offline losses that tie a policy to a value: DQO token by token, DRO by whole responses.
 
 What lives here: unreduced losses of the two networks, their targets and the correction for data of
-another policy. What does not: averages (rljax.update) and who supplies which array: a policy loss
+another policy. What does not: averages (rljax.learn) and who supplies which array: a policy loss
 finds the critic's V in `batch.values`, a value loss the policy's log-probs in `old_logprobs` (and
 its entropies in `entropy`), so that each is a constant of the other.
 

@@ -8,10 +8,10 @@ import dataclasses
 import math
 
 from rljax.errors import InputError
+from rljax.models.adapters.quantise import KINDS
 from rljax.models.experts import ExpertsConfig
-from rljax.models.quantise import KINDS
 from rljax.models.remat import POLICIES
-from rljax.models.vision_config import VisionConfig
+from rljax.models.vision.vision_config import VisionConfig
 
 
 def _check(good: bool, name: str, value, rule: str) -> None:

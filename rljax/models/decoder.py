@@ -16,14 +16,14 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from rljax.mesh import constrain_step, constrain_tokens
-from rljax.models import lora
+from rljax.models.adapters import lora
 from rljax.models.attention import attention, attention_cached, attention_paired
 from rljax.models.cache import remember
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
 from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, weight
 from rljax.models.multimodal import mrope_angles
-from rljax.models.vision import VisionTower
+from rljax.models.vision.tower import VisionTower
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rljax.models import hf_keys
 from rljax.models.config import LatentConfig, LayerKind, ModelConfig, Rope, yarn_mscale
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import ACTIVATIONS, NUMBER, Keys
-from rljax.models.vision_config import from_hf_vision, to_hf_vision
+from rljax.models.vision.vision_config import from_hf_vision, to_hf_vision
 
 # -- the families
 # -------------------------------------------------------------------------------------------------
@@ -28,9 +28,9 @@ class Family:
     architecture: the stem of the transformers classes. keys: config.json key -> field, beside
     COMMON's. defaults: what transformers takes where config.json is silent. fixed: fields that
     config.json does not say. windows: the window of every layer. names: the map of
-    rljax.models.names. read: further fields of ModelConfig from the keys and the fields so far;
-    write: the reverse. images: the model has a vision tower (rljax.models.vision_config), and its
-    decoder's keys may lie in text_config.
+    rljax.models.names. read: further fields of ModelConfig from the keys and the fields
+    so far; write: the reverse. images: the model has a vision tower
+    (rljax.models.vision.vision_config), and its decoder's keys may lie in text_config.
     """
 
     architecture: str

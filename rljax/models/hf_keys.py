@@ -1,6 +1,7 @@
 """Reading a Hugging Face config.json: keys that are remembered, rotary settings, layer windows.
 
-What lives here: what families share. Which family reads what is in rljax.models.families.
+What lives here: what families share. Which family reads what is in
+rljax.models.families.
 """
 
 import dataclasses

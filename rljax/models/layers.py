@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from rljax.models.quantise import dequantise, quantise
+from rljax.models.adapters.quantise import dequantise, quantise
 
 
 def weight(rngs: nnx.Rngs, config, shape, axes, *, init="normal") -> nnx.Param:
@@ -44,7 +44,7 @@ def add_last(x: jax.Array, value: jax.Array) -> jax.Array:
 
 class Linear(nnx.Module):
     """x W (+ b) (+ (alpha / rank) x A B): W [*inside, *outside], x [B, S, *inside] -> [B, S,
-    *outside]. A frozen W may be held as codes and scales (rljax.models.quantise)."""
+    *outside]. A frozen W may be held as codes and scales (rljax.models.adapters.quantise)."""
 
     def __init__(self, rngs, config, inside, outside, axes, *, bias: bool = False):
         self.contract, self.axes = len(inside), axes

@@ -20,15 +20,16 @@ from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.kernels.logprob.options import Options, head_product, logits
 from rljax.mesh import constrain_tokens, constrain_words, weight_sharding
-from rljax.models import cache, lora
+from rljax.models import cache
+from rljax.models.adapters import lora
 from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
 from rljax.models.layers import add_last
 from rljax.models.multimodal import add_features, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
-from rljax.models.vision_names import STACKED
-from rljax.trees import nested, split
+from rljax.models.trees import nested, split
+from rljax.models.vision.vision_names import STACKED
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """Images inside the text decoder: their rotary positions, and their features at their tokens.
 
 What lives here: multimodal rotary angles, which tokens stand for an image, placing features there.
-What does not: the tower (rljax.models.vision), position ids of a row (rljax.data.image_rows).
+What does not: the tower (rljax.models.vision.tower), position ids of a row
+(rljax.data.images.image_rows).
 
 Axes: B rows, S tokens, M features of a row, D embed, E head_dim.
 """
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.models.vision_config import VisionConfig
+from rljax.models.vision.vision_config import VisionConfig
 
 
 def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from rljax.models.config import ModelConfig
 from rljax.models.families import FAMILIES
-from rljax.models.vision_names import STACKED, VISION_NAMES
+from rljax.models.vision.vision_names import STACKED, VISION_NAMES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rljax.build.abstract import abstract_roles, abstract_setup
 from rljax.config import Config, to_dict
 from rljax.errors import InputError
 from rljax.plan.chips import Chip
@@ -29,6 +28,7 @@ from rljax.plan.memory import (
 )
 from rljax.plan.programs import programs_of
 from rljax.recording import Call
+from rljax.setup.abstract import abstract_roles, abstract_setup
 
 LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
 # How the TPU's compiler says how much memory a program needs that has none.

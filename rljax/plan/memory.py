@@ -13,8 +13,6 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from rljax.build.abstract import abstract_roles, abstract_scorers, abstract_sft_actor
-from rljax.build.setup import Setup, assemble, load_model
 from rljax.config import Config, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
@@ -22,10 +20,12 @@ from rljax.mesh import HOST_MEMORY, row_shards
 from rljax.models.model import Model
 from rljax.roles import WITH_OPTIMIZER, Reference
 from rljax.sampler.memory import device_bytes, slots_bytes
+from rljax.setup.abstract import abstract_roles, abstract_scorers, abstract_sft_actor
+from rljax.setup.setup import Setup, assemble, load_model
 
 GIB = 2**30
 # What programs need besides arguments and caches is estimated to within this factor of the
-# compiler's own count (tests/test_plan.py); a run is refused where it cannot fit by the least.
+# compiler's own count (tests/plan/test_plan.py); a run is refused where it cannot fit by the least.
 FACTOR = 3.0
 
 

@@ -12,15 +12,15 @@ import jax
 import numpy as np
 
 from rljax.batch import Batch, last_token
-from rljax.build.abstract import abstract_sft_actor
-from rljax.build.setup import Setup
-from rljax.collect import once
-from rljax.data.prompts import Prompts
+from rljax.data.online.prompts import Prompts
 from rljax.dataflows.sft import sft
 from rljax.errors import InputError
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.recording import Call, recording
 from rljax.roles import WITH_OPTIMIZER, Baseline, KLController
+from rljax.rollout.collect import once
+from rljax.setup.abstract import abstract_sft_actor
+from rljax.setup.setup import Setup
 
 
 def programs_of(setup: Setup, roles: dict) -> list[Call]:

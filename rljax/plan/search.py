@@ -14,8 +14,6 @@ from collections.abc import Iterator
 
 import jax
 
-from rljax.build.abstract import abstract_roles, abstract_setup
-from rljax.build.setup import Setup
 from rljax.config import Config, microbatch_rows, row_tokens, with_overrides
 from rljax.errors import InputError
 from rljax.mesh import row_shards
@@ -23,6 +21,8 @@ from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
 from rljax.plan.memory import as_flags, estimate
 from rljax.roles import WITH_OPTIMIZER
+from rljax.setup.abstract import abstract_roles, abstract_setup
+from rljax.setup.setup import Setup
 
 LOG = logging.getLogger("rljax")
 REMATS = ("none", "dots", "attention", "full")

@@ -18,20 +18,17 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
-from rljax.rewards.answers import list_match
-from rljax.rewards.code_fusion import sandbox_fusion
-from rljax.rewards.code_run import code_tests
-from rljax.rewards.countdown import countdown
+from rljax.rewards.answers.answers import list_match
+from rljax.rewards.answers.countdown import countdown
+from rljax.rewards.answers.math_answers import math_verify
+from rljax.rewards.answers.minerva import dapo
 from rljax.rewards.groups import diversity, pairwise
-from rljax.rewards.gym import reasoning_gym_score
-from rljax.rewards.judges import judge
-from rljax.rewards.length import l1_exact, l1_max, soft_overlong
-from rljax.rewards.math_answers import math_verify
-from rljax.rewards.minerva import dapo
+from rljax.rewards.judges.judges import judge
+from rljax.rewards.judges.rubrics import rubric
 from rljax.rewards.mixing import by_source, mixture
-from rljax.rewards.programs import program_tests
-from rljax.rewards.rubrics import rubric
-from rljax.rewards.rules import (
+from rljax.rewards.text.gym import reasoning_gym_score
+from rljax.rewards.text.length import l1_exact, l1_max, soft_overlong
+from rljax.rewards.text.rules import (
     boxed,
     exact_match,
     gsm8k,
@@ -40,9 +37,12 @@ from rljax.rewards.rules import (
     sequence_match,
     valid_json,
 )
-from rljax.rewards.structure import format_tags, json_match, json_schema
-from rljax.rewards.style import language, looping, repetition
-from rljax.rewards.text_answers import choice, contains, qa_exact_match, regex_match, token_f1
+from rljax.rewards.text.structure import format_tags, json_match, json_schema
+from rljax.rewards.text.style import language, looping, repetition
+from rljax.rewards.text.text_answers import choice, contains, qa_exact_match, regex_match, token_f1
+from rljax.rewards.unit_tests.code_fusion import sandbox_fusion
+from rljax.rewards.unit_tests.code_run import code_tests
+from rljax.rewards.unit_tests.programs import program_tests
 
 __all__ = [
     "boxed",

@@ -1,5 +1,5 @@
 """How a request to an endpoint can fail. What lives here: the exception and its kinds. What does
-not: who raises it (rljax.rewards.endpoint, endpoint_http).
+not: who raises it (rljax.rewards.judges.endpoint, endpoint_http).
 """
 
 # What may be gone at the next attempt, and what says that the endpoint is down.

@@ -12,8 +12,8 @@ from typing import Literal
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
-from rljax.rewards.calling import HOME, RewardText, call_reward, wanted_fields
-from rljax.rewards.judging import judge_of
+from rljax.rewards.judges.judging import judge_of
+from rljax.rewards.pool.calling import HOME, RewardText, call_reward, wanted_fields
 
 
 def prepare_worker(component: Component) -> None:
@@ -92,7 +92,8 @@ def pairwise(
     responses, prompt, *, judge: str, opponents: int = 0, both_orders: bool = True, seed: int = 0
 ) -> list[dict | None]:
     """Each response's mean chance to win against its siblings, by a judge of two: judge(prompt,
-    first, second) -> P(first is better) (rljax.rewards.judging). A response alone scores 0.5.
+    first, second) -> P(first is better) (rljax.rewards.judges.judging). A response alone scores
+    0.5.
 
     `opponents`: how many siblings each is matched with, drawn by `seed` and the texts; 0 = all. A
     match counts for both. `both_orders` asks twice, which cancels a judge's taste for a place.

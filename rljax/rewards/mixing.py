@@ -1,7 +1,7 @@
 """Rewards made of rewards: a weighted mixture, and one reward per data source.
 
 What lives here: sums and choices of other rewards, for one sample. What does not: normalising the
-parts over a batch or a group (`rljax.shaping.mixed_parts`, `rljax.advantages.gdpo`).
+parts over a batch or a group (`rljax.shaping.scores.mixed_parts`, `rljax.advantages.gdpo`).
 """
 
 import functools
@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
-from rljax.rewards.calling import HOME, Fields, RewardText, call_reward, wanted_fields
+from rljax.rewards.pool.calling import HOME, Fields, RewardText, call_reward, wanted_fields
 
 
 @functools.lru_cache(maxsize=1024)

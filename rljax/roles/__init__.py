@@ -1,13 +1,8 @@
-"""Roles: pytrees with traceable verbs, the `program` that jits a dataflow's learning phase.
+"""Roles: pytrees with traceable verbs, and the `program` that jits a dataflow.
 
-models: Actor, Critic, RewardModel, Reference. reward: text in, numbers out (host). judge: a model
-that grades text. process: the scores of lines that Reward adds. opponents: who samples beside the
-actor. program: jit with donation and pinned layouts. Small roles that hold what outlives a step
-(KLController, Baseline) are rljax.controllers.
+models: Actor, Critic, RewardModel, Reference. state: small roles that hold what outlives a step.
 """
 
-from rljax.controllers import Baseline, KLController
-from rljax.roles.judge import MeshJudge
 from rljax.roles.models import (
     Actor,
     Critic,
@@ -17,8 +12,6 @@ from rljax.roles.models import (
     rows_per_example,
     trait,
 )
-from rljax.roles.opponents import Mixture, Versus, wrote_itself
-from rljax.roles.process import ProcessScorer
 from rljax.roles.program import (
     TRAINED,
     WITH_OPTIMIZER,
@@ -26,7 +19,7 @@ from rljax.roles.program import (
     start_training,
     training_layout,
 )
-from rljax.roles.reward import ModelScorer, Reward, generate_scored
+from rljax.roles.state import Baseline, KLController
 
 __all__ = [
     "TRAINED",
@@ -35,20 +28,12 @@ __all__ = [
     "Baseline",
     "Critic",
     "KLController",
-    "MeshJudge",
-    "Mixture",
-    "ModelScorer",
-    "ProcessScorer",
     "Reference",
-    "Reward",
     "RewardModel",
-    "Versus",
-    "generate_scored",
     "labels",
     "program",
     "rows_per_example",
     "start_training",
     "trait",
     "training_layout",
-    "wrote_itself",
 ]

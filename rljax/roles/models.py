@@ -18,17 +18,17 @@ import optax
 
 from rljax.batch import Batch
 from rljax.components import Component
+from rljax.learn import Objective, Steps, fit, map_microbatches, positive_token_mean
+from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy, log_ratio
 from rljax.mesh import in_device_memory
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
+from rljax.models.trees import merged
 from rljax.sampler import Decoding, Sampling, generate
-from rljax.timing import timed
-from rljax.train_state import TrainState
-from rljax.trees import merged
-from rljax.update import Objective, Steps, fit, map_microbatches, positive_token_mean
+from rljax.tracking.timing import timed
 
 
 def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:

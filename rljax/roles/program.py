@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import jax
 
-from rljax.controllers import Baseline, KLController
+from rljax.learn.state import TrainState, new_train_state
 from rljax.mesh import on_host, replicated
 from rljax.models.model import Model
 from rljax.recording import Call, calls
 from rljax.roles.models import Actor, Critic, RewardModel
-from rljax.timing import timed
-from rljax.train_state import TrainState, new_train_state
+from rljax.roles.state import Baseline, KLController
+from rljax.tracking.timing import timed
 
 WITH_OPTIMIZER = (Actor, Critic, RewardModel)
 TRAINED = (*WITH_OPTIMIZER, KLController, Baseline)  # what a program may return anew

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from rljax import timing
 from rljax.batch import Batch, batch_from_rows
 from rljax.mesh import shard_rows
 from rljax.models.model import Model
@@ -18,6 +17,7 @@ from rljax.sampler.requests import Decoding, Sampling, stop_room
 from rljax.sampler.sample import Sample
 from rljax.sampler.slots import forcing_room
 from rljax.sampler.stream import Sampler
+from rljax.tracking import timing
 
 
 def host_rollout(

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 
-from rljax import timing
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.mesh import constrain_rows, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
+from rljax.tracking import timing
 
 # Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
 REFILL_STEPS, REFILL = 64, 8

@@ -8,7 +8,7 @@ import time
 import uuid
 
 from rljax.batch import FinishReason
-from rljax.data.tokenizer import Tokenizer
+from rljax.data.text.tokenizer import Tokenizer
 from rljax.serving.fields import Asked
 from rljax.serving.text import HALF, TextStream
 from rljax.serving.worker import Piece

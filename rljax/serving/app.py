@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rljax.batch import FinishReason
-from rljax.data.tokenizer import Tokenizer
+from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.serving.answers import Answer, error_body
 from rljax.serving.fields import UnknownModel, read_chat, read_completion

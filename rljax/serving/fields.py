@@ -8,8 +8,8 @@ it was obeyed.
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from rljax.data.messages import check_unicode
-from rljax.data.tokenizer import Tokenizer
+from rljax.data.text.messages import check_unicode
+from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.sampler import Sampling
 

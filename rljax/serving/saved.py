@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from rljax.errors import InputError
-from rljax.evaluate_saved import SavedPolicy, load_policy
+from rljax.evaluation.saved import SavedPolicy, load_policy
 from rljax.sampler import Engine, Sampler
 from rljax.serving.worker import Worker
 

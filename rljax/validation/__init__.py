@@ -4,16 +4,10 @@ What lives here: types, ranges, batch arithmetic, and whether components exist a
 """
 
 from rljax.components import resolve
-from rljax.config import HOMES, AlgorithmConfig, Config, is_path
+from rljax.config import NAMESPACES, AlgorithmConfig, Config, is_path
 from rljax.data.kinds import data_kind
 from rljax.errors import InputError
-from rljax.validation.fields import (
-    check_batch,
-    check_names,
-    check_paths,
-    check_ranges,
-    check_types,
-)
+from rljax.validation.fields import check_batch, check_names, check_paths, check_ranges, check_types
 from rljax.validation.problems import Problems
 from rljax.validation.stages import check_components
 
@@ -90,8 +84,8 @@ _OF_GROUPS = (
 
 
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
-    found, loss = [], resolve(algorithm.policy_loss, HOMES["policy_loss"])
-    reduction = resolve(algorithm.reduction, HOMES["reduction"]).name
+    found, loss = [], resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
+    reduction = resolve(algorithm.reduction, NAMESPACES["reduction"]).name
     if loss.name in _SEQUENCE_LOSSES and reduction != "seq_mean_token_mean":
         found.append(
             f"policy_loss={loss.name} is one value per sequence, repeated on its tokens: with "
@@ -99,7 +93,7 @@ def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
         )
     weighs = loss.name == "decoupled_ppo" or loss.options.get("behaviour") == "sampler"
     if weighs and algorithm.correction:
-        correction = resolve(algorithm.correction, HOMES["correction"])
+        correction = resolve(algorithm.correction, NAMESPACES["correction"])
         if correction.options.get("mode") != "off":
             found.append(
                 f"policy_loss={algorithm.policy_loss} weighs by the sampler's log-probs itself: "
@@ -119,7 +113,7 @@ def _offline_warnings(config: Config) -> list[str]:
 
 
 def _warnings(config: Config) -> list[str]:
-    if data_kind(resolve(config.dataflow, HOMES["dataflow"])) != "prompts":
+    if data_kind(resolve(config.dataflow, NAMESPACES["dataflow"])) != "prompts":
         return _offline_warnings(config)
     found = []
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
@@ -136,7 +130,7 @@ def _warnings(config: Config) -> list[str]:
         config.algorithm.kl_in_reward > 0 or config.algorithm.kl_in_loss > 0
     ):
         found.append("memory.reference_on_host does nothing: without a KL there is no reference")
-    advantage = resolve(config.algorithm.advantage, HOMES["advantage"])
+    advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
     if config.batch.samples_per_prompt == 1 and advantage.name in _OF_GROUPS:
         found.append("batch.samples_per_prompt=1 with a group advantage: every advantage is 0")
     if advantage.name == "gdpo" and (

@@ -10,7 +10,7 @@ import typing
 from rljax.config import Config, field_names, is_path, row_tokens
 from rljax.models.cache import DTYPES as KV_DTYPES
 from rljax.sampler.requests import LOOPS
-from rljax.tracking import NAMES as TRACKERS
+from rljax.tracking.trackers import NAMES as TRACKERS
 from rljax.validation.problems import Problems, resolve_field, value_of
 
 _POSITIVE = (

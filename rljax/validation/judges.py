@@ -1,19 +1,21 @@
 """Judges and rubrics of a config: whether they have someone to ask, and time to."""
 
 from rljax.components import Component, resolve
-from rljax.config import HOMES, Config
+from rljax.config import NAMESPACES, Config
 from rljax.errors import InputError
-from rljax.rewards.code_fusion import sandbox_fusion
-from rljax.rewards.judges import judge
-from rljax.rewards.rubric_buffer import evolving_rubrics, generator_of
-from rljax.rewards.rubrics import rubric
+from rljax.rewards.judges.judges import judge
+from rljax.rewards.judges.rubric_buffer import evolving_rubrics, generator_of
+from rljax.rewards.judges.rubrics import rubric
+from rljax.rewards.unit_tests.code_fusion import sandbox_fusion
 from rljax.validation.problems import Problems, value_of
 
 
 def _component(config: Config, field: str, home: str) -> Component | None:
     """What the field names; None if it is off, or does not resolve, which is said elsewhere."""
     try:
-        return resolve(value_of(config, field), HOMES[home]) if value_of(config, field) else None
+        return (
+            resolve(value_of(config, field), NAMESPACES[home]) if value_of(config, field) else None
+        )
     except InputError:
         return None
 
@@ -54,7 +56,7 @@ def check_judges(config: Config, problems: Problems) -> None:
 
 def _check_address(component: Component, name: str, field: str, problems: Problems) -> None:
     """Before a run, all of whose rewards would fail."""
-    from rljax.rewards.endpoint_http import check_address
+    from rljax.rewards.judges.endpoint_http import check_address
 
     try:
         check_address(_option(component, name))

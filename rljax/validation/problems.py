@@ -1,7 +1,7 @@
 """What is wrong with a config, gathered so that all of it can be said at once."""
 
 from rljax.components import resolve
-from rljax.config import HOMES
+from rljax.config import NAMESPACES
 from rljax.errors import InputError
 
 
@@ -28,7 +28,7 @@ def value_of(config, name: str):
 
 def resolve_field(problems: Problems, field: str, text: str, home: str):
     try:
-        return resolve(text, HOMES[home])
+        return resolve(text, NAMESPACES[home])
     except InputError as error:
         problems.add(field, text, error)
         return None

@@ -5,7 +5,7 @@ from rljax.components import Component
 from rljax.config import Config
 from rljax.data.kinds import data_kind
 from rljax.errors import InputError
-from rljax.rewards.calling import wanted_fields
+from rljax.rewards.pool.calling import wanted_fields
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_offline
 from rljax.validation.problems import Problems, resolve_field, value_of

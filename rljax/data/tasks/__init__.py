@@ -8,7 +8,7 @@ What lives here: functions that return a Task, by theme. A task's splits are dis
 prompts are never trained on. What does not: the rewards (rljax.rewards).
 """
 
-from rljax.data.stream import Stream
+from rljax.data.online.stream import Stream
 from rljax.data.tasks.documents import json_extraction
 from rljax.data.tasks.gym import reasoning_gym
 from rljax.data.tasks.integers import arithmetic, countdown, sorting

@@ -2,7 +2,7 @@
 is set.
 
 What lives here: kinds of documents, their facts and the sentences that say them. What does not: the
-reward (rljax.rewards.answers).
+reward (rljax.rewards.answers.answers).
 """
 
 import json

@@ -1,7 +1,7 @@
 """The generators of reasoning-gym by name (the extra `[tasks]`).
 
 What lives here: problems, difficulty, train and test without overlap. What does not: scoring
-(rljax.rewards.gym). The library takes seconds to import, and is, only when the task is named.
+(rljax.rewards.text.gym). The library takes seconds to import, and is, only when the task is named.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import hashlib
 
 from rljax.data.tasks.task import TEXT, Problem, Task, procedural
 from rljax.errors import InputError
-from rljax.rewards.gym import is_answer, load_library, packed
+from rljax.rewards.text.gym import is_answer, load_library, packed
 
 # Items that share one of the library's data sets: some of them are drawn when it is built.
 _CHUNK = 256

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
-from rljax.rewards.countdown import evaluate
+from rljax.rewards.answers.countdown import evaluate
 
 OPERATIONS = "+-*/"
 

@@ -9,10 +9,10 @@ import itertools
 import random
 from typing import Literal
 
-from rljax.data.program_task import problems as program_problems
+from rljax.data.tasks.program_task import problems as program_problems
 from rljax.data.tasks.task import Task
 from rljax.errors import InputError
-from rljax.rewards.programs import OPERATIONS
+from rljax.rewards.unit_tests.programs import OPERATIONS
 
 
 def _check_prompts(name: str, prompts: int) -> None:
@@ -198,7 +198,7 @@ def program_synthesis(
     seed: int = 0,
 ) -> Task:
     """ "2x+1:" -> "*2\\n+1": a program of at most `lines` lines in the language of
-    rljax.rewards.programs, whose reward is `program_tests`.
+    rljax.rewards.unit_tests.programs, whose reward is `program_tests`.
 
     `show` "examples" gives inputs and outputs instead, "1>3,2>5,3>7:"; the unit tests are more.
     Harder with more lines, larger constants and more `operations`; `with_input` lets x be an

@@ -1,13 +1,13 @@
 """GSM8K and MATH from files: their data, reward and evaluation.
 
-What lives here: the two tasks. What does not: their columns (rljax.data.maps), their rewards
+What lives here: the two tasks. What does not: their columns (rljax.data.rows.maps), their rewards
 (rljax.rewards). Nothing is downloaded but by `path="tfds:gsm8k"`.
 """
 
 from collections.abc import Callable, Sequence
 
-from rljax.data import maps, offline_samples
-from rljax.data.rows import read_rows
+from rljax.data.rows import maps, offline_samples
+from rljax.data.rows.rows import read_rows
 from rljax.data.tasks.task import TEXT, Task
 from rljax.errors import InputError
 

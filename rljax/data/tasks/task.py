@@ -8,7 +8,7 @@ import random
 import string
 from collections.abc import Callable, Sequence
 
-from rljax.data.stream import Stream
+from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 
 # Printable ASCII and the line break: what prompts in English and their answers use.

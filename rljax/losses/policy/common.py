@@ -29,7 +29,7 @@ class Policy(NamedTuple):
 
 
 def _marked(*, applies_weights: bool = False, whole_step: bool = False) -> Callable:
-    """Marks a loss for rljax.update; a mark is an attribute of the function, absent when False.
+    """Marks a loss for rljax.learn; a mark is an attribute of the function, absent when False.
 
     applies_weights: the loss handles batch.weights itself, so that update does not multiply them
     onto it. whole_step: its statistics run over all rows of the optimizer step, so that update

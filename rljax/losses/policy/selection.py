@@ -1,6 +1,6 @@
 """Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy.
 
-Every loss here is marked `whole_step`: rljax.update calls it once on all rows of the step.
+Every loss here is marked `whole_step`: rljax.learn calls it once on all rows of the step.
 ALGORITHMS D10, D11.
 """
 

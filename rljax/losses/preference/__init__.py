@@ -1,6 +1,6 @@
 """Preference losses: (policy, batch, **options) -> (loss [B/K], metrics of that shape).
 
-What lives here: the formulas, unreduced; rljax.update averages over examples. What does not:
+What lives here: the formulas, unreduced; rljax.learn averages over examples. What does not:
 models, generation, pairing. An example is K = `rows_per_example` consecutive rows; a loss may be
 marked `needs_reference` or `whole_step` (common.py).
 
@@ -35,21 +35,34 @@ marked `needs_reference` or `whole_step` (common.py).
     nash_md                  2312.00886    row with a win probability
 """
 
-from rljax.losses.preference.dpo import divergence_score as divergence_score
-from rljax.losses.preference.dpo import dpo as dpo
-from rljax.losses.preference.dpo import dpo_whole_step as dpo_whole_step
-from rljax.losses.preference.dpo import spin as spin
-from rljax.losses.preference.games import nash_md as nash_md
-from rljax.losses.preference.games import soft_mean as soft_mean
-from rljax.losses.preference.games import sppo as sppo
-from rljax.losses.preference.games import sppo_online as sppo_online
-from rljax.losses.preference.games import xpo as xpo
-from rljax.losses.preference.reference_free import cpo as cpo
-from rljax.losses.preference.reference_free import orpo as orpo
-from rljax.losses.preference.reference_free import simpo as simpo
-from rljax.losses.preference.reference_free import tpo as tpo
-from rljax.losses.preference.unpaired import apo_zero_unpaired as apo_zero_unpaired
-from rljax.losses.preference.unpaired import bco as bco
-from rljax.losses.preference.unpaired import kto as kto
-from rljax.losses.preference.unpaired import mismatched_kl as mismatched_kl
-from rljax.losses.preference.unpaired import running_mean as running_mean
+from rljax.losses.preference.dpo import divergence_score, dpo, dpo_whole_step, spin
+from rljax.losses.preference.games import nash_md, soft_mean, sppo, sppo_online, xpo
+from rljax.losses.preference.reference_free import cpo, orpo, simpo, tpo
+from rljax.losses.preference.unpaired import (
+    apo_zero_unpaired,
+    bco,
+    kto,
+    mismatched_kl,
+    running_mean,
+)
+
+__all__ = [
+    "apo_zero_unpaired",
+    "bco",
+    "cpo",
+    "divergence_score",
+    "dpo",
+    "dpo_whole_step",
+    "kto",
+    "mismatched_kl",
+    "nash_md",
+    "orpo",
+    "running_mean",
+    "simpo",
+    "soft_mean",
+    "spin",
+    "sppo",
+    "sppo_online",
+    "tpo",
+    "xpo",
+]

@@ -1,0 +1,306 @@
+"""The typed config: what an experiment is. Imports no model code, so that --help is instant.
+
+What lives here: the dataclasses, and facts that follow from them alone. What does not: rules
+(rljax.validation). Components are calls written as text (rljax.components). "Off" is spelled 0 for
+a coefficient, "" for a text, () for a list.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class OptimizerConfig:
+    """AdamW. `clip_norm` 0 = no clipping."""
+
+    lr: float = 1e-6
+    schedule: str = "constant"  # constant | linear | cosine, after warm-up
+    warmup_steps: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
+
+
+@dataclasses.dataclass
+class DataConfig:
+    """A path (.parquet, .jsonl, .json) or a task of rljax.data.tasks, "sort_digits(...)".
+
+    `sources` mixes further ones in: every prompt comes from train or one of them, with chances
+    proportional to `weights` (train first), which move to `final_weights` over the run.
+    """
+
+    train: str = ""
+    sources: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()  # () = equal
+    final_weights: tuple[float, ...] = ()  # () = weights
+    # From the epoch after a prompt's pass rate over all its samples has reached this, it is no
+    # longer drawn (ScaleRL's No-Positive-Resampling); 0 = off.
+    retire_at_pass_rate: float = 0.0
+    # Before the first step, prompts whose pass rate over pass_rate_samples is above this are
+    # dropped (OlmoRL's offline filter); 0 = off.
+    drop_above_pass_rate: float = 0.0
+    pass_rate_samples: int = 8
+    # (low, high): every prompt asks for a length in tokens drawn from this range, by
+    # target_instruction; the rewards l1_exact and l1_max read it. () = off.
+    target_tokens: tuple[int, ...] = ()
+    target_instruction: str = " Think for {target_tokens} tokens."
+    test: str = ""  # "" = the tasks' own test splits; none for a file
+    max_prompt_tokens: int = 512
+    overlong: str = "drop"  # prompts over the limit: drop | error | left | right
+
+
+@dataclasses.dataclass
+class SFTConfig:
+    """Supervised steps before the dataflow. steps 0 = none."""
+
+    steps: int = 0
+    data: str = ""  # "" = the task's worked examples
+    sequences_per_step: int = 64
+    # Stop early once held-out greedy accuracy reaches this; 0 = never.
+    stop_at_accuracy: float = 0.0
+    check_every_steps: int = 20  # how often it is measured
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(lr=1e-5))
+
+
+@dataclasses.dataclass
+class OfflineConfig:
+    """Of dataflows that learn from a file (sft, preference, kto, reward_model, dqo, ...), the rows
+    of data.train: every step is one optimizer step on examples_per_step of them."""
+
+    examples_per_step: int = 64  # a pair is one example; with packing a full row is one
+    max_tokens: int = 1024  # of a row: prompt and completion; data.overlong says what if longer
+    packing: bool = False  # supervised examples share rows
+    # Pairs that are ties leave the data, or stand in both orders: label smoothing of 1/2.
+    ties: str = "drop"  # drop | both_orders
+    step_separator: str = "\n"  # between the steps of process reward models and trajectories
+    # Where the reference's log-probs of every example are written once and read from then on, so
+    # that training holds no reference model; "" = computed at each step.
+    reference_logprobs: str = ""
+
+
+@dataclasses.dataclass
+class BatchConfig:
+    """prompts_per_step x samples_per_prompt sequences are generated; each optimizer step takes
+    sequences_per_optimizer_step of them, computed at most tokens_per_microbatch (padded) at a
+    time."""
+
+    prompts_per_step: int = 128
+    samples_per_prompt: int = 8
+    sequences_per_optimizer_step: int = 256
+    tokens_per_microbatch: int = 16384
+    epochs: int = 1
+
+
+@dataclasses.dataclass
+class SamplerConfig:
+    """temperature is that of the sampler and of every log-prob of the trainer."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0  # words below min_p x the likeliest one's probability go; 0 = off
+    max_response_tokens: int = 512
+    stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
+    # Rows that are decoded at a time; they are refilled as they end. 0: all rows of a round.
+    slots: int = 0
+    # Who refills: "device", inside one program, or "host", between dispatches (README, sampler).
+    loop: str = "device"
+    # How keys and values are held: float32 | bfloat16 | int8, "" = as the model computes.
+    kv_dtype: str = ""
+    # (low, high): each sample may think for a number of tokens drawn from this range; where
+    # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
+    # on (ALGORITHMS H2). () = off.
+    thinking_tokens: tuple[int, ...] = ()
+    end_of_thinking: str = "</think>"
+    interrupt_phrase: str = (
+        "Okay, time is up. Let me stop thinking and formulate a final answer now.</think>"
+    )
+
+
+@dataclasses.dataclass
+class RewardConfig:
+    """function: of rljax.rewards or dotted; a call, for a sample or group, ends at timeout_s."""
+
+    function: str = ""  # "" = the task's own; exact_match for a file
+    model: str = ""  # a reward model's folder (outcome scores): scores instead of the function
+    judge_model: str = ""  # a chat model's folder, which judge() and rubric() ask, on the mesh
+    judge_grades: tuple[str, ...] = ()  # its answers, a token each, worst first; () = 0 to scale
+    rubrics: str = ""  # "evolving_rubrics(generator='...')": of each prompt; "" = off
+    # A process reward model's folder: its scores of the lines of a response are added to the
+    # outcome, by functions of rljax.shaping.steps or your own; "" = off.
+    process_model: str = ""
+    process_reward: str = "dense_step_rewards(lambda_fail=0.25, lambda_pass=0.025)"
+    process_lines: str = "line_ids()"  # "line_ids(code_only=True)": of the last fenced block alone
+    workers: int = 2
+    timeout_s: float = 10.0
+
+
+@dataclasses.dataclass
+class AlgorithmConfig:
+    """Which function fills each stage. KL coefficients of 0 mean that no reference model is
+    loaded."""
+
+    advantage: str = "group_relative"
+    policy_loss: str = "ppo_clip"
+    value_loss: str = "squared_error"
+    preference_loss: str = "dpo"  # of rljax.losses.preference: of pairs, triples or labels
+    reward_loss: str = "bradley_terry"  # of rljax.losses.reward_model
+    reduction: str = "token_mean"
+    kl_in_reward: float = 0.0
+    kl_in_loss: float = 0.0
+    kl_estimator: str = "k3"  # of kl_in_loss
+    kl_reward_estimator: str = "k1"  # of kl_in_reward
+    # kl_in_loss times pi / pi_old, gradient through both: unbiased off the sampling policy.
+    kl_importance: bool = False
+    kl_target: float = 0.0  # the coefficients adapt so that the KL stays near this; 0 = fixed
+    kl_horizon: float = 10_000.0  # sequences; how slowly they adapt
+    entropy_coef: float = 0.0
+    # Sampler against trainer: "rollout_correction(...)" weighs tokens; "" = metrics only.
+    correction: str = ""
+    old_logprobs: str = "recomputed"  # or "sampler": the sampler's own (bypass)
+    collect: str = "once"  # which trajectories fill a step: once | dynamic(...) | active(...)
+    reward_shaping: tuple[str, ...] = ()  # of rljax.shaping.scores, in this order
+    baseline_filters: tuple[
+        str, ...
+    ] = ()  # of rljax.shaping.filters: rows that leave loss and baseline
+    filters: tuple[str, ...] = ()  # rows that leave the loss only
+    # Stop a batch's optimizer steps once its ppo_k3 exceeds this; 0 = off.
+    trust_region: float = 0.0
+
+
+@dataclasses.dataclass
+class EvaluateConfig:
+    """Greedy accuracy on held-out prompts: before, after, and every `every_steps` (0 = only those
+    two).
+
+    A reward of at least `correct_at` counts as right.
+    """
+
+    every_steps: int = 0
+    prompts: int = 256
+    correct_at: float = 1.0
+    reward: str = ""  # "" = the evaluation of the task, or the training reward
+    # Prompts for the greedy accuracy of a dataflow that learns from a file, a path or a task; ""
+    # = none: such a run samples nothing.
+    prompts_from: str = ""
+    # Stop after so many evaluations in a row without a better eval/loss (of runs that learn from a
+    # file; else eval/accuracy); 0 = never.
+    patience: int = 0
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+    """Everything that the run needs to go on bitwise. every_steps 0 = only at the end and on
+    SIGTERM."""
+
+    every_steps: int = 50
+    keep: int = 2
+    # Keep the step with the highest value of this metric, too, or with a minus before it the
+    # lowest ("-eval/loss"); "" = off.
+    best_metric: str = ""
+    # Config fields (or "data") that may differ from the checkpoint's.
+    allow_changed: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class MeshConfig:
+    """Sizes of the mesh axes; one may be -1 = what is left of the devices."""
+
+    data: int = 1
+    fsdp: int = -1
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+
+
+@dataclasses.dataclass
+class ModelSettings:
+    """How the model runs, whatever its family."""
+
+    dtype: str = "float32"  # of matmuls; master weights and optimizer state are float32
+    # What the backward pass finds of every layer, the rest being recomputed. none: all; dots: the
+    # products with weights, and attention; attention: that, and the layer's input; full: the
+    # input; offload: the input, in host memory.
+    remat: str = "full"
+    head_in_float32: bool = True
+
+
+@dataclasses.dataclass
+class MemoryConfig:
+    """What waits in the memory of the hosts while the devices do not need it. The numbers of a run
+    stay what they were, to rounding; a use costs a copy to the devices, of a state one back."""
+
+    optimizer_on_host: bool = False  # the optimizers' moments, fetched for each optimizer step
+    reference_on_host: bool = False  # the reference's weights, fetched for its log-probs
+
+
+@dataclasses.dataclass
+class LoraSettings:
+    """Low-rank adapters on the actor (and critic), which then train nothing else; the reference
+    shares their base. rank 0 = off: all weights are trained."""
+
+    rank: int = 0
+    alpha: float = 32.0
+    targets: tuple[str, ...] = ("*",)  # patterns of linear maps: "q_proj", "self_attn.*", "*"
+    base: str = "bfloat16"  # how the frozen weights are held: float32 | bfloat16 | int8 | nf4
+    adapter: str = ""  # a PEFT folder to start from; "" = fresh adapters
+
+
+@dataclasses.dataclass
+class Config:
+    """One experiment."""
+
+    model: str = ""  # a Hugging Face folder, or "decoder(layers=..., ...)": random weights
+    tokenizer: str = ""  # a folder; "" = the model's folder, or the task's own alphabet
+    critic_model: str = ""  # a reward model's folder; "" = the policy, with a head of zeros
+    teacher_model: str = ""  # of distillation: a folder, same vocabulary
+    dataflow: str = "grpo"
+    steps: int = 100  # steps of the dataflow, after sft.steps
+    seed: int = 0
+    run_dir: str = ""  # "" = a fresh folder under runs/
+    trackers: tuple[str, ...] = ("console",)  # beside jsonl: console, tensorboard, wandb, mlflow
+    samples_every_steps: int = 20  # how often example completions are recorded
+    # Non-finite optimizer steps before a rollback to the last checkpoint.
+    max_skipped_in_a_row: int = 5
+    export: bool = True  # write the final policy as a Hugging Face folder
+    compilation_cache: str = "~/.cache/rljax/jax"  # "" = off
+    model_settings: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
+    lora: LoraSettings = dataclasses.field(default_factory=LoraSettings)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    sft: SFTConfig = dataclasses.field(default_factory=SFTConfig)
+    offline: OfflineConfig = dataclasses.field(default_factory=OfflineConfig)
+    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
+    reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
+    actor_optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    critic_optimizer: OptimizerConfig = dataclasses.field(
+        default_factory=lambda: OptimizerConfig(lr=1e-5)
+    )
+    evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+
+
+# The module in which a bare component name is looked up.
+NAMESPACES = {
+    "dataflow": "rljax.dataflows",
+    "data": "rljax.data.tasks",
+    "reward": "rljax.rewards",
+    "rubrics": "rljax.rewards.judges.rubric_buffer",
+    "process_reward": "rljax.shaping.steps",
+    "advantage": "rljax.advantages",
+    "policy_loss": "rljax.losses.policy",
+    "value_loss": "rljax.losses.value",
+    "preference_loss": "rljax.losses.preference",
+    "preference": "rljax.shaping.pairs",
+    "reward_loss": "rljax.losses.reward_model",
+    "reduction": "rljax.learn.reductions",
+    "correction": "rljax.correction",
+    "collect": "rljax.rollout.collect",
+    "shaping": "rljax.shaping.scores",
+    "filter": "rljax.shaping.filters",
+    "model": "rljax.models.builtin",
+}

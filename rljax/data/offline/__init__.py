@@ -1,0 +1,1 @@
+"""Rows to learn from: pairs, labels, trajectories, packing."""

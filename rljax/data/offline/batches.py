@@ -1,0 +1,209 @@
+"""Items of offline training as the arrays of a Batch: right-padded rows, numpy.
+
+What lives here: which row an item becomes, and which field carries what the data say of it. What
+does not: encoding (`preferences`), which examples share a row (`packing`). Axes: B rows, S tokens;
+a pair is rows 2i (chosen) and 2i + 1 (rejected), a triple is rows 3i (reference), 3i + 1 (chosen)
+and 3i + 2 (rejected). The dicts are keyword arguments of rljax.batch.Batch.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rljax.batch import FinishReason
+from rljax.data.offline.encode import Labelled, Pair, Stepwise, Trajectory
+from rljax.data.offline.rows import KINDS
+from rljax.errors import InputError
+
+
+class _Segment(NamedTuple):
+    """One sequence of a row: ids [n] and mask [n]."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+
+
+def batch_arrays(
+    kind: str, items: Sequence, *, length: int, rows_per_example: int = 2
+) -> dict[str, np.ndarray]:
+    """The rows of `items` of one kind, `length` tokens each.
+
+    examples: mask; an item may be a list of examples, packed into one row (`pack_examples`).
+    pairs: scores = the margin of the chosen row, 0 of the others; group = number of the pair.
+        `rows_per_example` 3 puts the reference completion first, 2 leaves it out.
+    labelled: scores = +1 (desirable) or -1. See `mismatched_arrays` for the other rows of KTO.
+    steps: mask and process_rewards at the ends of steps.
+    trajectories: rewards at the last token, or the process scores at the ends of steps; scores =
+        the reward; finish_reason; process_rewards and sampler_logprobs where the data have them.
+    """
+    makers = dict(
+        examples=_example_rows, labelled=_labelled_rows, steps=_step_rows,
+        trajectories=_trajectory_rows,
+    )  # fmt: skip
+    if kind not in KINDS:
+        raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
+    if kind == "pairs":
+        return _pair_rows(items, length, rows_per_example)
+    return makers[kind](items, length)
+
+
+def longest_row(kind: str, items: Sequence) -> int:
+    """Tokens of the longest row that `batch_arrays` makes of the items."""
+    if kind == "examples":
+        rows = [item if isinstance(item, list) else [item] for item in items]
+        return max(sum(len(ids) for ids, _ in row) for row in rows)
+    if kind == "steps":
+        return max(len(item.ids) for item in items)
+    if kind == "pairs":
+        return max(len(item.prompt_ids) + _longest_completion(item) for item in items)
+    sizes = [(len(item.prompt_ids), len(item.completion_ids)) for item in items]
+    return max(sum(size) for size in sizes)
+
+
+def _longest_completion(pair: Pair) -> int:
+    reference = 0 if pair.reference_ids is None else len(pair.reference_ids)
+    return max(len(pair.chosen_ids), len(pair.rejected_ids), reference)
+
+
+def mismatched_arrays(items: Sequence[Labelled], *, length: int) -> dict[str, np.ndarray]:
+    """Row i is prompt i with the completion of row i - 1 (of the last, for row 0): KTO's estimate
+    of the KL divergence (2402.01306). One item alone has no other completion: its mask is 0.
+
+    A completion is cut where the row ends: longer rows would pad all others, for an estimate.
+    """
+    rows = []
+    for i, item in enumerate(items):
+        other = items[i - 1]
+        row = _joined(item.prompt_ids, other.completion_ids, other.completion_mask)
+        mask = row.mask if len(items) > 1 else np.zeros_like(row.mask)
+        if len(item.prompt_ids) <= length:
+            row, mask = _Segment(row.ids[:length], row.mask[:length]), mask[:length]
+        rows.append([_Segment(row.ids, mask)])
+    return _padded(rows, length)
+
+
+def _example_rows(items: Sequence, length: int) -> dict[str, np.ndarray]:
+    rows = []
+    for item in items:
+        examples = item if isinstance(item, list) else [item]
+        # Nothing in its segment precedes a first token, so nothing predicts it.
+        rows.append([_Segment(ids, _without_first(mask)) for ids, mask in examples])
+    return _padded(rows, length)
+
+
+def _without_first(mask: np.ndarray) -> np.ndarray:
+    mask = np.array(mask, np.float32)
+    mask[:1] = 0
+    return mask
+
+
+def _pair_rows(items: Sequence[Pair], length: int, rows_per_example: int) -> dict[str, np.ndarray]:
+    if rows_per_example not in (2, 3):
+        raise InputError("rows_per_example", value=rows_per_example, rule="a pair has 2 rows or 3")
+    rows, scores = [], []
+    for number, item in enumerate(items):
+        if rows_per_example == 3:
+            if item.reference_ids is None:
+                raise InputError(
+                    f"pair {number} has no reference completion",
+                    rule="rows_per_example is 3",
+                    fix="give each row of the data a 'reference'",
+                )
+            rows.append([_joined(item.prompt_ids, item.reference_ids, item.reference_mask)])
+            scores.append(0.0)
+        rows.append([_joined(item.prompt_ids, item.chosen_ids, item.chosen_mask)])
+        rows.append([_joined(item.prompt_ids, item.rejected_ids, item.rejected_mask)])
+        scores += [item.margin, 0.0]
+    batch = _padded(rows, length)
+    batch["scores"] = np.array(scores, np.float32)
+    batch["group"] = np.repeat(np.arange(len(items), dtype=np.int32), rows_per_example)
+    return batch
+
+
+def _labelled_rows(items: Sequence[Labelled], length: int) -> dict[str, np.ndarray]:
+    batch = _padded([[_completed(item)] for item in items], length)
+    batch["scores"] = np.array([1.0 if item.label else -1.0 for item in items], np.float32)
+    return batch
+
+
+def _step_rows(items: Sequence[Stepwise], length: int) -> dict[str, np.ndarray]:
+    batch = _padded([[_Segment(item.ids, item.mask)] for item in items], length)
+    batch["process_rewards"] = _columns([item.labels for item in items], length)
+    return batch
+
+
+def _trajectory_rows(items: Sequence[Trajectory], length: int) -> dict[str, np.ndarray]:
+    batch = _padded([[_completed(item)] for item in items], length)
+    batch["scores"] = np.array([item.reward for item in items], np.float32)
+    batch["finish_reason"] = np.array(
+        [FinishReason.LENGTH if item.truncated else FinishReason.STOP for item in items], np.int32
+    )
+    for field, name in (("process_rewards", "process_scores"), ("sampler_logprobs", "logprobs")):
+        values = [vars(item)[name] for item in items]
+        if any(value is None for value in values):
+            if not all(value is None for value in values):
+                raise InputError(
+                    f"some trajectories have {name} and some have not", fix="split them"
+                )
+            continue
+        starts = [len(item.prompt_ids) for item in items]
+        shifted = [np.pad(v, (start, 0)) for v, start in zip(values, starts, strict=True)]
+        batch[field] = _columns(shifted, length)
+    if "process_rewards" in batch:
+        batch["rewards"] = batch["process_rewards"].copy()
+        return batch
+    batch["rewards"] = np.zeros_like(batch["mask"])
+    for row, item in enumerate(items):
+        chosen = np.flatnonzero(batch["mask"][row])
+        batch["rewards"][row, chosen[-1]] = item.reward
+    return batch
+
+
+# -- rows --
+
+
+def _joined(prompt: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> _Segment:
+    return _Segment(
+        np.concatenate([prompt, ids]), np.concatenate([np.zeros(len(prompt), np.float32), mask])
+    )
+
+
+def _completed(item: Labelled | Trajectory) -> _Segment:
+    return _joined(item.prompt_ids, item.completion_ids, item.completion_mask)
+
+
+def _columns(values: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Values [n] per row as [B, S], 0 behind their ends."""
+    out = np.zeros((len(values), length), np.float32)
+    for row, value in enumerate(values):
+        out[row, : len(value)] = value
+    return out
+
+
+def _padded(rows: Sequence[Sequence[_Segment]], length: int) -> dict[str, np.ndarray]:
+    """Rows of segments as tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32."""
+    shape = (len(rows), length)
+    batch = dict(
+        tokens=np.zeros(shape, np.int32),
+        segment_ids=np.zeros(shape, np.int32),
+        positions=np.zeros(shape, np.int32),
+        mask=np.zeros(shape, np.float32),
+    )
+    for row, segments in enumerate(rows):
+        total = sum(len(segment.ids) for segment in segments)
+        if total > length:
+            raise InputError(
+                f"row {row} of the batch has {total} tokens",
+                rule=f"rows are {length} tokens long",
+                fix="encode the data with max_tokens of at most that length",
+            )
+        start = 0
+        for number, (ids, mask) in enumerate(segments, start=1):
+            here = slice(start, start + len(ids))
+            batch["tokens"][row, here] = ids
+            batch["segment_ids"][row, here] = number
+            batch["positions"][row, here] = np.arange(len(ids))
+            batch["mask"][row, here] = mask
+            start += len(ids)
+    return batch

@@ -1,0 +1,355 @@
+"""Records of offline training to token arrays: examples, pairs, labels, steps, trajectories.
+
+What lives here: ids, masks and what the data say of a token, for one item at a time, and what
+becomes of items that are too long. What does not: columns (`preference_rows`), rows of a batch
+(`row_batches`). Axes: n tokens of one completion, numpy; limits are in tokens.
+
+Conversations go through the chat template, and a prompt is encoded alone, as it is for the sampler:
+no token spans the border. A text gets the end token, which is learned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rljax.data.offline.rows import KINDS
+from rljax.data.online.prompts import (
+    OVERLONG,
+    _at_least_bos,
+    _cut,
+    _encode_worked_example,
+    _ended,
+    _in_row,
+    _require_positive,
+)
+from rljax.data.text.chat import Turns, _encode_after, encode_turns
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+
+TIES = ("drop", "both_orders")
+
+
+class Example(NamedTuple):
+    """A supervised example: ids [n] int32 and mask [n] float32, 1 on what is learned."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Ids [n] int32 and masks [n] float32 of completions to one prompt; `margin` is how much
+    better the chosen one is. The reference completion is TPO's."""
+
+    prompt_ids: np.ndarray
+    chosen_ids: np.ndarray
+    chosen_mask: np.ndarray
+    rejected_ids: np.ndarray
+    rejected_mask: np.ndarray
+    margin: float
+    reference_ids: np.ndarray | None = None
+    reference_mask: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """One completion, and whether it is desirable."""
+
+    prompt_ids: np.ndarray
+    completion_ids: np.ndarray
+    completion_mask: np.ndarray
+    label: bool
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """Prompt and steps in one row: mask [n] is 1 at the last token of a step, labels [n] float32
+    are in [-1, 1] there and 0 elsewhere."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One completion and its reward; process_scores [n] stand at the last tokens of steps and are 0
+    elsewhere, logprobs [n] are the sampler's at mask 1. `truncated`: it has no end of its own."""
+
+    prompt_ids: np.ndarray
+    completion_ids: np.ndarray
+    completion_mask: np.ndarray
+    reward: float
+    truncated: bool
+    process_scores: np.ndarray | None = None
+    logprobs: np.ndarray | None = None
+
+
+def encode_rows(
+    records: Sequence[dict],
+    tokenizer: Tokenizer,
+    kind: str,
+    *,
+    max_tokens: int,
+    overlong: Literal["drop", "error", "left", "right"] = "drop",
+    separator: str = "\n",
+    ties: Literal["drop", "both_orders"] = "drop",
+) -> tuple[list, dict[str, int]]:
+    """Items of one kind (the classes above, by `load_rows`'s kinds), and counts of what happened.
+
+    An item of more than `max_tokens` is dropped, an error, cut at its prompt's left end, or cut at
+    its completion's right end; one with nothing left to learn is dropped. Pairs of equal
+    completions are dropped. A tie is dropped, or stands in both orders, which is label smoothing of
+    1/2 at twice the weight of one pair. `separator` stands between steps.
+    """
+    _check_options(kind, overlong, ties, max_tokens)
+    counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
+    if kind == "pairs":
+        counts |= dict(dropped_identical=0, dropped_tie=0)
+    items = []
+    for record in records:
+        try:
+            items += _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts)
+        except InputError as error:
+            raise _in_row(record, error) from None
+    counts["kept"] = len(items)
+    if not items:
+        raise InputError(
+            f"none of {len(records)} rows is left",
+            value={name: n for name, n in counts.items() if n},
+            rule=f"max_tokens is {max_tokens}, overlong is {overlong!r}",
+            fix="raise max_tokens, or cut with overlong='left' or 'right'",
+        )
+    return items, counts
+
+
+def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None:
+    for name, value, known in (
+        ("kind", kind, KINDS), ("overlong", overlong, OVERLONG), ("ties", ties, TIES)
+    ):  # fmt: skip
+        if value not in known:
+            raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {known}")
+    _require_positive("max_tokens", max_tokens)
+
+
+def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts) -> list:
+    """The items of one record: none where it is dropped, two where a tie stands in both orders."""
+    if kind == "pairs":
+        if record["chosen"] == record["rejected"]:
+            counts["dropped_identical"] += 1
+            return []
+        if record["tie"] and ties == "drop":
+            counts["dropped_tie"] += 1
+            return []
+    prompt, columns = _columns(record, tokenizer, kind, separator)
+    fitted = _fit(prompt, columns, max_tokens, overlong, tokenizer.bos_id)
+    if fitted is None:
+        counts["dropped_overlong"] += 1
+        return []
+    prompt, columns, cut = fitted
+    if not all(any(column["mask"]) for column in columns.values()):
+        counts["dropped_empty"] += 1
+        return []
+    if kind == "pairs" and columns["chosen"]["ids"] == columns["rejected"]["ids"]:
+        counts["dropped_identical"] += 1
+        return []
+    counts["truncated"] += cut != ""
+    return _items(record, kind, prompt, columns, cut)
+
+
+def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:
+    """The prompt's ids, and of each completion its columns: ids, mask, and what the data say."""
+    if kind == "examples":
+        ids, mask = _encode_worked_example(record, tokenizer)
+        mask = [0, *mask[1:]]  # nothing precedes the first token, so nothing predicts it
+        first = mask.index(1) if 1 in mask else len(mask)
+        return ids[:first], {"all": {"ids": ids[first:], "mask": mask[first:]}}
+    if kind == "steps":
+        prompt = _encode_prompt(record, tokenizer)
+        return prompt, {"all": _encode_steps(record, prompt, tokenizer, separator)}
+    if kind == "trajectories":
+        prompt, columns = _encode_trajectory(record, tokenizer, separator)
+        return prompt, {"completion": columns}
+    names = [name for name in ("reference", "chosen", "rejected", "completion") if name in record]
+    columns = {}
+    for name in names:
+        turns = _encode_answer(record, record[name], tokenizer)
+        prompt, columns[name] = turns.prompt, {"ids": turns.ids, "mask": turns.mask}
+    return prompt, columns
+
+
+def _fit(prompt, columns, max_tokens, overlong, bos_id):
+    """(prompt, columns, which side was cut or "") within max_tokens; None where it is dropped."""
+    longest = max(len(column["ids"]) for column in columns.values())
+    total = len(prompt) + longest
+    if total <= max_tokens:
+        return prompt, columns, ""
+    if overlong == "error":
+        raise InputError(
+            f"it has {total} tokens",
+            rule=f"max_tokens is {max_tokens}",
+            fix="raise the limit, shorten the row, or set overlong='drop'",
+        )
+    if overlong == "left" and max_tokens > longest:
+        return _cut(prompt, max_tokens - longest, "left", bos_id), columns, "left"
+    if overlong != "right":  # no cut of the prompt makes room for the completion
+        return None
+    room = max(max_tokens - len(prompt), 0)
+    cut = {
+        name: {key: values[:room] for key, values in column.items()}
+        for name, column in columns.items()
+    }
+    return prompt, cut, "right"
+
+
+def _items(record, kind, prompt, columns, cut) -> list:
+    before = np.array(prompt, np.int32)
+    of = {
+        name: {key: np.array(x, np.int32 if key == "ids" else np.float32) for key, x in one.items()}
+        for name, one in columns.items()
+    }
+    if kind in ("examples", "steps"):
+        found = of["all"]
+        unlearned = np.zeros(len(before), np.float32)
+        rest = {k: np.concatenate([unlearned, x]) for k, x in found.items() if k != "ids"}
+        make = Example if kind == "examples" else Stepwise
+        return [make(ids=np.concatenate([before, found["ids"]]), **rest)]
+    if kind == "labelled":
+        said = of["completion"]
+        return [Labelled(before, said["ids"], said["mask"], record["label"])]
+    if kind == "trajectories":
+        said = of["completion"]
+        more = {key: said.get(key) for key in ("process_scores", "logprobs")}
+        truncated = record["truncated"] or cut == "right"
+        return [Trajectory(before, said["ids"], said["mask"], record["reward"], truncated, **more)]
+    reference = tuple(of["reference"].values()) if "reference" in of else ()
+    chosen, rejected = tuple(of["chosen"].values()), tuple(of["rejected"].values())
+    pair = Pair(before, *chosen, *rejected, record["margin"], *reference)
+    if not record["tie"]:
+        return [pair]
+    return [pair, Pair(before, *rejected, *chosen, -record["margin"], *reference)]
+
+
+# -- text to ids --
+
+
+def _encode_answer(
+    record: dict, completion: str | list[dict], tokenizer: Tokenizer, *, ended: bool = True
+) -> Turns:
+    """The record's prompt and a completion to it; without `ended` no end token follows it."""
+    if isinstance(record["prompt"], str):
+        return _encode_text(record, completion, tokenizer, ended)
+    messages = [*record["prompt"], *completion]
+    first = len(record["prompt"])
+    turns = encode_turns(tokenizer, messages, first, tools=record.get("tools"))
+    ids, mask, offsets = list(turns.ids), list(turns.mask), list(turns.offsets)
+    # What the template writes after the end token is nobody's, and nothing follows it here.
+    while mask and not mask[-1]:
+        ids.pop(), mask.pop(), offsets.pop()
+    while ids and not ended and ids[-1] in tokenizer.eos_ids:
+        ids.pop(), mask.pop(), offsets.pop()
+    return turns._replace(ids=ids, mask=mask, offsets=offsets)
+
+
+def _encode_text(record: dict, completion: str, tokenizer: Tokenizer, ended: bool) -> Turns:
+    prompt = _encode_prompt(record, tokenizer)
+    whole = tokenizer.encode(record["prompt"] + completion, add_special_tokens=True)
+    ids, offsets = tokenizer.encode_with_offsets(record["prompt"] + completion)
+    n, before = len(whole) - len(prompt), len(record["prompt"])
+    if whole[: len(prompt)] == prompt and ids[len(ids) - n :] == whole[len(prompt) :]:
+        ids = ids[len(ids) - n :]
+        offsets = [(max(a - before, 0), b - before) for a, b in offsets[len(offsets) - n :]]
+    else:  # a token spans the border
+        ids, offsets = tokenizer.encode_with_offsets(completion)
+    if ended:
+        ids = _ended(ids, tokenizer)
+        offsets = [*offsets, (len(completion), len(completion))][: len(ids)]
+    return Turns(prompt, ids, [1] * len(ids), completion, offsets)
+
+
+def _encode_prompt(record: dict, tokenizer: Tokenizer) -> list[int]:
+    if isinstance(record["prompt"], str):
+        ids = tokenizer.encode(record["prompt"], add_special_tokens=True)
+    else:
+        ids = tokenizer.encode_chat(record["prompt"], tools=record.get("tools"))
+    return _at_least_bos(ids, tokenizer, record)
+
+
+def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separator: str) -> dict:
+    """Each step with the separator after it (the last one with the end token where the record is
+    `ended`); its label stands at the last of these tokens."""
+    columns = {"ids": [], "mask": [], "labels": []}
+    last, count = prompt[-1], len(record["completions"])
+    steps = zip(record["completions"], record["labels"], strict=True)
+    for number, (step, label) in enumerate(steps, start=1):
+        ids = _encode_after(tokenizer, last, step)[0] if step else []
+        if not ids and "ended" not in record:
+            raise InputError("a step has no tokens", value=step, fix="join it with another step")
+        if number == count and record.get("ended"):
+            ids = _ended(ids, tokenizer)
+        elif separator:
+            ids = ids + _encode_after(tokenizer, ids[-1] if ids else last, separator)[0]
+        if not ids:  # a blank line, and nothing to tell it by
+            raise InputError("a step has no tokens", value=step, fix="join it with another step")
+        columns["ids"] += ids
+        columns["mask"] += [0] * (len(ids) - 1) + [1]
+        columns["labels"] += [0.0] * (len(ids) - 1) + [label]
+        last = ids[-1]
+    return columns
+
+
+def _encode_trajectory(record: dict, tokenizer: Tokenizer, separator: str):
+    """Prompt ids, and the completion's columns: ids, mask, process_scores, logprobs."""
+    completion = record.get("completion")
+    if completion is None:
+        completion = separator.join(record["steps"])
+    joined = completion
+    if isinstance(completion, str) and not isinstance(record["prompt"], str):
+        completion = [{"role": "assistant", "content": completion}]
+    turns = _encode_answer(record, completion, tokenizer, ended=not record["truncated"])
+    columns = {"ids": turns.ids, "mask": turns.mask}
+    if "process_scores" in record:
+        scores = [0.0] * len(turns.ids)
+        for at, score in zip(
+            _step_ends(turns, record["steps"], joined, separator),
+            record["process_scores"],
+            strict=True,
+        ):
+            scores[at] += score  # one token may end two steps
+        columns["process_scores"] = scores
+    if "logprobs" in record:
+        columns["logprobs"] = _at_mask(record["logprobs"], turns.mask)
+    return turns.prompt, columns
+
+
+def _step_ends(turns: Turns, steps: list[str], joined: str, separator: str) -> list[int]:
+    """The index of the last token of every step; the last step ends with the completion."""
+    start = turns.text.find(joined.strip()) - (len(joined) - len(joined.lstrip()))
+    ends, stop = [], start
+    for step in steps[:-1]:
+        stop += len(step)
+        covering = [t for t, (a, b) in enumerate(turns.offsets) if a < stop <= b]
+        if joined.strip() not in turns.text or not covering:
+            raise InputError(
+                "the chat template rewrites the completion",
+                value=step,
+                rule="the end of a step is looked for in what the template writes",
+                fix="write the steps as the template does",
+            )
+        ends.append(covering[-1])
+        stop += len(separator)
+    return [*ends, len(turns.ids) - 1]
+
+
+def _at_mask(values: list[float], mask: list[int]) -> list[float]:
+    """The values at the tokens of mask 1, and 0 elsewhere."""
+    if len(values) != sum(mask):
+        raise InputError(
+            f"'logprobs' has {len(values)} values for {sum(mask)} tokens",
+            rule="one of each token of the completion, its end token included unless 'truncated'",
+            fix="record the log-probabilities with this tokenizer, or drop the column",
+        )
+    found = iter(values)
+    return [next(found) if chosen else 0.0 for chosen in mask]

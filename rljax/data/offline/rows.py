@@ -1,0 +1,309 @@
+"""Records for offline training: which columns each kind of row has, checked before a model loads.
+
+What lives here: rows to records, with the border between prompt and completion found. What does
+not: reading files (`rows`), single columns (`columns`), tokens (`preferences`). In a record, prompt
+and completions are all texts or all lists of messages; `index` is the row's number.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rljax.data.rows.columns import (
+    completion_of,
+    decoded,
+    first_of,
+    flag_of,
+    list_of,
+    messages_of,
+    number_of,
+    prompt_of,
+    require_text,
+    tools_of,
+    worked_record,
+)
+from rljax.data.rows.rows import Rows, read_rows
+from rljax.errors import InputError
+
+KINDS = ("examples", "pairs", "labelled", "steps", "trajectories")
+_PAIR_FIX = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
+_ASSISTANT = "assistant"
+
+
+def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict]:
+    """Checked records of one kind; raises InputError that names the file, the row and the column.
+
+    examples: messages, or prompt + completion, or text; tools.
+    pairs: prompt, chosen, rejected, margin, tie, and reference where the rows have one. Without a
+        prompt it is the longest common beginning of the completions: whole messages, or characters
+        (a space before the first difference goes to the completions). margin is that column, or
+        score_chosen - score_rejected, or 0; tie is that column, or equal scores.
+    labelled: prompt, completion, label (whether the completion is desirable).
+    steps: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
+        `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
+        ones may be among them, and true = the end token follows the last one, not the separator.
+    trajectories: prompt, completion or steps, reward, truncated, and process_scores (one of each
+        step) and logprobs (of the sampler, one of each token) where the rows have them.
+    """
+    if kind not in KINDS:
+        raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
+    rows = read_rows(spec, split, worked=kind == "examples")
+    read = dict(
+        examples=_example,
+        pairs=_pair,
+        labelled=_labelled,
+        steps=_stepwise,
+        trajectories=_trajectory,
+    )[kind]
+    records = []
+    for index, row in enumerate(rows.rows):
+        place = rows.place(index)
+        row = {
+            name: decoded(value, f"{place}, column {name!r}", rows.fills_nulls)
+            for name, value in row.items()
+        }
+        records.append(dict(read(row, place, index), index=index))
+    for name in ("reference", "logprobs", "process_scores"):
+        _require_everywhere_or_nowhere(records, rows, name)
+    return records
+
+
+def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -> None:
+    """A column of arrays is there for the whole batch or not at all."""
+    lacking = [record["index"] for record in records if name not in record]
+    if lacking and len(lacking) < len(records):
+        raise InputError(
+            f"{rows.place(lacking[0])} lacks the column {name!r}, which other rows have",
+            rule="every row has it, or none",
+            fix="fill it in, or remove the column",
+        )
+
+
+def _example(row: dict, place: str, index: int) -> dict:
+    record = worked_record(row, place, index)
+    if "messages" in record:
+        messages_of(record["messages"], f"{place}, messages")
+    return record
+
+
+# -- prompt and completions --
+
+
+def _matched(prompt, completions: dict, place: str):
+    """Prompt and completions as texts all or as messages all."""
+    spoken = {name for name, value in completions.items() if isinstance(value, list)}
+    if isinstance(prompt, list):
+        as_turn = lambda text: [{"role": _ASSISTANT, "content": text}]  # noqa: E731
+        return prompt, {n: v if n in spoken else as_turn(v) for n, v in completions.items()}
+    if spoken:
+        raise InputError(
+            f"{place}: column 'prompt' is a text while column {sorted(spoken)[0]!r} holds messages",
+            fix="write both as texts, or both as messages",
+        )
+    return prompt, completions
+
+
+def _prompt_column(row: dict, place: str) -> str | list[dict]:
+    name = first_of(row, ("prompt", "question"), place, "give each row a 'prompt'")
+    prompt = prompt_of(row[name], f"{place}, column {name!r}")
+    if isinstance(prompt, list):
+        messages_of(prompt, f"{place}, column {name!r}")
+    return prompt
+
+
+def _pair(row: dict, place: str, index: int) -> dict:
+    names = ["chosen", "rejected"]
+    for name in names:
+        first_of(row, (name,), place, _PAIR_FIX)
+    if row.get("reference") is not None:
+        names.append("reference")
+    completions = {name: row[name] for name in names}
+    # Some data sets write the prompt twice: as a text, and at the beginning of both conversations.
+    whole = all(isinstance(value, list) for value in completions.values())
+    several = whole and all(len(value) > 1 for value in completions.values())
+    if row.get("prompt") is None or (several and isinstance(row["prompt"], str)):
+        prompt, completions = _split_common_beginning(completions, place)
+    else:
+        prompt = _prompt_column(row, place)
+        if isinstance(prompt, list):
+            n = len(prompt)
+            whole = {k: messages_of(v, f"{place}, column {k!r}") for k, v in completions.items()
+                     if isinstance(v, list)}  # fmt: skip
+            if whole and all(value[:n] == prompt for value in whole.values()):
+                completions |= {name: value[n:] for name, value in whole.items()}
+    completions = {k: completion_of(v, f"{place}, column {k!r}") for k, v in completions.items()}
+    prompt, completions = _matched(prompt, completions, place)
+    return dict(prompt=prompt, **completions, **_margin(row, place), **tools_of(row, place))
+
+
+def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, dict]:
+    """Longest common beginning of whole conversations or texts, and what follows it in each."""
+    as_messages = [isinstance(value, list) for value in completions.values()]
+    if any(as_messages) and not all(as_messages):
+        raise InputError(f"{place}: texts and messages are mixed", fix="write all as messages")
+    for name, value in completions.items():
+        where = f"{place}, column {name!r}"
+        if any(as_messages):
+            completions = {**completions, name: messages_of(value, where)}
+        else:
+            require_text(value, where, "remove the row or fill it in")
+    values = list(completions.values())
+    n = 0
+    while all(len(value) > n for value in values) and all(v[n] == values[0][n] for v in values):
+        n += 1
+    if all(len(value) == n for value in values):  # identical: dropped, and counted, when encoded
+        n = n - 1 if any(as_messages) else 0
+    elif not any(as_messages) and n and values[0][n - 1] == " ":
+        n -= 1  # a word keeps the space before it
+    short = [name for name, value in completions.items() if len(value) == n]
+    if short and len(short) < len(values):
+        other = next(name for name in completions if name not in short)
+        raise InputError(
+            f"{place}: {short[0]!r} is the beginning of {other!r}",
+            rule="without a 'prompt' their common beginning is the prompt, and nothing is left",
+            fix="add a 'prompt' column, or remove the row",
+        )
+    if n == 0 and any(as_messages):
+        raise InputError(
+            f"{place}: 'chosen' and 'rejected' share no first message",
+            rule="without a 'prompt' their common beginning is the prompt",
+            fix="add a 'prompt' column",
+        )
+    return values[0][:n], {name: value[n:] for name, value in completions.items()}
+
+
+def _margin(row: dict, place: str) -> dict:
+    """How much better the chosen completion is, and whether neither is."""
+    margin, tie = row.get("margin"), row.get("tie")
+    tie = tie is not None and flag_of(tie, f"{place}, column 'tie'")
+    if margin is not None:
+        margin = number_of(margin, f"{place}, column 'margin'")
+        if margin < 0:
+            raise InputError(
+                f"{place}, column 'margin' is below 0",
+                value=margin,
+                rule="it is how much better the chosen completion is",
+                fix="swap the completions, or remove the margin",
+            )
+        return dict(margin=margin, tie=tie)
+    names = [name for name in ("score_chosen", "score_rejected") if row.get(name) is not None]
+    if not names:
+        return dict(margin=0.0, tie=tie)
+    scores = [number_of(row.get(name), f"{place}, column {name!r}")
+              for name in ("score_chosen", "score_rejected")]  # fmt: skip
+    if scores[0] < scores[1]:
+        raise InputError(
+            f"{place}: 'score_chosen' is below 'score_rejected'",
+            value=tuple(scores),
+            fix="swap the completions, or remove the row",
+        )
+    return dict(margin=scores[0] - scores[1], tie=tie or scores[0] == scores[1])
+
+
+# -- one completion --
+
+
+def _labelled(row: dict, place: str, index: int) -> dict:
+    prompt = _prompt_column(row, place)
+    name = first_of(row, ("completion", "response"), place, "give each row a 'completion'")
+    completion = completion_of(row[name], f"{place}, column {name!r}")
+    prompt, matched = _matched(prompt, {name: completion}, place)
+    first_of(row, ("label",), place, "give each row a 'label', true or false")
+    label = flag_of(row["label"], f"{place}, column 'label'")
+    return dict(prompt=prompt, completion=matched[name], label=label, **tools_of(row, place))
+
+
+def _step_texts(value: object, place: str, empty: bool = False) -> list[str]:
+    texts = list_of(value, place)
+    for number, text in enumerate(texts):
+        require_text(text, f"{place}, step {number}", "join it with the step before it", empty)
+    return texts
+
+
+def _one_each(values: list, steps: list, place: str) -> None:
+    if len(values) != len(steps):
+        raise InputError(
+            f"{place} has {len(values)} values for {len(steps)} steps",
+            rule="one of each step",
+            fix="correct the row",
+        )
+
+
+def _stepwise(row: dict, place: str, index: int) -> dict:
+    prompt = _prompt_column(row, place)
+    for name in ("completions", "labels"):
+        first_of(row, (name,), place, "give each row 'completions' and 'labels', one of each step")
+    lines = row.get("ended") is not None
+    ended = {"ended": flag_of(row["ended"], f"{place}, column 'ended'")} if lines else {}
+    steps = _step_texts(row["completions"], f"{place}, column 'completions'", empty=lines)
+    where = f"{place}, column 'labels'"
+    values = list_of(row["labels"], where)
+    _one_each(values, steps, where)
+    labels = []
+    for number, value in enumerate(values):
+        if isinstance(value, bool):
+            labels.append(1.0 if value else -1.0)
+            continue
+        labels.append(number_of(value, f"{where}, step {number}"))
+        if abs(labels[-1]) > 1:
+            raise InputError(
+                f"{where}, step {number} is out of range",
+                value=value,
+                rule="a label is true, false or a number from -1 (wrong) to 1 (right)",
+                fix="rescale the labels",
+            )
+    return dict(prompt=prompt, completions=steps, labels=labels, **ended, **tools_of(row, place))
+
+
+def _trajectory(row: dict, place: str, index: int) -> dict:
+    prompt = _prompt_column(row, place)
+    # Where both are there: steps where their scores need them, else the completion.
+    names = ["completion", "response", "steps"]
+    if row.get("process_scores") is not None:
+        names = ["steps", "completion", "response"]
+    given = [name for name in names if row.get(name) is not None] or names
+    name = first_of(row, given, place, "give each row a 'completion', or 'steps'")
+    record = dict(prompt=prompt, **tools_of(row, place))
+    if name == "steps":
+        record["steps"] = _step_texts(row["steps"], f"{place}, column 'steps'")
+    else:
+        completion = completion_of(row[name], f"{place}, column {name!r}")
+        record["prompt"], matched = _matched(prompt, {name: completion}, place)
+        record["completion"] = matched[name]
+    reward = first_of(row, ("reward", "score"), place, "give each row a 'reward'")
+    record["reward"] = number_of(row[reward], f"{place}, column {reward!r}")
+    truncated = row.get("truncated")
+    record["truncated"] = truncated is not None and flag_of(
+        truncated, f"{place}, column 'truncated'"
+    )
+    if row.get("process_scores") is not None:
+        record["process_scores"] = _process_scores(row, record, place)
+    if row.get("logprobs") is not None:
+        record["logprobs"] = _logprobs(row, place)
+    return record
+
+
+def _process_scores(row: dict, record: dict, place: str) -> list[float]:
+    where = f"{place}, column 'process_scores'"
+    if "steps" not in record:
+        raise InputError(
+            f"{where} needs the column 'steps'",
+            rule="a score stands at the end of a step",
+            fix="write the completion as a list of its steps",
+        )
+    scores = list_of(row["process_scores"], where)
+    _one_each(scores, record["steps"], where)
+    return [number_of(score, f"{where}, step {i}") for i, score in enumerate(scores)]
+
+
+def _logprobs(row: dict, place: str) -> list[float]:
+    where = f"{place}, column 'logprobs'"
+    values = list_of(row["logprobs"], where)
+    logprobs = [number_of(value, f"{where}, token {i}") for i, value in enumerate(values)]
+    # Samplers in low precision write log 1 as a little more than 0.
+    if max(logprobs) > 1e-3:
+        raise InputError(
+            f"{where} holds a positive value",
+            value=max(logprobs),
+            rule="log-probabilities are at most 0",
+            fix="write natural logarithms of the probabilities",
+        )
+    return logprobs

@@ -1,0 +1,1 @@
+"""Prompts to sample from: records, loaders, streams, curricula."""

@@ -1,0 +1,161 @@
+"""Which prompts are drawn: a weighted mixture of sources, without those that are solved.
+
+What lives here: the draw and its state. What does not: the shuffle of one source (loader).
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.data.online.loader import Loader, make_loader
+from rljax.data.online.stream import Stream, StreamLoader
+from rljax.errors import InputError
+
+LOG = logging.getLogger("rljax")
+
+
+def mixture(name: str, weights: Sequence[float], sources: int) -> np.ndarray:
+    """Weights -> chances [sources]; () = equal."""
+    found = np.asarray(weights if len(weights) else [1.0] * sources, np.float64)
+    if len(found) != sources or (found < 0).any() or found.sum() <= 0:
+        raise InputError(
+            name, value=tuple(weights), rule=f"{sources} weights >= 0, one for data.train and one "
+            "for each of data.sources, not all 0",
+        )  # fmt: skip
+    return found / found.sum()
+
+
+class Curriculum:
+    """An endless order of prompts like Loader's, from several sources and with prompts retired.
+
+    The source of draw i is a function of (seed, i): chance w0 + (w1 - w0) min(i / horizon, 1). Each
+    source is a Loader of its own. A prompt whose pass rate over all its samples has reached
+    `retire_at` is skipped from its source's next epoch on (No-Positive-Resampling, arXiv
+    2510.13786); `drop` skips for good. The state is JSON.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[dict] | Stream],
+        *,
+        batch_size: int,
+        seed: int,
+        weights: Sequence[float] = (),
+        final_weights: Sequence[float] = (),
+        horizon_prompts: int = 1,
+        retire_at: float = 0.0,
+    ):
+        self.batch_size, self.seed, self.retire_at = batch_size, seed, retire_at
+        self.position, self.horizon = 0, horizon_prompts
+        self._start = mixture("data.weights", weights, len(sources))
+        self._end = mixture("data.final_weights", final_weights or weights, len(sources))
+        self._loaders: list[Loader | StreamLoader] = [
+            make_loader(items, batch_size=1, seed=(seed + 7919 * i) % 2**32)
+            for i, items in enumerate(sources)
+        ]
+        # A stream's prompts come once: they have no ids, and none is retired.
+        self._ids = [
+            set() if isinstance(items, Stream) else {item["prompt_id"] for item in items}
+            for items in sources
+        ]
+        self._passes: dict[int, list[int]] = {}  # prompt_id -> [right, samples]
+        self._retired: set[int] = set()
+        self._dropped: set[int] = set()
+
+    def chances(self) -> np.ndarray:
+        """Of each source, for the next draw."""
+        share = min(self.position / self.horizon, 1.0)
+        return (1 - share) * self._start + share * self._end
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the source that has been passed over most."""
+        return max(loader.epoch for loader in self._loaders)
+
+    @property
+    def dropped(self) -> int:
+        """Over-long prompts of streams that were passed over."""
+        return sum(loader.dropped for loader in self._loaders)
+
+    @property
+    def skipped(self) -> int:
+        """Prompts that are not drawn any more."""
+        return len(self._retired | self._dropped)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> list:
+        return self.take(self.batch_size)
+
+    def take(self, count: int) -> list:
+        """The next `count` prompts."""
+        return [self._draw() for _ in range(count)]
+
+    def _draw(self) -> dict:
+        raw = np.random.Philox(np.random.SeedSequence([self.seed, 1, self.position])).random_raw()
+        edges = np.cumsum(self.chances())
+        source = min(int(np.searchsorted(edges, raw / 2**64, side="right")), len(edges) - 1)
+        self.position += 1
+        loader, ids = self._loaders[source], self._ids[source]
+        while True:
+            if ids and loader.position % len(ids) == 0 and loader.position:
+                self._retire(ids)
+            item = loader.take(1)[0]
+            if not ids or item["prompt_id"] not in self._retired | self._dropped:
+                return item
+
+    def _retire(self, ids: set[int]) -> None:
+        """At the border of a source's epochs: leave out what is solved, unless that is all."""
+        if not self.retire_at:
+            return
+        solved = {
+            i for i in ids & self._passes.keys()
+            if self._passes[i][0] >= self.retire_at * self._passes[i][1]
+        }  # fmt: skip
+        if ids <= solved | self._dropped:
+            LOG.warning("every prompt of a source has reached the pass rate %g", self.retire_at)
+            solved = set()
+        self._retired = (self._retired - ids) | solved
+
+    def record(self, outcomes: Sequence[tuple[int, float]], correct_at: float) -> None:
+        """(prompt_id, score) of every scored sample."""
+        for prompt, score in outcomes:
+            entry = self._passes.setdefault(prompt, [0, 0])
+            entry[0] += int(score >= correct_at)
+            entry[1] += 1
+
+    def drop_above(self, pass_rate: float) -> int:
+        """Skip for good the prompts whose recorded pass rate is above this; how many those are."""
+        found = {i for i, (right, n) in self._passes.items() if right > pass_rate * n}
+        for ids in self._ids:
+            if ids and ids <= found:
+                raise InputError(
+                    "data.drop_above_pass_rate leaves a source without prompts",
+                    value=pass_rate,
+                    fix="raise it, or use harder prompts",
+                )
+        self._dropped |= found
+        return len(found)
+
+    def get_state(self) -> dict:
+        return {
+            "position": self.position,
+            "loaders": [loader.get_state() for loader in self._loaders],
+            "passes": {str(k): v for k, v in self._passes.items()},
+            "retired": sorted(self._retired),
+            "dropped": sorted(self._dropped),
+        }
+
+    def set_state(self, state: dict) -> None:
+        if set(state) != set(self.get_state()):
+            raise InputError(
+                "this is not a curriculum's state", value=sorted(state),
+                fix="resume with the data settings of the checkpoint, or start a new run",
+            )  # fmt: skip
+        for loader, saved in zip(self._loaders, state["loaders"], strict=True):
+            loader.set_state(saved)
+        self.position = state["position"]
+        self._passes = {int(k): list(v) for k, v in state["passes"].items()}
+        self._retired, self._dropped = set(state["retired"]), set(state["dropped"])

@@ -1,0 +1,244 @@
+"""From a config to token arrays: the tokenizer of a run, and its prompts and examples, encoded
+once.
+
+What lives here: which sources a config names and what is done to their records. What does not: how
+one record is read (sources), templated (chat) or encoded (prompts).
+"""
+
+import dataclasses
+import functools
+import logging
+
+import numpy as np
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, is_path
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.packing import pack_examples
+from rljax.data.offline.rows import load_rows
+from rljax.data.online.default_rewards import evaluation_text, reward_text
+from rljax.data.online.loader import fingerprint
+from rljax.data.online.prompts import encode_prompt, encode_prompts, encode_worked_examples
+from rljax.data.online.stream import Stream
+from rljax.data.rows.sources import load_endless_prompts, load_prompts, load_worked_examples
+from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
+from rljax.errors import InputError
+from rljax.rewards.pool.calling import wanted_fields
+
+LOG = logging.getLogger("rljax")
+_WARN_ABOVE = 0.1  # share of the prompts that are dropped
+_STREAM_ITEMS = 32  # of a stream, by which a changed one is noticed
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Encoded once. Lengths are those of the longest row, so that a run has one shape."""
+
+    # The prompts of every source: one where nothing is mixed; a stream encodes its own.
+    sources: list[list[dict] | Stream]
+    test_prompts: list[dict]
+    examples: list
+    counts: dict[str, float]
+    prompt_tokens: int
+    example_tokens: int
+    digest: str
+    kind: str = "prompts"  # of sources: rljax.data.kinds
+    held_out: list[dict] = dataclasses.field(default_factory=list)  # records too, for eval/loss
+
+    @property
+    def prompts(self) -> list[dict]:
+        """All training prompts of sources that have an end."""
+        return [p for source in self.sources if not isinstance(source, Stream) for p in source]
+
+    @property
+    def endless(self) -> bool:
+        return any(isinstance(source, Stream) for source in self.sources)
+
+
+def load_run_tokenizer(config: Config) -> Tokenizer:
+    """The tokenizer folder of the config, else the model's folder, else the alphabet of the
+    task."""
+    if config.tokenizer:
+        return load_tokenizer(config.tokenizer)
+    if is_path(config.model):
+        return load_tokenizer(config.model)
+    if is_path(config.data.train):
+        raise InputError(
+            "a built-in model has no tokenizer for a data file",
+            value=config.data.train,
+            fix="set tokenizer to a folder with tokenizer.json, or model to a Hugging Face folder",
+        )
+    alphabet = ""
+    for spec in (config.data.train, *config.data.sources):
+        task = None if is_path(spec) else resolve(spec, NAMESPACES["data"])()
+        letters = vars(task).get("alphabet") if task is not None else None
+        if not isinstance(letters, str):
+            raise InputError(f"task {spec!r} has no alphabet", fix="set tokenizer to a folder")
+        alphabet += "".join(c for c in letters if c not in alphabet)
+    return CharTokenizer(alphabet)
+
+
+def with_target_length(record: dict, config: Config, split: str) -> dict:
+    """The record with a length to aim at: in extra_info, and asked for in the prompt (L1,
+    ALGORITHMS H3). The draw is a function of (seed, split, index)."""
+    low, high = config.data.target_tokens
+    seed = np.random.SeedSequence([config.seed, split == "test", int(record["index"])])
+    target = int(np.random.default_rng(seed).integers(low, high + 1))
+    asked = config.data.target_instruction.format(target_tokens=target)
+    prompt = record["prompt"]
+    if isinstance(prompt, str):
+        prompt = prompt + asked
+    else:
+        last = {**prompt[-1], "content": prompt[-1].get("content", "") + asked}
+        prompt = [*prompt[:-1], last]
+    extra = {**record["extra_info"], "target_tokens": target}
+    return {**record, "prompt": prompt, "extra_info": extra}
+
+
+def _records(spec: str, config: Config, split: str) -> list[dict] | Stream:
+    need = dict(need_ground_truth=needs_ground_truth(config)) if is_path(spec) else {}
+    load = (
+        load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
+    )
+    records = load(spec, **need)
+    if not config.data.target_tokens:
+        return records
+    if isinstance(records, Stream):
+        return Stream(lambda index: with_target_length(records[index], config, split))
+    return [with_target_length(r, config, split) for r in records]
+
+
+def needs_ground_truth(config: Config) -> bool:
+    """Whether what rewards or judges the answers to a file's prompts compares them with one: a
+    model does not, nor does a function that lacks the parameter."""
+    texts = {evaluation_text(config), "" if config.reward.model else reward_text(config)} - {""}
+    fields = [wanted_fields(resolve(text, NAMESPACES["reward"])) for text in texts]
+    return any(names is None or "ground_truth" in required for names, required in fields)
+
+
+def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Data:
+    """Every source of the config, encoded. Raises InputError for what the user can mend."""
+    if kind != "prompts":
+        return _offline_data(config, tokenizer, kind)
+    limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
+    sources, counts, seen, ids = [], {}, [], 0
+    for spec in (config.data.train, *config.data.sources):
+        records = _records(spec, config, "train")
+        mixed = {"source": spec} if config.data.sources else {}
+        if isinstance(records, Stream):
+            sources.append(_encoded_stream(records, tokenizer, limits, mixed))
+            seen += records.first(_STREAM_ITEMS)
+            continue
+        prompts, found = encode_prompts(records, tokenizer, **limits)
+        sources.append([{**p, **mixed, "prompt_id": ids + i} for i, p in enumerate(prompts)])
+        ids += len(prompts)  # prompt_id: unique over all sources
+        counts = {k: counts.get(k, 0) + v for k, v in found.items()}
+        seen += records
+    _warn_dropped(counts)
+    test_records = _test_records(config)
+    test, cut = encode_prompts(test_records, tokenizer, **limits) if test_records else ([], {})
+    if cut.get("dropped_overlong"):
+        counts["test_dropped_overlong"] = cut["dropped_overlong"]
+    worked, examples, found = _worked(config, tokenizer, config.sft.data or config.data.train)
+    data = Data(
+        sources=sources,
+        test_prompts=test,
+        examples=examples,
+        counts={**counts, **found},
+        prompt_tokens=config.data.max_prompt_tokens,
+        example_tokens=max((len(ids) for ids, _ in examples), default=1),
+        digest=fingerprint([*seen, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]),
+    )
+    if data.endless:  # how long its longest prompt is nobody knows
+        return data
+    longest = max(len(p["token_ids"]) for p in [*data.prompts, *test])
+    return dataclasses.replace(data, prompt_tokens=longest)
+
+
+def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: dict) -> Stream:
+    def encoded(index: int) -> dict | None:
+        prompt, _ = encode_prompt(records[index], tokenizer, **limits)
+        return prompt and {**prompt, **mixed}
+
+    return Stream(encoded)
+
+
+def _test_records(config: Config) -> list[dict]:
+    """Held-out prompts: of data.test, else of the tasks' own test splits in equal shares."""
+    specs, count = [config.data.test], config.evaluate.prompts
+    if not config.data.test:
+        specs = [s for s in (config.data.train, *config.data.sources) if not is_path(s)]
+    found = []
+    for number, spec in enumerate(specs):
+        share = count * (number + 1) // len(specs) - count * number // len(specs)
+        mixed = {"source": spec} if len(specs) > 1 else {}
+        found += [{**r, **mixed} for r in _records(spec, config, "test")[:share]]
+    return found
+
+
+def _warn_dropped(counts: dict) -> None:
+    dropped, total = counts.get("dropped_overlong", 0), counts.get("total", 0)
+    if dropped > _WARN_ABOVE * total:
+        LOG.warning(
+            "%d of %d prompts are dropped: longer than data.max_prompt_tokens", dropped, total
+        )
+
+
+def _worked(config: Config, tokenizer: Tokenizer, spec: str) -> tuple[list[dict], list, dict]:
+    """Records, encoded examples and counts of the supervised phase; nothing where it has no
+    steps."""
+    if not config.sft.steps:
+        return [], [], {}
+    worked = load_worked_examples(spec, "train")
+    total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
+    examples, found = encode_worked_examples(worked, tokenizer, max_tokens=total)
+    return worked, examples, {f"examples_{k}": v for k, v in found.items()}
+
+
+def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
+    """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
+    offline = config.offline
+    wish = dict(
+        max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
+        separator=offline.step_separator,
+    )  # fmt: skip
+    sources, counts, seen = [], {}, []
+    for spec in (config.data.train, *config.data.sources):
+        rows = load_rows(spec, "train", kind)
+        items, found = encode_rows(rows, tokenizer, kind, **wish)
+        if config.offline.packing:
+            tokens = sum(len(ids) for ids, _ in items)
+            items = pack_examples(items, config.offline.max_tokens).rows
+            found = {**found, "packed_rows": len(items), "packed_tokens": tokens}
+        first = sum(len(s) for s in sources)
+        named = [{"prompt_id": first + i, "source": spec, "item": x} for i, x in enumerate(items)]
+        sources.append(named)
+        counts = {k: counts.get(k, 0) + v for k, v in found.items()}
+        seen += rows
+    if "packed_rows" in counts:
+        room = counts["packed_rows"] * config.offline.max_tokens
+        counts["packing_efficiency"] = round(counts["packed_tokens"] / room, 4)
+    held_out, held_rows = [], []
+    if config.data.test:
+        held_rows = load_rows(config.data.test, "test", kind)[: config.evaluate.prompts]
+        held_out, _ = encode_rows(held_rows, tokenizer, kind, **wish)
+        if config.offline.packing:
+            held_out = pack_examples(held_out, config.offline.max_tokens).rows
+    test, test_records = [], []
+    if config.evaluate.prompts_from:
+        test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
+        limit = config.data.max_prompt_tokens
+        test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit)
+    worked, examples, found = _worked(config, tokenizer, config.sft.data)
+    every = [*seen, *held_rows, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]
+    return Data(
+        sources=sources,
+        test_prompts=test,
+        examples=examples,
+        counts={**counts, **found},
+        prompt_tokens=max((len(p["token_ids"]) for p in test), default=1),
+        example_tokens=max((len(ids) for ids, _ in examples), default=1),
+        digest=fingerprint(every),
+        kind=kind,
+        held_out=[{"item": item} for item in held_out],
+    )

@@ -1,0 +1,270 @@
+"""Records to token arrays: the prompts of a step [P, L], and supervised examples [B, S].
+
+P prompts, L and S token positions, B rows; rows are right-padded and the padding is told by
+lengths, segment ids and masks, never by an id. Limits and lengths are in tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rljax.data.text.chat import encode_conversation, encode_turns
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+
+OVERLONG = ("drop", "error", "left", "right")
+
+
+def _joined_images(one: dict | None, other: dict | None) -> dict | None:
+    """Both prompts' images, padded to the same number of patches."""
+    if one is None and other is None:
+        return None
+    if one is None or other is None:
+        raise InputError(
+            "prompts with images and prompts without cannot be joined",
+            fix="give the others empty images: rljax.data.images.image_rows.prompt_images",
+        )
+    patches = max(x["pixels"].shape[1] for x in (one, other))
+
+    def padded(x, name):
+        if name not in ("pixels", "patch_coords"):
+            return x[name]
+        return np.pad(x[name], [(0, 0), (0, patches - x[name].shape[1]), (0, 0)])
+
+    return {name: np.concatenate([padded(one, name), padded(other, name)]) for name in one}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one step; `tokens` [P, L] int32, `lengths` [P] int32, `records` one each.
+
+    A record has prompt_text, ground_truth, data_source, extra_info and index. `more(n)` draws n
+    further prompts from the same data, for dataflows that need them. `images` are those of the
+    prompts (rljax.data.images.image_rows.prompt_images), None for text alone.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    records: tuple[dict, ...]
+    more: Callable[[int], "Prompts"] | None = None
+    images: dict[str, np.ndarray] | None = None
+
+    def joined(self, other: "Prompts") -> "Prompts":
+        """These prompts, then the others."""
+        return Prompts(
+            np.concatenate([self.tokens, other.tokens]),
+            np.concatenate([self.lengths, other.lengths]),
+            self.records + other.records,
+            self.more,
+            _joined_images(self.images, other.images),
+        )
+
+    @classmethod
+    def from_records(
+        cls,
+        encoded: Sequence[dict],
+        *,
+        length: int,
+        more: Callable[[int], "Prompts"] | None = None,
+    ) -> "Prompts":
+        """Pads to `length`, which is chosen once for a run: every new length is a new compile."""
+        tokens = np.zeros((len(encoded), length), np.int32)
+        lengths = np.array([len(record["token_ids"]) for record in encoded], np.int32)
+        for row, record in enumerate(encoded):
+            if lengths[row] > length:
+                raise InputError(
+                    f"the prompt of row {record['index']} has {lengths[row]} tokens",
+                    rule=f"prompts are padded to {length} tokens",
+                    fix="encode the prompts with max_prompt_tokens of at most that length",
+                )
+            tokens[row, : lengths[row]] = record["token_ids"]
+        records = tuple(
+            {name: value for name, value in record.items() if name != "token_ids"}
+            for record in encoded
+        )
+        return cls(tokens, lengths, records, more)
+
+
+def encode_prompts(
+    records: Sequence[dict],
+    tokenizer: Tokenizer,
+    *,
+    max_prompt_tokens: int,
+    overlong: str = "drop",
+) -> tuple[list[dict], dict[str, int]]:
+    """Prompt records with `prompt_text` and `token_ids` [n] int32, and counts of what happened.
+
+    A prompt of more than `max_prompt_tokens` is dropped, an error, or cut at its left or right end.
+    """
+    encoded, counts = [], dict(total=len(records), kept=0, dropped_overlong=0, truncated=0)
+    for record in records:
+        prompt, cut = encode_prompt(
+            record, tokenizer, max_prompt_tokens=max_prompt_tokens, overlong=overlong
+        )
+        counts["truncated"] += cut
+        if prompt is None:
+            counts["dropped_overlong"] += 1
+        else:
+            encoded.append(prompt)
+    counts["kept"] = len(encoded)
+    if not encoded:
+        raise InputError(
+            f"no prompt is left: all {len(records)} are longer than {max_prompt_tokens} tokens",
+            fix="raise max_prompt_tokens or truncate with overlong='left'",
+        )
+    return encoded, counts
+
+
+def encode_prompt(
+    record: dict, tokenizer: Tokenizer, *, max_prompt_tokens: int, overlong: str = "drop"
+) -> tuple[dict | None, bool]:
+    """One record as encode_prompts makes it, None where it is dropped, and whether it was cut."""
+    if overlong not in OVERLONG:
+        raise InputError("unknown 'overlong'", value=overlong, fix=f"use one of {OVERLONG}")
+    _require_positive("max_prompt_tokens", max_prompt_tokens)
+    text, ids = _encode_prompt(record, tokenizer)
+    cut = len(ids) > max_prompt_tokens
+    if cut and overlong == "error":
+        raise InputError(
+            f"the prompt of row {record['index']} is too long: {len(ids)} tokens",
+            rule=f"max_prompt_tokens is {max_prompt_tokens}",
+            fix="raise the limit, shorten the prompt, or set overlong='drop'",
+        )
+    if cut and overlong == "drop":
+        return None, False
+    if cut:
+        ids = _cut(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
+    rest = {name: value for name, value in record.items() if name != "prompt"}
+    return dict(rest, prompt_text=text, token_ids=np.array(ids, np.int32)), cut
+
+
+def _encode_prompt(record: dict, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """Text and ids of one prompt, at least one id: the first response token needs a position."""
+    prompt = record["prompt"]
+    try:
+        if isinstance(prompt, str):
+            text, ids = prompt, tokenizer.encode(prompt, add_special_tokens=True)
+        else:
+            text = tokenizer.render_chat(prompt)
+            ids = tokenizer.encode(text)
+    except InputError as error:
+        raise _in_row(record, error) from None
+    return text, _at_least_bos(ids, tokenizer, record)
+
+
+def _at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int]:
+    if ids:
+        return ids
+    if tokenizer.bos_id is not None:
+        return [tokenizer.bos_id]
+    raise InputError(
+        f"the prompt of row {record['index']} has no tokens",
+        value=record["prompt"],
+        rule="the first response token must follow something, and this tokenizer has no BOS",
+        fix="remove the row or give it a prompt",
+    )
+
+
+def _in_row(record: dict, error: InputError) -> InputError:
+    return InputError(f"row {record['index']} cannot be encoded: {error}")
+
+
+def _cut(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]:
+    """The limit's worth of tokens; a leading BOS survives a cut on the left."""
+    if side == "right":
+        return ids[:limit]
+    if bos_id is not None and ids[0] == bos_id:
+        return [bos_id, *ids[len(ids) - limit + 1 :]]
+    return ids[len(ids) - limit :]
+
+
+def encode_worked_examples(
+    records: Sequence[dict], tokenizer: Tokenizer, *, max_tokens: int
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[str, int]]:
+    """Supervised records as (ids [n] int32, loss mask [n] float32), and counts.
+
+    The mask is 1 on completion or assistant tokens and the end token after them; `text` is learned
+    whole. Longer examples are cut on the right; one with nothing left to learn is dropped.
+    """
+    _require_positive("max_tokens", max_tokens)
+    examples, counts = [], dict(total=len(records), kept=0, dropped_empty=0, truncated=0)
+    for record in records:
+        try:
+            ids, mask = _encode_worked_example(record, tokenizer)
+        except InputError as error:
+            raise _in_row(record, error) from None
+        counts["truncated"] += len(ids) > max_tokens
+        ids = np.array(ids[:max_tokens], np.int32)
+        mask = np.array(mask[:max_tokens], np.float32)
+        mask[:1] = 0  # nothing precedes the first token, so nothing predicts it
+        if mask.any():
+            examples.append((ids, mask))
+        else:
+            counts["dropped_empty"] += 1
+    counts["kept"] = len(examples)
+    if not examples:
+        raise InputError(
+            f"no worked example is left of {len(records)}",
+            rule=f"none has a token to learn within max_tokens={max_tokens}",
+            fix="raise max_tokens",
+        )
+    return examples, counts
+
+
+def _encode_worked_example(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    if "messages" in record:
+        messages, tools = record["messages"], record.get("tools")
+        if "prompt_messages" not in record:
+            return encode_conversation(tokenizer, messages, tools=tools)
+        turns = encode_turns(tokenizer, messages, record["prompt_messages"], tools=tools)
+        return turns.prompt + turns.ids, [0] * len(turns.prompt) + turns.mask
+    if "text" in record:
+        ids = _ended(tokenizer.encode(record["text"], add_special_tokens=True), tokenizer)
+        return ids, [1] * len(ids)
+    prompt = tokenizer.encode(record["prompt"], add_special_tokens=True)
+    prompt = _at_least_bos(prompt, tokenizer, record)
+    whole = tokenizer.encode(record["prompt"] + record["completion"], add_special_tokens=True)
+    if whole[: len(prompt)] != prompt:
+        # A token spans the border. When sampling, the prompt is encoded alone, so it is here too.
+        whole = prompt + tokenizer.encode(record["completion"])
+    whole = _ended(whole, tokenizer)
+    return whole, [0] * len(prompt) + [1] * (len(whole) - len(prompt))
+
+
+def _ended(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """The ids with an end token, unless the text itself wrote one."""
+    if ids and ids[-1] in tokenizer.eos_ids:
+        return ids
+    return [*ids, tokenizer.eos_ids[0]]
+
+
+def pad_examples(
+    examples: Sequence[tuple[np.ndarray, np.ndarray]], *, length: int
+) -> dict[str, np.ndarray]:
+    """One example per row: tokens, segment_ids, positions [B, S] int32 and mask [B, S] float32."""
+    shape = (len(examples), length)
+    batch = dict(
+        tokens=np.zeros(shape, np.int32),
+        mask=np.zeros(shape, np.float32),
+        segment_ids=np.zeros(shape, np.int32),
+        positions=np.zeros(shape, np.int32),
+    )
+    for row, (ids, mask) in enumerate(examples):
+        n = len(ids)
+        if n > length:
+            raise InputError(
+                f"a worked example has {n} tokens",
+                rule=f"rows are {length} tokens long",
+                fix="encode the examples with max_tokens of at most that length",
+            )
+        batch["tokens"][row, :n] = ids
+        batch["mask"][row, :n] = mask
+        batch["segment_ids"][row, :n] = 1
+        batch["positions"][row, :n] = np.arange(n)
+    return batch
+
+
+def _require_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} must be a positive number of tokens", value=value)

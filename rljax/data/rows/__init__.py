@@ -1,0 +1,1 @@
+"""Rows of files, tasks and lists, with their columns."""

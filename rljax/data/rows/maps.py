@@ -1,0 +1,56 @@
+"""Maps from the columns of published data sets to ours: one function of (example, index) each.
+
+What lives here: `gsm8k`, `math` and the parts that a map of your own needs. A map returns
+{"prompt", "ground_truth"} and maybe more columns, or None to drop the row. What does not: reading
+and writing files (rljax.data.rows.prepare).
+"""
+
+from rljax.errors import InputError
+from rljax.rewards.text.rules import last_boxed
+
+GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+MATH_INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
+
+
+def column(example: dict, name: str) -> str:
+    """The text in a column. Raises InputError that names it."""
+    if name not in example:
+        raise InputError(f"lacks the column {name!r}", value=sorted(map(str, example)))
+    value = example[name]
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"column {name!r} is empty or not a text", value=value)
+    return value
+
+
+def asked(question: str, instruction: str) -> str:
+    """The question, then the instruction, where there is one."""
+    return f"{question} {instruction}" if instruction else question
+
+
+def gsm8k(example: dict, index: int, *, instruction: str = GSM8K_INSTRUCTION) -> dict:
+    """{"question", "answer"} with the number after "#### ": commas leave it, as verl writes it."""
+    question, answer = column(example, "question"), column(example, "answer")
+    _, mark, final = answer.rpartition("#### ")
+    final = final.strip().replace(",", "")
+    if not mark or not final:
+        raise InputError("column 'answer' has no number after '#### '", value=answer[-80:])
+    return dict(
+        prompt=asked(question, instruction), ground_truth=final, ability="math",
+        extra_info={"question": question, "answer": answer},
+    )  # fmt: skip
+
+
+def math(
+    example: dict, index: int, *, instruction: str = MATH_INSTRUCTION,
+    problem_column: str = "problem", solution_column: str = "solution",
+) -> dict:  # fmt: skip
+    r"""{"problem", "solution"} with the answer in the solution's last \boxed{...}."""
+    problem, solution = column(example, problem_column), column(example, solution_column)
+    answer = last_boxed(solution)
+    if answer is None or not answer.strip():
+        raise InputError(f"column {solution_column!r} has no \\boxed{{...}}", value=solution[-80:])
+    others = {k: example[k] for k in ("level", "type", "subject") if k in example}
+    return dict(
+        prompt=asked(problem, instruction), ground_truth=answer.strip(), ability="math",
+        extra_info={**others, "solution": solution},
+    )  # fmt: skip

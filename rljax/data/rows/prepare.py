@@ -1,0 +1,297 @@
+"""A user's rows -> train.parquet and test.parquet in verl's columns: mapped, checked, counted.
+
+What lives here: what launchers/prepare_data.py does. What does not: reading rows (`rows`), maps of
+published data sets (`maps`), what a row must hold (`sources`).
+
+Which side of the split a row is on is a function of its prompt alone: it stays there when rows are
+added or reordered, and two rows with one prompt are never on both.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from rljax.components import resolve
+from rljax.config import is_path
+from rljax.data.online.prompts import encode_prompt
+from rljax.data.rows.rows import SUFFIXES, Rows, make_task, read_rows
+from rljax.data.rows.sources import prompt_record
+from rljax.data.text.tokenizer import load_tokenizer
+from rljax.errors import InputError
+
+MAPS = "rljax.data.rows.maps"
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareOptions:
+    """The flags of launchers/prepare_data.py."""
+
+    source: str
+    out: str
+    map: str = ""  # "" = the rows have our columns already
+    data_source: str = ""  # "" = what the map says, or the name of the source
+    test_fraction: float = 0.0  # 0 = the source's own test split, where it has one
+    tokenizer: str = ""
+    max_prompt_tokens: int = 0  # 0 = no limit
+
+
+def prepare(options: PrepareOptions) -> dict:
+    """Writes out/train.parquet, out/test.parquet (where there are test rows) and out/counts.json;
+    returns the counts. Nothing is written unless every row is good."""
+    _check(options)
+    mapped, counts = {}, {}
+    for split in ("train", "test") if _has_own_test(options) else ("train",):
+        mapped[split], found = _mapped(options, split)
+        counts |= {name: counts.get(name, 0) + n for name, n in found.items()}
+    if options.test_fraction:
+        every = mapped["train"]
+        mapped = {"train": [], "test": []}
+        for row in every:
+            held_out = held_out_by_hash(_text(row["prompt"]), options.test_fraction)
+            mapped["test" if held_out else "train"].append(row)
+    # The test split first: what it holds leaves the training split.
+    kept, seen = {}, {}
+    for split in ("test", "train"):
+        if split in mapped:
+            kept[split], found = _without_repeats(mapped[split], seen, split)
+            counts |= {name: counts.get(name, 0) + n for name, n in found.items()}
+    for split, rows in kept.items():
+        counts[split] = len(rows)
+        fix = "more rows, or a larger --test_fraction" if split == "test" else "check the source"
+        if not rows:
+            raise InputError(f"no row is left for {split}.parquet", value=counts, fix=fix)
+    _write(Path(options.out), {split: _table(rows, split) for split, rows in kept.items()}, counts)
+    return counts
+
+
+def held_out_by_hash(prompt: str, fraction: float) -> bool:
+    """Whether sha256 of the prompt, read as a number in [0, 1), is below `fraction`; blanks and the
+    case of letters do not matter."""
+    text = " ".join(prompt.lower().split()).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") / 2**64 < fraction
+
+
+def _check(options: PrepareOptions) -> None:
+    for name in ("source", "out"):
+        if not getattr(options, name):
+            raise InputError(f"--{name} is not set", fix="see --help")
+    if not 0 <= options.test_fraction < 1:
+        raise InputError("--test_fraction", value=options.test_fraction, rule="0 <= fraction < 1")
+    if bool(options.max_prompt_tokens) != bool(options.tokenizer):
+        raise InputError(
+            "--max_prompt_tokens and --tokenizer belong together", fix="set both, or neither"
+        )
+    if options.max_prompt_tokens < 0:
+        raise InputError("--max_prompt_tokens", value=options.max_prompt_tokens, rule="at least 1")
+    if os.path.exists(options.out) and not os.path.isdir(options.out):
+        raise InputError(f"--out={options.out} is a file", fix="name a folder")
+
+
+def _has_own_test(options: PrepareOptions) -> bool:
+    """A folder, a name with {split} and a TFDS data set have splits; one file has not."""
+    if options.test_fraction:
+        return False
+    if is_path(options.source):
+        return not options.source.endswith(SUFFIXES) or "{split}" in options.source
+    return not isinstance(make_task(options.source)[1], (list, tuple))  # just rows: no splits
+
+
+# -- rows --
+
+
+def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, int]]:
+    """Prompt records of a split with their prompts as messages, and counts."""
+    rows = read_rows(options.source, split)
+    function = _map_function(options.map) if options.map else None
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer else None
+    counts = dict(rows=len(rows.rows), dropped_by_map=0, dropped_overlong=0)
+    after = dataclasses.replace(rows, source=f"{rows.source}, after the map") if function else rows
+    records = []
+    for index, row in enumerate(rows.rows):
+        made = _called(function, row, index, rows) if function else row
+        if made is None:
+            counts["dropped_by_map"] += 1
+            continue
+        if options.data_source:
+            made = {**made, "data_source": options.data_source}
+        record = prompt_record(made, index, after, True)
+        if isinstance(record["prompt"], str):
+            record["prompt"] = [{"role": "user", "content": record["prompt"]}]
+        if tokenizer is not None:
+            found, _ = encode_prompt(record, tokenizer, max_prompt_tokens=options.max_prompt_tokens)
+            if found is None:
+                counts["dropped_overlong"] += 1
+                continue
+        records.append(record)
+    return records, counts
+
+
+def _map_function(text: str) -> Callable[[dict, int], dict | None]:
+    """The function of (example, index) that `text` names: itself, or what a call of it with its
+    options returns (verl's make_map_fn(split))."""
+    component = resolve(text, MAPS)
+    rule = "a map is a function of (example, index), or returns one"
+    with contextlib.suppress(TypeError):
+        component.signature.bind({}, 0, **component.options)
+        return component
+    try:
+        component.signature.bind(**component.options)
+    except TypeError as error:
+        fix = "write its options in the brackets, such as make_map_fn(split='train')"
+        raise InputError(f"--map={text}", rule=f"{error}; {rule}", fix=fix) from None
+    made = component()
+    if not callable(made):
+        raise InputError(f"--map={text} returned no function", value=made, rule=rule)
+    return made
+
+
+def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | None:
+    place = rows.place(index)
+    try:
+        made = function(row, index)
+    except InputError as error:
+        raise InputError(f"{place} {error}") from None
+    except Exception as error:  # the user's own code: say where, and on which row
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"{place}: the map failed",
+            value=sorted(map(str, row)),
+            rule=f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})",
+            fix="correct the map, or let it return None to drop the row",
+        ) from error
+    if made is not None and not isinstance(made, dict):
+        fix = "return {'prompt': ..., 'ground_truth': ...}"
+        if callable(made):  # make_map_fn(split, more="") was taken for a map
+            fix = "write the options of what makes the map, such as make_map_fn(split='train')"
+        rule = "an object with prompt and ground_truth, or None to drop the row"
+        raise InputError(f"{place}: the map returned no row", value=made, rule=rule, fix=fix)
+    return made
+
+
+def _text(prompt: list[dict]) -> str:
+    """What identifies a prompt: who says what."""
+    contents = [m.get("content") for m in prompt]
+    texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
+    return "\n".join(f"{m['role']}: {text}" for m, text in zip(prompt, texts, strict=True))
+
+
+def _without_repeats(
+    rows: list[dict], seen: dict[str, tuple[str, str]], split: str
+) -> tuple[list[dict], dict[str, int]]:
+    """The first row of every prompt that is not in `seen`: prompt -> (split, ground truth)."""
+    kept, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
+    for row in rows:
+        text = _text(row["prompt"])
+        key = " ".join(text.lower().split())
+        if key not in seen:
+            seen[key] = (split, row["ground_truth"])
+            kept.append(row)
+            continue
+        where, truth = seen[key]
+        counts["duplicates" if where == split else "also_in_test"] += 1
+        counts["contradicting"] += truth != row["ground_truth"]
+    return kept, counts
+
+
+# -- files --
+
+
+def _table(rows: list[dict], split: str):
+    """The rows in verl's columns."""
+    import pyarrow
+
+    columns: dict[str, list] = {
+        "data_source": [row["data_source"] for row in rows],
+        "prompt": [row["prompt"] for row in rows],
+        "ability": [str(row["extra_info"].get("ability", "")) for row in rows],
+        "reward_model": [
+            {"style": "rule", "ground_truth": row["ground_truth"]} for row in rows
+        ],
+        "extra_info": [
+            {k: v for k, v in row["extra_info"].items() if k not in ("ability", "index", "split")}
+            | {"index": row["index"], "split": split}
+            for row in rows
+        ],
+    }  # fmt: skip
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            arrays[name] = pyarrow.array(values)
+        except (pyarrow.ArrowException, OverflowError, UnicodeError) as error:
+            row = rows[_first_that_does_not_fit(values)]
+            raise InputError(
+                f"row {row['index']}, column {name!r} does not fit the rows before it",
+                value=row.get(name, row["extra_info"]),
+                rule=f"a column holds values of one type: {str(error).splitlines()[0]}",
+                fix="let the map write that value as a text (json.dumps) in every row",
+            ) from None
+        if empty := _empty_struct(arrays[name].type, name):
+            raise InputError(
+                f"column {empty!r} holds only empty objects",
+                rule="parquet has no object without keys",
+                fix="let the map leave it out, or write it as a text (json.dumps)",
+            )
+    return pyarrow.table(arrays)
+
+
+def _empty_struct(kind, place: str) -> str:
+    """Where in a column's type an object has no key at all; "" if nowhere."""
+    import pyarrow
+
+    if pyarrow.types.is_list(kind):
+        return _empty_struct(kind.value_type, place)
+    if not pyarrow.types.is_struct(kind):
+        return ""
+    if not kind.num_fields:
+        return place
+    inner = (_empty_struct(field.type, f"{place}.{field.name}") for field in kind)
+    return next(filter(None, inner), "")
+
+
+def _first_that_does_not_fit(values: list) -> int:
+    """The first value with which the column cannot be written, by bisection."""
+    import pyarrow
+
+    low, high = 0, len(values)  # `low` values fit, `high` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            pyarrow.array(values[:middle])
+            low = middle
+        except (pyarrow.ArrowException, OverflowError, UnicodeError):
+            high = middle
+    return high - 1
+
+
+def _write(folder: Path, tables: dict, counts: dict) -> None:
+    """All files under other names first, then renamed: a reader never finds half of one."""
+    import pyarrow.parquet
+
+    temporary = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, table in tables.items():
+            temporary[split] = folder / f".{split}.parquet.{os.getpid()}"
+            pyarrow.parquet.write_table(table, temporary[split])
+        temporary["counts"] = folder / f".counts.json.{os.getpid()}"
+        temporary["counts"].write_text(json.dumps(counts, indent=2) + "\n")
+        stale = folder / "test.parquet"
+        if "test" not in tables and stale.exists():
+            raise InputError(
+                f"{stale} is of an earlier preparation, and this one has no test split",
+                fix="set --test_fraction, remove the file, or choose another --out",
+            )
+        for split in tables:
+            os.replace(temporary[split], folder / f"{split}.parquet")
+        os.replace(temporary["counts"], folder / "counts.json")
+    except OSError as error:
+        raise InputError(f"--out={folder} cannot be written", rule=str(error)) from None
+    finally:
+        for path in temporary.values():
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)

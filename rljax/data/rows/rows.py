@@ -1,0 +1,253 @@
+"""Where rows come from: files, tasks, TFDS data sets, lists; and what errors call each of them.
+
+What lives here: reading a spec into raw rows, checked only for being objects. What does not: what a
+row must hold (`sources` for prompts, `preference_rows` for offline training). A spec is
+
+- the path of a .parquet, .jsonl or .json file; `{split}` in it is replaced, and a folder means its
+  file `<split>.parquet`, `.jsonl` or `.json`;
+- `"tfds:name/config"`, a data set of TensorFlow Datasets, or `"tfds:/folder"`, one prepared there;
+- a component such as `"sort_digits(digits=3)"` of `rljax.data.tasks`;
+- a list of rows itself.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rljax.components import resolve
+from rljax.data.online.stream import Stream
+from rljax.data.rows.files import parse_json, read_text
+from rljax.errors import InputError
+
+SUFFIXES = (".parquet", ".jsonl", ".json")
+TFDS = "tfds:"
+_OTHER_FILES = (".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Raw rows, and what errors call their source and each of them.
+
+    `data_source` is the name of the data set for rows that do not give one.
+    """
+
+    source: str
+    data_source: str
+    rows: Sequence[dict] | Stream
+    lines: Sequence[int] | None = None  # line numbers, where rows are lines of a file
+    # Whether a key of a nested object that holds None was absent when the rows were written: tables
+    # have one list of keys for all rows.
+    fills_nulls: bool = False
+
+    def place(self, index: int) -> str:
+        place = f"{self.source}: row {index}"
+        return place if self.lines is None else f"{place} (line {self.lines[index]})"
+
+
+def read_rows(
+    spec: str | Sequence[Mapping], split: str, worked: bool = False, endless: bool = False
+) -> Rows:
+    """The rows of a spec, each an object; `worked` asks a task for its worked examples. They may be
+    a stream only if `endless`."""
+    if isinstance(spec, (list, tuple)):
+        rows = Rows("the list of rows", "list", spec)
+    elif isinstance(spec, str) and spec.strip():
+        rows = _read_named(spec.strip(), split, worked)
+    else:
+        raise InputError(
+            "a data source is a text or a list of rows",
+            value=spec,
+            fix='write a path, "tfds:name" or "task(...)"',
+        )
+    if isinstance(rows.rows, Stream):
+        if not endless:
+            raise InputError(
+                f"{spec} is an endless stream",
+                rule="a fixed set of rows is needed here",
+                fix="write how many into its brackets, prompts=5000 (reasoning_gym: size=5000)",
+            )
+        return rows  # they are looked at as they come
+    if len(rows.rows) == 0:
+        raise InputError(f"{rows.source} has no rows", fix="check the file and the split")
+    for index, row in enumerate(rows.rows):
+        if not isinstance(row, dict):
+            raise InputError(
+                f"{rows.place(index)} is not an object",
+                value=row,
+                fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
+            )
+    return rows
+
+
+def _read_named(spec: str, split: str, worked: bool) -> Rows:
+    if spec.startswith(TFDS):
+        return _read_tfds(spec, split)
+    path = Path(spec.replace("{split}", split))
+    if path.is_dir():
+        path = _file_of_split(path, split)
+    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json}
+    if path.suffix in readers:
+        return readers[path.suffix](path, split)
+    if not spec.endswith(")") and ("/" in spec or path.suffix in _OTHER_FILES or path.exists()):
+        raise InputError(
+            f"{path} is not a kind of data file that is read",
+            rule=f"the name must end in one of {', '.join(SUFFIXES)}",
+            fix="convert it, for example with pyarrow, or correct the name",
+        )
+    return _run_task(spec, split, worked)
+
+
+def _file_of_split(folder: Path, split: str) -> Path:
+    for suffix in SUFFIXES:
+        if (folder / f"{split}{suffix}").is_file():
+            return folder / f"{split}{suffix}"
+    raise InputError(
+        f"{folder} has no file for the split {split!r}",
+        value=sorted(item.name for item in folder.iterdir())[:10],
+        rule=f"a folder holds {split}.parquet, {split}.jsonl or {split}.json",
+        fix="name the file itself",
+    )
+
+
+def _read_parquet(path: Path, split: str) -> Rows:
+    import pyarrow.parquet  # 0.2 s that a run on procedural data need not pay
+
+    if not path.is_file():
+        raise InputError(f"{path} does not exist", fix="check the path")
+    try:
+        # A file handle, because for a path the library also guesses partitions from folder names.
+        with path.open("rb") as file:
+            rows = pyarrow.parquet.read_table(file).to_pylist()
+    except Exception as error:  # truncated, foreign, bad UTF-8: the library has a class for each
+        raise InputError(
+            f"{path} is not a readable parquet file",
+            rule=_first_line(error),
+            fix="copy or write it again; a half-copied file lacks its footer",
+        ) from None
+    return Rows(str(path), path.stem, rows, fills_nulls=True)
+
+
+def _read_jsonl(path: Path, split: str) -> Rows:
+    rows, lines = [], []
+    # Not splitlines(): U+2028 and its kin may stand inside a JSON string.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            rows.append(parse_json(line, f"{path}: line {number}"))
+            lines.append(number)
+    return Rows(str(path), path.stem, rows, lines)
+
+
+def _read_json(path: Path, split: str) -> Rows:
+    value = parse_json(read_text(path), str(path))
+    if isinstance(value, dict):
+        if split not in value:
+            raise InputError(
+                f"{path} has no split {split!r}",
+                value=sorted(value)[:10],
+                rule="a .json file is a list of rows, or an object {split: list of rows}",
+                fix="correct the split; one object per line is a .jsonl file",
+            )
+        value = value[split]
+    if not isinstance(value, list):
+        raise InputError(f"{path} is not a list of rows", value=value, fix="write [{...}, {...}]")
+    return Rows(str(path), path.stem, value)
+
+
+def make_task(spec: str) -> tuple[str, object]:
+    """The name of a task's function, and what it returns: a Task, or just its rows."""
+    task_function = resolve(spec, "rljax.data.tasks")
+    try:
+        inspect.signature(task_function.function).bind(**task_function.options)
+    except TypeError as error:
+        raise InputError(
+            f"{spec}: options are missing", rule=str(error), fix="write them in the brackets"
+        ) from None
+    return task_function.name, task_function()
+
+
+def _run_task(spec: str, split: str, worked: bool) -> Rows:
+    name, task = make_task(spec)
+    if isinstance(task, (list, tuple)):  # a user's function may just return its rows
+        return Rows(spec, name, task)
+    try:
+        splits = {"train": task.train, "test": task.test}
+        if worked:
+            splits = {"train": task.worked_examples}
+            splits |= {"test": task.worked_test} if vars(task).get("worked_test") else {}
+    except AttributeError as error:
+        raise InputError(
+            f"{spec} returned no task",
+            value=task,
+            rule=str(error),
+            fix="return a list of records, or an object with train, test and worked_examples",
+        ) from None
+    if split not in splits:
+        raise InputError(f"{spec} has no split {split!r}", fix=f"use one of {sorted(splits)}")
+    return Rows(spec, name, splits[split])
+
+
+def _read_tfds(spec: str, split: str) -> Rows:
+    """A split of a TFDS data set by random access (ArrayRecord files), without TensorFlow."""
+    name = spec.removeprefix(TFDS).strip()
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError:
+        raise InputError(
+            f"{spec}: the package tensorflow_datasets is not installed",
+            fix="pip install 'rljax[tfds]'",
+        ) from None
+    try:
+        if Path(name).is_dir():
+            builder = tfds.builder_from_directory(name)
+        else:
+            # ArrayRecord, because TensorFlow's own format cannot be read by row number.
+            builder = tfds.builder(name, file_format="array_record")
+            builder.download_and_prepare()
+    except Exception as error:  # unknown name, no network, foreign folder: a class for each
+        raise InputError(
+            f"{spec} cannot be opened as a TFDS data set",
+            rule=_first_line(error),
+            fix="write tfds:name or tfds:name/config, or tfds:/folder of a prepared data set",
+        ) from None
+    if split not in builder.info.splits:
+        raise InputError(f"{spec} has no split {split!r}", value=sorted(builder.info.splits))
+    try:
+        source = builder.as_data_source(split=split)
+        rows = [_plain_feature(source[i], builder.info.features) for i in range(len(source))]
+    except Exception as error:
+        raise InputError(
+            f"{spec}, split {split!r} cannot be read by row number",
+            rule=_first_line(error),
+            fix="prepare the data set with file_format='array_record'",
+        ) from None
+    return Rows(spec, builder.info.name, rows)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _plain_feature(value: object, feature: object) -> object:
+    """A TFDS value in JSON's types: texts decoded, and a sequence of objects as a list of them
+    (TFDS stores it as an object of lists)."""
+    from tensorflow_datasets import features as kinds
+
+    if isinstance(feature, kinds.FeaturesDict):
+        return {name: _plain_feature(value[name], feature[name]) for name in feature}
+    if isinstance(feature, kinds.Sequence) and isinstance(feature.feature, kinds.FeaturesDict):
+        columns = {name: _plain_list(value[name], kind) for name, kind in feature.feature.items()}
+        return [
+            dict(zip(columns, item, strict=True)) for item in zip(*columns.values(), strict=True)
+        ]
+    if isinstance(feature, kinds.Sequence):
+        return _plain_list(value, feature.feature)
+    if isinstance(feature, kinds.Text) and isinstance(value, bytes):
+        return value.decode("utf-8")
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _plain_list(values, feature) -> list:
+    return [_plain_feature(value, feature) for value in values]

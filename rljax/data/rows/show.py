@@ -1,0 +1,163 @@
+"""What a config's data looks like as tokens: each of them coloured by whether it is learned.
+
+What lives here: rows as pieces of text with their ids and masks, and how they are drawn. What does
+not: encoding (`encoded`); no weights are read, a tokenizer is enough.
+
+Learned tokens are green, the others dim; every second token is underlined, so that borders show.
+Where there are no colours, what is learned stands between [[ and ]].
+"""
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config
+from rljax.data.kinds import data_kind
+from rljax.data.online.encoded import load_data, load_run_tokenizer
+from rljax.data.online.loader import make_loader
+from rljax.data.online.stream import Stream
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """One sequence: ids [n], mask [n] (1 = learned), and the facts that stand beside it."""
+
+    title: str
+    ids: np.ndarray
+    mask: np.ndarray
+    facts: dict[str, object]
+
+
+def shown_rows(config: Config, *, rows: int, split: str = "train") -> tuple[list[Shown], dict]:
+    """The first rows of the split as the run would read them (training prompts in its order), with
+    the supervised examples of sft.steps behind them; and the counts of what was dropped."""
+    kind = data_kind(resolve(config.dataflow, NAMESPACES["dataflow"]))
+    config = copy.deepcopy(config)
+    config.offline.packing = False  # rows of one example each
+    data = load_data(config, load_run_tokenizer(config), kind)
+    if kind != "prompts":
+        items = data.held_out if split == "test" else data.prompts
+        found = [s for i, x in enumerate(items[:rows]) for s in _of_kind(kind, i, x["item"])]
+        return _required(found, split), data.counts
+    if split == "test":
+        return _required([_of_prompt(p) for p in data.test_prompts[:rows]], split), data.counts
+    found, counts = [], dict(data.counts)
+    for source in data.sources:
+        loader = make_loader(source, batch_size=1, seed=config.seed)
+        enough = rows if isinstance(source, Stream) else min(rows, len(source))
+        found += [_of_prompt(p) for p in loader.take(enough)]
+        if loader.dropped:
+            counts["dropped_overlong_of_stream"] = loader.dropped
+    found += [s for i, e in enumerate(data.examples[:rows]) for s in _of_kind("examples", i, e)]
+    return found, counts
+
+
+def _required(found: list[Shown], split: str) -> list[Shown]:
+    if not found:
+        raise InputError(f"the config has no {split} rows", fix="set data.test, or --split=train")
+    return found
+
+
+def _of_prompt(prompt: dict) -> Shown:
+    ids = prompt["token_ids"]
+    names = ("data_source", "ground_truth", "extra_info")
+    facts = {name: prompt[name] for name in names if prompt[name] not in ("", {})}
+    return Shown(f"prompt {prompt['index']}", ids, np.zeros(len(ids)), facts)
+
+
+_ONE = dict(
+    examples="example", pairs="pair", labelled="answer", steps="solution", trajectories="trajectory"
+)
+
+
+def _of_kind(kind: str, index: int, item) -> list[Shown]:
+    """The sequences of one item of rljax.data.offline.encode."""
+    title = f"{_ONE[kind]} {index}"
+    if kind == "examples":
+        return [Shown(title, *item, {})]
+    if kind == "steps":
+        labels = [float(x) for x, m in zip(item.labels, item.mask, strict=True) if m]
+        return [Shown(title, item.ids, item.mask, {"labels": labels})]
+    if kind == "pairs":
+        names = [
+            n for n in ("chosen", "rejected", "reference") if vars(item)[f"{n}_ids"] is not None
+        ]
+        facts = {"margin": item.margin}
+        return [_joined(f"{title}, {name}", item, name, facts) for name in names]
+    facts = {"label": item.label} if kind == "labelled" else {"reward": item.reward}
+    return [_joined(title, item, "completion", facts)]
+
+
+def _joined(title: str, item, name: str, facts: dict) -> Shown:
+    fields = vars(item)
+    prompt, ids, mask = item.prompt_ids, fields[f"{name}_ids"], fields[f"{name}_mask"]
+    whole = np.concatenate([np.zeros(len(prompt)), mask])
+    return Shown(title, np.concatenate([prompt, ids]), whole, facts)
+
+
+# -- drawing --
+
+
+def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """The text of each token; a character that several tokens spell stands at the last of them."""
+    found, pending = [], []
+    for token in ids:
+        pending.append(int(token))
+        text = tokenizer.decode(pending, skip_special_tokens=False)
+        whole = not text.endswith("\ufffd")
+        found.append(text if whole or len(pending) > 4 else "")
+        pending = [] if whole or len(pending) > 4 else pending
+    if pending:
+        found[-1] = tokenizer.decode(pending, skip_special_tokens=False)
+    return found
+
+
+def coloured(shown: Shown, tokenizer: Tokenizer, *, colours: bool) -> Text:
+    """One sequence as text: line breaks as \u21b5, learned tokens green or in [[ ]]."""
+    texts = [t.replace("\n", "\u21b5\n") for t in pieces(shown.ids, tokenizer)]
+    out = Text()
+    runs = itertools.groupby(enumerate(texts), key=lambda x: bool(shown.mask[x[0]]))
+    for learned, run in runs:
+        out.append("[[" if learned and not colours else "")
+        for number, text in run:
+            line = " underline" if number % 2 else ""
+            out.append(text, ("bold green" if learned else "dim") + line)
+        out.append("]]" if learned and not colours else "")
+    return out
+
+
+def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
+    """Position, id, text and mask of every token."""
+    table = Table()
+    for column in ("position", "id", "token", "mask"):
+        table.add_column(column, justify="left" if column == "token" else "right")
+    for number, text in enumerate(pieces(shown.ids, tokenizer)):
+        learned = bool(shown.mask[number])
+        cells = (str(number), str(int(shown.ids[number])), repr(text), f"{shown.mask[number]:g}")
+        table.add_row(*map(Text, cells), style="bold green" if learned else "dim")
+    return table
+
+
+def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) -> None:
+    """Prints rows and counts."""
+    tokenizer = load_run_tokenizer(config)
+    found, counts = shown_rows(config, rows=rows, split=split)
+    colours = console.is_terminal and not console.no_color
+    for shown in found:
+        facts = ", ".join(f"{name}={value!r}" for name, value in shown.facts.items())
+        learned = int(np.sum(np.asarray(shown.mask) > 0))
+        title = f"--- {shown.title}: {len(shown.ids)} tokens, {learned} learned"
+        console.print(Text(title + (f"; {facts}" if facts else ""), style="bold"), soft_wrap=True)
+        text = id_table(shown, tokenizer) if ids else coloured(shown, tokenizer, colours=colours)
+        console.print(text, soft_wrap=not ids)
+    listed = ", ".join(f"{name}={value:g}" for name, value in counts.items())
+    console.print(Text(f"counts: {listed or 'an endless stream'}", style="bold"), soft_wrap=True)

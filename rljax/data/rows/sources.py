@@ -1,0 +1,138 @@
+"""Records of prompts and of worked examples: what their rows must hold. No tokens here.
+
+Where the rows come from (files, tasks, TFDS, a list) is `rows`; the rows of preference and other
+offline training are `preference_rows`. Every row is checked here, before a model loads.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+
+from rljax.data.online.stream import Stream
+from rljax.data.rows.columns import first_of, prompt_of, require_text, worked_record
+from rljax.data.rows.rows import Rows, read_rows
+from rljax.data.text.chat import check_unicode
+from rljax.errors import InputError
+
+_PROMPT_FIX = "give each row a 'prompt' (text, or a list of chat messages) or a 'question'"
+_TRUTH_FIX = "give each row a 'ground_truth', an 'answer' or a reward_model.ground_truth"
+
+
+def load_prompts(spec: str, split: str, *, need_ground_truth: bool = True) -> list[dict]:
+    """Prompt records: prompt (str or messages), ground_truth, data_source, extra_info, index.
+
+    Without `need_ground_truth` (a reward model judges) a missing one is "".
+    """
+    rows = read_rows(spec, split)
+    return [
+        prompt_record(row, index, rows, need_ground_truth) for index, row in enumerate(rows.rows)
+    ]
+
+
+def load_endless_prompts(spec: str, *, need_ground_truth: bool = True) -> list[dict] | Stream:
+    """load_prompts of the training split, which may be a stream: its records are made as they are
+    asked for."""
+    rows = read_rows(spec, "train", endless=True)
+    if not isinstance(rows.rows, Stream):
+        return [
+            prompt_record(row, index, rows, need_ground_truth)
+            for index, row in enumerate(rows.rows)
+        ]
+    return Stream(lambda index: prompt_record(rows.rows[index], index, rows, need_ground_truth))
+
+
+def load_worked_examples(spec: str, split: str) -> list[dict]:
+    """Supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
+
+    A task's worked examples are its training split.
+    """
+    rows = read_rows(spec, split, worked=True)
+    return [worked_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
+
+
+def load_records(spec: str, *, split: str) -> Sequence[dict]:
+    """The rows as the file or the task has them, unchecked but for being objects."""
+    return read_rows(spec, split).rows
+
+
+# -- what a row must hold --
+
+
+def prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) -> dict:
+    """Row `index` as load_prompts makes it. Raises InputError that names row and column."""
+    place = rows.place(index)
+    prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
+    truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
+    data_source = row.get("data_source", rows.data_source)
+    require_text(data_source, f"{place}, column 'data_source'", "name the data set")
+    extra_info = row.get("extra_info")
+    if extra_info is None:
+        extra_info = {}  # parquet writes a missing struct as null
+    if not isinstance(extra_info, dict):
+        raise InputError(
+            f"{place}, column 'extra_info' is not an object", value=extra_info, fix="write {...}"
+        )
+    used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info"}
+    others = {name: value for name, value in row.items() if name not in used}
+    return dict(
+        prompt=prompt_of(row[prompt_column], f"{place}, column {prompt_column!r}"),
+        ground_truth=truth,
+        data_source=data_source,
+        extra_info={**others, **more, **extra_info},
+        index=index,
+    )
+
+
+def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:
+    """The answer to compare with, its column, and what else of that column is worth keeping."""
+    model = row.get("reward_model")
+    if model is not None:
+        if not isinstance(model, dict):
+            raise InputError(
+                f"{place}, column 'reward_model' is not an object",
+                value=model,
+                fix='write {"style": "rule", "ground_truth": "..."}',
+            )
+        text = model.get("ground_truth")
+        if text is not None or needed:
+            text = _answer_text(text, f"{place}, column 'reward_model.ground_truth'")
+        return text or "", "reward_model", {}
+    present = [name for name in ("ground_truth", "answer") if name in row]
+    if not needed and all(row[name] is None for name in present):
+        return "", "ground_truth", {}
+    column = first_of(row, ("ground_truth", "answer"), place, _TRUTH_FIX)
+    text = _answer_text(row[column], f"{place}, column {column!r}")
+    # The published GSM8K rows hold the worked solution, and the answer after "####".
+    solution, mark, final = text.rpartition("\n#### ")
+    if column == "answer" and mark:
+        final = final.strip().replace(",", "")
+        if not final:
+            raise InputError(f"{place}, column 'answer' is empty after ####", value=text)
+        return final, column, {"solution": solution}
+    return text, column, {}
+
+
+def _answer_text(value: object, place: str) -> str:
+    """A ground truth as text; numbers are written as such, 72.0 as 72, lists and objects as JSON
+    (several targets, as in verl's searchR1 rows)."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return str(int(value)) if value == int(value) else repr(value)
+        value = None if math.isnan(value) else value  # a missing number comes as NaN
+    if isinstance(value, (dict, list)) and value:
+        try:
+            value = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:  # dates, bytes, NaN
+            raise InputError(
+                f"{place} holds what JSON has not", value=value, rule=str(error),
+                fix="write the answer as text",
+            ) from None  # fmt: skip
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(
+            f"{place} is {'null' if value is None else 'empty or not a text'}",
+            value=value,
+            rule="a ground truth is a text, a number, or a list or an object of such",
+            fix="remove the row or fill it in",
+        )
+    check_unicode(value, place)
+    return value

@@ -1,0 +1,145 @@
+"""Problems for the language of rljax.rewards.unit_tests.programs: what a program shall compute, and
+its tests.
+
+What lives here: the procedural generator, and the oracle that knows whether the start of a program
+can still be completed to one that passes (process labels are checked against it). The task itself
+is rljax.data.tasks.program_synthesis; parser, interpreter and reward are the reward's.
+"""
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator, Sequence
+
+from rljax.rewards.unit_tests.programs import (
+    MAX_VALUE,
+    Instruction,
+    ProgramError,
+    parse_program,
+    run_program,
+    unit_tests,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """prompt ("2x+1:" or "1>3,2>5:"), ground_truth (what the reward reads), a program that
+    passes."""
+
+    prompt: str
+    ground_truth: str
+    program: str
+
+
+def instructions(max_constant: int, operations: str, with_input: bool) -> list[Instruction]:
+    """All instructions a problem may need: +1..+c, -1..-c, *2..*c, and with x as operand."""
+    found = []
+    for operation in operations:
+        # Times 1 does nothing.
+        first = 2 if operation == "*" else 1
+        found += [(operation, str(c)) for c in range(first, max_constant + 1)]
+        if with_input:
+            found.append((operation, "x"))
+    return found
+
+
+def program_text(program: Sequence[Instruction]) -> str:
+    return "\n".join(operation + operand for operation, operand in program)
+
+
+def _coefficients(program: Sequence[Instruction]) -> list[int]:
+    """The polynomial in x that a program computes, lowest power first."""
+    register = [0, 1]
+    for operation, operand in program:
+        value = [0, 1] if operand == "x" else [int(operand)]
+        if operation == "*":
+            product = [0] * (len(register) + len(value) - 1)
+            for i, a in enumerate(register):
+                for j, b in enumerate(value):
+                    product[i + j] += a * b
+            register = product
+        else:
+            sign = 1 if operation == "+" else -1
+            width = max(len(register), len(value))
+            wide = lambda p: p + [0] * (width - len(p))  # noqa: B023, E731
+            register = [a + sign * b for a, b in zip(wide(register), wide(value), strict=True)]
+    return register
+
+
+def function_text(program: Sequence[Instruction]) -> str:
+    """What a program computes, as a polynomial: "x^2-3x+1", highest power first."""
+    terms = []
+    for power, c in reversed(list(enumerate(_coefficients(program)))):
+        if c:
+            size = "" if abs(c) == 1 and power else str(abs(c))
+            letter = "" if not power else "x" if power == 1 else f"x^{power}"
+            terms.append(("-" if c < 0 else "+") + size + letter)
+    return "".join(terms).removeprefix("+") or "0"
+
+
+def problems(
+    rng: random.Random,
+    *,
+    lines: int,
+    max_constant: int,
+    operations: str,
+    with_input: bool,
+    show: str,
+    examples: int,
+) -> Iterator[Problem]:
+    """Problems without end, drawn with `rng`, repeated ones included.
+
+    A random program of 1 to `lines` instructions is what is asked for, any program of as many
+    lines that passes is right. The prompt shows the function or the first `examples` unit tests;
+    all tests together determine the polynomial.
+    """
+    alphabet = instructions(max_constant, operations, with_input)
+    # A polynomial of degree d is known from d + 1 points, and every line may raise the degree.
+    inputs = list(range(1, max(examples, lines + 2) + 1))
+    while True:
+        program = [rng.choice(alphabet) for _ in range(rng.randint(1, lines))]
+        tests = [(x, run_program(program, x)) for x in inputs]
+        if show == "function":
+            prompt = function_text(program)
+        else:
+            prompt = ",".join(f"{x}>{y}" for x, y in tests[:examples])
+        truth = json.dumps({"tests": tests, "max_lines": lines}, separators=(",", ":"))
+        yield Problem(f"{prompt}:", truth, program_text(program))
+
+
+def recoverable(
+    prefix: str,
+    ground_truth: str,
+    *,
+    max_constant: int,
+    operations: str = "+-*",
+    with_input: bool = True,
+) -> bool:
+    """Whether some completion of `prefix` passes all tests within the lines allowed: the oracle.
+
+    Breadth first over what the register holds in all tests at once: equal states are one.
+    """
+    tests, max_lines = unit_tests(ground_truth)
+    inputs, wanted = [x for x, _ in tests], tuple(y for _, y in tests)
+    try:
+        begun = parse_program(prefix)
+        states = {tuple(run_program(begun, x) for x in inputs)}
+    except ProgramError:
+        return False
+    alphabet = instructions(max_constant, operations, with_input)
+    for used in range(len(begun), max_lines + 1):
+        if used and wanted in states:  # the empty program is no answer
+            return True
+        states = {_step(state, inputs, i) for state in states for i in alphabet}
+        states = {s for s in states if max(map(abs, s)) <= MAX_VALUE}
+    return False
+
+
+def _step(state: tuple[int, ...], inputs: Sequence[int], instruction: Instruction) -> tuple:
+    operation, operand = instruction
+    values = inputs if operand == "x" else [int(operand)] * len(inputs)
+    if operation == "+":
+        return tuple(r + v for r, v in zip(state, values, strict=True))
+    if operation == "-":
+        return tuple(r - v for r, v in zip(state, values, strict=True))
+    return tuple(r * v for r, v in zip(state, values, strict=True))

@@ -1,0 +1,1 @@
+"""Text to tokens: tokenizers, chat templates, messages."""

@@ -1,0 +1,411 @@
+"""Text to token ids and back: one surface, two implementations, and where models stop.
+
+`CharTokenizer` is for procedural tasks, `HuggingFaceTokenizer` reads a model folder (tokenizer.json
+and the files beside it, see `tokenizer_files`) with the `tokenizers` package. Templates are
+rendered in `template`. The ids carry no meaning but their text: padding travels as lengths and
+masks and is never read from an id, for `pad_id` may be an end token too.
+"""
+
+import abc
+import datetime
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from rljax.data.rows.files import read_json_object
+from rljax.data.text.messages import check_unicode
+from rljax.data.text.template import ChatTemplate
+from rljax.data.text.tokenizer_files import (
+    COPY_AGAIN,
+    TEMPLATE_FOLDER,
+    complete_added_tokens,
+    load_library,
+    read_optional,
+    read_special_tokens,
+    read_templates,
+)
+from rljax.errors import InputError
+
+CHAR_FILE = "char_tokenizer.json"
+FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize and stop alike
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+class Tokenizer(abc.ABC):
+    """What the rest of rljax knows of a tokenizer.
+
+    `eos_ids` is the stop set; its first id is the tokenizer's own end token, which supervised
+    examples get appended. `special_ids` are ids that `decode` leaves out.
+    """
+
+    vocab_size: int
+    pad_id: int
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+
+    @abc.abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids without special tokens added, and for each the characters [start, end) it covers."""
+
+    @abc.abstractmethod
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Ids; with `add_special_tokens` the BOS in front where the model has one, never an EOS."""
+
+    @abc.abstractmethod
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of the ids."""
+
+    @abc.abstractmethod
+    def render_chat(
+        self,
+        messages: Sequence[Mapping],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping] | None = None,
+        documents: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The text of a conversation by the chat template.
+
+        `variables` are further names that the template reads, `{"enable_thinking": False}`. With
+        `continue_final_message` the text ends where the last message does, without an end of turn.
+        """
+
+    def render_marked(
+        self,
+        messages: Sequence[Mapping],
+        *,
+        tools: Sequence[Mapping] | None = None,
+        documents: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> tuple[str, list[tuple[int, int]] | None]:
+        """A finished conversation's text, and the characters [a, b) that its template marks as the
+        assistant's; None where the template marks nothing."""
+        options = dict(tools=tools, documents=documents, variables=variables)
+        return self.render_chat(messages, add_generation_prompt=False, **options), None
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping] | None = None,
+        documents: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """The ids of a conversation; templates write their BOS themselves, so none is added."""
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
+        return self.encode(text)
+
+    @abc.abstractmethod
+    def save(self, folder: str | Path) -> None:
+        """Writes the tokenizer into a model folder, from which `load_tokenizer` reads it."""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """Equal for two tokenizers that turn all text into the same ids and stop alike."""
+
+
+def load_tokenizer(folder: str | Path, *, now: datetime.datetime | None = None) -> Tokenizer:
+    """The tokenizer of a model folder, ours or a Hugging Face one."""
+    path = Path(folder) / CHAR_FILE
+    if not path.is_file():
+        return HuggingFaceTokenizer(folder, now=now)
+    alphabet = read_json_object(path).get("alphabet")
+    if not isinstance(alphabet, str):
+        raise InputError(f"{path}: 'alphabet' is not a text", value=alphabet, fix="export it again")
+    return CharTokenizer(alphabet)
+
+
+class CharTokenizer(Tokenizer):
+    """One id per character: 0 = pad, 1 = eos, then the alphabet in its order. No BOS."""
+
+    pad_id = 0
+    bos_id = None
+    eos_ids = (1,)
+    special_ids = frozenset({0, 1})
+
+    def __init__(self, alphabet: str):
+        if not isinstance(alphabet, str) or not alphabet:
+            raise InputError("a character tokenizer needs an alphabet", value=alphabet)
+        double = sorted({c for c in alphabet if alphabet.count(c) > 1})
+        if double:
+            raise InputError("the alphabet names a character twice", value="".join(double))
+        check_unicode(alphabet, "the alphabet")
+        self.alphabet = alphabet
+        self.vocab_size = 2 + len(alphabet)
+        self._ids = {character: i for i, character in enumerate(alphabet, start=2)}
+
+    def encode_with_offsets(self, text):
+        try:
+            ids = [self._ids[character] for character in text]
+        except KeyError as error:
+            raise InputError(
+                f"character {error.args[0]!r} is not in the alphabet",
+                value=text,
+                rule=f"the alphabet is {self.alphabet!r}",
+                fix="add it to the alphabet or take it out of the text",
+            ) from None
+        return ids, [(i, i + 1) for i in range(len(ids))]
+
+    def encode(self, text, add_special_tokens=False):
+        return self.encode_with_offsets(text)[0]
+
+    def decode(self, ids, skip_special_tokens=True):
+        # A model's vocabulary may be larger than ours; such an id must stay visible in the text,
+        # or a reward would take "1?2" for "12".
+        names = ["", ""] if skip_special_tokens else ["<pad>", "<eos>"]
+        table = [*names, *self.alphabet]
+        return "".join(table[i] if 0 <= i < len(table) else "\ufffd" for i in ids)
+
+    def render_chat(
+        self,
+        messages,
+        *,
+        add_generation_prompt=True,
+        tools=None,
+        documents=None,
+        variables=None,
+        continue_final_message=False,
+    ):
+        raise InputError(
+            "a character tokenizer has no chat template",
+            fix="use text prompts, or a tokenizer from a model folder",
+        )
+
+    def save(self, folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        saved = json.dumps({"alphabet": self.alphabet})
+        (Path(folder) / CHAR_FILE).write_text(saved, encoding="utf-8")
+
+    def fingerprint(self):
+        return _digest("char", self.alphabet)
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """The tokenizer of a Hugging Face model folder. `now`: the date that its chat template sees."""
+
+    def __init__(self, folder: str | Path, *, now: datetime.datetime | None = None):
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise InputError(
+                f"{self.folder} is not a folder",
+                rule="a tokenizer is read from a local model folder",
+                fix="download the model and name its folder",
+            )
+        self._text, self._library = load_library(self.folder / "tokenizer.json")
+        self._special_tokens, extra = read_special_tokens(self.folder)
+        self._completed = complete_added_tokens(
+            self.folder, self._library, list(self._special_tokens.values()), extra
+        )
+        self.vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
+        added = self._library.get_added_tokens_decoder()
+        self.bos_id = self._id_of("bos_token")
+        self.eos_ids = self._stop_set()
+        pad = self._id_of("pad_token")
+        self.pad_id = self.eos_ids[0] if pad is None else pad
+        self.special_ids = frozenset(
+            {i for i, token in added.items() if token.special} | {self.pad_id, *self.eos_ids}
+        )
+        self._adds_bos, self._prefix = self._reads_prefix()
+        self._templates = read_templates(self.folder, now)
+
+    def _id_of(self, field: str) -> int | None:
+        text = self._special_tokens.get(field)
+        if text is None:
+            return None
+        number = self._library.token_to_id(text)
+        if number is None:
+            raise InputError(
+                f"{self.folder / 'tokenizer_config.json'}: '{field}' is not in tokenizer.json",
+                value=text,
+                fix="take both files from the same model, or correct the token's spelling",
+            )
+        return number
+
+    def _stop_set(self) -> tuple[int, ...]:
+        """The tokenizer's own end token, then those of generation_config.json or config.json.
+
+        The own token is always in the set: supervised training appends it, and a sampler that did
+        not stop there would run on.
+        """
+        own = self._id_of("eos_token")
+        listed = self._eos_of(
+            "generation_config.json", read_optional(self.folder, "generation_config.json")
+        )
+        if not listed:
+            config = read_optional(self.folder, "config.json")
+            listed = self._eos_of("config.json", config)
+            if not listed and isinstance(config.get("text_config"), dict):
+                listed = self._eos_of("config.json: text_config", config["text_config"])
+        ids = ([] if own is None else [own]) + listed
+        if not ids:
+            raise InputError(
+                f"{self.folder} names no end-of-text token",
+                rule="without one no response ever stops",
+                fix="set eos_token in tokenizer_config.json or eos_token_id in "
+                "generation_config.json",
+            )
+        return tuple(dict.fromkeys(ids))
+
+    def _eos_of(self, name: str, config: dict) -> list[int]:
+        value = config.get("eos_token_id")
+        if value is None:
+            return []
+        place = f"{self.folder / name}: 'eos_token_id'"
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, int) or isinstance(item, bool):
+                raise InputError(
+                    f"{place} is not an id",
+                    value=value,
+                    rule="it is a number or a list of numbers",
+                    fix=COPY_AGAIN,
+                )
+            if not 0 <= item < self.vocab_size:
+                raise InputError(
+                    f"{place} is outside the vocabulary",
+                    value=item,
+                    rule=f"tokenizer.json has the ids 0..{self.vocab_size - 1}",
+                    fix="take both files from the same model, or correct the id",
+                )
+        return list(value) if isinstance(value, list) else [value]
+
+    def _reads_prefix(self) -> tuple[bool, list[int]]:
+        """Whether plain text gets a BOS, and all ids in front of it: what the config says, else
+        what tokenizer.json does."""
+        rule = read_optional(self.folder, "tokenizer_config.json").get("add_bos_token")
+        if rule is not None and not isinstance(rule, bool):
+            raise InputError(
+                f"{self.folder / 'tokenizer_config.json'}: 'add_bos_token' is not a boolean",
+                value=rule,
+                fix="write true or false",
+            )
+        if rule is not None and self.bos_id is not None:
+            return rule, [self.bos_id] if rule else []
+        # The ids that belong to no text and come before it; what comes after is an end token.
+        text = self._library.id_to_token(self.eos_ids[0])
+        encoding = self._encode(text, add_special_tokens=True)
+        added = [i is None for i in encoding.sequence_ids]
+        prefix = encoding.ids[: added.index(False) if False in added else 0]
+        return self.bos_id is not None and prefix[:1] == [self.bos_id], prefix
+
+    def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        try:
+            return self._library.encode(text, add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library's own class says no more than Exception
+            raise InputError(
+                f"{self.folder / 'tokenizer.json'} cannot encode a text",
+                value=text,
+                rule=str(error),
+                fix="take the characters out of the data that this tokenizer does not know",
+            ) from None
+
+    def encode_with_offsets(self, text):
+        encoding = self._encode(text)
+        return encoding.ids, encoding.offsets
+
+    def encode(self, text, add_special_tokens=False):
+        ids = self._encode(text).ids
+        if add_special_tokens and ids[: len(self._prefix)] != self._prefix:
+            return [*self._prefix, *ids]
+        return ids
+
+    def decode(self, ids, skip_special_tokens=True):
+        return self._library.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def _template(self, tools: object) -> ChatTemplate:
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise InputError(
+                f"{self.folder} has no chat template"
+                + (f" called 'default', only {sorted(self._templates)}" if self._templates else ""),
+                rule="chat messages need one",
+                fix="use text prompts, or put the model's chat_template.jinja into the folder",
+            )
+        return self._templates[name]
+
+    def render_chat(
+        self,
+        messages,
+        *,
+        add_generation_prompt=True,
+        tools=None,
+        documents=None,
+        variables=None,
+        continue_final_message=False,
+    ):
+        return self._template(tools).render(
+            messages,
+            special_tokens=self._special_tokens,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
+
+    def render_marked(self, messages, *, tools=None, documents=None, variables=None):
+        template = self._template(tools)
+        if not template.marks_assistant:
+            return super().render_marked(
+                messages, tools=tools, documents=documents, variables=variables
+            )
+        return template.render_marked(
+            messages,
+            special_tokens=self._special_tokens,
+            add_generation_prompt=False,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+        )
+
+    def save(self, folder):
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        more = sorted(self.folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))
+        for name in (*FOLDER_FILES, *(path.relative_to(self.folder) for path in more)):
+            source, target = self.folder / name, folder / name
+            if source.is_file() and source.resolve() != target.resolve():
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(source, target)
+
+    def fingerprint(self):
+        templates = sorted((name, t.text) for name, t in self._templates.items())
+        rules = [self.bos_id, self._adds_bos, self.eos_ids, self._special_tokens, templates]
+        # Only where they say more than the rules above: an old run's fingerprint stays.
+        if self._prefix != [self.bos_id][: self._adds_bos]:
+            rules.append(self._prefix)
+        if self._completed:
+            rules.append(self._completed)
+        return _digest(self._text, json.dumps(rules, sort_keys=True))
+
+
+def _digest(*texts: str) -> str:
+    hashed = hashlib.sha256()
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return hashed.hexdigest()

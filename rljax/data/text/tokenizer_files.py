@@ -1,0 +1,182 @@
+"""The files of a Hugging Face tokenizer: the library's own, special tokens, chat templates.
+
+What they mean together is in `tokenizer`. Where files disagree, the one that `transformers` follows
+wins. Nothing is downloaded; a token's id is its row in the model's embedding.
+"""
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from rljax.data.rows.files import parse_json, read_json_object, read_text
+from rljax.data.text.template import ChatTemplate
+from rljax.errors import InputError
+
+COPY_AGAIN = "copy the file from the model's repository again"
+TEMPLATE_FOLDER = "additional_chat_templates"
+_CONFIG = "tokenizer_config.json"
+_MAP = "special_tokens_map.json"
+
+
+def read_optional(folder: Path, name: str) -> dict:
+    """The JSON object of a file, empty where there is none."""
+    path = folder / name
+    return read_json_object(path) if path.exists() else {}
+
+
+def read_special_tokens(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """bos_token, eos_token, ...: name -> text, and the special tokens that have no such name."""
+    files = {name: read_optional(folder, name) for name in (_MAP, _CONFIG)}
+    if "added_tokens_decoder" not in files[_CONFIG]:  # an old config: the map was written later
+        files = dict(reversed(files.items()))
+    named, extra = {}, []
+    for name, content in files.items():
+        for field, value in content.items():
+            place = f"{folder / name}: '{field}'"
+            if field in ("additional_special_tokens", "extra_special_tokens"):
+                if isinstance(value, dict):  # names for the template, of the model's own
+                    named |= {n: _token_text(v, place) for n, v in value.items()}
+                elif isinstance(value, list):
+                    extra += [_token_text(v, place) for v in value]
+            elif field.endswith("_token") and not field.startswith("add_") and value is not None:
+                named[field] = _token_text(value, place)
+    return named, list(dict.fromkeys(extra))
+
+
+def _token_text(value: object, place: str) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise InputError(
+            f"{place} is not a token",
+            value=value,
+            rule='a token is a text or {"content": text}',
+            fix=COPY_AGAIN,
+        )
+    return text
+
+
+def complete_added_tokens(
+    folder: Path, library: tokenizers.Tokenizer, named: Sequence[str], extra: Sequence[str]
+) -> list[str]:
+    """Makes tokens of what the config calls one and tokenizer.json does not; returns those.
+
+    A token may stand in the vocabulary only, where text such as "</s>" would be split, or in the
+    config's `added_tokens_decoder` only; one with a name (eos_token) is special too. No token gets
+    a new id: the model has no row for it.
+    """
+    before = library.get_added_tokens_decoder()
+    listed = read_optional(folder, _CONFIG).get("added_tokens_decoder", {})
+    place = f"{folder / _CONFIG}: 'added_tokens_decoder'"
+    for number, entry in sorted(_listed_tokens(listed, place).items()):
+        library.add_tokens([entry])
+        if library.token_to_id(entry.content) != number:
+            raise InputError(
+                f"{place} and tokenizer.json disagree about {entry.content!r}",
+                value=number,
+                rule=f"tokenizer.json has it as {library.token_to_id(entry.content)}",
+                fix="take both files from the same model",
+            )
+    known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    for text in (*named, *(text for text in extra if text not in known)):
+        if library.token_to_id(text) is None or (text in known and known[text].special):
+            continue
+        token = known.get(text) or tokenizers.AddedToken(text, normalized=False)
+        token.special = True
+        library.add_special_tokens([token])
+    after = library.get_added_tokens_decoder()
+    return [repr(token) for i, token in after.items() if repr(before.get(i)) != repr(token)]
+
+
+def _listed_tokens(listed: object, place: str) -> dict[int, tokenizers.AddedToken]:
+    found = {}
+    try:
+        for number, entry in listed.items():
+            found[int(number)] = tokenizers.AddedToken(**entry)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{place} is malformed",
+            value=listed,
+            rule=f'it is {{"id": {{"content": text, "special": true, ...}}}} ({error})',
+            fix=COPY_AGAIN,
+        ) from None
+    return found
+
+
+def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, ChatTemplate]:
+    """Name -> chat template; files of their own go before the entry of tokenizer_config.json."""
+    paths = {p.stem: p for p in sorted(folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))}
+    default = folder / "chat_template.jinja"
+    if default.exists():
+        paths = {"default": default, **paths}
+    if paths:
+        return {n: ChatTemplate(read_text(p), str(p), now=now) for n, p in paths.items()}
+    path = folder / _CONFIG
+    listed = read_optional(folder, _CONFIG).get("chat_template")
+    if listed is None:
+        return {}
+    if isinstance(listed, str):
+        listed = [{"name": "default", "template": listed}]
+    templates = {}
+    for entry in listed if isinstance(listed, list) else [listed]:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        text = entry.get("template") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InputError(
+                f"{path}: 'chat_template' is malformed",
+                value=entry,
+                rule='it is a text or a list of {"name": text, "template": text}',
+                fix=COPY_AGAIN,
+            )
+        templates[name] = ChatTemplate(text, f"{path}: chat_template {name!r}", now=now)
+    return templates
+
+
+def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
+    """The text of tokenizer.json and the library's tokenizer, set to do only what it is told."""
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist",
+            rule="only tokenizers with a tokenizer.json are read",
+            fix="save the model's tokenizer with its fast version: it writes tokenizer.json",
+        )
+    text = read_text(path)
+    content = parse_json(text, str(path))
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise InputError(
+            f"{path} has no 'model' object", value=content, fix=f"it is no tokenizer: {COPY_AGAIN}"
+        )
+    # Trimmed offsets leave spaces out of a token: a space that ends a turn would seem to cover
+    # nothing, and would not be learned.
+    trimmed = _untrim(content.get("post_processor"))
+    try:
+        library = tokenizers.Tokenizer.from_str(json.dumps(content) if trimmed else text)
+        # A file may ask for truncation or padding to a fixed length, silently.
+        library.no_truncation()
+        library.no_padding()
+        size = library.get_vocab_size(with_added_tokens=True)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the library is not an Exception
+        raise InputError(
+            f"{path} is not a tokenizer of the 'tokenizers' library",
+            rule=str(error),
+            fix=f"{COPY_AGAIN}, or update the tokenizers package",
+        ) from None
+    if size == 0:
+        raise InputError(f"{path}: the vocabulary is empty", fix=COPY_AGAIN)
+    return text, library
+
+
+def _untrim(post_processor: object) -> bool:
+    """Sets every 'trim_offsets' in the post processor to false; says whether it found one."""
+    if isinstance(post_processor, list):
+        return any([_untrim(item) for item in post_processor])
+    if not isinstance(post_processor, dict):
+        return False
+    found = bool(post_processor.get("trim_offsets"))
+    if found:
+        post_processor["trim_offsets"] = False
+    return any([found, *[_untrim(value) for value in post_processor.values()]])

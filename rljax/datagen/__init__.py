@@ -1,0 +1,1 @@
+"""Training data made by models: rejection sampling, trajectories, preferences, step labels."""

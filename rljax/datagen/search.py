@@ -1,0 +1,236 @@
+"""Process labels: which line of a failing program is the first that no completion can mend.
+
+What lives here: the binary search over the lines of many programs at once, the best-of-K completer
+around a sampler and tests of the caller's, and what is logged about both. What does not: sampling,
+running tests, training on the labels (rljax.shaping.steps puts them on tokens). Plain Python:
+programs are lists of lines, a prefix is named by (program index, number of its lines kept).
+
+Process supervision of code, arXiv 2410.17621; ALGORITHMS A5.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal
+
+from rljax.errors import InputError
+
+Prefix = tuple[int, int]  # program index, lines kept
+Accepts = Callable[[list[Prefix]], Sequence[bool]]
+Neutral = Literal["zero", "drop", "inherit"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LineLabels:
+    """What the search found of one program.
+
+    labels: one per line, +1 before the first error, -1 from it on, 0 neutral, None = not labelled.
+    first_error: its line, counted from 1; None where there is none to find. probes: (lines kept,
+    accepted) in the order of the search. steps: lines that are not neutral. error_step: which of
+    those the first error is.
+    """
+
+    labels: tuple[float | None, ...]
+    first_error: int | None
+    probes: tuple[tuple[int, bool], ...]
+    steps: int
+    error_step: int | None
+
+
+@dataclasses.dataclass
+class _Search:
+    """One program: the first rejected prefix lies between low and high + 1, in steps from 1."""
+
+    ends: list[int]  # lines kept by the prefix that ends with each step
+    low: int
+    high: int
+    probes: list[tuple[int, bool]] = dataclasses.field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        return self.low <= self.high
+
+    @property
+    def middle(self) -> int:
+        return (self.low + self.high) // 2
+
+    @property
+    def asks(self) -> bool:
+        """Whether the middle needs the completer: the whole program is known to fail."""
+        return self.open and self.middle < len(self.ends)
+
+    def settle(self, accepted: bool) -> None:
+        if self.asks:
+            self.probes.append((self.ends[self.middle - 1], accepted))
+        if accepted:
+            self.low = self.middle + 1
+        else:
+            self.high = self.middle - 1
+
+
+def is_neutral_line(line: str) -> bool:
+    """Blank, a comment alone (`#`, `//`), or a code fence."""
+    text = line.strip()
+    return not text or text.startswith(("#", "//", "```"))
+
+
+def search_labels(
+    programs: Sequence[Sequence[str]],
+    accepts: Accepts,
+    *,
+    passes: Sequence[bool] | None = None,
+    neutral: Neutral = "zero",
+    is_neutral: Callable[[str], bool] = is_neutral_line,
+    tasks: Sequence[Hashable] | None = None,
+    cache: dict | None = None,
+) -> tuple[list[LineLabels], dict[str, int]]:
+    """Labels of every line of every program, by binary search for the first rejected prefix.
+
+    accepts([(program, lines kept), ...]) says which prefixes some completion makes pass; it is
+    called once per round, for all programs still open. At most ceil(log2(N + 1)) probes of N lines
+    each. `passes` marks whole programs that pass: all +1, no search; None = none does. Neutral
+    lines do not move the search; they get 0 ("zero"), None ("drop"), or the label of their place
+    ("inherit"). Programs of equal `tasks` share the answers about a prefix that both start with;
+    `cache` (a dict, filled here) keeps them for the next call. -> (labels, {"rounds", "probes",
+    "asked"}): asked is what was left to the completer.
+    """
+    if neutral not in ("zero", "drop", "inherit"):
+        raise InputError("search_labels(neutral)", value=neutral, rule="zero, drop or inherit")
+    for name, given in (("passes", passes), ("tasks", tasks)):
+        if given is not None and len(given) != len(programs):
+            raise InputError(
+                f"search_labels({name})", value=len(given),
+                rule=f"one per program, of which there are {len(programs)}",
+            )  # fmt: skip
+    cache = {} if cache is None else cache
+    searches = []
+    for i, lines in enumerate(programs):
+        ends = [j for j, line in enumerate(lines, start=1) if not is_neutral(line)]
+        done = passes is not None and passes[i]
+        searches.append(_Search(ends, 1, 0 if done else len(ends)))
+
+    def key(i: int) -> Hashable:
+        kept = searches[i].ends[searches[i].middle - 1]
+        return (i if tasks is None else ("task", tasks[i])), tuple(programs[i][:kept])
+
+    counts = {"rounds": 0, "probes": 0, "asked": 0}
+    while any(s.open for s in searches):
+        asked = {}
+        for i, search in enumerate(searches):
+            if search.asks and key(i) not in cache:
+                asked.setdefault(key(i), (i, search.ends[search.middle - 1]))
+        if asked:
+            cache.update(zip(asked, _answers(accepts, list(asked.values())), strict=True))
+            counts["rounds"] += 1
+            counts["asked"] += len(asked)
+        for i, search in enumerate(searches):
+            if search.open:
+                search.settle(search.asks and cache[key(i)])
+    counts["probes"] = sum(len(s.probes) for s in searches)
+    done = passes or [False] * len(programs)
+    found = zip(programs, searches, done, strict=True)
+    return [_labels(*one, neutral, is_neutral) for one in found], counts
+
+
+def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
+    answers = [bool(a) for a in accepts(requests)]
+    if len(answers) != len(requests):
+        raise InputError(
+            "accepts returned the wrong number of answers", value=len(answers),
+            rule=f"one per prefix, of which there were {len(requests)}",
+        )  # fmt: skip
+    return answers
+
+
+def _labels(lines, search: _Search, passed: bool, neutral: Neutral, is_neutral) -> LineLabels:
+    steps = len(search.ends)
+    step = None if passed or not steps else search.low
+    first = None if step is None else search.ends[step - 1]
+    labels: list[float | None] = []
+    for j, line in enumerate(lines, start=1):
+        if not steps:
+            labels.append(None)  # nothing was tried: an empty program teaches nothing
+        elif is_neutral(line) and neutral != "inherit":
+            labels.append(0.0 if neutral == "zero" else None)
+        else:
+            labels.append(1.0 if first is None or j < first else -1.0)
+    return LineLabels(tuple(labels), first, tuple(search.probes), steps, step)
+
+
+def best_of(
+    sample: Callable[[list[Prefix]], Sequence[str]],
+    passes: Callable[[list[Prefix], Sequence[str]], Sequence[bool]],
+    k: int,
+) -> Accepts:
+    """accepts(prefixes): whether any of up to k completions of each passes, asked in rounds.
+
+    A round samples one completion of every prefix that has not succeeded yet, and tests them
+    together. The function's `counts` adds up "prefixes", "completions" and "accepted".
+    """
+    if k < 1:
+        raise InputError("best_of(k)", value=k, rule="at least 1")
+    counts = {"prefixes": 0, "completions": 0, "accepted": 0}
+
+    def accepts(prefixes: list[Prefix]) -> list[bool]:
+        found = [False] * len(prefixes)
+        for _ in range(k):
+            left = [i for i, ok in enumerate(found) if not ok]
+            if not left:
+                break
+            asked = [prefixes[i] for i in left]
+            for i, ok in zip(left, passes(asked, sample(asked)), strict=True):
+                found[i] = bool(ok)
+            counts["completions"] += len(left)
+        counts["prefixes"] += len(prefixes)
+        counts["accepted"] += sum(found)
+        return found
+
+    accepts.counts = counts
+    return accepts
+
+
+def label_metrics(found: Sequence[LineLabels], passes: Sequence[bool] | None = None) -> dict:
+    """Of the programs searched: mean first error / N, probes per program, shares rejected at the
+    first line and never; shares of all programs that passed, and that had no line to label."""
+    done = passes or [False] * len(found)
+    searched = [f for f, ok in zip(found, done, strict=True) if f.error_step is not None and not ok]
+
+    def mean(values) -> float:
+        values = list(values)
+        return sum(values) / len(values) if values else 0.0
+
+    return {
+        "labels/first_error_position": mean(f.error_step / f.steps for f in searched),
+        "labels/probes_per_program": mean(len(f.probes) for f in searched),
+        "labels/rejected_at_first_line": mean(f.error_step == 1 for f in searched),
+        "labels/never_rejected": mean(f.error_step == f.steps for f in searched),
+        "labels/passed": mean(done),
+        "labels/without_lines": mean(f.steps == 0 for f in found),
+    }
+
+
+def replay_consistency(found: Sequence[LineLabels], accepts: Accepts) -> dict[str, float]:
+    """Every probe asked once more: how far the answers of a chance completer can be trusted.
+
+    replay/flips: share of probes answered otherwise. replay/contradictions: share of the programs
+    with probes of which a prefix is accepted now that is longer than one rejected before, though
+    what cannot be mended stays so when lines are added. No cache: it is the completer that is
+    asked.
+    """
+    asked = [(i, kept, old) for i, f in enumerate(found) for kept, old in f.probes]
+    if not asked:
+        return {"replay/flips": 0.0, "replay/contradictions": 0.0}
+    answers = _answers(accepts, [(i, kept) for i, kept, _ in asked])
+    rejected: dict[int, int] = {}  # program -> shortest prefix that was rejected
+    for i, kept, old in asked:
+        if not old:
+            rejected[i] = min(kept, rejected.get(i, kept))
+    contrary = {
+        i
+        for (i, kept, _), now in zip(asked, answers, strict=True)
+        if now and i in rejected and kept > rejected[i]
+    }
+    flips = sum(now != old for (_, _, old), now in zip(asked, answers, strict=True))
+    return {
+        "replay/flips": flips / len(asked),
+        "replay/contradictions": len(contrary) / len({i for i, _, _ in asked}),
+    }

@@ -1,0 +1,215 @@
+"""Evaluation of a policy on held-out prompts: greedy accuracy, pass@k, best-of-k, with intervals.
+
+What lives here: the estimators (ALGORITHMS L) and the loop that samples and scores. rljax.train
+calls it too.
+"""
+
+import collections
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
+from rljax.rewards.text.rules import last_boxed
+from rljax.roles import Actor
+from rljax.rollout import Reward, generate_scored
+from rljax.sampler import Sampling
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, hold a right
+    one."""
+    if not 1 <= k <= n:
+        raise InputError("pass@k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
+    if n - c < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def best_of_k(scores: Sequence[float], k: int) -> float:
+    """E max over k of the n scores drawn without replacement: sum_i s_(i) C(i - 1, k - 1) / C(n,
+    k)."""
+    ordered = sorted(scores)
+    n = len(ordered)
+    if any(math.isnan(s) for s in ordered):
+        raise InputError("best-of-k of NaN", fix="leave out the samples whose reward failed")
+    if not 1 <= k <= n:
+        raise InputError("best-of-k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
+    ways = math.comb(n, k)
+    return sum(s * (math.comb(i, k - 1) / ways) for i, s in enumerate(ordered) if i >= k - 1)
+
+
+def majority(answers: Sequence[str | None]) -> str | None:
+    """The most frequent answer; the one seen first wins ties. None is no answer and has no vote."""
+    votes = collections.Counter(a for a in answers if a is not None)  # keeps the order of arrival
+    return max(votes, key=votes.__getitem__) if votes else None
+
+
+def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) -> float:
+    """Share of the n // k disjoint runs of k samples whose voted answer is right.
+
+    `right[i]` says whether answer i is; the first sample that gave the voted answer decides.
+    """
+    n = len(answers)
+    if not 1 <= k <= n:
+        raise InputError("maj@k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
+    wins = []
+    for start in range(0, n - k + 1, k):
+        part = list(answers[start : start + k])
+        vote = majority(part)
+        wins.append(vote is not None and bool(right[start + part.index(vote)]))
+    return sum(wins) / len(wins)
+
+
+def final_answer(response: str) -> str | None:
+    r"""What maj@k votes on: the last `\boxed{...}`, else what follows the last `####`, else the
+    text."""
+    boxed = last_boxed(response)
+    text = boxed if boxed is not None else response.rpartition("####")[2]
+    return text.strip().replace(",", "").removesuffix(".") or None
+
+
+def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) -> dict:
+    """Mean of per-prompt values with a 95 % percentile-bootstrap interval over prompts."""
+    values = np.asarray(values, np.float64)
+    values = values[~np.isnan(values)]  # a failed reward says nothing about its prompt
+    if values.size == 0:
+        raise InputError(
+            "bootstrap of no values", fix="evaluate on prompts whose rewards do not all fail"
+        )
+    rng = np.random.default_rng(seed)
+    means = values[rng.integers(0, len(values), (resamples, len(values)))].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return {"value": float(values.mean()), "low": float(low), "high": float(high), "n": len(values)}
+
+
+def score_prompts(
+    actor: Actor,
+    reward: Reward,
+    prompts: Sequence[dict],
+    *,
+    sampling: Sampling,
+    prompt_tokens: int,
+    key=None,
+    samples: int = 1,
+    rows_per_call: int = 256,
+) -> tuple[np.ndarray, list[dict]]:
+    """Scores [prompts, samples] (NaN where the reward failed) and the rows behind them."""
+    if not prompts:
+        raise InputError("there are no prompts to evaluate", fix="check the data and its split")
+    key = jax.random.key(0) if key is None else key
+    scores, rows = [], []
+    size = min(max(rows_per_call // samples, 1), len(prompts))
+    for start in range(0, len(prompts), size):
+        part = list(prompts[start : start + size])
+        real = len(part)
+        part += [part[-1]] * (
+            size - real
+        )  # the last call has the shape of the others: no new compile
+        batch = Prompts.from_records(part, length=prompt_tokens)
+        reward.forget()
+        draw = jax.random.fold_in(key, start)
+        generate_scored(actor, reward, batch, draw, sampling, n=samples)
+        found = reward.rows[: real * samples]
+        rows += found
+        scores += [
+            [r["reward"] for r in found[i : i + samples]] for i in range(0, len(found), samples)
+        ]
+    reward.forget()
+    return np.asarray(scores, np.float64), rows
+
+
+def greedy_accuracy(
+    actor: Actor,
+    reward: Reward,
+    prompts: Sequence[dict],
+    *,
+    sampling: Sampling,
+    prompt_tokens: int,
+    correct_at: float = 1.0,
+) -> tuple[np.ndarray, list[dict]]:
+    """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
+    failed."""
+    scores, rows = score_prompts(
+        actor, reward, prompts, sampling=sampling.greedy(), prompt_tokens=prompt_tokens
+    )
+    return np.where(np.isnan(scores[:, 0]), np.nan, scores[:, 0] >= correct_at), rows
+
+
+def accuracy_by_source(prompts: Sequence[dict], right: np.ndarray) -> dict[str, float]:
+    """{"eval/source/NAME": mean of `right` over the prompts of a source}, NaN left out; {} where
+    all prompts are of one source."""
+    found: dict[str, list[float]] = {}
+    for prompt, value in zip(prompts, right, strict=True):
+        values = found.setdefault(prompt.get("source") or prompt["data_source"], [])
+        values += [] if np.isnan(value) else [float(value)]
+    if len(found) < 2:
+        return {}
+    return {f"eval/source/{k}": float(np.mean(v)) for k, v in sorted(found.items()) if v}
+
+
+def evaluate(
+    actor: Actor,
+    reward: Reward,
+    prompts: Sequence[dict],
+    *,
+    sampling: Sampling,
+    prompt_tokens: int,
+    samples: int,
+    ks: Sequence[int],
+    correct_at: float = 1.0,
+    seed: int = 0,
+    answer: Callable[[str], str | None] = final_answer,
+) -> dict:
+    """Greedy accuracy, and from `samples` draws per prompt: mean@n, pass@k, best_of@k, maj@k. All
+    with intervals."""
+    options = dict(sampling=sampling, prompt_tokens=prompt_tokens)
+    right, rows = greedy_accuracy(actor, reward, prompts, correct_at=correct_at, **options)
+    out = {
+        "greedy_accuracy": bootstrap(right),
+        "truncated_fraction": float(np.mean([r["finish_reason"] == "length" for r in rows])),
+        "failed_rewards": int(np.sum(np.isnan(right))),
+    }
+    if samples:
+        scores, rows = score_prompts(
+            actor, reward, prompts, key=jax.random.key(seed), samples=samples, **options
+        )
+        out["failed_rewards"] += int(np.sum(np.isnan(scores)))
+        answers = [answer(r["response"]) for r in rows]
+        grouped = [answers[i : i + samples] for i in range(0, len(answers), samples)]
+        out |= sampled_metrics(scores, grouped, ks=ks, correct_at=correct_at)
+    return out
+
+
+def sampled_metrics(
+    scores: np.ndarray,
+    answers: Sequence[Sequence[str | None]],
+    *,
+    ks: Sequence[int],
+    correct_at: float = 1.0,
+) -> dict:
+    """mean@n, pass@k, best_of@k and maj@k of scores and answers [prompts, samples].
+
+    A sample whose reward failed (NaN) is left out; a prompt with fewer than k others has no value
+    at k.
+    """
+    kept = []
+    for row, texts in zip(np.asarray(scores, np.float64), answers, strict=True):
+        live = [i for i, score in enumerate(row) if not np.isnan(score)]
+        kept.append(([float(row[i]) for i in live], [texts[i] for i in live]))
+
+    def mean_of(value: Callable, k: int) -> dict:
+        return bootstrap([value(s, a) if len(s) >= k else math.nan for s, a in kept])
+
+    def correct(s):
+        return [x >= correct_at for x in s]
+
+    out = {f"mean@{len(answers[0])}": mean_of(lambda s, a: sum(correct(s)) / len(s), 1)}
+    for k in ks:
+        out[f"pass@{k}"] = mean_of(lambda s, a, k=k: pass_at_k(len(s), sum(correct(s)), k), k)
+        out[f"best_of@{k}"] = mean_of(lambda s, a, k=k: best_of_k(s, k), k)
+        out[f"maj@{k}"] = mean_of(lambda s, a, k=k: majority_at_k(a, correct(s), k), k)
+    return out

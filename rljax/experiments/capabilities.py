@@ -1,0 +1,50 @@
+"""What an algorithm needs and can use, read off its dataflow: first parameter and roles.
+
+What lives here: four questions and their answers (the table of arXiv 2410.09302's comparison). What
+does not: any list of algorithms; a dataflow of one's own is asked the same way.
+"""
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES
+from rljax.data.kinds import data_kind
+
+PROPERTIES = (
+    "no reward model",
+    "no online sampling",
+    "unbalanced samples",
+    "process supervision",
+)
+
+
+def capabilities(dataflow: str) -> dict[str, bool]:
+    """{property: whether the dataflow has it}, of `PROPERTIES`.
+
+    no reward model      it has no role that scores what was sampled, and does not train one
+    no online sampling   it reads rows of a file, not prompts to sample from
+    unbalanced samples   a prompt with only good or only bad completions teaches it: its rows are
+                         completions with a reward or a label, not pairs of a better and a worse one
+    process supervision  rewards of single steps reach its loss: its rows can hold them, or it takes
+                         the rewards token by token from the sampler on; a dataflow marked
+                         `outcome_only` reads the sum
+    """
+    component = resolve(dataflow, NAMESPACES["dataflow"])
+    kind, roles = data_kind(component), set(component.parameters)
+    dense = kind in ("prompts", "trajectories", "steps")
+    marked = vars(component.function).get("outcome_only", False)
+    return dict(
+        zip(
+            PROPERTIES,
+            (
+                not roles & {"reward", "reward_model"},
+                kind != "prompts",
+                kind in ("prompts", "labelled", "trajectories", "steps"),
+                dense and not marked,
+            ),
+            strict=True,
+        )
+    )
+
+
+def capability_table(dataflows: dict[str, str]) -> list[dict]:
+    """One row per {name: dataflow}: {"method": name, property: bool, ...}."""
+    return [{"method": name, **capabilities(text)} for name, text in dataflows.items()]

@@ -1,0 +1,412 @@
+"""The offline comparison: several algorithms trained from one file of a policy's own samples.
+
+What lives here: the file and what each method reads of it, the cells (seed x method) with their
+results on disk, and the table. What does not: the methods, which are data of a config file's
+methods(), training (rljax.train), sampling (rljax.datagen.trajectories). ALGORITHMS P; the layout
+of the table is that of arXiv 2410.09302.
+
+OUT/seed0/base/ is the policy that samples.jsonl was drawn from, OUT/seed0/METHOD/ a run;
+result.json in it makes the cell a finished one.
+"""
+
+import copy
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax.config import Config, is_path, to_dict, with_overrides
+from rljax.data.online.default_rewards import evaluation_text, reward_text
+from rljax.data.rows.files import parse_json, read_json_object, read_text
+from rljax.datagen.rejection import trajectories_of, write_rows
+from rljax.datagen.selection import best_and_worst, select
+from rljax.datagen.trajectories import draw, open_source
+from rljax.errors import InputError
+from rljax.evaluation.policy import score_prompts
+from rljax.evaluation.saved import load_policy
+from rljax.train import train
+from rljax.validation import validate
+
+BASE = "base"
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonOptions:
+    """The flags of launchers/compare_offline.py: the same for every method."""
+
+    out: str
+    seeds: tuple[int, ...] = (0, 1, 2)
+    prompts: int = 1024  # of the training split, that the base policy samples on
+    samples: int = 4  # per prompt
+    process_samples: int = 4  # completions per prefix
+    steps: int = 100  # of every method
+    test_prompts: int = 256
+    test_samples: int = 8
+
+
+def check_options(options: ComparisonOptions) -> None:
+    """Every problem of the flags at once. Raises InputError."""
+    problems = []
+    if not options.out:
+        problems.append("--out: a folder")
+    if not options.seeds or len(set(options.seeds)) < len(options.seeds):
+        problems.append(f"--seeds={options.seeds}: at least one, each once")
+    least = dict(
+        prompts=1, samples=2, process_samples=1, steps=1, test_prompts=1, test_samples=1
+    )  # fmt: skip
+    for flag, low in least.items():
+        value = vars(options)[flag]
+        if value < low:
+            problems.append(f"--{flag}={value}: must be >= {low}")
+    if problems:
+        raise InputError("these flags cannot be used:\n  " + "\n  ".join(problems))
+
+
+# -- what each method reads of the one file --
+
+
+def _plain(row: dict, *names: str) -> dict:
+    return {name: row[name] for name in ("prompt", "tools", *names) if name in row}
+
+
+def _by_prompt(rows: Sequence[dict]) -> list[list[dict]]:
+    groups: dict[int, list[dict]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    return list(groups.values())
+
+
+def _ended(rows: Sequence[dict]) -> list[dict]:
+    """Without completions that were cut off: a text learns an end token, which those never had."""
+    return [row for row in rows if not row["truncated"]]
+
+
+def correct_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
+    """Worked examples: every right completion, as often as it was sampled."""
+    return [_plain(row, "completion") for row in _ended(rows) if row["reward"] >= correct_at]
+
+
+def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
+    """Worked examples: one right completion of every prompt that has one (rejection sampling)."""
+    out = []
+    for group in _by_prompt(rows):
+        fits = [row["reward"] >= correct_at and not row["truncated"] for row in group]
+        rewards, texts = [r["reward"] for r in group], [r["completion"] for r in group]
+        out += [_plain(group[i], "completion") for i in select(rewards, texts, eligible=fits)]
+    return out
+
+
+def pair_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
+    """Pairs: best and worst completion of every prompt whose rewards do not all tie."""
+    out = []
+    for group in _by_prompt(_ended(rows)):
+        found = best_and_worst([row["reward"] for row in group])
+        if found is not None:
+            chosen, rejected = (group[i]["completion"] for i in found)
+            out.append({**_plain(group[0]), "chosen": chosen, "rejected": rejected})
+    return out
+
+
+def labelled_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
+    """Every completion, and whether it is right."""
+    return [{**_plain(r, "completion"), "label": r["reward"] >= correct_at} for r in _ended(rows)]
+
+
+def outcome_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
+    """Trajectories: every completion, its reward at the end, the sampler's log-probs."""
+    return [_plain(row, "completion", "reward", "truncated", "logprobs") for row in rows]
+
+
+def process_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
+    """Trajectories whose rewards are those of the steps."""
+    names = ("steps", "process_scores", "reward", "truncated", "logprobs")
+    return [_plain(row, *names) for row in rows]
+
+
+ROWS: dict[str, Callable[[Sequence[dict], float], list[dict]]] = {
+    "correct": correct_rows,
+    "selected": selected_rows,
+    "pairs": pair_rows,
+    "labelled": labelled_rows,
+    "outcome": outcome_rows,
+    "process": process_rows,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row of the table: its name, what it reads (`ROWS`), and fields of the config."""
+
+    name: str
+    rows: str
+    fields: Mapping[str, object]
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_")
+
+
+def read_methods(found: Iterable[Mapping[str, object]], where: str) -> list[Method]:
+    """The methods that a config file's methods() yields: {"name", "rows", "dataflow", dotted fields
+    ...}. Raises InputError that lists every problem."""
+    methods, problems = [], []
+    for number, item in enumerate(found):
+        name, rows = item.get("name", ""), item.get("rows", "")
+        fields = {k: v for k, v in item.items() if k not in ("name", "rows")}
+        method = Method(str(name), str(rows), fields)
+        if not method.folder or method.folder == BASE:
+            problems.append(f"method {number}: needs a name that is not {BASE!r}")
+        if rows not in ROWS:
+            problems.append(f"method {name!r}: rows={rows!r}, must be one of {', '.join(ROWS)}")
+        if "dataflow" not in fields:
+            problems.append(f"method {name!r}: needs a dataflow")
+        methods.append(method)
+    folders = [m.folder for m in methods]
+    problems += [f"{f!r} names two methods" for f in sorted(set(folders)) if folders.count(f) > 1]
+    if problems or not methods:
+        text = "\n  ".join(problems or ["methods() yields nothing"])
+        raise InputError(f"{where} cannot be compared:\n  {text}")
+    return methods
+
+
+# -- cells --
+
+
+def _base_config(config: Config, options: ComparisonOptions, seed: int) -> Config:
+    base = copy.deepcopy(config)
+    base.seed, base.export = seed, True
+    base.run_dir = str(Path(options.out) / f"seed{seed}" / BASE)
+    return base
+
+
+def _method_config(base: Config, method: Method, options: ComparisonOptions) -> Config:
+    """Trains from the base's exported policy on the method's file, in the method's folder."""
+    start = Path(base.run_dir)
+    folder = start.parent / method.folder
+    made = copy.deepcopy(base)
+    made.sft.steps, made.steps, made.run_dir = 0, options.steps, str(folder)
+    made.model, made.tokenizer = f"{start / 'policy'}/", ""
+    made.data.train, made.data.test = str(folder / "data.jsonl"), ""
+    made.data.sources = ()
+    made.evaluate.prompts_from, made.evaluate.every_steps, made.evaluate.patience = "", 0, 0
+    return with_overrides(made, method.fields, f"method {method.name!r}")
+
+
+def _write_json(path: Path, value: object) -> None:
+    hidden = path.with_name(f".{path.name}")
+    hidden.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(hidden, path)
+
+
+def _require_same(path: Path, settings: dict) -> dict | None:
+    """What a finished part says, None where there is none; another experiment's is refused."""
+    if not path.is_file():
+        return None
+    found = read_json_object(path)
+    if found.get("settings") != json.loads(json.dumps(settings)):
+        changed = [k for k, v in settings.items() if (found.get("settings") or {}).get(k) != v]
+        raise InputError(
+            f"{path} is of other settings",
+            value=changed,
+            rule="a comparison that goes on is the same one",
+            fix="another --out, or restore the settings",
+        )
+    return found
+
+
+def _train_to_the_end(config: Config) -> dict:
+    """The summary of a run that is finished now; an interrupted one goes on."""
+    folder = Path(config.run_dir)
+    # A run that ended before its result was written is wrapped up again, not refused.
+    (folder / "report.html").unlink(missing_ok=True)
+    summary = train(config)
+    if summary["status"] != "finished":
+        raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
+    return summary
+
+
+def _make_base(config: Config) -> None:
+    """The base policy, trained unless it is there."""
+    folder = Path(config.run_dir)
+    settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
+    if _require_same(folder / "base.json", settings) is None:
+        summary = _train_to_the_end(config)
+        _write_json(folder / "base.json", {"settings": settings, "wall_s": summary["wall_s"]})
+
+
+def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
+    """The one file of the seed: read if it is there, else sampled from the base policy."""
+    folder = Path(config.run_dir).parent
+    path, names = folder / "samples.jsonl", ("prompts", "samples", "process_samples")
+    settings = {name: vars(options)[name] for name in names}
+    if _require_same(folder / "samples.meta.json", settings) is None:
+        policy = load_policy(config.run_dir)
+        source = open_source(
+            policy, config.data.train, reward_text(config), prompts=options.prompts
+        )
+        key = jax.random.fold_in(jax.random.key(config.seed), 5)
+        try:
+            samples = draw(source, jax.random.fold_in(key, 0), options.samples)
+            rows, counts = trajectories_of(
+                source, samples, jax.random.fold_in(key, 1),
+                process_samples=options.process_samples,
+            )  # fmt: skip
+        finally:
+            source.close()
+        meta = {"settings": settings, "counts": counts, "step": policy.step, "seed": config.seed}
+        meta |= {"model": config.run_dir, "file": write_rows(path, rows)}
+        _write_json(folder / "samples.meta.json", meta)
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return [parse_json(line, f"{path}: line {n}") for n, line in lines if line.strip()]
+
+
+def _held_out(config: Config) -> str:
+    """Where the prompts are that every method is measured on."""
+    data = config.evaluate.prompts_from
+    if not data and not is_path(config.data.train):
+        data = config.data.train  # a task has a test split of its own
+    if not data:
+        raise InputError("evaluate.prompts_from", value="", rule="held-out prompts are needed")
+    return data
+
+
+def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> dict:
+    """Of the policy in FOLDER/policy on held-out prompts: {"greedy": [right or not, per prompt],
+    "sampled": [share right of test_samples, per prompt]}; None where rewards failed."""
+    source = open_source(
+        load_policy(Path(folder) / "policy"), _held_out(config),
+        evaluation_text(config),
+        split="test", prompts=options.test_prompts,
+        temperature=config.sampler.temperature,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        max_response_tokens=config.sampler.max_response_tokens,
+    )  # fmt: skip
+    try:
+        found = {}
+        for name, sampling, count in (
+            ("greedy", source.sampling.greedy(), 1),
+            ("sampled", source.sampling, options.test_samples),
+        ):
+            scores, _ = score_prompts(
+                source.actor, source.reward, source.prompts, sampling=sampling,
+                prompt_tokens=source.prompt_tokens, samples=count,
+                key=jax.random.fold_in(jax.random.key(config.seed), 6),
+            )  # fmt: skip
+            right = np.where(np.isnan(scores), np.nan, scores >= config.evaluate.correct_at)
+            known = np.sum(~np.isnan(right), axis=1)
+            means = np.where(known > 0, np.nansum(right, axis=1) / np.maximum(known, 1), np.nan)
+            found[name] = [None if np.isnan(x) else float(x) for x in means]
+    finally:
+        source.close()
+    return found
+
+
+def _run_cell(base: Config, method: Method | None, rows, options: ComparisonOptions) -> dict:
+    """One cell of the table, from disk if it is finished."""
+    config = base if method is None else _method_config(base, method, options)
+    folder = Path(config.run_dir)
+    settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
+    settings |= {f: vars(options)[f] for f in ("test_prompts", "test_samples")}
+    if method is not None:
+        settings |= {f: vars(options)[f] for f in ("prompts", "samples", "process_samples")}
+    found = _require_same(folder / "result.json", settings)
+    if found is not None:
+        return found
+    if method is None:
+        count, summary = 0, read_json_object(folder / "summary.json")
+    else:
+        read = ROWS[method.rows](rows(), config.evaluate.correct_at)
+        count = write_rows(folder / "data.jsonl", read)["rows"]
+        summary = _train_to_the_end(config)
+    name = BASE if method is None else method.name
+    result = {"method": name, "seed": config.seed, "rows": count, "wall_s": summary["wall_s"]}
+    result |= measure(folder, base, options) | {"settings": settings}
+    _write_json(folder / "result.json", result)
+    return result
+
+
+def compare(
+    config: Config,
+    methods: Sequence[Method],
+    options: ComparisonOptions,
+    *,
+    on_cell: Callable[[dict], None] = lambda cell: None,
+) -> dict:
+    """Every cell that is not finished, in order, and the table of all; OUT/results.json holds it.
+
+    `config` is that of the base policy. Every method starts from it, takes `options.steps`
+    optimizer steps of offline.examples_per_step examples, and is measured on the same prompts.
+    """
+    check_options(options)
+    _held_out(config)
+    for method in methods:  # before the first step of the first base
+        wanted = _method_config(_base_config(config, options, options.seeds[0]), method, options)
+        wanted.model, wanted.tokenizer = config.model, config.tokenizer  # not there yet
+        wanted.data.train = config.data.train
+        validate(wanted)
+    cells = []
+    for seed in options.seeds:
+        base = _base_config(config, options, seed)
+        _make_base(base)
+        loaded: list[list[dict]] = []
+
+        def rows(base=base, loaded=loaded):
+            if not loaded:
+                loaded.append(_make_file(base, options))
+            return loaded[0]
+
+        for method in (None, *methods):
+            cells.append(_run_cell(base, method, rows, options))
+            on_cell(cells[-1])
+    result = {"options": dataclasses.asdict(options), "table": summarise(cells)}
+    keep = ("method", "seed", "rows", "wall_s", "greedy", "sampled")
+    result["cells"] = [{name: cell[name] for name in keep} for cell in cells]
+    _write_json(Path(options.out) / "results.json", result)
+    return result
+
+
+# -- the table --
+
+
+def interval(values: np.ndarray, *, resamples: int = 2000, seed: int = 0) -> dict:
+    """Mean of values [seeds, prompts] and a 95 % bootstrap interval that draws seeds anew, then
+    prompts of each: both vary. NaN = unknown."""
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2 or np.all(np.isnan(values)):
+        raise InputError("interval", value=values.shape, rule="[seeds, prompts], some known")
+    rng, (seeds, prompts) = np.random.default_rng(seed), values.shape
+    means = np.empty(resamples)
+    for i in range(resamples):
+        # The same prompts for every seed: they are the same prompts.
+        drawn = values[rng.integers(0, seeds, seeds)][:, rng.integers(0, prompts, prompts)]
+        known = ~np.isnan(drawn)
+        means[i] = np.sum(drawn, where=known) / max(known.sum(), 1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return {"value": float(np.nanmean(values)), "low": float(low), "high": float(high)}
+
+
+def summarise(cells: Sequence[dict]) -> list[dict]:
+    """One row per method, in order: greedy and sampled accuracy with intervals, each seed's own,
+    and the difference to the base policy of the same seed, prompt by prompt."""
+    names = list(dict.fromkeys(cell["method"] for cell in cells))
+
+    def values(name: str, column: str) -> np.ndarray:
+        found = [cell[column] for cell in cells if cell["method"] == name]
+        return np.array([[np.nan if x is None else x for x in one] for one in found], np.float64)
+
+    table = []
+    for name in names:
+        row: dict = {"method": name}
+        for column in ("greedy", "sampled"):
+            of_method = values(name, column)
+            row[column] = interval(of_method)
+            row[f"{column}_of_seeds"] = np.nanmean(of_method, axis=1).tolist()
+            if name != BASE:
+                row[f"{column}_gain"] = interval(of_method - values(BASE, column))
+        table.append(row)
+    return table

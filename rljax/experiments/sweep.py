@@ -1,0 +1,261 @@
+"""Sweep: run what a config file's `sweep()` yields, one training run per member, resumably.
+
+What lives here: from `sweep()` to checked members, running those that are not finished, the table.
+What does not: training (each member is its own process, launchers/train.py, so that a crash of one
+stops no other, and so that each can be repeated by hand). Never initialises JAX: the device belongs
+to the member that runs.
+
+    def sweep():                                    # in the config file
+        for lr in (1e-6, 3e-6):
+            yield {"actor_optimizer.lr": lr}        # dotted fields of rljax.config.Config
+
+A member may start from another config file: {"config": "configs/presets/dapo.py:tiny", "seed": 1}.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rljax.config import Config, field_names, fingerprints, from_dict, with_overrides
+from rljax.config.flags import load_config_file
+from rljax.errors import InputError
+from rljax.validation import validate
+
+RESULT = "sweep.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One run of the sweep; `name` is its folder's."""
+
+    name: str
+    overrides: Mapping[str, object]
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.run_dir)
+
+    def summary(self) -> dict:
+        """summary.json of the run; {} while there is none."""
+        try:
+            value = json.loads((self.folder / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def finished(self) -> bool:
+        return self.summary().get("status") == "finished"
+
+
+def member_name(overrides: Mapping[str, object]) -> str:
+    """A folder's name that says what is special: "lr=1e-05,seed=1", the last part of each field; a
+    config file of the member's own comes first, "dapo,seed=1"."""
+    parts = [
+        Path(str(value).partition(":")[0]).stem
+        if name == "config"
+        else f"{name.rpartition('.')[2]}={value}"
+        for name, value in overrides.items()
+    ]
+    name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or "base"
+    if len(name) > 100:  # file systems end at 255
+        name = f"{name[:90]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return name
+
+
+def _changes(config: Config, path: str) -> dict[str, object]:
+    """What the command line changed in the config of a file: {dotted field: value}."""
+    plain, names = load_config_file(path), field_names(config)
+    values = {name: [_field(c, name) for c in (plain, config)] for name in names}
+    return {name: now for name, (before, now) in values.items() if before != now}
+
+
+def _field(config: Config, name: str):
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def make_members(base: Config, listed: object, folder: Path, where: str) -> list[Member]:
+    """The members, each one valid. Raises InputError that lists every problem of every member."""
+    changed = None  # what the command line says goes for members with a file of their own, too
+    try:
+        overrides = list(listed)
+    except TypeError:
+        raise InputError(f"{where}: sweep() must yield dicts", value=listed) from None
+    except Exception as error:  # a generator runs the user's code here
+        raise InputError(
+            f"{where}: sweep() failed", rule=f"{type(error).__name__}: {error}"
+        ) from error
+    if not overrides:
+        raise InputError(f"{where}: sweep() yields nothing", fix="yield {'seed': 0}, for example")
+    members, problems, said = [], [], {}
+    for i, item in enumerate(overrides):
+        place = f"{where}: member {i} of sweep()"
+        try:
+            if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
+                raise InputError(f"{place} is no dict of dotted fields", value=item)
+            if "run_dir" in item:
+                raise InputError(f"{place} sets run_dir", fix="leave it out: the sweep sets it")
+            name, start = member_name(item), base
+            fields = {k: v for k, v in item.items() if k != "config"}
+            if "config" in item:
+                changed = _changes(base, where) if changed is None else changed
+                start = with_overrides(load_config_file(str(item["config"])), changed, place)
+            config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
+            validate(config)
+            members.append(Member(name, dict(item), config))
+        except InputError as error:
+            text = str(error)
+            if place in text:
+                problems.append(text)
+            else:  # what is wrong in the base is wrong in every member: say it once
+                said.setdefault(text, []).append(f"{place}, {dict(item)}")
+    for text, places in said.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        problems.append(f"{places[0]}{more}: {text}")
+    names = [m.name for m in members]
+    for double in sorted({n for n in names if names.count(n) > 1}):
+        problems.append(f"{where}: {names.count(double)} members are called {double!r}")
+    if problems:
+        raise InputError("the sweep cannot run:\n" + "\n".join(problems))
+    for member in members:
+        _check_same_run(member)
+    return members
+
+
+def _check_same_run(member: Member) -> None:
+    """A folder that holds a run must hold this one: results of two experiments are never mixed."""
+    path = member.folder / "config.json"
+    if not path.exists():
+        return
+    try:
+        saved = fingerprints(from_dict(json.loads(path.read_text()), str(path)))
+    except ValueError as error:
+        raise InputError(f"{path} is not a run's config", rule=str(error), fix="move it") from None
+    now = fingerprints(from_dict(dataclasses.asdict(member.config), member.name))
+    changed = sorted(k for k in now if saved.get(k) != now[k])
+    if changed:
+        raise InputError(
+            f"{member.folder} holds a run with other settings",
+            value=changed,
+            rule="a resumed sweep continues the same experiments",
+            fix="another --out, or restore the settings",
+        )
+
+
+def flag(name: str, value: object) -> str:
+    """The command-line flag that sets a field."""
+    if isinstance(value, (tuple, list)):
+        value = repr(tuple(value))
+    return f"--config.{name}={value}"
+
+
+def command(launcher: Path, arguments: Sequence[str], member: Member) -> list[str]:
+    """What runs one member; `arguments` hold --config and what the user set for all members."""
+    overrides = {**member.overrides, "run_dir": member.config.run_dir}
+    own = overrides.pop("config", None)
+    if own is not None:
+        arguments = [f"--config={own}", *_without_config(arguments)]
+    flags = [flag(name, value) for name, value in overrides.items()]
+    return [sys.executable, str(launcher), *arguments, *flags]
+
+
+def _without_config(arguments: Sequence[str]) -> list[str]:
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument == "--config":
+            next(rest, None)
+        elif not argument.startswith("--config="):
+            kept.append(argument)
+    return kept
+
+
+class Stopped(Exception):
+    """SIGTERM or SIGINT: the member has been told, and has saved its state."""
+
+
+def _run_one(arguments: list[str], log: Path) -> int:
+    """Run a member to its end, its output in `log` too; a signal to us is handed to it."""
+    received = []
+    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def hand_on(number, _frame):
+        received.append(number)
+        child.send_signal(signal.SIGTERM)
+
+    old = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with child.stdout, log.open("a", encoding="utf-8") as file:
+            for line in child.stdout:
+                file.write(line)
+                file.flush()
+                print("  " + line, end="", flush=True)
+        code = child.wait()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if received:
+        raise Stopped(signal.Signals(received[0]).name)
+    return code
+
+
+def run_members(
+    members: Sequence[Member], arguments: Sequence[str], *, launcher: Path
+) -> Iterator[tuple[Member, int | None]]:
+    """Each member that is not finished, in order -> (member, exit code); None = was finished."""
+    for member in members:
+        if member.finished():
+            yield member, None
+            continue
+        member.folder.mkdir(parents=True, exist_ok=True)
+        yield member, _run_one(command(launcher, arguments, member), member.folder / "log.txt")
+
+
+def result_rows(members: Sequence[Member]) -> list[dict]:
+    """One row per member, from its summary.json."""
+    rows = []
+    for member in members:
+        summary = member.summary()
+        status = summary.get("status", "not finished" if member.folder.exists() else "not started")
+        keys = ("accuracy_before", "accuracy_after", "difference", "steps", "wall_s")
+        row = {"name": member.name, "overrides": dict(member.overrides), "status": status}
+        rows.append({**row, **{key: summary.get(key) for key in keys}})
+    return rows
+
+
+def write_rows(rows: list[dict], folder: Path) -> Path:
+    """sweep.json: whole or as it was."""
+    path, hidden = folder / RESULT, folder / f".{RESULT}"
+    folder.mkdir(parents=True, exist_ok=True)
+    hidden.write_text(json.dumps(rows, indent=2) + "\n")
+    os.replace(hidden, path)
+    return path
+
+
+def table(rows: list[dict]):
+    """The summary as a rich table; the highest accuracy after training stands in bold."""
+    from rich.table import Table
+
+    def shown(found: dict | None) -> str:
+        return "" if not found else "{value:.3f} [{low:.3f}, {high:.3f}]".format(**found)
+
+    best = max((r["accuracy_after"]["value"] for r in rows if r["accuracy_after"]), default=None)
+    out = Table()
+    for name in ("run", "status", "steps", "accuracy before", "after", "difference", "time"):
+        out.add_column(name, overflow="fold")
+    for row in rows:
+        after = row["accuracy_after"]
+        seconds = "" if row["wall_s"] is None else f"{row['wall_s']:.0f} s"
+        cells = (row["name"], row["status"], row["steps"], shown(row["accuracy_before"]))
+        cells += (shown(after), shown(row["difference"]), seconds)
+        style = "bold" if after and after["value"] == best else None
+        out.add_row(*("" if c is None else str(c) for c in cells), style=style)
+    return out

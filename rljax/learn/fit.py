@@ -1,0 +1,97 @@
+"""fit: all optimizer steps of a batch, over epochs and minibatches."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.learn.objective import Objective, Steps, _split, loss_alone, loss_and_gradient
+from rljax.learn.state import TrainState, optimizer_step
+from rljax.models.trees import merged
+
+
+def fit(
+    state: TrainState,
+    batch: Batch,
+    objective: Objective,
+    *,
+    optimizer: optax.GradientTransformation,
+    steps: Steps,
+    trust_region: float = 0.0,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch.
+
+    `trust_region` > 0: once the metric ppo_k3 (KL of the policy to the one that the batch began
+    with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
+    monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either: momentum
+    would still move. Metrics are means over the optimizer steps (extremes for names ending in _max,
+    _min).
+    """
+    if batch.rows % steps.rows:
+        raise InputError(
+            "rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows"
+        )
+    frozen = state.frozen  # outside the carry of the loop below
+    objective = _with_frozen(objective, frozen)
+    if not steps.learn:
+        return state, loss_alone(state.params, batch, objective, steps.microbatch_rows)
+    state = dataclasses.replace(state, frozen={})
+
+    def step(carry, minibatch):
+        state, stopped = carry
+        loss, gradient, metrics = loss_and_gradient(
+            state.params, minibatch, objective, steps.microbatch_rows
+        )
+        if trust_region:
+            stopped = stopped | (metrics["ppo_k3"] > trust_region)
+        empty = ~jnp.any(minibatch.mask > 0)
+        state, step_metrics = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty))
+        counts = {
+            "skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32),
+            "stopped_fraction": stopped.astype(jnp.float32),
+            "empty_fraction": empty.astype(jnp.float32),
+        }
+        return (state, stopped), {**metrics, **step_metrics, **counts}
+
+    count = batch.rows // steps.rows
+    before, carry = state.skipped, (state, jnp.zeros((), bool))
+    if count * steps.epochs == 1:
+        (state, _), metrics = step(carry, batch)
+    else:
+        minibatches = _split(batch, count)
+        epoch = lambda carry, _: jax.lax.scan(step, carry, minibatches)  # noqa: E731
+        (state, _), metrics = jax.lax.scan(epoch, carry, None, length=steps.epochs)
+        metrics = {k: _over_steps(k, v) for k, v in metrics.items()}
+    metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
+    _count_steps(metrics, count * steps.epochs, trust_region)
+    return dataclasses.replace(state, frozen=frozen), metrics
+
+
+def _count_steps(metrics: dict, total: int, trust_region: float) -> None:
+    """Fractions of the `total` optimizer steps become numbers of them."""
+    # The longest streak within this call, so that one good step at its end does not hide it.
+    metrics["skipped_in_a_row"] = metrics.pop("skipped_in_a_row_max")
+    stopped, empty = metrics.pop("stopped_fraction"), metrics.pop("empty_fraction")
+    if trust_region:
+        metrics["trust_region_stopped_steps"] = total * stopped
+    metrics["empty_steps"] = total * empty
+    metrics["optimizer_steps"] = jnp.float32(total)
+
+
+def _with_frozen(objective: Objective, frozen: dict) -> Objective:
+    """The objective of the trained weights alone, the others being as they are."""
+    model = objective.model
+    if not frozen:
+        return objective
+    return dataclasses.replace(
+        objective, model=lambda params, part: model(merged(params, frozen), part)
+    )
+
+
+def _over_steps(name: str, values: jax.Array) -> jax.Array:
+    if name.endswith("_max"):
+        return jnp.max(values)
+    return jnp.min(values) if name.endswith("_min") else jnp.mean(values)

@@ -1,0 +1,67 @@
+"""Reductions: batch -> the weight of every token in the mean of the loss: [B, S].
+
+A reduction is computed once over the rows of one optimizer step, all devices together, before
+microbatching. The step's loss is sum(weights * loss), which is linear in the rows, so that
+microbatches, packing and sharding give the same gradient by construction (ALGORITHMS 0.3).
+
+In the formulas B+ = segments with a policy token, n = policy tokens of a segment, N = all policy
+tokens.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.batch import Batch
+from rljax.errors import InputError
+
+
+def _positive(name: str, max_tokens: int) -> int:
+    if max_tokens < 1:
+        raise InputError(f"{name}(max_tokens)", value=max_tokens, rule=">= 1 tokens")
+    return max_tokens
+
+
+def token_mean(batch: Batch) -> jax.Array:
+    """Every policy token weighs 1/N."""
+    return batch.mask / jnp.maximum(jnp.sum(batch.mask), 1)
+
+
+def seq_mean_token_sum(batch: Batch) -> jax.Array:
+    """Every policy token weighs 1/B+."""
+    return batch.mask / jnp.maximum(batches.segment_count(batch), 1)
+
+
+def seq_mean_token_mean(batch: Batch) -> jax.Array:
+    """Every policy token weighs 1/(B+ n)."""
+    return seq_mean_token_sum(batch) / jnp.maximum(batches.segment_tokens(batch), 1)
+
+
+def seq_mean_token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
+    """Every policy token weighs 1/(B+ max_tokens): Dr. GRPO's constant."""
+    return seq_mean_token_sum(batch) / _positive("seq_mean_token_sum_norm", max_tokens)
+
+
+def token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
+    """Every policy token weighs 1/max_tokens: grows with the batch."""
+    return batch.mask / _positive("token_sum_norm", max_tokens)
+
+
+def prompt_mean(batch: Batch) -> jax.Array:
+    """Mean over prompts of the token mean inside the prompt's group (ScaleRL). Rows must be
+    unpacked."""
+    batch.require("group", by="prompt_mean")
+    tokens = jnp.sum(batch.mask, axis=1)
+    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
+    group_tokens = same @ tokens
+    # A row holds a share tokens / group_tokens of its group; the shares add up to the live groups.
+    groups = jnp.sum(tokens / jnp.maximum(group_tokens, 1))
+    return batch.mask / jnp.maximum(group_tokens, 1)[:, None] / jnp.maximum(groups, 1)
+
+
+def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
+    """Every policy token of a correct row (score >= correct_at) weighs 1 / their number, others 0
+    (VAPO's positive-example loss, ALGORITHMS C2)."""
+    batch.require("scores", by="positive_token_mean")
+    right = batch.mask * (batch.scores >= correct_at).astype(batch.mask.dtype)[:, None]
+    return right / jnp.maximum(jnp.sum(right), 1)

@@ -1,0 +1,97 @@
+"""TrainState, and the optimizer step that guards it against non-finite losses and gradients.
+
+What lives here: parameters, optimizer state and counters of a trained role. What does not: where
+the gradient comes from (rljax.learn), where the arrays lie (rljax.roles).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rljax.mesh import in_device_memory, in_memory_of, is_on_host
+from rljax.models.trees import merged
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What an optimizer step changes. Counters are int32 scalars on the device.
+
+    `frozen` are the weights that no optimizer moves (the base under adapters, which other roles may
+    share), {} where all of them are trained.
+    """
+
+    params: Any
+    opt_state: Any
+    step: jax.Array  # optimizer steps taken: the policy version
+    skipped: jax.Array  # steps skipped since the start because loss or gradient was not finite
+    skipped_in_a_row: jax.Array
+    frozen: Any = dataclasses.field(default_factory=dict)
+
+    @property
+    def weights(self):
+        """All weights of the model."""
+        return merged(self.params, self.frozen)
+
+
+def new_train_state(
+    params, optimizer: optax.GradientTransformation, frozen: dict | None = None
+) -> TrainState:
+    """The state before the first step; rljax.roles places it on the mesh."""
+    counters = (
+        jnp.zeros((), jnp.int32) for _ in range(3)
+    )  # three buffers: donation forbids sharing one
+    return TrainState(params, optimizer.init(params), *counters, frozen or {})
+
+
+def _changed(optimizer, gradient, params, opt_state, take):
+    """(parameters, optimizer state) after the optimizer's update where `take`, else as they were.
+
+    A state that waits on the host is fetched and sent back in a loop of one turn or none: in a
+    straight program XLA fetches it at the start, and holds it through the backward pass.
+    """
+
+    def turn(carry):
+        _, params, waiting = carry
+        held = in_device_memory(waiting)
+        updates, new = optimizer.update(gradient, held, params)
+        keep = lambda new, old: jnp.where(take, new, old)  # noqa: E731
+        params = jax.tree.map(keep, optax.apply_updates(params, updates), params)
+        return jnp.zeros((), bool), params, in_memory_of(waiting, jax.tree.map(keep, new, held))
+
+    carry = (take, params, opt_state)
+    if any(is_on_host(x) for x in jax.tree.leaves(opt_state)):
+        return jax.lax.while_loop(lambda carry: carry[0], turn, carry)[1:]
+    return turn(carry)[1:]
+
+
+def optimizer_step(
+    state: TrainState, gradient, loss, optimizer: optax.GradientTransformation, take=True
+):
+    """One optimizer step; a non-finite loss or gradient changes nothing but the counters, and
+    without `take` (nothing to learn from, or outside the trust region) nothing changes at all.
+
+    An optimizer state that waits on the host is fetched for the step, and sent back."""
+    grad_norm = optax.tree.norm(gradient)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    take = jnp.asarray(take)
+    params, opt_state = _changed(optimizer, gradient, state.params, state.opt_state, finite & take)
+    bad, taken = (take & ~finite).astype(jnp.int32), (take & finite).astype(jnp.int32)
+    state = dataclasses.replace(
+        state,
+        params=params,
+        opt_state=opt_state,
+        step=state.step + taken,
+        skipped=state.skipped + bad,
+        skipped_in_a_row=jnp.where(
+            take, bad * (state.skipped_in_a_row + 1), state.skipped_in_a_row
+        ),
+    )
+    # A skipped step reports norm 0 and is counted, so that averages over steps stay finite.
+    return state, {
+        "grad_norm": jnp.where(finite, grad_norm, 0.0),
+        "loss": jnp.where(finite, loss, 0.0),
+    }

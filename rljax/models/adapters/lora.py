@@ -1,0 +1,128 @@
+"""Low-rank adapters: which maps get one, what is trained, merging.
+
+What lives here: LoRA and QLoRA (arXiv 2106.09685, 2305.14314). What does not: the maps themselves
+(rljax.models.layers.Linear), files (rljax.models.huggingface.peft).
+"""
+
+import dataclasses
+import fnmatch
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from rljax.errors import InputError
+from rljax.models.adapters.quantise import KINDS, dequantise, quantise
+from rljax.models.config import ModelConfig
+from rljax.models.families import FAMILIES
+from rljax.models.layers import Linear
+from rljax.models.names import NAMES
+from rljax.models.trees import flattened, nested
+
+LEAVES = ("lora_a", "lora_b")
+
+
+def module_name(path: tuple[str, ...], config: ModelConfig) -> str:
+    """Hugging Face's name, below a layer, of a linear map of a block."""
+    return NAMES[FAMILIES[config.family].names][".".join(map(str, path))]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(n, pattern) for n in (name, name.rpartition(".")[2]))
+
+
+def adapt(block: nnx.Module, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
+    """Give every targeted linear map of a block its adapter, and all of them their codec. Returns
+    the names of its linear maps."""
+    lora, names = config.lora, set()
+    for path, module in list(nnx.iter_modules(block)):
+        if not isinstance(module, Linear):
+            continue
+        name = module_name(path, config)
+        names.add(name)
+        if lora.rank and any(_matches(name, pattern) for pattern in lora.targets):
+            module.adapt(rngs, lora.rank, lora.alpha / lora.rank)
+        if lora.base in KINDS:
+            module.quantise(lora.base)
+    return names
+
+
+def check_targets(config: ModelConfig, names: set[str]) -> None:
+    """Raises InputError for a pattern that matches no linear map."""
+    for pattern in config.lora.targets:
+        if not any(_matches(name, pattern) for name in names):
+            raise InputError(
+                "lora.targets: a pattern that matches nothing",
+                value=pattern,
+                rule=f"the linear maps of a layer are {', '.join(sorted(names))}",
+                fix='a name, its last part ("q_proj") or a pattern ("*_proj", "*")',
+            )
+
+
+def without(config: ModelConfig) -> ModelConfig:
+    """The config of the model with the adapters merged into plain weights."""
+    return dataclasses.replace(config, lora=None)
+
+
+def is_trained(path: tuple[str, ...], config: ModelConfig, head: str) -> bool:
+    """Whether an optimizer moves this weight: with adapters only they, and a scalar head."""
+    if config.lora is None:
+        return True
+    return path[-1] in LEAVES or (head == "scalar" and path in (("head",), ("head_bias",)))
+
+
+def attach(model, plain: dict, key: jax.Array) -> dict:
+    """The weights of a plain model -> those of `model`: fresh adapters, and codes where the base is
+    quantised. Takes the leaves of `plain` out of it, so that no second base is ever held."""
+    config, shapes, layout = model.config, model.shapes(), flattened(model.shardings())
+    base = flattened(plain)
+    plain.clear()
+    dtypes = {path: x.dtype for path, x in flattened(model.abstract()).items()}
+    for path, x in base.items():  # a trained head is float32, whatever the base is
+        if path in dtypes and x.dtype != dtypes[path]:
+            base[path] = x.astype(dtypes[path])
+    fresh = [path for path in shapes if path[-1] in LEAVES]
+
+    def draw(key):
+        made = flattened(model.create(key))
+        return {path: made[path] for path in fresh}
+
+    out = jax.jit(draw, out_shardings={path: layout[path] for path in fresh})(key)
+    for path, (_, axes) in shapes.items():
+        if path[-1] == "scales":
+            weight = base.pop((*path[:-1], "weight"))
+            codes = (*path[:-1], "codes")
+            encode = jax.jit(
+                functools.partial(quantise, kind=config.lora.base, axis=axes.index(None)),
+                out_shardings=(layout[codes], layout[path]),
+            )
+            out[codes], out[path] = encode(weight)
+    return nested(out | base)
+
+
+def merge(model, params: dict) -> dict:
+    """W + (alpha / rank) A B as plain weights: the parameters of the model without adapters. What
+    was adapted or quantised is float32: bfloat16 would round a small update away."""
+    lora, flat = model.config.lora, flattened(params)
+    out = {path: x for path, x in flat.items() if path[-1] not in (*LEAVES, "codes", "scales")}
+    for path, x in flat.items():
+        weight = (*path[:-1], "weight")
+        if path[-1] == "codes":
+            scales = (*path[:-1], "scales")
+            axis = model.shapes()[scales][1].index(None)
+            out[weight] = dequantise(x, flat[scales], lora.base, axis, jnp.float32)
+    for path, a in flat.items():
+        if path[-1] == "lora_a":
+            weight, b = (*path[:-1], "weight"), flat[(*path[:-1], "lora_b")]
+            out[weight] = _add(out[weight], a, b, lora.alpha / lora.rank)
+    return nested(out)
+
+
+@jax.jit
+def _add(weight, a, b, boost):
+    """weight [L, *in, *out] + boost a [L, *in, r] b [L, r, *out], the product in float32."""
+    layers, rank = b.shape[:2]
+    low, high = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
+    product = jnp.einsum("lir,lro->lio", low, high, precision=jax.lax.Precision.HIGHEST)
+    return weight.astype(jnp.float32) + boost * product.reshape(weight.shape)

@@ -1,0 +1,197 @@
+"""Weights on the mesh <-> tensors on disk, a block of rows at a time.
+
+What lives here: which blocks a model's weights consist of, and the two programs that move one. What
+does not: files. A block has the layout and dtype that it has on disk; layout and dtype change on
+the device, in place of the weight's own buffer, so that the host holds a block and never a weight.
+
+Every device takes the same rows of its own part of a tensor in one step, and where the experts are
+split over devices, of its own expert's tensor: one program per kind of weight, no communication.
+
+Axes of a block: [*ways, T * rows, ...]: `ways` how many ways the leading axes of the weight (layer,
+expert) are split, T how many ways the rows are; the rest as on disk.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rljax.models.model import Model
+from rljax.models.names import Piece, disk_pieces
+from rljax.models.trees import flattened
+
+BLOCK_BYTES = 16 * 2**20  # of a block; a single row per device may exceed it
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of our weights, of which a group of tensors holds a piece."""
+
+    path: tuple[str, ...]
+    piece: Piece  # of the first tensor; the others differ in the index only
+    spec: tuple  # the mesh axis of every axis of the weight, or None
+    start: tuple[int, ...]  # the index of the piece within a device's part of the weight
+
+    @property
+    def block_spec(self) -> PartitionSpec:
+        leading = len(self.start)
+        return PartitionSpec(*self.spec[:leading], *self.piece.disk_axes(self.spec[leading:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tensors that move together: one for each device of the axes that split the experts."""
+
+    names: tuple[str, ...]  # in the order of the blocks' leading axes
+    ways: tuple[int, ...]
+    row_ways: int
+    parts: tuple[Part, ...]
+
+    @property
+    def disk_shape(self) -> tuple[int, ...]:
+        return self.parts[0].piece.disk_shape
+
+    def row_starts(self, itemsize: int) -> tuple[int, range | tuple[int, ...]]:
+        """(rows of a block, where in a device's rows each block starts). All blocks have one
+        shape: the last may repeat rows of the one before."""
+        rows = self.disk_shape[0] // self.row_ways
+        unit = self.parts[0].piece.unit
+        row_bytes = math.prod(self.disk_shape[1:]) * itemsize
+        fits = BLOCK_BYTES // max(row_bytes * self.row_ways * math.prod(self.ways), 1)
+        count = min(max(fits // unit, 1) * unit, rows)
+        return count, tuple(min(at, rows - count) for at in range(0, rows, max(count, 1)))
+
+    def spans(self, start: int, count: int):
+        """What of each tensor the block at `start` holds: (tensor, its place in the leading axes,
+        first row in the block, first row in the tensor)."""
+        whole = self.disk_shape[0] // self.row_ways
+        places = itertools.product(*map(range, self.ways))
+        for name, place in zip(self.names, places, strict=True):
+            for k in range(self.row_ways):
+                yield name, place, k * count, k * whole + start
+
+    def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
+        """An unwritten block of `count` rows per device."""
+        return np.empty((*self.ways, self.row_ways * count, *self.disk_shape[1:]), dtype)
+
+
+def _ways(mesh: Mesh, axes) -> tuple[int, ...]:
+    return tuple(mesh.shape[a] if a else 1 for a in axes)
+
+
+def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
+    """Everything that a checkpoint of `model` holds, but the tensors named in `skip`."""
+    of_path: dict[tuple, dict[tuple, tuple[str, Piece]]] = {}
+    for name, pieces in disk_pieces(model).items():
+        for piece in pieces:
+            if name not in skip:
+                of_path.setdefault(piece.path, {})[piece.index] = (name, piece)
+    found: dict[tuple[str, ...], list[tuple]] = {}
+    shardings = model.shardings()
+    for path, members in of_path.items():
+        spec = tuple(functools.reduce(lambda node, key: node[key], path, shardings).spec)
+        shape = model.shapes()[path][0]
+        leading = len(next(iter(members)))
+        ways = _ways(model.mesh, spec[:leading])
+        local = [size // n for size, n in zip(shape[:leading], ways, strict=True)]
+        for start in itertools.product(*map(range, local)):
+            indices = [
+                tuple(w * size + at for w, size, at in zip(place, local, start, strict=True))
+                for place in itertools.product(*map(range, ways))
+            ]
+            names = tuple(members[index][0] for index in indices)
+            part = Part(path, members[indices[0]][1], spec, start)
+            found.setdefault(names, []).append((ways, part))
+    out = []
+    for names, pairs in found.items():
+        (ways, first), parts = pairs[0], tuple(part for _, part in pairs)
+        same = [(w, p.piece.disk_shape, p.block_spec) for w, p in pairs]
+        assert same == [same[0]] * len(same), names
+        rows = _ways(model.mesh, first.block_spec[len(ways) :][:1])
+        out.append(Group(names, ways, math.prod(rows), parts))
+    return out
+
+
+@functools.cache
+def _create(model: Model):
+    """The program that creates every weight, compiled once."""
+    made = flattened(model.abstract())
+    create = lambda: {path: jnp.zeros(x.shape, x.dtype) for path, x in made.items()}  # noqa: E731
+    return jax.jit(create, out_shardings={path: x.sharding for path, x in made.items()})
+
+
+def zeros(model: Model) -> dict[tuple, jax.Array]:
+    """{path: a weight of zeros, created on the mesh}."""
+    return _create(model)()
+
+
+# What a program is compiled for: `piece` without its path and index.
+_STATIC = ("mesh", "spec", "block_spec", "piece")
+
+
+def _kind(part: Part) -> Piece:
+    return dataclasses.replace(part.piece, path=part.path[-1:], index=())
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnums=0)
+def _put(leaf, block, start, *, mesh, spec, block_spec, piece):
+    leading = leaf.ndim - len(piece.shape)
+
+    def local(leaf, block, start):
+        value = piece.ours(block.reshape(block.shape[leading:])).astype(leaf.dtype)
+        value = value.reshape((1,) * leading + value.shape)
+        # As plain bits: XLA on CPU would turn the whole weight to float32 and back to update a
+        # bfloat16 one, instead of writing in place.
+        bits = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        leaf, value, was = leaf.view(bits), value.view(bits), leaf.dtype
+        return jax.lax.dynamic_update_slice(leaf, value, tuple(start)).view(was)
+
+    specs = dict(in_specs=(PartitionSpec(*spec), block_spec, PartitionSpec()))
+    specs["out_specs"] = PartitionSpec(*spec)
+    return jax.shard_map(local, mesh=mesh, **specs)(leaf, block, start)
+
+
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "rows", "dtype"))
+def _get(leaf, start, *, mesh, spec, block_spec, piece, rows, dtype):
+    leading = leaf.ndim - len(piece.shape)
+
+    def local(leaf, start):
+        sizes = [1] * leading + list(leaf.shape[leading:])
+        sizes[leading + piece.inside] = rows // piece.unit
+        value = jax.lax.dynamic_slice(leaf, tuple(start), sizes)
+        block = piece.theirs(value.reshape(value.shape[leading:])).astype(dtype)
+        return block.reshape((1,) * leading + block.shape)
+
+    specs = dict(in_specs=(PartitionSpec(*spec), PartitionSpec()), out_specs=block_spec)
+    return jax.shard_map(local, mesh=mesh, **specs)(leaf, start)
+
+
+def _start(part: Part, row: int) -> np.ndarray:
+    """Where the block of rows from `row` lies in a device's part of the weight."""
+    below = [0] * len(part.piece.shape)
+    if below:
+        below[part.piece.inside] = row // part.piece.unit
+    return np.array([*part.start, *below], np.int32)
+
+
+def put(leaf: jax.Array, part: Part, mesh: Mesh, block: jax.Array, row: int) -> jax.Array:
+    """The weight with a block written into it; its old buffer is donated."""
+    how = dict(mesh=mesh, spec=part.spec, block_spec=part.block_spec, piece=_kind(part))
+    return _put(leaf, block, _start(part, row), **how)
+
+
+def get(leaf: jax.Array, part: Part, mesh: Mesh, row: int, count: int, dtype) -> jax.Array:
+    """A block of the weight, as it is on disk but of `dtype`."""
+    how = dict(mesh=mesh, spec=part.spec, block_spec=part.block_spec, piece=_kind(part))
+    return _get(leaf, _start(part, row), **how, rows=count, dtype=jnp.dtype(dtype))
+
+
+def place(block: np.ndarray, part: Part, mesh: Mesh) -> jax.Array:
+    """The block on the mesh: every device gets its part, on this host's devices only."""
+    sharding = NamedSharding(mesh, part.block_spec)
+    return jax.make_array_from_callback(block.shape, sharding, lambda index: block[index])

@@ -1,0 +1,255 @@
+"""A Hugging Face folder on disk: which file holds which tensor, which version it is, what fits.
+
+What lives here: the index, the comparison with a model by name, SHA-256 and revision. What does
+not: moving weights (rljax.models.huggingface), the format of a file
+(rljax.models.huggingface.safetensors_file). Nothing here trusts what a folder says of itself.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from rljax.errors import InputError
+from rljax.models.huggingface.safetensors_file import FLOATS, Entry, open_file, read_header
+from rljax.models.model import Model
+from rljax.models.names import disk_pieces, renamed
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+_REVISION = re.compile(r"[0-9a-f]{40}")
+_SHOWN = 4  # names of each kind in an error
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object of a file. Raises InputError that names it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} does not exist",
+            fix="give a Hugging Face model folder (config.json, *.safetensors)",
+        ) from None
+    except (ValueError, RecursionError, OSError) as error:  # bad JSON, bad UTF-8, huge numbers
+        raise InputError(
+            f"{path} is not readable JSON", rule=str(error)[:300], fix="copy the file again"
+        ) from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds no JSON object", value=type(value).__name__)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a tensor lies."""
+
+    file: Path
+    entry: Entry
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRecord:
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What a folder held, against what the model needs. Names are those of the folder."""
+
+    folder: str
+    revision: str | None  # the commit of the repository it came from, where the folder says
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    misshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()  # on disk, expected
+    unreadable: tuple[tuple[str, str], ...] = ()  # and their dtype
+    ignored: tuple[str, ...] = ()  # they do not change the result
+    zero: tuple[str, ...] = ()  # absent, and so started at zero: the head of a new critic
+    files: dict[str, FileRecord] = dataclasses.field(default_factory=dict)
+
+
+# -- which file holds which tensor --
+
+
+def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The files to read, and the index's {tensor: file} if there is one."""
+    index = folder / INDEX
+    if index.exists() or index.is_symlink():
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(f, str) for f in names.values()):
+            raise InputError(f"{index} has no 'weight_map' of tensor name to file")
+        for tensor, file in names.items():
+            plain = file not in ("", ".", "..") and not set(file) & set("/\\\0")
+            if not plain:
+                raise InputError(
+                    f"{index}: the file of tensor {tensor[:200]!r}",
+                    value=file,
+                    rule="the name of a file in the same folder",
+                )
+        return [folder / file for file in sorted(set(names.values()))], names
+    if (folder / WHOLE).exists() or (folder / WHOLE).is_symlink():
+        return [folder / WHOLE], None  # some folders hold the same weights once more
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        pickles = [p.name for p in sorted(folder.glob("*")) if p.suffix in (".bin", ".pt", ".pth")]
+        raise InputError(
+            f"{folder} has no *.safetensors file",
+            value=pickles[:_SHOWN] or None,
+            rule="pickle files can run any code, and are never read" if pickles else "",
+            fix="convert them where you trust them: transformers' save_pretrained writes "
+            "safetensors"
+            if pickles
+            else "give a folder with safetensors weights",
+        )
+    return found, None
+
+
+def find_tensors(folder: Path) -> dict[str, Place]:
+    """{tensor name: Place}, from the index if there is one, else from what the files hold."""
+    files, index = _weight_files(folder)
+    out: dict[str, Place] = {}
+    headers = {}
+    for path in files:
+        file = open_file(path)
+        try:
+            headers[path.name] = read_header(file, path)
+        finally:
+            os.close(file)
+        if index is None:
+            for name, entry in headers[path.name].items():
+                if name in out:
+                    raise InputError(f"{path}: tensor {name} is in {out[name].file.name}, too")
+                out[name] = Place(path, entry)
+    for name, file in (index or {}).items():
+        if name not in headers[file]:
+            raise InputError(f"{folder / file} lacks tensor {name}", rule=f"{INDEX} names it")
+        out[name] = Place(folder / file, headers[file][name])
+    return out
+
+
+# -- against the model --
+
+
+def _ignorable(name: str, model: Model) -> bool:
+    config = model.config
+    if "rotary_emb" in name:  # tables of old exports
+        return True
+    if name == "lm_head.weight":  # else it is a weight of ours
+        return True
+    if name == "score.weight":
+        return model.head == "lm" and config.tie_embeddings
+    layer = re.match(r"(?:model\.)?layers\.(\d{1,9})\.", name)
+    # The layers that predict further tokens come after the others.
+    return config.family == "deepseek_v3" and bool(layer) and int(layer[1]) >= config.layers
+
+
+def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
+    """(report, {the model's name of a tensor: Place}), from the headers alone."""
+    found = find_tensors(folder)
+    wanted = {name: pieces[0].disk_shape for name, pieces in disk_pieces(model).items()}
+    zero = ()
+    if model.head == "scalar" and "score.weight" not in found:  # a language model
+        del wanted["score.weight"]
+        zero = ("score.weight",)
+    on_disk = {name: renamed(name, found) for name in wanted}
+    places = {name: found[disk] for name, disk in on_disk.items() if disk in found}
+    extra = sorted(set(found) - set(on_disk.values()))
+    ignored = tuple(name for name in extra if _ignorable(name, model))
+    shapes = {name: place.entry.shape for name, place in places.items()}
+    report = LoadReport(
+        folder=str(folder),
+        revision=revision(folder, {place.file.name for place in found.values()}),
+        missing=tuple(sorted(d for d in on_disk.values() if d not in found)),
+        unexpected=tuple(name for name in extra if name not in ignored),
+        misshaped=tuple(
+            (on_disk[n], s, wanted[n]) for n, s in sorted(shapes.items()) if s != wanted[n]
+        ),
+        unreadable=tuple(
+            (on_disk[n], p.entry.dtype)
+            for n, p in sorted(places.items())
+            if p.entry.dtype not in FLOATS
+        ),
+        ignored=ignored,
+        zero=zero,
+    )
+    files = {disk: found[disk].file.name for disk in on_disk.values() if disk in found}
+    _check(report, len(wanted), files, reward="score.weight" in found and model.head == "lm")
+    return report, places
+
+
+def _shown(names: Iterable[str]) -> str:
+    names = [name[:200] for name in names]
+    more = f", ... {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _check(report: LoadReport, wanted: int, files: dict[str, str], *, reward: bool) -> None:
+    """Raises one InputError that names every kind of misfit."""
+    problems, fix = [], "use the config.json that came with these weights"
+    if report.missing:
+        problems.append(
+            f"lacks {len(report.missing)} of {wanted} tensors: {_shown(report.missing)}"
+        )
+    if report.unexpected:
+        problems.append(
+            f"has {len(report.unexpected)} tensors that the model does not use: "
+            + _shown(report.unexpected)
+        )
+    if report.misshaped:
+        lines = [
+            f"{files[name]}: tensor {name} has shape {have}, config.json says {want}"
+            for name, have, want in report.misshaped
+        ]
+        problems.append(f"has {len(lines)} tensors of another shape: {_shown(lines)}")
+    if report.unreadable:
+        lines = [
+            f"{files[name]}: tensor {name} has dtype {dtype}" for name, dtype in report.unreadable
+        ]
+        problems.append(
+            f"has {len(lines)} tensors that are not of {', '.join(FLOATS)}: {_shown(lines)}"
+        )
+        fix = "give a folder whose weights are not quantised"
+    if reward and "lm_head.weight" in report.missing:
+        problems.append("is a reward model: it has score.weight, and no lm_head.weight")
+        fix = "give the folder of a language model"
+    if problems:
+        raise InputError(
+            f"{report.folder} does not fit the model", rule="it " + "; it ".join(problems), fix=fix
+        )
+
+
+# -- which version it is --
+
+
+def revision(folder: Path, files: Iterable[str]) -> str | None:
+    """The commit that the weights were downloaded at, if the folder says: the hub's cache keeps a
+    folder per commit, and its downloads note the commit of each file."""
+    for path in (folder.absolute(), folder.resolve()):
+        if path.parent.name == "snapshots" and _REVISION.fullmatch(path.name):
+            return path.name
+    commits = set()
+    for name in files:
+        note = folder / ".cache" / "huggingface" / "download" / f"{name}.metadata"
+        try:
+            with open(note, "rb") as file:
+                commit = file.read(41).decode("ascii", errors="replace").strip()
+        except OSError:
+            return None
+        commits.add(commit if _REVISION.fullmatch(commit) else None)
+    return commits.pop() if len(commits) == 1 else None
+
+
+def record(path: Path) -> FileRecord:
+    """Size and SHA-256 of a file: about 2 s per GB on one core, without the interpreter's lock."""
+    try:
+        with open(path, "rb") as file:
+            return FileRecord(os.fstat(file.fileno()).st_size, _digest(file))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read", rule=str(error)) from None
+
+
+def _digest(file) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,189 @@
+"""The safetensors format: a header of names, dtypes, shapes and offsets, then the bytes.
+
+What lives here: a header read without trusting it, a header to write, bytes in and out by offset.
+Nothing is unpickled or run, and nothing is allocated because a header says so. What does not: which
+file of a folder holds which tensor (rljax.models.huggingface.checkpoint_folder).
+
+Format: 8 bytes n (little-endian), n bytes of JSON {name: {dtype, shape, data_offsets}}, the data.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import stat
+import struct
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from rljax.errors import InputError
+
+# What we read: dtype in a header -> numpy's.
+FLOATS: dict[str, np.dtype] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+SPELLING = {dtype: name for name, dtype in FLOATS.items()}
+# The bits of an element of every dtype that the format knows.
+_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
+_MOST_AXES = 16  # of a tensor: a bound on the work that a hostile shape asks for
+_COPY_AGAIN = "copy the file again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One tensor of a file: `begin` and `end` are byte offsets from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def open_file(path: Path) -> int:
+    """A file descriptor for reading; only of a regular file (a pipe would block for ever)."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputError(f"{path} is not a file", fix="give a folder with safetensors weights")
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:  # absent, a loop of links, no permission
+        raise InputError(f"{path} cannot be opened", rule=str(error)) from None
+
+
+def read_bytes(file: int, path: Path, begin: int, out: np.ndarray) -> None:
+    """Fill the contiguous `out` with the bytes of `file` from `begin`."""
+    view = memoryview(out.reshape(-1).view(np.uint8))
+    while view:
+        try:
+            count = os.preadv(file, [view], begin)
+        except OSError as error:
+            raise InputError(f"{path} cannot be read", rule=str(error)) from None
+        if not count:
+            raise InputError(f"{path} ended while it was read", value=begin, fix=_COPY_AGAIN)
+        view, begin = view[count:], begin + count
+
+
+def _no_duplicates(pairs: list[tuple]) -> dict:
+    out = {}
+    for name, value in pairs:
+        if name in out:
+            raise ValueError(f"{name[:200]!r} is there twice")
+        out[name] = value
+    return out
+
+
+def _parse(text: bytes, path: Path) -> dict:
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, huge numbers, depth
+        raise InputError(
+            f"{path}: the header is not readable JSON", rule=str(error)[:300], fix=_COPY_AGAIN
+        ) from None
+    if not isinstance(header, dict):
+        raise InputError(f"{path}: the header is no JSON object", value=type(header).__name__)
+    return header
+
+
+def _whole(values, count: int | None = None) -> bool:
+    """Whether `values` is a list of whole numbers that fit 63 bits."""
+    if not isinstance(values, list) or (count is not None and len(values) != count):
+        return False
+    return all(type(v) is int and 0 <= v < 2**63 for v in values)
+
+
+def _entry(path: Path, name: str, facts, start: int) -> Entry:
+    """A checked entry of the header; the data start at byte `start` of the file."""
+    which = f"{path}: tensor {name[:200]!r}"
+    if not isinstance(facts, dict):
+        raise InputError(which, value=facts, rule="needs dtype, shape and data_offsets")
+    dtype, shape, offsets = (facts.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise InputError(f"{which}: dtype", value=dtype, rule=f"known: {', '.join(_BITS)}")
+    if not _whole(shape) or len(shape) > _MOST_AXES:
+        rule = f"at most {_MOST_AXES} whole numbers >= 0"
+        raise InputError(f"{which}: shape", value=shape, rule=rule)
+    if not _whole(offsets, 2) or offsets[0] > offsets[1]:
+        raise InputError(f"{which}: data_offsets", value=offsets, rule="[begin, end], begin <= end")
+    begin, end = offsets
+    if 8 * (end - begin) != math.prod(shape) * _BITS[dtype]:
+        raise InputError(
+            f"{which}: data_offsets {offsets} hold {end - begin} bytes",
+            rule=f"{dtype} of shape {tuple(shape)} has {math.prod(shape) * _BITS[dtype] // 8}",
+            fix=_COPY_AGAIN,
+        )
+    return Entry(dtype, tuple(shape), start + begin, start + end)
+
+
+def read_header(file: int, path: Path) -> dict[str, Entry]:
+    """{tensor name: Entry} of an open file, every offset checked against its size."""
+    size = os.fstat(file).st_size
+    if size < 8:
+        raise InputError(
+            f"{path} has {size} bytes", rule="a safetensors file has 8 or more", fix=_COPY_AGAIN
+        )
+    count = np.empty(8, np.uint8)
+    read_bytes(file, path, 0, count)
+    (length,) = struct.unpack("<Q", count.tobytes())
+    if length > min(size - 8, _LONGEST_HEADER):
+        raise InputError(
+            f"{path} announces a header of {length} bytes",
+            rule=f"the file has {size}, and a header at most {_LONGEST_HEADER}",
+            fix=f"{_COPY_AGAIN}: it is cut short, or is no safetensors file",
+        )
+    text = np.empty(length, np.uint8)
+    read_bytes(file, path, 8, text)
+    header = _parse(text.tobytes(), path)
+    header.pop("__metadata__", None)
+    start = 8 + length
+    entries = {name: _entry(path, name, facts, start) for name, facts in header.items()}
+    at, before = start, "the header"
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != at:
+            what = "overlaps" if entry.begin < at else "leaves a gap after"
+            raise InputError(
+                f"{path}: tensor {name[:200]!r} {what} {before[:200]!r}",
+                value=(entry.begin - start, entry.end - start),
+                rule="tensors lie one after the other",
+                fix=_COPY_AGAIN,
+            )
+        at, before = entry.end, name
+    if at != size:
+        raise InputError(
+            f"{path} has {size} bytes", rule=f"its header describes {at}", fix=_COPY_AGAIN
+        )
+    return entries
+
+
+def new_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> tuple[bytes, dict]:
+    """What a file of {name: (dtype, shape)} starts with, and {name: Entry} of its tensors."""
+    facts, spans, at = {"__metadata__": {"format": "pt"}}, {}, 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + math.prod(shape) * dtype.itemsize
+        spelling = SPELLING[dtype]
+        facts[name] = {"dtype": spelling, "shape": list(shape), "data_offsets": [at, end]}
+        spans[name], at = (at, end), end
+    text = json.dumps(facts, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data are aligned to 8 bytes
+    start = 8 + len(text)
+    entries = {
+        name: Entry(SPELLING[tensors[name][0]], tuple(tensors[name][1]), start + a, start + b)
+        for name, (a, b) in spans.items()
+    }
+    return struct.pack("<Q", len(text)) + text, entries
+
+
+def write_bytes(file: int, begin: int, data: np.ndarray) -> None:
+    """Write the contiguous `data` into `file` from byte `begin`."""
+    view = memoryview(data.reshape(-1).view(np.uint8))
+    while view:
+        count = os.pwrite(file, view, begin)
+        view, begin = view[count:], begin + count

@@ -1,0 +1,1 @@
+"""The vision towers and their configs."""

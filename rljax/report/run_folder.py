@@ -1,0 +1,207 @@
+"""What a run folder says: its rows in order, and which changes its evaluations support.
+
+What lives here: reading metrics, samples, summary and config (each may be missing or cut short),
+and the rule for claiming a change: "improved" or "fell" only where the 95 % interval of the
+difference excludes zero. What does not: HTML (`report.py`) and drawing (`charts.py`).
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rljax.tracking.trackers import read_jsonl
+
+MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
+EQUAL_STEPS = 3  # steps in a row whose rewards are all equal, from which on there is a warning
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder as read: one row per step, with "x" (steps counted through) and "phase"."""
+
+    folder: Path
+    rows: list[dict]
+    samples: list[dict]
+    summary: dict
+    config: dict
+    notes: list[str]
+
+    def columns(self, key: str, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        rows = [r for r in self.rows if is_number(r.get(key)) and phase in (None, r["phase"])]
+        return np.array([r["x"] for r in rows], float), np.array([r[key] for r in rows], float)
+
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(k for r in self.rows for k, v in r.items() if is_number(v)))
+
+    def phases(self) -> list[str]:
+        return list(dict.fromkeys(r["phase"] for r in self.rows if r["phase"]))
+
+
+def _phase(row: Mapping, before: str) -> str:
+    if isinstance(row.get("phase"), str) and row["phase"].lower() != "eval":
+        return row["phase"].lower()
+    if is_number(row.get("phase_rl")):
+        return "rl" if row["phase_rl"] > 0.5 else "sft"
+    return before
+
+
+def _merge(rows: Sequence[Mapping]) -> list[dict]:
+    """One row per phase and step, later values winning.
+
+    A phase that counts its steps anew goes on after the last step of the phase before.
+    """
+    merged: dict[tuple[str, float], dict] = {}
+    phase, offset, last = "", 0, -math.inf
+    for row in rows:
+        if not is_number(row.get("step")) or not math.isfinite(row["step"]):
+            continue
+        now = _phase(row, phase)
+        if now != phase and phase and row["step"] + offset < last:
+            offset = last
+        phase = now
+        x = row["step"] + offset
+        last = max(last, x)
+        merged.setdefault((phase, x), {}).update({**row, "x": x, "phase": phase})
+    return sorted(merged.values(), key=lambda row: row["x"])
+
+
+def _read_rows(path: Path, notes: list[str]) -> list[dict]:
+    try:
+        return read_jsonl(path)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        notes.append(f"{path.name} could not be read: {error}")
+        return []
+
+
+def _read_json(path: Path, notes: list[str]) -> dict:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name} could not be read: {error}")
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def read_run(folder: Path) -> Run:
+    """Everything that a run folder holds; what cannot be read becomes a note."""
+    notes: list[str] = []
+    rows = _merge(_read_rows(folder / "metrics.jsonl", notes))
+    samples = _read_rows(folder / "samples.jsonl", notes)
+    summary = _read_json(folder / "summary.json", notes)
+    config = _read_json(folder / "config.json", notes)
+    if rows and not summary:
+        last = rows[-1]["step"]
+        notes.append(f"This run has no summary: it still runs or was stopped. Last step: {last}.")
+    notes += reward_warnings(rows)
+    return Run(folder, rows, samples, summary, config, notes)
+
+
+def equal_rewards(steps: int, row: Mapping) -> str:
+    """What `steps` steps in a row say whose rewards are all equal, `row` being the last one's
+    metrics."""
+    if row.get("reward/all_equal"):
+        value = next((v for k, v in sorted(row.items()) if k.startswith("reward/source/")), None)
+        number = f", {value:g}" if is_number(value) else ""
+        what = f"all rewards of {steps} steps in a row are one number{number}"
+    else:
+        what = f"for {steps} steps in a row the rewards of every prompt's samples are all equal"
+    return (
+        f"{what}: nothing is learned from them. Likely causes: responses are not in the format "
+        "that the reward reads (look at samples.jsonl), a reward that does not fit the data, "
+        "responses cut off by sampler.max_response_tokens, or prompts that are too hard or too easy"
+    )
+
+
+def reward_warnings(rows: Sequence[Mapping]) -> list[str]:
+    """What a reader must know of the rewards: failures above MOST_FAILED, and steps in a row whose
+    rewards are all equal."""
+    notes, failing, steps, worst = [], [], 0, (0, None)
+    for row in rows:
+        failed = sum(row.get(f"reward/{kind}") or 0.0 for kind in ("errors", "timeouts"))
+        if failed > MOST_FAILED * (row.get("batch/completions") or 1.0):
+            failing.append((row["step"], failed))
+        if "reward/all_equal" in row:
+            equal = row["reward/all_equal"] or row.get("reward/equal_groups", 0.0) == 1.0
+            steps = steps + 1 if equal else 0
+            worst = max(worst, (steps, row), key=lambda pair: pair[0])
+    if failing:
+        step, count = max(failing, key=lambda pair: pair[1])
+        notes.append(
+            f"Rewards failed and were masked out: more than {100 * MOST_FAILED:g} % of them in "
+            f"{len(failing)} steps, {count:.0f} at step {step:.0f}."
+        )
+    if worst[0] >= EQUAL_STEPS:
+        text = equal_rewards(worst[0], worst[1])
+        notes.append(f"Step {worst[1]['step']:.0f}: {text}.")
+    return notes
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval; the bounds are None where no valid interval was recorded."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+
+def estimate(data: object) -> Estimate | None:
+    """`{"value", "low", "high", "n"}` or a bare number as an `Estimate`."""
+    fields = data if isinstance(data, Mapping) else {"value": data}
+    value, low, high, n = (fields.get(key) for key in ("value", "low", "high", "n"))
+    if not is_number(value) or not math.isfinite(value):
+        return None
+    valid = is_number(low) and is_number(high) and -math.inf < low <= value <= high < math.inf
+    count = int(n) if is_number(n) and math.isfinite(n) else None
+    return Estimate(value, low, high, count) if valid else Estimate(value, n=count)
+
+
+def difference(before: Estimate, after: Estimate, recorded: object = None) -> Estimate:
+    """after - before: the recorded (paired) one, else from the two intervals as if independent.
+
+    low = d - √((a - a_low)² + (b_high - b)²), high likewise (Newcombe 1998, method 10).
+    """
+    known = estimate(recorded)
+    if known is not None and known.low is not None:
+        return known
+    d = after.value - before.value
+    if before.low is None or after.low is None:
+        return Estimate(d)
+    low = d - math.hypot(after.value - after.low, before.high - before.value)
+    high = d + math.hypot(after.high - after.value, before.value - before.low)
+    return Estimate(d, low, high)
+
+
+def verdict(change: Estimate) -> str:
+    """ "improved" or "fell" only where the interval of the difference excludes zero."""
+    if change.low is not None and change.low > 0:
+        return "improved"
+    if change.high is not None and change.high < 0:
+        return "fell"
+    return "no significant change"
+
+
+def pairs(summary: Mapping) -> list[tuple[str, Estimate, Estimate, Estimate]]:
+    """(name, before, after, difference) of every `<name>_before` with its `<name>_after`."""
+    out = []
+    for key in summary:
+        name = key.removesuffix("_before")
+        before, after = estimate(summary[key]), estimate(summary.get(f"{name}_after"))
+        if name == key or before is None or after is None:
+            continue
+        recorded = summary.get("difference" if name == "accuracy" else f"{name}_difference")
+        out.append((name, before, after, difference(before, after, recorded)))
+    return sorted(out, key=lambda pair: pair[0] != "accuracy")

@@ -1,0 +1,166 @@
+"""The timeline of a step: when sequences were decoded, samples scored, weights updated.
+
+What lives here: what is kept of a step (a small JSON record, times in seconds since its start), and
+its figure. What does not: clocks (`timing.py`), the style of charts (`charts.py`), files.
+
+A record has step, seconds, spans {name: [[begin, end], ...]}, and two curves of points (time, ...):
+decoding [[t, sequences]], scoring [[t, samples in scoring, samples scored]].
+"""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rljax.tracking.charts import short, tick_label, ticks
+from rljax.tracking.timing import Timings
+
+FILE = "timeline.json"
+MOST_POINTS = 200  # of a curve
+LANES = ("generate", "reward", "learn")
+WIDTH, LEFT, RIGHT, TOP, LANE, GAP, AXIS = 1080, 92, 12, 6, 44, 10, 20
+
+
+def scored_while_decoding(timings: Timings) -> float:
+    """Seconds in which both a sequence was decoded and a sample was scored."""
+    decoding = _union([(a, b) for name, a, b in timings.spans if name == "generate"])
+    both = [
+        (max(a, c), min(b, d))
+        for a, b in _union(timings.scoring)
+        for c, d in decoding
+        if max(a, c) < min(b, d)
+    ]
+    return sum(b - a for a, b in both)
+
+
+def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def record_of(timings: Timings, step: int, seconds: float) -> dict:
+    """What is kept of a step."""
+    since = lambda t: round(t - timings.begun_s, 4)  # noqa: E731
+    spans: dict[str, list] = {}
+    for name, begin, end in timings.spans:
+        spans.setdefault(name, []).append([since(begin), since(end)])
+    live = [[since(t), count] for t, count in timings.live]
+    changes = [(begin, 1, 0) for begin, _ in timings.scoring]
+    changes += [(end, -1, 1) for _, end in timings.scoring]
+    running, done, scoring = 0, 0, []
+    for t, now, more in sorted(changes):
+        running, done = running + now, done + more
+        scoring.append([since(t), running, done])
+    return {
+        "step": step,
+        "seconds": round(seconds, 4),
+        "spans": spans,
+        "decoding": _thin(live),
+        "scoring": _thin(scoring),
+    }
+
+
+def _thin(points: list) -> list:
+    """At most about MOST_POINTS of them, evenly in time of arrival, the last among them."""
+    every = max(1, -(-len(points) // MOST_POINTS))
+    return points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
+
+
+def write(folder: Path, records: Sequence[Mapping]) -> None:
+    """The records of a run, in its folder."""
+    (folder / FILE).write_text(json.dumps(list(records)) + "\n")
+
+
+def read(folder: Path) -> list[dict]:
+    """What `write` wrote; nothing where it did not, or was cut short."""
+    try:
+        found = json.loads((folder / FILE).read_text())
+    except (OSError, ValueError):
+        return []
+    if not isinstance(found, list):
+        return []
+    names = {"step", "seconds", "spans", "decoding", "scoring"}
+    return [one for one in found if isinstance(one, dict) and names <= one.keys()]
+
+
+def figure(record: Mapping) -> str:
+    """A <figure>: lanes of decoding, scoring and learning over the seconds of one step."""
+    total = max(float(record["seconds"]), 1e-6)
+    x = lambda t: LEFT + min(max(t / total, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)  # noqa: E731
+    decoding = [(t, n) for t, n in record["decoding"]]
+    running = [(t, n) for t, n, _ in record["scoring"]]
+    scored = [(t, n) for t, _, n in record["scoring"]]
+    names = ("decoding", "scoring", "learning")
+    body: list[str] = []
+    for lane, (name, span) in enumerate(zip(names, LANES, strict=True)):
+        top = TOP + lane * (LANE + GAP)
+        body.append(f'<text x="{LEFT - 8}" y="{top + LANE / 2 + 4}" class="end">{name}</text>')
+        for begin, end in record["spans"].get(span, ()):
+            box = f'x="{x(begin):.1f}" y="{top}" width="{max(x(end) - x(begin), 1):.1f}"'
+            title = f"<title>{span}: {short(begin)} to {short(end)} s</title>"
+            body.append(f'<rect class="s{lane} bar band" {box} height="{LANE}">{title}</rect>')
+        if name == "decoding":
+            body += _curve(decoding, x, top, lane, "sequences")
+        if name == "scoring":
+            body += _curve(running, x, top, lane, "in scoring")
+            body += _curve(scored, x, top, 3, "scored", filled=False)
+    bottom = TOP + 3 * (LANE + GAP)
+    body += _axis(total, x, bottom)
+    keys = [("s0", "sequences decoding", decoding), ("s1", "samples in scoring", running)]
+    keys += [("s3", "samples scored", scored)]
+    legend = "".join(
+        f'<span class="key"><i class="{colour}"></i>{what} at most '
+        f"<b>{short(_most(curve))}</b></span>"
+        for colour, what, curve in keys
+        if curve
+    )
+    title = html.escape(f"Step {record['step']}")
+    return (
+        f'<figure class="wide"><figcaption><span class="name">{title} <span class="dim">'
+        f"{short(total)} seconds; shaded: the step waits for it</span></span>"
+        f'<span class="keys">{legend}</span></figcaption><svg viewBox="0 0 {WIDTH} '
+        f'{bottom + AXIS}" role="img" aria-label="timeline of step {record["step"]}">'
+        f"{''.join(body)}</svg></figure>"
+    )
+
+
+def _most(curve: Sequence[tuple[float, float]]) -> float:
+    return max(count for _, count in curve)
+
+
+def _curve(curve, x, top: int, colour: int, what: str, filled: bool = True) -> list[str]:
+    """A staircase, as high as its lane at its most."""
+    if not curve:
+        return []
+    most = _most(curve) or 1
+    y = lambda n: top + LANE * (1 - n / most)  # noqa: E731
+    steps, before = [], 0.0
+    for t, count in curve:
+        steps += [(x(t), y(before)), (x(t), y(count))]
+        before = count
+    line = " ".join(f"{a:.1f},{b:.1f}" for a, b in steps)
+    title = f"<title>{what}: {short(most)} at most</title>"
+    out = [f'<polyline class="s{colour}" points="{line}">{title}</polyline>']
+    if filled:
+        ends = f"{steps[0][0]:.1f},{top + LANE} {line} {steps[-1][0]:.1f},{top + LANE}"
+        out.append(f'<polygon class="s{colour} band bar" points="{ends}"/>')
+    return out
+
+
+def _axis(total: float, x, bottom: int) -> list[str]:
+    marks = ticks(0.0, total, 8)
+    apart = marks[1] - marks[0] if len(marks) > 1 else total
+    out = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>']
+    for mark in marks:
+        at = f"{x(mark):.1f}"
+        out.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 3}"/>')
+        if x(mark) < WIDTH - RIGHT - 60:
+            label = tick_label(mark, apart)
+            out.append(f'<text x="{at}" y="{bottom + 14}" class="mid">{label}</text>')
+    end = f'x="{WIDTH - RIGHT}" y="{bottom + 14}" class="end dim"'
+    return [*out, f"<text {end}>seconds</text>"]

@@ -1,0 +1,1 @@
+"""Rewards that compare a final answer: numbers, expressions, lists, JSON."""

@@ -1,0 +1,34 @@
+"""A reward for answers that are lists, item by item.
+
+What lives here: pure functions of strings, linear in the length of the response. What does not: one
+answer as a text or number (`rules`), expressions (`countdown`), JSON (`structure`).
+"""
+
+import re
+
+from rljax.rewards.answers.countdown import answer_text
+
+MAX_CHARACTERS = 100_000  # of the text that is parsed
+
+
+def list_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
+    """1 if the items are those of the ground truth in its order, else partial * agree / longer.
+
+    Items are parted by commas, semicolons or blanks, maybe in square brackets; numbers are equal
+    as they are written. The list is what the last <answer>...</answer> holds, else the whole
+    response. agree = positions with the same item, longer = the larger number of items.
+    """
+    if not 0.0 <= partial < 1.0:
+        raise ValueError(f"list_match: partial must lie in [0, 1), got {partial!r}")
+    theirs = _items(ground_truth)
+    if not theirs:
+        raise ValueError(f"ground_truth {ground_truth!r:.80} holds no items")
+    ours = _items(answer_text(response)[:MAX_CHARACTERS])
+    if ours == theirs:
+        return 1.0
+    agree = sum(a == b for a, b in zip(ours, theirs, strict=False))
+    return partial * agree / max(len(ours), len(theirs))
+
+
+def _items(text: str) -> list[str]:
+    return [item for item in re.split(r"[\s,;\[\]]+", text.strip()) if item]

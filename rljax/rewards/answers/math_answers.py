@@ -1,0 +1,273 @@
+r"""Math answers of any form against a reference: fractions, sets, intervals, equations, text.
+
+What lives here: where the answer stands in a response, how it is read, when two answers are equal.
+What does not: the deadline. A string can hold a computer algebra system for ever
+(`5^{5^{5^5}}`), and the library's own timeouts are signals, which neither a thread nor C code
+obeys: they are off, and `pool.py` kills what is late. Guards here refuse what can only be late, so
+that a hostile response costs microseconds, not a worker.
+"""
+
+import functools
+import logging
+import math
+import re
+from fractions import Fraction
+from typing import Literal
+
+from rljax.errors import InputError
+from rljax.rewards.answers.answer_text import (
+    find_answer,
+    is_text,
+    latex_form,
+    plain_form,
+    same_text,
+    spelled_alike,
+)
+from rljax.rewards.text.rules import check_text, rational
+
+_MAX_DIGITS = 20_000  # of a number that is worked out
+_MAX_SYMBOLIC_POWER = 200  # of a sum: (x + y)^200 is expanded in a second
+_MAX_DEPTH = 20
+_MAX_TEXT_CHARACTERS = 200
+_EXACT_TOLERANCE = 1e-12  # of what holds no decimal: the library compares 15 digits after the point
+# Work that is still to do: restating the problem is no answer to it.
+_OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
+
+
+def math_verify(
+    response: str,
+    ground_truth: str,
+    *,
+    extraction: Literal["any", "boxed", "marked", "last"] = "any",
+    strict: bool = True,
+    decimals: int = 6,
+) -> dict:
+    r"""1 if the answer of the response equals the reference mathematically (math-verify), else 0.
+
+    Where the answer is looked for; the last place counts, and `3 or 4` is not 3:
+      boxed   `\boxed{...}`, brace-matched          marked  the rest of the line after `####`
+      last    after "answer is" or "answer:", else the last formula, else the last number
+      any     boxed if there is a box, else marked if there is a mark, else last
+    Equal = the same text, the same number (decimals rounded to `decimals` places), or equal by
+    math-verify, which a reference `x=5` also is to 5. `strict=False`: names of variables do not
+    matter. Units are not compared, and 50% is 50 and 0.5. An answer that still holds an integral,
+    a sum, a product, a limit, a derivative or a determinant is 0, unless the reference holds one.
+
+    Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
+    that cannot be read is an error, and so is a comparison that fails. Needs the extra [rewards].
+    """
+    check_text(ground_truth)
+    reference = _reference(ground_truth)
+    answer = find_answer(response, extraction)
+    if answer is None or not plain_form(answer):
+        return {"score": 0.0, "extracted": 0.0}
+    found = _equal(reference, answer, strict, decimals)
+    return {"score": float(bool(found)), "extracted": float(found is not None)}
+
+
+def _reference(ground_truth: str) -> str:
+    """The answer of the reference, which may be a whole solution with a box or a mark."""
+    where = "boxed" if "\\boxed" in ground_truth else "marked" if "####" in ground_truth else None
+    found = find_answer(ground_truth, where) if where else ground_truth
+    if not plain_form(found or ""):
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is empty")
+    if is_text(found) and len(found) > _MAX_TEXT_CHARACTERS:
+        # A wrong column, say: no answer would ever equal it.
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is a text, not an answer")
+    return found.strip()
+
+
+def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | None:
+    """None if the answer cannot be read. Raises ValueError for such a reference."""
+    if plain_form(reference) == plain_form(answer):
+        return True
+    if is_text(reference) or is_text(answer):
+        return same_text(reference, answer)
+    ours, theirs = rational(plain_form(reference)), rational(plain_form(answer))
+    if ours is not None and theirs is not None:
+        decimal = "." in reference or "." in answer
+        return ours == theirs or (decimal and _same_decimal(ours, theirs, decimals))
+    if _OPEN.search(answer) and not _OPEN.search(reference):
+        return False
+    try:
+        gold = _read(reference)
+    except _Unreadable as error:
+        raise ValueError(
+            f"ground_truth {reference!r:.80} cannot be read as mathematics: {error}"
+        ) from error
+    try:
+        found = _read(answer)
+    except _Unreadable:
+        return None
+    return spelled_alike(reference, answer) and _verify(gold, found, strict, decimals)
+
+
+def _tolerance(decimals: int) -> float:
+    """Of rounded numbers, relative: 1e-7 and 2e-7 round to the same number and are not equal."""
+    return max(1e-3, 10.0 ** (1 - decimals))
+
+
+def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
+    if a == 0 or b == 0 or round(a, decimals) != round(b, decimals):
+        return False
+    return abs(a - b) <= _tolerance(decimals) * max(abs(a), abs(b))
+
+
+class _Unreadable(Exception):
+    """Why a text is not taken as mathematics."""
+
+
+@functools.cache
+def _library() -> tuple:
+    """(math_verify, latex2sympy2_extended, sympy), which take about a second to import."""
+    try:
+        import latex2sympy2_extended
+        import math_verify
+        import sympy
+    except ImportError as error:
+        raise InputError(
+            "the reward math_verify needs math-verify, which is not installed",
+            rule=str(error),
+            fix="pip install 'rljax[rewards]'",
+        ) from None
+    # It warns once that its timeout is off: ours is the pool's.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return math_verify, latex2sympy2_extended, sympy
+
+
+def prepare_worker(component) -> None:
+    """Imports the library before the first sample's clock starts: the pool's workers call it."""
+    _library()
+    _read(r"\frac{x}{2}+1")  # builds the grammar's tables
+
+
+def _read(text: str):
+    """LaTeX or plain mathematics as a sympy object. Raises _Unreadable."""
+    latex = latex_form(text)
+    if latex is None:
+        raise _Unreadable("it is not a formula, or is too long")
+    if _depth(latex) > _MAX_DEPTH:
+        raise _Unreadable("its brackets are nested too deep")
+    return _parsed(latex)
+
+
+@functools.lru_cache(maxsize=1024)  # the samples of a group share the reference, and often answers
+def _parsed(latex: str):
+    from math_verify.grader import should_treat_as_complex
+
+    _, reader, _ = _library()
+    config = reader.NormalizationConfig(
+        units=True, malformed_operators=True, nits=True, boxed="none"
+    )
+    try:
+        latex = reader.normalize_latex(latex, config=config)
+        _check_written(latex)
+        found = reader.latex2sympy(
+            latex, is_real=not should_treat_as_complex(latex), normalization_config=None
+        )
+    except _Unreadable:
+        raise
+    except Exception as error:  # the grammar's own, sympy's TypeError, RecursionError, ...
+        raise _Unreadable(f"{type(error).__name__} while parsing") from error
+    _check_size(found)
+    return found
+
+
+def _depth(text: str) -> int:
+    """The deepest nesting of brackets."""
+    depth = deepest = 0
+    for character in text:
+        if character in "{([":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "})]":
+            depth -= 1
+    return deepest
+
+
+def _check_written(latex: str) -> None:
+    """Refuses what the parser itself works out, before anyone can look at its size."""
+    if re.search(r"!\s*[)}]*\s*!\s*[)}]*\s*!", latex) or latex.count("!") > 20:
+        raise _Unreadable("a tower of factorials")
+    if re.search(r"(?:\^\s*\{?\s*\(?\s*[0-9]+\s*){4}", latex):
+        raise _Unreadable("a tower of powers")
+    if re.search(r"\\[dt]?binom.*?(?:\^|[0-9]{5})", latex, re.DOTALL):
+        raise _Unreadable("a binomial coefficient of large numbers")
+    if latex.count("&") > 9 and re.search(r"\\det|vmatrix|\}\s*\^", latex):
+        raise _Unreadable("a determinant or a power of a large matrix")
+
+
+def _check_size(expression) -> None:
+    """Raises _Unreadable if working the expression out would take for ever."""
+    _, _, sympy = _library()
+    parts = expression if isinstance(expression, sympy.MatrixBase) else [expression]
+    if len(parts) > 400:
+        raise _Unreadable("too many entries")
+    try:
+        for part in parts:
+            _digits(part, sympy)
+    except (RecursionError, OverflowError, ValueError) as error:
+        raise _Unreadable("it is too large to work out") from error
+
+
+def _digits(node, sympy) -> float:
+    """About how many digits the value has before its point; raises _Unreadable above the limit."""
+    children = [_digits(child, sympy) for child in getattr(node, "args", ())]
+    if isinstance(node, sympy.Rational):
+        found = (max(abs(node.p), node.q).bit_length()) * 0.30103
+    elif isinstance(node, sympy.Float):
+        found = abs(float(sympy.log(abs(node), 10).evalf(5))) if node else 0.0
+    elif not children:
+        found = 1.0
+    elif isinstance(node, sympy.Pow):
+        found = _digits_of_power(node, *children, sympy)
+    elif isinstance(node, sympy.factorial | sympy.gamma):
+        value = 10.0 ** min(children[0], 300)
+        found = value * max(1.0, math.log10(value + 1))
+    elif isinstance(node, sympy.binomial):
+        found = 10.0 ** min(children[1], 300)
+    elif isinstance(node, sympy.exp):
+        found = 10.0 ** min(children[0], 300)
+    elif isinstance(node, sympy.Mul):
+        found = sum(children)
+    else:
+        found = max(children) + math.log10(len(children))
+    if found > _MAX_DIGITS:
+        raise _Unreadable(f"a number of more than {_MAX_DIGITS} digits")
+    return found
+
+
+def _digits_of_power(node, base: float, exponent: float, sympy) -> float:
+    power = node.exp
+    if isinstance(power, sympy.Integer) and node.base.free_symbols:
+        if isinstance(node.base, sympy.Add) and abs(power) > _MAX_SYMBOLIC_POWER:
+            raise _Unreadable("a sum to a high power")
+        return base
+    if isinstance(power, sympy.Rational):
+        return base * min(float(abs(power)), 1e300)
+    return base if power.free_symbols else base * 10.0 ** min(exponent, 300)
+
+
+def _verify(gold, found, strict: bool, decimals: int) -> bool:
+    """math-verify's verdict, less what it takes for equal because both are small."""
+    library, _, sympy = _library()
+    equal = library.verify(
+        gold, found, float_rounding=decimals, strict=strict, allow_set_relation_comp=True,
+        timeout_seconds=None, raise_on_error=True,
+    )  # fmt: skip
+    return equal and _close(gold, found, decimals, sympy)
+
+
+def _close(a, b, decimals: int, sympy) -> bool:
+    """Whether two numbers agree relative to their size; anything but two numbers does."""
+    a, b = (x.rhs if isinstance(x, sympy.Eq) else x for x in (a, b))
+    if not all(isinstance(x, sympy.Expr) and x.is_number for x in (a, b)):
+        return True
+    if a.has(sympy.UnevaluatedExpr) or b.has(sympy.UnevaluatedExpr):  # 50% is 50 and 0.5
+        return True
+    x, y = a.doit().evalf(30), b.doit().evalf(30)
+    if not (x.is_finite and y.is_finite):
+        return True  # infinities, which the library compares as they stand
+    rounded = a.has(sympy.Float) or b.has(sympy.Float)
+    tolerance = _tolerance(decimals) if rounded else _EXACT_TOLERANCE
+    return bool(abs(x - y) <= tolerance * max(abs(x), abs(y)))

@@ -1,0 +1,94 @@
+r"""DAPO's answer rule: the text after `Answer:`, in the normal form of Minerva, as a string.
+
+What lives here: the rule as verl's `math_dapo` has it, for parity. What does not: answers that are
+equal but written differently (`math_answers.py`).
+Minerva: arXiv 2206.14858, appendix D; DAPO: arXiv 2503.14476.
+"""
+
+import re
+
+from rljax.rewards.text.rules import check_text
+
+_WINDOW = 300  # characters of the response that are read; of a strict box the last 100
+_STRICT_WINDOW = 100
+_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+
+# In this order. Removed words are units and fillers of MATH's references.
+_REPLACED = [
+    ("an ", ""), ("a ", ""), (".$", "$"), ("\\$", ""), ("\\ ", ""), (" ", ""), ("mbox", "text"),
+    (",\\text{and}", ","), ("\\text{and}", ","), ("\\text{m}", "\\text{}"),
+]  # fmt: skip
+_REMOVED = [
+    *"square ways integers dollars mph inches hours km units".split(),
+    "\\ldots",
+    *"sue points feet minutes digits cents degrees cm gm pounds meters meals edges".split(),
+    *"students childrentickets multiples".split(),
+    *(r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}"),
+    *(r"\text{}", r"\mathrm{th}", r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots"),
+]
+_REWRITTEN = [
+    (re.compile(r"^.*?\$(.*?)\$.*$", re.MULTILINE), r"$\1$"),
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"(frac)([^{])(.)"), r"frac{\2}{\3}"),
+    (re.compile(r"(sqrt)([^{])"), r"sqrt{\2}"),
+]
+
+
+def minerva_form(answer: str) -> str:
+    """The normal form of an answer: what follows its last "=", without units, text and dollars."""
+    answer = answer.split("=")[-1]
+    for before, after in _REPLACED:
+        answer = answer.replace(before, after)
+    for word in _REMOVED:
+        answer = answer.replace(word, "")
+    for pattern, replacement in _REWRITTEN:
+        answer = pattern.sub(replacement, answer)
+    answer = answer.replace("$", "")
+    if answer.replace(",", "").isdigit():
+        answer = answer.replace(",", "")
+    return answer.strip()
+
+
+def dapo_answer(response: str, *, strict_box_verify: bool = False) -> str | None:
+    r"""The answer that is compared: in normal form, or as it stands in a strict box; None without.
+
+    After the last `Answer:` of the last 300 characters, else in their last `\boxed{}`; a strict
+    box stands in the last 100.
+    """
+    tail = response[-_WINDOW:]
+    if strict_box_verify:
+        return _braced(tail[-_STRICT_WINDOW:])
+    said = _ANSWER.findall(tail)
+    found = said[-1] if said else _braced(tail)
+    return None if found is None else minerva_form(found)
+
+
+def _braced(text: str) -> str | None:
+    r"""What the last `\boxed{...}` holds; every brace counts, as in the reference."""
+    start = text.rfind("\\boxed{")
+    depth = 0
+    for brace in re.finditer("[{}]", text[start:]) if start >= 0 else ():
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start + len("\\boxed{") : start + brace.start()]
+    return None
+
+
+def dapo(response: str, ground_truth: str, *, strict_box_verify: bool = False) -> dict:
+    r"""1 if the answer equals the reference as text in Minerva's normal form, else -1.
+
+    `strict_box_verify`: the text of the last box equals the reference as they stand. Parts: acc
+    (0 or 1), extracted. As verl's math_dapo, but for `pred`, which is text: `dapo_answer`.
+    """
+    check_text(ground_truth)
+    answer = dapo_answer(response, strict_box_verify=strict_box_verify)
+    reference = ground_truth if strict_box_verify else minerva_form(ground_truth)
+    right = answer is not None and answer == reference
+    return {
+        "score": 1.0 if right else -1.0,
+        "acc": float(right),
+        "extracted": float(answer is not None),
+    }

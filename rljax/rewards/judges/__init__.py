@@ -1,0 +1,1 @@
+"""Rewards that ask a model: judges, rubrics, and the client of their endpoints."""

@@ -1,0 +1,106 @@
+"""What calls of an endpoint leave for later ones: answers in a folder, and whether it is down.
+
+What lives here: the cache's files and the circuit breaker. What does not: requests
+(rljax.rewards.judges.endpoint). Both survive a SIGKILL at any moment: files are renamed into place,
+locks are the kernel's.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rljax.errors import InputError
+
+
+def answer_place(folder: str, url: str, payload: bytes) -> Path | None:
+    if not folder:
+        return None
+    name = hashlib.sha256(url.encode() + b"\n" + payload).hexdigest()
+    return Path(folder).expanduser() / name[:2] / f"{name}.json"
+
+
+def read_answer(place: Path | None, parse: Callable) -> tuple | None:
+    """(parse(text),) of a kept answer; what cannot be read, or is damaged, is not there."""
+    try:
+        return None if place is None else (parse(json.loads(place.read_text())["text"]),)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_answer(place: Path | None, text: str) -> None:
+    """Whole or not at all: the process may be killed at any moment."""
+    if place is None:
+        return
+    with _folder_errors(place.parent):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        half = place.with_name(f"{place.stem}.{os.getpid()}.{threading.get_ident()}.half")
+        half.write_text(json.dumps({"text": text}))
+        os.replace(half, place)
+
+
+@contextlib.contextmanager
+def _folder_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"the cache {folder} cannot be written", rule=str(error)) from None
+
+
+# Of calls without a folder. That a process remembers is what a breaker is for.
+_OF_PROCESS: dict[str, dict] = {}
+_LOCK = threading.Lock()
+
+
+@contextlib.contextmanager
+def _breaker(url: str, folder: str) -> Iterator[dict]:
+    """The breaker's numbers, to read and to change, under a lock that a kill releases."""
+    fresh = {"failures": 0, "open_until": 0.0, "probe_until": 0.0}
+    if not folder:
+        with _LOCK:
+            yield _OF_PROCESS.setdefault(url, fresh)
+        return
+    path = Path(folder).expanduser() / f"breaker-{hashlib.sha256(url.encode()).hexdigest()}.json"
+    with _folder_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        with contextlib.suppress(ValueError, TypeError):  # cut off by a kill: as if new
+            fresh |= {k: v for k, v in json.load(file).items() if isinstance(v, int | float)}
+        try:
+            yield fresh
+        finally:
+            file.seek(0)
+            file.truncate()
+            json.dump(fresh, file)
+
+
+def enter_breaker(url: str, folder: str, *, failures: int, open_s: float, probe_s: float) -> str:
+    """Why no call may be made now, "" if one may. Once it has been open for `open_s`, one call at a
+    time is let through, for at most `probe_s`."""
+    with _breaker(url, folder) as state:
+        now = time.time()
+        if state["failures"] < failures:
+            return ""
+        left, probing = state["open_until"] - now, state["probe_until"] - now
+        if 0 < left <= open_s:  # a clock that was set back must not keep it open
+            return f"{state['failures']} calls in a row found {url} down; next try in {left:.0f} s"
+        if 0 < probing <= probe_s:
+            return f"another call is trying whether {url} is up again"
+        state["probe_until"] = now + probe_s
+        return ""
+
+
+def leave_breaker(url: str, folder: str, up: bool, *, failures: int, open_s: float) -> None:
+    """What a call that was let through has seen."""
+    with _breaker(url, folder) as state:
+        state["failures"] = 0 if up else state["failures"] + 1
+        state["probe_until"] = 0.0
+        state["open_until"] = time.time() + open_s if state["failures"] >= failures else 0.0

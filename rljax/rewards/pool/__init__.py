@@ -1,0 +1,1 @@
+"""Rewards in killable worker processes."""

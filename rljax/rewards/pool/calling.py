@@ -1,0 +1,312 @@
+"""The call of one reward on one sample or on a group of them, and what it asks for.
+
+What lives here: which fields a reward is handed (`wanted_fields`), rewards that name rewards
+(`members`), the checks before the first sample, the call. What does not: processes (`worker.py`,
+`crew.py`). Imports nothing heavy.
+"""
+
+import inspect
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Literal, NewType, get_args, get_origin
+
+from rljax.components import Component, resolve
+from rljax.errors import InputError
+
+HOME = "rljax.rewards"
+FIELDS = (
+    "response",
+    "ground_truth",
+    "prompt",
+    "data_source",
+    "extra_info",
+    "num_tokens",
+    "finish_reason",
+)
+# What differs between the samples of a group, and what a reward of the group calls the list of it.
+OF_EACH = {"response": "responses", "num_tokens": "num_tokens", "finish_reason": "finish_reasons"}
+OF_A_GROUP = tuple(OF_EACH.get(name, name) for name in FIELDS)
+OWN_LIMIT_MARGIN_S = 1.5
+_MESSAGE_CHARS = 500
+
+
+# The annotation of an option that names another reward, or of a tuple of such: what that one wants
+# is handed on, so the reward takes it as `**sample` and calls `call_reward`.
+RewardText = NewType("RewardText", str)
+
+# (the fields that a reward declares, None for all of them: `**kwargs`; those without a default)
+Fields = tuple[tuple[str, ...] | None, tuple[str, ...]]
+Outcome = tuple[str, float, dict[str, float], str]  # status, value, parts, message
+
+
+def is_group_reward(component: Component) -> bool:
+    """Whether it compares the samples of a prompt: it declares `responses`, and no option binds
+    it."""
+    names = inspect.signature(component.function).parameters
+    return "responses" in names and "responses" not in component.options
+
+
+def wanted_fields(component: Component) -> Fields:
+    """Which fields of a sample, or of a group, the reward is handed, and which of them it cannot do
+    without.
+
+    A reward of `**kwargs` that names other rewards (`RewardText`) is handed what those want. Raises
+    InputError for a reward that no sample can satisfy, also among them, and for an option outside a
+    `Literal[...]`.
+    """
+    grouped = is_group_reward(component)
+    known = OF_A_GROUP if grouped else FIELDS
+    if inspect.iscoroutinefunction(component.function):
+        raise InputError(
+            f"reward {component.name!r} is async",
+            rule="a reward is a plain function; the pool runs many at once",
+            fix="wrap it: def reward(...): return asyncio.run(async_reward(...))",
+        )
+    names, required, takes_all = [], [], False
+    for name, parameter in inspect.signature(component.function).parameters.items():
+        takes_all |= parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        if name in component.options:
+            _check_literal(component, name, parameter.annotation)
+            continue
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise InputError(
+                f"reward {component.name!r} takes {name!r} by position only",
+                rule="a reward is called with keywords",
+                fix="remove the '/' from its signature",
+            )
+        names.append(name)
+        if parameter.default is parameter.empty or (grouped and name == "responses"):
+            required.append(name)
+    if grouped:
+        _check_of_a_group(component, names)
+    unknown = [name for name in required if name not in known]
+    if unknown:
+        raise InputError(
+            f"reward {component.name!r} needs {unknown[0]!r}, which no "
+            + ("group has" if grouped else "sample has"),
+            rule=f"the fields of a {'group' if grouped else 'sample'} are {', '.join(known)}",
+            fix=f"rename it, give it a default, or bind it: '{component.name}({unknown[0]}=...)'",
+        )
+    named = members(component)
+    if whole := [member.name for member in named if is_group_reward(member)]:
+        raise InputError(
+            f"reward {component.name!r} names {whole[0]!r}",
+            rule="that one compares the samples of a prompt, and this one is asked of each alone",
+            fix=f"use {whole[0]!r} by itself",
+        )
+    inner = [wanted_fields(member)[0] for member in named]
+    if takes_all and (not inner or None in inner):
+        return None, tuple(required)
+    names += [name for fields in inner for name in fields if name not in component.options]
+    return tuple(dict.fromkeys(names)), tuple(required)
+
+
+def members(component: Component) -> list[Component]:
+    """The rewards that the options of this one name, "" being none. Raises InputError as `resolve`
+    does."""
+    found = []
+    for name, parameter in component.signature.parameters.items():
+        value = component.options.get(name, parameter.default)
+        if value is not parameter.empty:
+            found += _texts(parameter.annotation, value)
+    return [resolve(text, HOME) for text in dict.fromkeys(found) if text]
+
+
+def _texts(annotation: object, value: object) -> list[str]:
+    """The values that an annotation such as tuple[tuple[str, RewardText], ...] says are rewards."""
+    if annotation is RewardText:
+        return [value]
+    inner = get_args(annotation)
+    if get_origin(annotation) is not tuple or not isinstance(value, tuple):
+        return []
+    kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+    pairs = zip(kinds, value, strict=False)
+    return [text for kind, one in pairs for text in _texts(kind, one)]
+
+
+def prepare(component: Component) -> None:
+    """Calls `prepare_worker(component)` of the module of a reward, where there is one, and does so
+    for the rewards that it names: what is slow once is over before the first clock starts."""
+    module = inspect.getmodule(component.function)
+    own = vars(module).get("prepare_worker") if module else None
+    if own is not None:
+        own(component)
+    for member in members(component):
+        prepare(member)
+
+
+def probe_options(component: Component) -> None:
+    """The `prepare_worker` of rules that are cheap and refuse their options with InputError: asked
+    once of a made-up sample, so that a run does not start in which every reward would fail."""
+    sample = {name: "x" for name in FIELDS} | {"num_tokens": 1, "finish_reason": "stop"}
+    sample["extra_info"] = {"target_tokens": 1, "schema": "true"}
+    if members(component):
+        return  # they are asked by themselves, and may be slow
+    try:
+        call_reward(component, sample)
+    except InputError:
+        raise
+    except Exception:
+        return  # the sample may be none for this reward
+
+
+def _check_of_a_group(component: Component, names: Sequence[str]) -> None:
+    """A reward is asked of a sample or of a group, never of both."""
+    for one, many in OF_EACH.items():
+        if one in names and one != many:
+            raise InputError(
+                f"reward {component.name!r} declares 'responses' and {one!r}",
+                rule="with 'responses' it is called once for all samples of a prompt",
+                fix=f"remove {one!r} and read {many!r}, a list; or remove 'responses'",
+            )
+
+
+def _check_literal(component: Component, name: str, annotation: object) -> None:
+    value = component.options[name]
+    if get_origin(annotation) is Literal and value not in get_args(annotation):
+        raise InputError(
+            f"option {name!r} of reward {component.name!r}",
+            value=value,
+            rule=f"it is one of {', '.join(map(repr, get_args(annotation)))}",
+        )
+
+
+def check_own_limit(component: Component, timeout_s: float) -> None:
+    """A reward with a limit of its own, total_timeout_s, must end before the pool ends it.
+
+    Raises InputError: a program that uses up its time is a score, a sample that the pool kills is
+    not one. Rewards that it names are checked too.
+    """
+    for member in members(component):
+        check_own_limit(member, timeout_s)
+    parameter = inspect.signature(component.function).parameters.get("total_timeout_s")
+    if parameter is None:
+        return
+    own = component.options.get("total_timeout_s", parameter.default)
+    if isinstance(own, int | float) and own + OWN_LIMIT_MARGIN_S > timeout_s:
+        raise InputError(
+            f"reward {component.name!r}: total_timeout_s",
+            value=own,
+            rule=f"the pool kills a sample after reward.timeout_s={timeout_s}, and starting and "
+            f"ending programs takes up to {OWN_LIMIT_MARGIN_S} s of that",
+            fix=f"set reward.timeout_s to {own + OWN_LIMIT_MARGIN_S} or more, or lower "
+            "total_timeout_s",
+        )
+
+
+def call_reward(
+    component: Component, sample: Mapping, fields: Fields | None = None
+) -> tuple[float, dict[str, float]]:
+    """The reward of one sample -> (value, named parts); `parts["score"] == value` always.
+
+    Raises InputError if the sample lacks a field, TypeError or ValueError if the reward returned
+    anything but a finite number or a dict of finite numbers that contains "score", and whatever the
+    reward raises. `fields`: what `wanted_fields` said, to save the inspection on every call.
+    """
+    if fields is None and is_group_reward(component):
+        raise InputError(
+            f"reward {component.name!r} compares the samples of a prompt",
+            value="one sample",
+            rule="it declares 'responses' and is asked of a whole group",
+            fix="score a group (rljax.rewards.pool.worker.call_group), "
+            "or use a reward of one response",
+        )
+    return _value_and_parts(component(**_chosen(component, sample, fields)))
+
+
+def call_group(component: Component, group: Mapping, fields: Fields | None = None) -> list[Outcome]:
+    """The reward of G samples of one prompt (`group_fields`) -> an outcome each: "error" for a
+    sample of which the reward returned None, an exception or what `call_reward` would refuse.
+
+    Raises like `call_reward` where the group has no rewards at all: nothing of length G returned.
+    """
+    count, returned = len(group["responses"]), component(**_chosen(component, group, fields))
+    if isinstance(returned, dict | str | bytes) or not hasattr(returned, "__len__"):
+        raise TypeError(
+            f"the reward of a group returned {_shown(returned)}: no list of {count} scores"
+        )
+    if len(returned) != count:
+        raise ValueError(f"the reward returned {len(returned)} scores for {count} responses")
+    return [_outcome_of(one) for one in returned]
+
+
+def _outcome_of(returned: object) -> Outcome:
+    if isinstance(returned, Exception):
+        return failed_outcome(describe(returned))
+    if returned is None:
+        return failed_outcome("the reward returned None for this response")
+    try:
+        return ("ok", *_value_and_parts(returned), "")
+    except (TypeError, ValueError, OverflowError) as error:
+        return failed_outcome(describe(error))
+
+
+def failed_outcome(message: str) -> Outcome:
+    return "error", math.nan, {}, message
+
+
+def group_fields(samples: Sequence[Mapping]) -> dict:
+    """The samples of one prompt as what a reward of the group is handed: lists of what differs, and
+    the first one's prompt, ground_truth, data_source and extra_info."""
+    shared = {name: value for name, value in samples[0].items() if name not in OF_EACH}
+    lists = {
+        many: [sample[one] for sample in samples]
+        for one, many in OF_EACH.items()
+        if all(one in sample for sample in samples)
+    }
+    return shared | lists
+
+
+def _chosen(component: Component, sample: Mapping, fields: Fields | None) -> dict:
+    """What the reward is handed of a sample or of a group."""
+    names, required = fields or wanted_fields(component)
+    for name in required:
+        if name not in sample:
+            raise missing_field(component, name, sample)
+    if names is None:
+        return {name: value for name, value in sample.items() if name not in component.options}
+    return {name: sample[name] for name in names if name in sample}
+
+
+def _value_and_parts(returned: object) -> tuple[float, dict[str, float]]:
+    parts = returned if isinstance(returned, dict) else {"score": returned}
+    if "score" not in parts:
+        raise ValueError(f"the reward returned a dict without 'score': {_shown(list(parts))}")
+    checked = {str(name): _finite(name, value) for name, value in parts.items()}
+    return checked["score"], checked
+
+
+def missing_field(component: Component, name: str, sample: Mapping) -> InputError:
+    """The error for a sample that lacks a field which its reward requires."""
+    return InputError(
+        f"reward {component.name!r} needs {name!r}, which this sample lacks",
+        value=sorted(map(str, sample)),
+        fix=f"add {name!r} to the data, or give the parameter a default",
+    )
+
+
+def _finite(name: object, value: object) -> float:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"the reward returned {_shown(value)} ({type(value).__name__}) as {name!r}: no number"
+        )
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the reward returned {number} as {name!r}, not a finite number")
+    return number
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one short line, even if its own text raises."""
+    try:
+        return f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS]
+    except BaseException:
+        return type(error).__name__

@@ -1,0 +1,186 @@
+"""The pool that scores responses in killable processes.
+
+What lives here: what a sample is, and how to ask. What does not: the processes (`crew.py`), how a
+reward is called (`worker.py`), what rewards there are (`rules.py`, `groups.py`).
+
+A response is untrusted and so is the time that its reward takes: `5**(5**(5**5))` in a verifier
+holds the interpreter lock for ever, so no timeout inside the process can end it. Here the parent
+watches a clock per call and sends SIGKILL. A failure is never a score: it is a `Score` whose
+status is not "ok" and whose value is NaN, for the caller to count and to mask.
+"""
+
+import math
+import os
+import pickle
+import weakref
+from collections.abc import Mapping, Sequence
+
+from rljax.components import Component, resolve
+from rljax.errors import InputError
+from rljax.rewards.pool.calling import (
+    HOME,
+    call_reward,
+    check_own_limit,
+    group_fields,
+    is_group_reward,
+    missing_field,
+    wanted_fields,
+)
+from rljax.rewards.pool.jobs import Job, Score, Task
+from rljax.rewards.pool.supervisor import Crew
+
+__all__ = ["Pending", "RewardPool", "Score", "call_reward"]
+
+
+class Pending:
+    """Samples that were submitted: their scores, once they are known."""
+
+    def __init__(self, pool: "RewardPool", job: Job):
+        self._pool, self._job = pool, job  # a pool lives until nobody waits for it
+
+    def result(self) -> list[Score]:
+        """One `Score` per sample, in order; waits for the last. May be called again."""
+        return self._pool._crew.wait(self._job)
+
+    def cancel(self) -> None:
+        """Nobody wants them any more: what runs is killed, what waits is dropped."""
+        if not self._job.ended:
+            self._pool._crew.order("cancel", self._job)
+
+
+class RewardPool:
+    """Processes that score samples, each call under a deadline that ends in SIGKILL.
+
+    `reward` is a component text. A sample is a mapping of plain picklable values; the reward gets
+    those that it declares. A reward that declares `responses` is called once for all samples whose
+    `group` is equal, and for each sample without one alone. The clock of a call starts when its
+    worker begins it; after `timeout_s`, whether it is about a sample or a group, the worker is
+    killed and replaced, and the rest of its chunk is scored elsewhere.
+
+    Not affected by what a reward does: hang, raise, exit, crash, print. Workers end when the parent
+    ends, even by kill -9. `max_tasks_per_worker` bounds what a leaking reward can pile up. Several
+    threads may ask at once.
+    """
+
+    def __init__(
+        self,
+        reward: str,
+        *,
+        workers: int = 2,
+        timeout_s: float = 10.0,
+        max_tasks_per_worker: int = 100_000,
+    ):
+        _check_options(workers, timeout_s, max_tasks_per_worker)
+        self.component = _resolve_reward(reward)
+        check_own_limit(self.component, timeout_s)
+        self.timeout_s = timeout_s
+        self._names, self._required = wanted_fields(self.component)
+        self.grouped = is_group_reward(self.component)
+        self._owner = os.getpid()
+        self._crew = Crew(self.component.text, workers, timeout_s, max_tasks_per_worker)
+        self._finalizer = weakref.finalize(self, self._crew.stop)  # also when dropped, or at exit
+        try:
+            self._crew.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def close(self):
+        """Kill the workers and wait for their end. May be called again."""
+        self._finalizer()
+
+    def score(self, samples: Sequence[Mapping]) -> list[Score]:
+        """One `Score` per sample, in order. InputError: a sample that cannot be sent."""
+        return self.submit(samples).result()
+
+    def submit(self, samples: Sequence[Mapping]) -> Pending:
+        """The same without waiting. InputError: a sample that cannot be sent."""
+        if os.getpid() != self._owner:  # a fork shares the streams and would mix up the answers
+            raise RuntimeError("a RewardPool belongs to the process that made it")
+        if self._crew.stopped:
+            raise RuntimeError("this RewardPool is closed")
+        job = Job(len(samples))
+        tasks = [Task(job, places, self._pack(places, samples)) for places in self._split(samples)]
+        if tasks:
+            self._crew.order("work", job, tasks)
+        else:
+            job.end()
+        return Pending(self, job)
+
+    def _split(self, samples: Sequence[Mapping]) -> list[tuple[int, ...]]:
+        """The places of the samples that one call is about, in the order of their first."""
+        for index, sample in enumerate(samples):
+            if not isinstance(sample, Mapping):
+                raise InputError(f"sample {index} is not a mapping of fields", value=sample)
+        if not self.grouped:
+            return [(index,) for index in range(len(samples))]
+        groups: dict[object, list[int]] = {}
+        for index, sample in enumerate(samples):
+            alone = ("alone", index)
+            groups.setdefault(
+                ("group", sample["group"]) if "group" in sample else alone, []
+            ).append(index)
+        return [tuple(places) for places in groups.values()]
+
+    def _pack(self, places: tuple[int, ...], samples: Sequence[Mapping]) -> bytes:
+        """The fields that the reward declares, pickled."""
+        own = [samples[place] for place in places]
+        sample = group_fields(own) if self.grouped else own[0]
+        for name in self._required:
+            if name not in sample:
+                raise missing_field(self.component, name, sample)
+        names = set(sample) - {"group"} if self._names is None else self._names
+        chosen = {name: sample[name] for name in sample if name in names}
+        try:
+            return pickle.dumps(chosen, protocol=5)
+        except Exception as error:
+            raise InputError(
+                f"field {_unpicklable(chosen)!r} of sample {places[0]} cannot be sent to a worker",
+                rule=f"{type(error).__name__}: {error}",
+                fix="use plain values: text, numbers, lists, dicts",
+            ) from error
+
+
+def _check_options(workers: int, timeout_s: float, max_tasks_per_worker: int):
+    for name, value in (("workers", workers), ("max_tasks_per_worker", max_tasks_per_worker)):
+        if not isinstance(value, int) or value < 1:
+            raise InputError(
+                f"RewardPool: {name}", value=value, rule="it is a whole number, at least 1"
+            )
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        raise InputError(
+            "RewardPool: timeout_s", value=timeout_s, rule="it is a positive number of seconds"
+        )
+
+
+def _resolve_reward(text: str) -> Component:
+    """The reward, imported here once: a mistake in its name shows before any worker starts."""
+    if isinstance(text, str) and text.strip().startswith("__main__."):
+        raise InputError(
+            f"reward {text!r} lives in the running script or notebook",
+            rule="reward workers do not import it",
+            fix="move the function to a file, my_rewards.py, and name it 'my_rewards.function'",
+        )
+    try:
+        return resolve(text, HOME)
+    except InputError:
+        raise
+    except Exception as error:  # the user's module ran and raised
+        raise InputError(
+            f"reward {text!r} cannot be imported", rule=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _unpicklable(fields: dict) -> str | None:
+    for name, value in fields.items():
+        try:
+            pickle.dumps(value, protocol=5)
+        except Exception:
+            return name
+    return None

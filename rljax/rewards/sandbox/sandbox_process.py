@@ -1,0 +1,447 @@
+"""Zygotes and the programs that they fork, seen from the trusted side: pipes, channel, clock.
+
+What lives here: starting, keeping and ending zygotes; running one program against its deadline
+while its output is read. What does not: which tier is used (`sandbox`), what happens inside
+(`sandbox_zygote`).
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+
+from rljax.errors import InputError
+from rljax.rewards.sandbox.sandbox_values import MAX_FRAME_BYTES, WireError, frame, take_frame
+
+_START_TIMEOUT_S = 30.0
+_KILL_TIMEOUT_S = 2.0
+MAX_SCRATCH_BYTES = 64 << 20  # all files of a program together
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # rljax/rewards
+# `rljax.rewards` itself would import every reward.
+_BOOT = """
+import sys, types
+spec, here, package = sys.argv[1:]
+for name, folder in (("rljax", package), ("rljax.rewards", here)):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from rljax.rewards.sandbox.sandbox_zygote import main
+main(spec)
+"""
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # the same program gives the same output
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUTF8": "1",
+    "LC_ALL": "C.UTF-8",
+    "HOME": "/tmp",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed, not the program: there is no verdict."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one program. `timeout_s` is wall time, `cpu_s` processor time of all its threads,
+    `memory_bytes` its address space (the interpreter takes about 30 MB of it)."""
+
+    timeout_s: float = 5.0
+    cpu_s: float = 10.0
+    memory_bytes: int = 1 << 30
+    max_output_bytes: int = 4 << 20  # stdout and stderr, each
+    max_file_bytes: int = 16 << 20
+    max_threads: int = 32
+
+    def __post_init__(self):
+        for name, value in asdict(self).items():
+            whole = name not in ("timeout_s", "cpu_s")
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise InputError(f"sandbox limit {name}", value=value, rule="it is a number")
+            if not 0 < value < 1 << 62:
+                raise InputError(f"sandbox limit {name}", value=value, rule="it is above 0")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended. status: ok (exit code 0), error, timeout, memory, output (over its
+    limit) or killed (a signal, or another limit); `message` says what."""
+
+    status: str
+    exit_code: int  # minus the signal's number
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    message: str
+    tier: str
+    max_rss_bytes: int = 0
+
+
+# -- zygotes
+
+
+class _Zygote:
+    """The forking process of a sandbox, from outside."""
+
+    def __init__(self, tier: str):
+        self.tier, self.owner = tier, os.getpid()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            command, spec = _command(tier, theirs.fileno())
+            self.process = subprocess.Popen(
+                [*command, json.dumps(spec), _HERE, os.path.dirname(_HERE)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=_ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,  # killed as a group, and not by the pool's own kill
+            )
+        except (OSError, SandboxError) as error:
+            self.control.close()
+            raise SandboxError(f"{tier}: {error}") from None
+        finally:
+            theirs.close()
+        self.control.settimeout(_START_TIMEOUT_S)
+        said = {}
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads(self.control.recv(1 << 16) or b"{}")
+        self.landlock, self._scratch = bool(said.get("landlock")), said.get("scratch")
+        if not said.get("ready"):
+            self.kill()
+            text = said.get("failed") or self.process.stderr.read(500).decode(errors="replace")
+            self.process.stderr.close()
+            raise SandboxError(f"{tier}: {text.strip() or 'it said nothing'}")
+        self.process.stderr.close()
+        self.control.settimeout(_KILL_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """SIGKILL to it and to its program."""
+        if self.owner == os.getpid() and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            if self._scratch:  # it had no time to
+                shutil.rmtree(self._scratch, ignore_errors=True)
+        self.control.close()
+
+    def close(self) -> None:
+        """Let it end by itself: it removes its folder."""
+        self.control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_KILL_TIMEOUT_S)
+        self.kill()  # at once, if it ended
+
+
+_idle: list[_Zygote] = []  # of this process, kept for its next program
+
+
+def _take(tier: str, warm: bool) -> _Zygote:
+    while warm:
+        try:
+            zygote = _idle.pop()
+        except IndexError:  # other threads may have been faster
+            break
+        if zygote.owner != os.getpid():
+            zygote.control.close()  # a fork's copy: the zygote is the parent's
+        elif zygote.tier == tier and zygote.process.poll() is None:
+            return zygote
+        else:
+            zygote.close()
+    return _Zygote(tier)
+
+
+def _readable_paths() -> list[str]:
+    """Where the interpreter's libraries lie; none of them inside another."""
+    paths = sysconfig.get_paths()
+    wanted = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    wanted += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        wanted.append(sysconfig.get_config_var("LIBDIR"))
+    wanted += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"]
+    wanted += ["/usr/share/zoneinfo"]
+    found: list[str] = []
+    for path in sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)}):
+        if not any(path.startswith(f"{other}/") for other in found):
+            found.append(path)
+    return found
+
+
+def _library_path() -> list[str]:
+    """What programs import from: the standard library and the installed packages."""
+    standard = sysconfig.get_paths()["stdlib"]
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    return [standard, os.path.join(standard, "lib-dynload"), *packages]
+
+
+def _command(tier: str, control: int) -> tuple[list[str], dict]:
+    python = os.path.realpath(sys.executable)  # not the link in a virtual environment
+    readable = _readable_paths()
+    devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
+    spec = {
+        "tier": tier,
+        "control": control,
+        "readable": readable,
+        "devices": devices,
+        "path": _library_path(),
+        "max_scratch_bytes": MAX_SCRATCH_BYTES,
+        "temporary": tempfile.gettempdir(),
+    }
+    command = [python, "-s", "-S", "-B", "-P", "-c", _BOOT]
+    if tier == "bubblewrap":
+        wrap = shutil.which("bwrap")
+        if wrap is None:
+            raise SandboxError("there is no bwrap on PATH")
+        binds = [["--dev-bind", path, path] for path in devices]
+        binds += [["--ro-bind", path, path] for path in [*readable, python, _HERE]]
+        binds += [["--proc", "/proc"]]  # for the zygote, which counts a program's threads there
+        size = ["--size", str(MAX_SCRATCH_BYTES), "--tmpfs", "/tmp"]
+        flags = "--unshare-all --unshare-user --new-session --uid 65534 --gid 65534".split()
+        command = [wrap, *flags, *size, *(word for bind in binds for word in bind),
+                   "--remount-ro", "/", "--chdir", "/tmp", "--", *command]  # fmt: skip
+    return command, spec
+
+
+# -- one program
+
+
+class Process:
+    """A running program: its pipes, its channel, its clock. A context manager.
+
+    Its time begins when it is confined and ready to run. `wait` runs it to its end; `receive` and
+    `send` are for the modes that answer over the channel. Raises SandboxError where no program was
+    started, or the zygote died.
+    """
+
+    def __init__(
+        self, header: dict, limits: Limits, tier: str, *, stdin: str | bytes = "", warm: bool = True
+    ):
+        self.limits, self.tier, self._warm = limits, tier, warm
+        self._input = memoryview(
+            stdin.encode(errors="replace") if isinstance(stdin, str) else stdin
+        )
+        self._frames, self._outgoing = bytearray(), bytearray(frame(header))
+        self.texts = {"stdout": bytearray(), "stderr": bytearray()}
+        self._end: dict | None = None  # what the zygote says of the end
+        self._why, self._note = "", ""  # ended by us: timeout, output, error
+        self._selector = selectors.PollSelector()
+        self._zygote = _take(tier, warm)
+        try:
+            self._start()
+            first = self.receive(time.monotonic() + _START_TIMEOUT_S)
+            if first != {"confined": True}:
+                why = (first or {}).get("broken") or self._note or "the program did not start"
+                raise SandboxError(f"{tier}: {why}")
+        except BaseException:
+            self._warm = False  # whatever is wrong with this zygote, the next program gets another
+            self.close()
+            raise
+        self.deadline = time.monotonic() + limits.timeout_s
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def _start(self) -> None:
+        channel, theirs = socket.socketpair()
+        given = [theirs.detach()]
+        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+        self._channel = channel.detach()
+        ours = [(self._channel, both, "channel")]
+        for name in ("stdin", "stdout", "stderr"):
+            read_end, write_end = os.pipe()
+            mine, other = (write_end, read_end) if name == "stdin" else (read_end, write_end)
+            given.insert(len(given) - 1, other)
+            event = selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ
+            ours.append((mine, event, name))
+        for descriptor, event, name in ours:
+            os.set_blocking(descriptor, False)
+            self._selector.register(descriptor, event, name)
+        self._selector.register(self._zygote.control, selectors.EVENT_READ, "control")
+        try:
+            message = json.dumps(asdict(self.limits)).encode()
+            socket.send_fds(self._zygote.control, [message], given)
+        except OSError as error:
+            raise SandboxError(f"{self.tier}: the sandbox is gone: {error}") from None
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def receive(self, deadline: float) -> dict | None:
+        """The next message of the program; None if it ended, or was ended because time.monotonic()
+        passed `deadline`."""
+        while True:
+            try:
+                message = take_frame(self._frames)
+            except WireError as error:
+                self.kill("error", f"it wrote to the channel: {error}")
+                return None
+            if message is not None or self._end is not None:
+                return message
+            if time.monotonic() >= deadline:
+                self.kill("timeout")
+                return None
+            self._pump(deadline)
+
+    def send(self, message: dict) -> None:
+        """Hand the program a message, without waiting. Raises WireError if it cannot be sent."""
+        self._outgoing += frame(message)
+        if "channel" in self._open():
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(self._channel, both, "channel")
+
+    def wait(self) -> Result:
+        """Run to the end of the program or of its time."""
+        while self._end is None:
+            if time.monotonic() >= self.deadline:
+                self.kill("timeout")
+            else:
+                self._pump(self.deadline)
+                self._frames.clear()
+        return self.result()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program's end is known."""
+        return self._end is not None
+
+    def kill(self, status: str, note: str = "") -> None:
+        """End the program; `status` and `note` say why. The first reason stays."""
+        if self._end is not None:
+            return
+        self._why, self._note = self._why or status, self._note or note
+        with contextlib.suppress(OSError):
+            self._zygote.control.send(b"kill")
+        deadline = time.monotonic() + _KILL_TIMEOUT_S
+        while self._end is None and time.monotonic() < deadline:
+            self._pump(deadline)
+        if self._end is None:  # a stuck zygote
+            self._zygote.kill()
+            self._end = {"exit": -signal.SIGKILL}
+
+    def close(self) -> None:
+        """End the program if it still runs, and keep its zygote for the next one."""
+        self._frames.clear()
+        if "control" in self._open() and self._zygote.process.returncode is None:
+            self.kill("killed")
+        for key in list(self._selector.get_map().values()):
+            if key.data != "control":
+                self._drop(key)
+        self._selector.close()
+        if self._warm and self._end is not None and self._zygote.control.fileno() >= 0:
+            _idle.append(self._zygote)
+        else:
+            self._zygote.close()
+
+    def _open(self) -> set[str]:
+        return {key.data for key in self._selector.get_map().values()}
+
+    def _drop(self, key: selectors.SelectorKey) -> None:
+        self._selector.unregister(key.fd)
+        os.close(key.fd)
+
+    def _pump(self, deadline: float) -> None:
+        """Move what can be moved; waits for something until `deadline`."""
+        for key, events in self._selector.select(max(0.0, deadline - time.monotonic())):
+            if key.data == "control":
+                self._hear_end()
+            elif key.data == "stdin":
+                self._write(key, self._input)
+            elif key.data == "channel":
+                if events & selectors.EVENT_WRITE:
+                    self._write(key, self._outgoing)
+                if events & selectors.EVENT_READ and key.fd in self._selector.get_map():
+                    self._read(key, self._frames, 2 * MAX_FRAME_BYTES)
+            else:
+                self._read(key, self.texts[key.data], self.limits.max_output_bytes)
+
+    def _hear_end(self) -> None:
+        try:
+            data = self._zygote.control.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(self._zygote.control)
+            self._zygote.kill()
+            raise SandboxError(f"{self.tier}: the sandbox ended under a program")
+        self._end = json.loads(data)
+        self._selector.unregister(self._zygote.control)
+        for key in list(self._selector.get_map().values()):  # what it wrote before its end
+            if key.data in self.texts:
+                while key.fd in self._selector.get_map():
+                    if not self._read(key, self.texts[key.data], self.limits.max_output_bytes):
+                        break
+
+    def _write(self, key: selectors.SelectorKey, data) -> None:
+        try:
+            count = os.write(key.fd, data[: 1 << 16])
+        except BlockingIOError:
+            return
+        except OSError:  # it closed its end
+            self._drop(key)
+            return
+        if key.data == "stdin":
+            self._input = data[count:]
+            if not self._input:
+                self._drop(key)
+        else:
+            del data[:count]
+            if not data:
+                self._selector.modify(key.fd, selectors.EVENT_READ, key.data)
+
+    def _read(self, key: selectors.SelectorKey, into: bytearray, limit: int) -> bool:
+        """Whether something came; beyond the limit the program is ended."""
+        try:
+            data = os.read(key.fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(key)
+            return False
+        into += data[: limit - len(into)]
+        if len(into) >= limit and not self._why:
+            self._why, self._note = "output", f"more than {limit} bytes of {key.data}"
+            with contextlib.suppress(OSError):
+                self._zygote.control.send(b"kill")
+        return True
+
+    def result(self) -> Result:
+        """How it ended, once it has."""
+        end, limits = self._end, self.limits
+        exit_code = end["exit"]
+        stderr = bytes(self.texts["stderr"])
+        last = stderr.decode(errors="replace").strip().rpartition("\n")[2][:500]
+        if self._why == "timeout" or (exit_code < 0 and end.get("cpu_s", 0) > limits.cpu_s - 0.1):
+            over = f"{limits.timeout_s} s" if self._why else f"{limits.cpu_s} s of processor time"
+            status, message = "timeout", f"over the limit of {over}"
+        elif self._why:
+            status, message = self._why, self._note
+        elif exit_code == 0:
+            status, message = "ok", ""
+        elif end["reason"] in ("files", "threads"):
+            status, message = "killed", f"more {end['reason']} than allowed"
+        elif exit_code < 0:
+            name = signal.strsignal(-exit_code) or "a signal"
+            status, message = "killed", f"signal {-exit_code}, {name}"
+        else:
+            memory = last.startswith(("MemoryError", "numpy.core._exceptions._ArrayMemoryError"))
+            status, message = "memory" if memory else "error", last or f"exit code {exit_code}"
+        seconds, stdout = end.get("seconds", 0.0), bytes(self.texts["stdout"])
+        memory = end.get("max_rss_bytes", 0)
+        return Result(status, exit_code, stdout, stderr, seconds, message, self.tier, memory)

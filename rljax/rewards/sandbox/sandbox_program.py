@@ -1,0 +1,372 @@
+"""What runs in a forked and confined process: a program, its functions on request, or tests.
+
+What lives here: the three modes of such a process, and the stand-ins through which tests call a
+program that lives in another one. What does not: confining (`sandbox_zygote`), verdicts
+(`code_tests`).
+
+The first frame on the channel says the mode:
+  script  {"source"}                run it as __main__; stdin and stdout are its own
+  calls   {"source", "names"}       run it, then answer requests; what it prints is dropped
+  check   {"units", "names", ...}   trusted tests, unit by unit; a call in them is a request
+Whatever a program does to this process, it has no expected output to read: in `script` and `calls`
+those are compared outside, in `check` they are in another process than the program.
+"""
+
+import atexit
+import builtins
+import collections
+import functools
+import importlib
+import io
+import os
+import site
+import sys
+import threading
+import time
+import traceback
+import types
+import typing
+
+from rljax.rewards.sandbox.sandbox_values import (
+    Reference,
+    WireError,
+    decode,
+    encode,
+    frame,
+    take_frame,
+)
+
+# Imported before the fork: what programs import most, so that they need not.
+for _name in (
+    "array bisect cmath copy dataclasses datetime decimal enum fractions functools "
+    "heapq itertools json math operator queue random re statistics string struct typing"
+).split():
+    importlib.import_module(_name)
+
+site.setquit()  # exit() and quit(), which -S leaves out
+_MESSAGE_CHARS = 500
+MODULE = "__program__"
+
+
+class Channel:
+    """Frames over one descriptor, waiting."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor, self.buffer = descriptor, bytearray()
+
+    def receive(self) -> dict:
+        while (message := take_frame(self.buffer)) is None:
+            data = os.read(self.descriptor, 1 << 16)
+            if not data:
+                os._exit(0)  # nobody asks any more
+            self.buffer += data
+        return message
+
+    def send(self, message: dict) -> None:
+        data = memoryview(frame(message))
+        while data:
+            data = data[os.write(self.descriptor, data) :]
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one short line, even if its own text raises."""
+    try:
+        return f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS]
+    except BaseException:
+        return type(error).__name__
+
+
+def failure(error: BaseException) -> bytes:
+    """The frame of a process that could not be confined: ours to report, not the program's."""
+    return frame({"broken": describe(error)})
+
+
+def main(descriptor: int) -> None:
+    """Run as a program's process. Never returns."""
+    try:
+        channel = Channel(descriptor)
+        channel.send({"confined": True})
+        header = channel.receive()
+        stdin = io.BufferedReader(io.FileIO(0, "r", closefd=False), 1 << 16)
+        sys.stdin = io.TextIOWrapper(stdin, encoding="utf-8")
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False), 1 << 16)
+            text = io.TextIOWrapper(raw, encoding="utf-8", line_buffering=number == 2)
+            setattr(sys, name, text)
+            setattr(sys, f"__{name}__", text)
+        sys.__stdin__ = sys.stdin
+        sys.argv = [header.get("name", "program.py")]
+    except BaseException as error:
+        os.write(descriptor, failure(error))
+        os._exit(1)
+    modes = {"script": _run_script, "calls": _answer_calls, "check": _check}
+    try:
+        modes[header["mode"]](channel, header)
+    except BaseException as error:  # a value that is too large to send, a channel that was closed
+        os._exit(_exit_code(error) or 1)
+    os._exit(0)
+
+
+# -- script
+
+
+def _run_script(channel: Channel, header: dict) -> None:
+    os.close(channel.descriptor)
+    code = 0
+    try:
+        _run_source(header["source"], "__main__")
+    except BaseException as error:
+        code = _exit_code(error)
+    try:
+        threading._shutdown()  # as at the end of any program: threads, then atexit, then flush
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException as error:
+        code = code or _exit_code(error)
+    os._exit(code)
+
+
+def _run_source(source: str, name: str, names: dict | None = None) -> dict:
+    """The program's names after it ran, `names` there before it. Raises what it raises."""
+    module = types.ModuleType(name)
+    module.__dict__.update(names or {})
+    module.__file__ = "program.py"
+    sys.modules[name] = module
+    exec(compile(source, "program.py", "exec", dont_inherit=True), module.__dict__)
+    return module.__dict__
+
+
+def _exit_code(error: BaseException) -> int:
+    """What the interpreter would exit with; the traceback goes to stderr."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    try:
+        # Our own frames say nothing to a reader.
+        traceback.print_exception(type(error), error, error.__traceback__.tb_next)
+        sys.stderr.flush()
+    except BaseException:
+        os.write(2, f"{type(error).__name__}\n".encode())
+    return 1
+
+
+# -- calls
+
+
+def _answer_calls(channel: Channel, header: dict) -> None:
+    kept: list[object] = []
+
+    def refer(value: object) -> Reference:
+        kept.append(value)
+        kind = "function" if callable(value) else "object"  # a cached function is one, too
+        return Reference(len(kept) - 1, "class" if isinstance(value, type) else kind)
+
+    def resolve(reference: Reference) -> object:
+        return kept[reference.number]
+
+    try:
+        # Functions are often written with List and Optional in mid-air, as sites with judges allow.
+        known = {name: getattr(typing, name) for name in typing.__all__}
+        names = _run_source(header["source"], MODULE, known)
+        found = {}
+        for name in header["names"]:
+            if name in names:
+                value = names[name]
+            elif hasattr(names.get("Solution"), name):  # a method, as sites with judges ask for
+                value = getattr(names["Solution"](), name)
+            else:
+                continue
+            module = isinstance(value, types.ModuleType)
+            found[name] = {"module": value.__name__} if module else encode(value, refer)
+    except BaseException as error:
+        channel.send({"raised": type(error).__name__, "text": describe(error)})
+        os._exit(1)
+    channel.send({"loaded": found})
+    while True:
+        request = channel.receive()
+        try:
+            target = resolve(Reference(request["target"], ""))
+            arguments = [decode(a, resolve) for a in request["args"]]
+            keywords = {k: decode(a, resolve) for k, a in request["kwargs"].items()}
+            value = _apply(request["do"], target, arguments, keywords)
+            answer = {"value": encode(value, refer)}
+            after = [encode(a, refer) for a in arguments]
+            if after != request["args"]:  # a function that works in place
+                answer["args"] = after
+        except BaseException as error:
+            answer = {"raised": type(error).__name__, "text": describe(error)}
+        channel.send(answer)
+
+
+def _apply(do: str, target: object, arguments: list, keywords: dict) -> object:
+    if do == "call":
+        return target(*arguments, **keywords)
+    if do == "attribute":
+        return getattr(target, *arguments)
+    if do == "set":
+        return setattr(target, *arguments)
+    functions = {"length": len, "iterate": iter, "next": next, "text": str, "show": repr,
+                 "truth": bool, "equal": lambda a, b: bool(a == b),
+                 "item": lambda a, b: a[b]}  # fmt: skip
+    return functions[do](target, *arguments)
+
+
+# -- check
+
+
+class ProgramError(Exception):
+    """The program raised what has no class here, or ended; the text says what."""
+
+
+class _Program:
+    """The channel to the program, as tests see it."""
+
+    def __init__(self, channel: Channel):
+        self.channel = channel
+
+    def ask(self, do: str, target: int, args: tuple = (), kwargs: dict | None = None, made=False):
+        kwargs = kwargs or {}
+        self.channel.send({
+            "do": do,
+            "target": target,
+            "args": [encode(a, _own_reference) for a in args],
+            "kwargs": {k: encode(a, _own_reference) for k, a in kwargs.items()},
+        })  # fmt: skip
+        answer = self.channel.receive()
+        if "raised" in answer:
+            raise _exception(answer, do)
+        for mine, theirs in zip(args, answer.get("args") or (), strict=False):
+            _copy_into(mine, decode(theirs, self.resolve))
+        return decode(answer.get("value"), lambda reference: self.resolve(reference, made))
+
+    def resolve(self, reference: Reference, made: bool = False) -> "Remote":
+        # The program may call anything a class, and what a class makes answers for itself.
+        kind = "function" if reference.kind == "class" else reference.kind
+        return Remote(self, Reference(reference.number, kind), made)
+
+    def resolve_name(self, name: str, reference: Reference) -> "Remote":
+        """What the tests call by name: a class if they write it with a capital, as `Stack`."""
+        is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
+        return Remote(self, Reference(reference.number, "class" if is_class else "function"), False)
+
+
+def _own_reference(value: object) -> Reference:
+    if isinstance(value, Remote):
+        return object.__getattribute__(value, "_reference")
+    raise WireError(f"a test hands the program a {type(value).__name__}, which cannot be sent")
+
+
+def _exception(answer: dict, do: str) -> BaseException:
+    """As a class of Python's own where it is one: a program cannot end the tests with it."""
+    kind = getattr(builtins, str(answer["raised"]), None)
+    fits = isinstance(kind, type) and issubclass(kind, Exception)
+    # Out of a call, StopIteration would end the loop of a test early: all(map(...)) of nothing.
+    fits = fits and (do == "next" or not issubclass(kind, StopIteration | StopAsyncIteration))
+    text = str(answer.get("text"))[:_MESSAGE_CHARS]
+    if not fits or kind in (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError):
+        return ProgramError(text)
+    try:
+        return kind(text.partition(": ")[2])
+    except Exception:  # exception groups
+        return ProgramError(text)
+
+
+def _copy_into(mine: object, theirs: object) -> None:
+    """What a function that works in place did to its argument."""
+    if type(mine) is not type(theirs):
+        return
+    if isinstance(mine, list | bytearray):
+        mine[:] = theirs
+    elif isinstance(mine, dict | set | collections.deque):
+        mine.clear()
+        (mine.extend if isinstance(mine, collections.deque) else mine.update)(theirs)
+
+
+class Remote:
+    """An object of the program.
+
+    The program answers for it, so a test may ask only what has no expected value in it: calls,
+    attributes, items, iteration, length, text. `==` with a value of the test's own is False, and so
+    is `in`; there is no arithmetic and no order. Methods are callable on instances that the test
+    made itself of a class that it names with a capital, `Solution().f(2)`, not on what a function
+    returned: that one could define `startswith` to be always true.
+    """
+
+    __slots__ = ("_program", "_reference", "_made", "_callable")
+
+    def __init__(self, program: _Program, reference: Reference, made: bool, callable_: bool = True):
+        self._program, self._reference = program, reference
+        self._made, self._callable = made, callable_ and reference.kind != "object"
+
+    def __call__(self, *args, **kwargs):
+        if not self._callable:
+            raise TypeError("a method of what a program returned is not called by its tests")
+        made = self._reference.kind == "class"
+        return self._program.ask("call", self._reference.number, args, kwargs, made)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = self._program.ask("attribute", self._reference.number, (name,))
+        if isinstance(found, Remote):
+            allowed = self._made or self._reference.kind == "class"
+            return Remote(self._program, found._reference, False, allowed)
+        return found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in Remote.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            self._program.ask("set", self._reference.number, (name, value))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Remote):
+            return False
+        return bool(self._program.ask("equal", self._reference.number, (other,)))
+
+    def __hash__(self) -> int:
+        return self._reference.number
+
+    def __len__(self) -> int:
+        return self._program.ask("length", self._reference.number)
+
+    def __getitem__(self, key: object):
+        return self._program.ask("item", self._reference.number, (key,))
+
+    def __iter__(self):
+        return self._program.ask("iterate", self._reference.number)
+
+    def __next__(self):
+        return self._program.ask("next", self._reference.number)
+
+    def __bool__(self) -> bool:
+        return bool(self._program.ask("truth", self._reference.number))
+
+    def __str__(self) -> str:
+        return str(self._program.ask("text", self._reference.number))
+
+    def __repr__(self) -> str:
+        return str(self._program.ask("show", self._reference.number))
+
+
+def _check(channel: Channel, header: dict) -> None:
+    """Run the units of a test one after another; each sends its verdict."""
+    program = _Program(channel)
+    names: dict[str, object] = {"__name__": "__test__"}
+    for name, data in header["names"].items():
+        if isinstance(data, dict) and "module" in data:
+            names[name] = importlib.import_module(data["module"])
+        else:
+            names[name] = decode(data, functools.partial(program.resolve_name, name))
+    for unit in header["units"]:
+        status, text, began = "passed", "", time.monotonic()
+        try:
+            exec(compile(unit["source"], "tests.py", "exec", dont_inherit=True), names)
+        except AssertionError as error:
+            status, text = "failed", describe(error)
+        except BaseException as error:
+            status, text = "error", describe(error)
+        seconds = time.monotonic() - began
+        channel.send({"verdict": status, "text": text, "seconds": seconds})

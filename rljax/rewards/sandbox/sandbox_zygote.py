@@ -1,0 +1,269 @@
+"""The process inside the sandbox that forks a fresh process for every program.
+
+What lives here: entering the namespaces, the private root, and the loop {receive descriptors and
+limits, fork, confine, watch, clean}. What does not: system calls (`sandbox_kernel`), what a
+program's process runs (`sandbox_program`), starting and ending zygotes (`sandbox`).
+
+It never sees a program or a test: those go to the forked process over a channel of its own, so
+that nothing of one program is in the memory which the next one inherits. It ends when the control
+socket does, and with it its program, wherever the other side died.
+
+A program is one process: its filter refuses fork, so ending it ends everything that it is.
+"""
+
+import contextlib
+import fcntl
+import gc
+import json
+import math
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import time
+
+from rljax.rewards.sandbox import sandbox_kernel as kernel
+from rljax.rewards.sandbox import sandbox_program
+
+_UNPRIVILEGED = 65534  # what root becomes before it enters the namespaces
+_WATCH_S = 0.02
+MAX_FILES = 256
+_SPARE_PROCESSES = 3  # of the same user in the namespace: the zygote, and who waits for it
+
+
+def main(spec_text: str) -> None:
+    """Run as a zygote. `spec_text`: JSON of tier, control descriptor, readable paths, limits."""
+    spec = json.loads(spec_text)
+    control = socket.socket(fileno=spec["control"])
+    control.set_inheritable(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        scratch = _enter(spec)
+        rules = None
+        if spec["tier"] != "unsafe":
+            kernel.drop_capabilities()
+            kernel.filter_template(files=spec["tier"] != "closed")
+            kernel.prctl(4, 0)  # PR_SET_DUMPABLE: nobody of the same user reads or traces it
+            if spec["tier"] == "seccomp" and not kernel.landlock_version():
+                raise OSError("the kernel has no Landlock")
+            if spec["tier"] != "closed" and kernel.landlock_version():
+                rules = kernel.landlock_rules([*spec["readable"], *spec["devices"]], scratch)
+    except Exception as error:
+        control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode())
+        return
+    sys.path[:] = spec["path"]
+    gc.collect()
+    gc.freeze()  # a fork does not copy pages only because its collector touched them
+    own = scratch if spec["tier"] not in ("namespaces", "bubblewrap") else None
+    said = {"ready": True, "landlock": rules is not None, "scratch": own}
+    control.send(json.dumps(said).encode())
+    try:
+        _serve(control, spec, scratch, rules)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the other side ended in the middle of a program
+    finally:
+        if own:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _enter(spec: dict) -> str:
+    """Go where programs run -> the folder that they may write in."""
+    os.umask(0o077)
+    if spec["tier"] == "namespaces":
+        _enter_namespaces(spec)
+    if spec["tier"] in ("namespaces", "bubblewrap"):
+        os.chdir("/tmp")
+        return "/tmp"
+    scratch = tempfile.mkdtemp(prefix="sandbox-", dir=spec["temporary"])
+    os.chdir(scratch)
+    return scratch
+
+
+def _enter_namespaces(spec: dict) -> None:
+    """User, mount, pid, network, ipc, uts and cgroup namespaces, with a root of their own."""
+    user, group = os.getuid(), os.getgid()
+    # Opened now: the new root has no /proc, and the maps are written after the change of user.
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    if user == 0:
+        # Root first builds the root, which an unmapped user could not read, and then is nobody.
+        kernel.unshare(kernel.CLONE_NEWNS)
+        _private_root(spec)
+        os.setgroups([])
+        user = group = _UNPRIVILEGED
+        os.setresgid(group, group, group)
+        os.setresuid(user, user, user)
+        kernel.prctl(4, 1)  # the change of user made /proc/self root's
+    flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET
+    kernel.unshare(flags | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"),
+                       ("gid_map", f"{group} {group} 1")):  # fmt: skip
+        descriptor = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
+        os.write(descriptor, text.encode())
+        os.close(descriptor)
+    os.close(proc)
+    if os.path.exists("/proc/self"):  # not root: only now it may mount
+        _private_root(spec)
+    init = os.fork()  # the first process of the pid namespace: its end ends all others there
+    if init:
+        os.close(spec["control"])
+        os.waitpid(init, 0)
+        os._exit(0)
+    kernel.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _private_root(spec: dict) -> None:
+    """A root that holds the interpreter's libraries, read-only, a few devices and an empty /tmp."""
+    kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    sources = {path: os.open(path, os.O_PATH) for path in [*spec["readable"], *spec["devices"]]}
+    # Over a folder that every system has; what that hides is open already.
+    new, plain = "/tmp", kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", new, "tmpfs", plain, "size=1m,nr_inodes=4096,mode=0755")
+    os.mkdir(f"{new}/tmp", 0o755)
+    size = f"size={spec['max_scratch_bytes']},nr_inodes={2 * MAX_FILES},mode=1777"
+    kernel.mount("tmpfs", f"{new}/tmp", "tmpfs", plain | kernel.MS_NOEXEC, size)
+    old_mask = os.umask(0o022)
+    for path, descriptor in sources.items():
+        target = new + path
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        kernel.bind_read_only(f"/proc/self/fd/{descriptor}", target)
+        os.close(descriptor)
+    os.umask(old_mask)
+    kernel.change_root(new)
+    kernel.mount("", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | plain)
+
+
+def _serve(control: socket.socket, spec: dict, scratch: str, rules: int | None) -> None:
+    """One program after another until the other side closes or a scratch folder stays dirty."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 4)
+        if not data:
+            return
+        if data == b"kill":  # it crossed with the message that the program had ended
+            continue
+        limits = json.loads(data)
+        began = time.monotonic()
+        zygote = os.getpid()
+        child = os.fork()
+        if child == 0:
+            _become_program(zygote, descriptors, limits, spec, scratch, rules)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        reason = _watch(control, child, scratch, limits, spec["max_scratch_bytes"])
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # not reaped yet: the number is still its own
+        _, status, usage = os.wait4(child, 0)
+        _wipe(scratch)
+        end = {
+            "exit": os.waitstatus_to_exitcode(status),
+            "reason": reason,
+            "seconds": time.monotonic() - began,
+            "cpu_s": usage.ru_utime + usage.ru_stime,
+            "max_rss_bytes": usage.ru_maxrss * 1024,
+        }
+        control.send(json.dumps(end).encode())
+
+
+def _watch(control: socket.socket, child: int, scratch: str, limits: dict, space: int) -> str:
+    """Wait for the program's end, or end it -> why it was ended; it is not reaped yet."""
+    process = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.register(control, select.POLLIN)
+    reason = ""
+    while True:
+        ready = dict(poll.poll(1000 * _WATCH_S))
+        if process in ready:
+            os.close(process)
+            return reason
+        if control.fileno() in ready:
+            reason = "killed"
+            if not control.recv(1 << 10):
+                poll.unregister(control)  # the other side is gone: this one is the last
+        if not reason:
+            reason = _excess(child, scratch, limits, space)
+        if reason:
+            os.kill(child, signal.SIGKILL)
+
+
+def _excess(child: int, scratch: str, limits: dict, space: int) -> str:
+    """Which limit that the kernel does not hold for us is passed; empty if none."""
+    try:
+        files = [entry for entry in os.scandir(scratch) if not entry.is_dir()]
+        size = sum(entry.stat(follow_symlinks=False).st_blocks for entry in files) * 512
+    except OSError:
+        return ""  # a file went away under our eyes
+    if len(files) > MAX_FILES or size > space:
+        return "files"
+    try:
+        with open(f"/proc/{child}/stat") as stat_file:
+            threads = int(stat_file.read().rpartition(")")[2].split()[17])
+    except (OSError, IndexError):
+        return ""  # no /proc: there RLIMIT_NPROC holds in the user namespace
+    return "threads" if threads > limits["max_threads"] else ""
+
+
+def _wipe(scratch: str) -> None:
+    """Empty the folder. It is flat: a program can make no folder and no link; those that are there
+    hold read-only libraries."""
+    for entry in os.scandir(scratch):
+        if not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+
+
+def _become_program(
+    zygote: int, descriptors: list[int], limits: dict, spec: dict, scratch: str, rules: int | None
+) -> None:
+    """In the fork: confine it, then run what comes over the channel. Never returns."""
+    try:
+        os.setsid()
+        kernel.prctl(1, signal.SIGKILL)
+        if os.getppid() != zygote:
+            os._exit(1)
+        # Through high numbers: what arrived may have the numbers that it is to get.
+        high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100) for descriptor in descriptors]
+        rules = rules if rules is None else fcntl.fcntl(rules, fcntl.F_DUPFD, 100)
+        for number, descriptor in enumerate(high):
+            os.dup2(descriptor, number)
+        if rules is not None:
+            kernel.landlock_restrict(rules)
+        os.closerange(len(high), 4096)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.umask(0o022)
+        os.chdir(scratch)
+        _limit(limits, spec["tier"])
+        if spec["tier"] != "unsafe":
+            kernel.filter_system_calls(files=spec["tier"] != "closed")
+    except BaseException as error:
+        os.write(3, sandbox_program.failure(error))
+        os._exit(1)
+    sandbox_program.main(3)
+
+
+def _limit(limits: dict, tier: str) -> None:
+    memory = limits["memory_bytes"]
+    cpu = max(1, math.ceil(limits["cpu_s"]))
+    hard = {
+        resource.RLIMIT_CPU: cpu,
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_FSIZE: limits["max_file_bytes"],
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_STACK: min(memory // 4, 64 << 20),
+    }
+    if tier in ("namespaces", "bubblewrap"):  # elsewhere it counts all processes of the user
+        hard[resource.RLIMIT_NPROC] = limits["max_threads"] + _SPARE_PROCESSES
+    for name, value in hard.items():
+        top = resource.getrlimit(name)[1]
+        value = value if top == resource.RLIM_INFINITY else min(value, top)
+        resource.setrlimit(name, (value, value))

@@ -1,0 +1,1 @@
+"""Rewards of the text itself: form, style, length, rules."""

@@ -1,0 +1,77 @@
+"""Rewards for a requested length (L1, arXiv 2503.04697): correctness and tokens used.
+
+The target stands in extra_info["target_tokens"]; `data.target_tokens` puts it there and into the
+prompt. Lengths are in tokens of the response, EOS included.
+"""
+
+from typing import Literal
+
+from rljax.components import resolve
+from rljax.errors import InputError
+from rljax.rewards.pool.calling import HOME, RewardText, call_reward, probe_options
+
+prepare_worker = probe_options
+
+
+def _correct(correct: RewardText, correct_at: float, sample: dict) -> float:
+    return float(call_reward(resolve(correct, HOME), sample)[0] >= correct_at)
+
+
+def _target(extra_info: dict) -> int:
+    if not isinstance(extra_info, dict) or "target_tokens" not in extra_info:
+        raise ValueError("extra_info has no target_tokens: set data.target_tokens=(low, high)")
+    return int(extra_info["target_tokens"])
+
+
+def _parts(score: float, right: float, n: int, target: int) -> dict:
+    return {
+        "score": score,
+        "correct": right,
+        "length_error": float(abs(n - target)),
+        "over_budget": float(n > target),
+    }
+
+
+def l1_exact(
+    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
+    correct_at: float = 1.0, **sample,
+) -> dict:  # fmt: skip
+    """1[correct] - alpha |target - n|; `correct` names the reward that says what is right."""
+    target = _target(extra_info)
+    sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
+    right = _correct(correct, correct_at, sample)
+    return _parts(right - alpha * abs(target - num_tokens), right, num_tokens, target)
+
+
+def l1_max(
+    num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
+    delta: float = 0.5, correct_at: float = 1.0, form: Literal["paper", "released"] = "paper",
+    **sample,
+) -> dict:  # fmt: skip
+    """1[correct] clip(alpha (target - n) + delta, 0, 1): at most the target (the paper's form).
+
+    form="released", as in the authors' code, without delta:
+    1[correct] (clip(alpha (target - n), -1, 1) + 1) / 2.
+    """
+    target = _target(extra_info)
+    sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
+    right = _correct(correct, correct_at, sample)
+    left = alpha * (target - num_tokens)
+    share = min(max(left + delta, 0.0), 1.0)
+    if form == "released":
+        share = (min(max(left, -1.0), 1.0) + 1.0) / 2.0
+    return _parts(right * share, right, num_tokens, target)
+
+
+def soft_overlong(
+    num_tokens: int, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0
+) -> float:
+    """penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response tokens
+    (DAPO, arXiv 2503.14476), as a member of a mixture; `rljax.shaping.scores.soft_overlong` adds it
+    to any reward."""
+    if not 0 < cache_tokens <= max_tokens:
+        raise InputError(
+            "soft_overlong(cache_tokens)", value=cache_tokens,
+            rule=f"0 < cache_tokens <= max_tokens, which is {max_tokens}",
+        )  # fmt: skip
+    return penalty * min(max((max_tokens - cache_tokens - num_tokens) / cache_tokens, -1.0), 0.0)

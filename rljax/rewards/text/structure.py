@@ -1,0 +1,188 @@
+"""The form of a response: tags in order, JSON against a schema, JSON against a reference.
+
+What lives here: rules about form. What does not: whether the answer is right (`math_answers.py`,
+`text_answers.py`).
+"""
+
+import functools
+import itertools
+import json
+import re
+from pathlib import Path
+
+from rljax.errors import InputError
+from rljax.rewards.pool.calling import probe_options
+
+prepare_worker = probe_options
+
+
+def format_tags(
+    response: str,
+    *,
+    tags: tuple[str, ...] = ("think", "answer"),
+    partial: float = 0.0,
+    only: bool = True,
+) -> dict:
+    """1 if each <tag>...</tag> stands exactly once, in this order, with text in it, and (`only`)
+    nothing but space around them; else `partial` times the share of tags that stand so alone.
+
+    Parts: tag/<name> for each (once, closed after it is opened, not blank), ordered. `partial`
+    below 1 keeps the right form apart.
+    """
+    if not tags or not 0.0 <= partial < 1.0:
+        raise InputError(
+            "format_tags", value=(tags, partial), rule="at least one tag, and 0 <= partial < 1"
+        )
+    spans = {tag: _span(response, tag) for tag in tags}
+    right = [span for span in spans.values() if span is not None]
+    share = len(right) / len(tags)
+    ordered = share == 1.0 and all(a[1] <= b[0] for a, b in zip(right[:-1], right[1:], strict=True))
+    around = _around(response, right) if ordered and only else ""
+    parts = {f"tag/{tag}": float(span is not None) for tag, span in spans.items()}
+    done = ordered and not around.strip()
+    return {"score": 1.0 if done else partial * share, "ordered": float(ordered), **parts}
+
+
+def _span(text: str, tag: str) -> tuple[int, int] | None:
+    """From the opening tag to behind the closing one; None unless each stands once around text."""
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    if text.count(opening) != 1 or text.count(closing) != 1:
+        return None
+    start, end = text.index(opening), text.index(closing)
+    if not text[start + len(opening) : end].strip():
+        return None
+    return start, end + len(closing)
+
+
+def _around(text: str, spans: list[tuple[int, int]]) -> str:
+    starts = [0, *(end for _, end in spans)]
+    ends = [*(start for start, _ in spans), len(text)]
+    return "".join(text[a:b] for a, b in zip(starts, ends, strict=True))
+
+
+_NOTHING = object()
+_ATTEMPTS = 20
+_FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n")
+
+
+def find_json(response: str) -> object:
+    """The JSON value of a response: all of it, else its last fenced block, else what begins at the
+    first { or [ that begins JSON (of 20); `ValueError` if there is none (RFC 8259: no NaN)."""
+    texts = [response.strip()]
+    fences = list(_FENCE.finditer(response))
+    for opening in reversed(fences):
+        block, end, _ = response[opening.end() :].partition("```")
+        if end:
+            texts.append(block.strip())
+            break
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    for text in texts:
+        value = _decoded(decoder, text, whole=True)
+        if value is not _NOTHING:
+            return value
+    for opening in itertools.islice(re.finditer(r"[{\[]", response), _ATTEMPTS):
+        value = _decoded(decoder, response[opening.start() :], whole=False)
+        if value is not _NOTHING:
+            return value
+    raise ValueError("the response holds no JSON")
+
+
+def _decoded(decoder: json.JSONDecoder, text: str, *, whole: bool) -> object:
+    try:
+        return decoder.decode(text) if whole else decoder.raw_decode(text)[0]
+    except (ValueError, RecursionError):  # a number of too many digits is a ValueError
+        return _NOTHING
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def json_schema(
+    response: str, extra_info: dict | None = None, *, schema: str = "", parsed: float = 0.0
+) -> dict:
+    """1 if the JSON in the response (`find_json`) is valid by the schema, `parsed` if it
+    holds other JSON, else 0. Parts: parsed, valid.
+
+    `schema`: JSON text or the path of a .json file; without it extra_info["schema"], text or
+    object. Nothing is fetched: a remote $ref is an error. Needs the extra [rewards].
+    """
+    source = schema or (extra_info or {}).get("schema", "")
+    if not source:
+        raise InputError("json_schema has no schema", fix="json_schema(schema='schema.json')")
+    validator = _validator(source if isinstance(source, str) else json.dumps(source))
+    try:
+        value = find_json(response)
+    except ValueError:
+        return {"score": 0.0, "parsed": 0.0, "valid": 0.0}
+    try:
+        valid = validator.is_valid(value)
+    except RecursionError:  # nested deeper than the schema can be followed
+        valid = False
+    return {"score": 1.0 if valid else float(parsed), "parsed": 1.0, "valid": float(valid)}
+
+
+@functools.lru_cache(maxsize=256)
+def _validator(schema: str):
+    try:
+        import jsonschema
+        from referencing import Registry
+    except ImportError as error:
+        raise InputError(
+            "the reward json_schema needs jsonschema, which is not installed",
+            rule=str(error),
+            fix="pip install 'rljax[rewards]'",
+        ) from None
+    try:
+        inline = schema.strip().startswith("{") or schema.strip() in ("true", "false")
+        text = schema if inline else Path(schema).read_text()
+        loaded = json.loads(text)
+        kind = jsonschema.validators.validator_for(loaded, jsonschema.Draft202012Validator)
+        kind.check_schema(loaded)
+    except (OSError, ValueError, jsonschema.SchemaError) as error:
+        raise InputError(
+            "json_schema(schema)", value=schema, rule=f"{type(error).__name__}: {error}"[:200],
+            fix="JSON text of a schema, or the path of a .json file",
+        ) from None  # fmt: skip
+    return kind(loaded, registry=Registry())
+
+
+def json_match(response: str, ground_truth: str | dict | list, *, partial: bool = True) -> dict:
+    """Values that agree / values in either, over the paths to the leaves of two JSON values.
+
+    `{"a": 1, "b": [2, 3]}` has the paths a, b.0, b.1; true is not 1, 1.0 is. What the reference
+    lacks counts against the response, so that listing everything does not pay. `partial=False`: 1
+    or 0. Parts: parsed, exact, precision, recall.
+    """
+    reference = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    try:
+        found = _leaves(find_json(response))
+    except (ValueError, RecursionError):
+        return {"score": 0.0, "parsed": 0.0, "exact": 0.0, "precision": 0.0, "recall": 0.0}
+    wanted = _leaves(reference)
+    agree = len(found & wanted)
+    exact = float(found == wanted)
+    share = agree / len(found | wanted)
+    return {
+        "score": share if partial else exact,
+        "parsed": 1.0,
+        "exact": exact,
+        "precision": agree / len(found),
+        "recall": agree / len(wanted),
+    }
+
+
+def _leaves(value: object) -> set[tuple]:
+    """(path, kind, value) of every leaf; an empty object or list is a leaf."""
+    found, todo = set(), [((), value)]
+    while todo:
+        path, one = todo.pop()
+        if isinstance(one, dict) and one:
+            todo += [((*path, key), inner) for key, inner in one.items()]
+        elif isinstance(one, list) and one:
+            todo += [((*path, i), inner) for i, inner in enumerate(one)]
+        else:
+            kind = "number" if isinstance(one, int | float) else type(one).__name__
+            kind = "bool" if isinstance(one, bool) else kind
+            found.add((path, kind, json.dumps(one) if isinstance(one, dict | list) else one))
+    return found

@@ -1,0 +1,219 @@
+"""Text answers: exact match and token F1 with several targets, choices, substrings, patterns.
+
+What lives here: rules that compare words. What does not: mathematics (`math_answers.py`), the form
+of the response (`structure.py`). A ground truth with several targets is a list of texts or
+{"target": [...]}, or one of these as JSON text, which is how a row of data holds it.
+"""
+
+import functools
+import json
+import re
+import string
+from collections import Counter
+from typing import Literal
+
+from rljax.errors import InputError
+from rljax.rewards.answers.answer_text import find_answer
+from rljax.rewards.pool.calling import probe_options
+from rljax.rewards.text.rules import check_text
+
+prepare_worker = probe_options
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MAX_TAGS = 10  # more answers than that are no answer
+
+
+def targets(ground_truth: object) -> list[str]:
+    """The accepted answers of "a", ["a", "b"] or {"target": ...}, the last two also as JSON text.
+    Raises TypeError, ValueError."""
+    if isinstance(ground_truth, str):
+        ground_truth = _from_json(ground_truth)
+    if isinstance(ground_truth, dict):
+        if "target" not in ground_truth:
+            raise ValueError(f"ground_truth has no 'target': {sorted(map(str, ground_truth))}")
+        ground_truth = ground_truth["target"]
+    if hasattr(ground_truth, "tolist"):  # an array of parquet
+        ground_truth = ground_truth.tolist()
+    found = [ground_truth] if isinstance(ground_truth, str) else ground_truth
+    if not isinstance(found, list | tuple):
+        check_text(found)
+    if not found:
+        raise ValueError("ground_truth has no target")
+    for target in found:
+        check_text(target)
+    return list(found)
+
+
+def _from_json(text: str) -> object:
+    """What a text says if it is JSON of several targets, else the text: "[1]" is a target."""
+    if text.strip()[:1] not in ("[", "{"):
+        return text
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    several = found.get("target") if isinstance(found, dict) else found
+    several = [several] if isinstance(several, str) else several
+    texts = isinstance(several, list) and all(isinstance(one, str) for one in several)
+    return found if texts and several else text
+
+
+def squad_form(text: str) -> str:
+    """Lower case, without punctuation, the articles a, an, the, and repeated spaces (SQuAD); a text
+    of which that leaves nothing ("A", "+") keeps them."""
+    bare = re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION))
+    return " ".join(bare.split()) or " ".join(text.lower().split())
+
+
+def _tagged(response: str, tag: str) -> str | None:
+    """What the last <tag>...</tag> holds, stripped; the whole response if the tag is empty."""
+    if not tag:
+        return response.strip()
+    found, at = None, response.find(f"<{tag}>")
+    while at >= 0:  # not a pattern: `.*?` takes quadratic time on many openings without an end
+        start = at + len(tag) + 2
+        end = response.find(f"</{tag}>", start)
+        if end < 0:
+            break
+        found, at = response[start:end], response.find(f"<{tag}>", end)
+    return None if found is None else found.strip()
+
+
+def qa_exact_match(
+    response: str,
+    ground_truth: str | list | dict,
+    *,
+    tag: str = "answer",
+    score: float = 1.0,
+    format_score: float = 0.0,
+) -> float:
+    """`score` if the last <answer>...</answer> equals a target in SQuAD's normal form (Search-R1,
+    arXiv 2503.09516), `format_score` if another answer stands there, 0 if none.
+
+    A quarter of the score if the response has more than 10 such tags. `tag=""`: the whole response.
+    """
+    accepted = {squad_form(target) for target in targets(ground_truth)}
+    answer = _tagged(response, tag)
+    if answer is None:
+        return 0.0
+    if squad_form(answer) not in accepted:
+        return float(format_score)
+    many = tag and max(response.count(f"<{tag}>"), response.count(f"</{tag}>")) > _MAX_TAGS
+    return score / 4 if many else float(score)
+
+
+def token_f1(response: str, ground_truth: str | list | dict, *, tag: str = "") -> dict:
+    """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
+
+    p = shared words / words of the answer, r = shared words / words of the target. `tag` as in
+    `qa_exact_match`. Parts: precision, recall, exact.
+    """
+    accepted = [squad_form(target).split() for target in targets(ground_truth)]
+    answer = _tagged(response, tag)
+    ours = None if answer is None else squad_form(answer).split()
+    best = {"score": 0.0, "precision": 0.0, "recall": 0.0, "exact": 0.0}
+    for words in accepted if ours is not None else ():
+        found = _f1(ours, words)
+        best = max(best, found, key=lambda parts: parts["score"])
+    return best
+
+
+def _f1(ours: list[str], theirs: list[str]) -> dict:
+    shared = (Counter(ours) & Counter(theirs)).total()
+    exact = float(ours == theirs)
+    if not ours or not theirs:
+        return {"score": exact, "precision": exact, "recall": exact, "exact": exact}
+    precision, recall = shared / len(ours), shared / len(theirs)
+    f1 = 2 * precision * recall / (precision + recall) if shared else 0.0
+    return {"score": f1, "precision": precision, "recall": recall, "exact": exact}
+
+
+# `B`, `(B)`, `**B**`, `\text{(B)}`; what follows is no letter.
+_LETTER = re.compile(r"(?:\\text(?:bf|rm)?\{)?\W{0,3}([A-Za-z])(?![A-Za-z])")
+_SEVERAL = re.compile(r"[)}\].:*\s]*(?:,|/|&|\bor\b|\band\b)\s*\W{0,3}[A-Za-z](?![A-Za-z'])")
+# `A;B`, `A|B`, `A-D`, `(A)(B)`: a second letter alone behind signs alone.
+_ANOTHER = re.compile(r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{])([A-Z])(?!\w|\s+\w)")
+_ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
+
+
+def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
+    r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
+
+    The letter stands in the last `\boxed{}`, else in the last <answer>, else after the last "answer
+    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none.
+    """
+    check_text(ground_truth)
+    reference = _letter(ground_truth, letters)
+    if reference is None:
+        raise ValueError(f"ground_truth {ground_truth!r:.80} is none of the letters {letters!r}")
+    chosen = _chosen(response, letters)
+    return {"score": float(chosen == reference), "extracted": float(chosen is not None)}
+
+
+def _chosen(response: str, letters: str) -> str | None:
+    if "\\boxed" in response:
+        return _letter(find_answer(response, "boxed") or "", letters)
+    if "<answer>" in response:
+        return _letter(_tagged(response, "answer") or "", letters)
+    said = _ANSWER_IS.split(response[-2000:])
+    return (
+        _letter(said[-1][:200], letters, said=True)
+        if len(said) > 1
+        else _letter(response[:2000], letters)
+    )
+
+
+def _letter(text: str, letters: str, *, said: bool = False) -> str | None:
+    """The one letter that the text begins with; None for none, for several, for a sentence."""
+    text = text.strip()
+    match = _LETTER.match(text)
+    if match is None or match[1].upper() not in letters.upper():
+        return None
+    letter, rest = match[1], text[match.end() :]
+    # `a dog` and, unless it was called the answer, `A dog` are sentences; `A. a dog` is a choice.
+    sentence = re.match(r"\s+\w", rest) and text[0].isalpha() and (letter.islower() or not said)
+    others = set(re.findall(r"(?<![A-Za-z])([A-Z])[.)]\s", text)) & set(letters) - {letter}
+    another = _ANOTHER.match(rest)
+    if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
+        return None
+    return letter.upper()
+
+
+def contains(
+    response: str,
+    ground_truth: str | list | dict,
+    *,
+    need: Literal["any", "all", "share"] = "any",
+    ignore_case: bool = True,
+) -> float:
+    """1 if any (all) of the targets stands in the response as whole words, else 0; or the share."""
+    flags = re.IGNORECASE if ignore_case else 0
+    found = []
+    for target in targets(ground_truth):
+        if not target.strip():
+            raise ValueError("ground_truth holds an empty target, which every response contains")
+        pattern = rf"(?<!\w){re.escape(target.strip())}(?!\w)"
+        found.append(re.search(pattern, response, flags) is not None)
+    return {"any": float(any(found)), "all": float(all(found))}.get(need, sum(found) / len(found))
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern:
+    try:
+        return re.compile(text, re.DOTALL)
+    except re.error as error:
+        raise InputError("regex_match: the pattern is none", value=text, rule=str(error)) from None
+
+
+def regex_match(
+    response: str, ground_truth: str = "", *, pattern: str = "", whole: bool = False
+) -> float:
+    """1 if the pattern is found in the response (or `whole`: is all of it, stripped), else 0.
+
+    Without the option the ground truth is the pattern. `.` also matches a line's end.
+    """
+    check_text(ground_truth)
+    if not (pattern or ground_truth):
+        raise InputError("regex_match has no pattern", fix="regex_match(pattern='...')")
+    compiled = _pattern(pattern or ground_truth)
+    match = compiled.fullmatch(response.strip()) if whole else compiled.search(response)
+    return float(match is not None)

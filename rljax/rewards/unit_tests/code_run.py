@@ -1,0 +1,354 @@
+"""Unit tests of a program in the sandbox, and the reward that they give.
+
+What lives here: `run_tests`, one verdict per test, and the reward `code_tests`. What does not: the
+forms of tests and scores (`code_forms`), confinement (`sandbox`).
+
+No expected output is ever in a process that a response controls:
+  stdin    the program gets the input; its output is compared here
+  calls    the program gets the arguments and sends a value as plain data; it is compared here
+  asserts  the tests run in a sandboxed process of their own; a call in them goes to the program's
+           process and comes back as plain data, made of Python's own types
+so nothing that a program does to its own process (patching builtins, reading frames, its exit
+code, printing "passed") makes a wrong answer right. What that costs: tests may not hand the
+program functions, classes or objects of their own (a date, say), catch exception classes that the
+program defines, extend its classes, read what a function prints, or use +, <, `in`, `with` or
+x[i] = y on an object of the program; such a test is a failed test, whatever the program.
+What stays in a program's power: names that a test uses without defining or importing them are the
+program's, and two of the program's own objects are equal when the program says so.
+"""
+
+import ast
+import builtins
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from rljax.errors import InputError
+from rljax.rewards.sandbox.sandbox import Limits, Process, sandbox_tier
+from rljax.rewards.sandbox.sandbox_values import WireError, decode, encode
+from rljax.rewards.unit_tests.code_forms import (
+    Compare,
+    Scale,
+    Tests,
+    Verdict,
+    extract_program,
+    read_tests,
+    same_output,
+    same_value,
+    unit_test_score,
+    wrapped_values,
+)
+
+_OVER = "the tests before it used up the time of all"
+# A test that has less than this left is not begun: starting a program takes a part of it.
+_LEAST_S = 0.05
+_MOST_OF_NAMES = 1 << 20  # characters of the values that a program's names have
+
+
+def run_tests(
+    program: str,
+    tests: Tests,
+    *,
+    timeout_s: float = 3.0,
+    total_timeout_s: float = 8.0,
+    memory_mb: int = 1024,
+    compare: Compare = "lines",
+    float_tolerance: float = 0.0,
+    stop_at_failure: bool = False,
+    allow_unsafe_execution: bool = False,
+) -> list[Verdict]:
+    """One verdict per test, in order: each within `timeout_s`, all within `total_timeout_s` s.
+
+    A test whose time the others used up is a timeout. With `stop_at_failure` the tests behind the
+    first that does not pass are not run, and the list ends there. Raises InputError where there is
+    no sandbox, SandboxError if it failed: never the program's fault, so no verdict.
+    """
+    for name, value in (("timeout_s", timeout_s), ("total_timeout_s", total_timeout_s)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise InputError(f"code tests: {name}", value=value, rule="it is a number of seconds")
+    if not float_tolerance >= 0:
+        raise InputError("code tests: float_tolerance", value=float_tolerance, rule="at least 0")
+    if compare not in ("lines", "tokens", "exact"):
+        raise InputError("code tests: compare", value=compare, rule="lines, tokens or exact")
+    tier = sandbox_tier(allow_unsafe_execution)  # before the clock: the first call tries them
+    session = _Session(program, tests, tier, timeout_s, total_timeout_s, memory_mb << 20)
+    if tests.kind == "stdin":
+        same = lambda found, want: same_output(found, want, compare, float_tolerance)  # noqa: E731
+        return session.run(lambda first: _run_stdin(session, first, same), stop_at_failure)
+    if tests.kind == "calls":
+        same = lambda found, want: same_value(found, want, float_tolerance)  # noqa: E731
+        return session.run(lambda first: _run_calls(session, first, same), stop_at_failure)
+    return session.run(lambda first: _run_asserts(session, first), stop_at_failure)
+
+
+class _Session:
+    """What is tested and how much time is left of it."""
+
+    def __init__(self, program, tests, tier, timeout_s, total_timeout_s, memory_bytes):
+        self.program, self.tests, self.tier = program, tests, tier
+        self.timeout_s, self.memory_bytes = timeout_s, memory_bytes
+        self.deadline = time.monotonic() + total_timeout_s
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def limit(self) -> float:
+        """Seconds for the next test."""
+        return min(self.timeout_s, self.left())
+
+    def limits(self) -> Limits:
+        """Of a process that runs one test, or as many as are left."""
+        wall = max(_LEAST_S, self.limit() if self.tests.kind == "stdin" else self.left())
+        return Limits(timeout_s=wall, cpu_s=wall + 1.0, memory_bytes=self.memory_bytes)
+
+    def run(self, one, stop_at_failure: bool) -> list[Verdict]:
+        """`one(first)` yields verdicts from test `first` on, and ends where its process does."""
+        found: list[Verdict] = []
+        while len(found) < len(self.tests):
+            if self.left() < _LEAST_S:
+                rest = len(self.tests) - len(found)
+                return found + [Verdict("timeout", 0.0, _OVER)] * rest
+            for verdict in one(len(found)):
+                found.append(verdict)
+                if stop_at_failure and verdict.status != "passed":
+                    return found
+                if self.left() < _LEAST_S:
+                    break
+        return found
+
+
+def _run_stdin(session: _Session, first: int, same):
+    tests, header = session.tests, {"mode": "script", "source": session.program}
+    with Process(header, session.limits(), session.tier, stdin=tests.inputs[first]) as process:
+        result = process.wait()
+    if result.status != "ok":
+        yield Verdict(result.status, result.seconds, result.message)
+        return
+    found = result.stdout.decode(errors="replace")
+    if same(found, tests.outputs[first]):
+        yield Verdict("passed", result.seconds)
+    else:
+        yield Verdict("failed", result.seconds, f"wrong output: {found[:200]!r}")
+
+
+# -- a program that answers
+
+
+def _ended(process: Process, seconds: float) -> Verdict:
+    """The verdict on a program that ended, or was ended, instead of answering."""
+    result = process.wait()
+    if result.status == "ok":
+        return Verdict("error", seconds, "the program ended before it answered")
+    if result.status == "timeout":
+        return Verdict("timeout", seconds, "over the limit of time")
+    return Verdict(result.status, seconds, result.message)
+
+
+def _load(process: Process, deadline: float) -> dict | str | None:
+    """The names of a program that has run to its end; text: what it raised; None: it ended."""
+    said = process.receive(deadline)
+    if said is None:
+        return None
+    if isinstance(said.get("loaded"), dict):
+        return said["loaded"]
+    return str(said.get("text", "the program said nothing"))[:500]
+
+
+def _raised(text: str, seconds: float) -> Verdict:
+    return Verdict("memory" if text.startswith("MemoryError") else "error", seconds, text)
+
+
+def _run_calls(session: _Session, first: int, same):
+    tests, name = session.tests, session.tests.function
+    header = {"mode": "calls", "source": session.program, "names": [name]}
+    began = time.monotonic()
+    with Process(header, session.limits(), session.tier) as process:
+        deadline = time.monotonic() + session.limit()
+        names = _load(process, deadline)
+        if not isinstance(names, dict) or name not in names:
+            missing = f"NameError: the program defines no {name}"
+            bad = _ended(process, time.monotonic() - began) if names is None else None
+            bad = bad or _raised(missing if isinstance(names, dict) else names, 0.0)
+            # Each test runs the program anew, so each would end like this one.
+            yield from [bad] * (len(tests) - first)
+            return
+        for given, expected in zip(tests.inputs[first:], tests.outputs[first:], strict=True):
+            answer = _call(process, names[name], given, deadline)
+            seconds = time.monotonic() - began
+            if answer is None:
+                yield _ended(process, seconds)
+                return
+            yield _judge(answer, expected, tests, seconds, same)
+            began = time.monotonic()
+            deadline = began + session.limit()
+
+
+def _call(process: Process, function: object, given: Sequence, deadline: float) -> dict | None:
+    try:
+        target = function["v"][0]
+    except (TypeError, KeyError, IndexError):
+        return {"raised": "TypeError", "text": "TypeError: it is not callable"}
+    arguments = [encode(value) for value in given]
+    process.send({"do": "call", "target": target, "args": arguments, "kwargs": {}})
+    return process.receive(deadline)
+
+
+def _judge(answer: dict, expected: object, tests: Tests, seconds: float, same) -> Verdict:
+    if "value" not in answer:
+        return _raised(str(answer.get("text"))[:500], seconds)
+    try:
+        found = decode(answer["value"])
+        right = same(found, expected)
+        right = right or (wrapped_values(tests) and same(found, expected[0]))
+        shown = repr(found)[:200]
+    except (WireError, RecursionError, ValueError, ArithmeticError) as error:
+        return Verdict("failed", seconds, f"wrong value: {type(error).__name__}")
+    return Verdict("passed", seconds) if right else Verdict("failed", seconds, f"wrong: {shown}")
+
+
+# -- tests that run in a process of their own
+
+
+def _names_of(tests: Tests) -> list[str]:
+    """The names that the tests take from the program: used, but not their own nor Python's.
+
+    If there is no such name the tested function hides one of Python's, as MBPP's `sum`: then it is
+    the first that a test calls.
+    """
+    used, own, called = [], set(), []
+    for source in (tests.setup, *tests.inputs):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Name):
+                (used.append if isinstance(node.ctx, ast.Load) else own.add)(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.arg):
+                own.add(node.arg)
+            elif isinstance(node, ast.alias):
+                own.add((node.asname or node.name).partition(".")[0])
+            elif isinstance(node, ast.ExceptHandler) and node.name:
+                own.add(node.name)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called.append(node.func.id)
+    names = [n for n in dict.fromkeys(used) if n not in own and not hasattr(builtins, n)]
+    if tests.function:
+        names = list(dict.fromkeys([*names, tests.function]))
+    return names or called[:1]
+
+
+def _run_asserts(session: _Session, first: int):
+    tests = session.tests
+    header = {"mode": "calls", "source": session.program, "names": _names_of(tests)}
+    began = time.monotonic()
+    with Process(header, session.limits(), session.tier) as program:
+        deadline = time.monotonic() + session.limit()
+        names = _load(program, deadline)
+        if not isinstance(names, dict):
+            bad = _ended(program, time.monotonic() - began) if names is None else None
+            bad = bad or _raised(names, time.monotonic() - began)
+            yield from [bad] * (len(tests) - first)
+            return
+        units = [{"source": source} for source in tests.inputs[first:]]
+        if tests.setup.strip():
+            units.insert(0, {"source": tests.setup, "setup": True})
+        if len(json.dumps(names)) > _MOST_OF_NAMES:
+            yield from [_raised("its names hold too much", 0.0)] * (len(tests) - first)
+            return
+        header = {"mode": "check", "units": units, "names": names}
+        with Process(header, session.limits(), session.tier) as checker:
+            deadline = time.monotonic() + session.limit()  # its start is not the program's time
+            for unit in units:
+                verdict = _relay(checker, program, deadline, began)
+                if unit.get("setup") and verdict.status == "passed":
+                    continue
+                yield verdict
+                if unit.get("setup") or checker.ended or program.ended:
+                    return
+                began = time.monotonic()
+                deadline = began + session.limit()
+
+
+def _relay(checker: Process, program: Process, deadline: float, began: float) -> Verdict:
+    """Carry what the tests ask to the program and back until one of them has its verdict."""
+    while True:
+        asked = checker.receive(deadline)
+        if asked is None:
+            return _ended(checker, time.monotonic() - began)
+        if "verdict" in asked:
+            seconds = time.monotonic() - began
+            return Verdict(asked["verdict"], seconds, asked["text"])
+        program.send(asked)
+        answer = program.receive(deadline)
+        if answer is None:
+            return _ended(program, time.monotonic() - began)
+        try:
+            checker.send(answer)
+        except WireError as error:  # it grew when it was written anew
+            program.kill("error", f"a value that cannot be sent: {error}")
+            return _ended(program, time.monotonic() - began)
+
+
+# -- the reward
+
+
+def prepare_worker(component) -> None:
+    """Try the sandbox: without one nothing is scored (InputError), and the pool says so when it is
+    made, not sample by sample."""
+    tier = sandbox_tier(component.options.get("allow_unsafe_execution", False))
+    print(f"reward {component.name!r}: sandbox tier {tier!r}", file=sys.stderr)
+
+
+def code_tests(
+    response: str,
+    ground_truth: str,
+    extra_info: dict | None = None,
+    *,
+    scale: Literal["signed", "binary", "fraction"] = "signed",
+    timeout_s: float = 3.0,
+    total_timeout_s: float = 8.0,
+    memory_mb: int = 1024,
+    compare: Literal["lines", "tokens", "exact"] = "lines",
+    float_tolerance: float = 0.0,
+    allow_unsafe_execution: bool = False,
+) -> dict:
+    """The unit tests of ground_truth on the program of a response: signed +1 if all pass, else -1;
+    binary 1 or 0; fraction the share that passes.
+
+    Parts: pass_rate, and the numbers tests, tests_passed, tests_failed, tests_error,
+    tests_timeout, tests_limit (memory, output, killed). A program that does not run, or not in
+    time, fails its tests: that is a score. A sandbox or a ground truth that is at fault raises: no
+    score. `total_timeout_s` must be below the pool's own limit per sample.
+    rljax.rewards.unit_tests.code_forms documents the forms of ground_truth. extra_info["prefix"]
+    goes before a program that only completes it.
+    """
+    tests = read_tests(ground_truth)
+    prefix = (extra_info or {}).get("prefix", "") if isinstance(extra_info, dict) else ""
+    program = extract_program(response, prefix, tests.function)
+    verdicts = run_tests(
+        program,
+        tests,
+        timeout_s=timeout_s,
+        total_timeout_s=total_timeout_s,
+        memory_mb=memory_mb,
+        compare=compare,
+        float_tolerance=float_tolerance,
+        allow_unsafe_execution=allow_unsafe_execution,
+    )
+    return score_parts(verdicts, scale)
+
+
+def score_parts(verdicts: Sequence[Verdict], scale: Scale) -> dict[str, float]:
+    """A score and its parts, of numbers, from the verdicts on one program."""
+    passed = [verdict.status == "passed" for verdict in verdicts]
+    score = unit_test_score(passed, scale)
+    counts = {name: 0.0 for name in ("passed", "failed", "error", "timeout", "limit")}
+    for verdict in verdicts:
+        counts[verdict.status if verdict.status in counts else "limit"] += 1.0
+    return {
+        "score": score,
+        "pass_rate": sum(passed) / len(passed),
+        "tests": float(len(passed)),
+        **{f"tests_{name}": count for name, count in counts.items()},
+    }

@@ -1,0 +1,127 @@
+"""A tiny language, its interpreter and the unit tests that score a program written in it.
+
+One register holds the input x at the start. A program is a list of instructions, one per line, that
+run once from top to bottom; what the register holds at the end is the output:
+
+    +3      add 3            lines that are blank or start with # do nothing
+    *x      times the input
+    -12     subtract 12      example, 2x + 1:  "*2\\n+1"
+
+What lives here: parser, interpreter, reward; nothing is handed to Python's own eval. What does not:
+problems (rljax.data.tasks.program_task). A program is untrusted text: its length, its constants and
+its values are bounded, so every run ends in microseconds.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+OPERATIONS = "+-*"
+MAX_STEPS = 64  # instructions that one run may execute
+MAX_CHARACTERS = 4096  # of a program; a response may be any text
+MAX_VALUE = 10**12  # absolute value that the register may reach
+
+Instruction = tuple[str, str]  # operation, operand: digits or "x"
+
+# ASCII digits: \d would take those of every script.
+_INSTRUCTION = re.compile(r"([+\-*])(x|[0-9]{1,4})")
+
+
+class ProgramError(ValueError):
+    """The program is not one, or does not end within the limits; the text says where and why."""
+
+
+def parse_program(text: str) -> list[Instruction]:
+    """The instructions of a program, blank lines and comments left out. Raises ProgramError."""
+    if len(text) > MAX_CHARACTERS:
+        raise ProgramError(f"the program has more than {MAX_CHARACTERS} characters")
+    found = []
+    # Not splitlines(): that also breaks at characters which no tokenizer of the task has.
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.strip(" ")
+        if not line or line.startswith("#"):
+            continue
+        match = _INSTRUCTION.fullmatch(line)
+        if match is None:
+            raise ProgramError(f"line {number} is no instruction: {line!r:.40}")
+        found.append((match[1], match[2]))
+    return found
+
+
+def run_program(instructions: Sequence[Instruction], x: int) -> int:
+    """What the register holds at the end, from x on. Raises ProgramError beyond the limits."""
+    register = x
+    for step, (operation, operand) in enumerate(instructions):
+        if step >= MAX_STEPS:
+            raise ProgramError(f"more than {MAX_STEPS} steps")
+        value = x if operand == "x" else int(operand)
+        if operation == "+":
+            register += value
+        elif operation == "-":
+            register -= value
+        else:
+            register *= value
+        if abs(register) > MAX_VALUE:
+            raise ProgramError(f"step {step + 1} leaves a number above {MAX_VALUE}")
+    return register
+
+
+def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int]:
+    """(pairs of input and output, instructions allowed) of the text that a problem carries."""
+    try:
+        found = json.loads(ground_truth)
+        tests = [(int(x), int(y)) for x, y in found["tests"]]
+        return tests, int(found["max_lines"])
+    except (ValueError, KeyError, TypeError) as error:
+        # A reference that is none would silently give every response the failing score.
+        raise ValueError(
+            f"ground_truth {ground_truth!r:.80} is not "
+            '{"tests": [[input, output], ...], "max_lines": n}'
+        ) from error
+
+
+def verdicts(response: str, ground_truth: str) -> list[bool]:
+    """One verdict per unit test; a program that is none, or is too long, fails all of them."""
+    tests, max_lines = unit_tests(ground_truth)
+    try:
+        instructions = parse_program(response)
+    except ProgramError:
+        return [False] * len(tests)
+    if not 0 < len(instructions) <= max_lines:
+        return [False] * len(tests)
+    found = []
+    for x, y in tests:
+        try:
+            found.append(run_program(instructions, x) == y)
+        except ProgramError:
+            found.append(False)
+    return found
+
+
+def program_tests(
+    response: str,
+    ground_truth: str,
+    *,
+    passed: float = 1.0,
+    failed: float = -1.0,
+    partial: float = 0.0,
+) -> dict:
+    """`passed` if every unit test passes, else failed + partial (passed - failed) share of them.
+
+    Parts: all_passed, tests_passed (the share), parsed. `partial` below 1 keeps a pass apart.
+    """
+    if not 0.0 <= partial < 1.0:
+        raise ValueError(f"program_tests: partial must lie in [0, 1), got {partial!r}")
+    found = verdicts(response, ground_truth)
+    share = sum(found) / len(found) if found else 0.0
+    done = bool(found) and all(found)
+    try:
+        parsed = bool(parse_program(response))
+    except ProgramError:
+        parsed = False
+    return {
+        "score": passed if done else failed + partial * (passed - failed) * share,
+        "all_passed": float(done),
+        "tests_passed": share,
+        "parsed": float(parsed),
+    }

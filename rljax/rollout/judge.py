@@ -1,0 +1,160 @@
+"""MeshJudge: a language model on the mesh that answers for `judge` and `rubric`.
+
+What lives here: what it is asked, and what its next word says. What does not: the prompts and the
+arithmetic (rljax.rewards.judges.judges, rubrics), judges behind an endpoint
+(rljax.rewards.judges.endpoint). Axes: B questions, S tokens, K grades.
+
+No text is generated: the verdict is the expected grade, sum_k k p_k / (K - 1), of the probabilities
+p_k of the grades as the next word, among the grades (G-Eval, arXiv 2303.16634).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.batch import Batch
+from rljax.components import Component
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+from rljax.mesh import shard_rows
+from rljax.models.model import Model
+from rljax.rewards.judges.judges import message
+from rljax.rewards.judges.rubrics import rubric_message, rubric_parts, rubrics_of
+from rljax.rewards.pool.pool import Score
+
+_SHORTEST_ROW = 64  # tokens; longer rows double, so that few shapes are compiled
+_NO_THINKING = {"enable_thinking": False}  # read by templates that would open a thought otherwise
+
+
+class MeshJudge:
+    """Scores samples as the component `reward`, judge(...) or rubric(...), would through an
+    endpoint; of its options it reads template, scale and normalise. `grades`: see RewardConfig."""
+
+    def __init__(
+        self, model: Model, params, tokenizer: Tokenizer, reward: Component,
+        *, grades: Sequence[str] = (), tokens_per_call: int = 16384,
+    ):  # fmt: skip
+        self.model, self.params, self.tokenizer = model, params, tokenizer
+        self.tokens_per_call = tokens_per_call
+        defaults = {k: p.default for k, p in reward.signature.parameters.items()}
+        self.options = {**defaults, **reward.options}
+        self.by_rubrics = reward.name.rpartition(".")[2] == "rubric"
+        self.grades = tuple(grades) or _numbers(self.options["scale"])
+        self.grade_ids = _grade_ids(tokenizer, self.grades)
+        self._encode([{"role": "user", "content": "?"}])  # a missing template is found here
+        self._read = jax.jit(self._probabilities)
+
+    def _encode(self, conversation: list[dict]) -> list[int]:
+        return self.tokenizer.encode_chat(conversation, variables=_NO_THINKING)
+
+    def _probabilities(self, params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Of the grades as the word after each row, [B, K], and of all of them together: [B]."""
+        column = jnp.arange(batch.tokens.shape[1])[None, :]
+        last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
+        logp = jax.nn.log_softmax(self.model.next_logits(params, batch, last), axis=-1)
+        of_grades = logp[:, jnp.array(self.grade_ids)]
+        mass = jax.nn.logsumexp(of_grades, axis=-1)
+        return jax.nn.softmax(of_grades, axis=-1), jnp.exp(mass)
+
+    def score(self, samples: Sequence[Mapping]) -> list[Score]:
+        """One per sample; a question that the model cannot hold is an error, never a number. Part
+        judge/grade_mass: the probability that the next word is a grade at all."""
+        asked: list[tuple[list[list[int]], list[dict]] | Score] = []
+        for sample in samples:
+            try:
+                asked.append(self._questions(sample))
+            except ValueError as error:
+                text = f"{type(error).__name__}: {error}"[:500]
+                asked.append(Score(math.nan, {}, "error", 0.0, text))
+        rows = [ids for one in asked if not isinstance(one, Score) for ids in one[0]]
+        verdicts = iter(self._verdicts(rows))
+        out = []
+        for one in asked:
+            if not isinstance(one, Score):
+                found = [next(verdicts) for _ in one[0]]
+                one = self._score([v for v, _ in found], [m for _, m in found], one[1])
+            out.append(one)
+        return out
+
+    def _questions(self, sample: Mapping) -> tuple[list[list[int]], list[dict]]:
+        """(ids of each question, the rubrics that they are about)."""
+        template, best = self.options["template"], self.grades[-1]
+        answer = f"Answer with one of {', '.join(self.grades)} and nothing else."
+        if self.by_rubrics:
+            rubrics = rubrics_of(sample["extra_info"])
+            asked = [
+                rubric_message(template, answer, best, sample["prompt"], sample["response"], one)
+                for one in rubrics
+            ]
+        else:
+            names = ("prompt", "response", "ground_truth")
+            rubrics = []
+            asked = [message(template, answer, best, {name: sample[name] for name in names})]
+        found = [self._encode(conversation) for conversation in asked]
+        longest, limit = max(map(len, found)), self.model.config.max_tokens
+        if longest > limit:
+            raise ValueError(f"a question of {longest} tokens: the judge holds {limit}")
+        return found, rubrics
+
+    def _verdicts(self, rows: list[list[int]]) -> list[tuple[float, float]]:
+        """(expected grade in [0, 1], probability of a grade) of each row, in their order."""
+        out: list[tuple[float, float]] = [(math.nan, math.nan)] * len(rows)
+        by_length: dict[int, list[int]] = {}
+        for i, ids in enumerate(rows):
+            length = max(_SHORTEST_ROW, 1 << (len(ids) - 1).bit_length())
+            by_length.setdefault(min(length, self.model.config.max_tokens), []).append(i)
+        steps = np.linspace(0.0, 1.0, len(self.grades))
+        for length, members in sorted(by_length.items()):
+            devices = self.model.mesh.size
+            size = max(self.tokens_per_call // length // devices, 1) * devices
+            for start in range(0, len(members), size):
+                part = members[start : start + size]
+                filled = part + part[:1] * (size - len(part))  # one shape, one compile
+                batch = shard_rows(_batch([rows[i] for i in filled], length), self.model.mesh)
+                chances, mass = jax.device_get(self._read(self.params, batch))
+                for i, p, m in zip(part, chances.astype(np.float64), mass, strict=False):
+                    out[i] = (float(p @ steps), float(m))
+        return out
+
+    def _score(self, values: list[float], mass: list[float], rubrics: list[dict]) -> Score:
+        if not np.isfinite([*values, *mass]).all():
+            return Score(math.nan, {}, "error", 0.0, f"the judge says {values}")
+        parts = {"score": values[0]}
+        if self.by_rubrics:
+            parts = rubric_parts(rubrics, values, self.options["normalise"])
+        return Score(parts["score"], {**parts, "judge/grade_mass": min(mass)}, "ok", 0.0)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def _numbers(scale: float) -> tuple[str, ...]:
+    if scale != int(scale) or scale < 1:
+        rule = "a whole number: a judge on the mesh answers with one of 0, 1, ..., scale"
+        raise InputError("scale", value=scale, rule=rule, fix="or set reward.judge_grades")
+    return tuple(str(i) for i in range(int(scale) + 1))
+
+
+def _grade_ids(tokenizer: Tokenizer, grades: Sequence[str]) -> tuple[int, ...]:
+    """The id of each grade, which must be one token of its own."""
+    found = [tokenizer.encode(grade) for grade in grades]
+    for grade, ids in zip(grades, found, strict=True):
+        if len(ids) != 1 or found.count(ids) > 1:
+            raise InputError(
+                f"grade {grade!r} of reward.judge_model",
+                value=ids,
+                rule="each grade is one token of the judge's tokenizer, and no other grade's",
+                fix="judge(scale=9) or less, rubric(scale=2), or reward.judge_grades=('0', '1')",
+            )
+    return tuple(ids[0] for ids in found)
+
+
+def _batch(rows: Sequence[Sequence[int]], length: int) -> Batch:
+    tokens, segments = np.zeros((2, len(rows), length), np.int32)
+    for row, ids in enumerate(rows):
+        tokens[row, : len(ids)], segments[row, : len(ids)] = ids, 1
+    positions = np.where(segments > 0, np.arange(length, dtype=np.int32)[None, :], 0)
+    return Batch(tokens, segments, positions.astype(np.int32), np.zeros(tokens.shape, np.float32))

@@ -1,0 +1,96 @@
+"""ProcessScorer: a frozen process reward model's scores of lines, as rewards of tokens.
+
+What lives here: which tokens of a sampled batch end a line, what the model says there, and the
+dense reward made of it. What does not: the formulas (rljax.shaping.steps), the outcome reward
+(rljax.rollout.reward), training such a model. Axes: B rows, S tokens.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.batch import Batch, FinishReason
+from rljax.components import Component
+from rljax.errors import InputError
+from rljax.learn import map_microbatches
+from rljax.mesh import shard_rows
+from rljax.models.model import Model
+from rljax.shaping.steps import line_ends, process_reward_metrics
+
+
+class TokenTexts:
+    """The text of each token, "" for special ones: where a newline stands is seen in ids."""
+
+    def __init__(self, tokenizer):
+        self._text = functools.cache(lambda i: tokenizer.decode([i]))
+
+    def __call__(self, tokens: np.ndarray, mask: np.ndarray) -> list[list[str]]:
+        """Of every row, up to its last policy token; "" where the policy chose no token."""
+        out = []
+        for row, chosen in zip(np.asarray(tokens), np.asarray(mask) > 0, strict=True):
+            stop = int(np.max(np.flatnonzero(chosen), initial=-1)) + 1
+            out.append([self._text(int(row[t])) if chosen[t] else "" for t in range(stop)])
+        return out
+
+
+def token_scores(model: Model, params, batch: Batch, rows: int) -> jax.Array:
+    """The scalar head after each token, at most `rows` rows at once: [B, S]. No gradient."""
+    plain = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
+    one = lambda part: model.token_scores(params, part)[..., 0]  # noqa: E731
+    scores = map_microbatches(one, plain, rows if batch.rows % rows == 0 else batch.rows)
+    return jax.lax.stop_gradient(scores)
+
+
+def _rehearse(reward: Component) -> None:
+    """An option out of range, or a function that returns no rewards, is found on shapes alone."""
+    numbers, ids = (jax.ShapeDtypeStruct((2, 3), d) for d in (jnp.float32, jnp.int32))
+    row = jax.ShapeDtypeStruct((2,), jnp.float32)
+    batch = Batch(
+        ids, ids, ids, numbers, rewards=numbers, scores=row, process_rewards=numbers, step_ids=ids
+    )
+    found = jax.eval_shape(reward, batch)
+    if found.shape != numbers.shape:
+        raise InputError(
+            f"reward.process_reward={reward.text!r} returns the wrong shape",
+            value=found.shape, rule="rewards [B, S]",
+        )  # fmt: skip
+
+
+class ProcessScorer:
+    """Scored lines and dense rewards of a batch whose outcome rewards are known (host verb).
+
+    `lines` is line_ids with its options, `reward` is dense_step_rewards with its own, or a function
+    of the user's from the batch to rewards [B, S]. The model reads what the policy wrote.
+    """
+
+    def __init__(
+        self, model: Model, params, rows: int, tokenizer, *, lines: Component, reward: Component
+    ):
+        self.model, self.params, self.lines = model, params, lines
+        self.texts = TokenTexts(tokenizer)
+        _rehearse(reward)
+        threshold = {k: v for k, v in reward.options.items() if k == "pass_above"}
+
+        def place(params, batch: Batch, step_ids, ends):
+            scores = token_scores(model, params, batch, rows)
+            finite = jnp.all(jnp.where(ends, jnp.isfinite(scores), True))
+            scores = jnp.where(ends & jnp.isfinite(scores), scores, 0.0)
+            batch = batch.replace(step_ids=step_ids, process_rewards=scores)
+            rewards = reward(batch)
+            found = process_reward_metrics(batch, rewards, **threshold)
+            return batch.replace(rewards=rewards), {**found, "process/finite": finite * 1.0}
+
+        self._place = jax.jit(place)
+
+    def __call__(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        """The batch with step_ids, process_rewards (0 but at the ends of lines) and the dense
+        rewards added; metrics, by which a score that is not finite (it counts as 0) is seen."""
+        host = jax.device_get((batch.tokens, batch.mask, batch.finish_reason))
+        tokens, mask, finish = (np.asarray(x) for x in host)
+        truncated = finish == FinishReason.LENGTH
+        step_ids = self.lines(self.texts(tokens, mask), mask, truncated)
+        placed = shard_rows((step_ids, line_ends(step_ids)), self.model.mesh)
+        batch, metrics = self._place(self.params, batch, *placed)
+        return batch, {name: float(x) for name, x in jax.device_get(metrics).items()}

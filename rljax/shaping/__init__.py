@@ -1,0 +1,2 @@
+"""Functions of a scored batch before the loss: scores, filters, pairs, resampling, rewards of
+steps."""

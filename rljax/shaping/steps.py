@@ -1,0 +1,178 @@
+"""Scores of lines as rewards of tokens: which tokens are a line, labels on them, dense rewards.
+
+What lives here: host functions from the texts of tokens to `step_ids` and `process_rewards`, and
+the reward that adds a process reward model's scores to the outcome. What does not: where labels
+come from (rljax.datagen.search), the regression on them (rljax.losses), advantages of steps
+(rljax.advantages.steps), which read the same `step_ids`.
+
+A line ends at its newline token or at the final token of the response. Axes: B rows, S tokens.
+"""
+
+import re
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax import batch as batches
+from rljax.batch import Batch
+from rljax.errors import InputError
+
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def code_region(text: str) -> tuple[int, int]:
+    """(start, stop) in characters of the last fenced block of a response; all of it without one."""
+    found = [match.span(1) for match in _FENCE.finditer(text)]
+    return found[-1] if found else (0, len(text))
+
+
+def line_ids(
+    token_texts: Sequence[Sequence[str]],
+    mask: np.ndarray,
+    truncated: Sequence[bool],
+    *,
+    code_only: bool = False,
+    score_partial_line: bool = False,
+) -> np.ndarray:
+    """step_ids: the line of each policy token, counted from 1, and 0 elsewhere: int32 [B, S].
+
+    token_texts[b][t] is the text of token t ("" for EOS and other special tokens); together they
+    are the response. A token with a newline ends a line, whatever follows the newline in it; text
+    after the last newline is a line too, except where the row was cut off in the middle of it and
+    not `score_partial_line`. `code_only` counts the lines of `code_region` alone.
+    """
+    mask = np.asarray(mask)
+    out = np.zeros(mask.shape, np.int32)
+    if len(token_texts) != len(mask) or len(truncated) != len(mask):
+        raise InputError(
+            "line_ids: rows", value=(len(token_texts), len(truncated)), rule=f"{len(mask)}, as mask"
+        )
+    for b, texts in enumerate(token_texts):
+        tokens = [t for t in range(mask.shape[1]) if mask[b, t] > 0]
+        if tokens and tokens[-1] >= len(texts):
+            raise InputError(
+                f"line_ids: texts of row {b}", value=len(texts),
+                rule=f"at least {tokens[-1] + 1}, up to its last policy token",
+            )  # fmt: skip
+        _mark_lines(out[b], tokens, texts, bool(truncated[b]) and not score_partial_line, code_only)
+    return out
+
+
+def _mark_lines(out, tokens: list[int], texts, drop_partial: bool, code_only: bool) -> None:
+    """Writes the line of each of `tokens`, one row's policy tokens in order, into `out` [S]."""
+    text = "".join(texts[t] for t in tokens)
+    start, stop = code_region(text) if code_only else (0, len(text))
+    line, opened, begun, at = 1, [], False, 0
+    for t in tokens:
+        inside = start <= at < stop
+        at += len(texts[t])
+        if not inside and texts[t]:
+            continue
+        opened.append(t)
+        begun = begun or bool(texts[t].strip())
+        if "\n" in texts[t]:
+            out[opened] = line
+            line, opened, begun = line + 1, [], False
+    # Blank text behind the last newline, EOS among it, is no line. (A closed block ends with a
+    # newline, so what is left of it is blank.)
+    if begun and not drop_partial:
+        out[opened] = line
+
+
+def line_ends(step_ids: np.ndarray) -> np.ndarray:
+    """Whether a token is the last of its line: bool [B, S]."""
+    ids = np.asarray(step_ids)
+    out = np.zeros(ids.shape, bool)
+    for b, row in enumerate(ids):
+        for line in np.unique(row[row > 0]):
+            out[b, np.flatnonzero(row == line)[-1]] = True
+    return out
+
+
+def place_on_lines(
+    step_ids: np.ndarray, labels: Sequence[Sequence[float | None]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(process_rewards, keep): each line's label at its last token, 0 elsewhere: float32 [B, S]
+    each.
+
+    labels[b][j] belongs to line j + 1; keep is 1 where a label stands and 0 where it is None (a
+    line that is not labelled): the mask of the regression on them.
+    """
+    ids, ends = np.asarray(step_ids), line_ends(step_ids)
+    values, keep = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.float32)
+    for b, row in enumerate(labels):
+        count = int(ids[b].max(initial=0))
+        if len(row) != count:
+            raise InputError(
+                f"place_on_lines: labels of row {b}", value=len(row), rule=f"{count}, its lines"
+            )
+        for t in np.flatnonzero(ends[b]):
+            label = row[ids[b, t] - 1]
+            if label is not None:
+                values[b, t], keep[b, t] = label, 1.0
+    return values, keep
+
+
+def _scored_ends(batch: Batch, by: str):
+    """(is the last token of its step [B, S], score in [-1, 1] there and 0 elsewhere [B, S])."""
+    batch.require("process_rewards", "step_ids", by=by)
+    steps = jnp.where(batch.mask > 0, batch.step_ids, 0)
+    last = (steps > 0) & (batches.next_policy_token(steps, batch) != steps)
+    return last, jnp.where(last, jnp.clip(batch.process_rewards, -1.0, 1.0), 0.0)
+
+
+def dense_step_rewards(
+    batch: Batch,
+    *,
+    lambda_fail: float = 0.25,
+    lambda_pass: float = 0.025,
+    pass_above: float = 0.0,
+) -> jax.Array:
+    """rewards + lambda s_j / N at the last token of each of the row's N steps: [B, S].
+
+    s_j = `process_rewards` there, clipped to [-1, 1] (a process reward model may fill all tokens);
+    steps are `step_ids`. lambda is lambda_pass where `scores` exceeds pass_above, else lambda_fail:
+    the sum never outweighs the outcome, and 1/N takes the gain out of more lines. No gradient.
+    arXiv 2410.17621; ALGORITHMS A6. Rows are unpacked.
+    """
+    by = "dense_step_rewards"
+    for name, value in (("lambda_fail", lambda_fail), ("lambda_pass", lambda_pass)):
+        if value < 0:
+            raise InputError(f"{by}({name})", value=value, rule="at least 0")
+    batch.require("rewards", "scores", by=by)
+    last, score = _scored_ends(batch, by)
+    count = jnp.maximum(jnp.sum(last, axis=1), 1)
+    weight = jnp.where(batch.scores > pass_above, lambda_pass, lambda_fail) / count
+    rewards = jnp.where(batch.mask > 0, batch.rewards, 0.0) + weight[:, None] * score
+    return jax.lax.stop_gradient(rewards.astype(batch.rewards.dtype))
+
+
+def process_reward_metrics(batch: Batch, rewards: jax.Array, *, pass_above: float = 0.0) -> dict:
+    """What `rewards` of `dense_step_rewards` got from the scores: mean sum per row, share of the
+    absolute return, correlation of a row's mean score with its outcome, lines per response, and the
+    mean score of rows that pass and that fail."""
+    last, score = _scored_ends(batch, "process_reward_metrics")
+    batch.require("rewards", "scores", by="process_reward_metrics")
+    outcome = jnp.where(batch.mask > 0, batch.rewards, 0.0)
+    added = jnp.sum(jnp.where(batch.mask > 0, rewards, 0.0) - outcome, axis=1)
+    lines = jnp.sum(last, axis=1)
+    live = (lines > 0).astype(score.dtype)
+    mean_score = jnp.sum(score, axis=1) / jnp.maximum(lines, 1)
+    size = jnp.abs(added), jnp.abs(jnp.sum(outcome, axis=1))
+    x, y = (v - batches.masked_mean(v, live) for v in (mean_score, batch.scores))
+    spread = batches.masked_mean(x * x, live) * batches.masked_mean(y * y, live)
+    covariance = batches.masked_mean(x * y, live)
+    passed = batch.scores > pass_above
+    return {
+        "process/dense_sum": jnp.mean(added),
+        "process/share_of_return": jnp.sum(size[0])
+        / jnp.maximum(jnp.sum(size[0] + size[1]), 1e-12),
+        "process/correlation": jnp.where(
+            spread > 0, covariance / jnp.sqrt(jnp.where(spread > 0, spread, 1.0)), 0.0
+        ),
+        "process/lines": jnp.mean(lines.astype(score.dtype)),
+        "process/score_passed": batches.masked_mean(mean_score, live * passed),
+        "process/score_failed": batches.masked_mean(mean_score, live * ~passed),
+    }

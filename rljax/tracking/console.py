@@ -1,0 +1,267 @@
+"""The run on your screen: progress, key numbers with their trend, and the latest completions.
+
+What lives here: the `Console` tracker. On a terminal it draws in place, from a thread that redraws
+four times a second, so that a log call only stores numbers. Where output is no terminal (CI, a log
+file, a notebook) it prints one plain line every `every` steps. Completions are untrusted text: they
+are shown as text, never as markup, and control characters never reach the terminal.
+"""
+
+import atexit
+import collections
+import math
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import rich.console
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rljax.tracking.charts import duration, short, sparkline
+
+# (metric, name in the live table, name in a plain line)
+NUMBERS = (
+    ("reward/mean", "reward", "reward"),
+    ("eval/accuracy", "eval accuracy", "accuracy"),
+    ("ref_kl/k3", "KL to reference", "kl"),
+    ("entropy", "entropy", "entropy"),
+    ("response_tokens/mean", "response tokens", "len"),
+    ("loss", "loss", "loss"),
+    ("grad_norm", "grad norm", "grad"),
+    ("tokens_per_s", "tokens/s", "tok/s"),
+)
+TIMES = (
+    ("time/generate_s", "generate"),
+    ("time/reward_s", "reward"),
+    ("time/learn_s", "learn"),
+    ("time/rest_s", "rest"),
+)
+HISTORY = 512  # values of a metric that its trend shows
+SPEED_WINDOW = (
+    20  # steps that the time left is extrapolated from: SFT and RL steps differ in length
+)
+REFRESH_PER_S = 4
+
+
+def one_line(text: object, limit: int) -> str:
+    """`text` on one line of at most `limit` characters; its beginning and its end are kept."""
+    text = "" if text is None else str(text)
+    if len(text) > 4 * limit:  # the rest is cut anyway, so it need not be cleaned
+        text = text[: 2 * limit] + text[-2 * limit :]
+    text = text.replace("\r\n", "\n").replace("\n", "⏎").replace("\t", " ")
+    text = "".join(c if c.isprintable() else "·" for c in text)  # no escape codes, no bidi marks
+    if len(text) <= limit:
+        return text
+    head = (limit - 1) * 2 // 3
+    return text[:head] + "…" + text[len(text) - (limit - 1 - head) :]
+
+
+def _number(value: object) -> float | None:
+    """A metric as a float, None when it is no number (a phase, a mistake)."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+class Console:
+    """Draws the run; a `Tracker`. `live=None` means: live exactly when output is a terminal."""
+
+    def __init__(
+        self,
+        total_steps: int,
+        *,
+        live: bool | None = None,
+        every: int = 10,
+        console: rich.console.Console | None = None,
+    ):
+        self.total, self.every = max(1, int(total_steps)), max(1, int(every))
+        self.console = console or rich.console.Console()
+        self.live = self.console.is_terminal if live is None else live
+        self.step, self.first_step, self.phase = 0, None, ""
+        self.started = time.monotonic()
+        self.rows: list[dict] = []
+        self.rows_step = None  # the step whose completions a plain console printed last
+        self.history: dict[str, collections.deque] = {}
+        self.clock: collections.deque = collections.deque(maxlen=SPEED_WINDOW)
+        self.lock = threading.Lock()  # the drawing thread reads what log writes
+        self.display: Live | None = None
+
+    # --- the tracker ---
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = {key: number for key, v in metrics.items() if (number := _number(v)) is not None}
+        with self.lock:
+            first = self.first_step is None
+            self.first_step = step if first else self.first_step
+            self.step = max(self.step, step)
+            self._set_phase(metrics, values)
+            for key, value in values.items():
+                self.history.setdefault(key, collections.deque(maxlen=HISTORY)).append(value)
+            if not self.clock or step > self.clock[-1][0]:
+                self.clock.append((step, time.monotonic()))
+        if self.live:
+            self._start()
+        elif first or step % self.every == 0 or step >= self.total or "eval/accuracy" in values:
+            self._print(self._plain_line(step, values))
+
+    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
+        with self.lock:
+            self.rows = [dict(row) for row in rows[:8]] or self.rows
+        if self.live:
+            self._start()
+        elif rows and (self.rows_step is None or step - self.rows_step >= 10 * self.every):
+            self.rows_step = step
+            for row in rows[:2]:
+                prompt, response = (
+                    one_line(row.get("prompt"), 80),
+                    one_line(row.get("response"), 160),
+                )
+                reward = short(_number(row.get("reward")))
+                self._print(f"  sample reward {reward}: {prompt} -> {response}")
+
+    def close(self) -> None:
+        """Draw the last state and give the terminal back; safe to call twice."""
+        atexit.unregister(self.close)
+        display, self.display = self.display, None
+        self.live = False
+        if display is not None:
+            display.stop()
+
+    # --- drawing ---
+
+    def _start(self) -> None:
+        if self.display is not None:
+            return
+        self.display = Live(
+            console=self.console,
+            get_renderable=self._render,
+            refresh_per_second=REFRESH_PER_S,
+            vertical_overflow="crop",
+            redirect_stdout=sys.stdout.isatty(),  # a stream sent to a file stays there
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        atexit.register(
+            self.close
+        )  # an exception that nobody catches must not leave a hidden cursor
+        self.display.start()
+
+    def _set_phase(self, metrics: Mapping, values: Mapping[str, float]) -> None:
+        phase = self.phase
+        if isinstance(metrics.get("phase"), str):
+            phase = one_line(metrics["phase"], 12)
+        elif "phase_rl" in values:
+            phase = "rl" if values["phase_rl"] > 0.5 else "sft"
+        if phase != self.phase and self.phase:
+            # An SFT loss or pace says nothing about RL's: only the evaluations are one trend.
+            self.history = {k: v for k, v in self.history.items() if k.startswith("eval/")}
+            self.clock.clear()
+        self.phase = phase
+
+    def _time_left(self) -> float:
+        """Seconds, from the pace of the latest steps; NaN while unknown."""
+        if len(self.clock) < 2:
+            return math.nan
+        (step0, time0), (step1, time1) = self.clock[0], self.clock[-1]
+        return max(0, self.total - self.step) * (time1 - time0) / (step1 - step0)
+
+    def _shares(self, values: Mapping[str, float]) -> list[tuple[str, float]]:
+        known = [(name, values.get(key, math.nan)) for key, name in TIMES]
+        known = [(name, seconds) for name, seconds in known if 0 <= seconds < math.inf]
+        total = sum(seconds for _, seconds in known)
+        return [(name, seconds / total) for name, seconds in known] if total > 0 else []
+
+    def _plain_line(self, step: int, values: Mapping[str, float]) -> str:
+        parts = [f"step {step}/{self.total}", *([self.phase] if self.phase else [])]
+        shown = [f"{name} {short(values[key])}" for key, _, name in NUMBERS if key in values]
+        others = [f"{one_line(k, 40)} {short(v)}" for k, v in list(values.items())[:6]]
+        parts += shown or others
+        shares = self._shares(values)
+        if shares:
+            parts.append("time " + " ".join(f"{name} {100 * part:.0f}%" for name, part in shares))
+        left = self._time_left()
+        if math.isfinite(left):
+            parts.append(f"left {duration(left)}")
+        return " | ".join(parts)
+
+    def _print(self, line: str) -> None:
+        encoding = self.console.encoding or "utf-8"
+        line = line.encode(encoding, "replace").decode(encoding)  # a C locale must not raise
+        self.console.print(Text(line), soft_wrap=True, highlight=False)
+
+    def _render(self) -> RenderableType:
+        with self.lock:
+            latest = {key: values[-1] for key, values in self.history.items()}
+            trends = {key: list(self.history[key]) for key, *_ in NUMBERS if key in self.history}
+            rows, left = list(self.rows), self._time_left()
+        plain = self.console.options.ascii_only
+        halves = Columns(
+            [self._numbers(latest, trends, plain), self._times(latest)], padding=(0, 3)
+        )
+        parts = [self._progress(left), Text(), halves]
+        room = (self.console.height - 22) // 2  # the completions get what the screen has left
+        if rows:
+            parts.append(Text())
+            parts.append(self._completions(rows[-max(1, min(4, room)) :], plain))
+        return Panel(Group(*parts), title=Text("rljax"), title_align="left", border_style="dim")
+
+    def _progress(self, left: float) -> RenderableType:
+        grid = Table.grid(padding=(0, 1), expand=True)
+        for ratio in (None, 1, None):
+            grid.add_column(ratio=ratio, no_wrap=True)
+        grid.add_row(
+            Text(f"{self.phase or 'run'} step {self.step}/{self.total}", style="bold"),
+            ProgressBar(total=self.total, completed=min(self.step, self.total)),
+            Text(f"{duration(time.monotonic() - self.started)}, left {duration(left)}"),
+        )
+        return grid
+
+    def _numbers(self, latest: Mapping, trends: Mapping, plain: bool) -> Table:
+        table = Table(box=None, padding=(0, 1), header_style="dim")
+        table.add_column("metric")
+        table.add_column("now", justify="right", min_width=8)
+        table.add_column("trend", min_width=20, no_wrap=True)
+        for key, name, _ in NUMBERS:
+            if key in latest:
+                style = "" if math.isfinite(latest[key]) else "bold red"
+                line = sparkline(trends[key], 20, ascii_only=plain)
+                table.add_row(Text(name), Text(short(latest[key]), style), Text(line, "cyan"))
+        return table
+
+    def _times(self, latest: Mapping) -> Table:
+        table = Table(box=None, padding=(0, 1), header_style="dim")
+        shares = self._shares(latest)
+        if shares:
+            table.add_column("time of a step")
+            table.add_column("", justify="right")
+            table.add_column("", width=12)
+        for name, part in shares:
+            bar = ProgressBar(total=1.0, completed=part, width=12, complete_style="cyan")
+            table.add_row(Text(name), Text(f"{100 * part:.0f} %"), bar)
+        return table
+
+    def _completions(self, rows: Sequence[Mapping], plain: bool) -> Table:
+        table = Table(box=None, padding=(0, 1), header_style="dim", expand=True)
+        table.add_column("reward", justify="right", no_wrap=True)
+        table.add_column("prompt", ratio=1)
+        table.add_column("completion", ratio=2)
+        width = max(40, self.console.width - 18)
+        for row in rows:
+            reward = _number(row.get("reward"))
+            status = row.get("status", "ok")
+            shown = short(reward) if status in ("ok", None) else one_line(status, 8)
+            prompt = one_line(row.get("prompt"), 2 * width // 3 - 4)  # two lines of each column
+            response = one_line(row.get("response"), 4 * width // 3 - 6)
+            if plain:
+                prompt, response = (
+                    t.encode("ascii", "replace").decode() for t in (prompt, response)
+                )
+            style = "green" if (reward or 0) > 0 else "red"
+            table.add_row(Text(shown, style), Text(prompt, "dim"), Text(response))
+        return table

@@ -1,0 +1,238 @@
+"""Chat templates: what they render, which tokens the assistant wrote, what broken ones say."""
+
+import datetime
+
+import pytest
+from tiny_tokenizer import FORGETFUL, LLAMA_LIKE, QWEN_LIKE, write_tokenizer
+
+from rljax.data.text.chat import ChatTemplate, encode_conversation, validate_messages
+from rljax.data.text.tokenizer import HuggingFaceTokenizer
+from rljax.errors import InputError
+
+
+def chat(*turns):
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+USER = chat(("user", "hi"))
+CHAT = chat(
+    ("system", "sort"),
+    ("user", "3 1 2"),
+    ("assistant", " the answer\nis 1 2 3 "),
+    ("user", "and é😀?"),
+    ("assistant", "é😀\n\n"),
+    ("tool", "42"),
+    ("assistant", "done"),
+)
+
+
+def render(template, messages=USER, tools=None, **special_tokens):
+    return ChatTemplate(template, "test.jinja").render(
+        messages, special_tokens=special_tokens, add_generation_prompt=True, tools=tools
+    )
+
+
+def test_chatml_text():
+    messages = chat(("user", "hi"), ("assistant", "yo"))
+    assert render(QWEN_LIKE, messages) == (
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ {'a': 'é<&', 'b': [1]} | tojson }}", '{"a": "é<&", "b": [1]}'),
+        ("{{ tools | tojson(indent=2) }}", '[\n  {\n    "name": "f"\n  }\n]'),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c", "abhic"),
+        ("{% if x %}\n    y\n{% endif %}\nz\n", "z"),
+        ("{{ bos_token }}|{{ missing_token }}", "<s>|"),
+        ("{{ messages[0]['content'].split('h')[-1] ~ '-' * 3 ~ 2 ** 3 }}", "i---8"),
+        ("{% set ns = namespace(n=0) %}{% set ns.n = 5 %}{{ ns.n }}", "5"),
+    ],
+)
+def test_what_templates_may_use(template, expected):
+    assert render(template, tools=[{"name": "f"}], bos_token="<s>") == expected
+
+
+def test_the_date_is_the_one_given():
+    now = datetime.datetime(2024, 7, 26)
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", "t", now=now)
+    text = template.render(USER, special_tokens={}, add_generation_prompt=True)
+    assert text == "26 Jul 2024"
+
+
+def test_text_parts_are_joined_and_other_keys_survive():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    checked = validate_messages([{"role": "user", "content": parts, "name": "Bo"}, calls])
+    assert checked[0] == {"role": "user", "content": "ab", "name": "Bo"}
+    assert checked[1] == {"role": "assistant", "tool_calls": [{"name": "f"}]}
+
+
+def expected_of(tokenizer, pieces):
+    """Ids and mask of separately encoded pieces (text, 0 or 1)."""
+    ids, mask = [], []
+    for text, learned in pieces:
+        piece = tokenizer.encode(text)
+        ids += piece
+        mask += [learned] * len(piece)
+    return ids, mask
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+def test_mask_token_by_token_chatml(tmp_path, trim_offsets):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, trim_offsets=trim_offsets))
+    pieces = []
+    for message in CHAT:
+        pieces.append((f"<|im_start|>{message['role']}\n", 0))
+        pieces.append((message["content"] + "<|im_end|>", int(message["role"] == "assistant")))
+        pieces.append(("\n", 0))
+    assert encode_conversation(tokenizer, CHAT) == expected_of(tokenizer, pieces)
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+def test_mask_token_by_token_with_bos_and_no_newline_after_turns(tmp_path, trim_offsets):
+    folder = write_tokenizer(tmp_path, LLAMA_LIKE, bos="<s>", trim_offsets=trim_offsets)
+    tokenizer = HuggingFaceTokenizer(folder)
+    pieces = [("<s>", 0)]
+    for message in CHAT:
+        pieces.append((f"<|im_start|>{message['role']}\n\n", 0))
+        content = message["content"].strip() + "<|im_end|>"
+        pieces.append((content, int(message["role"] == "assistant")))
+    assert encode_conversation(tokenizer, CHAT) == expected_of(tokenizer, pieces)
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+@pytest.mark.parametrize("end", ["\n", " "])
+def test_a_turn_without_a_special_end_token_ends_with_its_white_space(tmp_path, trim_offsets, end):
+    # " 4" is one token and spans the border: it is learned, or the 4 would not be.
+    template = (
+        f"{{% set end = '{end}' %}}"
+        "{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ end }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    folder = write_tokenizer(tmp_path, template, trim_offsets=trim_offsets)
+    tokenizer = HuggingFaceTokenizer(folder)
+    ids, mask = encode_conversation(tokenizer, chat(("user", "x"), ("assistant", "42")))
+    learned = [i for i, m in zip(ids, mask, strict=True) if m]
+    assert tokenizer.decode(learned) == " 42" + end
+
+
+def test_prompt_of_the_sampler_is_the_prefix_of_the_conversation(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    ids, mask = encode_conversation(tokenizer, CHAT[:3])
+    prompt = tokenizer.encode_chat(CHAT[:2])
+    assert ids[: len(prompt)] == prompt
+    assert mask[: len(prompt)] == [0] * len(prompt) and mask[len(prompt)] == 1
+
+
+def test_no_assistant_no_mask(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    assert sum(encode_conversation(tokenizer, CHAT[:2])[1]) == 0
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, FORGETFUL))
+    thinking = chat(
+        ("user", "a"), ("assistant", "<think>x</think>1"), ("user", "b"), ("assistant", "2")
+    )
+    encode_conversation(tokenizer, thinking[:2])
+    with pytest.raises(InputError, match="not append-only: messages 0..1"):
+        encode_conversation(tokenizer, thinking)
+
+
+def test_a_generation_prompt_that_differs_from_the_turn_is_refused(tmp_path):
+    template = QWEN_LIKE.replace("assistant\\n'", "assistant\\n<think>'")
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path, template))
+    with pytest.raises(InputError, match="messages 0..0 with the generation prompt"):
+        encode_conversation(tokenizer, chat(("user", "a"), ("assistant", "1")))
+
+
+def test_the_assistant_may_not_begin(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    with pytest.raises(InputError, match="begins with the assistant"):
+        encode_conversation(tokenizer, chat(("assistant", "1")))
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ("hi", "not a list"),
+        ({"role": "user", "content": "hi"}, "not a list"),
+        (None, "not a list"),
+        ([], "empty"),
+        (["hi"], "message 0 is not an object"),
+        ([*USER, None], "message 1 is not an object"),
+        ([{"content": "hi"}], "'role'"),
+        ([{"role": "", "content": "hi"}], "'role'"),
+        ([{"role": 1, "content": "hi"}], "'role'"),
+        ([{"role": "user"}], "'content'"),
+        ([{"role": "user", "content": None}], "'content'"),
+        ([{"role": "user", "content": 5}], "'content'"),
+        ([{"role": "user", "content": {"text": "hi"}}], "'content'"),
+        ([{"role": "user", "content": ["hi"]}], "part that is not text"),
+        ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], "not text"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "not text"),
+        ([{"role": "user", "content": "\ud800"}], "surrogate"),
+    ],
+)
+def test_malformed_messages(messages, says):
+    with pytest.raises(InputError) as caught:
+        validate_messages(messages, where="data.jsonl: row 3")
+    assert "data.jsonl: row 3" in str(caught.value) and says in str(caught.value)
+
+
+BROKEN_TEMPLATES = [
+    ("{% for m in messages %}", "syntax error in line 1"),
+    ("a\nb\n{{ messages[0 }}", "syntax error in line 3"),
+    ("{% unknown %}", "syntax error"),
+    ("{{ messages | nosuchfilter }}", "nosuchfilter"),
+    ("{{ 'x' ", "syntax error"),
+    ("(" * 3 + "{{ " + "(" * 5000 + " }}", "chat template"),
+    ("{{ raise_exception('Only user roles!') }}", "Only user roles!"),
+    ("{{ missing.attribute }}", "missing"),
+    ("{{ missing() }}", "missing"),
+    ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ("{{ 'a' + 1 }}", "TypeError"),
+    ("{{ messages[0]['content'].__class__.__mro__ }}", "SecurityError"),
+    ("{{ messages.append(1) }}", "SecurityError"),
+    ("{% include 'other' %}", "chat template"),
+    ("{% for i in range(99999999) %}x{% endfor %}", "loops"),
+    (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "loops for more than",
+    ),
+    ("{% for i in range(9999) %}{{ 'abc' * 33333 }}{% endfor %}", "writes more than"),
+    ("{{ 'a' * 9999999999 }}", "repeats a text"),
+    ("{{ 9 ** 9 ** 9 }}", "power is too large"),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+    ("{{ messages | tojson(indent='x', nonsense=1) }}", "TypeError"),
+    ("{{ {'a': raise_exception} | tojson }}", "TypeError"),
+    ("{{ '\\ud800' }}", "surrogate"),
+]
+
+
+@pytest.mark.parametrize(("template", "says"), BROKEN_TEMPLATES)
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_broken_template(tmp_path, name, template, says):
+    in_config = name == "tokenizer_config.json"
+    write_tokenizer(tmp_path, template if in_config else None)
+    if not in_config:
+        (tmp_path / name).write_text(template)
+    with pytest.raises(InputError) as caught:
+        HuggingFaceTokenizer(tmp_path).encode_chat(USER)
+    message = str(caught.value).replace(str(tmp_path), "")
+    assert name in message and says in message
+
+
+def test_no_template_at_all(tmp_path):
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path / "qwen", None))
+    with pytest.raises(InputError, match="qwen has no chat template"):
+        tokenizer.encode_chat(USER)
+    named = [{"name": "rag", "template": "x"}]
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path / "named", named))
+    with pytest.raises(InputError, match="only .'rag'"):
+        tokenizer.encode_chat(USER)

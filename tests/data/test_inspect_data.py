@@ -1,0 +1,127 @@
+"""launchers/inspect_data.py: rows token by token, with the mask in colour and without."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import REPO
+from rich.console import Console
+from tiny_tokenizer import write_tokenizer
+
+from rljax.config import Config
+from rljax.config.tiny import tiny_offline
+from rljax.data.rows.show import pieces, show, shown_rows
+from rljax.data.text.tokenizer import load_tokenizer
+from rljax.errors import InputError
+
+GREEN, DIM, LINE = "\x1b[1;32m", "\x1b[2m", "\x1b[2;4m"
+
+
+def config_of(train="first_letter(letters=3, kinds=4)", sft=0, **data):
+    config = Config(model="decoder(layers=1)")
+    config.data.train, config.sft.steps = train, sft
+    for name, value in data.items():
+        setattr(config.data, name, value)
+    return config
+
+
+def printed(config, *, colours=False, rows=2, split="train", ids=False):
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=colours, no_color=not colours, width=100)
+    show(config, console, rows=rows, split=split, ids=ids)
+    return file.getvalue()
+
+
+def test_prompts_and_the_mask_of_worked_examples_in_colour():
+    text = printed(config_of(sft=1), colours=True, rows=1)
+    prompt, example = [block for block in text.split("--- ") if "tokens" in block]
+    assert (
+        prompt.startswith("prompt ") and "4 tokens, 0 learned; data_source='first_letter'" in text
+    )
+    assert GREEN not in prompt.splitlines()[1] and LINE in prompt
+    assert example.startswith("example 0: 6 tokens, 2 learned")
+    line = example.splitlines()[1]
+    # Four dim characters of the prompt, every second underlined; the answer and its end in green.
+    assert line.count("\x1b[2m") == line.count(LINE) == 2
+    assert line.count("\x1b[1;32m") == line.count("\x1b[1;4;32m") == 1
+    assert line.index("\x1b[1;32m") > line.rindex(LINE) and "<eos>" in line.split("\x1b[1;4;32m")[1]
+
+
+def test_without_colours_what_is_learned_stands_in_brackets():
+    text = printed(config_of(sft=1), rows=1)
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert "[[" not in lines[1] and lines[3][:4].endswith(">")
+    assert lines[3][4:] == f"[[{lines[3][0]}<eos>]]"
+    assert lines[-1].startswith("counts: total=48, kept=48, dropped_overlong=0")
+
+
+@pytest.mark.parametrize(
+    ("dataflow", "expected"),
+    [
+        ("sft", ["example 0: 6 tokens, 2 learned"]),
+        ("preference", ["pair 0, chosen: 6 tokens, 2 learned", "pair 0, rejected: 6 tokens"]),
+        ("kto", ["answer 0: 6 tokens, 2 learned; label=True"]),
+        ("process_reward_model", ["solution 0: 8 tokens, 2 learned; labels=[1.0, 1.0]"]),
+        ("dqo", ["trajectory 0: 6 tokens, 2 learned; reward=1.0"]),
+    ],
+)
+def test_every_kind_of_offline_row(dataflow, expected):
+    config = tiny_offline(Config(dataflow=dataflow))
+    for split in ("train", "test"):
+        text = printed(config, rows=1, split=split)
+        for line in expected:
+            assert line.replace("=True", "=").replace("0]", "") in text
+    assert "[[" in text and "kept=" in text
+
+
+def test_ids_are_a_table_and_chat_is_rendered(tmp_path):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path / "tokenizer"))
+    rows = tmp_path / "rows.jsonl"
+    row = {"prompt": [{"role": "user", "content": "2 + 3 — é?"}], "ground_truth": "5"}
+    rows.write_text(json.dumps(row) + "\n")
+    config = config_of(str(rows))
+    config.tokenizer = str(tmp_path / "tokenizer")
+    (found,), counts = shown_rows(config, rows=1)
+    rendered = tokenizer.render_chat(row["prompt"])
+    assert tokenizer.decode(list(found.ids), skip_special_tokens=False) == rendered
+    assert "".join(pieces(found.ids, tokenizer)) == rendered
+    assert counts["dropped_overlong"] == 0
+    table = printed(config, rows=1, ids=True)
+    assert all(f" {int(i)} " in table for i in found.ids) and "'<|im_start|>'" in table
+    # The mask of a worked example stands in the table, and in its colours.
+    table = printed(config_of(sft=1), rows=1, ids=True).split("--- example 0")[1]
+    cells = [line.strip("\u2502 ").split("\u2502") for line in table.splitlines()]
+    masks = [row[3].strip() for row in cells if len(row) == 4 and row[0].strip().isdecimal()]
+    assert masks == ["0", "0", "0", "0", "1", "1"]
+    table = printed(config_of(sft=1), rows=1, ids=True, colours=True).split("--- example 0")[1]
+    styles = [GREEN in line for line in table.splitlines() if "'" in line]
+    assert styles == [False] * 4 + [True] * 2
+    plain = printed(config, rows=1)
+    assert "<|im_start|>user\u21b5\n" in plain and "ground_truth='5'" in plain
+
+
+def test_rows_of_a_stream_the_test_split_and_what_is_not_there(tmp_path):
+    config = config_of("sorting(style='short', items=3, max_number=999, test=40)",
+                       max_prompt_tokens=11)  # fmt: skip
+    text = printed(config, rows=40)
+    assert text.count("--- prompt") == 40 and "dropped_overlong_of_stream=" in text
+    assert "ground_truth='" in printed(config, rows=2, split="test")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "ground_truth": "b"}\n')
+    config = config_of(str(rows))
+    config.tokenizer = str(write_tokenizer(tmp_path / "tokenizer"))
+    with pytest.raises(InputError, match="no test rows"):
+        printed(config, split="test")
+
+
+def test_the_launcher_respects_no_color():
+    command = [sys.executable, "launchers/inspect_data.py", "--config=configs/quickstart.py",
+               "--rows=1"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "NO_COLOR": "1", "FORCE_COLOR": "1"}
+    done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "[[" in done.stdout and "32m" not in done.stdout and "counts: total=" in done.stdout

@@ -1,0 +1,406 @@
+"""Rows of offline training: every form that is read, every file format, and what bad rows say."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from conftest import REPO
+from tiny_tokenizer import write_json
+
+from rljax.data.offline.rows import KINDS, load_rows
+from rljax.data.rows.sources import load_worked_examples
+from rljax.errors import InputError
+
+U, V = {"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}
+A, B, C = ({"role": "assistant", "content": text} for text in ("a", "b", "c"))
+TOOL = {"role": "tool", "content": "5"}
+SCHEMA = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+GOOD = {
+    "examples": {"prompt": "q", "completion": "a"},
+    "pairs": {"prompt": "q", "chosen": "a", "rejected": "b"},
+    "labelled": {"prompt": "q", "completion": "a", "label": True},
+    "steps": {"prompt": "q", "completions": ["s", "t"], "labels": [True, False]},
+    "trajectories": {"prompt": "q", "completion": "a", "reward": 1.0},
+}
+PLAIN_PAIR = dict(margin=0.0, tie=False)
+
+FORMS = [
+    ("examples", {"messages": [U, A]}, {"messages": [U, A]}),
+    ("examples", {"messages": [U, A], "tools": SCHEMA}, {"messages": [U, A], "tools": SCHEMA}),
+    (
+        "examples",
+        {"messages": [U, A], "tools": json.dumps(SCHEMA)},
+        {"messages": [U, A], "tools": SCHEMA},
+    ),
+    ("examples", {"prompt": [U], "completion": [A]}, {"messages": [U, A]}),
+    ("examples", {"prompt": [U], "completion": "a"}, {"messages": [U, A]}),
+    (
+        "examples",
+        {"prompt": [U, A, V], "completion": [B, TOOL, C]},
+        {"messages": [U, A, V, B, TOOL, C], "prompt_messages": 3},
+    ),
+    ("pairs", {"prompt": "q", "chosen": "a", "rejected": "b"}, GOOD["pairs"] | PLAIN_PAIR),
+    (
+        "pairs",
+        {"prompt": [U], "chosen": [A], "rejected": "b"},
+        dict(prompt=[U], chosen=[A], rejected=[B], **PLAIN_PAIR),
+    ),
+    (
+        "pairs",  # explicit messages, and whole conversations all the same
+        {"prompt": [U], "chosen": [U, A], "rejected": [U, B]},
+        dict(prompt=[U], chosen=[A], rejected=[B], **PLAIN_PAIR),
+    ),
+    (
+        "pairs",  # a text beside whole conversations
+        {"prompt": "hi", "chosen": [U, A], "rejected": [U, B]},
+        dict(prompt=[U], chosen=[A], rejected=[B], **PLAIN_PAIR),
+    ),
+    (
+        "pairs",
+        {"chosen": [U, A, V, B], "rejected": [U, A, V, C]},
+        dict(prompt=[U, A, V], chosen=[B], rejected=[C], **PLAIN_PAIR),
+    ),
+    (
+        "pairs",
+        {"chosen": [U, A, TOOL, B], "rejected": [U, C], "prompt": None},
+        dict(prompt=[U], chosen=[A, TOOL, B], rejected=[C], **PLAIN_PAIR),
+    ),
+    (
+        "pairs",
+        {"chosen": "The sky is blue.", "rejected": "The sky is green."},
+        dict(prompt="The sky is", chosen=" blue.", rejected=" green.", **PLAIN_PAIR),
+    ),
+    (
+        "pairs",
+        {"chosen": "2+3=5", "rejected": "2+3=6", "reference": "2+3=55"},
+        dict(prompt="2+3=", chosen="5", rejected="6", reference="55", **PLAIN_PAIR),
+    ),
+    (
+        "pairs",
+        GOOD["pairs"] | {"reference": "r", "margin": 2},
+        GOOD["pairs"] | dict(reference="r", margin=2.0, tie=False),
+    ),
+    (
+        "pairs",
+        GOOD["pairs"] | {"score_chosen": 3, "score_rejected": 0.5},
+        GOOD["pairs"] | dict(margin=2.5, tie=False),
+    ),
+    (
+        "pairs",
+        GOOD["pairs"] | {"score_chosen": 3, "score_rejected": 3.0},
+        GOOD["pairs"] | dict(margin=0.0, tie=True),
+    ),
+    ("pairs", GOOD["pairs"] | {"tie": True}, GOOD["pairs"] | dict(margin=0.0, tie=True)),
+    ("labelled", GOOD["labelled"] | {"label": 0}, GOOD["labelled"] | {"label": False}),
+    (
+        "labelled",
+        {"prompt": [U], "response": "a", "label": 1.0},
+        dict(prompt=[U], completion=[A], label=True),
+    ),
+    ("steps", GOOD["steps"], GOOD["steps"] | {"labels": [1.0, -1.0]}),
+    ("steps", GOOD["steps"] | {"labels": [0, -0.5]}, GOOD["steps"] | {"labels": [0.0, -0.5]}),
+    ("trajectories", GOOD["trajectories"], GOOD["trajectories"] | {"truncated": False}),
+    (
+        "trajectories",
+        {"prompt": [U], "response": "a", "score": -1, "truncated": 1, "logprobs": [-0.5, 0]},
+        dict(prompt=[U], completion=[A], reward=-1.0, truncated=True, logprobs=[-0.5, 0.0]),
+    ),
+    (
+        "trajectories",
+        {"prompt": "q", "steps": ["s", "t"], "reward": 1, "process_scores": [0.5, -1]},
+        dict(prompt="q", steps=["s", "t"], reward=1.0, truncated=False, process_scores=[0.5, -1.0]),
+    ),
+    (
+        "trajectories",  # the steps are needed for their scores, else the completion is the record
+        {"prompt": "q", "steps": ["s"], "completion": "s", "reward": 1, "process_scores": [0.5]},
+        dict(prompt="q", steps=["s"], reward=1.0, truncated=False, process_scores=[0.5]),
+    ),
+    (
+        "trajectories",
+        {"prompt": "q", "steps": ["s"], "completion": "a", "reward": 1.0},
+        GOOD["trajectories"] | {"truncated": False},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "expected"), FORMS)
+def test_forms_of_rows(kind, row, expected):
+    assert load_rows([row], "train", kind) == [{**expected, "index": 0}]
+
+
+def test_examples_are_those_of_the_worked_examples(tmp_path):
+    rows = [row for kind, row, _ in FORMS if kind == "examples"] + [{"text": "t"}]
+    write_json(tmp_path / "train.json", rows)
+    assert load_rows(str(tmp_path), "train", "examples") == load_worked_examples(
+        str(tmp_path), "train"
+    )
+
+
+def test_a_space_before_the_first_difference_belongs_to_the_word():
+    (record,) = load_rows([{"chosen": "a  b", "rejected": "a  c"}], "train", "pairs")
+    assert [record[k] for k in ("prompt", "chosen", "rejected")] == ["a ", " b", " c"]
+
+
+@pytest.mark.parametrize(("text", "prompt"), [("same", ""), ([U, A], [U])])
+def test_identical_completions_are_left_for_the_encoder_to_count(text, prompt):
+    (record,) = load_rows([{"chosen": text, "rejected": text}], "train", "pairs")
+    assert record["chosen"] == record["rejected"] and record["prompt"] == prompt
+
+
+# -- bad rows: every error names the source, the row and the column --
+
+
+def bad(kind, **fields):
+    return kind, {**GOOD[kind], **fields}
+
+
+BAD = [
+    (*bad("examples", completion=[V]), "'completion': the first message is not the assistant's"),
+    (*bad("examples", completion=[A]), "'prompt' is a text while column 'completion'"),
+    (*bad("examples", completion=""), "'completion' is empty"),
+    ("examples", {"messages": [U, {"role": "critic", "content": "x"}, A]}, "'critic'"),
+    ("examples", {"messages": [U, A], "tools": "[{"}, "column 'tools' is not valid JSON"),
+    ("examples", {"messages": [U, A], "tools": ["add"]}, "'tools': are not a list of objects"),
+    ("pairs", {"prompt": "q", "chosen": "a"}, "lacks the column 'rejected'"),
+    ("pairs", {"prompt": "q", "rejected": "a"}, "lacks the column 'chosen'"),
+    (*bad("pairs", chosen=""), "'chosen' is empty"),
+    (*bad("pairs", rejected=None), "'rejected' is null"),
+    (*bad("pairs", chosen=5), "'chosen' is not a text"),
+    (*bad("pairs", prompt=5), "'prompt' is not a text"),
+    (*bad("pairs", chosen="\ud800"), "surrogate"),
+    (*bad("pairs", chosen=b"\xff"), "'chosen' holds bytes that are not UTF-8"),
+    (*bad("pairs", prompt=[U], chosen=[V]), "'chosen': the first message is not the assistant's"),
+    (*bad("pairs", prompt=[U], chosen=[A, V]), "'chosen': the last message is not the assistant's"),
+    (*bad("pairs", prompt=[{"role": "critic", "content": "x"}]), "unknown role: got 'critic'"),
+    (*bad("pairs", prompt=[U], chosen=[{"role": "assistant", "content": ""}]), "says nothing"),
+    (*bad("pairs", chosen=[A]), "'prompt' is a text while column 'chosen' holds messages"),
+    (*bad("pairs", reference=""), "'reference' is empty"),
+    ("pairs", {"prompt": "q", "chosen": "a", "rejected": "b", "margin": -1}, "'margin' is below 0"),
+    ("examples", {"messages": [U, {"role": "assistant", "content": ""}]}, "message 1 of the"),
+    ("pairs", {"chosen": "ab", "rejected": "a"}, "'rejected' is the beginning of 'chosen'"),
+    ("pairs", {"chosen": [U, A], "rejected": [U]}, "'rejected' is the beginning of 'chosen'"),
+    ("pairs", {"chosen": [U, A], "rejected": [V, A]}, "share no first message"),
+    ("pairs", {"chosen": [U, A], "rejected": "b"}, "texts and messages are mixed"),
+    (*bad("pairs", margin=float("nan")), "'margin' is missing (null or NaN)"),
+    (*bad("pairs", margin="1"), "'margin' is not a finite number"),
+    (*bad("pairs", margin=float("inf")), "'margin' is not a finite number"),
+    (*bad("pairs", margin=10**400), "'margin' is not a finite number"),
+    (*bad("pairs", score_chosen=1.0), "'score_rejected' is missing"),
+    (*bad("pairs", score_chosen=1, score_rejected=2), "'score_chosen' is below"),
+    (*bad("pairs", tie="yes"), "'tie' is not true or false"),
+    (*bad("labelled", label=None), "'label' is not true or false"),
+    (*bad("labelled", label="good"), "'label' is not true or false"),
+    (*bad("labelled", label=2), "'label' is not true or false"),
+    (*bad("labelled", label=float("nan")), "'label' is not true or false"),
+    ("labelled", {"prompt": "q", "completion": "a"}, "lacks the column 'label'"),
+    ("labelled", {"prompt": "q", "label": True}, "lacks the column 'completion'"),
+    ("labelled", {"completion": "a", "label": True}, "lacks the column 'prompt'"),
+    (*bad("steps", labels=[True]), "'labels' has 1 values for 2 steps"),
+    (*bad("steps", labels=[True, 1.5]), "'labels', step 1 is out of range"),
+    (*bad("steps", labels=[True, None]), "'labels', step 1 is missing"),
+    (*bad("steps", labels=[True, float("nan")]), "'labels', step 1 is missing"),
+    (*bad("steps", labels=True), "'labels' is not a list"),
+    (*bad("steps", completions=[]), "'completions' is empty"),
+    (*bad("steps", completions="st"), "'completions' is not a list"),
+    (*bad("steps", completions=["s", ""]), "'completions', step 1 is empty"),
+    ("steps", {"prompt": "q", "completions": ["s"]}, "lacks the column 'labels'"),
+    (*bad("trajectories", reward=float("nan")), "'reward' is missing (null or NaN)"),
+    (*bad("trajectories", reward=None), "'reward' is missing"),
+    (*bad("trajectories", reward=True), "'reward' is not a finite number"),
+    ("trajectories", {"prompt": "q", "completion": "a"}, "lacks the column 'reward'"),
+    ("trajectories", {"prompt": "q", "reward": 1.0}, "lacks the column 'completion'"),
+    (*bad("trajectories", completion=""), "'completion' is empty"),
+    (*bad("trajectories", truncated="no"), "'truncated' is not true or false"),
+    (*bad("trajectories", logprobs=[]), "'logprobs' is empty"),
+    (*bad("trajectories", logprobs=[-1.0, None]), "'logprobs', token 1 is missing"),
+    (*bad("trajectories", logprobs=[0.5]), "'logprobs' holds a positive value"),
+    (*bad("trajectories", process_scores=[1.0]), "'process_scores' needs the column 'steps'"),
+    (
+        "trajectories",
+        {"prompt": "q", "steps": ["s", "t"], "reward": 1, "process_scores": [1.0]},
+        "'process_scores' has 1 values for 2 steps",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "says"), BAD)
+def test_bad_rows(tmp_path, kind, row, says):
+    for spec, place in (
+        ([GOOD[kind], row], "the list of rows: row 1"),
+        (tmp_path / "bad.jsonl", "bad.jsonl: row 1 (line 2)"),
+    ):
+        if not isinstance(spec, list):
+            if b"\xff" in row.values():
+                continue  # JSON has no bytes
+            lines = [json.dumps(GOOD[kind]), json.dumps(row)]
+            spec.write_text("\n".join(lines))
+            spec = str(spec)
+        with pytest.raises(InputError) as caught:
+            load_rows(spec, "train", kind)
+        assert type(caught.value) is InputError
+        assert place in str(caught.value) and says in str(caught.value)
+        assert "Fix: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("pairs", {"reference": "r"}),
+        ("trajectories", {"logprobs": [-1.0]}),
+        ("trajectories", {"completion": None, "steps": ["s"], "process_scores": [1.0]}),
+    ],
+)
+def test_a_column_of_arrays_is_in_every_row_or_in_none(kind, more):
+    name = list(more)[-1]
+    with pytest.raises(InputError, match=f"row 1 lacks the column '{name}', which other rows have"):
+        load_rows([{**GOOD[kind], **more}, GOOD[kind]], "train", kind)
+
+
+def test_specs_that_are_none(tmp_path):
+    with pytest.raises(InputError, match="unknown kind of rows"):
+        load_rows([GOOD["pairs"]], "train", "pair")
+    with pytest.raises(InputError, match="the list of rows has no rows"):
+        load_rows([], "train", "pairs")
+    with pytest.raises(InputError, match="row 0 is not an object"):
+        load_rows(["a"], "train", "pairs")
+    with pytest.raises(InputError, match="row 0 lacks the column 'chosen'"):
+        load_rows([{"prompt": "q", 3: "a"}], "train", "pairs")
+    (tmp_path / "cut.jsonl").write_text(json.dumps(GOOD["pairs"]) + '\n{"prompt": "q", "cho')
+    with pytest.raises(InputError, match="cut.jsonl: line 2 is not valid JSON"):
+        load_rows(str(tmp_path / "cut.jsonl"), "train", "pairs")
+
+
+# -- formats --
+
+
+def pairs_task():
+    """A task of a user's own that just returns its rows."""
+    return ROWS["pairs"]
+
+
+ROWS = {
+    "examples": [
+        {"messages": [U, A, V, B], "tools": json.dumps(SCHEMA)}, {"messages": [U, C]},
+    ],
+    "pairs": [
+        {"prompt": [U], "chosen": [A], "rejected": [B], "margin": 0.5},
+        {"prompt": [U, A, V], "chosen": [B], "rejected": [C, TOOL, A], "margin": 2.0},
+    ],
+    "labelled": [GOOD["labelled"], {"prompt": "é", "completion": "ß", "label": False}],
+    "steps": [GOOD["steps"], {"prompt": "r", "completions": ["s"], "labels": [True]}],
+    "trajectories": [
+        {"prompt": "q", "steps": ["s", "t"], "reward": 1.0, "process_scores": [0.5, 1.0]},
+        {"prompt": "r", "steps": ["s"], "reward": 0.0, "process_scores": [0.0]},
+    ],
+}  # fmt: skip
+
+
+def write_parquet(path, rows, as_bytes: bool = False):
+    table = pyarrow.Table.from_pylist(rows)
+    if as_bytes:
+        for number, field in enumerate(table.schema):
+            if field.type == pyarrow.string():
+                column = table.column(number).cast(pyarrow.binary())
+                table = table.set_column(number, field.name, column)
+        assert pyarrow.binary() in table.schema.types
+    pyarrow.parquet.write_table(table, str(path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_gives_the_same_records(tmp_path, kind):
+    rows = ROWS[kind]
+    want = load_rows(rows, "train", kind)
+    assert len(want) == len(rows)
+    write_json(tmp_path / "a.json", {"train": rows})
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    write_parquet(tmp_path / "a.parquet", rows)
+    for name in ("a.json", "a.jsonl", "a.parquet"):
+        assert load_rows(str(tmp_path / name), "train", kind) == want, name
+    assert load_rows(tuple(rows), "test", kind) == want
+    if kind == "pairs":
+        assert load_rows("test_preference_rows.pairs_task", "train", kind) == want
+    if kind in ("labelled", "steps", "trajectories"):
+        write_parquet(tmp_path / "b.parquet", rows, as_bytes=True)
+        assert load_rows(str(tmp_path / "b.parquet"), "train", kind) == want
+
+
+def test_a_table_fills_what_a_message_lacks_and_it_is_taken_out(tmp_path):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    asks = {"role": "assistant", "content": None, "tool_calls": [call]}
+    rows = [{"messages": [U, asks, TOOL, A]}, {"messages": [U, B]}]
+    write_parquet(tmp_path / "a.parquet", rows)
+    first, second = load_rows(str(tmp_path / "a.parquet"), "train", "examples")
+    assert second["messages"] == [U, B]
+    assert first["messages"][1] == {"role": "assistant", "tool_calls": [call]}
+
+
+# -- TFDS --
+
+WRITE_TFDS = """
+import sys
+import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets import features as kinds
+
+message = {"role": kinds.Text(), "content": kinds.Text()}
+feature = dict(
+    prompt=kinds.Sequence(message), chosen=kinds.Sequence(message),
+    rejected=kinds.Sequence(message), margin=np.float32,
+    completions=kinds.Sequence(kinds.Text()), labels=kinds.Sequence(np.bool_),
+)
+rows = %r
+
+class Tiny(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self, features=kinds.FeaturesDict(feature), disable_shuffling=True
+        )
+
+    def _split_generators(self, manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield from enumerate(rows)
+
+Tiny(data_dir=sys.argv[1], file_format="array_record").download_and_prepare()
+"""
+READ_TFDS = """
+import json, sys
+from rljax.data.offline.rows import load_rows
+
+rows = [load_rows(sys.argv[1], "train", kind) for kind in ("pairs", "steps")]
+assert "tensorflow" not in sys.modules
+print(json.dumps(rows))
+"""
+
+
+def test_tfds(tmp_path):
+    pytest.importorskip("tensorflow_datasets", reason="tensorflow-datasets is not installed")
+    pairs = [dict(row) for row in ROWS["pairs"]]
+    steps = [{k: v for k, v in row.items() if k != "prompt"} for row in ROWS["steps"]]
+    rows = [{**a, **b} for a, b in zip(pairs, steps, strict=True)]
+
+    def run(code, *args):
+        env = {**os.environ, "PYTHONPATH": str(REPO), "TFDS_DATA_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *args], env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    run(WRITE_TFDS % rows, str(tmp_path))
+    folder = f"tfds:{tmp_path / 'tiny' / '1.0.0'}"
+    for spec in (folder, "tfds:tiny"):
+        found = json.loads(run(READ_TFDS, spec).splitlines()[-1])
+        assert found == [load_rows(rows, "train", kind) for kind in ("pairs", "steps")]
+    with pytest.raises(InputError, match="has no split 'test'"):
+        load_rows(folder, "test", "pairs")
+    with pytest.raises(InputError, match="cannot be opened as a TFDS data set"):
+        load_rows(f"tfds:{tmp_path}", "train", "pairs")

@@ -1,0 +1,176 @@
+"""Records to arrays: prompts, worked examples, their masks and their padding."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_tokenizer import write_json, write_tokenizer
+
+from rljax.data.online.prompts import Prompts, encode_prompts, encode_worked_examples, pad_examples
+from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
+from rljax.errors import InputError
+
+CHARS = CharTokenizer("0123456789 >")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return HuggingFaceTokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def texts(*prompts):
+    return [
+        dict(prompt=p, ground_truth="1", data_source="t", extra_info={}, index=i)
+        for i, p in enumerate(prompts)
+    ]
+
+
+def test_prompts_are_padded_to_the_length_asked_for():
+    encoded, counts = encode_prompts(texts("12", "3"), CHARS, max_prompt_tokens=4)
+    prompts = Prompts.from_records(encoded, length=4)
+    assert prompts.tokens.tolist() == [[3, 4, 0, 0], [5, 0, 0, 0]]
+    assert prompts.lengths.tolist() == [2, 1]
+    assert prompts.tokens.dtype == prompts.lengths.dtype == np.int32
+    assert counts == dict(total=2, kept=2, dropped_overlong=0, truncated=0)
+    expected = dict(prompt_text="12", ground_truth="1", data_source="t", extra_info={}, index=0)
+    assert prompts.records[0] == expected
+    with pytest.raises(InputError, match="row 0 has 2 tokens"):
+        Prompts.from_records(encoded, length=1)
+
+
+def test_chat_prompts_are_rendered(tokenizer):
+    records = texts([{"role": "user", "content": "42"}])
+    ((record,), _) = encode_prompts(records, tokenizer, max_prompt_tokens=99)
+    assert record["prompt_text"] == "<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert record["token_ids"].tolist() == tokenizer.encode(record["prompt_text"])
+
+
+@pytest.mark.parametrize(
+    ("overlong", "expected", "dropped", "truncated"),
+    [
+        ("drop", ["123", "9"], 1, 0),
+        ("left", ["123", "345", "9"], 0, 1),
+        ("right", ["123", "123", "9"], 0, 1),
+    ],
+)
+def test_overlong_prompts(overlong, expected, dropped, truncated):
+    encoded, counts = encode_prompts(
+        texts("123", "12345", "9"), CHARS, max_prompt_tokens=3, overlong=overlong
+    )
+    assert [CHARS.decode(record["token_ids"]) for record in encoded] == expected
+    assert (counts["dropped_overlong"], counts["truncated"]) == (dropped, truncated)
+
+
+def test_overlong_errors():
+    with pytest.raises(InputError, match="row 1 is too long: 5 tokens"):
+        encode_prompts(texts("123", "12345"), CHARS, max_prompt_tokens=3, overlong="error")
+    with pytest.raises(InputError, match="no prompt is left: all 2"):
+        encode_prompts(texts("123", "12345"), CHARS, max_prompt_tokens=2)
+    with pytest.raises(InputError, match="'overlong'"):
+        encode_prompts(texts("1"), CHARS, max_prompt_tokens=2, overlong="cut")
+    for limit in (0, -1, 1.5, True, None):
+        with pytest.raises(InputError, match="max_prompt_tokens"):
+            encode_prompts(texts("1"), CHARS, max_prompt_tokens=limit)
+
+
+def test_a_prompt_without_tokens_needs_a_bos(tmp_path, tokenizer):
+    for without_bos in (CHARS, tokenizer):
+        with pytest.raises(InputError, match="row 1 has no tokens"):
+            encode_prompts(texts("1", ""), without_bos, max_prompt_tokens=9)
+    write_tokenizer(tmp_path, bos="<s>")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    write_json(tmp_path / "tokenizer_config.json", {**config, "add_bos_token": False})
+    with_bos = HuggingFaceTokenizer(tmp_path)
+    encoded, _ = encode_prompts(texts("1", ""), with_bos, max_prompt_tokens=9)
+    assert encoded[0]["token_ids"].tolist() == with_bos.encode("1")
+    assert encoded[1]["token_ids"].tolist() == [with_bos.bos_id]
+
+
+def test_bos_survives_a_cut_on_the_left(tmp_path):
+    with_bos = HuggingFaceTokenizer(write_tokenizer(tmp_path, bos="<s>"))
+    encoded, _ = encode_prompts(texts("12345"), with_bos, max_prompt_tokens=3, overlong="left")
+    assert with_bos.decode(encoded[0]["token_ids"], skip_special_tokens=False) == "<s>45"
+
+
+def test_prompts_that_cannot_be_encoded_name_the_row(tokenizer):
+    with pytest.raises(InputError, match="row 1 cannot be encoded: character 'x'"):
+        encode_prompts(texts("1", "x"), CHARS, max_prompt_tokens=9)
+    with pytest.raises(InputError, match="row 0 cannot be encoded: .*no chat template"):
+        encode_prompts(texts([{"role": "user", "content": "1"}]), CHARS, max_prompt_tokens=9)
+
+
+# -- worked examples --
+
+
+def test_completion_and_its_end_are_learned():
+    examples, counts = encode_worked_examples(
+        [dict(prompt="12", completion="34", index=0)], CHARS, max_tokens=9
+    )
+    ids, mask = examples[0]
+    assert ids.tolist() == [3, 4, 5, 6, CHARS.eos_ids[0]]
+    assert mask.tolist() == [0, 0, 1, 1, 1]
+    assert counts == dict(total=1, kept=1, dropped_empty=0, truncated=0)
+
+
+def test_the_prompt_of_an_example_is_encoded_as_when_sampling(tokenizer):
+    # "of" + " her" keep their borders; "an" + "s" + "wer" would merge across ours.
+    for prompt, completion in (("the answer", " is 42"), ("the a", "nswer"), ("42 ", "is")):
+        record = dict(prompt=prompt, completion=completion, index=0)
+        ((ids, mask),), _ = encode_worked_examples([record], tokenizer, max_tokens=99)
+        n = int((mask == 0).sum())
+        assert ids[:n].tolist() == tokenizer.encode(prompt)
+        assert tokenizer.decode(ids[n:]) == completion
+        assert ids[-1] == tokenizer.eos_ids[0] and mask[n:].all()
+
+
+def test_text_is_learned_whole_but_for_its_first_token(tmp_path, tokenizer):
+    ((ids, mask),), _ = encode_worked_examples([dict(text="12", index=0)], CHARS, max_tokens=9)
+    assert (ids.tolist(), mask.tolist()) == ([3, 4, 1], [0, 1, 1])
+    with_bos = HuggingFaceTokenizer(write_tokenizer(tmp_path, bos="<s>"))
+    ((ids, mask),), _ = encode_worked_examples([dict(text="1", index=0)], with_bos, max_tokens=9)
+    assert ids.tolist() == [with_bos.bos_id, *with_bos.encode("1"), with_bos.eos_ids[0]]
+    assert mask.tolist() == [0, 1, 1]
+
+
+def test_an_end_token_in_the_text_is_not_doubled(tokenizer):
+    record = dict(prompt="4", completion="2<|endoftext|>", index=0)
+    ((ids, _),), _ = encode_worked_examples([record], tokenizer, max_tokens=9)
+    assert ids.tolist() == tokenizer.encode("42<|endoftext|>")
+
+
+def test_truncated_and_emptied_examples_are_counted(tokenizer):
+    records = [
+        dict(prompt="12", completion="34", index=0),
+        dict(prompt="123", completion="4", index=1),
+        dict(prompt="1", completion="4", index=2),
+    ]
+    examples, counts = encode_worked_examples(records, CHARS, max_tokens=3)
+    assert counts == dict(total=3, kept=2, dropped_empty=1, truncated=2)
+    assert [mask.tolist() for _, mask in examples] == [[0, 0, 1], [0, 1, 1]]
+    with pytest.raises(InputError, match="no worked example is left of 3"):
+        encode_worked_examples(records, CHARS, max_tokens=1)
+    with pytest.raises(InputError, match="row 0 has no tokens"):
+        encode_worked_examples([dict(prompt="", completion="4", index=0)], CHARS, max_tokens=9)
+
+
+def test_chat_examples_use_the_conversation_mask(tokenizer):
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "42"}]
+    ((ids, mask),), _ = encode_worked_examples(
+        [dict(messages=messages, index=0)], tokenizer, max_tokens=99
+    )
+    learned = tokenizer.decode(ids[mask == 1], skip_special_tokens=False)
+    assert learned == "42<|im_end|>"
+
+
+def test_padding_of_examples():
+    records = [dict(prompt="1", completion="2", index=0), dict(prompt="1", completion="", index=1)]
+    examples, _ = encode_worked_examples(records, CHARS, max_tokens=9)
+    batch = pad_examples(examples, length=4)
+    assert batch["tokens"].tolist() == [[3, 4, 1, 0], [3, 1, 0, 0]]
+    assert batch["mask"].tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]
+    assert batch["segment_ids"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+    assert batch["positions"].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0]]
+    kinds = {name: value.dtype.name for name, value in batch.items()}
+    assert kinds == dict(tokens="int32", mask="float32", segment_ids="int32", positions="int32")
+    with pytest.raises(InputError, match="3 tokens"):
+        pad_examples(examples, length=2)

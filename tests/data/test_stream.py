@@ -1,0 +1,168 @@
+"""Streams: the same prompts after a resume at any step, over-long ones passed over and counted,
+and mixtures of streams and files."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from rljax.config import Config
+from rljax.data.online.curriculum import Curriculum
+from rljax.data.online.encoded import load_data, load_run_tokenizer
+from rljax.data.online.loader import make_loader
+from rljax.data.online.stream import Stream, StreamLoader
+from rljax.errors import InputError
+from rljax.setup.setup import data_stream
+
+
+def numbers(every=0):
+    """0, 1, 2, ... without the multiples of `every`."""
+    return Stream(lambda i: None if every and i % every == 0 else {"n": i})
+
+
+def taken(loader, *counts):
+    return [[item["n"] for item in loader.take(count)] for count in counts]
+
+
+@pytest.mark.parametrize("every", [0, 3])
+@pytest.mark.parametrize("steps_before", range(5))
+def test_resume_at_every_step(every, steps_before):
+    whole = make_loader(numbers(every), batch_size=4, seed=0)
+    assert isinstance(whole, StreamLoader)
+    batches = [[item["n"] for item in next(whole)] for _ in range(6)]
+    part = make_loader(numbers(every), batch_size=4, seed=0)
+    for _ in range(steps_before):
+        next(part)
+    state = json.loads(json.dumps(part.get_state()))
+    resumed = make_loader(numbers(every), batch_size=4, seed=0)
+    resumed.set_state(state)
+    assert [[x["n"] for x in next(resumed)] for _ in range(6 - steps_before)] == (
+        batches[steps_before:]
+    )
+    flat = sum(batches, [])
+    assert flat == [n for n in range(40) if not every or n % every][: len(flat)]
+    assert whole.position == 24 and whole.dropped == (12 if every else 0)
+
+
+def test_the_prompts_per_step_may_change_at_resume():
+    first = make_loader(numbers(5), batch_size=3, seed=0)
+    before = taken(first, 3, 3)
+    second = make_loader(numbers(5), batch_size=7, seed=0)
+    second.set_state(first.get_state())
+    assert sum(before + taken(second, 7, 1), []) == [n for n in range(20) if n % 5][:14]
+
+
+def test_another_seed_begins_elsewhere_and_another_order_is_refused():
+    one, two = (make_loader(numbers(), batch_size=1, seed=seed) for seed in (1, 2))
+    assert taken(one, 3)[0] != taken(two, 3)[0]
+    with pytest.raises(InputError, match="cannot be resumed: 'seed' was 1"):
+        two.set_state(one.get_state())
+    with pytest.raises(InputError, match="not the state of an endless stream"):
+        two.set_state(make_loader([1, 2], batch_size=1, seed=2).get_state())
+    with pytest.raises(InputError, match="position must be a whole number"):
+        two.set_state({**two.get_state(), "position": -1})
+
+
+def test_a_failure_in_the_middle_of_a_batch_loses_no_prompt():
+    broken = {"now": True}
+
+    def make(index):
+        if index == 2 and broken["now"]:
+            raise RuntimeError("the generator failed")
+        return {"n": index}
+
+    loader = make_loader(Stream(make), batch_size=4, seed=0)
+    with pytest.raises(RuntimeError):
+        next(loader)
+    broken["now"] = False
+    assert taken(loader, 4) == [[0, 1, 2, 3]]
+
+
+def test_a_stream_that_holds_nothing_usable_ends_with_the_reason():
+    with pytest.raises(InputError, match="raise data.max_prompt_tokens"):
+        make_loader(Stream(lambda i: None), batch_size=1, seed=0).take(1)
+
+
+def test_many_dropped_prompts_are_a_warning_once(caplog):
+    caplog.set_level(logging.WARNING, "rljax")
+    loader = make_loader(numbers(3), batch_size=50, seed=0)
+    taken(loader, 50, 50, 50)
+    assert [r.message for r in caplog.records] == [
+        "50 of the first 150 prompts of the stream are dropped: longer than data.max_prompt_tokens"
+    ]
+
+
+def config_of(train, *sources, **data):
+    config = Config()
+    config.data.train, config.data.sources, config.steps = train, sources, 10
+    config.batch.prompts_per_step, config.evaluate.prompts = 4, 6
+    for name, value in data.items():
+        setattr(config.data, name, value)
+    return config
+
+
+STREAM = "sorting(style='short', items=3, max_number=999, test=4, worked_examples=4)"
+
+
+def test_over_long_prompts_of_a_stream_are_passed_over_and_counted():
+    config = config_of(STREAM.replace("test=4", "test=40"), max_prompt_tokens=11)
+    data = load_data(config, load_run_tokenizer(config))
+    loader = data_stream(config, data)
+    prompts = loader.take(200)
+    assert all(len(p["token_ids"]) <= 11 for p in prompts) and data.prompt_tokens == 11
+    assert loader.dropped > 20  # three numbers of three digits need 12
+    config.data.overlong = "error"
+    with pytest.raises(InputError, match="too long"):
+        data_stream(config, load_data(config, load_run_tokenizer(config))).take(200)
+
+
+@pytest.mark.parametrize("steps_before", [1, 5])
+def test_a_mixture_of_a_stream_and_a_fixed_task_resumes(steps_before):
+    config = config_of(STREAM, "first_letter()", max_prompt_tokens=12, weights=(1.0, 2.0))
+
+    def fresh():
+        return data_stream(config, load_data(config, load_run_tokenizer(config)))
+
+    whole, part = fresh(), fresh()
+    assert isinstance(whole, Curriculum)
+    texts = [[(p["source"], p["prompt_text"]) for p in next(whole)] for _ in range(40)]
+    for _ in range(steps_before):
+        next(part)
+    resumed = fresh()
+    resumed.set_state(json.loads(json.dumps(part.get_state())))
+    rest = [[(p["source"], p["prompt_text"]) for p in next(resumed)] for _ in range(40)]
+    assert rest[: 40 - steps_before] == texts[steps_before:]
+    sources = [source for step in texts for source, _ in step]
+    assert 30 < sources.count(STREAM) < 80
+    # The same prompts in the test split, half of each source.
+    found = load_data(config, load_run_tokenizer(config)).test_prompts
+    assert [p["data_source"] for p in found] == ["sorting"] * 3 + ["first_letter"] * 3
+
+
+def test_a_changed_stream_changes_the_digest_of_the_data():
+    def digest(spec):
+        config = config_of(spec)
+        return load_data(config, load_run_tokenizer(config)).digest
+
+    assert digest(STREAM) == digest(STREAM) != digest(STREAM.replace("items=3", "items=4"))
+
+
+def test_many_over_long_prompts_of_a_file_are_a_warning(caplog, tmp_path):
+    caplog.set_level(logging.WARNING, "rljax")
+    config = config_of("first_letter(letters=3)", "letter_count(letters=8)", max_prompt_tokens=4)
+    with pytest.raises(InputError, match="no prompt is left"):
+        load_data(config, load_run_tokenizer(config))
+    config = config_of("addition(digits=2, prompts=900, test=100)", max_prompt_tokens=5)
+    data = load_data(config, load_run_tokenizer(config))
+    assert data.counts["dropped_overlong"] > 300 and data.counts["test_dropped_overlong"] > 0
+    assert "prompts are dropped: longer than data.max_prompt_tokens" in caplog.text
+
+
+def test_accuracy_by_source():
+    from rljax.evaluation.policy import accuracy_by_source
+
+    prompts = [{"data_source": s} for s in "aabb"] + [{"data_source": "b", "source": "c()"}]
+    right = np.array([1.0, 0.0, np.nan, 1.0, np.nan])
+    assert accuracy_by_source(prompts, right) == {"eval/source/a": 0.5, "eval/source/b": 1.0}
+    assert accuracy_by_source(prompts[:2], right[:2]) == {}

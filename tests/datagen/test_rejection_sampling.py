@@ -1,0 +1,282 @@
+"""Rejection sampling: selection against worked examples, files against what training reads of them,
+process scores against rewards whose pass rates are known, and RAFT's mean reward."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from conftest import worked_example
+
+from rljax.batch import Batch
+from rljax.config import Config
+from rljax.data.offline.batches import batch_arrays
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
+from rljax.data.rows.sources import load_worked_examples
+from rljax.data.tasks import running_sum
+from rljax.datagen.rejection import (
+    RejectionOptions,
+    check_options,
+    meta_path,
+    raft,
+    rejection_sample,
+)
+from rljax.datagen.selection import best_and_worst, best_of_n_kl, select, selection_metrics
+from rljax.datagen.trajectories import centred_scores, lines_of
+from rljax.errors import InputError
+from rljax.evaluation.saved import load_policy
+from rljax.rewards import last_line
+from rljax.train import train
+
+# -- selection --
+
+
+def test_selection_worked_example():
+    example = worked_example("raft.select")
+    rewards, want = example["inputs"]["rewards"], example["outputs"]
+    bound, texts = example["params"]["min_reward"], list("abcd")
+    assert [select(row, texts)[0] for row in rewards] == want["best_index"]
+    best = [row[select(row, texts)[0]] for row in rewards]
+    np.testing.assert_allclose(best, want["best_reward"])
+    strict = [select(row, texts, min_reward=bound) for row in rewards]
+    assert [bool(picks) for picks in strict] == want["keep_strict"]
+    pairs = [best_and_worst(row) for row in rewards]
+    assert [p and list(p) for p in pairs] == want["pairs_best_worst"]
+    kept = [select(row, texts) for row in rewards]
+    falses = [[False] * 4] * 3
+    found = selection_metrics(rewards, [texts] * 3, kept, falses, method="best")
+    assert found["mean_reward_selected"] == pytest.approx(want["mean_best"], abs=1e-6)
+    assert found["mean_reward_all"] == pytest.approx(want["mean_all"], abs=1e-6)
+    assert found["kl_bound"] == pytest.approx(best_of_n_kl(4))
+
+
+def test_best_of_n_kl_worked_example():
+    example = worked_example("raft.bon_kl")
+    found = [best_of_n_kl(n) for n in example["inputs"]["n"]]
+    np.testing.assert_allclose(found, example["outputs"]["kl"], rtol=1e-5)
+
+
+def test_what_each_method_keeps():
+    rewards, texts = [0.5, 1.0, 0.5, 1.0, 0.0, math.nan], ["a", "b", "a", "b", "c", "d"]
+    assert select(rewards, texts) == [1]
+    assert select(rewards, texts, method="top_k", top_k=3) == [1, 0, 4]
+    assert select(rewards, texts, method="top_k", top_k=3, dedup=False) == [1, 3, 0]
+    assert select(rewards, texts, method="threshold", min_reward=0.0) == [1, 0]
+    every = dict(method="threshold", min_reward=0.0, dedup=False)
+    assert select(rewards, texts, **every) == [1, 3, 0, 2]
+    assert select(rewards, texts, **every, per_prompt=3) == [1, 3, 0]
+    assert select(rewards, texts, min_reward=1.0) == []  # strict
+    whole = [True, False, True, False, True, True]
+    assert select(rewards, texts, eligible=whole) == [0]
+    assert best_and_worst(rewards, whole) == (0, 4)
+    assert best_and_worst([0.5, math.nan, 0.5]) is None and best_and_worst([math.nan]) is None
+    found = selection_metrics([rewards], [texts], [[1]], [[False] * 5 + [True]], method="top_k")
+    assert found["acceptance_rate"] == pytest.approx(1 / 6) and "kl_bound" not in found
+    assert found["unique_fraction"] == pytest.approx(4 / 6) and found["failed_rewards"] == 1
+    assert found["mean_reward_all"] == pytest.approx(3.0 / 5)
+    with pytest.raises(InputError, match="min_reward is the bound"):
+        select(rewards, texts, method="threshold")
+
+
+def test_every_flag_that_is_wrong_is_named():
+    with pytest.raises(InputError) as error:
+        check_options(
+            RejectionOptions(
+                "", "a.txt", samples=0, select="threshold", top_k=0, process_samples=2,
+                temperature=0.0, pairs="b", seed=-1,
+            )
+        )  # fmt: skip
+    for flag in ("checkpoint", "out", "samples", "min_reward", "top_k", "process_samples",
+                 "temperature", "pairs", "seed"):  # fmt: skip
+        assert f"--{flag}=" in str(error.value), flag
+
+
+@pytest.mark.parametrize("text", ["1\n2\n3", "\n1\n\n2\n", "1", "", "\n\n", " \n1", "1\n \n2"])
+def test_steps_joined_are_the_text(text):
+    steps = lines_of(text)
+    assert "\n".join(steps) == text
+    assert all(step.strip() for step in steps) or not text.strip()
+    assert len(steps) == max(sum(bool(line.strip()) for line in text.split("\n")), 1)
+
+
+# -- the task --
+
+
+def test_running_sum():
+    task = running_sum(terms=3, modulus=7, prompts=200, test=40, worked_examples=20)
+    prompts = {r["prompt"] for r in task.train}
+    assert len(task.test) == 40 and not prompts & {r["prompt"] for r in task.test}
+    for example in task.worked_examples:
+        a, b, c = map(int, example["prompt"].rstrip(">"))
+        assert example["completion"] == f"{(a + b) % 7}\n{(a + b + c) % 7}"
+    truth = {r["prompt"]: r["ground_truth"] for r in task.train}
+    for example in task.worked_examples:
+        answer = truth[example["prompt"]]
+        assert last_line(example["completion"], answer) == 1.0
+        assert last_line(example["completion"] + "\n9", answer) == 0.0
+    assert last_line("", "1") == last_line("\n \n", "1") == 0.0
+    assert last_line("0\n1\n\n", "1") == 1.0
+
+
+# -- files --
+
+
+def base_config(folder) -> Config:
+    config = Config(
+        model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)",
+        dataflow="sft",
+        steps=30,
+        run_dir=str(folder),
+        trackers=(),
+        compilation_cache="~/.cache/rljax/tests",
+    )
+    config.mesh.data, config.mesh.fsdp = 8, 1
+    config.data.train = "running_sum(terms=3, modulus=4, prompts=64, test=16, worked_examples=48)"
+    config.data.max_prompt_tokens, config.sampler.max_response_tokens = 5, 5
+    config.offline.examples_per_step, config.offline.max_tokens = 16, 12
+    config.actor_optimizer.lr = 1e-2
+    config.reward.function, config.reward.workers = "last_line()", 1
+    config.checkpoint.every_steps = 0
+    return config
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rejection") / "base"
+    config = base_config(folder)
+    assert train(config)["status"] == "finished"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(base):
+    """A pass with every file, and its meta."""
+    folder = base.parent / "files"
+    options = RejectionOptions(
+        str(base), str(folder / "best.jsonl"), samples=4, min_reward=0.0, keep_truncated=False,
+        pairs=str(folder / "pairs.jsonl"), trajectories=str(folder / "all.jsonl"),
+        process_samples=3, reward="toy.first_line_is_even", seed=3,
+    )  # fmt: skip
+    return options, rejection_sample(options)
+
+
+def rows_of(path):
+    return [json.loads(line) for line in open(path, encoding="utf-8")]
+
+
+def test_sft_reads_the_file_unchanged(drawn):
+    options, meta = drawn
+    rows = rows_of(options.out)
+    read = load_worked_examples(options.out, "train")
+    assert [(r["prompt"], r["completion"]) for r in rows] == [
+        (r["prompt"], r["completion"]) for r in read
+    ]
+    assert all(r["reward"] == 1.0 for r in rows) and 10 < len(rows) <= 48
+    metrics = meta["metrics"]
+    assert metrics["mean_reward_selected"] == 1.0 > metrics["mean_reward_all"] > 0.1
+    assert metrics["acceptance_rate"] == len(rows) / (48 * 4)
+    assert metrics["prompts_without_any"] == pytest.approx(1 - len(rows) / 48)
+    saved = json.loads(meta_path(options.out).read_text())
+    assert saved == json.loads(json.dumps(meta))
+    assert (saved["model"], saved["step"], saved["seed"]) == (options.checkpoint, 30, 3)
+
+
+def test_pairs_are_best_and_worst_without_ties(drawn):
+    options, _ = drawn
+    pairs = load_rows(options.pairs, "train", "pairs")
+    assert len(pairs) > 5 and all(p["margin"] == 1.0 for p in pairs)
+
+
+def test_trajectories_hold_the_ids_and_logprobs_that_were_sampled(drawn, base):
+    """The trainer's log-probs of the rows, read back, are the sampler's."""
+    options, meta = drawn
+    policy = load_policy(base)
+    rows = load_rows(options.trajectories, "train", "trajectories")
+    items, _ = encode_rows(rows, policy.tokenizer, "trajectories", max_tokens=12)
+    assert len(items) == meta["trajectories"]["kept"] > 150
+    arrays = batch_arrays("trajectories", items[:64], length=12, rows_per_example=1)
+    batch = jax.tree.map(jax.numpy.asarray, Batch(**arrays))
+    logprobs = jax.jit(lambda actor, b: actor.logprobs(b))(policy.actor(), batch)
+    at = arrays["mask"] > 0
+    np.testing.assert_allclose(np.asarray(logprobs)[at], arrays["sampler_logprobs"][at], atol=2e-4)
+    assert (arrays["sampler_logprobs"][at] < -0.1).any()
+
+
+def test_process_scores_are_centred_pass_rates_of_prefixes(drawn):
+    """The reward looks at the first line alone: the pass rate of every prefix that holds it is the
+    reward of the row itself, so that a prefix left out of what is scored would be seen."""
+    options, _ = drawn
+    rows = rows_of(options.trajectories)
+    several = [row for row in rows if len(row["steps"]) > 1]
+    assert len(several) > 50
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row["reward"])
+    for row in rows:
+        assert row["pass_rates"] == [row["reward"]] * len(row["steps"])
+        centre = np.mean(groups[row["group"]])
+        np.testing.assert_allclose(row["process_scores"], np.subtract(row["pass_rates"], centre))
+    assert {r["reward"] for r in several} == {0.0, 1.0}
+
+
+def test_scores_of_the_policy_that_sampled_have_mean_zero():
+    """On all paths of a tree with exact pass rates, weighted as they are drawn."""
+    rows = [dict(group=0, reward=r) for r in (1.0, 1.0, 0.0, 0.0)]
+    scores = centred_scores(rows, [[0.75, 1.0], [0.75, 1.0], [0.75, 0.0], [-0.25 + 0.0, 0.0]])
+    assert np.sum(scores) == pytest.approx(0.0)
+    assert scores[0] == [0.25, 0.5]
+
+
+def test_the_same_seed_gives_the_same_file(drawn, tmp_path):
+    options, meta = drawn
+    again = dataclasses.replace(
+        options, out=str(tmp_path / "a.jsonl"), pairs="", trajectories="", process_samples=0
+    )
+    digest = meta["files"]["examples"]["sha256"]
+    assert rejection_sample(again)["files"]["examples"]["sha256"] == digest
+    other = dataclasses.replace(again, seed=4)
+    assert rejection_sample(other)["files"]["examples"]["sha256"] != digest
+
+
+def test_nothing_selected_is_said(drawn, tmp_path):
+    options, _ = drawn
+    hopeless = dataclasses.replace(
+        options, out=str(tmp_path / "a.jsonl"), pairs="", trajectories="", process_samples=0,
+        min_reward=1.0, prompts=4,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="none of 16 samples was selected"):
+        rejection_sample(hopeless)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_a_model_folder_needs_data_and_reward(base, tmp_path):
+    options = RejectionOptions(str(base / "policy"), str(tmp_path / "a.jsonl"))
+    with pytest.raises(InputError, match="Fix: set --data and --reward"):
+        rejection_sample(options)
+
+
+# -- learning --
+
+
+def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
+    config = base_config(tmp_path / "base")
+    config.data.train, config.steps = "first_letter()", 5
+    config.sampler.max_response_tokens, config.actor_optimizer.lr = 2, 5e-3
+    train(config)
+    options = RejectionOptions(
+        str(tmp_path / "base"),
+        "",
+        samples=8,
+        select="threshold",
+        min_reward=0.0,
+        reward="exact_match()",
+    )
+    metas = raft(config, options, tmp_path, iterations=3, epochs=3)
+    means = [meta["metrics"]["mean_reward_all"] for meta in metas]
+    of_policies = [meta["model"] for meta in metas[1:]]
+    assert of_policies == [str(tmp_path / str(i) / "policy") for i in range(2)]
+    print(means)
+    assert means[0] < 0.5 and means[1] > means[0] + 0.1 and means[2] > means[1] + 0.1, means

@@ -1,0 +1,203 @@
+"""Labels by a judge: both orders, ties, failures, files that training reads, and who labels."""
+
+import collections
+import json
+import math
+import random
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import REPO
+from tiny_tokenizer import write_tokenizer
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
+from rljax.data.text.tokenizer import CharTokenizer
+from rljax.datagen import preferences as rlaif
+from rljax.errors import InputError
+from rljax.evaluation.saved import SavedPolicy
+from rljax.mesh import make_mesh
+from rljax.models.huggingface import save_params
+from rljax.models.model import Model
+from rljax.rewards.pool.pool import Score
+
+
+def said(value: float) -> Score:
+    return Score(value, {}, "ok", 0.0)
+
+
+def comparison(first: str, second: str, prompt="write: ") -> dict:
+    return {"prompt": prompt, "first": first, "second": second}
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "outcome", "probability", "position"),
+    [
+        (0.9, 0.2, "first", 0.85, 0),
+        (0.3, 0.6, "second", 0.35, 0),
+        (0.5, 0.5, "tie", 0.5, 0),
+        (0.8, 0.8, "disagreement", 0.5, 1),
+        (0.1, 0.3, "disagreement", 0.4, -1),
+        (0.9, 0.5, "disagreement", 0.7, 0),
+        (1.0, 0.0, "first", 1.0, 0),
+    ],
+)
+def test_both_orders_must_agree(forward, backward, outcome, probability, position):
+    found = rlaif.verdict(said(forward), said(backward))
+    assert (found.outcome, found.liked_position) == (outcome, position)
+    assert found.probability == pytest.approx(probability)
+    turned = rlaif.verdict(said(backward), said(forward))  # the two completions change places
+    other = {"first": "second", "second": "first"}
+    assert turned.outcome == other.get(outcome, outcome)
+    assert turned.probability == pytest.approx(1 - probability)
+
+
+def test_labels_by_a_judge_of_text():
+    items = [
+        comparison("a a", "b"), comparison("b", "a"), comparison("ab", "ba"),
+        comparison("same", "same"),
+    ]  # fmt: skip
+    judge = rlaif.text_judge("judges.more_a", workers=1)
+    rows, counts = rlaif.label(items, judge)
+    assert [(r["chosen"], r["rejected"]) for r in rows] == [("a a", "b"), ("a", "b")]
+    assert [r["probability"] for r in rows] == pytest.approx([0.9, 0.9])
+    assert counts == {
+        "judge/asked": 3, "judge/labelled": 2, "judge/ties": 1, "judge/disagreements": 0,
+        "judge/failed": 0, "judge/identical": 1, "judge/first_won": 0, "judge/second_won": 0,
+    }  # fmt: skip
+    kept, _ = rlaif.label(items, judge, ties="keep")
+    assert [r["tie"] for r in kept] == [False, False, True]
+
+
+def test_a_judge_that_answers_by_position_labels_nothing():
+    items = [comparison("a", "b"), comparison("c", "a")]
+    rows, counts = rlaif.label(items, rlaif.text_judge("judges.always_first", workers=1))
+    assert rows == [] and counts["judge/disagreements"] == counts["judge/first_won"] == 2
+    with pytest.raises(InputError, match="no pair has a label"):
+        rlaif.write_pairs(rows, "unused.jsonl")
+
+
+def test_a_failed_judgement_is_no_label():
+    items = [
+        comparison("a", "b"), comparison("hang", "a"), comparison("raise", "a"),
+        comparison("two", "a"), comparison("nan", "aa"), comparison("b", "aa"),
+    ]  # fmt: skip
+    rows, counts = rlaif.label(items, rlaif.text_judge("judges.careless", workers=2, timeout_s=1.0))
+    assert [r["chosen"] for r in rows] == ["a", "aa"]
+    assert counts["judge/failed"] == 4 and counts["judge/labelled"] == 2
+    with pytest.raises(InputError, match="no answer"):
+        rlaif.label([comparison("raise", "b")], rlaif.text_judge("judges.careless", workers=1))
+
+
+def test_what_is_no_judge_is_said_at_once():
+    with pytest.raises(InputError, match="first, second"):
+        rlaif.text_judge("judges.half")
+    with pytest.raises(InputError, match="shorter"):
+        rlaif.text_judge("shortest")
+
+
+def test_comparisons_from_a_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"prompt": "p", "completions": ["x", "y", "z"]},
+        {"prompt": [{"role": "user", "content": "q"}], "first": "u", "second": "v"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = rlaif.load_comparisons(str(path))
+    assert [(c["first"], c["second"]) for c in found] == [
+        ("x", "y"), ("x", "z"), ("y", "z"), ("u", "v")
+    ]  # fmt: skip
+    assert found[-1]["prompt"] == [{"role": "user", "content": "q"}]
+    for bad in ({"prompt": "p", "first": "x"}, {"first": "x", "second": "y"}):
+        with pytest.raises(InputError, match="row 0"):
+            rlaif.load_comparisons([bad])
+
+
+def test_the_labels_are_read_by_training_unchanged(tmp_path):
+    items = [comparison("a cat", "a day"), comparison("me", "a b a"), comparison("ab", "ba")]
+    judge = rlaif.text_judge("judges.more_a", workers=1)
+    rows, _ = rlaif.label([*items, comparison("a", "b")], judge, ties="keep")
+    path = tmp_path / "pairs.jsonl"
+    rlaif.write_pairs(rows, path)
+    tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz :")
+    found, counts = encode_rows(
+        load_rows(str(path), "train", "pairs"), tokenizer, "pairs", max_tokens=32
+    )
+    texts = [tokenizer.decode([int(i) for i in p.chosen_ids if i not in tokenizer.eos_ids])
+             for p in found]  # fmt: skip
+    assert texts == ["a b a", "a"] and counts["dropped_tie"] == 2
+    assert {p.margin for p in found} == {0.0}  # a probability is no margin of a reward
+
+
+def write_reward_model(folder, head: float = 1.0):
+    """A folder whose scores are some function of the text."""
+    write_tokenizer(folder)
+    words = len(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]) + 8
+    text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.3)"
+    model = Model(resolve(text, NAMESPACES["model"])(words), make_mesh(), "scalar")
+    params = model.init(jax.random.key(3))
+    params["head"] = head * jax.random.normal(jax.random.key(4), params["head"].shape)
+    save_params(folder, model, params, bos_id=None, eos_ids=(1,), pad_id=0)
+    return folder
+
+
+def test_a_reward_model_as_the_judge(tmp_path):
+    folder = write_reward_model(tmp_path / "rm")
+    judge = rlaif.model_judge(str(folder), max_tokens=24, rows=2)
+    rng = random.Random(0)
+    words = ["how many", "clips", "apples in May", "friends", "sold"]
+    items = [comparison(*rng.sample(words, 2), prompt="question ") for _ in range(5)]
+    forward = judge(items)
+    backward = judge([comparison(c["second"], c["first"], c["prompt"]) for c in items])
+    for one, other in zip(forward, backward, strict=True):
+        assert one.value + other.value == pytest.approx(1.0, abs=1e-5)
+    assert np.std([s.value for s in forward]) > 0.01
+    # Transitive on log-odds, as scores are: a over c is a over b and b over c.
+    a, b, c = (judge([comparison(*p)])[0].value for p in (words[:2], words[1:3], words[0:3:2]))
+    odds = [math.log(p / (1 - p)) for p in (a, b, c)]
+    assert odds[0] + odds[1] == pytest.approx(odds[2], abs=1e-4)
+    rows, counts = rlaif.label(
+        [*items, comparison("clips " * 40, "sold", "question ")], judge
+    )  # fmt: skip
+    assert counts["judge/failed"] == 1 and counts["judge/disagreements"] == 0
+    assert len(rows) + counts["judge/ties"] + counts["judge/identical"] == 5
+
+
+def test_completions_of_a_policy_are_compared(tmp_path):
+    tokenizer = CharTokenizer("abcd>")
+    text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.3)"
+    model = Model(resolve(text, NAMESPACES["model"])(tokenizer.vocab_size), make_mesh())
+    params = model.init(jax.random.key(0))
+    policy = SavedPolicy(Config(), model, params, tokenizer, None)
+    found = rlaif.sample_comparisons(
+        policy, "first_letter(letters=2, kinds=4, test=4)", samples=3, max_response_tokens=4,
+        prompts_at_once=8,
+    )  # fmt: skip
+    assert {c["prompt"] for c in found} <= {f"{x}{y}>" for x in "abcd" for y in "abcd"}
+    of_prompt = collections.Counter(c["prompt"] for c in found)
+    # At most all pairs of three of each: an empty answer is left out, and so is the padding.
+    assert len(of_prompt) >= 8 and max(of_prompt.values()) == 3
+    assert all(c["first"] and c["second"] for c in found)
+    assert any(c["first"] != c["second"] for c in found)
+
+
+def test_the_launcher(tmp_path):
+    data, out = tmp_path / "rows.jsonl", tmp_path / "made" / "pairs.jsonl"
+    data.write_text(json.dumps({"prompt": "p", "completions": ["aa", "b", "a"]}))
+    command = [sys.executable, "launchers/label_preferences.py", f"--data={data}", f"--out={out}"]
+    run = lambda *more: subprocess.run(  # noqa: E731
+        [*command, *more], capture_output=True, text=True, cwd=REPO, timeout=120,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPO}:{REPO}/tests", "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    done = run("--judge=judges.more_a()", "--workers=1", "--compilation_cache=")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(r["chosen"], r["rejected"]) for r in rows] == [("aa", "b"), ("aa", "a"), ("a", "b")]
+    assert "judge/labelled 3" in done.stdout
+    both = run("--judge=judges.more_a", "--reward_model=x")
+    assert both.returncode == 2 and "exactly one" in both.stderr

@@ -1,0 +1,239 @@
+"""Estimators against worked examples and brute force; what intervals promise; the flags."""
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from conftest import REPO, worked_example
+from tiny_data import write_gsm8k_parquet
+from tiny_gsm8k import write_model
+
+from rljax.errors import InputError
+from rljax.evaluation.policy import (
+    best_of_k,
+    bootstrap,
+    final_answer,
+    majority,
+    majority_at_k,
+    pass_at_k,
+    sampled_metrics,
+)
+from rljax.evaluation.saved import (
+    EvaluateOptions,
+    check_options,
+    evaluate_saved,
+    load_policy,
+    parse_ks,
+)
+
+
+def test_pass_at_k_worked_example():
+    example = worked_example("metric.pass_at_k")
+    n, c, ks = example["inputs"]["n"], example["inputs"]["c"], example["params"]["k"]
+    table = [[pass_at_k(a, b, k) for k in ks] for a, b in zip(n, c, strict=True)]
+    np.testing.assert_allclose(table, example["outputs"]["table"], atol=1e-6)
+
+
+def test_best_of_k_worked_example():
+    example = worked_example("metric.best_of_k")
+    scores, ks = example["inputs"]["scores"], example["params"]["k"]
+    best = [best_of_k(scores, k) for k in ks]
+    np.testing.assert_allclose(best, example["outputs"]["best"], atol=1e-6)
+    worst = [-best_of_k([-s for s in scores], k) for k in ks]
+    np.testing.assert_allclose(worst, example["outputs"]["worst"], atol=1e-6)
+
+
+def test_majority_worked_example():
+    example = worked_example("metric.maj")
+    answers, truth = example["inputs"]["answers"], example["inputs"]["truth"]
+    assert majority(answers) == example["outputs"]["vote"]
+    right = [answer == truth for answer in answers]
+    assert majority_at_k(answers, right, len(answers)) == example["outputs"]["correct"]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7])
+def test_estimators_are_the_mean_over_all_subsets(n):
+    rng = np.random.default_rng(n)
+    scores = [float(s) for s in rng.integers(0, 4, n) / 4]
+    right = [s >= 0.5 for s in scores]
+    for k in range(1, n + 1):
+        subsets = list(itertools.combinations(range(n), k))
+        any_right = np.mean([any(right[i] for i in s) for s in subsets])
+        assert pass_at_k(n, sum(right), k) == pytest.approx(any_right, abs=1e-12)
+        best = np.mean([max(scores[i] for i in s) for s in subsets])
+        assert best_of_k(scores, k) == pytest.approx(best, abs=1e-12)
+
+
+def test_estimators_stay_exact_for_many_samples():
+    exact = 1 - math.comb(9990, 500) / math.comb(10_000, 500)
+    assert pass_at_k(10_000, 10, 500) == pytest.approx(exact, rel=1e-9)
+    assert best_of_k([0.0] * 9990 + [1.0] * 10, 500) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize("k", [0, 3, -1])
+def test_k_outside_the_samples(k):
+    with pytest.raises(InputError, match=r"pass@k: got .*1 <= k <= 2"):
+        pass_at_k(2, 1, k)
+    with pytest.raises(InputError, match=r"best-of-k: got .*1 <= k <= 2"):
+        best_of_k([0.0, 1.0], k)
+    with pytest.raises(InputError, match=r"maj@k: got .*1 <= k <= 2"):
+        majority_at_k(["a", "b"], [True, False], k)
+
+
+def test_best_of_k_refuses_nan():
+    with pytest.raises(InputError, match="NaN"):
+        best_of_k([1.0, math.nan], 1)
+
+
+def test_majority_at_k_votes_in_disjoint_runs():
+    answers = ["4", "5", "5", None, "7", None]
+    right = [True, False, False, False, True, True]
+    assert majority_at_k(answers, right, 1) == pytest.approx(2 / 6)  # None has no vote
+    assert majority_at_k(answers, right, 3) == pytest.approx(1 / 2)  # 5 is wrong, 7 is right
+    assert majority_at_k(answers, right, 4) == 0.0  # the rest of two is no run of four
+    assert majority([None, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"so \boxed{12} is it", "12"),
+        ("2 + 2\n#### 1,024.", "1024"),
+        ("  42\n", "42"),
+        ("", None),
+        (r"\boxed{}", None),
+    ],
+)
+def test_final_answer(response, answer):
+    assert final_answer(response) == answer
+
+
+def test_a_failed_reward_is_left_out():
+    nan = math.nan
+    scores = np.array([[1.0, 0.0, nan, nan], [0.0, 0.0, 1.0, 1.0], [nan, nan, nan, nan]])
+    answers = [["a", "b", "c", "c"], ["x", "y", "z", "z"], ["q"] * 4]
+    found = sampled_metrics(scores, answers, ks=(1, 2, 4))
+    assert found["mean@4"]["value"] == pytest.approx(0.5) and found["mean@4"]["n"] == 2
+    assert found["pass@2"]["value"] == pytest.approx((1.0 + pass_at_k(4, 2, 2)) / 2)
+    assert found["best_of@2"]["n"] == 2
+    assert found["maj@4"] == {"value": 1.0, "low": 1.0, "high": 1.0, "n": 1}
+
+
+def test_bootstrap():
+    found = bootstrap([0.0, 1.0, 1.0, math.nan])
+    assert found["value"] == pytest.approx(2 / 3) and found["n"] == 3
+    assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+    assert bootstrap([0.5] * 9) == {"value": 0.5, "low": 0.5, "high": 0.5, "n": 9}
+    assert bootstrap([0.0, 1.0] * 5) == bootstrap([0.0, 1.0] * 5)
+    for nothing in ([], [math.nan]):
+        with pytest.raises(InputError, match="no values"):
+            bootstrap(nothing)
+
+
+def test_bootstrap_interval_covers_as_often_as_it_says():
+    """95 % of the intervals hold the truth; 400 experiments have a standard error of 1.1 %."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for seed in range(400):
+        values = rng.random(100) < 0.3
+        found = bootstrap(values.astype(float), resamples=400, seed=seed)
+        hits += found["low"] <= 0.3 <= found["high"]
+    assert 0.91 <= hits / 400 <= 0.98
+
+
+# -- the launcher --
+
+
+def test_flags_are_checked_at_once():
+    options = EvaluateOptions(
+        "", step="newest", samples=4, ks=(0, 4, 8), prompts=0, temperature=0.0, seed=-1
+    )
+    with pytest.raises(InputError) as error:
+        check_options(options)
+    lines = str(error.value).splitlines()
+    flags = ["--checkpoint=", "--k=0:", "--k=8:", "--prompts=0", "--temperature=0.0"]
+    for line, flag in zip(lines[1:], [*flags, "--step=newest", "--seed=-1"], strict=True):
+        assert line.strip().startswith(flag)
+    check_options(EvaluateOptions("x", samples=0))
+    assert parse_ks("4,1, 4") == (1, 4)
+    with pytest.raises(InputError, match="--k: got '1,x'"):
+        parse_ks("1,x")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluate")
+    write_gsm8k_parquet(folder / "test.parquet", 3)
+    return write_model(folder / "qwen3", "qwen3")
+
+
+def test_a_model_folder_needs_data_and_reward(model):
+    with pytest.raises(InputError, match="Fix: set --data and --reward"):
+        evaluate_saved(EvaluateOptions(str(model)))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(data="nope.parquet"), "nope.parquet does not exist"),
+        (dict(reward="gsm9k()"), "did you mean gsm8k"),
+        (dict(max_response_tokens=500), "the model's context is 256 tokens"),
+        (dict(max_prompt_tokens=3), "no prompt is left: all 3 are longer than 3 tokens"),
+    ],
+)
+def test_what_is_wrong_is_named(model, options, says):
+    data = str(model.parent / "test.parquet")
+    options = {"data": data, "reward": "gsm8k()", "max_response_tokens": 4, **options}
+    with pytest.raises(InputError, match=says):
+        evaluate_saved(EvaluateOptions(str(model), **options))
+
+
+def test_folders_that_hold_no_policy(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        load_policy(tmp_path / "none")
+    with pytest.raises(InputError, match="config.json does not exist"):
+        load_policy(tmp_path)
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    with pytest.raises(InputError, match="neither a run's nor a Hugging Face model's"):
+        load_policy(tmp_path)
+    (tmp_path / "config.json").write_text('{"dataflow": "grpo", "stps": 1}')
+    with pytest.raises(InputError, match="stps: no such field; did you mean steps"):
+        load_policy(tmp_path)
+    (tmp_path / "config.json").write_text('{"dataflow": "grpo", "steps": 1}')
+    with pytest.raises(InputError, match="holds no checkpoint"):
+        load_policy(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()  # nothing is written into a run's folder
+
+
+def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
+    flags = [
+        f"--checkpoint={model}",
+        f"--data={model.parent / 'test.parquet'}",
+        "--reward=gsm8k(method='flexible', format_score=0.5)",
+        "--samples=2",
+        "--k=1,2",
+        "--max_response_tokens=4",
+        f"--compilation_cache={jax.config.jax_compilation_cache_dir}",
+        f"--out={tmp_path / 'new' / 'out.json'}",
+    ]
+    env = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
+    command = [sys.executable, f"{REPO}/launchers/evaluate.py"]
+    options = dict(env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*command, *flags], **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((tmp_path / "new" / "out.json").read_text())
+    for name in ("greedy_accuracy", "mean@2", "pass@1", "pass@2", "best_of@2", "maj@2"):
+        assert name in done.stdout
+        value = result["metrics"][name]
+        assert value["n"] == 3 and value["low"] <= value["value"] <= value["high"]
+    assert result["prompts"]["kept"] == 3 and result["step"] is None
+
+    done = subprocess.run([*command, f"--checkpoint={model}/nope", "--k=9"], **options)
+    assert done.returncode == 2 and done.stderr.startswith("error: these flags cannot be used")
+    assert "Traceback" not in done.stderr and "--k=9" in done.stderr

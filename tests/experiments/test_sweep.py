@@ -1,0 +1,264 @@
+"""Sweeps: members and their errors, what is run again and what is not, the table."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from conftest import REPO
+from rich.console import Console
+
+from rljax.config import Config, to_dict
+from rljax.config.flags import config_module, load_config_file
+from rljax.errors import InputError
+from rljax.experiments.sweep import (
+    command,
+    flag,
+    make_members,
+    member_name,
+    result_rows,
+    run_members,
+    table,
+    write_rows,
+)
+
+# A launcher of twenty lines: it trains nothing, notes that it ran, and ends as `seed` says.
+FAKE = """
+import json, pathlib, signal, sys, time
+flags = dict(a.removeprefix("--config.").split("=", 1) for a in sys.argv[1:])
+folder = pathlib.Path(flags["run_dir"])
+folder.mkdir(parents=True, exist_ok=True)
+starts = folder / "starts"
+starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+print("hello from", flags["seed"], flush=True)
+resumed = len(starts.read_text()) > 1
+if flags["seed"] == "1" and not resumed:
+    sys.exit(1)
+if flags["seed"] == "2" and not resumed:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit((folder / "saved").write_text("") or 3))
+    (folder / "waiting").write_text("")
+    time.sleep(60)
+value = {"value": 0.1 * int(flags["seed"]), "low": 0.0, "high": 0.5, "n": 9}
+summary = {"status": "finished", "steps": 3, "wall_s": 1.0, "accuracy_after": value}
+summary |= {"accuracy_before": None, "resumed": resumed}
+(folder / "summary.json").write_text(json.dumps(summary))
+"""
+REAL = """
+from rljax.config import Config
+
+def get_config():
+    config = Config(steps=1, export=False, trackers=())
+    config.model = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)"
+    config.data.train, config.data.max_prompt_tokens = "sort_digits(digits=3, test=16)", 4
+    config.sampler.max_response_tokens, config.model_settings.remat = 4, "none"
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 4
+    config.batch.sequences_per_optimizer_step, config.evaluate.prompts = 16, 16
+    return config
+
+def sweep():
+    yield {"seed": 1, "actor_optimizer.lr": 1e-3}
+"""
+
+
+def base():
+    config = Config(model="decoder(layers=1)")
+    config.data.train = "sort_digits()"
+    return config
+
+
+def members_of(folder, *overrides):
+    return make_members(base(), overrides, Path(folder), "x.py")
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    path = tmp_path / "fake.py"
+    path.write_text(FAKE)
+    return path
+
+
+def starts(member) -> int:
+    path = member.folder / "starts"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def test_finished_members_are_not_run_again_and_failed_ones_are(tmp_path, launcher, capfd):
+    members = members_of(tmp_path / "s", {"seed": 0}, {"seed": 1}, {"seed": 3})
+    codes = [code for _, code in run_members(members, [], launcher=launcher)]
+    assert codes == [0, 1, 0]  # a crash of one stops no other
+    assert [starts(m) for m in members] == [1, 1, 1]
+    assert [m.finished() for m in members] == [True, False, True]
+    assert "hello from 3" in capfd.readouterr().out
+    assert (members[1].folder / "log.txt").read_text() == "hello from 1\n"
+
+    codes = [code for _, code in run_members(members, [], launcher=launcher)]
+    assert codes == [None, 0, None]
+    assert [starts(m) for m in members] == [1, 2, 1]
+    assert members[1].summary()["resumed"]
+
+
+def test_a_stopped_sweep_hands_the_signal_on_and_resumes(tmp_path, launcher):
+    script = f"""
+import pathlib, sys
+from rljax.config import Config
+from rljax.experiments.sweep import Stopped, make_members, run_members
+base = Config(model="decoder(layers=1)")
+base.data.train = "sort_digits()"
+members = make_members(base, [{{"seed": s}} for s in (0, 2, 3)], pathlib.Path("s"), "x.py")
+try:
+    for member, code in run_members(members, [], launcher=pathlib.Path("{launcher}")):
+        pass
+except Stopped as stop:
+    print("stopped by", stop)
+"""
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    start = [sys.executable, "-c", script]
+    child = subprocess.Popen(start, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    waiting = tmp_path / "s" / "seed=2" / "waiting"
+    deadline = time.monotonic() + 60
+    while not waiting.exists():
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=60)
+    assert "stopped by SIGTERM" in out
+    assert (waiting.parent / "saved").exists()  # the member was told, not killed
+    assert not (tmp_path / "s" / "seed=3").exists()  # the rest waits for the next call
+
+    again = subprocess.run(start, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert "hello from 0" not in again.stdout
+    assert again.stdout.splitlines() == ["  hello from 2", "  hello from 3"]
+
+
+def test_a_killed_member_is_resumed(tmp_path, launcher):
+    """SIGKILL leaves no summary.json, or one of an earlier stop: neither counts as finished."""
+    (member,) = members_of(tmp_path / "s", {"seed": 3})
+    member.folder.mkdir(parents=True)
+    for left in (None, '{"status": "stopped by SIGTERM, saved at step 2"}', '{"status', "[]"):
+        if left is not None:
+            (member.folder / "summary.json").write_text(left)
+        assert not member.finished()
+    assert [code for _, code in run_members([member], [], launcher=launcher)] == [0]
+
+
+def test_table_and_json(tmp_path, launcher):
+    members = members_of(tmp_path / "s", {"seed": 0}, {"seed": 1}, {"seed": 3}, {"seed": 4})
+    for _ in run_members(members[:3], [], launcher=launcher):
+        pass
+    rows = result_rows(members)
+    assert [row["status"] for row in rows] == [
+        "finished",
+        "not finished",
+        "finished",
+        "not started",
+    ]
+    path = write_rows(rows, tmp_path / "s")
+    assert json.loads(path.read_text())[2]["accuracy_after"]["value"] == pytest.approx(0.3)
+    console = Console(width=150, record=True, file=open(os.devnull, "w"))
+    console.print(table(rows))
+    text = console.export_text()
+    assert [f"seed={s}" in text for s in (0, 1, 3, 4)] == [True] * 4
+    assert "0.300 [0.000, 0.500]" in text and "not started" in text
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ([], "x.py: sweep() yields nothing"),
+        (3, "x.py: sweep() must yield dicts: got 3"),
+        ([("seed", 1)], "member 0 of sweep() is no dict of dotted fields"),
+        ([{1: 2}], "member 0 of sweep() is no dict of dotted fields"),
+        ([{"seed": 1}, {"sede": 1}], "member 1 of sweep() has unknown fields"),
+        ([{"sede": 1}], "sede: no such field; did you mean seed?"),
+        ([{"steps": "many"}], "steps='many': must be int"),
+        ([{"batch": {"epochs": 2}}], "batch: no such field"),
+        ([{"algorithm.advantage": "gae"}], "needs a critic"),
+        ([{"run_dir": "x"}], "sets run_dir"),
+        ([{"seed": 1}, {"seed": 1}], "2 members are called 'seed=1'"),
+        ((1 / 0 for _ in "x"), "sweep() failed; ZeroDivisionError: division by zero"),
+    ],
+)
+def test_members_are_checked_before_anything_runs(listed, says, tmp_path):
+    with pytest.raises(InputError) as error:
+        make_members(base(), listed, tmp_path, "x.py")
+    assert says in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_members_problems_come_at_once(tmp_path):
+    with pytest.raises(InputError) as error:
+        members_of(tmp_path, {"steps": -1}, {"seed": 1}, {"batch.epochs": 0, "seed": -2})
+    text = str(error.value)
+    assert all(f in text for f in ("steps=-1", "batch.epochs=0", "seed=-2", "member 2"))
+    wrong = base()
+    wrong.reward.function = "nope"
+    with pytest.raises(InputError) as error:
+        make_members(wrong, [{"seed": s} for s in range(6)], tmp_path, "x.py")
+    assert "{'seed': 0} and 5 more: " in str(error.value) and "{'seed': 1}" not in str(error.value)
+
+
+def test_results_of_two_experiments_are_not_mixed(tmp_path):
+    (member,) = members_of(tmp_path, {"seed": 1})
+    member.folder.mkdir(parents=True)
+    (member.folder / "config.json").write_text(json.dumps(to_dict(member.config)))
+    members_of(tmp_path, {"seed": 1})
+    changed = base()
+    changed.actor_optimizer.lr, changed.trackers = 3e-3, ()
+    with pytest.raises(InputError, match=r"other settings: got \['actor_optimizer.lr'\]"):
+        make_members(changed, [{"seed": 1}], tmp_path, "x.py")
+    (member.folder / "config.json").write_text("{")
+    with pytest.raises(InputError, match="config.json is not a run's config"):
+        members_of(tmp_path, {"seed": 1})
+
+
+def test_names_and_flags(tmp_path):
+    assert member_name({"actor_optimizer.lr": 1e-5, "seed": 1}) == "lr=1e-05,seed=1"
+    assert "/" not in member_name({"data.train": "a/b c.parquet"})
+    long = [member_name({"reward.function": "f" * 300 + end}) for end in "ab"]
+    assert len(set(long)) == 2 and max(map(len, long)) < 120
+    assert flag("trackers", ("console",)) == "--config.trackers=('console',)"
+    (member,) = members_of(tmp_path, {"seed": 1, "export": False})
+    line = command(Path("train.py"), ["--config=x.py", "--config.steps=3"], member)
+    assert line[1:] == [
+        "train.py",
+        "--config=x.py",
+        "--config.steps=3",
+        "--config.seed=1",
+        "--config.export=False",
+        f"--config.run_dir={member.config.run_dir}",
+    ]
+
+
+def test_the_shipped_sweep(tmp_path):
+    path = f"{REPO}/configs/sweep_quickstart.py"
+    module = config_module(path)
+    members = make_members(load_config_file(f"{path}:tiny"), module.sweep(), tmp_path, path)
+    assert len(members) == 6 and len({m.name for m in members}) == 6
+    assert {m.config.steps for m in members} == {load_config_file(f"{path}:tiny").steps}
+
+
+def test_the_launcher_from_end_to_end(tmp_path):
+    """A real member; the second call does not run it and has the same table."""
+    (tmp_path / "my_sweep.py").write_text(REAL)
+    cache = jax.config.jax_compilation_cache_dir
+    line = [sys.executable, f"{REPO}/launchers/sweep.py", "--config=my_sweep.py", "--out", "sw"]
+    line += ["--config.reward.workers=1", f"--config.compilation_cache={cache}"]
+    env = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
+    options = dict(cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    first = subprocess.run(line, **options)
+    assert first.returncode == 0, first.stdout + first.stderr
+    rows = json.loads((tmp_path / "sw" / "sweep.json").read_text())
+    assert [row["name"] for row in rows] == ["seed=1,lr=0.001"]
+    assert rows[0]["status"] == "finished" and rows[0]["accuracy_after"]["n"] == 16
+    assert "seed=1,lr=0.001" in first.stdout and "finished" in first.stdout
+    run = tmp_path / "sw" / "seed=1,lr=0.001"
+    assert json.loads((run / "metrics.jsonl").read_text())["lr"] == pytest.approx(1e-3)
+    assert json.loads((run / "config.json").read_text())["reward"]["workers"] == 1
+    again = subprocess.run(line, **options)
+    assert again.returncode == 0 and again.stdout.count("was finished") == 1
+    assert json.loads((tmp_path / "sw" / "sweep.json").read_text()) == rows

@@ -1,0 +1,51 @@
+"""A task, losses and a dataflow from outside the package, for tests of learning."""
+
+import dataclasses
+
+from rljax.data.tasks import Task, first_letter
+from rljax.learn import Objective
+from rljax.losses.policy import Policy, ppo_clip
+
+
+def letters_and_digits() -> Task:
+    """ "bca>" and a digit that the prompt appends: for rewards that look at the length."""
+    task = first_letter()
+    return dataclasses.replace(task, alphabet=task.alphabet + "0123456789")
+
+
+def anything(response) -> float:
+    """Every response is right."""
+    return 1.0
+
+
+def upside_down(policy, batch):
+    """PPO with its sign flipped: it must unlearn."""
+    loss, metrics = ppo_clip(policy, batch)
+    return -loss, metrics
+
+
+def objective(model, loss, *reductions, corrected=True, whole_step=False) -> Objective:
+    """loss(policy, batch) -> (loss or losses, metrics), each loss with a reduction of its own."""
+
+    def terms(policy, batch):
+        losses, metrics = loss(policy, batch)
+        return (losses if isinstance(losses, tuple) else (losses,)), metrics
+
+    return Objective(
+        lambda p, b: Policy(*model.logprobs(p, b)),
+        terms,
+        reductions,
+        (corrected,) * len(reductions),
+        whole_step,
+    )
+
+
+def ten_more(batch):
+    """A reward shaping: every score and ten."""
+    return batch.scores + 10
+
+
+def first_line_is_even(response) -> float:
+    """1 if the first line is an even number: what follows it changes nothing."""
+    line = response.split("\n")[0].strip()
+    return float(line.isdecimal() and int(line) % 2 == 0)

@@ -1,0 +1,71 @@
+"""Metrics: mismatch against verl and the worked example, and the description of a batch by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import golden_cases, worked_example
+from golden_checks.common import response_batch
+
+from rljax.batch import FinishReason
+from rljax.correction import mismatch_metrics
+from rljax.learn.metrics import batch_metrics
+
+
+def test_mismatch_worked_example():
+    example = worked_example("ris.mismatch")
+    with jax.enable_x64(True):
+        batch = response_batch(
+            example["inputs"]["response_mask"], old_logprobs=example["inputs"]["old_log_prob"],
+            sampler_logprobs=example["inputs"]["rollout_log_prob"],
+        )  # fmt: skip
+        got = mismatch_metrics(batch)
+    for name, value in example["outputs"]["metrics"].items():
+        assert float(got[f"mismatch/{name}"]) == pytest.approx(value, rel=1e-5), name
+
+
+def test_mismatch_equals_verl():
+    _, cases = golden_cases("public", "verl", "offpolicy_metrics.npz")
+    checked = 0
+    with jax.enable_x64(True):
+        for case in cases:
+            x = case.inputs
+            if "rollout_log_prob" not in x or case.edge:
+                continue
+            got = mismatch_metrics(
+                response_batch(
+                    x["response_mask"], old_logprobs=x["old_log_prob"],
+                    sampler_logprobs=x["rollout_log_prob"],
+                )
+            )  # fmt: skip
+            if (x["response_mask"].sum(axis=1) == 0).any():
+                continue  # verl counts an empty row as perplexity 1
+            for name in ("kl", "k3_kl", "training_ppl", "rollout_log_ppl", "log_ppl_diff"):
+                want = case.metrics[name]
+                assert float(got[f"mismatch/mismatch_{name}"]) == pytest.approx(
+                    want, rel=1e-5, abs=1e-7
+                )
+            checked += 1
+    assert checked >= 3
+
+
+def test_batch_metrics_by_hand():
+    mask = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1]], np.float32)
+    rewards = np.zeros_like(mask)
+    rewards[[0, 1, 2, 4], [1, 0, 2, 2]] = [1.0, 1.0, 0.0, 1.0]
+    with jax.enable_x64(True):
+        batch = response_batch(
+            mask, group=[0, 0, 1, 1, 1], rewards=rewards, advantages=rewards - 0.5
+        )
+        reasons = jnp.array([0, 0, FinishReason.LENGTH, 0, 0], jnp.int32)
+        batch = batch.replace(finish_reason=reasons)
+        shaped = batch.replace(rewards=batch.rewards - 0.1)
+        got = {k: float(v) for k, v in batch_metrics(batch, shaped).items()}
+    assert got["reward/mean"] == pytest.approx(0.75)
+    assert got["shaped_reward/mean"] == pytest.approx(0.75 - 0.1 * 9 / 4)
+    assert (got["response_tokens/mean"], got["response_tokens/max"]) == (2.25, 3.0)
+    assert got["response/truncated_fraction"] == 0.25
+    # Group 0 is all right; group 1 is mixed, its empty row aside.
+    assert got["group/zero_advantage_fraction"] == 0.5
+    assert (got["group/all_right_fraction"], got["group/all_wrong_fraction"]) == (0.5, 0.0)
+    assert got["advantage/mean"] == pytest.approx(float(np.mean((rewards - 0.5)[mask > 0])))

@@ -1,0 +1,257 @@
+"""Every policy loss: one row of a table buys the common suite."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rljax import learn as update
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.losses import policy
+from rljax.losses.policy import Policy
+
+TOKEN, SEQUENCE = update.token_mean, update.seq_mean_token_mean
+P = functools.partial
+# name: (loss, reduction, fields it cannot do without). Options that make every branch count.
+LOSSES = {
+    "negative_log_likelihood": (policy.negative_log_likelihood, TOKEN, ()),
+    "policy_gradient": (policy.policy_gradient, TOKEN, ("advantages",)),
+    "gpg": (policy.gpg, TOKEN, ("advantages",)),
+    "ppo_clip": (policy.ppo_clip, TOKEN, ("advantages", "old_logprobs")),
+    "ppo_clip_near": (
+        P(policy.ppo_clip, max_sequence_kl=0.05), TOKEN,
+        ("advantages", "old_logprobs", "sampler_logprobs"),
+    ),
+    "decoupled_ppo": (
+        P(policy.decoupled_ppo, weight_max=1.2), TOKEN,
+        ("advantages", "old_logprobs", "sampler_logprobs"),
+    ),
+    "cispo": (policy.cispo, TOKEN, ("advantages", "old_logprobs")),
+    "cispo_sampler": (
+        P(policy.cispo, ratio_max=1.5, behaviour="sampler"), TOKEN,
+        ("advantages", "sampler_logprobs"),
+    ),
+    "cispo_sequence": (
+        P(policy.cispo, clip_low=0.1, level="sequence"), TOKEN, ("advantages", "old_logprobs")
+    ),
+    "sapo": (policy.sapo, SEQUENCE, ("advantages", "old_logprobs")),
+    "dppo_tv": (policy.dppo_tv, TOKEN, ("advantages", "old_logprobs")),
+    "dppo_kl": (policy.dppo_kl, TOKEN, ("advantages", "old_logprobs")),
+    "dro": (policy.dro, TOKEN, ("advantages", "old_logprobs")),
+    "gspo": (P(policy.gspo, clip_low=0.1, clip_high=0.1), SEQUENCE, ("advantages", "old_logprobs")),
+    "gspo_product": (
+        P(policy.gspo, clip_low=0.2, clip_high=0.2, length_normalized=False), SEQUENCE,
+        ("advantages", "old_logprobs"),
+    ),
+    "gspo_token": (
+        P(policy.gspo_token, clip_low=0.1, clip_high=0.1), SEQUENCE, ("advantages", "old_logprobs")
+    ),
+    "gmpo": (policy.gmpo, SEQUENCE, ("advantages", "old_logprobs")),
+    "vespo": (policy.vespo, TOKEN, ("advantages", "old_logprobs")),
+    "gvpo": (policy.gvpo, SEQUENCE, ("advantages", "old_logprobs", "group")),
+    "clip_cov": (
+        P(policy.clip_cov, cov_low=0.01, fraction=0.2), TOKEN, ("advantages", "old_logprobs")
+    ),
+    "kl_cov": (P(policy.kl_cov, fraction=0.2), TOKEN, ("advantages", "old_logprobs")),
+    "ppo_high_entropy": (
+        P(policy.ppo_high_entropy, fraction=0.4), TOKEN, ("advantages", "old_logprobs")
+    ),
+}  # fmt: skip
+FLOATS = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "rewards", "weights")
+every_loss = pytest.mark.parametrize("name", LOSSES)
+MASK = np.array(
+    [[0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1]], np.float64
+)
+
+
+def mark(loss, name) -> bool:
+    return bool(getattr(getattr(loss, "func", loss), name, False))
+
+
+def sample(dtype=jnp.float64, on_policy=False, garbage=0.0, mask=MASK):
+    """(log-probs, entropy, batch): four rows with a tool reply in row 1 and row 3, ragged."""
+    random = np.random.default_rng(3)
+    logp = random.normal(-1.2, 0.6, MASK.shape).clip(max=-0.05)
+    draw = {n: logp + random.normal(0, 0.4, MASK.shape) for n in FLOATS}
+    draw["advantages"] = random.normal(0, 1, (4, 1)) * np.ones(MASK.shape)
+    draw["weights"] = random.uniform(0.4, 1.9, MASK.shape)
+    if on_policy:
+        draw |= {"old_logprobs": logp, "sampler_logprobs": logp, "weights": np.ones(MASK.shape)}
+    entropy = random.uniform(0, 3, MASK.shape)
+    under = lambda x: jnp.asarray(np.where(mask > 0, x, garbage), dtype)  # noqa: E731
+    last = MASK.shape[1] - 1 - np.argmax(MASK[:, ::-1] > 0, axis=1)
+    valid = np.arange(MASK.shape[1])[None, :] <= last[:, None]
+    batch = Batch(
+        tokens=jnp.asarray(random.integers(3, 9, MASK.shape) * valid, jnp.int32),
+        segment_ids=jnp.asarray(valid, jnp.int32),
+        positions=jnp.asarray(np.arange(MASK.shape[1])[None, :] * valid, jnp.int32),
+        mask=jnp.asarray(mask, dtype),
+        group=jnp.asarray([0, 1, 0, 1], jnp.int32),
+        **{n: under(x) for n, x in draw.items()},
+    ).check()
+    return under(logp), under(entropy), batch
+
+
+def total(name, logp, entropy, batch, weights=None):
+    """(what update.py makes of it, metrics)."""
+    loss, reduction, _ = LOSSES[name]
+    out, metrics = loss(Policy(logp, entropy), batch)
+    for key, metric in metrics.items():
+        assert metric.shape in (batch.mask.shape, batch.mask.shape[:1]), key
+    weights = reduction(batch) if weights is None else weights
+    corrected = not mark(loss, "applies_weights")
+    return update.weighted_loss(out, metrics, batch, weights, corrected=corrected)
+
+
+def evaluate(name, logp, entropy, batch, weights=None):
+    """(loss, gradient, metrics) as numpy arrays."""
+    f = lambda x: total(name, x, entropy, batch, weights)  # noqa: E731
+    (loss, sums), gradient = jax.value_and_grad(f, has_aux=True)(logp)
+    return np.asarray(loss), np.asarray(gradient), jax.tree.map(np.asarray, sums)
+
+
+def same(a, b, rtol=1e-9, metrics=True):
+    np.testing.assert_allclose(a[0], b[0], rtol=rtol, atol=1e-12)
+    np.testing.assert_allclose(a[1], b[1], rtol=rtol, atol=1e-12 if rtol < 1e-6 else 1e-6)
+    for key in a[2] if metrics else ():
+        np.testing.assert_allclose(a[2][key], b[2][key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@every_loss
+def test_garbage_under_the_mask_changes_nothing(name):
+    with jax.enable_x64(True):
+        clean, dirty = evaluate(name, *sample()), evaluate(name, *sample(garbage=np.nan))
+        assert np.isfinite(dirty[1]).all() and np.abs(dirty[1]).max() > 0
+        assert (dirty[1][MASK == 0] == 0).all()
+        same(dirty, clean)
+
+
+@every_loss
+def test_columns_of_padding_change_nothing(name):
+    with jax.enable_x64(True):
+        before = evaluate(name, *sample())
+        logp, entropy, batch = sample()
+        wider = lambda x: jnp.pad(x, ((0, 0), (0, 2))) if x.ndim == 2 else x  # noqa: E731
+        loss, gradient, metrics = evaluate(name, *jax.tree.map(wider, (logp, entropy, batch)))
+        same((loss, gradient[:, :-2], metrics), before)
+        assert (gradient[:, -2:] == 0).all()
+
+
+@every_loss
+def test_rows_permute(name):
+    with jax.enable_x64(True):
+        before, order = evaluate(name, *sample()), np.array([2, 0, 3, 1])
+        loss, gradient, metrics = evaluate(name, *jax.tree.map(lambda x: x[order], sample()))
+        same((loss, gradient, metrics), (before[0], before[1][order], before[2]))
+
+
+@pytest.mark.parametrize("name", [n for n, r in LOSSES.items() if not mark(r[0], "whole_step")])
+def test_any_split_into_microbatches_is_the_same(name):
+    with jax.enable_x64(True):
+        whole, everything = evaluate(name, *sample()), sample()
+        weights = LOSSES[name][1](everything[2])
+        for parts in ([[0, 2], [1, 3]], [[3], [0, 1, 2]]):
+            loss, gradient = 0.0, np.zeros(MASK.shape)
+            for rows in map(np.array, parts):
+                some = jax.tree.map(lambda x, r=rows: x[r], (*everything, weights))
+                part = evaluate(name, *some)
+                loss, gradient[rows] = loss + part[0], part[1]
+            same((loss, gradient), whole, metrics=False)
+
+
+@pytest.mark.parametrize("name", [n for n in LOSSES if n != "gvpo"])  # its group is the row's
+def test_packed_rows_equal_unpacked_ones(name):
+    with jax.enable_x64(True):
+        logp, entropy, batch = sample()
+        pack = lambda x: x.reshape(2, 12)  # noqa: E731
+        fields = {
+            f.name: pack(v)
+            for f in dataclasses.fields(batch)
+            if (v := batch.__dict__[f.name]) is not None and v.ndim == 2
+        }
+        second = jnp.arange(12)[None, :] >= 6
+        fields["segment_ids"] = jnp.where(
+            fields["segment_ids"] > 0, fields["segment_ids"] + second, 0
+        )
+        packed = evaluate(name, pack(logp), pack(entropy), Batch(**fields).check())
+        same(
+            (packed[0], packed[1].reshape(4, 6)), evaluate(name, logp, entropy, batch), 1e-9, False
+        )
+
+
+@every_loss
+def test_jit_equals_eager(name):
+    with jax.enable_x64(True):
+        f = jax.jit(lambda x, e, b: jax.value_and_grad(total, 1, has_aux=True)(name, x, e, b))
+        (loss, sums), gradient = f(*sample())
+        same((loss, gradient, sums), evaluate(name, *sample()))
+
+
+@every_loss
+def test_float32_equals_the_float64_oracle(name):
+    with jax.enable_x64(True):
+        narrow, wide = evaluate(name, *sample(jnp.float32)), evaluate(name, *sample())
+        assert narrow[0].dtype == np.float32 and narrow[1].dtype == np.float32
+        np.testing.assert_allclose(narrow[0], wide[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(narrow[1], wide[1], rtol=1e-5, atol=1e-5 * np.abs(wide[1]).max())
+
+
+@every_loss
+def test_a_missing_field_is_named(name):
+    loss, _, needs = LOSSES[name]
+    with jax.enable_x64(True):
+        logp, entropy, batch = sample()
+        for field in needs:
+            with pytest.raises(InputError, match=f"needs batch field.*{field}"):
+                loss(Policy(logp, entropy), dataclasses.replace(batch, **{field: None}))
+
+
+@every_loss
+def test_constants_get_no_gradient(name):
+    """Old, sampler and reference log-probs, advantages, weights and entropy are data (N 11)."""
+    with jax.enable_x64(True):
+        logp, entropy, batch = sample()
+
+        def of_constants(fields, entropy):
+            return total(name, logp, entropy, dataclasses.replace(batch, **fields))[0]
+
+        fields = {n: batch.__dict__[n] for n in FLOATS}
+        pulled = jax.grad(of_constants, (0, 1))(fields, entropy)
+        for path, gradient in jax.tree.leaves_with_path(pulled):
+            assert (np.asarray(gradient) == 0).all(), path
+
+
+@every_loss
+def test_an_empty_batch_gives_zero(name):
+    with jax.enable_x64(True):
+        loss, gradient, _ = evaluate(name, *sample(garbage=np.nan, mask=0 * MASK))
+        assert loss == 0 and (gradient == 0).all()
+
+
+@every_loss
+def test_the_first_step_on_policy_is_the_policy_gradient(name):
+    """At pi = pi_old every ratio loss has D1's gradient, under its own reduction (N 4)."""
+    loss, reduction, _ = LOSSES[name]
+    with jax.enable_x64(True):
+        logp, entropy, batch = sample(on_policy=True)
+        same_as = "policy_gradient"
+        if name == "negative_log_likelihood":
+            batch = batch.replace(advantages=jnp.ones_like(logp))
+        if name == "gvpo":  # the residual is A itself: n / (n - 1) beta A at each token
+            want = -batch.advantages * 2 * 0.1 * batch.mask / 4
+        else:
+            # As one action, a response has the gradient of its sum.
+            whole = update.seq_mean_token_sum if name == "gspo_product" else reduction
+            weights = whole(batch)
+            want = evaluate(same_as, logp, entropy, batch, weights)[1]
+        _, got, metrics = evaluate(name, logp, entropy, batch)
+        taken = np.abs(got) > 0 if name in ("clip_cov", "ppo_high_entropy") else MASK > 0
+        assert taken.any()
+        np.testing.assert_allclose(got[taken], np.asarray(want)[taken], rtol=1e-9)
+        assert (got[~taken] == 0).all()
+        if "pg_clipfrac" in metrics:
+            assert metrics["pg_clipfrac"][0] == 0

@@ -1,0 +1,142 @@
+"""Losses of reward models, supervised losses, and rows of labelled steps: worked examples, rules.
+
+Values and gradients of other projects are compared in test_golden.py.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import worked_example
+from golden_checks.common import response_batch
+from test_preference_losses import ROWS, close, float64, sample, sums, take  # noqa: F401
+
+from rljax.data.offline.stepwise import step_tokens
+from rljax.errors import InputError
+from rljax.losses import implicit_reward, policy, reward_model
+from rljax.losses.policy import Policy
+
+# -- reward models
+
+
+def test_worked_example_bradley_terry():
+    example = worked_example("rm.bt")
+    x, p, want = (example[k] for k in ("inputs", "params", "outputs"))
+    scores, batch = sums(x["r_chosen"], x["r_rejected"])
+    scores = scores[:, 0]
+
+    def run(batch=batch, **options):
+        return reward_model.bradley_terry(scores, batch, **options)
+
+    losses, metrics = run()
+    close(losses, np.array(want["per_pair"]), 1e-6)
+    assert float(jnp.mean(metrics["accuracy"])) == want["accuracy"]
+    assert float(jnp.mean(metrics["margin"])) == pytest.approx(want["mean_margin"])
+    assert float(jnp.mean(run(center=p["center_coef"])[0])) == pytest.approx(
+        want["loss_with_center"], rel=1e-6
+    )
+    margins = np.stack([x["margin"], np.zeros(2)], axis=1).ravel() + 7.0  # their difference counts
+    far = batch.replace(scores=jnp.asarray(margins))
+    assert float(jnp.mean(run(far)[0])) == pytest.approx(want["loss_margin"], rel=1e-6)
+    pulled = jax.grad(lambda s: jnp.mean(reward_model.bradley_terry(s, batch)[0]))(scores)
+    close(pulled[::2], np.array(want["grad_r_chosen"]), 1e-6)
+    close(pulled[1::2], np.array(want["grad_r_rejected"]), 1e-6)
+
+
+def test_bradley_terry_ignores_a_shift_and_a_tie_pulls_scores_together():
+    scores, (_, batch) = jnp.linspace(-2.0, 3.0, ROWS), sample()
+    batch = batch.replace(scores=None)
+    loss = lambda s, **o: reward_model.bradley_terry(s, batch, **o)[0]  # noqa: E731
+    close(loss(scores + 3.0), loss(scores))
+    assert not np.allclose(loss(scores + 3.0, center=0.1), loss(scores, center=0.1))
+    tie = jax.grad(lambda s: jnp.sum(loss(s, label_smoothing=0.5)))
+    assert not np.asarray(tie(jnp.ones(ROWS))).any()
+    pulled = np.asarray(tie(scores))
+    assert (pulled[::2] < 0).all() and (pulled[1::2] > 0).all()  # rejected stand higher: down
+    with pytest.raises(InputError, match="one per row"):
+        reward_model.bradley_terry(scores[:, None], batch)
+
+
+def test_worked_example_step_regression():
+    example = worked_example("prm.regression")
+    x, want = example["inputs"], example["outputs"]
+    scores = jnp.array([[9.0, *x["score"], np.nan]])
+    mask = np.array([[0, 1, 1, 1, 1, 1, 0]])
+    batch = response_batch(mask, process_rewards=np.array([[np.nan, *x["label"], np.nan]]))
+
+    def total(scores):
+        losses, metrics = reward_model.step_regression(scores, batch)
+        return jnp.sum(losses * mask) / 5, metrics
+
+    (loss, metrics), pulled = jax.value_and_grad(total, has_aux=True)(scores)
+    assert float(loss) == pytest.approx(want["mse"])
+    close(pulled, np.array([[0.0, *want["grad_score"], 0.0]]))
+    quotient = jnp.sum(metrics["sign_correct"] * mask) / jnp.sum(metrics["non_neutral"] * mask)
+    assert float(quotient) == want["sign_accuracy_nonneutral"]
+    squashed, _ = reward_model.step_regression(jnp.full((1, 7), 50.0), batch, squash="tanh")
+    close(squashed[0, 1:6], (1.0 - np.array(x["label"])) ** 2, 1e-6)
+
+
+def test_step_classification_is_cross_entropy_at_labelled_tokens():
+    logits = jnp.array([[[0.0, 2.0], [np.nan, 0.0], [1.0, -1.0], [3.0, 0.0]]])
+    mask = np.array([[1, 0, 1, 1]])
+    batch = response_batch(mask, process_rewards=np.array([[1.0, 7.0, 1.0, -1.0]]))
+    losses, metrics = reward_model.step_classification(logits, batch)
+    close(losses[0, [0, 2, 3]], np.log1p(np.exp([-2.0, 2.0, -3.0])))
+    assert metrics["accuracy"][0, [0, 2, 3]].tolist() == [1.0, 0.0, 1.0]
+    pulled = jax.grad(
+        lambda z: jnp.sum(jnp.where(mask > 0, reward_model.step_classification(z, batch)[0], 0.0))
+    )(logits)
+    assert np.isfinite(pulled).all() and not np.asarray(pulled[0, 1]).any()
+
+
+def test_group_accuracy_counts_pairs_with_different_labels():
+    _, batch = sample()
+    batch = take(batch, np.arange(6)).replace(
+        scores=jnp.array([1.0, -1.0, -1.0, 1.0, 1.0, 1.0]),
+        group=jnp.array([4, 4, 4, 9, 9, 9], jnp.int32),
+    )
+    rewards = jnp.array([0.5, 0.7, 0.1, 3.0, 2.0, 1.0])
+    found = implicit_reward.group_accuracy(rewards, batch)
+    close(found, np.full(6, 0.5))  # one of two; no pair of the second group differs
+    better = implicit_reward.group_accuracy(rewards.at[1].set(0.2), batch)
+    close(better, np.array([1.0, 1.0, 1.0, 0.5, 0.5, 0.5]))
+
+
+def test_dynamic_fine_tuning_has_the_gradient_of_minus_the_probability():
+    logps, batch = sample(garbage=np.nan)
+    total = lambda x, f: jnp.sum(f(x) * batch.mask)  # noqa: E731
+    ours = jax.grad(total)(logps, lambda x: policy.dynamic_fine_tuning(Policy(x, x), batch)[0])
+    clean = jnp.where(batch.mask > 0, logps, 0.0)
+    close(ours, jax.grad(total)(clean, lambda x: -jnp.exp(x)))
+
+
+# -- rows of steps
+
+
+def test_step_labels_stand_at_the_last_token_of_each_step():
+    ids, labels = step_tokens([1, 2], [[3], [4, 5]], [1.0, -1.0], [9, 8])
+    assert ids == [1, 2, 3, 9, 8, 4, 5, 9, 8]
+    assert labels == [None, None, None, None, 1.0, None, None, None, -1.0]
+    ids, labels = step_tokens([1], [[3], [4, 5]], [0.5, 0.0], [], last_step_only=True)
+    assert (ids, labels) == ([1, 3, 4, 5], [None, None, None, 0.0])
+
+
+def test_cut_steps_lose_their_labels():
+    prompt, steps = list(range(10)), [[11, 12], [13, 14]]
+    ids, labels = step_tokens(
+        prompt, steps, [1.0, 0.0], [99], max_prompt_tokens=3, max_completion_tokens=5
+    )
+    assert ids == [7, 8, 9, 11, 12, 99, 13, 14] and labels[5] == 1.0
+    assert labels.count(None) == 7
+    ids, labels = step_tokens(prompt, steps, [1.0, 0.0], [99], max_tokens=12)
+    assert ids == [*prompt, 11, 12] and set(labels) == {None}
+
+
+def test_steps_without_labels_or_tokens_are_refused():
+    with pytest.raises(InputError, match="one per step"):
+        step_tokens([1], [[2]], [1.0, 0.0], [9])
+    with pytest.raises(InputError, match="at least one token"):
+        step_tokens([1], [[]], [1.0], [])
+    with pytest.raises(InputError, match=">= 1 tokens"):
+        step_tokens([1], [[2]], [1.0], [9], max_prompt_tokens=0)

@@ -1,0 +1,290 @@
+"""Loading: every weight on every mesh, host memory, the report, which version a folder is."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from conftest import REPO
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from tiny_folders import (
+    CONFIGS,
+    by_hand,
+    config,
+    experts,
+    one_device,
+    same,
+    tensors_of,
+    tiny,  # noqa: F401  a fixture
+    write_folder,
+)
+from tiny_refusal import refused
+
+from rljax.config import Config
+from rljax.mesh import make_mesh
+from rljax.models.huggingface import blocks, load_config, load_params, load_with_report, save_params
+from rljax.models.huggingface.checkpoint_folder import _ignorable
+from rljax.models.model import Model
+from rljax.setup import initial_params
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MESHES = [dict(fsdp=8), dict(fsdp=4, tensor=2), dict(data=2, fsdp=1, expert=4)]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """So few bytes that every tensor goes in several blocks, the last of them overlapping."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 2100)
+
+
+# -- every weight lands where it belongs --
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_any_mesh_gets_the_weights(tmp_path, small_blocks, name, mesh):
+    model = Model(CONFIGS[name], make_mesh(**mesh))
+    tensors = tensors_of(model)
+    params = load_params(write_folder(tmp_path, model, tensors, files=3), model)
+    same(params, by_hand(model, tensors))
+    for leaf, sharding in zip(
+        jax.tree.leaves(params), jax.tree.leaves(model.shardings()), strict=True
+    ):
+        assert leaf.sharding == sharding and leaf.dtype == jnp.float32
+    # And back: the same bytes under the same names.
+    save_params(tmp_path / "again", model, params)
+    with safe_open(tmp_path / "again" / "model.safetensors", framework="np") as file:
+        assert set(file.keys()) == set(tensors)
+        for tensor, value in tensors.items():
+            np.testing.assert_array_equal(file.get_tensor(tensor), value, err_msg=tensor)
+
+
+def test_blocks_cover_every_row_whatever_the_sizes(monkeypatch):
+    model = Model(config(vocab_size=47, mlp=37), one_device())
+    for size in (1, 100, 1000, 10**6):
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
+        for group in blocks.groups(model):
+            count, starts = group.row_starts(4)
+            rows = {row for start in starts for row in range(start, start + count)}
+            assert rows == set(range(group.disk_shape[0])), group.names
+            assert count % group.parts[0].piece.unit == 0
+
+
+DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
+
+
+@pytest.mark.parametrize("disk", DTYPES, ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize("ours", ["float32", "bfloat16"])
+def test_dtypes_on_disk(tmp_path, disk, ours):
+    """Rounded once, to nearest even; what fits is kept to the bit."""
+    model = Model(config(layers=1, weight_dtype=ours), one_device())
+    tensors = tensors_of(model, disk)
+    params = load_params(write_folder(tmp_path, model, tensors), model)
+    want = by_hand(model, tensors)
+    want = jax.tree.map(lambda x: x.astype(ours), want)
+    same(params, want)
+
+
+def test_dtypes_may_differ_from_tensor_to_tensor(tmp_path):
+    model = Model(experts("qwen3_moe"), make_mesh(1, 2, expert=4))
+    tensors = tensors_of(model)
+    for i, name in enumerate(sorted(tensors)):
+        tensors[name] = tensors[name].astype((np.float32, ml_dtypes.bfloat16)[i % 2])
+    same(load_params(write_folder(tmp_path, model, tensors), model), by_hand(model, tensors))
+
+
+def test_few_programs_whatever_the_depth(tmp_path):
+    """One program per kind of weight: loading must not compile per layer or per expert."""
+    counts = []
+    for layers in (2, 6):
+        model = Model(config(layers=layers, vocab_size=49 + layers), one_device())
+        folder = write_folder(tmp_path / str(layers), model, tensors_of(model))
+        before = blocks._put._cache_size()
+        load_params(folder, model)
+        counts.append(blocks._put._cache_size() - before)
+    assert counts[0] == counts[1] <= 11, counts
+
+
+# -- memory --
+
+
+def measured(*flags: str) -> dict:
+    command = [sys.executable, str(REPO / "benchmarks" / "loading.py"), *flags]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_host_memory_stays_under_the_largest_file():
+    found = measured("--gigabytes=0.2", "--devices=8", "--tensor=2")
+    assert found["parameter_bytes"] > 0.9 * found["checkpoint_bytes"] > 1.7e8
+    assert found["ratio"] < 1.3, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [("--devices=1",), ("--devices=8",), ("--devices=8", "--tensor=2")]
+)
+def test_host_memory_of_two_gigabytes(flags):
+    found = measured(*flags)
+    assert found["checkpoint_bytes"] > 1.9e9 and found["files"] >= 4
+    assert found["ratio"] < 1.3, found
+
+
+# -- what a folder may hold, and what is said of it --
+
+
+def test_the_report_has_files_with_their_hashes(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    write_folder(folder, model, tensors, files=2)
+    (folder / "model.safetensors").unlink()
+    params, report = load_with_report(folder, model)
+    same(params, by_hand(model, tensors))
+    assert report.ignored == ("model.layers.0.self_attn.rotary_emb.inv_freq",)
+    assert (report.missing, report.unexpected, report.misshaped, report.zero) == ((), (), (), ())
+    want = {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.safetensors")
+    }
+    assert {name: r.sha256 for name, r in report.files.items()} == want and len(want) == 2
+    sizes = {p.name: p.stat().st_size for p in folder.glob("*.safetensors")}
+    assert {name: r.bytes for name, r in report.files.items()} == sizes
+    assert report.revision is None
+    assert json.loads(json.dumps(dataclasses.asdict(report)))["folder"] == str(folder)
+
+
+def test_a_run_folder_says_what_it_started_from(tiny, tmp_path):  # noqa: F811
+    folder, model, tensors = tiny
+    config = Config(model=f"{folder}/")
+    same(initial_params(config, model, tmp_path / "model.json"), by_hand(model, tensors))
+    told = json.loads((tmp_path / "model.json").read_text())
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert told["files"]["model.safetensors"]["sha256"] == digest and "revision" in told
+
+
+def test_the_revision_of_a_cache_and_of_a_download(tiny, tmp_path):  # noqa: F811
+    folder, model, _ = tiny
+    cached = tmp_path / "models--a--b" / "snapshots" / COMMIT
+    cached.parent.mkdir(parents=True)
+    folder.rename(cached)
+    assert load_with_report(cached, model)[1].revision == COMMIT
+    link = tmp_path / "link"
+    link.symlink_to(cached)
+    assert load_with_report(link, model)[1].revision == COMMIT
+    plain = tmp_path / "plain"
+    cached.rename(plain)
+    assert load_with_report(plain, model)[1].revision is None
+    notes = plain / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    (notes / "model.safetensors.metadata").write_text(f"{COMMIT}\netag\n1700000000.0\n")
+    assert load_with_report(plain, model)[1].revision == COMMIT
+    (notes / "model.safetensors.metadata").write_text("not a commit\n")
+    assert load_with_report(plain, model)[1].revision is None
+
+
+def test_all_problems_at_once(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.extra.weight"] = np.ones(3, np.float32)
+    tensors["model.norm.weight"] = np.ones(31, np.float32)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].astype(np.int8)
+    write_folder(folder, model, tensors)
+    refused(
+        lambda: load_params(folder, model),
+        "lacks 1 of 25 tensors: model.layers.1.mlp.up_proj.weight",
+        "1 tensors that the model does not use: model.extra.weight",
+        "model.safetensors: tensor model.norm.weight has shape (31,), config.json says (32,)",
+        "tensor lm_head.weight has dtype I8",
+    )
+
+
+def test_a_hundred_missing_tensors_are_counted_not_listed(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    bigger = Model(config(layers=12), one_device())
+    text = refused(lambda: load_params(folder, bigger), "lacks 110 of 135", "106 more")
+    assert text.count("model.layers.") == 4
+
+
+def test_a_base_model_export_has_no_prefix(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    tied = Model(config(tie_embeddings=True), model.mesh)
+    del tensors["lm_head.weight"]
+    want = by_hand(tied, tensors)
+    base = {name.removeprefix("model."): value for name, value in tensors.items()}
+    write_folder(folder, tied, base)
+    params, report = load_with_report(folder, tied)
+    same(params, want)
+    refused(lambda: load_params(folder, model), "lacks 1 of 25 tensors: lm_head.weight")
+    mixed = {**base, "model.norm.weight": base["norm.weight"]}
+    write_folder(folder, tied, mixed)
+    refused(lambda: load_params(folder, tied), "does not use: model.norm.weight")
+    write_folder(folder, tied, {**base, **tensors})  # both spellings: which one is meant?
+    refused(lambda: load_params(folder, tied), "does not use: embed_tokens.weight")
+
+
+def test_layers_that_predict_further_tokens_are_deepseeks_alone(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    further = "model.layers.2.eh_proj.weight"
+    write_folder(folder, model, {**tensors, further: np.ones((4, 4), np.float32)})
+    refused(lambda: load_params(folder, model), further)
+    deepseek = dataclasses.replace(model.config, family="deepseek_v3")
+    ignored = functools.partial(_ignorable, model=dataclasses.replace(model, config=deepseek))
+    assert ignored(further) and ignored("model.layers.61.mlp.gate.weight")
+    assert not ignored("model.layers.1.mlp.gate.weight") and not ignored("model.other.weight")
+
+
+def test_heads(tiny, tmp_path):  # noqa: F811
+    """A critic of a language model starts at zero; a reward model brings its own head, and is no
+    language model unless its embeddings are tied."""
+    folder, model, tensors = tiny
+    critic = dataclasses.replace(model, head="scalar")
+    params, report = load_with_report(folder, critic)
+    assert report.zero == ("score.weight",) and report.ignored == ("lm_head.weight",)
+    assert params["head"].shape == (32, 1) and not np.any(params["head"])
+    same({"e": params["embedding"]}, {"e": tensors["model.embed_tokens.weight"]})
+
+    scorer = Model(config(labels=3), model.mesh, "scalar")
+    scored = tensors_of(scorer)
+    reward = write_folder(tmp_path / "reward", scorer, scored)
+    params, report = load_with_report(reward, scorer)
+    np.testing.assert_array_equal(params["head"], scored["score.weight"].T)
+    assert report.zero == () and np.any(params["head"])
+    refused(lambda: load_params(reward, critic), "score.weight has shape (3, 32)", "(1, 32)")
+    refused(lambda: load_params(reward, model), "lm_head.weight", "is a reward model")
+    tied = Model(config(tie_embeddings=True), model.mesh)
+    _, report = load_with_report(reward, tied)
+    assert report.ignored == ("score.weight",)
+
+
+def test_code_of_a_folder_is_never_run(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    told = json.loads((folder / "config.json").read_text())
+    told["auto_map"] = {"AutoModelForCausalLM": "modeling_mine.Mine"}
+    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "modeling_mine.py").write_text("raise SystemExit('remote code ran')")
+    same(load_params(folder, Model(load_config(folder), model.mesh)), by_hand(model, tensors))
+    assert "modeling_mine" not in sys.modules
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "m.pt"])
+def test_pickles_are_refused_with_the_fix(tiny, name):  # noqa: F811
+    folder, model, _ = tiny
+    (folder / "model.safetensors").rename(folder / name)
+    refused(lambda: load_params(folder, model), name, "any code", "save_pretrained")
+
+
+def test_one_tensor_in_two_files_is_refused(tiny):  # noqa: F811
+    folder, model, tensors = tiny
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    save_file({"model.norm.weight": tensors["model.norm.weight"]}, folder / "b.safetensors")
+    refused(lambda: load_params(folder, model), "b.safetensors", "model.norm.weight", "a.safet")

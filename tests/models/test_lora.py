@@ -1,0 +1,379 @@
+"""Adapters: parity with peft, what is trained, one base for all roles, codes, folders, runs."""
+
+import dataclasses
+import json
+import shutil
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import golden, lanes
+from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config
+
+from rljax import setup as build
+from rljax.batch import batch_from_rows
+from rljax.errors import InputError
+from rljax.evaluation.saved import load_policy
+from rljax.mesh import make_mesh
+from rljax.models.adapters import lora
+from rljax.models.adapters.quantise import block_of, dequantise, quantise
+from rljax.models.config import LoraConfig
+from rljax.models.huggingface import load_config, load_params
+from rljax.models.huggingface.peft import load_adapter, save_adapter
+from rljax.models.model import Model
+from rljax.models.trees import flattened, nested
+from rljax.roles import start_training
+from rljax.sampler import Sampling, generate
+from rljax.train import train
+from rljax.train.run import Run
+
+
+def adapted(folder, *, mesh=None, head="lm", **wish):
+    """(model with adapters, its weights, the plain model, its weights)."""
+    mesh = mesh or make_mesh(devices=jax.devices()[:1])
+    plain = Model(load_config(folder, remat="none"), mesh, head)
+    wish = {"rank": 4, "alpha": 8.0, "base": "float32", **wish}
+    model = dataclasses.replace(
+        plain, config=dataclasses.replace(plain.config, lora=LoraConfig(**wish))
+    )
+    base = load_params(folder, plain)
+    return model, lora.attach(model, dict(base), jax.random.key(0)), plain, base
+
+
+def moved(params, key=1, size=0.05):
+    """The same weights with random adapters, B included."""
+    flat = flattened(params)
+    paths = sorted(path for path in flat if path[-1] in lora.LEAVES)
+    keys = jax.random.split(jax.random.key(key), len(paths))
+    for k, path in zip(keys, paths, strict=True):
+        x = flat[path]
+        flat[path] = x + size * jax.random.normal(k, x.shape, x.dtype)
+    return nested(flat)
+
+
+def tokens(rows=2, columns=12, words=300):
+    ids = jax.random.randint(jax.random.key(3), (rows, columns), 3, words)
+    return batch_from_rows(ids, jnp.full(rows, columns), jnp.ones((rows, columns)))
+
+
+@pytest.mark.parametrize("family", lanes(["gemma2", "deepseek_v3"], ["qwen3", "gpt_oss"]))
+def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
+    model, params, plain, base = adapted(golden("public", "hf", family))
+    batch = tokens()
+    before = jax.jit(plain.logits)(base, batch)
+    np.testing.assert_array_equal(jax.jit(model.logits)(params, batch), before)
+    params = moved(params)
+    after = jax.jit(model.logits)(params, batch)
+    assert np.abs(after - before).max() > 0.05  # the adapters do reach the logits
+    whole = lora.merge(model, params)
+    assert jax.tree.structure(whole) == jax.tree.structure(base)
+    np.testing.assert_allclose(jax.jit(plain.logits)(whole, batch), after, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", lanes(["deepseek_v3"], ["qwen3", "gemma2"]))
+def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
+    """Decoding takes other paths than training: the latent attention's, one token at a time."""
+    model, params, _, _ = adapted(golden("public", "hf", family))
+    params = moved(params)
+    prompts = np.asarray(tokens(rows=2, columns=5).tokens)
+    sampling = Sampling(max_response_tokens=6)
+    batch = generate(model, params, prompts, np.array([5, 3]), jax.random.key(0), sampling, n=2)
+    logprobs = jax.jit(model.logprobs)(params, batch)[0]
+    keep = np.asarray(batch.mask) > 0
+    np.testing.assert_allclose(batch.sampler_logprobs[keep], logprobs[keep], atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("qwen3", ("*",)), ("qwen2", ("q_proj", "v_proj")), ("llama3", ("self_attn.*",)),
+     ("gemma2", ("mlp.*", "o_proj"))],
+)  # fmt: skip
+def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = golden("public", "hf", family)
+    model, params, _, _ = adapted(folder, targets=targets)
+    params, batch = moved(params), tokens()
+    save_adapter(tmp_path, model, params, base=str(folder))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path)
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+
+
+@pytest.mark.parametrize("family", lanes(["qwen2_5_vl"], ["qwen3_vl"]))
+def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family, tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = golden("public", "hf", family)
+    model, params, _, _ = adapted(folder)
+    params, batch = moved(params), tokens()
+    save_adapter(tmp_path, model, params)
+    auto = transformers.AutoModelForImageTextToText
+    theirs = auto.from_pretrained(folder, attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path)
+    assert not any("visual" in n for n, _ in theirs.named_parameters() if "lora" in n)
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+
+
+def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
+    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), base="bfloat16")
+    before, after = (flattened(lora.merge(model, p)) for p in (params, moved(params, size=1e-5)))
+    path = ("layers", "0", "attention", "q", "weight")
+    assert after[path].dtype == jnp.float32
+    assert np.mean(np.asarray(before[path]) != np.asarray(after[path])) > 0.95
+
+
+def test_we_compute_the_same_with_what_peft_saved(tmp_path):
+    peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = golden("public", "hf", "qwen3")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    wish = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"])
+    theirs = peft.get_peft_model(theirs, wish)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    theirs.save_pretrained(tmp_path)
+    model, params, _, _ = adapted(folder, rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
+    params, batch = load_adapter(tmp_path, model, params), tokens()
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    np.testing.assert_allclose(jax.jit(model.logits)(params, batch), want, atol=1e-3)
+
+
+def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
+    folder = golden("public", "hf", "qwen3_moe")
+    mesh = make_mesh(1, 2, 2, devices=jax.devices()[:4])
+    model, params, _, _ = adapted(folder, mesh=mesh, head="scalar", targets=("q_proj", "o_proj"))
+    params = moved(params)
+    save_adapter(tmp_path, model, params)
+    again = load_adapter(
+        tmp_path, model, adapted(folder, mesh=mesh, head="scalar", targets=("q_proj", "o_proj"))[1]
+    )
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] == [
+        "score"
+    ]
+
+
+def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
+    folder = golden("public", "hf", "qwen3")
+    model, params, _, _ = adapted(folder)
+    params = moved(params)
+    save_adapter(tmp_path, model, params)
+    wish = dict(model=f"{folder}/", lora__rank=4, lora__alpha=8.0, lora__base="float32")
+    config = tiny_config(tmp_path / "run", **wish, lora__adapter=str(tmp_path))
+    jax.tree.map(np.testing.assert_array_equal, build.initial_params(config, model), params)
+
+
+def test_adapters_of_another_kind_are_refused(tmp_path):
+    folder = golden("public", "hf", "qwen3")
+    model, params, _, _ = adapted(folder)
+    save_adapter(tmp_path, model, params)
+    path = tmp_path / "adapter_config.json"
+    good = json.loads(path.read_text())
+    for change, text in (
+        ({"r": 8}, "lora.rank=4.*--config.lora.rank=8"), ({"lora_alpha": 1}, "lora.alpha=8"),
+        ({"use_dora": True}, "use_dora"), ({"use_rslora": True}, "use_rslora"),
+        ({"peft_type": "IA3"}, "IA3"), ({"bias": "all"}, "bias"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"exclude_modules": ["q_proj"]}, "exclude_modules"),
+    ):  # fmt: skip
+        path.write_text(json.dumps({**good, **change}))
+        with pytest.raises(InputError, match=text):
+            load_adapter(tmp_path, model, params)
+    path.write_text(json.dumps(good))
+    fewer, start, _, _ = adapted(folder, targets=("q_proj",))
+    with pytest.raises(
+        InputError, match="has .* tensors that the model does not have.*lora.targets"
+    ):
+        load_adapter(tmp_path, fewer, start)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\xff" * 9)
+    with pytest.raises(InputError, match="not readable"):
+        load_adapter(tmp_path, model, params)
+    with pytest.raises(InputError, match="'q_prj'.*self_attn.q_proj"):
+        adapted(folder, targets=("q_proj", "q_prj"))
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_codes_are_near_the_weight_and_a_second_coding_changes_nothing(kind):
+    w = jax.random.normal(jax.random.key(0), (3, 96, 5))
+    codes, scales = quantise(w, kind, 1)
+    assert codes.shape == w.shape and scales.shape == (3, 96 // block_of(96), 5) == (3, 2, 5)
+    back = dequantise(codes, scales, kind, 1, jnp.float32)
+    step = {"int8": 0.5 / 127, "nf4": 0.16}[kind]  # half the widest gap between levels
+    assert np.abs(back - w).max() <= step * np.abs(w).max() * 1.001
+    again = quantise(back, kind, 1)
+    np.testing.assert_array_equal(dequantise(*again, kind, 1, jnp.float32), back)
+    assert not np.any(dequantise(*quantise(jnp.zeros((64, 1)), kind, 0), kind, 0, jnp.float32))
+
+
+@pytest.mark.parametrize(("base", "bound"), [("int8", 0.05), ("nf4", 0.6)])
+def test_a_quantised_base_computes_what_its_merged_weights_compute(base, bound):
+    model, params, plain, whole = adapted(golden("public", "hf", "qwen3"), base=base)
+    params, batch = moved(params), tokens()
+    got = jax.jit(model.logits)(params, batch)
+    exact = dataclasses.replace(model.config.lora, base="float32")
+    exact = dataclasses.replace(model, config=dataclasses.replace(model.config, lora=exact))
+    full = lora.attach(exact, dict(whole), jax.random.key(0))
+    want = jax.jit(exact.logits)(moved(full), batch)
+    relative = np.linalg.norm(got - want) / np.linalg.norm(want)
+    assert 1e-5 < relative < bound
+    np.testing.assert_allclose(
+        jax.jit(plain.logits)(lora.merge(model, params), batch), got, atol=2e-3
+    )
+    held = sum(x.size for p, x in flattened(params).items() if p[-1] == "codes")
+    assert held > 0 and not any(
+        p[-1] == "weight" for p in flattened(params)
+    )  # no linear map of the layers is held twice
+
+
+def test_the_optimizer_holds_the_adapters_alone():
+    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), head="scalar")
+    state = start_training(model, params, optax.adam(1e-3))
+    trained = flattened(state.params)
+    assert set(p[-1] for p in trained) == {"lora_a", "lora_b", "head"}
+    sizes = sum(x.size for x in trained.values())
+    assert sum(x.size for x in jax.tree.leaves(state.opt_state)) == 2 * sizes + 1
+    for path, x in flattened(state.frozen).items():
+        assert x is flattened(params)[path]
+
+
+def with_adapters(folder, **changes):
+    """A PPO run with adapters after a supervised phase; KL to the reference in the loss."""
+    changes = {"lora__rank": 4, "lora__base": "float32", "algorithm__kl_in_loss": 0.05,
+               "dataflow": "ppo", "algorithm__advantage": "gae", **changes}  # fmt: skip
+    return tiny_config(folder, **changes)
+
+
+def pointers(tree) -> set[int]:
+    return {
+        shard.data.unsafe_buffer_pointer()
+        for x in jax.tree.leaves(tree)
+        for shard in x.addressable_shards
+    }
+
+
+def test_actor_critic_and_reference_share_one_base(tmp_path):
+    config = with_adapters(tmp_path, sft__steps=0)
+    with Run(config, tmp_path) as run:
+        params = build.initial_params(run.config, run.setup.model)
+        before = jax.device_get(params)
+        run.begin_rl(params)
+        base = pointers(run.roles["actor"].state.frozen)
+        for step in range(2):
+            metrics = run.rl_step()
+            actor, critic = run.roles["actor"], run.roles["critic"]
+            assert pointers(actor.state.frozen) == base, step
+            # The critic has no output head; everything else of its base is the actor's.
+            assert pointers(critic.state.frozen) < base
+            reference = run.roles["reference"]
+            assert base < pointers(reference.params)
+            assert pointers(reference.params) - base == pointers(
+                reference.model.split(reference.params)[0]
+            )
+        assert metrics["ref_kl/k3"] > 0 and metrics["optimizer_steps"] == 2
+        after = jax.device_get(run.roles["actor"].state.weights)
+        for path, x in flattened(after).items():
+            same = np.array_equal(x, flattened(before)[path])
+            assert same != (path[-1] in lora.LEAVES), path
+        head = run.roles["critic"].state.params["head"]
+        assert np.any(head)
+
+
+def test_a_run_resumes_bitwise_and_its_checkpoints_hold_adapters_alone(tmp_path):
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    small = dict(steps=4, sft__steps=2, evaluate__every_steps=0)
+    train(with_adapters(whole, **small))
+    train(with_adapters(parted, **{**small, "steps": 2}))
+    train(with_adapters(parted, **small, checkpoint__allow_changed=("steps",)))
+    step = newest_step(whole)
+    one, other = checkpoint_bytes(whole, step), checkpoint_bytes(parted, step)
+    assert one == other
+    assert policy_bytes(whole) == policy_bytes(parted)
+    names = [path for path in one if "params" in path or "reference" in path]
+    assert names and all("lora_" in path or "head" in path for path in names)
+    assert (whole / "adapter" / "adapter_model.safetensors").exists()
+    # The exported policy is the base with the adapters merged, and so is what evaluation loads.
+    saved = load_policy(whole)
+    merged = flattened(lora.merge(saved.model, saved.params))
+    plain = dataclasses.replace(saved.model, config=lora.without(saved.model.config))
+    exported = flattened(load_params(whole / "policy", plain))
+    for path, x in merged.items():
+        np.testing.assert_array_equal(x, exported[path])
+    again = load_adapter(whole / "adapter", saved.model, saved.params)
+    jax.tree.map(np.testing.assert_array_equal, again, saved.params)
+
+
+def reward_folder(folder, tmp_path, **changes):
+    """A copy of a reward model's folder, with changes to its config.json."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    told = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**told, **changes}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank):
+    folder = golden("public", "hf", "qwen3_seqcls")
+    other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
+    policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
+    config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
+    model, params = build.roles._critic(config, policy, {}, 1)
+    plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
+    assert model.config.norm_eps == 0.5
+    got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
+    np.testing.assert_allclose(got, want, atol=0.05 if rank else 1e-6)  # a bfloat16 base
+    for path, x in flattened(model.abstract()).items():
+        assert flattened(params)[path].dtype == x.dtype, path
+    assert params["head"].dtype == jnp.float32 and np.any(params["head"])
+    wrong = reward_folder(folder, tmp_path / "wrong", vocab_size=321)
+    with pytest.raises(InputError, match="another vocabulary"):
+        build.roles._critic(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {}, 1)
+
+
+def test_a_critic_starts_from_a_process_reward_model(tmp_path):
+    """Of two labels, as TRL trains them, the value is the log-odds of the second."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    kind = transformers.AutoModelForTokenClassification
+    folder = golden("public", "hf", "qwen3")
+    theirs = kind.from_pretrained(folder, num_labels=2, attn_implementation="eager")
+    with torch.no_grad():
+        theirs.score.bias.copy_(torch.tensor([0.3, -0.2]))
+    theirs.save_pretrained(tmp_path / "prm")
+    batch = tokens()
+    with torch.no_grad():
+        want = theirs(torch.tensor(np.asarray(batch.tokens))).logits.numpy()
+    mesh = make_mesh(devices=jax.devices()[:1])
+    prm = Model(load_config(tmp_path / "prm", remat="none"), mesh, "scalar")
+    params = load_params(tmp_path / "prm", prm)
+    np.testing.assert_allclose(prm.token_scores(params, batch), want, atol=1e-3)
+    policy = Model(load_config(folder, remat="none"), mesh)
+    config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
+    model, params = build.roles._critic(config, policy, {}, 1)
+    values = model.values(params, batch)
+    np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
+
+
+@pytest.mark.parametrize("family", lanes(["deepseek_v3", "gemma2"], ["qwen3", "qwen3_moe"]))
+def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
+    folder = golden("public", "hf", family)
+    mesh = make_mesh(devices=jax.devices()[:1])
+    model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
+    params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
+    config = tiny_config(tmp_path, model_settings__dtype="bfloat16")
+    frozen = build.roles._reference_params(SimpleNamespace(config=config, model=model), params)
+    low = sum(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(frozen))
+    assert low >= 7  # it does take less memory
+    one, other = (jax.jit(model.logprobs)(p, tokens())[0] for p in (params, frozen))
+    np.testing.assert_array_equal(one, other)

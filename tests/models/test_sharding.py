@@ -1,0 +1,187 @@
+"""Every family on every layout of eight devices: the loss, the gradient and the experts' choices of
+one device.
+
+The whole matrix is in the slow lane (pytest -m slow tests/models/test_sharding.py); here every layout and
+every kind of layer is met once.
+"""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import lanes
+from test_families import FOLDERS, ROOT, loaded
+
+from rljax.batch import Batch
+from rljax.dataflows.stages import forward_passes
+from rljax.errors import InputError
+from rljax.learn import Steps
+from rljax.learn.optimizers import _decayed
+from rljax.mesh import make_mesh, shard_rows
+from rljax.models.experts import load_metrics
+from rljax.models.huggingface import load_params
+from rljax.models.model import Model
+from rljax.models.trees import flattened
+from rljax.roles import Actor, start_training
+
+MESHES = {
+    "fsdp=8": dict(fsdp=8),
+    "tensor=2": dict(fsdp=1, tensor=2),
+    "data=2,fsdp=2,tensor=2": dict(data=2, fsdp=2, tensor=2),
+    "context=2": dict(fsdp=1, context=2),
+    "fsdp=2,context=2,tensor=2": dict(fsdp=2, context=2, tensor=2),
+    "expert=4": dict(fsdp=1, expert=4),
+    "fsdp=2,expert=2,tensor=2": dict(fsdp=2, expert=2, tensor=2),
+}
+FAST = {
+    ("deepseek_v3", "data=2,fsdp=2,tensor=2"), ("gemma2", "context=2"),
+    ("gpt_oss", "fsdp=2,context=2,tensor=2"), ("qwen3_moe", "expert=4"),
+}  # fmt: skip
+TEXT = [name for name in FOLDERS if "_vl" not in name]
+
+
+def packed_rows(rows: int, columns: int = 32) -> Batch:
+    """Rows of two or three sequences and padding, all of other lengths."""
+    key = jax.random.key(5)
+    column = jnp.arange(columns)[None, :]
+    first = 5 + jnp.arange(rows) % 7
+    second = first + 9 + jnp.arange(rows) % 4
+    end = jnp.minimum(second + 8, columns - 1 - jnp.arange(rows) % 3)
+    segments = 1 + (column >= first[:, None]).astype(jnp.int32) + (column >= second[:, None])
+    segments = jnp.where(column < end[:, None], segments, 0)
+    starts = jnp.where(segments == 3, second[:, None], jnp.where(segments == 2, first[:, None], 0))
+    tokens = jax.random.randint(key, (rows, columns), 3, 300)
+    return Batch(
+        tokens=tokens,
+        segment_ids=segments.astype(jnp.int32),
+        positions=jnp.where(segments > 0, column - starts, 0).astype(jnp.int32),
+        mask=((segments > 0) & (column - starts > 0)).astype(jnp.float32),
+    )
+
+
+def loss_and_gradient(model, params, batch):
+    """Mean negative log-prob, also of a scalar head; its gradient; what the experts did."""
+
+    def loss(params, batch):
+        if model.head == "scalar":
+            return jnp.sum(batch.mask * model.values(params, batch) ** 2), {}
+        logprobs, _, load = model.read(params, batch)
+        return -jnp.sum(batch.mask * logprobs) / jnp.sum(batch.mask), load
+
+    (value, load), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, batch)
+    return float(value), jax.device_get(gradient), jax.device_get(load)
+
+
+@functools.cache
+def on_one_device(name: str):
+    _, model, params, _ = loaded(name)
+    return loss_and_gradient(model, params, packed_rows(8))
+
+
+def cases():
+    for name in TEXT:
+        for mesh in MESHES:
+            if "expert" in mesh and not loaded_experts(name):
+                continue
+            slow = () if (name, mesh) in FAST else pytest.mark.slow
+            yield pytest.param(name, mesh, marks=slow)
+
+
+@functools.cache
+def loaded_experts(name: str) -> bool:
+    return "experts" in (ROOT / name / "config.json").read_text()
+
+
+@pytest.mark.parametrize(("name", "mesh"), list(cases()))
+def test_loss_and_gradient_of_one_device(name, mesh):
+    sizes = MESHES[mesh]
+    devices = jax.devices()[: int(np.prod(list(sizes.values())))]
+    folder, plain, _, _ = loaded(name)
+    model = Model(plain.config, make_mesh(**sizes, devices=devices), plain.head)
+    params = load_params(folder, model)
+    spread = [x for x in jax.tree.leaves(params) if not x.sharding.is_fully_replicated]
+    assert spread or set(sizes) <= {"fsdp", "context"} and sizes.get("fsdp", 1) == 1
+    value, gradient, load = loss_and_gradient(model, params, shard_rows(packed_rows(8), model.mesh))
+    want_value, want_gradient, want_load = on_one_device(name)
+    np.testing.assert_allclose(value, want_value, rtol=1e-5)
+    want = flattened(want_gradient)
+    top = max(np.abs(x).max() for x in want.values())
+    for path, x in flattened(gradient).items():
+        np.testing.assert_allclose(x, want[path], atol=2e-5 * top, err_msg=str(path))
+    assert bool(load) == loaded_experts(name)
+    if load:  # the very same choices, and no token dropped
+        np.testing.assert_array_equal(load["tokens"], want_load["tokens"])
+        kept = np.sum(packed_rows(8).segment_ids > 0) * plain.config.experts.per_token
+        np.testing.assert_array_equal(np.sum(load["tokens"], axis=-1), kept)
+
+
+def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
+    _, model, params, _ = loaded("qwen3_moe")
+    batch, optimizer = packed_rows(8), optax.sgd(0.1)
+    actor = Actor(start_training(model, params, optimizer), model, optimizer, 1.0)
+    want = load_metrics(jax.jit(model.read)(params, batch)[2])
+    _, got = jax.jit(actor.logprobs_and_load, static_argnums=1)(batch, 2)
+    assert {"expert_load_max", "router_entropy", "load_balance_loss"} <= set(got)
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
+    assert got["expert_load_max"] > 1 > got["expert_load_min"]
+    # The stage that every online dataflow begins with hands them on.
+    cfg = SimpleNamespace(
+        steps=Steps(rows=8, microbatch_rows=4),
+        old_logprobs="recomputed",
+        advantage=lambda batch: batch,
+    )
+    _, seen = forward_passes(batch, cfg, actor=actor)
+    np.testing.assert_allclose(seen["expert_load_max"], want["expert_load_max"], rtol=1e-5)
+
+
+def test_weight_decay_leaves_norms_biases_sinks_and_corrections_alone():
+    for name in ("gpt_oss", "deepseek_v3", "qwen2"):
+        params = loaded(name)[2]
+        mask = flattened(_decayed(params))
+        for path, x in flattened(params).items():
+            layers = path[0] == "layers"
+            vector = x.ndim - layers < 2 or path[-1] == "bias" or path[-1].endswith("_bias")
+            assert mask[path] != vector, (name, path)
+
+
+@pytest.mark.parametrize("name", lanes(["gpt_oss"], ["qwen3", "deepseek_v3"]))
+def test_packed_sequences_are_what_they_are_alone(name):
+    _, model, params, _ = loaded(name)
+    batch = packed_rows(3)
+    packed = jax.jit(model.logprobs)(params, batch)[0]
+    for row in range(3):
+        for segment in (1, 2, 3):
+            at = np.flatnonzero(np.asarray(batch.segment_ids[row]) == segment)
+            tokens = jnp.zeros((1, batch.tokens.shape[1]), jnp.int32)
+            tokens = tokens.at[0, : at.size].set(batch.tokens[row, at])
+            here = (jnp.arange(batch.tokens.shape[1]) < at.size).astype(jnp.int32)[None]
+            alone = Batch(
+                tokens=tokens,
+                segment_ids=here,
+                positions=jnp.arange(batch.tokens.shape[1])[None] * here,
+                mask=here.astype(jnp.float32),
+            )
+            want = jax.jit(model.logprobs)(params, alone)[0][0, 1 : at.size]
+            np.testing.assert_allclose(packed[row, at[1:]], want, atol=2e-5)
+
+
+def test_what_does_not_divide_is_refused_with_the_fix():
+    folder, plain, _, _ = loaded("qwen3")
+    for sizes, text in (
+        (dict(fsdp=1, tensor=8), "divisors of"), (dict(fsdp=1, context=8), "heads"),
+        (dict(fsdp=5), "divisors of 64"),
+    ):  # fmt: skip
+        devices = jax.devices()[: int(np.prod(list(sizes.values())))]
+        model = Model(plain.config, make_mesh(**sizes, devices=devices))
+        with pytest.raises(InputError, match=text):
+            jax.eval_shape(model.logprobs, load_params(folder, model), packed_rows(8))
+    mesh = make_mesh(fsdp=1, expert=3, devices=jax.devices()[:3])
+    folder, plain, _, _ = loaded("mixtral")
+    with pytest.raises(InputError, match="mesh.expert=3"):
+        load_params(folder, dataclasses.replace(plain, mesh=mesh))

@@ -1,0 +1,443 @@
+"""Unit-test rewards: forms of tests, verdicts, scores, and programs that want one for nothing."""
+
+import json
+import sys
+import time
+
+import pytest
+from conftest import worked_example
+from hostile_programs import CHEATS, SQUARE
+
+from rljax.errors import InputError
+from rljax.rewards import code_tests
+from rljax.rewards.pool.pool import RewardPool
+from rljax.rewards.sandbox.sandbox import sandbox_tier
+from rljax.rewards.unit_tests.code_forms import (
+    extract_program,
+    read_tests,
+    same_output,
+    same_value,
+    unit_test_score,
+)
+from rljax.rewards.unit_tests.code_run import run_tests
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tier():
+    try:
+        return sandbox_tier()
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def verdicts(program, tests, **options):
+    options = {"timeout_s": 10.0, "total_timeout_s": 30.0, **options}
+    return run_tests(program, read_tests(tests), **options)
+
+
+def statuses(program, tests, **options):
+    return [verdict.status for verdict in verdicts(program, tests, **options)]
+
+
+# -- scores
+
+
+def test_scores_give_the_worked_example():
+    example = worked_example("reward.unit_test")
+    for scale, expected in example["outputs"].items():
+        found = [unit_test_score(passed, scale) for passed in example["inputs"]["passed"]]
+        assert found == pytest.approx(expected, abs=1e-6), scale
+
+
+def test_no_tests_are_an_error():
+    for scale in ("binary", "signed", "fraction"):
+        with pytest.raises(InputError, match="there are none"):
+            unit_test_score([], scale)
+    with pytest.raises(InputError, match="scale"):
+        unit_test_score([True], "percent")
+
+
+GCD = {"asserts": ["assert gcd(12, 18) == 6", "assert gcd(7, 5) == 1", "assert gcd(9, 0) == 9"]}
+NAME_ERROR = "```python\ndef gcd(a, b):\n    while b:\n        a, b = b, a % c\n    return a\n```"
+ENDLESS = "```python\ndef gcd(a, b):\n    while b:\n        a, b = a, a % b + 1\n    return a\n```"
+CORRECT = (
+    "Euclid:\n```python\ndef gcd(a, b):\n    while b:\n        a, b = b, a % b\n    return a\n```"
+)
+
+
+@pytest.mark.parametrize("scale, expected", [("signed", [-1, -1, 1]), ("binary", [0, 0, 1]),
+                                             ("fraction", [1 / 3, 1 / 3, 1])])  # fmt: skip
+def test_three_programs_for_the_gcd(scale, expected):
+    """NameError, endless loop, correct; gcd(9, 0) needs no loop."""
+    options = f"scale={scale!r}, timeout_s=0.5, total_timeout_s=6.0"
+    with RewardPool(f"code_tests({options})", workers=1, timeout_s=10.0) as pool:
+        responses = [NAME_ERROR, ENDLESS, CORRECT]
+        truth = json.dumps(GCD)
+        scores = pool.score([{"response": r, "ground_truth": truth} for r in responses])
+    assert [score.status for score in scores] == ["ok"] * 3  # a time-out of the program is a score
+    assert [score.value for score in scores] == pytest.approx(expected)
+    assert [score.parts["tests_timeout"] for score in scores] == [0, 2, 0]
+    assert [score.parts["tests_error"] for score in scores] == [2, 0, 0]
+    assert [score.parts["pass_rate"] for score in scores] == pytest.approx([1 / 3, 1 / 3, 1])
+    assert all(score.seconds < 8 for score in scores)
+
+
+def test_every_verdict_has_its_time_and_says_why():
+    program = """
+import time
+n = int(input())
+if n == 1: time.sleep(0.2)
+if n == 2: raise KeyError("two")
+if n == 3: time.sleep(60)
+if n == 4: x = bytearray(100 << 30)
+if n == 5: print("wrong")
+if n == 6: print("x" * 10_000_000)
+if n == 7: import os; os.abort()
+print(n)
+"""
+    tests = {"inputs": [str(n) for n in range(8)], "outputs": [str(n) for n in range(8)]}
+    found = verdicts(program, tests, timeout_s=2.0)
+    assert [v.status for v in found] == [
+        "passed", "passed", "error", "timeout", "memory", "failed", "output", "killed"
+    ]  # fmt: skip
+    assert 0.2 <= found[1].seconds < 2.0 <= found[3].seconds < 4.0
+    words = ["", "", "KeyError: 'two'", "2.0 s", "MemoryError", "wrong", "bytes of stdout", "6"]
+    assert all(word in v.message for word, v in zip(words, found, strict=True))
+
+
+def test_the_time_of_all_tests_is_bounded():
+    tests = {"inputs": ["x"] * 100, "outputs": ["x"] * 100}
+    began = time.monotonic()
+    found = verdicts("while True: pass", tests, timeout_s=0.4, total_timeout_s=1.0)
+    assert time.monotonic() - began < 3.0
+    assert [v.status for v in found] == ["timeout"] * 100
+    assert "used up the time" in found[-1].message
+
+
+def test_the_tests_behind_a_failure_may_be_left_out():
+    tests = {"inputs": [[n] for n in range(5)], "outputs": [0, 1, -1, 3, 4], "fn_name": "f"}
+    found = statuses("def f(x): return x", tests, stop_at_failure=True)
+    assert found == ["passed", "passed", "failed"]
+
+
+def test_one_call_that_ends_the_program_does_not_fail_the_others():
+    tests = {"inputs": [[n] for n in range(4)], "outputs": list(range(4)), "fn_name": "f"}
+    program = (
+        "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    while x == 2: pass\n    return x"
+    )
+    assert statuses(program, tests, timeout_s=0.7) == ["passed", "error", "timeout", "passed"]
+    asserts = {"asserts": [f"assert f({n}) == {n}" for n in range(4)]}
+    assert statuses(program, asserts, timeout_s=0.7) == ["passed", "error", "timeout", "passed"]
+
+
+# -- nothing for nothing
+
+
+def assert_no_score(names, forms):
+    for name in names:
+        for form in forms:
+            options = {"timeout_s": 1.0, "total_timeout_s": 4.0}
+            began = time.monotonic()
+            parts = code_tests(CHEATS[name], json.dumps(SQUARE[form]), **options)
+            assert (parts["score"], parts["pass_rate"]) == (-1.0, 0.0), (name, form, parts)
+            assert time.monotonic() - began < 6.0, (name, form)
+
+
+def test_a_program_that_cheats_has_no_score():
+    assert_no_score(list(CHEATS), ["asserts"])
+
+
+@pytest.mark.slow
+def test_a_program_that_cheats_has_no_score_in_any_form():
+    assert_no_score(list(CHEATS), list(SQUARE))
+
+
+def test_what_the_cheats_are_measured_with_can_be_passed():
+    program = "def square(x): return x * x\nif __name__ == '__main__': print(square(int(input())))"
+    for form, tests in SQUARE.items():
+        assert set(statuses(program, tests)) == {"passed"}, form
+
+
+def test_a_returned_object_has_no_say_in_the_comparison():
+    """What a test asks it with an expected value in hand is not put to the program."""
+    program = """
+class Yes:
+    def __getattr__(self, name): return lambda *a, **k: True
+    def __eq__(self, o): return True
+    def __contains__(self, o): return True
+    def __lt__(self, o): return True
+    __gt__ = __le__ = __ge__ = __eq__
+    def __hash__(self): return 1
+    def __len__(self): return 1
+def f(x): return Yes()
+"""
+    for test in ("f(1).startswith('a')", "5 in f(1)", "f(1) < 3", "f(1) == [1]", "f(1) in [4]",
+                 "not f(1) != 3", "abs(f(1) - 2) < 1", "isinstance(f(1), list)",
+                 "{f(1): 1} == {1: 1}", "sorted([f(1)]) == [1]", "f(1) is True"):  # fmt: skip
+        assert statuses(program, [f"assert {test}"]) != ["passed"], test
+    as_class = "class f:\n    def __init__(s, x): pass\n    def startswith(s, x): return True\n"
+    wire = "import sys\nm = sys.modules['rljax.rewards.sandbox.sandbox_program']\nR = m.Reference\n"
+    forged = f"{wire}m.Reference = lambda number, kind: R(number, 'class')\n{program}"
+    for other in (as_class, forged):  # a function that says it is a class
+        assert statuses(other, ["assert f(1).startswith('a')"]) == ["error"]
+
+
+def test_a_program_cannot_end_the_loop_of_a_test():
+    for program in ("def f(x): raise StopIteration", "def f(x): raise GeneratorExit",
+                    "def f(x): raise StopAsyncIteration"):  # fmt: skip
+        for test in ("all(map(lambda x: f(x) == x, [5, 6]))", "list(map(f, [])) == [*map(f, [1])]"):
+            assert statuses(program, [f"assert {test}"]) == ["error"], (program, test)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x): return 'x' * 20_000_000",
+        "def f(x): return ['\\xe9' * 9] * 200_000",
+        "f = 'x' * 5_000_000",
+        "f = 3",
+        "import os, struct\ndef f(x):\n"
+        "    data = b'{\"value\": \"' + b'\\xc3\\xa9' * 3_000_000 + b'\"}'\n"
+        "    os.write(3, struct.pack('!I', len(data)) + data)",
+        "import os, struct\ndef f(x): os.write(3, struct.pack('!I', 2**32 - 1))",
+        "import os, struct\ndef f(x):\n    data = b'[' * 100_000\n"
+        "    os.write(3, struct.pack('!I', len(data)) + data)",
+        'import os, struct\ndata = b\'{"loaded": {"f": {"module": 5}}}\'\n'
+        "os.write(3, struct.pack('!I', len(data)) + data)",
+        'import os, struct\ndata = b\'{"broken": "no verdict, please"}\'\n'
+        "os.write(3, struct.pack('!I', len(data)) + data)",
+        "def f(x):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
+        "import decimal\ndef f(x): return decimal.Decimal('1e999999999')",
+    ],
+)
+def test_no_answer_of_a_program_makes_its_sample_an_error(program):
+    """What is masked would be no -1: a program must not be able to choose that."""
+    for tests in (["assert f(1) == 7"], {"inputs": [[1]], "outputs": [7], "fn_name": "f"}):
+        options = {"timeout_s": 5.0, "total_timeout_s": 15.0}
+        assert code_tests(program, json.dumps(tests), **options)["score"] == -1.0
+
+
+# -- forms
+
+
+IO = "print(sum(map(int, input().split())))"
+
+
+@pytest.mark.parametrize(
+    "truth, program",
+    [
+        ({"inputs": ["1 2\n"], "outputs": ["3\n"]}, IO),
+        ({"inputs": ["1 2"], "outputs": ["3"]}, IO),
+        ({"inputs": [["1 2", "5"]], "outputs": [["3"]]}, IO),  # lists of lines
+        (json.dumps(json.dumps({"inputs": ["1 2"], "outputs": ["3"]})), IO),
+        ({"inputs": ["1 2"], "outputs": ["3"], "fn_name": None}, IO),
+        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"}, "def f(a, b): return a + b"),
+        ({"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "f"}, "def f(a, b): return a + b"),
+        ({"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "f"}, "def f(a, b): return a + b"),
+        ({"inputs": ['"a"\n[1]'], "outputs": ['["a", 1]'], "fn_name": "f"},
+         "def f(a, b): return (a, *b)"),
+        ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"},
+         "class Solution:\n    def f(self, a: int, b: Optional[int]) -> List: return a + b"),
+        ({"inputs": [[[1, 2]]], "outputs": [{"1": [2.5, None]}], "fn_name": "f"},
+         "def f(a): return {a[0]: (2.5, None)}"),
+        ({"inputs": [[2]], "outputs": [2**200], "fn_name": "f"}, "def f(a): return a ** 200"),
+        (["assert f(1) == 2"], "f = lambda x: x + 1"),
+        ({"inputs": ["1 2"], "outputs": ["3"]}, IO + "\nexit()\nprint(4)"),
+        ({"test_list": ["assert f(1) == 2"], "test_setup_code": "import math"},
+         "def f(x): return x + 1"),
+        ({"asserts": ["assert sum(10, 15) == 25"]}, "def sum(a, b): return a + b"),
+        ({"asserts": ["assert f({1, 2}) == {2: (1, b'x')}"]},
+         "def f(s): return {max(s): (min(s), b'x')}"),
+        ({"asserts": ["assert math.isclose(f(2), 2 ** .5)"], "setup": "import math"},
+         "import math\ndef f(x): return math.sqrt(x)"),
+        ({"asserts": ["x = [3, 1]\nf(x)\nassert x == [1, 3]"]}, "def f(x): x.sort()"),
+        ({"asserts": ["x = [3, 1]\nassert f(x) == 3 and x == [1]"]}, "def f(x): return x.pop(0)"),
+        ({"asserts": ["try:\n    f(0)\n    assert False\nexcept ZeroDivisionError: pass"]},
+         "def f(x): return 1 / x"),
+        ({"asserts": ["import itertools\nassert list(itertools.islice(f(), 3)) == [0, 1, 2]"]},
+         "import itertools\ndef f(): yield from itertools.count()"),
+        ({"asserts": ["assert f(2)(3) == 5"]}, "def f(a): return lambda b: a + b"),
+        ({"asserts": ["assert f(3) == 3"]},
+         "import functools\n@functools.cache\ndef f(a): return a"),
+        ({"asserts": ["assert LIMIT == 3", "assert f(k=2) == 2"]},
+         "LIMIT = 3\ndef f(*, k): return k"),
+        ({"test": "s = Stack([1])\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\n"
+                  "assert s.items == [1] and s[0] == 1 and str(s) == 'S'\n"},
+         "class Stack:\n    def __init__(self, x): self.items = x\n"
+         "    def push(self, x): self.items.append(x)\n    def pop(self): return self.items.pop()\n"
+         "    def __len__(self): return len(self.items)\n"
+         "    def __getitem__(self, i): return self.items[i]\n    def __str__(self): return 'S'\n"),
+        ({"test": "assert P(1, 2) == P(1, 2)\nassert P(1, 2) != P(1, 3)\n"
+                  "assert mid(P(0, 4)).y == 2"},
+         "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n    y: int\n"
+         "def mid(p): return P(p.x // 2, p.y // 2)"),
+        ({"test": "def check(candidate):\n    assert candidate([1]) == [2]\n", "entry_point": "f"},
+         "def f(x): return [a + 1 for a in x]"),
+        ({"test": "def check(g):\n    assert g(1) == 1\ncheck(f)\n", "entry_point": "f"},
+         "def f(x): return x"),
+    ],
+)  # fmt: skip
+def test_forms_of_tests(truth, program):
+    truth = truth if isinstance(truth, str) else json.dumps(truth)
+    assert set(statuses(program, truth)) == {"passed"}, verdicts(program, truth)
+    wrong = "def f(*a, **k): return 'no'\nclass Stack: pass\nP = mid = sum = LIMIT = f\nprint('no')"
+    assert set(statuses(wrong, truth)) != {"passed"}
+
+
+def test_a_program_of_asserts_has_one_verdict_each():
+    test = "import math\nassert f(1) == 1\nassert f(2) == 5\ny = f(3)\nassert y == 3\n"
+    assert statuses("def f(x): return x", {"test": test}) == ["passed", "failed", "passed"]
+
+
+@pytest.mark.parametrize(
+    "truth, message",
+    [
+        ("", "no JSON"),
+        ("{}", "it has"),
+        ("3", "neither"),
+        ("[]", "the list of tests is empty"),
+        ('{"inputs": [], "outputs": []}', "empty"),
+        ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
+        ('{"inputs": "1", "outputs": ["2"]}', "lists"),
+        ('{"inputs": ["1"]}', "lists"),
+        ('{"inputs": ["x y"], "outputs": ["2"], "fn_name": "f"}', "an input of f is no JSON"),
+        ('["assert f(1 =="]', "a test is no Python"),
+        ('{"asserts": "assert True"}', "a list of statements"),
+        ('{"test": "def check(c", "entry_point": "f"}', "a test is no Python"),
+    ],
+)
+def test_a_ground_truth_that_is_none_is_an_error_not_a_score(truth, message):
+    with pytest.raises(InputError, match=message):
+        code_tests(CORRECT, truth)
+
+
+@pytest.mark.parametrize(
+    "response, program",
+    [
+        ("def f(): pass", "def f(): pass"),
+        ("```python\na\n```", "a\n"),
+        ("```python\na\n```\nbetter:\n```python\nb\n```\nrun it:\n```\n$ c\n```", "b\n"),
+        ("```\na\n```\nand\n```py\nb\n```", "b\n"),
+        ("```\na\n```", "a\n"),
+        ("```bash\npip\n```\n```\na\n```", "a\n"),
+        ("text\n```python\na\nb", "a\nb"),  # cut off
+        ("1.\n   ```python\n   a\n   ```", "a\n"),
+        ("- so:\n  ```python\n  if a:\n    b\n  ```\n", "if a:\n  b\n"),
+        ("```python title=x\na\n```", "a\n"),
+        ("```Python\nprint('```')\n```\n", "print('```')\n"),
+        ("", ""),
+    ],
+)
+def test_the_program_of_a_response(response, program):
+    assert extract_program(response) == program
+
+
+def test_a_program_that_completes_a_prompt():
+    truth = json.dumps({"test": "def check(c):\n    assert c(2) == 4\n", "entry_point": "f"})
+    info = {"prefix": "def f(x):\n    '''Doubles.'''\n"}
+    for response in ("    return 2 * x\n", "```python\n    return 2 * x\n```",
+                     "```python\ndef f(x): return x + x\n```"):  # fmt: skip
+        assert code_tests(response, truth, info)["score"] == 1.0
+    assert code_tests("    return 2 * x\n", truth)["score"] == -1.0
+    info = {"prefix": "from math import pi\ndef two(): return 2\ndef f(x):\n    'Doubles.'\n"}
+    truth = json.dumps({"test": "def check(c):\n    assert c(2) == 4 == two() * 2\n",
+                        "entry_point": "f"})  # fmt: skip
+    for response in ("    return two() * x\n", "def f(x): return two() * x"):
+        assert code_tests(response, truth, info)["score"] == 1.0
+
+
+# -- comparing
+
+
+@pytest.mark.parametrize(
+    "found, expected, compare, tolerance, same",
+    [
+        ("1\n2\n", "1\n2", "lines", 0, True),
+        (" 1 \n2\n\n", "\n1\n2", "lines", 0, True),
+        ("1 2", "1\n2", "lines", 0, False),
+        ("1 2", "1\n2", "tokens", 0, True),
+        ("1  2", "1 2", "lines", 0, False),
+        ("1\n\n2", "1\n2", "lines", 0, False),
+        ("1\n", "1", "exact", 0, False),
+        ("1\n", "1\n", "exact", 0, True),
+        ("0.3333", "0.3333333", "lines", 0, False),
+        ("0.3333", "0.3333333", "lines", 1e-3, True),
+        ("a 0.3333", "a 0.3333333", "tokens", 1e-3, True),
+        ("1000001", "1000000", "tokens", 1e-5, True),
+        ("nan", "1", "tokens", 1e9, False),
+        ("inf", "1", "tokens", 1e9, False),
+        ("1e5", "100000", "tokens", 0, False),
+        ("", "", "lines", 0, True),
+        ("YES", "yes", "tokens", 0, False),
+    ],
+)
+def test_outputs_are_compared(found, expected, compare, tolerance, same):
+    assert same_output(found, expected, compare, tolerance) is same
+
+
+@pytest.mark.parametrize(
+    "found, expected, tolerance, same",
+    [
+        ((1, [2]), [1, [2]], 0, True),
+        ({1: 2}, {"1": 2}, 0, True),
+        ("1", 1, 0, False),
+        ([1], 1, 0, False),
+        (0.1 + 0.2, 0.3, 0, False),
+        (0.1 + 0.2, 0.3, 1e-9, True),
+        ([0.1 + 0.2, "a"], [0.3, "a"], 1e-9, True),
+        (1, 1.0, 0, True),
+        (None, False, 0, False),
+        ({1, 2}, [1, 2], 0, False),
+        (float("nan"), 1.0, 1e9, False),
+        (10**400, 1.0, 1e-9, False),
+    ],
+)
+def test_values_are_compared(found, expected, tolerance, same):
+    assert same_value(found, expected, tolerance) is same
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"total_timeout_s": float("inf")},
+                                     {"compare": "words"}, {"float_tolerance": -1}])  # fmt: skip
+def test_options_are_checked(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        run_tests("", read_tests(GCD), **options)
+
+
+# -- in the pool
+
+
+def test_the_pools_limit_must_leave_room_for_the_tests():
+    with pytest.raises(InputError, match="total_timeout_s.*timeout_s=10.0.*21.5 or more"):
+        RewardPool("code_tests(total_timeout_s=20.0)", timeout_s=10.0)
+    with pytest.raises(InputError, match="total_timeout_s"):
+        RewardPool("code_tests", timeout_s=5.0)  # the default's own
+
+
+def test_a_broken_ground_truth_is_an_error_and_a_broken_program_is_not():
+    with RewardPool("code_tests(timeout_s=5.0)", workers=1) as pool:
+        scores = pool.score([
+            {"response": "1 / 0", "ground_truth": "not tests"},
+            {"response": "1 / 0", "ground_truth": json.dumps(GCD)},
+        ])  # fmt: skip
+    assert [score.status for score in scores] == ["error", "ok"]
+    assert "no unit tests" in scores[0].message and scores[1].value == -1.0
+
+
+NO_SANDBOX = """
+import os, sys
+from rljax.rewards import sandbox
+from rljax.rewards.unit_tests.code_run import code_tests
+if sys.argv[0] == "-c":  # in a worker
+    sandbox.TIERS, os.environ["PATH"] = ("bubblewrap",), ""
+"""
+
+
+def test_without_a_sandbox_the_pool_is_refused_and_unsafe_is_by_name(tmp_path, monkeypatch):
+    (tmp_path / "no_sandbox.py").write_text(NO_SANDBOX)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "no_sandbox", raising=False)
+    with pytest.raises(InputError, match="no sandbox.*no bwrap on PATH.*allow_unsafe_execution"):
+        RewardPool("no_sandbox.code_tests", workers=1)
+    with RewardPool("no_sandbox.code_tests(allow_unsafe_execution=True)", workers=1) as pool:
+        (score,) = pool.score([{"response": CORRECT, "ground_truth": json.dumps(GCD)}])
+    assert score.value == 1.0

@@ -1,0 +1,464 @@
+"""The pool under rewards that hang, crash, exit, raise and print, and a parent that dies."""
+
+import gc
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from rljax.errors import InputError
+from rljax.rewards.pool.pool import RewardPool
+from rljax.rewards.pool.worker import Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+
+USER_REWARDS = '''
+import ctypes, os, signal, subprocess, sys, time
+
+def act(response, extra_info=None):
+    """Does what the response says; anything else is the score 1, from which process."""
+    if response == "hang":
+        while True:
+            pass
+    if response == "hang in C":
+        5 ** (5 ** (5 ** 5))
+    if response == "hang, with children":
+        child = subprocess.Popen(["sleep", "600"])
+        open(extra_info, "w").write(str(child.pid))
+        time.sleep(600)
+    if response == "os._exit":
+        os._exit(3)
+    if response == "segfault":
+        ctypes.string_at(0)
+    if response == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if response == "fork":
+        if os.fork() == 0:
+            sys.exit(0)
+    if response == "raise":
+        raise ValueError("no luck")
+    if response == "raise what cannot be shown":
+        class Hostile(Exception):
+            def __str__(self):
+                raise RuntimeError
+        raise Hostile
+    if response == "sys.exit":
+        sys.exit("bye")
+    if response == "interrupt":
+        raise KeyboardInterrupt
+    if response == "recurse":
+        return act("recurse")
+    if response == "print":
+        print("\\x00" * 100_000)
+        os.write(1, b"raw bytes")
+    if response.startswith("return "):
+        return eval(response.removeprefix("return "))
+    if response.startswith("sleep "):
+        time.sleep(float(response.removeprefix("sleep ")))
+    return {"score": 1.0, "pid": os.getpid()}
+
+def environment(response):
+    return {"score": os.environ["OMP_NUM_THREADS"] == "1" and os.environ["JAX_PLATFORMS"] == "cpu"}
+'''
+
+
+@pytest.fixture
+def act(tmp_path, monkeypatch):
+    """The component text of a reward in a module outside the package."""
+    (tmp_path / "user_rewards.py").write_text(USER_REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user_rewards", raising=False)
+    return "user_rewards.act"
+
+
+def samples(*responses):
+    return [{"response": response} for response in responses]
+
+
+def statuses(scores):
+    return [score.status for score in scores]
+
+
+def pids(scores):
+    return {int(score.parts["pid"]) for score in scores if score.status == "ok"}
+
+
+def alive(pid: int) -> bool:
+    """Running; a zombie that only its (other) parent can reap does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def children(parent: int) -> set[int]:
+    """Process ids whose parent is `parent`, zombies included."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[1]) == parent:
+            found.add(int(stat.parent.name))
+    return found
+
+
+def wait_until(condition, what: str, seconds: float = 20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
+        time.sleep(0.02)
+
+
+def test_scores_come_back_in_order():
+    data = [{"response": f"#### {i % 3}", "ground_truth": "1"} for i in range(500)]
+    with RewardPool("gsm8k(format_score=0.25)") as pool:
+        for count in (500, 1, 0, 3):
+            scores = pool.score(data[:count])
+            assert [s.value for s in scores] == [[0.25, 1.0, 0.25][i % 3] for i in range(count)]
+            assert set(statuses(scores)) <= {"ok"}
+            assert all(s.parts == {"score": s.value} and 0 <= s.seconds < 10 for s in scores)
+
+
+@pytest.mark.parametrize(
+    "response, status, message",
+    [
+        ("hang", "timeout", "over the limit of 1.0 s"),
+        ("hang in C", "timeout", "over the limit of 1.0 s"),
+        ("os._exit", "error", "exit code 3"),
+        ("segfault", "error", "signal 11"),
+        ("killed", "error", "signal 9"),
+        ("raise", "error", "ValueError: no luck"),
+        ("raise what cannot be shown", "error", "Hostile"),
+        ("sys.exit", "error", "SystemExit: bye"),
+        ("interrupt", "error", "KeyboardInterrupt"),
+        ("recurse", "error", "RecursionError"),
+        ("return None", "error", "None"),
+        ("return '1'", "error", "str"),
+        ("return float('nan')", "error", "nan"),
+        ("return {'score': float('inf')}", "error", "inf"),
+        ("return 10**400", "error", "OverflowError"),
+    ],
+)
+def test_a_failure_is_named_and_is_no_score_and_harms_no_neighbour(act, response, status, message):
+    with RewardPool(act, workers=1, timeout_s=1.0) as pool:
+        bad = pool.score(samples("a", "b", response, *"cdefghijk"))  # six of them in one chunk
+        assert statuses(bad) == ["ok", "ok", status, *["ok"] * 9]
+        assert math.isnan(bad[2].value) and bad[2].parts == {} and message in bad[2].message
+        assert bad[2].seconds < 1.5  # the deadline holds, whatever the reward does
+        assert statuses(pool.score(samples("e", "f"))) == ["ok", "ok"]
+
+
+def test_mixed_faults_keep_their_places(act):
+    kinds = {"hang": "timeout", "os._exit": "error", "raise": "error", "return {}": "error"}
+    responses = [f"return {i}" for i in range(200)]
+    expected = ["ok"] * 200
+    for i, kind in enumerate(kinds):
+        for place in (7 + 13 * i, 8 + 13 * i, 120 + 20 * i):  # neighbours, and late ones
+            responses[place], expected[place] = kind, kinds[kind]
+    with RewardPool(act, workers=3, timeout_s=0.7) as pool:
+        for _ in range(2):  # the pool survives, and forgets
+            scores = pool.score(samples(*responses))
+            assert statuses(scores) == expected
+            assert all(s.value == i for i, s in enumerate(scores) if s.status == "ok")
+
+
+def test_every_sample_may_fail(act):
+    with RewardPool(act, workers=2) as pool:
+        assert statuses(pool.score(samples(*["os._exit"] * 9))) == ["error"] * 9
+
+
+def test_the_clock_of_a_sample_starts_when_it_does(act):
+    with RewardPool(act, workers=1, timeout_s=1.0) as pool:
+        scores = pool.score(samples(*["sleep 0.4"] * 6))  # 2.4 s in all
+        assert statuses(scores) == ["ok"] * 6
+        assert all(0.4 <= s.seconds < 1.0 for s in scores)
+
+
+def test_the_deadline_holds_for_a_sample_that_begins_after_the_parent_looked(act):
+    with RewardPool(act, workers=1, timeout_s=0.5) as pool:
+        # While the worker still reads the last of it, the parent already waits.
+        (score,) = pool.score([{"response": "hang in C", "extra_info": "x" * 50_000_000}])
+        assert score.status == "timeout" and score.seconds < 1.0
+
+
+def test_prints_do_not_reach_the_protocol_or_the_parents_stdout(act, capfd):
+    with RewardPool(act) as pool:
+        assert statuses(pool.score(samples("print", "print", "a"))) == ["ok"] * 3
+    out, err = capfd.readouterr()
+    assert out == "" and "raw bytes" in err
+
+
+def test_a_reward_that_forks_does_not_answer_twice(act):
+    with RewardPool(act, workers=1) as pool:
+        assert statuses(pool.score(samples("a", "fork", "b", "fork", "c"))) == ["ok"] * 5
+        assert len(pids(pool.score(samples("a", "b")))) == 1
+
+
+def test_workers_are_replaced_after_their_number_of_tasks(act):
+    with RewardPool(act, workers=1, max_tasks_per_worker=5) as pool:
+        scores = pool.score(samples(*["a"] * 12))
+        seen = [int(s.parts["pid"]) for s in scores]
+        assert sorted(map(seen.count, set(seen))) == [2, 5, 5]
+    with RewardPool(act, workers=1) as pool:
+        assert pids(pool.score(samples("a"))) == pids(pool.score(samples("b")))
+
+
+def test_a_dead_idle_worker_is_replaced_and_nobody_is_blamed(act):
+    with RewardPool(act, workers=1) as pool:
+        for _ in range(4):
+            (pid,) = pids(pool.score(samples("a")))
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: not alive(pid), "the worker's death")
+        assert statuses(pool.score(samples("a", "b"))) == ["ok", "ok"]
+
+
+def test_workers_leave_ctrl_c_and_sigterm_to_the_parent(act):
+    with RewardPool(act, workers=1) as pool:
+        (pid,) = pids(pool.score(samples("a")))
+        assert os.getpgid(pid) != os.getpgid(0)  # the terminal's Ctrl-C does not reach it
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        time.sleep(0.1)
+        assert pids(pool.score(samples("a"))) == {pid}
+
+
+def test_a_ctrl_c_in_mid_score_leaves_a_usable_pool(act):
+    with RewardPool(act, workers=2) as pool:
+        raised = threading.Event()
+
+        def press():  # again, should the first one meet a callback that cannot raise
+            time.sleep(0.5)
+            while not raised.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+                raised.wait(2)
+
+        presser = threading.Thread(target=press)
+        presser.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                pool.score(samples("sleep 5", "sleep 5", "sleep 5"))
+        finally:
+            raised.set()
+            presser.join()
+        assert [s.value for s in pool.score(samples("return 7", "return 8"))] == [7.0, 8.0]
+
+
+def test_a_pool_outlives_the_thread_that_made_it_and_serves_several(act):
+    made, results = [], {}
+    maker = threading.Thread(target=lambda: made.append(RewardPool(act)))
+    maker.start()
+    maker.join()
+
+    def use(n):
+        results[n] = [s.value for s in made[0].score(samples(*[f"return {n}"] * 50))]
+
+    with made[0]:
+        threads = [threading.Thread(target=use, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == {n: [float(n)] * 50 for n in range(4)}
+
+
+def test_what_was_submitted_is_scored_while_the_caller_does_other_things(act):
+    with RewardPool(act, workers=2) as pool:
+        pending = [pool.submit(samples(f"return {i}", "sleep 0.05")) for i in range(20)]
+        assert pool.score(samples("return 77"))[0].value == 77.0
+        found = [each.result() for each in reversed(pending)][::-1]
+        assert [first.value for first, _ in found] == [float(i) for i in range(20)]
+        assert found[3] == pending[3].result()  # asked again
+        ends = [score.ended_s for each in found for score in each]
+        assert all(0 <= time.monotonic() - end < 60 for end in ends)
+        assert pool.submit([]).result() == []
+
+
+def test_what_is_cancelled_does_not_keep_others_waiting(act):
+    with RewardPool(act, workers=1, timeout_s=600) as pool:
+        pending = [pool.submit(samples("hang in C", "return 1")) for _ in range(3)]
+        other = pool.submit(samples("return 5", "return 6"))
+        time.sleep(0.3)  # the first hangs by now, or soon
+        for each in pending:
+            each.cancel()
+        assert [score.value for score in other.result()] == [5.0, 6.0]
+
+
+def test_those_who_wait_are_told_when_the_pool_is_closed(act):
+    pool = RewardPool(act, workers=1, timeout_s=600)
+    pending = pool.submit(samples("hang"))
+    threading.Timer(0.5, pool.close).start()
+    with pytest.raises(RuntimeError, match="closed"):
+        pending.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(samples("a"))
+
+
+def test_nobody_waits_behind_a_slow_sample(act):
+    with RewardPool(act, workers=2) as pool:
+        for _ in range(2):
+            scores = pool.score(samples("sleep 1.5", *["a"] * 7))
+            slow, *fast = [int(score.parts["pid"]) for score in scores]
+            assert slow not in fast
+
+
+def test_the_clock_of_a_worker_is_never_read_half_written():
+    write = (
+        "import itertools, sys; from rljax.rewards.pool.worker import Progress; "
+        "ours = Progress(int(sys.argv[1])); "
+        "[ours.write(number, float(number)) for number in itertools.count(1)]"
+    )
+    with tempfile.TemporaryFile() as shared:
+        shared.write(bytes(16))
+        shared.flush()
+        theirs, seen = Progress(shared.fileno()), set()
+        theirs.write(-1, -1.0)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", write, str(shared.fileno())], pass_fds=[shared.fileno()],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while len(seen) < 500 and time.monotonic() < deadline:
+                number, clock = theirs.read()
+                assert number == -2 or number == clock
+                seen.add(number)
+        finally:
+            writer.kill()
+            writer.wait()
+        assert len(seen) > 10
+
+
+def test_nothing_is_left_after_close(act):
+    before = children(os.getpid())
+    pool = RewardPool(act, workers=3, timeout_s=0.5)
+    started = children(os.getpid()) - before
+    assert len(started) == 3
+    pool.score(samples("hang", "os._exit", "a"))
+    pool.close()
+    pool.close()
+    assert children(os.getpid()) == before  # no zombie either
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.score(samples("a"))
+
+
+def test_nothing_is_left_of_a_pool_that_is_dropped(act):
+    before = children(os.getpid())
+    pool = RewardPool(act)
+    assert len(children(os.getpid()) - before) == 2
+    del pool
+    gc.collect()
+    assert children(os.getpid()) == before
+
+
+def test_a_timeout_also_ends_what_the_reward_started(act, tmp_path):
+    note = tmp_path / "child"
+    with RewardPool(act, workers=1, timeout_s=1.0) as pool:
+        sample = {"response": "hang, with children", "extra_info": str(note)}
+        [score] = pool.score([sample])
+        assert score.status == "timeout", score
+        wait_until(lambda: not alive(int(note.read_text())), "the end of the reward's child")
+
+
+PARENT = """
+import sys
+open("imports", "a").write("x")  # a main that is heavy, or not safe to run twice
+sys.path.insert(0, {root!r})
+from rljax.rewards.pool.pool import RewardPool
+with RewardPool("user_rewards.act", workers=3, timeout_s=100) as pool:
+    print(pool.score([{{"response": "print"}}])[0].status, flush=True)
+    if sys.argv[1:] == ["hang"]:
+        pool.score([{{"response": "hang in C"}}, {{"response": "hang"}}])
+"""
+
+
+@pytest.fixture
+def parent(act, tmp_path):
+    """A launcher in a folder of its own, next to the user's rewards."""
+    (tmp_path / "launcher.py").write_text(textwrap.dedent(PARENT.format(root=str(ROOT))))
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    return {"args": [sys.executable, "launcher.py"], "cwd": tmp_path, "env": environment}
+
+
+def test_the_parents_main_runs_once_and_its_stdout_is_its_own(parent, tmp_path):
+    run = subprocess.run(**parent, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout) == (0, "ok\n"), run.stderr
+    assert (tmp_path / "imports").read_text() == "x"
+
+
+def test_no_worker_outlives_a_parent_that_is_killed(parent):
+    parent["args"].append("hang")
+    process = subprocess.Popen(**parent, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with process:
+        try:
+            assert process.stdout.readline() == b"ok\n"
+            workers = children(process.pid)
+            assert len(workers) == 3
+            time.sleep(0.5)  # two are busy for ever by now, one of them inside C; one is idle
+        finally:
+            process.kill()
+    wait_until(lambda: not any(map(alive, workers)), "the end of the workers")
+
+
+def test_a_module_in_the_working_folder_is_found_by_replacements_too(act, tmp_path, monkeypatch):
+    monkeypatch.undo()  # not on sys.path
+    monkeypatch.delitem(sys.modules, "user_rewards", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with RewardPool(act, workers=1) as pool:
+        monkeypatch.chdir("/")
+        assert statuses(pool.score(samples("os._exit", "a"))) == ["error", "ok"]
+
+
+def test_workers_start_no_thread_pools_and_touch_no_accelerator(act):
+    with RewardPool("user_rewards.environment") as pool:
+        assert pool.score(samples("a"))[0].value == 1.0
+
+
+def test_a_reward_that_cannot_be_loaded_is_refused_at_construction(act, tmp_path, monkeypatch):
+    (tmp_path / "broken_rewards.py").write_text("1 / 0")
+    only_here = types.ModuleType("only_here")
+    only_here.reward = lambda response: 1.0
+    monkeypatch.setitem(sys.modules, "only_here", only_here)
+    before = children(os.getpid())
+    for reward, message in [
+        ("gsm9k", "did you mean gsm8k"),
+        ("no_such_module.reward", "no_such_module.*Fix: put 'no_such_module' on PYTHONPATH"),
+        ("user_rewards.at", "did you mean 'act'"),
+        ("broken_rewards.reward", "ZeroDivisionError"),
+        ("__main__.reward", "Fix: move the function to a file"),
+        ("only_here.reward", "No module named 'only_here'.*importable in a fresh Python process"),
+        ("exact_match(x=1)", "no option 'x'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            RewardPool(reward)
+    assert children(os.getpid()) == before
+
+
+def test_options_are_checked():
+    for options in ({"workers": 0}, {"timeout_s": 0}, {"timeout_s": math.nan}, {"workers": 1.5}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            RewardPool("exact_match", **options)
+
+
+def test_a_sample_that_cannot_be_sent_is_named(act):
+    with RewardPool(act) as pool:
+        good = {"response": "return 1", "prompt": lambda: None}  # not declared: not sent
+        assert [s.value for s in pool.score([good])] == [1.0]
+        bad = {"response": "a", "extra_info": lambda: None}
+        with pytest.raises(InputError, match="field 'extra_info' of sample 1 cannot be sent"):
+            pool.score([good, bad])
+        with pytest.raises(InputError, match="needs 'response', which this sample lacks"):
+            pool.score([good, {"prompt": "a"}])
+        with pytest.raises(InputError, match="sample 0 is not a mapping"):
+            pool.score(["a"])
+        assert [s.value for s in pool.score([good])] == [1.0]

@@ -1,0 +1,390 @@
+"""Rewards of text, form and style: what they pay, what only looks right, verl's own numbers."""
+
+import http.server
+import json
+import threading
+
+import pytest
+from conftest import worked_example
+
+from rljax.components import resolve
+from rljax.errors import InputError
+from rljax.rewards import (
+    choice,
+    contains,
+    dapo,
+    format_tags,
+    json_match,
+    json_schema,
+    l1_max,
+    language,
+    looping,
+    qa_exact_match,
+    regex_match,
+    repetition,
+    soft_overlong,
+    token_f1,
+)
+from rljax.rewards.answers.minerva import dapo_answer
+from rljax.rewards.pool.calling import HOME, call_reward
+from rljax.rewards.pool.pool import RewardPool
+
+# -- verl's own numbers -------------------------------------------------------------------------
+
+
+def verl_cases(name: str, count: int) -> list[dict]:
+    from test_rewards import SHARED, read_json
+
+    cases = read_json(SHARED / "golden/public/verl/reward_scores.json")["cases"]
+    cases = [c for c in cases if c["fn"] == f"{name}.compute_score"]
+    assert len(cases) == count
+    return cases
+
+
+def test_the_answer_rule_of_dapo_agrees_with_verl():
+    for case in verl_cases("math_dapo", 51):
+        want = case["output"]
+        found = dapo(case["solution_str"], case["ground_truth"], **case["kwargs"])
+        assert (found["score"], found["acc"]) == (want["score"], want["acc"]), case
+        answer = dapo_answer(case["solution_str"], **case["kwargs"])
+        lacking = None if case["kwargs"]["strict_box_verify"] else "[INVALID]"
+        assert (lacking if answer is None else answer) == want["pred"], case
+        assert found["extracted"] == (want["pred"] not in (None, "[INVALID]"))
+
+
+def test_exact_match_of_tagged_answers_agrees_with_verl():
+    for case in verl_cases("search_r1_like_qa_em", 27):
+        found = qa_exact_match(case["solution_str"], case["ground_truth"], **case["kwargs"])
+        assert found == case["output"], case
+
+
+@pytest.mark.parametrize(
+    "response, ground_truth, strict, score",
+    [
+        ("Answer: $5$", "5", False, 1),
+        ("Answer: 5 hours", "5", False, 1),
+        ("Answer: \\text{east}", "east", False, 1),
+        ("Answer: \\frac12", "\\frac{1}{2}", False, 1),
+        ("Answer: 5\nthen more", "5", False, 1),
+        ("Answer: 5" + " " * 300, "5", False, -1),  # outside the window
+        ("\\boxed{5}" + " " * 100, "5", True, -1),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True, 1),
+        ("\\boxed{5", "5", False, -1),
+        ("", "5", False, -1),
+    ],
+)
+def test_the_answer_rule_of_dapo(response, ground_truth, strict, score):
+    assert dapo(response, ground_truth, strict_box_verify=strict)["score"] == score
+
+
+# -- text ---------------------------------------------------------------------------------------
+
+
+def test_tagged_answers_with_other_scores_and_many_tags():
+    options = {"score": 2.0, "format_score": 0.25}
+    assert qa_exact_match("<answer>The Paris!</answer>", ["Rome", "paris"], **options) == 2.0
+    assert qa_exact_match("<answer>Lyon</answer>", "Paris", **options) == 0.25
+    assert qa_exact_match("Paris", "Paris", **options) == 0.0
+    assert qa_exact_match("<answer>Paris", "Paris", **options) == 0.0
+    assert qa_exact_match("<answer>Paris</answer>" * 11, "Paris", **options) == 0.5
+    assert qa_exact_match("paris.", "Paris", tag="") == 1.0
+    # An opening inside of an answer belongs to it, as for the pattern <answer>(.*?)</answer>.
+    assert qa_exact_match("<answer>a <answer>Paris</answer>", "Paris") == 0.0
+
+
+def test_f1_of_tokens():
+    found = token_f1("The cat sat on a mat.", "a cat on the mat")
+    assert found["precision"] == 3 / 4 and found["recall"] == 1.0 and found["exact"] == 0.0
+    assert found["score"] == pytest.approx(2 * 0.75 / 1.75)
+    assert token_f1("b b b", "b c")["score"] == pytest.approx(2 * (1 / 3) * (1 / 2) / (5 / 6))
+    assert token_f1("cat", {"target": ["dog", "The cat"]})["score"] == 1.0
+    assert token_f1("", "cat")["score"] == 0.0
+    assert token_f1("<answer>cat</answer> dog", "cat", tag="answer")["exact"] == 1.0
+    assert token_f1("dog", "cat", tag="answer")["score"] == 0.0
+
+
+def test_several_targets_as_json_text_as_rows_of_data_hold_them():
+    for truth in ('["Rome", "New York"]', '{"target": ["Rome", "New York"]}', '{"target": "Rome"}'):
+        assert qa_exact_match("<answer>rome</answer>", truth) == 1.0
+        assert token_f1("Rome", truth)["exact"] == 1.0
+        assert contains("it is Rome", truth) == 1.0
+        assert contains("it is Oslo", truth) == 0.0
+    assert contains("so [1, 2] it is", "[1, 2]") == 1.0  # no texts: the target itself
+    assert contains("use {x}", "{x}") == 1.0
+
+
+def test_a_target_of_which_the_normal_form_leaves_nothing_is_not_met_by_nothing():
+    for truth in ("A", "The", "+"):
+        assert qa_exact_match("<answer></answer>", truth) == 0.0
+        assert token_f1("...", truth)["score"] == 0.0
+        assert qa_exact_match(f"<answer>{truth.lower()}</answer>", truth) == 1.0
+
+
+@pytest.mark.parametrize("reward", [qa_exact_match, token_f1, contains])
+@pytest.mark.parametrize("ground_truth", [5, None, [], {"answer": "a"}, ["a", 5], {"target": 5}])
+def test_targets_that_are_none_are_errors_not_zeros(reward, ground_truth):
+    with pytest.raises((TypeError, ValueError), match="ground_truth"):
+        reward("a", ground_truth)
+
+
+@pytest.mark.parametrize(
+    "response, expected",
+    [
+        ("B", 1),
+        ("(B)", 1),
+        ("b", 1),
+        ("**B**", 1),
+        ("B. Paris", 1),
+        (r"so \boxed{B}", 1),
+        (r"so \boxed{\text{(B)}}", 1),
+        ("<answer>B</answer>", 1),
+        ("The answer is B because A is wrong.", 1),
+        ("I thought A. The answer is (B).", 1),
+        ("Answer: B", 1),
+        ("The answer is B. No, the answer is A", 0),
+        (r"\boxed{A} or rather \boxed{B}", 1),
+        ("A", 0),
+        ("B or A", None),
+        ("B, A", None),
+        ("B;A", None),
+        ("B|A|C|D", None),
+        ("B-D", None),
+        ("(B)(A)", None),
+        ("B - Dublin", 1),
+        ("The answer is (B) - C is wrong.", 1),
+        ("A. x\nB. y\nC. z", None),
+        (r"\boxed{A, B}", None),
+        (r"\boxed{}", None),
+        ("Blue", None),
+        ("E", None),
+        ("A dog is B", None),
+        ("The answer is a dog", None),
+        ("I would say B", None),
+        ("", None),
+    ],
+)
+def test_choice(response, expected):
+    found = choice(response, "B")
+    assert found == {"score": float(expected or 0), "extracted": float(expected is not None)}
+
+
+def test_choice_refuses_a_reference_that_is_no_letter():
+    with pytest.raises(ValueError, match="none of the letters 'ABCD'"):
+        choice("B", "Paris")
+    assert choice("E", "E", letters="ABCDE")["score"] == 1.0
+
+
+def test_contains_whole_words():
+    assert contains("a red bluebird", "BLUE") == 0.0
+    assert contains("Blue, red", ["blue", "green"]) == 1.0
+    assert contains("Blue, red", ["blue", "green"], need="all") == 0.0
+    assert contains("Blue, red", ["blue", "green"], need="share") == 0.5
+    assert contains("Blue", "blue", ignore_case=False) == 0.0
+    assert contains("it costs $5 (five).", "$5") == 1.0
+    with pytest.raises(ValueError, match="empty target"):
+        contains("a", " ")
+
+
+def test_regex_match():
+    assert regex_match("so: 12", pattern=r"^so: \d+$") == 1.0
+    assert regex_match("and so: 12", pattern=r"so: \d+") == 1.0
+    assert regex_match("and so: 12", pattern=r"so: \d+", whole=True) == 0.0
+    assert regex_match("a\nb", "a.b") == 1.0
+    with pytest.raises(InputError, match=r"pattern is none.*\("):
+        regex_match("a", pattern="(")
+    with pytest.raises(InputError, match="no pattern"):
+        regex_match("a")
+
+
+# -- form ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "response, score, parts",
+    [
+        ("<think>a</think><answer>b</answer>", 1.0, (1, 1, 1)),
+        (" <think>a\n</think>\n\n<answer>b</answer>\n", 1.0, (1, 1, 1)),
+        ("<think>a</think><answer>b</answer> and more", 0.5, (1, 1, 1)),
+        ("<answer>b</answer><think>a</think>", 0.5, (1, 1, 0)),
+        ("<think>a<answer>b</answer></think>", 0.5, (1, 1, 0)),
+        ("<think>a</think><answer>b", 0.25, (1, 0, 0)),
+        ("<think>a</think><answer> </answer>", 0.25, (1, 0, 0)),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", 0.25, (1, 0, 0)),
+        ("</think>a<think><answer>b</answer>", 0.25, (0, 1, 0)),
+        ("<think>a</think></think><answer>b</answer>", 0.25, (0, 1, 0)),
+        ("plain", 0.0, (0, 0, 0)),
+        ("", 0.0, (0, 0, 0)),
+    ],
+)
+def test_tags_once_and_in_order(response, score, parts):
+    found = format_tags(response, partial=0.5)
+    assert found["score"] == score
+    assert (found["tag/think"], found["tag/answer"], found["ordered"]) == parts
+    assert format_tags(response)["score"] == float(score == 1.0)
+
+
+def test_tags_of_other_names_and_text_around_them():
+    assert format_tags("so <a>x</a> then <b>y</b>.", tags=("a", "b"), only=False)["score"] == 1.0
+    with pytest.raises(InputError, match="partial < 1"):
+        format_tags("", partial=1.0)
+
+
+SCHEMA = {
+    "type": "object",
+    "required": ["name", "age"],
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "response, parsed, valid",
+    [
+        ('{"name": "A", "age": 3}', 1, 1),
+        ('Sure:\n```json\n{"name": "A", "age": 3}\n```\nDone.', 1, 1),
+        ('```\n{"name": 1}\n```\n```json\n{"name": "A", "age": 3}\n```', 1, 1),  # the last block
+        ('I say {"name": "A", "age": 3} {', 1, 1),
+        ('with {x} it is {"name": "A", "age": 3}', 1, 1),
+        ('{"name": "A", "age": -1}', 1, 0),
+        ('{"name": "A", "age": 3, "more": 1}', 1, 0),
+        ('{"name": "A", "age": true}', 1, 0),
+        ("[]", 1, 0),
+        ('{"name": "A", "age": NaN}', 0, 0),
+        ("{'name': 'A', 'age': 3}", 0, 0),
+        ("no", 0, 0),
+        ("[" * 100_000, 0, 0),
+        ('{"name": "A", "age": ' + "9" * 10_000 + "}", 0, 0),
+    ],
+)
+def test_json_against_a_schema(response, parsed, valid, tmp_path):
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    want = {"score": 0.25 * parsed + 0.75 * valid, "parsed": parsed, "valid": valid}
+    assert json_schema(response, schema=json.dumps(SCHEMA), parsed=0.25) == want
+    assert json_schema(response, schema=str(tmp_path / "schema.json"), parsed=0.25) == want
+    assert json_schema(response, {"schema": SCHEMA}, parsed=0.25) == want
+
+
+def test_a_schema_that_is_none_is_an_error_and_nothing_is_fetched():
+    for schema in ('{"type": "objet"}', "{", "no_such_file.json"):
+        with pytest.raises(InputError, match="json_schema"):
+            json_schema("{}", schema=schema)
+    with pytest.raises(InputError, match="no schema"):
+        json_schema("{}")
+    asked = []
+
+    class Schema(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"true")
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Schema) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        remote = {"$ref": f"http://127.0.0.1:{server.server_port}/schema.json"}
+        with pytest.raises(Exception, match="schema.json"):
+            json_schema("{}", schema=json.dumps(remote))
+        server.shutdown()
+    assert asked == []
+
+
+def test_json_against_a_reference():
+    want = '{"a": 1, "b": {"c": [2, "x"]}}'
+    assert json_match('{"b": {"c": [2.0, "x"]}, "a": 1}', want)["score"] == 1.0
+    half = json_match('{"a": 1, "b": {"c": [3, "x"]}}', want)
+    assert half["score"] == 2 / 4 and half["recall"] == half["precision"] == 2 / 3
+    assert half["exact"] == 0.0 and half["parsed"] == 1.0
+    everything = json.dumps({"a": 1, "b": {"c": [2, "x"]}} | {str(i): i for i in range(97)})
+    assert json_match(everything, want)["score"] == 3 / 100
+    assert json_match(everything, want, partial=False)["score"] == 0.0
+    assert json_match('{"a": true}', '{"a": 1}')["score"] == 0.0
+    assert json_match('{"a": "1"}', '{"a": 1}')["score"] == 0.0
+    assert json_match('{"a": []}', '{"a": {}}')["score"] == 0.0
+    assert json_match("no", want) == dict.fromkeys(half, 0.0)
+    with pytest.raises(ValueError):
+        json_match("{}", "{not json")
+
+
+# -- style --------------------------------------------------------------------------------------
+
+
+def test_language_is_the_share_of_letters_of_the_scripts():
+    assert language("abc déf") == 1.0
+    assert language("abc где") == 0.5
+    assert language("\u4f60\u597d ok", scripts=("Han",)) == 0.5
+    assert language("\u4f60\u597d ok", scripts=("zh", "en")) == 1.0
+    assert language("\u3053\u3093 \u6f22\u5b57 \u30ab", scripts=("ja",)) == 1.0
+    assert language("\\frac{1}{2} <think>\u4f60</think>", scripts=("Han",)) == 1.0
+    assert language("12 + 3") == language("") == 0.0
+    assert language("abc где", at_least=0.5) == 1.0
+    assert language("abc где", at_least=0.6) == 0.0
+    with pytest.raises(InputError, match="'Klingon'.*Cyrillic"):
+        language("a", scripts=("Klingon",))
+
+
+def test_repetition_is_the_share_of_repeated_ngrams():
+    assert repetition("a b c d e", ngram=2) == 0.0
+    assert repetition("a b a b a b", ngram=2) == -(1 - 2 / 5)
+    assert repetition("A b a B a b", ngram=2, max_penalty=0.5) == -0.5 * (1 - 2 / 5)
+    assert repetition("a b", ngram=3) == repetition("", ngram=3) == 0.0
+    assert repetition("aaaa", ngram=2) == 0.0  # one word
+    assert repetition("aa\naa", ngram=2, unit="character") == -(1 - 1 / 3)
+
+
+def test_looping_finds_the_loop_at_the_end():
+    loop = looping("I know that. " + "abc" * 40)
+    assert loop["loop_characters"] == 120 and loop["score"] == -120 / 133
+    assert looping("a" * 49)["score"] == 0.0
+    assert looping("a" * 50)["score"] == -1.0
+    assert looping("a" * 60 + " and so the answer is 5")["score"] == 0.0  # it got out of it
+    assert looping("x = 1\n" * 30 + "x = ", max_penalty=0.5)["loop_share"] == 1.0
+    sentence = "the quick brown fox jumps over the lazy dog and runs. "
+    assert looping(sentence * 4)["score"] == 0.0 and looping(sentence * 5)["loop_share"] > 0.99
+    assert looping("")["score"] == 0.0
+    assert looping("ab" * 50_000)["loop_characters"] == 20_000
+
+
+# -- length -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dapo.soft_overlong", "dapo.soft_overlong_small"])
+def test_soft_overlong_as_a_reward_gives_the_worked_examples(name):
+    example = worked_example(name)
+    p = example["params"]
+    options = {"max_tokens": p["L_max"], "cache_tokens": p["L_cache"]}
+    found = [soft_overlong(n, **options) for n in example["inputs"]["length"]]
+    assert found == example["outputs"]["reward"]
+    assert soft_overlong(p["L_max"], **options, penalty=0.5) == -0.5
+    with pytest.raises(InputError, match="cache_tokens"):
+        soft_overlong(3, max_tokens=4, cache_tokens=5)
+
+
+@pytest.mark.parametrize("n, share", [(1000, 0.5), (1100, 0.35), (600, 1.0), (4000, 0.0)])
+def test_the_released_form_of_l1_max(n, share):
+    """(clip(alpha (target - n), -1, 1) + 1) / 2, by hand for alpha = 0.003 and a target of 1000."""
+    options = {"alpha": 0.003, "form": "released", "response": "a", "ground_truth": "a"}
+    found = l1_max(n, {"target_tokens": 1000}, **options)
+    assert found["score"] == pytest.approx(share)
+    wrong = l1_max(n, {"target_tokens": 1000}, **{**options, "response": "b"})
+    assert wrong["score"] == 0.0
+
+
+PIECES = [
+    *("<answer>", "</answer>", "<think>", "{", "[", '{"a":', "```json\n", "a ", "answer: ", "A. "),
+    *("\ud800", "\0", "\\", "$", "answer", " ", "\n", "frac", "\\text{", "a", "1 ", "\\boxed{"),
+]
+RULES = (
+    "format_tags qa_exact_match token_f1 choice contains dapo language repetition looping".split()
+)
+
+
+def test_no_text_is_slow_or_fatal():
+    """Each rule on texts of 40,000 pieces, under a deadline that a quadratic rule misses."""
+    samples = [{"response": 40_000 * p, "ground_truth": "A", "extra_info": None} for p in PIECES]
+    rewards = tuple(f"{name}()" for name in RULES)
+    with RewardPool(f"mixture(rewards={rewards})", timeout_s=10.0) as pool:
+        for sample, score in zip(samples, pool.score(samples), strict=True):
+            assert score.status == "ok", (sample["response"][:20], score)
+    for sample in samples:
+        call_reward(resolve("json_schema(schema='{}')", HOME), sample)
+        call_reward(resolve("json_match()", HOME), sample | {"ground_truth": "{}"})

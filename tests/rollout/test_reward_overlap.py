@@ -1,0 +1,270 @@
+"""Scoring overlaps decoding: who is told of which row and when, and that no score depends on it."""
+
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from conftest import lanes
+from sampler_cases import EOS, WORDS, prompts, tiny, weights
+
+from rljax.batch import FinishReason
+from rljax.data.online.prompts import Prompts
+from rljax.mesh import make_mesh
+from rljax.models.model import Model
+from rljax.report.timeline import scored_while_decoding
+from rljax.rewards.pool.pool import RewardPool
+from rljax.roles.models import Reference
+from rljax.rollout import Reward, Versus, generate_scored
+from rljax.sampler import Decoding, Sampling, generate
+from rljax.sampler.whole_batch import TURN_STEPS
+from rljax.tracking import timing
+
+ASKED = Sampling(max_response_tokens=3 * TURN_STEPS, stop_ids=(EOS,))
+LETTERS = "abcdefghijklmnopqrstuvwxyzABC"
+
+REWARDS = """
+import time
+
+def score(response, num_tokens, finish_reason, ground_truth, slow=0.0):
+    if response.count("d") % 3 == 2:
+        raise ValueError("no luck")
+    time.sleep(slow)
+    stopped = float(finish_reason == "stop")
+    return {"score": num_tokens + stopped / 2 + response.count("e"), "stopped": stopped}
+
+def best(responses, num_tokens):
+    return [float(n == max(num_tokens)) for n in num_tokens]
+
+def hang_on_long(response):
+    time.sleep(600 if len(response) > 1 else 0)
+    return 1.0
+"""
+
+
+class Letters:
+    @staticmethod
+    def decode(ids):
+        return "".join(LETTERS[i] for i in ids)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rewards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "overlap_rewards.py").write_text(REWARDS)
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+    sys.modules.pop("overlap_rewards", None)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny()
+
+
+@pytest.fixture(scope="module")
+def on_eight(model):
+    return Model(model.config, make_mesh(2, 4, 1))
+
+
+def asked_prompts(count=4):
+    tokens, lengths = prompts(count)
+    records = [
+        dict(
+            token_ids=tokens[i, : lengths[i]], prompt_text=f"p{i}", ground_truth=str(i),
+            data_source="toy", extra_info={}, index=i,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return Prompts.from_records(records, length=tokens.shape[1])
+
+
+def policy(model, **decoding) -> Reference:
+    return Reference(weights(model), model, 1.0, Decoding(**decoding))
+
+
+class Heard:
+    """What `finished` was told, and when."""
+
+    def __init__(self):
+        self.rows, self.at = {}, {}
+
+    def __call__(self, row, ids, reason):
+        assert row not in self.rows, "told twice"
+        self.rows[row], self.at[row] = (ids, reason), time.monotonic()
+
+
+def responses(batch, starts):
+    host = jax.device_get(batch)
+    ends = (host.segment_ids > 0).sum(axis=1)
+    return {
+        row: (host.tokens[row, starts[row] : ends[row]].tolist(), int(host.finish_reason[row]))
+        for row in range(len(ends))
+    }
+
+
+def same(one, other):
+    for (path, a), (_, b) in zip(
+        jax.tree_util.tree_leaves_with_path(jax.device_get(one)),
+        jax.tree_util.tree_leaves_with_path(jax.device_get(other)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))
+
+
+HOW = {
+    "whole": {},
+    "slots": {"slots": 8},
+    "host": {"loop": "host"},
+    "stop strings": {"slots": 8, "asked": {"stop_strings": ("ab", "c")}},
+    "interruptions": {
+        "asked": dict(thinking_tokens=(2, 9), end_of_thinking_ids=(5,), interrupt_ids=(6, 7, 8))
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "how", lanes(["stop strings", "host"], ["whole", "slots", "interruptions"])
+)
+def test_every_row_is_told_once_as_it_will_be_and_changes_nothing(model, how):
+    options = dict(HOW[how])
+    more = options.pop("asked", {})
+    how = Sampling(max_response_tokens=3 * TURN_STEPS, stop_ids=(EOS,), **more)
+    decoding = Decoding(decode=Letters.decode, **options)
+    tokens, lengths = prompts(4)
+    given = (model, weights(model), tokens, lengths, jax.random.key(1), how)
+    heard = Heard()
+    plain = generate(*given, n=6, decoding=decoding)
+    told = generate(*given, n=6, decoding=decoding, finished=heard)
+    same(told, plain)
+    want = responses(plain, np.repeat(lengths, 6))
+    assert heard.rows == want
+    assert {FinishReason.STOP, FinishReason.LENGTH} <= {why for _, why in want.values()} or more
+    assert len({round(t, 4) for t in heard.at.values()}) > 1 or len(heard.at) == 24
+
+
+@pytest.mark.slow
+def test_eight_devices_tell_the_same(model, on_eight):
+    tokens, lengths = prompts(8)
+    want = None
+    for one, slots in ((model, 0), (on_eight, 0), (on_eight, 16)):
+        params = jax.device_put(weights(model), jax.tree.map(lambda x: x.sharding, one.init(
+            jax.random.key(3)))) if one is on_eight else weights(model)  # fmt: skip
+        heard = Heard()
+        batch = generate(
+            one, params, tokens, lengths, jax.random.key(2), ASKED, n=4,
+            decoding=Decoding(slots=slots), finished=heard,
+        )  # fmt: skip
+        assert heard.rows == responses(batch, np.repeat(lengths, 4))
+        want = want or heard.rows
+        assert heard.rows == want
+
+
+@pytest.mark.slow
+def test_rows_that_end_early_are_told_while_others_still_decode(model):
+    how = Sampling(max_response_tokens=8 * TURN_STEPS, stop_ids=(EOS,))
+    tokens, lengths = prompts(4)
+    left = []
+
+    def finished(row, ids, reason):
+        left.append(len(ids))
+
+    generate(model, weights(model), tokens, lengths, jax.random.key(1), how, n=6, finished=finished)
+    turns = [-(-length // TURN_STEPS) for length in left]
+    assert turns == sorted(turns) and turns[0] < turns[-1]
+
+
+def test_a_batch_that_ends_in_its_first_turn_is_one_program(model):
+    how = Sampling(max_response_tokens=TURN_STEPS)
+    tokens, lengths = prompts(4)
+    heard = Heard()
+    generate(model, weights(model), tokens, lengths, jax.random.key(1), how, n=2, finished=heard)
+    assert heard.rows == {}
+
+
+CASES = [(loop, f) for loop in ("slots", "host", "whole") for f in ("score", "best")]
+
+
+@pytest.mark.parametrize("case", lanes(CASES[:1], CASES[1:]), ids=" ".join)
+def test_scores_are_those_of_a_whole_batch(model, case):
+    how, function = case
+    options = HOW[how]
+    asked, actor = asked_prompts(), policy(model, **options)
+    with RewardPool(f"overlap_rewards.{function}", workers=2) as pool:
+        reward = Reward(pool, Letters, model.mesh)
+        key = jax.random.key(4)
+        plain = reward(actor.generate(asked, key, ASKED, n=6), asked)
+        rows, counts = reward.rows, reward.counts
+        reward.forget()
+        with timing.collect() as timings:
+            ahead = generate_scored(actor, reward, asked, key, ASKED, n=6)
+        same(ahead, plain)
+        assert str(reward.rows) == str(rows)  # as text: NaN is not equal to itself
+        assert str(reward.counts) == str(counts)
+    if function != "best":
+        assert counts["reward/errors"] > 0 and {r["status"] for r in rows} == {"ok", "error"}
+    decoded = max(end for name, _, end in timings.spans if name == "generate")
+    begun = [begin for begin, _ in timings.scoring]
+    assert min(begun) < decoded  # before the last token was sampled
+    assert 0 < scored_while_decoding(timings) <= timings.seconds["generate"]
+    assert len(timings.scoring) == 24 and timings.live[-1][1] == 0
+
+
+def test_rows_that_are_not_what_was_told_are_scored_anew(model):
+    asked, actor = asked_prompts(), policy(model, slots=8)
+    with RewardPool("overlap_rewards.score") as pool:
+        reward = Reward(pool, Letters, model.mesh)
+        batch = actor.generate(asked, jax.random.key(4), ASKED, n=6)
+        finished = reward.ahead(asked, 6)
+        other = actor.generate(asked, jax.random.key(5), ASKED, n=6, finished=finished)
+        assert responses(batch, [0] * 24) != responses(other, [0] * 24)
+        found = reward(batch, asked)
+        reward.forget()
+        same(found, reward(batch, asked))
+
+
+@pytest.mark.slow
+def test_two_samplers_are_told_of_by_the_place_in_their_batch(model):
+    asked, actor = asked_prompts(), policy(model)
+    other = Reference(weights(model, seed=9), model, 1.0)
+    both, heard = Versus(actor, other), Heard()
+    batch = both.generate(asked, jax.random.key(6), ASKED, n=4, finished=heard)
+    want = responses(batch, np.repeat(asked.lengths, 4))
+    assert {row: want[row] for row in heard.rows} == heard.rows and len(heard.rows) == 16
+
+
+def test_a_reward_that_cannot_be_asked_is_an_error_of_the_caller(model):
+    asked = asked_prompts()
+    del asked.records[1]["ground_truth"]
+    with RewardPool("overlap_rewards.score") as pool:
+        reward = Reward(pool, Letters, model.mesh)
+        with pytest.raises(KeyError):
+            generate_scored(policy(model, slots=8), reward, asked, jax.random.key(4), ASKED, n=6)
+        again = asked_prompts()
+        generate_scored(policy(model, slots=8), reward, again, jax.random.key(4), ASKED, n=6)
+
+
+class Interrupted:
+    """Samples, and is stopped before its batch is whole."""
+
+    def __init__(self, actor):
+        self.actor = actor
+
+    def generate(self, *args, finished, **options):
+        self.actor.generate(*args, finished=finished, **options)
+        raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_while_the_pool_works_ahead_drops_what_was_begun(model):
+    asked, actor = asked_prompts(), policy(model, slots=8)
+    with RewardPool("overlap_rewards.hang_on_long", workers=1, timeout_s=600) as pool:
+        reward = Reward(pool, Letters, model.mesh)
+        with pytest.raises(KeyboardInterrupt):
+            generate_scored(Interrupted(actor), reward, asked, jax.random.key(4), ASKED, n=6)
+        assert pool.score([{"response": "a"}])[0].value == 1.0  # behind nobody who hangs
+
+
+def test_words_are_the_letters_of_this_test():
+    assert len(LETTERS) == WORDS

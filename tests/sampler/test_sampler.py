@@ -1,0 +1,253 @@
+"""The sampler: what is asked is what is done, and a draw depends on its request and position
+alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rljax.batch import FinishReason
+from rljax.errors import InputError
+from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, sampling
+from rljax.sampler.generate import WHOLE_BATCH
+from rljax.sampler.keys import request_keys
+from rljax.sampler.requests import rules_of
+from rljax.tracking import compiles
+
+WORDS, EOS = 13, 1
+PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)
+LENGTHS = np.array([3, 2, 4], np.int32)
+
+
+def make_model() -> tuple[Model, dict]:
+    config = decoder(
+        WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
+    )
+    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    return model, model.init(jax.random.key(3))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return make_model()[0]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return make_model()[1]
+
+
+def run(
+    model, params, *, n=4, seed=0, prompts=PROMPTS, lengths=LENGTHS, decoding=WHOLE_BATCH, **options
+):
+    how = Sampling(**{"max_response_tokens": 8, "stop_ids": (EOS,), **options})
+    key = jax.random.key(seed)
+    return generate(model, params, prompts, lengths, key, how, n=n, decoding=decoding)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_logprobs_equal_the_trainers_at_the_same_temperature(model, params, temperature):
+    batch = run(model, params, temperature=temperature)
+    logp, _ = jax.jit(model.logprobs)(params, batch, temperature)
+    difference = np.where(batch.mask > 0, logp - batch.sampler_logprobs, 0)
+    assert np.abs(difference).max() < 2e-5
+    assert float(batch.mask.sum()) > 12
+
+
+def test_rows_hold_prompt_response_padding_and_eos_is_part_of_the_response(model, params):
+    batch = run(model, params, n=8)
+    tokens, mask, segments = (np.asarray(x) for x in (batch.tokens, batch.mask, batch.segment_ids))
+    stops = 0
+    for row in range(24):
+        p = row // 8
+        start, end = LENGTHS[p], int(segments[row].sum())
+        np.testing.assert_array_equal(tokens[row, :start], PROMPTS[p, :start])
+        assert (mask[row, :start] == 0).all() and (mask[row, start:end] == 1).all()
+        assert (mask[row, end:] == 0).all() and (tokens[row, end:] == 0).all()
+        response = tokens[row, start:end]
+        if batch.finish_reason[row] == FinishReason.STOP:
+            stops += 1
+            assert response[-1] == EOS and (response[:-1] != EOS).all()
+        else:
+            assert batch.finish_reason[row] == FinishReason.LENGTH
+            assert len(response) == 8 and (response != EOS).all()
+    assert 0 < stops < 24
+    np.testing.assert_array_equal(batch.group, np.repeat([0, 1, 2], 8))
+
+
+def test_a_group_differs_two_keys_differ_and_one_key_repeats(model, params):
+    a, b, c = run(model, params), run(model, params), run(model, params, seed=1)
+    np.testing.assert_array_equal(a.tokens, b.tokens)
+    assert (np.asarray(a.tokens) != np.asarray(c.tokens)).any()
+    assert len({tuple(r) for r in np.asarray(a.tokens[:4]).tolist()}) > 1
+
+
+def test_a_draw_does_not_depend_on_its_neighbours_or_on_the_width_of_the_batch(model, params):
+    whole = run(model, params, n=1, max_response_tokens=8)
+    alone = run(model, params, n=1, prompts=PROMPTS[:1], lengths=LENGTHS[:1])
+    np.testing.assert_array_equal(whole.tokens[0], alone.tokens[0])
+    wide = run(model, params, n=1, prompts=np.pad(PROMPTS, ((0, 0), (0, 3))))
+    ends = np.asarray(whole.segment_ids.sum(axis=1))
+    for row, end in enumerate(ends):
+        np.testing.assert_array_equal(whole.tokens[row, :end], wide.tokens[row, :end])
+
+
+def test_greedy_is_the_argmax_of_the_full_forward(model, params):
+    batch = run(model, params, n=1, temperature=0.0)
+    logits = np.asarray(jax.jit(model.logits)(params, batch))
+    chosen = np.argmax(logits[:, :-1], axis=-1)
+    keep = np.asarray(batch.mask)[:, 1:] > 0
+    np.testing.assert_array_equal(np.asarray(batch.tokens)[:, 1:][keep], chosen[keep])
+
+
+def test_runtime_settings_never_compile_again_and_are_obeyed(model, params):
+    compiles.watch()
+    run(model, params)
+    before = compiles.count()
+    run(model, params, temperature=0.3, seed=5)
+    greedy = run(model, params, top_k=1, seed=9)
+    other_stop = run(model, params, stop_ids=(5, 7))
+    never = run(model, params, stop_ids=())
+    assert compiles.count() == before, compiles.names(before)
+    np.testing.assert_array_equal(greedy.tokens, run(model, params, temperature=0.0).tokens)
+    response = np.asarray(other_stop.tokens)[np.asarray(other_stop.mask) > 0]
+    assert (
+        np.isin(response, [5, 7]).sum() == (other_stop.finish_reason == FinishReason.STOP).sum() > 0
+    )
+    assert (never.finish_reason == FinishReason.LENGTH).all()
+
+
+def test_the_law_of_the_samples_is_the_softmax():
+    """Chi-square over 40,000 draws of one distribution with a heavy head and words of probability
+    0."""
+    logits = jnp.concatenate([jnp.linspace(2.0, -4.0, 100), jnp.full((50,), -jnp.inf)])
+    rows = 40_000
+    rules = rules_of([Sampling()] * rows, 150)
+    keys, places = request_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32)
+    drawn = jax.jit(sampling.sample)(jnp.broadcast_to(logits, (rows, 150)), keys, places, rules)
+    ids, logp = drawn.ids, drawn.logp
+    p = np.asarray(jax.nn.softmax(logits))
+    counts = np.bincount(ids, minlength=150)
+    assert counts[100:].sum() == 0
+    chi2 = np.sum((counts[:100] - rows * p[:100]) ** 2 / (rows * p[:100]))
+    assert 60 < chi2 < 148  # 99 degrees of freedom, 0.1 % on either side
+    np.testing.assert_allclose(logp, np.log(p[ids]), atol=1e-5)
+
+
+def test_the_rules_keep_the_sets_that_sorting_keeps():
+    """The order of Hugging Face's and vLLM's samplers: top-k, then top-p of what is left."""
+    rng = np.random.default_rng(0)
+    probs = rng.dirichlet(np.full(40, 0.3), size=64).astype(np.float32)
+    weights = jnp.asarray(probs / probs.max(axis=1, keepdims=True))
+    for how in (dict(top_k=5), dict(top_p=0.8), dict(top_k=7, top_p=0.6), dict(top_p=0.01),
+                dict(min_p=0.2), dict(top_k=9, top_p=0.9, min_p=0.05)):  # fmt: skip
+        asked = Sampling(**how)
+        kept = sampling._truncate(weights, rules_of([asked] * 64, 40)) > 0
+        for row in range(64):
+            order = np.argsort(-probs[row])[: asked.top_k or 40]
+            mass = probs[row][order] / probs[row][order].sum()
+            want = order[(np.cumsum(mass) - mass) < asked.top_p]
+            want = [w for w in want if probs[row][w] >= asked.min_p * probs[row].max()]
+            assert set(np.flatnonzero(kept[row])) == set(want), (how, row)
+
+
+def test_the_next_generate_uses_the_new_parameters_and_records_their_version(model, params):
+    moved = jax.tree.map(lambda x: x + 0.3, params)
+    before = generate(
+        model,
+        params,
+        PROMPTS,
+        LENGTHS,
+        jax.random.key(0),
+        Sampling(max_response_tokens=8),
+        n=4,
+        version=3,
+    )
+    after = generate(
+        model,
+        moved,
+        PROMPTS,
+        LENGTHS,
+        jax.random.key(0),
+        Sampling(max_response_tokens=8),
+        n=4,
+        version=4,
+    )
+    assert (np.asarray(before.tokens) != np.asarray(after.tokens)).any()
+    assert set(np.asarray(after.policy_version)[np.asarray(after.mask) > 0]) == {4}
+
+
+def test_eight_devices_sample_the_tokens_of_one(model, params):
+    import dataclasses
+
+    spread = dataclasses.replace(model, mesh=make_mesh(2, 4, 1))
+    placed = jax.device_put(jax.device_get(params), spread.shardings())
+    prompts, lengths = np.repeat(PROMPTS, 2, axis=0)[:4], np.repeat(LENGTHS, 2)[:4]
+    one = run(model, params, prompts=prompts, lengths=lengths, n=4)
+    eight = run(spread, placed, prompts=prompts, lengths=lengths, n=4)
+    np.testing.assert_array_equal(one.tokens, eight.tokens)
+
+
+@pytest.mark.parametrize(
+    "options, pattern",
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_response_tokens": 0}, "max_resp"),
+    ],
+)
+def test_bad_sampling_is_refused(options, pattern):
+    with pytest.raises(InputError, match=pattern):
+        Sampling(**options)
+
+
+def test_an_empty_prompt_is_refused(model, params):
+    with pytest.raises(InputError, match="prompt lengths"):
+        run(model, params, lengths=np.array([0, 2, 4]))
+
+
+def test_a_stream_of_changing_requests_compiles_at_most_eight_programs(model, params):
+    """Temperatures, rules, lengths, groups, stop sets, seeds, long prompts and a ragged last round
+    are all runtime values."""
+    rng = np.random.default_rng(0)
+    sampler = Sampler(Engine(model, 5, 29, steps=7), chunk_tokens=6, prefill_rows=3)
+    compiles.watch()
+    before = compiles.count()
+    asked = []
+    for i in range(24):
+        how = Sampling(
+            temperature=float(rng.choice([0.0, 0.3, 1.0, 2.0])),
+            top_k=int(rng.integers(0, 4)),
+            top_p=float(rng.uniform(0.3, 1)),
+            min_p=float(rng.uniform(0, 0.2)),
+            max_response_tokens=int(rng.integers(1, 10)),
+            stop_ids=tuple(rng.choice(WORDS, size=rng.integers(0, 6), replace=False).tolist()),
+            logit_bias=((3, 2.0), (4, -1.0)) if i % 3 == 0 else (),
+            allowed_ids=(2, 3, 4, 5) if i % 4 == 0 else (),
+            seed=i if i % 5 == 0 else None,
+        )
+        prompt = rng.integers(0, WORDS, rng.integers(1, 19))
+        asked += sampler.submit(prompt, how, n=int(rng.integers(1, 4)))
+        if i % 6 == 5:
+            sampler.step(params)
+    done = list(sampler.run(params))
+    assert all(sample.finish_reason is not None for sample in asked) and len(done) <= len(asked)
+    assert compiles.count() - before <= 8, compiles.names(before)
+    for sample in asked:
+        if sample.sampling.allowed_ids:
+            assert set(sample.tokens) <= {2, 3, 4, 5}
+        assert 1 <= len(sample.tokens) <= sample.sampling.max_response_tokens
+
+
+def test_a_whole_batch_in_few_slots_compiles_once_whatever_is_asked(model, params):
+    how = Decoding(slots=5)
+    run(model, params, decoding=how)
+    before = compiles.count()
+    for options in (dict(temperature=0.2), dict(top_p=0.5, min_p=0.1), dict(stop_ids=(4, 5))):
+        run(model, params, decoding=how, seed=3, **options)
+    assert compiles.count() == before, compiles.names(before)

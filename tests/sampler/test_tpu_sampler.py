@@ -1,0 +1,296 @@
+"""The sampler's programs, compiled ahead of time for a TPU v5e of eight chips on a host that has
+none: what moves between chips, what is copied, what is written in place.
+
+Not part of the usual run. The one command, where `pip install "jax[tpu]"` has put libtpu:
+
+    python -m pytest -n 0 -m tpu_aot tests/sampler/test_tpu_sampler.py
+"""
+
+import dataclasses
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rljax.mesh import constrain_rows, make_mesh, replicated, row_sharding
+from rljax.models import cache, decoder
+from rljax.models.builtin import decoder as dense
+from rljax.models.config import LatentConfig
+from rljax.models.experts import ExpertsConfig
+from rljax.models.model import Model
+from rljax.sampler import Sampling
+from rljax.sampler import engine as engines
+from rljax.sampler import generate as rollout
+from rljax.sampler.engine import Engine
+from rljax.sampler.requests import rules_of
+
+pytestmark = pytest.mark.tpu_aot
+WORDS, LAYERS, SLOTS, TOKENS = 8192, 2, 64, 8192
+MESHES = {
+    "data=2 x tensor=4": dict(data=2, fsdp=1, tensor=4),
+    "fsdp=2 x tensor=4": dict(fsdp=2, tensor=4),
+    "fsdp=8": dict(fsdp=8),
+}
+
+
+def config(family: str = "dense"):
+    made = dense(WORDS, layers=LAYERS, embed=1024, mlp=3072, heads=16, kv_heads=8, head_dim=128)
+    made = dataclasses.replace(made, dtype="bfloat16", weight_dtype="bfloat16", max_tokens=TOKENS)
+    if family == "latent":
+        latent = LatentConfig(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+        return dataclasses.replace(made, latent=latent, head_dim=64, qk_norm=False)
+    if family == "experts":
+        kinds = tuple(dataclasses.replace(kind, experts=True) for kind in made.kinds)
+        return dataclasses.replace(made, experts=ExpertsConfig(8, 2, 768), kinds=kinds)
+    return made
+
+
+def engine(chips, mesh: str, family: str = "dense", **options) -> Engine:
+    model = Model(config(family), make_mesh(**MESHES[mesh], devices=chips))
+    return Engine(model, SLOTS, TOKENS, steps=8, **options)
+
+
+def held_bytes(tree) -> int:
+    """Of abstract arrays, on one chip."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def least_weight(model: Model) -> int:
+    """Bytes of the smallest matrix of a layer that a chip multiplies by once it is gathered. (The
+    router is smaller, and read whole so that no mesh changes a choice.)"""
+    tensor, sizes = model.mesh.shape["tensor"], []
+    for path, (shape, axes) in model.shapes().items():
+        if "embed" in axes and "router" not in path[-1]:
+            layers = shape[0] if axes[0] == "layers" else 1
+            sizes.append(2 * math.prod(shape) // layers // tensor)
+    return min(sizes)
+
+
+# -- what stands in a compiled program
+
+ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "s32": 4, "u32": 4, "f32": 4}
+# Results of these are another's memory, or were never written.
+FREE = "parameter get-tuple-element tuple while conditional bitcast".split()
+IN_PLACE = ("scatter", "dynamic-update-slice")
+
+
+def largest(types: str) -> int:
+    """Bytes of the largest array among the results of an instruction, a tuple's members too."""
+    found = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", types)
+    return max(
+        (ITEM_BYTES.get(t, 4) * math.prod(int(n) for n in s.split(",") if n) for t, s in found),
+        default=0,
+    )
+
+
+def instructions(text: str):
+    """{computation: [(its result types, opcode, line, whether it is the root)]}."""
+    found, current = {}, None
+    for line in text.splitlines():
+        if head := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$", line):
+            current = found.setdefault(head[1], [])
+        elif line.startswith("}"):
+            current = None
+        elif current is not None:
+            parts = re.match(r"\s+(ROOT )?%[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
+            if parts:
+                current.append((parts[2], parts[3], line.strip(), bool(parts[1])))
+    return found
+
+
+def moved(text: str, least: int) -> list[str]:
+    """What chips send to each other in pieces of `least` bytes or more, but sums; asynchronous
+    forms and those inside of fusions too."""
+    kinds = r"(all-gather|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all)"
+    return [
+        f"{types} {op}"
+        for body in instructions(text).values()
+        for types, op, _, _ in body
+        if re.fullmatch(kinds + "(-start)?", op) and largest(types) >= least
+    ]
+
+
+def results(body) -> list[str]:
+    """The opcodes that a fusion's results come from, through the tuple of several."""
+    named = {re.match(r"(?:ROOT )?%([\w.\-]+) =", line)[1]: op for _, op, line, _ in body}
+    [(op, line)] = [(op, line) for _, op, line, root in body if root]
+    if op != "tuple":
+        return [op]
+    made = re.findall(r"%([\w.\-]+)", line.split(" tuple(")[1].split(")")[0])
+    return [named[name] for name in made]
+
+
+def written(text: str, least: int) -> list[str]:
+    """Arrays of `least` bytes or more that a program writes anew, at its start or in a loop. What
+    stays inside of a fusion is not written; a fusion that ends in an update is in place."""
+    bodies = instructions(text)
+    inside = set(re.findall(r"(?:calls|to_apply)=%([\w.\-]+)", text))
+    found = []
+    for name, body in bodies.items():
+        for types, op, line, _ in body if name not in inside else ():
+            if op in FREE or largest(types) < least:
+                continue
+            called = re.search(r"calls=%([\w.\-]+)", line)
+            roots = results(bodies[called[1]]) if called else [op]
+            if not set(roots) <= set(IN_PLACE):
+                found.append(f"{types} {op} {roots}")
+    return found
+
+
+def cache_bytes(caches) -> int:
+    """Of the smallest part of the caches, on one chip."""
+    return min(held_bytes(x) for x in jax.tree.leaves(caches))
+
+
+def check_in_place(program, state, model: Model, writes=()) -> None:
+    """What a program that is handed the decode state may do."""
+    text, memory = program.as_text(), program.memory_analysis()
+    held, each = held_bytes(state.caches), cache_bytes(state.caches)
+    assert held >= 512 * 2**20
+    assert moved(text, least_weight(model)) == []
+    assert memory.alias_size_in_bytes >= held
+    assert memory.temp_size_in_bytes < 0.05 * held, (memory.temp_size_in_bytes, held)
+    assert written(text, each // 2) == list(writes)
+
+
+# -- the programs
+
+
+def kernels(program, name: str) -> int:
+    """Calls of a kernel whose name has `name` in it."""
+    calls = r"%([\w.\-]+) = [^\n]* custom-call\([^\n]*tpu_custom_call"
+    return sum(name in called for called in re.findall(calls, program.as_text()))
+
+
+@functools.cache
+def generate(one: Engine):
+    """The compiled program of a dispatch."""
+    return one.lower_generate().compile()
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_generate_gathers_no_weight_and_writes_its_cache_in_place(chips, mesh):
+    one = engine(chips, mesh)
+    check_in_place(generate(one), one.abstract_state(), one.model)
+    assert kernels(generate(one), "ragged_paged_attention") == LAYERS
+
+
+@pytest.mark.parametrize("family", ["latent", "experts"])
+def test_so_do_the_families(chips, family):
+    one = engine(chips, "fsdp=2 x tensor=4", family)
+    check_in_place(generate(one), one.abstract_state(), one.model)
+    experts = family == "experts"
+    assert kernels(generate(one), "ragged_paged_attention") == (LAYERS if experts else 0)
+    # gate, up and down, and the order of the blocks of all three
+    assert kernels(generate(one), "ragged-dot") == (4 * LAYERS if experts else 0)
+
+
+def test_the_kernel_reads_no_more_than_the_plain_path(chips, monkeypatch):
+    """The compiler counts the bytes of a step without those of the kernel, which reads what is held
+    once: the whole cache at most."""
+    one = engine(chips, "fsdp=2 x tensor=4")
+    held = held_bytes(one.abstract_state().caches)
+    paged = generate(one)
+    jax.clear_caches()
+    monkeypatch.setattr(cache, "pairs_for", lambda *asked: False)
+    plain = one.lower_generate().compile()
+    jax.clear_caches()
+    assert kernels(plain, "ragged_paged_attention") == 0
+    counted = [x.cost_analysis()["bytes accessed"] for x in (paged, plain)]
+    assert counted[0] + held < counted[1], (counted, held)
+
+
+def prefix(one: Engine, rows: int, tokens: int):
+    """Of abstract prompts, as prefill gives it: nothing is said of how it is split."""
+    made = jax.eval_shape(
+        one.prefill,
+        one.model.abstract(),
+        jax.ShapeDtypeStruct((rows, tokens), jnp.int32),
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+    )
+    mesh = one.model.mesh
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+    whole = jax.tree.map(lambda x: place(x, replicated(mesh)), made)
+    caches = jax.tree.map(place, made.caches, cache.shardings(made.caches, mesh))
+    return dataclasses.replace(whole, caches=caches)
+
+
+def entry(one: Engine, rows: int):
+    state = one.abstract_state()
+    names = [f.name for f in dataclasses.fields(engines.Entry)]
+    pick = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)  # noqa: E731
+    return engines.Entry(**{name: jax.tree.map(pick, getattr(state, name)) for name in names})
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_insert_writes_in_place_and_extract_moves_the_rows_alone(chips, mesh):
+    one, slots = engine(chips, mesh), jax.ShapeDtypeStruct((8,), jnp.int32)
+    state = one.abstract_state()
+    args = (prefix(one, 8, 512), state, slots, slots, entry(one, 8))
+    check_in_place(engines._insert.lower(one, *args).compile(), state, one.model)
+    taken = engines._extract.lower(one, state, jax.ShapeDtypeStruct((1,), jnp.int32)).compile()
+    # One slot of every layer, and no more, from whoever has it.
+    row = held_bytes(state.caches) * one.model.mesh.size // SLOTS
+    assert moved(taken.as_text(), cache_bytes(state.caches) // 8) == []
+    assert taken.memory_analysis().temp_size_in_bytes < 2 * row
+    assert taken.memory_analysis().alias_size_in_bytes == 0
+
+
+def test_a_whole_batch_holds_its_cache_once(chips):
+    model = Model(config(), make_mesh(**MESHES["fsdp=2 x tensor=4"], devices=chips))
+    prompts, length = 32, 512
+    asked = rules_of([Sampling(max_response_tokens=TOKENS - length)], WORDS)
+    rows = row_sharding(model.mesh)
+
+    def array(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+
+    rules = jax.tree.map(lambda x: array((4 * prompts, *x.shape[1:]), x.dtype), asked)
+    shape = rollout._Shape(4, SLOTS, TOKENS - length, "")
+    program = rollout._rollout.lower(
+        model, shape, model.abstract(), array((prompts, length), jnp.int32),
+        array((prompts,), jnp.int32), array((4 * prompts, 2), jnp.uint32), rules,
+        jax.ShapeDtypeStruct((), jnp.int32), None, None, None,
+    ).compile()  # fmt: skip
+    caches = Engine(model, SLOTS, TOKENS).abstract_state().caches
+    held, each = held_bytes(caches), cache_bytes(caches)
+    text = program.as_text()
+    assert [x for x in written(text, each // 2) if "broadcast" not in x] == []  # the empty slots
+    assert program.memory_analysis().temp_size_in_bytes < 1.25 * held
+    assert kernels(program, "ragged_paged_attention") == LAYERS
+
+
+# -- each check can fail
+
+
+def test_without_the_split_of_the_residual_every_weight_is_gathered(chips, monkeypatch):
+    one = engine(chips, "fsdp=8")
+    jax.clear_caches()
+    monkeypatch.setattr(decoder, "constrain_step", constrain_rows)
+    gathered = moved(one.lower_generate().compile().as_text(), least_weight(one.model))
+    jax.clear_caches()
+    assert len(gathered) >= 7 * LAYERS  # q, k, v, o, gate, up, down
+
+
+def test_the_other_order_of_the_cache_is_copied(chips, monkeypatch):
+    jax.clear_caches()
+    monkeypatch.setattr(cache, "order_for", lambda mesh: "heads")
+    one = engine(chips, "fsdp=2 x tensor=4")
+    state = one.abstract_state()
+    program = one.lower_generate().compile()
+    jax.clear_caches()
+    each, held = cache_bytes(state.caches), held_bytes(state.caches)
+    assert len(written(program.as_text(), each // 2)) >= 2 * LAYERS
+    assert program.memory_analysis().temp_size_in_bytes > 0.9 * held
+
+
+def test_plain_indexing_gathers_the_cache(chips):
+    state = engine(chips, "fsdp=8").abstract_state()
+    take = jax.jit(lambda caches, at: jax.tree.map(lambda x: x[at], caches))
+    program = take.lower(state.caches, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    assert moved(program.as_text(), cache_bytes(state.caches) // 8) != []

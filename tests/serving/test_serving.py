@@ -1,0 +1,577 @@
+"""The endpoint, asked by the `openai` client over a real socket: what it answers is what the engine
+gives alone, whoever else asks."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+from conftest import REPO
+from tiny_tokenizer import write_tokenizer
+
+from rljax.batch import FinishReason
+from rljax.data.text.tokenizer import load_tokenizer
+from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.sampler import Engine, Sampler, Sampling
+from rljax.sampler.stop_strings import text_before_stop
+from rljax.serving.text import TextStream
+from rljax.serving.worker import Ticket, Worker
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("uvicorn")
+NAME, SLOTS, SLOT_TOKENS, CHUNK = "tiny", 4, 96, 16
+REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer):
+    """(engine, params, worker, address): one server for the whole file."""
+    from rljax.serving.app import in_background, make_app
+
+    config = decoder(
+        tokenizer.vocab_size, layers=1, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8,
+        init_std=0.5,
+    )  # fmt: skip
+    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    engine, params = Engine(model, SLOTS, SLOT_TOKENS, steps=4), model.init(jax.random.key(3))
+    worker = Worker(make_sampler(engine, tokenizer), params, max_waiting=60)
+    with in_background(make_app(worker, tokenizer, NAME)) as address:
+        yield engine, params, worker, address
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=f"{served[3]}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def make_sampler(engine, tokenizer):
+    return Sampler(engine, chunk_tokens=CHUNK, prefill_rows=2, decode=tokenizer.decode)
+
+
+@pytest.fixture(scope="module")
+def alone(served, tokenizer):
+    """What the engine gives for a request when nobody else asks."""
+    engine, params, *_ = served
+    sampler = make_sampler(engine, tokenizer)
+
+    def ask(prompt, n=1, **options):
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        options = {"stop_ids": tokenizer.eos_ids, "max_response_tokens": 16, **options}
+        samples = sampler.submit(ids, Sampling(**options), n=n)
+        list(sampler.run(params))
+        return samples
+
+    return ask
+
+
+def text_of(sample, tokenizer) -> str:
+    return text_before_stop(tokenizer.decode(sample.tokens), sample.sampling.stop_strings)
+
+
+def wait_until(true, timeout_s=30):
+    end = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def streamed(client, **request) -> dict[int, dict]:
+    """A streamed completion put together again, by choice."""
+    found: dict[int, dict] = {}
+    for chunk in client.completions.create(model=NAME, stream=True, **request):
+        for choice in chunk.choices:
+            one = found.setdefault(choice.index, {"text": "", "logprobs": [], "reason": None})
+            assert one["reason"] is None
+            one["text"] += choice.text
+            one["reason"] = choice.finish_reason
+            if choice.logprobs:
+                one["logprobs"] += choice.logprobs.token_logprobs
+    return found
+
+
+# -- under load
+
+LETTERS = "the answer is 42 and how many apples"
+
+
+def mixed_requests(count: int) -> list[dict]:
+    """Requests of every kind; each is a function of its number."""
+    rng = np.random.default_rng(0)
+    requests = []
+    for i in range(count):
+        size = int(rng.integers(1, 30))
+        one = {"prompt": LETTERS[:size], "seed": i, "max_tokens": int(rng.integers(1, 40))}
+        one["logprobs"] = 0  # texts of a random model are alike; these are not
+        kind = i % 6
+        if kind == 1:
+            one |= {"temperature": 0.0}
+        elif kind == 2:
+            one |= {"n": 3, "top_p": 0.8, "temperature": 0.7}
+        elif kind == 3:
+            one |= {"stop": ["a", "zz"], "extra_body": {"top_k": 20}}
+        elif kind == 4:
+            one |= {"prompt": rng.integers(5, 200, 45).tolist()}
+        elif kind == 5:
+            one |= {"logit_bias": {"40": 5.0, "41": 4.0}, "extra_body": {"min_p": 0.02}}
+        requests.append(one)
+    return requests
+
+
+def in_sampling(request: dict) -> dict:
+    more = request.get("extra_body", {})
+    return {
+        "prompt": request["prompt"],
+        "n": request.get("n", 1),
+        "seed": request["seed"],
+        "max_response_tokens": request["max_tokens"],
+        "temperature": request.get("temperature", 1.0),
+        "top_p": request.get("top_p", 1.0),
+        "top_k": more.get("top_k", 0),
+        "min_p": more.get("min_p", 0.0),
+        "stop_strings": tuple(request.get("stop", ())),
+        "logit_bias": tuple((int(k), v) for k, v in request.get("logit_bias", {}).items()),
+    }
+
+
+def bad_requests(client) -> list:
+    """Calls that must be refused, with the words that the refusal must hold."""
+
+    def ask(**more):
+        request = {"model": NAME, "prompt": "the", "max_tokens": 4, **more}
+        return functools.partial(client.completions.create, **request)
+
+    return [
+        (ask(max_tokens=SLOT_TOKENS), "do not fit a slot"),
+        (ask(prompt=[5] * SLOT_TOKENS), "do not fit a slot"),
+        (ask(prompt=[]), "prompt"),
+        (ask(prompt=""), "at least one token"),
+        (ask(prompt=[100_000]), "ids from 0 to"),
+        (ask(prompt=["the", 3]), "prompt"),
+        (ask(n=0), "at least 1"),
+        (ask(n=65), "at most 64"),
+        (ask(temperature=-1), "temperature"),
+        (ask(top_p=0), "top_p"),
+        (ask(seed=2**32), "seed"),
+        (ask(stop=[""]), "no empty string"),
+        (ask(logprobs=3), "logprobs: got 3"),
+        (ask(echo=True, logprobs=0), "echo"),
+        (ask(best_of=4), "best_of"),
+        (ask(logit_bias={"100000": 1}), "logit_bias"),
+        (ask(presence_penalty=0.5), "presence_penalty"),
+        (ask(extra_body={"top_q": 3}), "top_q"),
+        (ask(extra_body={"stream_options": {"x": 1}}), "stream_options.x"),
+    ]
+
+
+def test_each_of_many_mixed_requests_gets_what_the_engine_gives_it_alone(
+    served, client, alone, tokenizer
+):
+    """24 requests over 4 slots from 8 threads, half of them streamed, refusals among them."""
+    requests = mixed_requests(24)
+
+    def ask(i):
+        if i % 2:
+            return streamed(client, **requests[i])
+        answer = client.completions.create(model=NAME, **requests[i])
+        return {
+            c.index: {
+                "text": c.text,
+                "reason": c.finish_reason,
+                "logprobs": c.logprobs.token_logprobs,
+            }
+            for c in answer.choices
+        }
+
+    def refused(case):
+        call, words = case
+        with pytest.raises(openai.BadRequestError) as caught:
+            call()
+        assert words in caught.value.body["message"], caught.value.body
+        assert caught.value.body["type"] == "invalid_request_error"
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(ask, i) for i in range(24)]
+        refusals = list(threads.map(refused, bad_requests(client)))
+        answers = [answer.result(timeout=120) for answer in answers]
+    assert len(refusals) == 19
+    reasons, groups = set(), []
+    for request, answer in zip(requests, answers, strict=True):
+        samples = alone(**in_sampling(request))
+        assert sorted(answer) == list(range(len(samples)))
+        for i, sample in enumerate(samples):
+            assert answer[i]["text"] == text_of(sample, tokenizer), request
+            assert answer[i]["reason"] == REASONS[sample.finish_reason]
+            reasons.add(answer[i]["reason"])
+            np.testing.assert_allclose(answer[i]["logprobs"], sample.logprobs, atol=1e-5)
+        if request.get("n"):
+            groups.append(len({tuple(answer[i]["logprobs"]) for i in answer}))
+    assert reasons == {"stop", "length"} and sum(size > 1 for size in groups) >= 2
+    assert served[2].sampler.pending == 0
+
+
+# -- completions
+
+
+def test_prompts_come_as_text_texts_ids_or_lists_of_ids(client, alone, tokenizer):
+    text, other = "the answer", "how many"
+    ids = tokenizer.encode(text)
+    ask = lambda prompt, **more: client.completions.create(  # noqa: E731
+        model=NAME, prompt=prompt, seed=7, max_tokens=6, **more
+    )
+    want = [text_of(alone(p, seed=7, max_response_tokens=6)[0], tokenizer) for p in (text, other)]
+    assert [c.text for c in ask(text).choices] == want[:1]
+    assert [c.text for c in ask(ids).choices] == want[:1]
+    assert [c.text for c in ask([text, other]).choices] == want
+    both = ask([ids, tokenizer.encode(other)], n=2)
+    assert [c.index for c in both.choices] == [0, 1, 2, 3]
+    assert [both.choices[i].text for i in (0, 2)] == want
+    size = len(ids) + len(tokenizer.encode(other))
+    assert both.usage.prompt_tokens == size
+    assert both.usage.total_tokens == size + both.usage.completion_tokens
+
+
+def test_echo_repeats_the_prompt_and_the_default_is_sixteen_tokens(client, alone, tokenizer):
+    request = dict(model=NAME, prompt="the answer", seed=5, echo=True, logit_bias={"1": -100})
+    answer = client.completions.create(**request)
+    sample = alone("the answer", seed=5, logit_bias=((1, -100.0),))[0]
+    assert answer.choices[0].text == "the answer" + text_of(sample, tokenizer)
+    assert answer.usage.completion_tokens == len(sample.tokens) <= 16
+    assert streamed(client, **{k: v for k, v in request.items() if k != "model"})[0]["text"] == (
+        answer.choices[0].text
+    )
+
+
+def test_logprobs_stand_beside_their_tokens(client, alone, tokenizer):
+    request = dict(model=NAME, prompt="the answer", seed=2, max_tokens=12, logprobs=0)
+    choice = client.completions.create(**request).choices[0]
+    sample = alone("the answer", seed=2, max_response_tokens=12)[0]
+    told = choice.logprobs
+    np.testing.assert_allclose(told.token_logprobs, sample.logprobs, atol=1e-5)
+    assert told.tokens == [tokenizer.decode([i], skip_special_tokens=False) for i in sample.tokens]
+    whole = [t for t in zip(told.tokens, told.text_offset, strict=True) if "\ufffd" not in t[0]]
+    found = [t for t, at in whole if choice.text[at:].startswith(t)]
+    assert len(found) >= 3
+    assert told.text_offset == sorted(told.text_offset)
+
+
+def test_a_seed_repeats_and_its_absence_does_not(client):
+    ask = lambda **more: client.completions.create(  # noqa: E731
+        model=NAME, prompt="the", max_tokens=24, **more
+    )
+    assert ask(seed=1).choices[0].text == ask(seed=1).choices[0].text
+    assert ask(seed=1).choices[0].text != ask(seed=2).choices[0].text
+    assert ask().choices[0].text != ask().choices[0].text
+
+
+def test_usage_of_a_stream_comes_last_and_only_where_asked(client):
+    request = dict(model=NAME, prompt="the", seed=3, max_tokens=9, stream=True)
+    chunks = list(client.completions.create(**request, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == [] and all(c.usage is None for c in chunks[:-1])
+    whole = client.completions.create(**{**request, "stream": False})
+    assert chunks[-1].usage == whole.usage
+    assert all(c.choices for c in client.completions.create(**request))
+
+
+# -- chat
+
+MESSAGES = [{"role": "system", "content": "the"}, {"role": "user", "content": "how many apples?"}]
+
+
+def test_chat_goes_through_the_template_and_streams_the_same(client, alone, tokenizer):
+    request = dict(model=NAME, messages=MESSAGES, seed=4, max_tokens=20, n=2, logprobs=True)
+    answer = client.chat.completions.create(**request)
+    ids = tokenizer.encode_chat(MESSAGES)
+    samples = alone(ids, n=2, seed=4, max_response_tokens=20)
+    for choice, sample in zip(answer.choices, samples, strict=True):
+        assert choice.message.role == "assistant"
+        assert choice.message.content == text_of(sample, tokenizer)
+        assert choice.finish_reason == REASONS[sample.finish_reason]
+        told = choice.logprobs.content
+        np.testing.assert_allclose([t.logprob for t in told], sample.logprobs, atol=1e-5)
+        assert all(bytes(t.bytes).decode() == t.token for t in told if t.bytes is not None)
+    assert answer.usage.prompt_tokens == len(ids)
+    text = {0: "", 1: ""}
+    roles = []
+    for chunk in client.chat.completions.create(**request, stream=True):
+        delta = chunk.choices[0].delta
+        text[chunk.choices[0].index] += delta.content or ""
+        roles += [delta.role] if delta.role else []
+    assert text == {i: c.message.content for i, c in enumerate(answer.choices)}
+    assert roles == ["assistant"] * 2
+
+
+def test_chat_without_a_limit_fills_the_slot(client, tokenizer):
+    bias = {str(i): -100 for i in tokenizer.eos_ids}
+    answer = client.chat.completions.create(model=NAME, messages=MESSAGES, logit_bias=bias)
+    assert answer.usage.total_tokens == SLOT_TOKENS
+    assert answer.choices[0].finish_reason == "length"
+    short = dict(model=NAME, messages=MESSAGES, logit_bias=bias, max_completion_tokens=3)
+    assert client.chat.completions.create(**short).usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "more,words",
+    [
+        ({"messages": []}, "message"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "role"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_chat_refuses_what_it_cannot_honour(client, more, words):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": NAME, "messages": MESSAGES, **more})
+    assert words in caught.value.body["message"]
+
+
+# -- HTTP
+
+
+def post(address: str, raw: bytes) -> tuple[int, dict]:
+    request = urllib.request.Request(f"{address}/v1/completions", raw, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+HALF_PAIR = b'{"prompt": "\\ud800"}'
+
+
+def test_what_is_no_request_gets_an_error_of_the_usual_shape(served, client):
+    address = served[3]
+    for raw in (b"", b"{", b"[1]", b'"x"', b'{"prompt": "\xff"}', b"[" * 100_000, HALF_PAIR):
+        status, body = post(address, raw)
+        assert status == 400 and set(body["error"]) == {"message", "type", "param", "code"}, raw
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="other", prompt="the")
+    assert caught.value.body["code"] == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model=NAME, input="x")
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        urllib.request.urlopen(f"{address}/v1/completions", timeout=60)
+
+
+def test_models_health_and_metrics(served, client):
+    assert [m.id for m in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).id == NAME
+    with urllib.request.urlopen(f"{served[3]}/health", timeout=60) as answer:
+        assert json.load(answer) == {"status": "ok"}
+    with urllib.request.urlopen(f"{served[3]}/metrics", timeout=60) as answer:
+        told = json.load(answer)
+    assert told["slots"] == SLOTS and told["tokens"] > 0 and 0 < told["slot_occupancy"] <= 1
+
+
+# -- the decode thread
+
+
+def hold(worker):
+    """Keep the decode thread from its next dispatch until the result is called."""
+    import threading
+
+    go, there = threading.Event(), threading.Event()
+    worker._call(lambda: (there.set(), go.wait(60)))
+    assert there.wait(60)
+    return go.set
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_frees_the_slot(served, stream):
+    """By hand: a request, and the socket closed before its answer is complete."""
+    import socket
+
+    worker, address = served[2], served[3]
+    host, port = address.removeprefix("http://").split(":")
+    body = json.dumps(
+        dict(prompt="the", max_tokens=SLOT_TOKENS - 8, n=8, stream=stream, logit_bias=NEVER_ENDS)
+    ).encode()
+    before = worker.sampler.live_slot_steps
+    release = hold(worker)
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        wait_until(lambda: not worker._commands.empty())  # the request is queued
+        release()
+        wait_until(lambda: worker.sampler.pending > 0)
+    wait_until(lambda: worker.sampler.pending == 0)
+    assert worker.sampler.live_slot_steps - before < 8 * (SLOT_TOKENS - 8)
+    assert worker._tickets == {}
+
+
+NEVER_ENDS = {"1": -100, "2": -100}  # <|im_end|>, <|endoftext|>
+
+
+def test_more_than_the_stated_bound_is_told_to_come_back(served, client):
+    worker = served[2]
+    release = hold(worker)
+    ask = lambda n: client.completions.create(  # noqa: E731
+        model=NAME, prompt="the", n=n, max_tokens=2, seed=1
+    )
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(ask, 64)
+        wait_until(lambda: not worker._commands.empty())
+        second = threads.submit(ask, 2)
+        wait_until(lambda: worker._commands.qsize() == 2)
+        release()
+        assert len(first.result(60).choices) == 64
+        with pytest.raises(openai.InternalServerError) as caught:
+            second.result(60)
+    assert caught.value.status_code == 503 and caught.value.body["code"] == "overloaded"
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert len(ask(2).choices) == 2
+
+
+def test_new_parameters_take_over_between_dispatches(served, client, tokenizer, alone):
+    engine, params, worker, _ = served
+    moved = jax.tree.map(lambda x: x + 0.1, params)
+    request = dict(model=NAME, prompt="the answer", seed=9, max_tokens=20)
+    before = client.completions.create(**request)
+    version = worker.swap(moved)
+    try:
+        after = client.completions.create(**request)
+        sampler = make_sampler(engine, tokenizer)
+        sample = sampler.submit(
+            tokenizer.encode("the answer"),
+            Sampling(seed=9, max_response_tokens=20, stop_ids=tokenizer.eos_ids),
+        )[0]
+        list(sampler.run(moved))
+        assert after.choices[0].text == text_of(sample, tokenizer) != before.choices[0].text
+        assert after.system_fingerprint == f"version-{version}" != before.system_fingerprint
+        with pytest.raises(ValueError, match="a new number"):
+            worker.swap(params, version)
+    finally:
+        worker.swap(params)
+    assert client.completions.create(**request).choices[0].text == before.choices[0].text
+
+
+def test_logits_that_are_not_finite_are_an_error_of_the_request(served, client):
+    _, params, worker, _ = served
+    worker.swap(jax.tree.map(lambda x: x * np.nan, params))
+    try:
+        with pytest.raises(openai.InternalServerError, match="logits are not finite"):
+            client.completions.create(model=NAME, prompt="the")
+        with pytest.raises(openai.APIError, match="logits are not finite"):
+            list(client.completions.create(model=NAME, prompt="the", stream=True))
+    finally:
+        worker.swap(params)
+    assert client.completions.create(model=NAME, prompt="the", max_tokens=3).choices
+
+
+def test_a_failed_decoder_tells_those_who_wait_and_those_who_come(served, tokenizer):
+    from rljax.serving.app import in_background, make_app
+
+    engine, params, *_ = served
+    worker = Worker(make_sampler(engine, tokenizer), params)
+    with in_background(make_app(worker, tokenizer, NAME)) as address:
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+            assert client.completions.create(model=NAME, prompt="the", max_tokens=2).choices
+            worker.swap({"not": "a model"})
+            for _ in range(2):
+                with pytest.raises(openai.InternalServerError, match="decoder failed"):
+                    client.completions.create(model=NAME, prompt="the", max_tokens=2)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{address}/health", timeout=60)
+    worker.close()
+
+
+def test_closing_ends_what_is_unfinished(served, tokenizer):
+    engine, params, *_ = served
+    worker, pieces = Worker(make_sampler(engine, tokenizer), params), []
+    go = hold(worker)
+    worker.submit(Ticket(pieces.append), [([3, 4], Sampling(max_response_tokens=90))], 2)
+    worker._commands.put(None)
+    late = worker.submit(Ticket(pieces.append), [([3, 4], Sampling())], 1)  # behind the end
+    go()
+    worker.close()
+    assert "has ended" in str(late.exception(timeout=60))
+    assert [p.finish_reason for p in pieces[-2:]] == [FinishReason.ABORT] * 2
+    after = worker.submit(Ticket(pieces.append), [], 1)
+    assert "has ended" in str(after.exception(timeout=60))
+
+
+# -- text
+
+
+def pushed(tokenizer, ids, stops=()) -> list[str]:
+    stream = TextStream(tokenizer.decode, stops)
+    return [*map(stream.push, ids), stream.finish()]
+
+
+def test_a_character_is_sent_whole(tokenizer):
+    text = "né 한 🙂 x"
+    ids = tokenizer.encode(text)
+    assert any("\ufffd" in tokenizer.decode([i]) for i in ids)
+    parts = pushed(tokenizer, ids)
+    assert "".join(parts) == text and not any("\ufffd" in part for part in parts)
+    cut = pushed(tokenizer, ids[:-3])  # ends within the smiley: only the end may say so
+    assert "".join(cut) == tokenizer.decode(ids[:-3])
+    assert not any("\ufffd" in part for part in cut[:-1])
+
+
+@pytest.mark.parametrize("stops", [(), ("a",), ("the", "he "), ("\n\n", "is 4", "apples")])
+def test_pieces_add_up_to_the_text_before_the_stop(tokenizer, stops):
+    rng = np.random.default_rng(len(stops))
+    text = tokenizer.encode("the answer is 42\n\nand how many apples, the is")
+    for _ in range(60):
+        ids = rng.choice([*text, *range(tokenizer.vocab_size)], rng.integers(1, 40)).tolist()
+        assert "".join(pushed(tokenizer, ids, stops)) == text_before_stop(
+            tokenizer.decode(ids), stops
+        )
+
+
+def test_the_beginning_of_a_stop_string_is_held_back(tokenizer):
+    ids = [i for c in "xx<en> <end>" for i in tokenizer.encode(c)]
+    parts = pushed(tokenizer, ids, ("<end>",))
+    assert parts[:6] == ["x", "x", "", "", "", "<en>"]
+    assert "".join(parts) == "xx<en> "
+
+
+# -- the launcher
+
+
+@pytest.mark.slow
+def test_the_launcher_serves_a_model_folder(tmp_path):
+    from tiny_gsm8k import write_model
+
+    folder = write_model(tmp_path / "model", "qwen3")
+    line = [sys.executable, f"{REPO}/launchers/serve.py", f"--model={folder}", "--port=0"]
+    env = {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    flags = ["--slots=2", "--tokens=64", "--kv_dtype=bfloat16", "--compilation_cache="]
+    process = subprocess.Popen([*line, *flags], env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+", process.stdout.readline()).group()
+        with openai.OpenAI(base_url=address, api_key="none", timeout=200) as client:
+            assert [m.id for m in client.models.list()] == ["model"]
+            ask = dict(model="model", messages=MESSAGES, max_tokens=5, seed=1)
+            answers = [client.chat.completions.create(**ask) for _ in range(2)]
+            assert answers[0].choices[0].message == answers[1].choices[0].message
+        process.terminate()
+        assert process.wait(60) in (0, -15)
+    finally:
+        process.kill()
+    bad = ["--slots=0", "--port=99999"]
+    done = subprocess.run([*line, *bad], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--slots=0" in done.stderr and "--port=99999" in done.stderr

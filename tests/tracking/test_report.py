@@ -1,0 +1,394 @@
+"""The report: claims only what intervals support, escapes everything, survives every run folder."""
+
+import html.parser
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rljax.errors import InputError
+from rljax.report.page import _ends, write_report
+from rljax.report.run_folder import Estimate, difference, estimate, read_run, verdict
+from rljax.tracking import charts
+from rljax.tracking.trackers import open_tracking
+
+
+class Checker(html.parser.HTMLParser):
+    """Fails on unbalanced tags, scripts, event handlers, and anything loaded from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], []
+
+    def handle_starttag(self, tag, attributes):
+        assert tag not in {"script", "link", "iframe", "img", "object", "a", "form"}, tag
+        for name, value in attributes:
+            assert not name.startswith("on") and name not in {"src", "href"}, (tag, name, value)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, tag
+        self.text += [" "] if tag in {"th", "td"} else []
+
+    def handle_data(self, data):
+        if self.open[-1:] not in (["style"], ["title"]):
+            self.text.append(data)
+
+
+def _text(folder):
+    """The visible text of the folder's report, after checking the page."""
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "http://" not in page and "https://" not in page and "url(" not in page
+    assert not re.search(r'(points|cx|cy|x|y|width)="[^"]*(nan|inf)', page)
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert not checker.open
+    return " ".join("".join(checker.text).split())
+
+
+def _write(folder, rows=(), samples=(), **files):
+    with open_tracking([], folder, {}) as tracking:
+        for step, row in rows:
+            tracking.log(step, row)
+        for step, row in samples:
+            tracking.samples(step, [row])
+    for name, data in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(data))
+    return folder
+
+
+def _sample(reward, **other):
+    return {"prompt": "p", "response": f"r{reward}", "reward": reward, "status": "ok", **other}
+
+
+def _rows(sft=20, rl=100):
+    random = np.random.default_rng(0)
+    for step in range(1, sft + 1):
+        yield step, {"phase_rl": 0, "loss": 2 - step / 20, "time/learn_s": 1.0, "grad_norm": 1.0}
+    for step in range(sft + 1, sft + rl + 1):
+        row = {
+            "phase_rl": 1, "reward/mean": random.normal(0.5, 0.1), "loss": random.normal(0, 0.01),
+            "entropy": 1.0, "ref_kl/k3": 1e-3, "time/generate_s": 3.0, "time/learn_s": 1.0,
+            "odd/metric": 4.0, "grad_norm": math.nan if step == 60 else 0.5,
+        }  # fmt: skip
+        if step % 20 == 0:
+            row |= {"eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
+        yield step, row
+
+
+# --- what may be claimed ---
+
+
+def _wilson(count, n, z=1.959964):
+    p = count / n
+    middle, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return Estimate(p, (middle - spread) / (1 + z * z / n), (middle + spread) / (1 + z * z / n), n)
+
+
+@pytest.mark.parametrize(
+    "after, before, low, high",
+    [  # Newcombe 1998, Statistics in Medicine 17, table II, method 10
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((6, 7), (2, 7), 0.0582, 0.8062),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+    ],
+)
+def test_difference_interval_equals_the_published_one(after, before, low, high):
+    change = difference(_wilson(*before), _wilson(*after))
+    assert (change.low, change.high) == (
+        pytest.approx(low, abs=6e-5),
+        pytest.approx(high, abs=6e-5),
+    )
+
+
+@pytest.mark.parametrize(
+    "low, high, word",
+    [
+        (0.01, 0.2, "improved"),
+        (-0.2, -0.01, "fell"),
+        (-0.01, 0.2, "no significant change"),
+        (0.0, 0.2, "no significant change"),
+        (-0.2, 0.0, "no significant change"),
+        (None, None, "no significant change"),
+    ],
+)
+def test_verdict(low, high, word):
+    assert verdict(Estimate(0.0, low, high)) == word
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"value": 0.5, "low": math.nan, "high": 0.6},
+        {"value": 0.5, "low": 0.6, "high": 0.4},
+        {"value": 0.5, "low": "0.4", "high": None},
+        {"value": 0.5},
+        0.5,
+    ],
+)
+def test_a_broken_interval_is_no_interval(data):
+    assert estimate(data).low is None
+    change = difference(estimate(data), Estimate(0.9, 0.89, 0.91))
+    assert verdict(change) == "no significant change"
+
+
+def _interval(value, half):
+    return {"value": value, "low": value - half, "high": value + half, "n": 200}
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"accuracy_before": _interval(0.5, 0.07), "accuracy_after": _interval(0.56, 0.07)},
+        {"accuracy_before": 0.1, "accuracy_after": 0.9},
+        {"accuracy_before": _interval(0.1, 0.01), "accuracy_after": 0.9},
+        {
+            "accuracy_before": _interval(0.1, 0.01),
+            "accuracy_after": _interval(0.9, 0.01),
+            "difference": {"value": 0.8, "low": -0.1, "high": 0.9},
+        },
+    ],
+)
+def test_never_says_improved_when_the_interval_crosses_zero(tmp_path, summary):
+    text = _text(_write(tmp_path / "run", _rows(), summary=summary)).lower()
+    assert "no significant change" in text
+    assert "improved" not in text and "fell" not in text
+
+
+def test_headline_states_both_values_with_intervals(tmp_path):
+    summary = {
+        "accuracy_before": {"value": 0.302, "low": 0.263, "high": 0.343, "n": 500},
+        "accuracy_after": {"value": 0.618, "low": 0.575, "high": 0.66, "n": 500},
+        "wall_s": 5021.3,
+    }
+    text = _text(_write(tmp_path / "up", _rows(), summary=summary, config={"name": "my run"}))
+    assert "Accuracy 30.2 % [26.3, 34.3] → 61.8 % [57.5, 66.0]" in text
+    assert "Accuracy improved after RL on 500 problems" in text and "1 h 23 min" in text
+    assert text.startswith("my run")
+    swapped = {
+        "accuracy_before": summary["accuracy_after"],
+        "accuracy_after": summary["accuracy_before"],
+    }
+    down = _text(_write(tmp_path / "down", _rows(), summary=swapped))
+    assert "Accuracy fell after RL" in down and "improved" not in down
+
+
+def test_a_recorded_paired_difference_is_used(tmp_path):
+    summary = {
+        "accuracy_before": _interval(0.50, 0.07),
+        "accuracy_after": _interval(0.56, 0.07),
+        "difference": {"value": 0.06, "low": 0.02, "high": 0.10},
+    }
+    assert "difference +6.0 points [+2.0, +10.0]" in _text(_write(tmp_path, summary=summary))
+
+
+# --- every run folder ---
+
+
+def test_empty_and_missing_folders(tmp_path):
+    assert "has not logged a step yet" in _text(tmp_path)
+    with pytest.raises(InputError, match="no such run folder"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_killed_run(tmp_path):
+    _write(tmp_path, _rows(), [(110, _sample(1.0))])
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with open(tmp_path / name, "ab") as file:
+            file.write(b'{"step": 121, "rew')
+    (tmp_path / "summary.json").write_text('{"accuracy_before": 0.')
+    text = _text(tmp_path)
+    assert "No evaluation before and after RL" in text and "Last step: 120" in text
+    assert "summary.json could not be read" in text and "reward 1" in text
+
+
+def test_one_step_and_odd_values(tmp_path):
+    row = {
+        "loss": math.inf,
+        "entropy": 1e308,
+        "ppo_kl": -1e308,
+        "reward/mean": 0.25,
+        "ref_kl/k3": 0,
+    }
+    text = _text(_write(tmp_path, [(0, row)]))
+    assert "reward/mean 0.25" in text and "no finite value" in text
+
+
+def test_user_written_files_of_odd_shapes(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": "x"}\n{"a": 1}\n{"step": 1, "loss": "nan"}\n[]\n'
+    )
+    (tmp_path / "samples.jsonl").write_text('{}\n{"step": 2, "reward": "high"}\n{"step": null}\n')
+    (tmp_path / "summary.json").write_text(
+        '{"accuracy_before": [], "accuracy_after": "x", "wall_s": []}'
+    )
+    (tmp_path / "config.json").write_text("[1, 2]")
+    assert "No evaluation before and after RL" in _text(tmp_path)
+
+
+def test_sections_of_a_whole_run(tmp_path):
+    samples = [(s, _sample(s / 100, status="timeout" if s == 90 else "ok")) for s in range(30, 120)]
+    config = {"model": {"name": "tiny"}, "policy_loss": "ppo_clip(clip_high=0.28)"}
+    text = _text(_write(tmp_path, _rows(), samples, config=config))
+    for expected in (
+        "Loss (SFT)", "Loss (RL)", "eval/accuracy 0.5", "Where the time went (RL)", "generate 75 %",
+        "All other metrics (1)", "odd/metric", "Best completions", "Worst completions",
+        "timeout 1 (1.1 %)", "Resolved config", "model tiny",
+        "grad_norm step 60 not a finite number",
+    ):  # fmt: skip
+        assert expected in text, expected
+
+
+def test_everything_from_a_run_is_escaped(tmp_path):
+    evil = "</pre></details><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x00\udc80"
+    sample = {"prompt": evil, "response": evil, "reward": 1.0, "ground_truth": evil, "status": "ok"}
+    rows = [
+        (step, {evil: 1.0, "eval/" + evil: 2.0, f"time/{evil}_s": 1.0, "phase": evil})
+        for step in (1, 2)
+    ]
+    rows += [(3, {"reward/timeout" + evil: 1.0, "phase": "rl"})]
+    samples = [(1, sample), (1, {**sample, "status": evil, "response": "x"})]
+    summary = {
+        f"{evil}_before": 0.1,
+        f"{evil}_after": 0.2,
+        "device": evil,
+        "versions": {evil: evil},
+    }
+    summary |= {"skipped" + evil: evil}
+    _write(tmp_path, rows, samples, summary=summary, config={"name": evil, evil: evil})
+    assert "<script>alert(1)</script>" in _text(tmp_path)  # as text; the checker refuses the tag
+    assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_module_prints_the_path(tmp_path):
+    def call(*arguments):
+        command = [sys.executable, "-m", "rljax.report.page", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    done = call(tmp_path)
+    assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "report.html")
+    done = call(tmp_path / "nowhere")
+    assert done.returncode == 1 and "no such run folder" in done.stderr
+    assert "Traceback" not in done.stderr and call().returncode == 2
+
+
+# --- reading ---
+
+
+def test_rows_of_one_step_are_merged_and_phases_counted_on(tmp_path):
+    rows = [(s, {"phase_rl": 0, "loss": s}) for s in (1, 2, 3)]
+    rows += [(s, {"phase_rl": 1, "loss": 10 * s}) for s in (1, 2)]
+    rows += [(2, {"eval/accuracy": 0.5}), (2, {"loss": 25})]
+    run = read_run(_write(tmp_path, rows))
+    assert run.columns("loss")[0].tolist() == [1, 2, 3, 4, 5]
+    assert run.columns("loss")[1].tolist() == [1, 2, 3, 10, 25]
+    assert run.columns("eval/accuracy")[0].tolist() == [5]
+    assert run.phases() == ["sft", "rl"]
+
+
+def test_best_and_worst_are_late_distinct_and_disjoint():
+    early = [{**_sample(100.0), "step": 1}]
+    late = [{**_sample(r / 10), "step": 90 + r} for r in range(10)] * 2
+    failed = [{**_sample(50.0, status="error"), "step": 99}, {**_sample(math.nan), "step": 99}]
+    best, worst = _ends(early + [{**_sample(0.5), "step": s} for s in range(2, 60)] + late + failed)
+    assert all(row["step"] > 40 and row["status"] == "ok" for row in best + worst)
+    rewards = [row["reward"] for row in best + worst]
+    ties, _ = _ends([{**_sample(1.0, prompt=str(s)), "step": s} for s in range(40)])
+    assert [row["step"] for row in ties] == [39, 38, 37, 36]  # the latest of equals
+    assert best[0]["reward"] == 0.9 and worst[0]["reward"] == 0.0
+    assert len(rewards) == len(set(rewards)) == 8
+    assert _ends([{**_sample(1.0), "step": 1}]) == ([{**_sample(1.0), "step": 1}], [])
+
+
+# --- drawing ---
+
+
+def _series(y, **options):
+    return charts.Series("loss", np.arange(len(y)), np.asarray(y, float), **options)
+
+
+def test_a_gap_in_the_data_is_a_gap_in_the_line():
+    svg = charts.line_chart("t", "", [_series([1, 2, math.nan, 2, 1, math.inf, 3])])
+    lines = re.findall(r'<polyline[^>]*points="([^"]*)"', svg)
+    assert [len(line.split()) for line in lines] == [2, 2]
+    assert svg.count("<circle") == 2  # the lone last value, and the mark of the last value
+
+
+def test_long_series_are_thinned_and_keep_their_spike():
+    y = np.zeros(100_000)
+    y[54_321] = 7.0
+    x, kept = charts.thin(np.arange(len(y)), y)
+    assert len(x) <= charts.MAX_POINTS + 2 and kept.max() == 7.0 and 54_321 in x
+    assert x[0] == 0 and x[-1] == len(y) - 1 and (np.diff(x) > 0).all()
+    assert len(charts.line_chart("t", "", [_series(y)])) < 30_000
+
+
+def test_points_stay_inside_the_box_and_up_is_up():
+    svg = charts.line_chart("t", "", [_series([0, 5, 10])])
+    (points,) = re.findall(r'<polyline[^>]*points="([^"]*)"', svg)
+    x, y = np.array([p.split(",") for p in points.split()], float).T
+    assert (np.diff(x) > 0).all() and (np.diff(y) < 0).all()
+    assert x.min() >= charts.LEFT and x.max() <= charts.WIDTH - charts.RIGHT + 0.1
+    assert y.min() >= charts.TOP and y.max() <= charts.HEIGHT - charts.BOTTOM
+
+
+def test_band_is_drawn_around_the_points():
+    y = np.array([0.4, 0.5])
+    svg = charts.line_chart("t", "", [_series(y, low=y - 0.1, high=y + 0.1, dots=True)])
+    (band,) = re.findall(r'<polygon[^>]*points="([^"]*)"', svg)
+    edges = np.array([p.split(",") for p in band.split()], float)
+    dots = np.array(re.findall(r'cy="([\d.]+)"', svg), float)
+    assert len(edges) == 4 and len(dots) == 2
+    assert edges[0, 1] < dots[0] < edges[3, 1]
+
+
+def test_moving_average():
+    y = np.array([0.0, 3.0, math.nan, 3.0, 0.0])
+    np.testing.assert_allclose(charts._smooth(y), [1.5, 1.5, math.nan, 1.5, 1.5])
+
+
+@pytest.mark.parametrize(
+    "low, high", [(0, 1), (-3e-5, 2e-5), (17, 18.5), (0, 123456), (-1e300, 1e300)]
+)
+def test_ticks_are_few_inside_and_told_apart(low, high):
+    marks = charts.ticks(low, high)
+    labels = [charts.tick_label(mark, marks[1] - marks[0]) for mark in marks]
+    assert 2 <= len(marks) <= 7 and len(set(labels)) == len(labels)
+    assert all(low - 1e-9 <= mark <= high + 1e-9 for mark in marks)
+    assert all(len(label) <= 9 for label in labels)
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (0, "0"), (-0.0, "0"), (3, "3"), (0.42131, "0.4213"), (5210, "5210"), (52_100, "52.1k"),
+        (3.2e-6, "3.2e-06"), (7e9, "7G"), (-1.5e6, "-1.5M"), (math.nan, "nan"), (None, "-"),
+        (1e308, "1.0e+308"),
+    ],
+)  # fmt: skip
+def test_short(value, text):
+    assert charts.short(value) == text
+
+
+def test_sparkline():
+    assert charts.sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert charts.sparkline([0, math.nan, 1], 8) == "▁ █"
+    assert charts.sparkline([2, 2], 8) == "▁▁" and charts.sparkline([math.nan], 8) == ""
+    assert len(charts.sparkline(range(1000), 20)) == 20
+
+
+def test_dropped_prompts_stand_among_the_faults(tmp_path):
+    rows = [(step, {"loss": 1.0, "data/dropped_overlong": 7.0 * step}) for step in (1, 2)]
+    assert "data/dropped_overlong 2 steps, 1 to 2 largest value 14" in _text(_write(tmp_path, rows))

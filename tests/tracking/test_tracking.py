@@ -1,0 +1,447 @@
+"""Tracking and console: nothing is lost, nothing stops training, nothing in a completion runs."""
+
+import io
+import json
+import logging
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import rich.console
+
+from rljax.errors import InputError
+from rljax.tracking.console import Console, one_line
+from rljax.tracking.trackers import JsonlTracker, open_tracking, read_jsonl
+
+CONFIG = {"name": "toy", "sampler": {"temperature": 1.0}, "nan": math.nan}
+SAMPLE = {"prompt": "1+1", "response": "nan", "reward": 1.0, "ground_truth": "inf", "status": "ok"}
+
+
+class Fake:
+    """Records calls; raises in the calls whose number `bad` holds."""
+
+    def __init__(self, bad=()):
+        self.rows, self.closed, self.calls, self.bad = [], False, 0, bad
+
+    def log(self, step, metrics):
+        self.calls += 1
+        if self.calls in self.bad:
+            raise RuntimeError(f"call {self.calls}")
+        self.rows.append((step, dict(metrics)))
+
+    def samples(self, step, rows):
+        self.log(step, {"samples": len(rows)})
+
+    def close(self):
+        self.closed = True
+
+
+def _run(code, *arguments, **options):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+# --- jsonl ---
+
+
+def test_jsonl_round_trip_is_strict_json_and_keeps_text(tmp_path):
+    metrics = {
+        "a": math.nan, "b": math.inf, "c": -math.inf, "d": np.float32(0.5), "e": np.int64(2**40),
+        "f": np.array(1.5), "phase": "rl",
+    }  # fmt: skip
+    odd = {
+        **SAMPLE,
+        "response": 'é\u2028\n"\\ \udc80 🙂',
+        "parts": {"x": math.nan},
+        "reward": -math.inf,
+    }
+    with open_tracking([], tmp_path, CONFIG) as tracking:
+        tracking.log(np.int32(3), metrics)
+        tracking.samples(3, [SAMPLE, odd])
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        for line in (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]:
+            json.loads(line, parse_constant=refuse)
+    (row,) = read_jsonl(tmp_path / "metrics.jsonl")
+    assert math.isnan(row.pop("a"))
+    assert row == {
+        "step": 3,
+        "b": math.inf,
+        "c": -math.inf,
+        "d": 0.5,
+        "e": 2**40,
+        "f": 1.5,
+        "phase": "rl",
+    }
+    first, second = read_jsonl(tmp_path / "samples.jsonl")
+    assert first == {"step": 3, **SAMPLE}  # the texts "nan" and "inf" stay texts
+    assert second["response"] == odd["response"]
+    assert second["reward"] == -math.inf and math.isnan(second["parts"]["x"])
+
+
+def test_a_line_is_in_the_file_when_log_returns(tmp_path):
+    tracker = JsonlTracker(tmp_path)
+    tracker.log(1, {"a": 1})
+    assert read_jsonl(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 1}]
+    tracker.close()
+
+
+def test_torn_last_line_is_dropped_and_not_joined(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "a": 0.')
+    assert read_jsonl(path) == [{"step": 1}] and not caplog.records
+    with open_tracking([], tmp_path, CONFIG) as tracking:
+        tracking.log(2, {"a": 0.5})
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2, "a": 0.5}\n'
+
+
+def test_damage_in_the_middle_is_reported_with_its_line(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\x00\x00\n{"step": 3}\n')
+    assert read_jsonl(path) == [{"step": 1}, {"step": 3}]
+    assert "line 2" in caplog.text
+
+
+def test_kill_9_leaves_whole_rows(tmp_path):
+    code = (
+        "import sys, itertools; from rljax.tracking.trackers import JsonlTracker\n"
+        "t = JsonlTracker(sys.argv[1]); print('go', flush=True)\n"
+        "for i in itertools.count(): t.log(i, {'x': i / 7})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert rows and rows == [{"step": i, "x": i / 7} for i in range(len(rows))]
+
+
+def test_full_disk_warns_and_leaves_whole_rows(tmp_path):
+    code = (
+        "import resource, sys; from rljax.tracking.trackers import open_tracking\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+        "with open_tracking([], sys.argv[1], {}) as t:\n"
+        "    for i in range(50): t.log(i, {'x': 0.125})\n"
+        "print('trained')"
+    )
+    done = _run(code, tmp_path)
+    assert done.stdout == "trained\n", done.stderr
+    assert "'jsonl' failed in log" in done.stderr and "is off" in done.stderr
+    data = (tmp_path / "metrics.jsonl").read_bytes()
+    assert 150 < len(data) <= 200 and data.endswith(b"}\n")
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == data.count(b"\n")
+
+
+# --- resume ---
+
+
+def _train(tracking, first, last):
+    for step in range(first, last):
+        tracking.log(step, {"x": step / 3})
+        tracking.samples(step, [SAMPLE])
+
+
+def test_resumed_files_equal_uninterrupted_ones(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    with open_tracking([], whole, CONFIG) as tracking:
+        _train(tracking, 0, 10)
+    with open_tracking([], killed, CONFIG) as tracking:
+        _train(tracking, 0, 4)
+        offsets = tracking.offsets()
+        _train(tracking, 4, 7)  # past the checkpoint, then killed in mid-write
+    with open(killed / "metrics.jsonl", "ab") as file:
+        file.write(b'{"step": 7, "x"')
+    with open_tracking([], killed, CONFIG) as tracking:
+        tracking.truncate(offsets)
+        _train(tracking, 4, 10)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_truncate_never_stretches_a_file(tmp_path, caplog):
+    with open_tracking([], tmp_path, CONFIG) as tracking:
+        tracking.log(1, {"x": 1})
+        size = tracking.offsets()["metrics.jsonl"]
+        tracking.truncate({"metrics.jsonl": size + 100, "samples.jsonl": 5})
+    assert (tmp_path / "metrics.jsonl").stat().st_size == size
+    assert "metrics.jsonl" in caplog.text and "samples.jsonl" in caplog.text
+
+
+# --- the fan-out ---
+
+
+def test_failing_tracker_warns_once_and_is_off_after_three_in_a_row(tmp_path, caplog):
+    fake = Fake(bad=(2, 4, 5, 7, 8, 9))
+    with open_tracking(["console"], tmp_path, CONFIG, fake) as tracking:
+        for step in range(1, 15):
+            tracking.log(step, {"x": 1.0})
+        assert tracking.failures() == {"jsonl": 0, "console": 6}
+    assert [step for step, _ in fake.rows] == [1, 3, 6] and fake.calls == 9
+    assert fake.closed  # it may hold files and threads
+    texts = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(texts) == 2 and "'console' failed in log (RuntimeError: call 2)" in texts[0]
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 14
+
+
+def test_close_and_samples_failures_do_not_stop(tmp_path):
+    class Bad(Fake):
+        def close(self):
+            raise OSError("gone")
+
+    with open_tracking(["console"], tmp_path, CONFIG, Bad(bad=(1,))) as tracking:
+        tracking.samples(1, [SAMPLE])
+    assert tracking.failures()["console"] == 2
+
+
+def test_ctrl_c_passes_through(tmp_path):
+    class Stop(Fake):
+        def log(self, step, metrics):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with open_tracking(["console"], tmp_path, CONFIG, Stop()) as tracking:
+            tracking.log(1, {})
+
+
+def test_what_is_no_scalar_is_dropped_and_named_once(tmp_path, caplog):
+    with open_tracking([], tmp_path, CONFIG) as tracking:
+        for step in (1, 2):
+            tracking.log(step, {"bad": np.zeros(3), "none": None, "good": 1})
+    assert read_jsonl(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "good": 1},
+        {"step": 2, "good": 1},
+    ]
+    assert len(caplog.records) == 2 and "'bad'" in caplog.text
+
+
+def test_a_console_that_is_not_named_is_not_used(tmp_path):
+    fake = Fake()
+    with open_tracking([], tmp_path, CONFIG, fake) as tracking:
+        tracking.log(1, {"x": 1})
+    assert not fake.rows
+
+
+def test_unknown_name_has_a_hint(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'wandb'"):
+        open_tracking(["wanbd"], tmp_path, CONFIG)
+    with pytest.raises(InputError, match="sequence of names"):
+        open_tracking("wandb", tmp_path, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "name, package", [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")]
+)
+def test_missing_package_names_the_extra(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)  # what import sees when it is not installed
+    with pytest.raises(InputError, match=rf"pip install 'rljax\[{name}\]'"):
+        open_tracking([name], tmp_path, CONFIG)
+
+
+def test_importing_imports_no_service():
+    code = (
+        "import sys, rljax.tracking.trackers, rljax.tracking.console, rljax.report.page\n"
+        "print([m for m in ('wandb', 'tensorboardX', 'mlflow') if m in sys.modules])"
+    )
+    assert _run(code).stdout.strip() == "[]"
+
+
+def test_run_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="run folder cannot be written"):
+        open_tracking([], tmp_path / "file" / "run", CONFIG)
+
+
+# --- the services, for real ---
+
+
+def _events(path):
+    """The records of a tensorboard event file."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        yield Event.FromString(data[at + 12 : at + 12 + length])
+        at += length + 16
+
+
+def test_tensorboard_files_hold_the_values_and_resume_purges(tmp_path):
+    pytest.importorskip("tensorboardX", reason="the tensorboard extra is not installed")
+    for steps in ((1, 2, 3), (3, 4)):
+        with open_tracking(["tensorboard"], tmp_path, CONFIG) as tracking:
+            for step in steps:
+                tracking.log(step, {"reward/mean": step / 4, "phase": "rl", "nan": math.nan})
+            tracking.samples(steps[-1], [{**SAMPLE, "response": "\udc80"}])
+            assert tracking.failures()["tensorboard"] == 0
+        time.sleep(1.1)  # event files are named by the second
+    files = sorted((tmp_path / "tensorboard").iterdir())
+    events = [list(_events(file)) for file in files]
+    scalars = [
+        (event.step, value.simple_value)
+        for event in events[0] + events[1]
+        for value in event.summary.value
+        if value.tag == "reward/mean"
+    ]
+    assert scalars == [(1, 0.25), (2, 0.5), (3, 0.75), (3, 0.75), (4, 1.0)]
+    started = [event.step for event in events[1] if event.HasField("session_log")]
+    assert started == [3]  # the reader forgets what the killed run wrote from step 3 on
+
+
+def test_wandb_offline_run_is_written_and_continued(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="the wandb extra is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for step in (1, 2):
+        with open_tracking(["wandb"], tmp_path, CONFIG) as tracking:
+            tracking.log(step, {"reward/mean": 0.25, "phase": "rl", "nan": math.nan})
+            tracking.samples(step, [SAMPLE])
+        assert tracking.failures() == {"jsonl": 0, "wandb": 0}
+    run_id = (tmp_path / "wandb_id.txt").read_text().strip()
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert files and {file.name for file in files} == {f"run-{run_id}.wandb"}
+    for file in files:
+        # Blocks of 32 KiB, each with a header of 7 bytes, which may cut a name in two.
+        data = file.read_bytes()
+        blocks = (data[start + 7 : start + 32768] for start in range(0, len(data), 32768))
+        assert b"reward/mean" in b"".join(blocks)
+
+
+def test_mlflow_run_is_written_and_continued(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="the mlflow extra is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for step in (1, 2):
+        with open_tracking(["mlflow"], tmp_path / "run", CONFIG) as tracking:
+            tracking.log(step, {"reward/mean": step / 4, "pass@4": 0.5})
+            tracking.samples(step, [SAMPLE])
+        assert tracking.failures() == {"jsonl": 0, "mlflow": 0}
+    run_id = (tmp_path / "run" / "mlflow_id.txt").read_text().strip()
+    history = mlflow.MlflowClient().get_metric_history(run_id, "reward/mean")
+    assert [(m.step, m.value) for m in history] == [(1, 0.25), (2, 0.5)]
+
+
+# --- console ---
+
+
+def _terminal(**options):
+    return rich.console.Console(
+        file=io.StringIO(), force_terminal=True, width=120, height=45, _environ={}, **options
+    )
+
+
+def test_live_console_draws_and_gives_the_cursor_back():
+    terminal = _terminal()
+    console = Console(20, console=terminal)
+    assert console.live
+    for step in range(1, 11):
+        console.log(step, {"phase_rl": 1, "reward/mean": step / 10, "time/generate_s": 3.0,
+                           "time/learn_s": 1.0})  # fmt: skip
+    console.samples(10, [{**SAMPLE, "response": "the [bold red]answer[/nope]\nis 2"}])
+    console.close()
+    console.close()
+    out = terminal.file.getvalue()
+    for text in ("rl step 10/20", "reward", "▁", "█", "75 %", "[bold red]answer[/nope]⏎is 2"):
+        assert text in out, text
+    assert out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
+
+
+def test_control_characters_never_reach_the_terminal():
+    terminal = _terminal()
+    console = Console(5, console=terminal)
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\x08\r"
+    console.samples(1, [{"prompt": evil, "response": evil, "reward": evil, "status": evil}])
+    console.log(1, {evil: 1.0, "phase": evil})
+    console.close()
+    out = terminal.file.getvalue()
+    assert "owned" in out  # shown, as text
+    for bad in ("\x1b]0", "\x1b[2J", "\x9b", "\u202e", "\x07", "\x08"):
+        assert bad not in out
+
+
+def test_uncaught_exception_gives_the_cursor_back(tmp_path):
+    code = (
+        "import sys, rich.console; from rljax.tracking.console import Console\n"
+        "c = Console(5, console=rich.console.Console(force_terminal=True))\n"
+        "c.log(1, {'loss': 1.0}); raise SystemError('boom')"
+    )
+    done = _run(code)
+    assert "boom" in done.stderr and done.returncode == 1
+    assert done.stdout.rindex("\x1b[?25h") > done.stdout.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_weird_metrics_never_raise(live):
+    terminal = _terminal()
+    console = Console(0, console=terminal, live=live, every=1)
+    for step, value in enumerate(
+        (math.nan, math.inf, -math.inf, 1e308, -1e308, None, "x", [1], 10**400)
+    ):
+        keys = ("reward/mean", "loss", "tokens_per_s", "time/generate_s", "time/rest_s", "phase_rl")
+        console.log(step, dict.fromkeys(keys, value))
+    console.log(3, {})
+    console.samples(3, [])
+    console.samples(3, [{}, {"reward": math.nan, "prompt": None, "response": 7}])
+    console.close()
+
+
+def test_ascii_terminals_get_ascii():
+    raw = io.BytesIO()
+    terminal = rich.console.Console(
+        file=io.TextIOWrapper(raw, "ascii"), force_terminal=True, width=100, height=40, _environ={}
+    )
+    console = Console(5, console=terminal)
+    console.log(1, {"reward/mean": 1.0})
+    console.log(2, {"reward/mean": 2.0})
+    console.samples(2, [{**SAMPLE, "response": "é\n→"}])
+    console.close()
+    terminal.file.flush()
+    assert b"reward" in raw.getvalue() and b"?" in raw.getvalue()
+
+
+def test_plain_console_prints_one_line_every_so_often():
+    plain = rich.console.Console(file=io.StringIO(), width=60, _environ={})
+    console = Console(25, console=plain, every=10)
+    assert not console.live
+    for step in range(1, 26):
+        console.log(step, {"phase_rl": step > 5, "reward/mean": step / 100, "loss": math.nan})
+    console.log(25, {"eval/accuracy": 0.5})
+    console.close()
+    lines = plain.file.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines] == [
+        "step 1/25", "step 10/25", "step 20/25", "step 25/25", "step 25/25",
+    ]  # fmt: skip
+    assert "rl | reward 0.2 | loss nan" in lines[2] and "accuracy 0.5" in lines[4]
+    assert "\x1b" not in plain.file.getvalue()
+
+
+def test_a_new_phase_starts_its_trends_anew():
+    console = Console(10, console=_terminal(), live=False)
+    console.log(1, {"phase_rl": 0, "loss": 3.0, "eval/accuracy": 0.1})
+    console.log(2, {"phase_rl": 1, "loss": 0.01, "eval/accuracy": 0.2})
+    assert list(console.history["loss"]) == [0.01]
+    assert list(console.history["eval/accuracy"]) == [0.1, 0.2]
+
+
+def test_one_line_keeps_both_ends():
+    assert one_line("a\nb\tc", 10) == "a⏎b c"
+    assert one_line("x" * 5000 + "END", 30).endswith("END")
+    assert len(one_line("x" * 5000, 30)) == 30
+    assert one_line(None, 5) == ""
+
+
+def test_plain_console_prints_in_a_c_locale():
+    code = "from rljax.tracking.console import Console; c = Console(1); "
+    code += "c.log(1, {'\\xe9': 1.0}); c.close()"
+    env = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = _run(code, env=env)
+    assert done.returncode == 0 and "step 1/1" in done.stdout, done.stderr

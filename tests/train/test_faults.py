@@ -1,0 +1,326 @@
+"""Faults in a step: what is not finite is not learned from, and a failed reward is no score."""
+
+import json
+import math
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import (
+    flat_bytes,
+    metrics_rows,
+    newest_step,
+    summary,
+    tiny_config,
+)
+
+from rljax.advantages import group_relative
+from rljax.batch import Batch, FinishReason, batch_from_rows
+from rljax.data.online.prompts import Prompts
+from rljax.data.text.tokenizer import CharTokenizer
+from rljax.errors import InputError
+from rljax.learn.state import new_train_state, optimizer_step
+from rljax.mesh import make_mesh
+from rljax.models.huggingface import load_params
+from rljax.rewards.pool.pool import RewardPool
+from rljax.rollout import Reward
+from rljax.setup import role_arrays
+from rljax.tracking.trackers import open_tracking
+from rljax.train import train
+from rljax.train.loop import one_step, require_scores
+from rljax.train.run import Run
+
+# The devices are tests/train/test_resume.py's.
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
+PARTS = '''
+import time
+import jax.numpy as jnp
+from rljax.losses.policy import ppo_clip
+
+def nan_from(policy, batch, *, version):
+    """ppo_clip that is NaN once the policy has taken `version` optimizer steps."""
+    loss, metrics = ppo_clip(policy, batch)
+    return jnp.where(batch.policy_version.max() >= version, jnp.nan, 1.0) * loss, metrics
+
+def by_letter(response):
+    """r raises, h hangs, n is NaN, i infinite; a digit is its own score."""
+    if "r" in response:
+        raise ValueError("no luck")
+    if "h" in response:
+        time.sleep(600)
+    return {"n": float("nan"), "i": float("inf")}.get(response) or float(response)
+
+def by_answer(response, ground_truth):
+    """Raises, hangs or returns NaN for some prompts and some of their samples."""
+    kind = (len(response) + int(ground_truth[-1])) % 4
+    if kind == 0:
+        raise ValueError("no luck")
+    if kind == 1 and response[:1] == "9":
+        time.sleep(600)
+    return float("nan") if kind == 1 else len(set(response)) / 8
+
+def never(response):
+    raise RuntimeError("the judge is down")
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parts(tmp_path_factory):
+    """The module `fault_parts`: the losses and rewards above."""
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "fault_parts.py").write_text(PARTS)
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+# -- one optimizer step --
+
+
+def train_state(optimizer):
+    params = {"w": jnp.array([1.0, -2.0, 3.0]), "b": jnp.array([[0.5]])}
+    return new_train_state(params, optimizer)
+
+
+BAD = {
+    "nan loss": (math.nan, 1.0),
+    "inf loss": (math.inf, 1.0),
+    "nan gradient": (1.0, math.nan),
+    "inf gradient": (1.0, math.inf),
+    "gradient whose norm overflows": (1.0, 1e30),
+}
+
+
+@pytest.mark.parametrize("loss, bad", BAD.values(), ids=BAD.keys())
+def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(loss, bad):
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-1))
+    step = jax.jit(lambda s, g, x: optimizer_step(s, g, x, optimizer))
+    good = jax.tree.map(jnp.ones_like, train_state(optimizer).params)
+    worse = {**good, "w": good["w"].at[1].set(bad)}
+    state, _ = step(train_state(optimizer), good, 1.0)
+    before = flat_bytes((state.params, state.opt_state))
+    for times in (1, 2, 3):
+        state, metrics = step(state, worse, loss)
+        assert flat_bytes((state.params, state.opt_state)) == before
+        counters = (int(state.step), int(state.skipped), int(state.skipped_in_a_row))
+        assert counters == (1, times, times)
+        assert (float(metrics["loss"]), float(metrics["grad_norm"])) == (0.0, 0.0)
+    state, metrics = step(state, good, 1.0)
+    assert (int(state.step), int(state.skipped), int(state.skipped_in_a_row)) == (2, 3, 0)
+    assert float(metrics["grad_norm"]) == 2.0
+    # Two good steps, as if the bad ones had not been between them.
+    straight = train_state(optimizer)
+    for _ in range(2):
+        straight, _ = step(straight, good, 1.0)
+    assert flat_bytes((state.params, state.opt_state)) == flat_bytes(
+        (straight.params, straight.opt_state)
+    )
+
+
+# -- a run whose loss becomes NaN: RL step 3 and later, which are steps 9 and later --
+
+NAN, CURED = "fault_parts.nan_from(version=4)", "fault_parts.nan_from(version=1000)"
+
+
+def nan_config(folder, **fields):
+    return tiny_config(folder, algorithm__policy_loss=NAN, **fields)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """A run that stopped by itself, and what it said."""
+    folder = tmp_path_factory.mktemp("broken")
+    with pytest.raises(InputError) as error:
+        train(nan_config(folder))
+    return folder, str(error.value)
+
+
+def test_steps_that_are_not_finite_are_skipped_and_counted_until_there_are_too_many(broken):
+    folder, _ = broken
+    rows = metrics_rows(folder)
+    assert [r["step"] for r in rows] == list(range(1, 12))
+    # Two optimizer steps each; max_skipped_in_a_row=5 is reached in the third bad one.
+    assert [r["skipped_steps"] for r in rows] == [0.0] * 8 + [2.0, 2.0, 2.0]
+    assert [r["skipped_in_a_row"] for r in rows] == [0.0] * 8 + [2.0, 4.0, 6.0]
+    assert all(math.isfinite(v) for r in rows for v in r.values() if isinstance(v, float))
+    # The evaluation of step 10 is that of step 8: the same parameters.
+    evaluated = {r["step"]: r["eval/accuracy"] for r in rows if "eval/accuracy" in r}
+    assert sorted(evaluated) == [6, 8, 10] and evaluated[10] == evaluated[8]
+
+
+def test_then_the_run_goes_back_to_the_last_good_checkpoint_and_stops_with_the_reason(broken):
+    folder, message = broken
+    assert newest_step(folder) == 8  # none was made in the bad steps
+    assert message.startswith("stopped at step 11: 6 optimizer steps in a row were not finite")
+    assert "max_skipped_in_a_row=5; rolled back to the checkpoint of step 8" in message
+    found = summary(folder)
+    assert found["status"] == message and found["steps"] == 8
+    assert found["faults"] == {"skipped_steps": 6.0, "rollbacks": 1.0}
+
+
+def test_the_exported_policy_is_that_of_the_checkpoint(broken):
+    folder, _ = broken
+    with Run(nan_config(folder), folder) as run:
+        run.load(8)
+        kept = flat_bytes(run.roles["actor"].state.params)
+        exported = load_params(folder / "policy", run.setup.model)
+    assert flat_bytes(exported) == kept
+
+
+def test_the_run_goes_on_when_the_cause_is_gone(broken, tmp_path):
+    folder, _ = broken
+    allowed = ("algorithm.policy_loss",)
+    config = tiny_config(folder, algorithm__policy_loss=CURED, checkpoint__allow_changed=allowed)
+    found = train(config)
+    assert (found["status"], found["steps"]) == ("finished", 12)
+    assert [r["skipped_steps"] for r in metrics_rows(folder)] == [0.0] * 12
+
+
+def test_parameters_do_not_move_in_bad_steps_and_few_of_them_do_not_stop_a_run(tmp_path):
+    config = nan_config(tmp_path, max_skipped_in_a_row=100)
+    with Run(config, tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
+        run.start(tracking)
+        run.begin_rl(run.roles["actor"].state.params)
+        arrays = []
+        for _ in range(4):
+            one_step(run)
+            state = role_arrays(run.roles)["actor"]
+            arrays.append(flat_bytes((state.params, state.opt_state)))
+        assert int(state.skipped) == 4 and int(state.step) == 4
+    assert arrays[0] != arrays[1] == arrays[2] == arrays[3]
+
+
+def test_a_run_that_ends_in_bad_steps_is_finished_evaluated_and_saved(tmp_path):
+    found = train(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
+    assert found["status"] == "finished" and found["faults"] == {"skipped_steps": 4.0}
+    assert newest_step(tmp_path) == 10 and found["accuracy_after"]["n"] == 16
+    with pytest.raises(InputError, match="is a finished run"):
+        train(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
+
+
+# -- rewards --
+
+LETTERS = CharTokenizer("0123456789rhni>")
+
+
+def rollouts(responses: list[str], groups: list[int]) -> tuple[Batch, Prompts]:
+    """A batch of these responses to the prompts ">" and their groups."""
+    records = [
+        {
+            "prompt_text": ">",
+            "token_ids": np.asarray(LETTERS.encode(">"), np.int32),
+            "ground_truth": "",
+            "data_source": "",
+            "extra_info": {},
+            "index": i,
+        }
+        for i in range(max(groups) + 1)
+    ]
+    rows = [LETTERS.encode(">") + LETTERS.encode(r) for r in responses]
+    tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    mask = np.zeros(tokens.shape, np.float32)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)] = row
+        mask[i, 1 : len(row)] = 1
+    batch = batch_from_rows(
+        jnp.asarray(tokens),
+        jnp.asarray([len(r) for r in rows], jnp.int32),
+        jnp.asarray(mask),
+        group=jnp.asarray(groups, jnp.int32),
+        finish_reason=jnp.full((len(rows),), int(FinishReason.STOP), jnp.int32),
+    )
+    return batch, Prompts.from_records(records, length=1)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    pool = RewardPool("fault_parts.by_letter", workers=2, timeout_s=0.5)
+    reward = Reward(pool, LETTERS, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    yield reward
+    reward.close()
+
+
+def test_a_failed_reward_leaves_its_group_and_changes_nobody_elses_advantage(judge):
+    responses = ["1", "r", "4", "7", "n", "2", "h", "22", "i", "9", "3", "5", "rr", "8", "0", "6"]
+    groups = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 0, 1, 2, 1]
+    failed = [i for i, r in enumerate(responses) if set(r) & set("rhni")]
+    fine = [i for i in range(16) if i not in failed]
+    before, prompts = rollouts(responses, groups)
+    advantages = jax.jit(group_relative)
+    batch = judge(before, prompts)
+
+    assert judge.counts["reward/errors"] == 4.0 and judge.counts["reward/timeouts"] == 1.0
+    statuses = [row["status"] for row in judge.rows]
+    assert [s != "ok" for s in statuses] == [i in failed for i in range(16)]
+    assert {statuses[responses.index(r)] for r in "rni"} == {"error"}
+    assert statuses[responses.index("h")] == "timeout"
+    assert all(math.isnan(judge.rows[i]["reward"]) for i in failed)  # not a score of 0
+
+    mask, group = np.asarray(batch.mask), np.asarray(batch.group)
+    assert mask[failed].sum() == 0 and np.isfinite(np.asarray(batch.rewards)).all()
+    assert np.array_equal(mask[fine], np.asarray(before.mask)[fine])
+    assert np.array_equal(group[fine], np.asarray(groups)[fine])
+    assert len(set(group[failed]) | set(groups)) == len(failed) + 3  # each is alone
+
+    alone, prompts = rollouts([responses[i] for i in fine], [groups[i] for i in fine])
+    scores = np.zeros(alone.tokens.shape, np.float32)
+    for row, i in enumerate(fine):
+        scores[row, len(responses[i])] = float(responses[i])
+    expected = advantages(alone.replace(rewards=jnp.asarray(scores)))
+    found = np.asarray(advantages(batch))
+    width = expected.shape[1]
+    np.testing.assert_allclose(found[fine][:, :width], np.asarray(expected), rtol=1e-6, atol=1e-7)
+    assert not found[failed].any() and np.abs(np.asarray(expected)).max() > 1
+    # A 0 in its place would have moved its siblings.
+    zeros = batch.replace(group=jnp.asarray(groups, jnp.int32), mask=before.mask)
+    assert np.abs(np.asarray(advantages(zeros))[fine] - found[fine]).max() > 0.1
+
+
+def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_path):
+    config = tiny_config(
+        tmp_path,
+        algorithm__policy_loss=CURED,
+        reward__function="fault_parts.by_answer",
+        reward__timeout_s=0.3,
+        steps=3,
+    )
+    config.reward.workers = 2
+    found = train(config)
+    assert found["status"] == "finished"
+    rows = [r for r in metrics_rows(tmp_path) if r["phase"] == "rl"]
+    for row in rows:
+        assert all(math.isfinite(v) for v in row.values() if isinstance(v, float)), row
+    faults = {k: sum(r[k] for r in rows) for k in ("reward/errors", "reward/timeouts")}
+    assert {k: v for k, v in faults.items() if v} == found["faults"]
+    assert faults["reward/errors"] > 0 and sum(faults.values()) < 16 * len(rows)
+    assert any(r["eval/failed_fraction"] > 0 for r in rows if "eval/failed_fraction" in r)
+    samples = (tmp_path / "samples.jsonl").read_text().splitlines()
+    shown = [s for s in map(json.loads, samples) if s["status"] != "ok"]
+    assert shown and all(s["reward"] == "nan" and s["message"] for s in shown)
+
+
+def test_a_step_whose_rewards_all_fail_learns_nothing_and_a_judge_that_is_down_ends_no_run(
+    tmp_path,
+):
+    config = tiny_config(
+        tmp_path, algorithm__policy_loss=CURED, reward__function="fault_parts.never", sft__steps=0
+    )
+    with Run(config, tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
+        run.start(tracking)  # evaluates: every reward fails
+        assert run.progress.accuracy_before is None
+        before = flat_bytes(run.roles["actor"].state.params)
+        for _ in range(2):
+            metrics = one_step(run)
+            assert (metrics["grad_norm"], metrics["loss"]) == (0.0, 0.0)
+            assert metrics["reward/errors"] == 16.0 and metrics["skipped_steps"] == 0.0
+            assert "reward/mean" not in metrics and "reward/max" not in metrics  # not 0
+            assert all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
+        assert flat_bytes(run.roles["actor"].state.params) == before
+        assert run.evaluate() == {"eval/failed_fraction": 1.0}
+        assert run.progress.faults == {"reward/errors": 32.0}
+        with pytest.raises(InputError, match="no reward of this run was a score: all 32 failed"):
+            require_scores(run)

@@ -1,0 +1,80 @@
+"""Every preset: its config is whole, its tiny variant learns, with a flipped sign it does not."""
+
+import ast
+
+import pytest
+from conftest import REPO
+from preset_runs import PRESETS, Shared, mean, preset_config
+
+from rljax.config.flags import load_config_file
+from rljax.validation import validate
+
+MARK = 0.85  # mean score of the last five steps; it starts below 0.6
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    runs = Shared(tmp_path_factory.mktemp("presets"))
+    yield runs
+    runs.close()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_config_is_whole(name, tmp_path):
+    """Full size: valid once a model and data are named. Tiny: the same algorithm, valid as is."""
+    path = str(REPO / "configs" / "presets" / f"{name}.py")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.parquet").write_bytes(b"")
+    config = load_config_file(path)
+    config.model = str(tmp_path / "model")
+    config.data.train = config.data.test = str(tmp_path / "train.parquet")
+    assert validate(config) == []
+    assert validate(preset_config(name)) == []
+    text = ast.get_docstring(ast.parse(open(path).read()))
+    assert f"configs/presets/{name}.py:tiny" in text and "not measured" in text
+    tiny = preset_config(name).algorithm
+    for field in ("policy_loss", "value_loss", "correction", "filters", "kl_in_loss"):
+        assert vars(tiny)[field] == vars(config.algorithm)[field]
+    for field in ("advantage", "reduction", "collect"):  # their limits in tokens, their rounds
+        assert vars(tiny)[field].split("(")[0] == vars(config.algorithm)[field].split("(")[0]
+
+
+# One of every dataflow and of every kind of rule; the slow lane runs all presets on three seeds.
+QUICK = ("dapo", "vapo")
+
+
+def learns(shared, name: str, seed: int) -> None:
+    rewards, _, after, rows = shared.train(name, seed)
+    assert mean(rewards[:2]) < 0.6, rewards
+    assert mean(rewards[-5:]) > MARK, rewards
+    assert after > MARK, after  # greedy, held-out prompts
+    assert not sum(r.get("skipped_steps", 0) for r in rows)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_learns(shared, name):
+    learns(shared, name, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_it_learns_on_three_seeds(shared, name):
+    for seed in range(3):
+        learns(shared, name, seed)
+
+
+def unlearns(shared, name: str) -> None:
+    """A negative learning rate climbs the loss: what a flipped sign does, for any loss."""
+    rewards, _, after, _ = shared.train(name, 0, steps=20, sign=-1.0)
+    assert mean(rewards[-5:]) < 0.6 and after < MARK, rewards
+
+
+@pytest.mark.parametrize("name", ["vapo"])
+def test_with_its_sign_flipped_it_does_not(shared, name):
+    unlearns(shared, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_with_its_sign_flipped_no_preset_learns(shared, name):
+    unlearns(shared, name)

@@ -1,0 +1,404 @@
+"""A run that was stopped anywhere and resumed is bitwise the run that was never stopped.
+
+Runs in this process share their compiled programs; kills need processes of their own.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import lanes
+from test_reward_pool import alive, children, wait_until
+from tiny_run import (
+    REPO,
+    assert_same_run,
+    metrics_rows,
+    newest_step,
+    policy_bytes,
+    summary,
+    tiny_config,
+)
+
+from rljax.errors import InputError
+from rljax.train import train
+
+# A signal is sent from inside the reward, so that it arrives in the middle of a known step.
+PARTS = '''
+import dataclasses, os
+from pathlib import Path
+from rljax.data import tasks
+from rljax.rewards import sequence_match
+
+HERE = Path(__file__).parent
+calls = 0
+
+def score(response, ground_truth):
+    """Sends the signal that the file `plan` names at the call that it names, once."""
+    global calls
+    calls += 1
+    if (HERE / "plan").exists():
+        number, at = (HERE / "plan").read_text().split()
+        if calls == int(at):
+            (HERE / "plan").unlink()
+            os.kill(os.getppid(), int(number))
+    return sequence_match(response, ground_truth, partial=0.5)
+
+def digits():
+    """Data that can change without the config: the file `seed` decides, `short` makes it fewer."""
+    text = (HERE / "seed").read_text()
+    task = tasks.sort_digits(digits=5, prompts=600, test=16, seed=int(text.strip("-")))
+    return dataclasses.replace(task, train=task.train[:500]) if "-" in text else task
+'''
+EVALUATION = 16  # calls of the reward in an evaluation, and in a step
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """The folder of the module `resume_parts`: a reward that can kill, data that can change."""
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "resume_parts.py").write_text(PARTS)
+    (folder / "seed").write_text("1")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+def configured(run_dir, **fields):
+    names = {"reward__function": "resume_parts.score", "data__train": "resume_parts.digits"}
+    return tiny_config(run_dir, **{**names, **fields})
+
+
+def plan(parts: Path, number: signal.Signals, calls: int) -> None:
+    (parts / "plan").write_text(f"{int(number)} {calls}")
+
+
+@pytest.fixture(scope="module")
+def whole(parts, tmp_path_factory):
+    """The run that nothing stops: 6 supervised steps, 6 of GRPO; checkpoints of 10 and 12 kept."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(configured(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def halfway(parts, whole, tmp_path_factory):
+    """The same run stopped by SIGTERM in a step after which no checkpoint was due."""
+    folder = tmp_path_factory.mktemp("halfway")
+    plan(parts, signal.SIGTERM, EVALUATION + 8)
+    found = train(configured(folder))
+    assert found["status"] == "stopped by SIGTERM at step 7, saved at step 7"
+    return folder
+
+
+@pytest.fixture
+def half(halfway, tmp_path):
+    """A copy of the stopped run, to go on with."""
+    return shutil.copytree(halfway, tmp_path / "half")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "policy/model.safetensors"])
+def test_the_comparison_sees_one_changed_digit(whole, tmp_path, name):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    assert_same_run(folder, whole)
+    data = bytearray((folder / name).read_bytes())
+    place = (
+        data.index(b'"reward') + len(b'"reward": 0') if name.endswith("jsonl") else len(data) - 9
+    )
+    data[data.index(b"0", place) if name.endswith("jsonl") else place] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(AssertionError):
+        assert_same_run(folder, whole)
+
+
+# -- SIGTERM --
+
+
+def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(half, whole, parts):
+    assert newest_step(half) == 7 and len(metrics_rows(half)) == 7
+    assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
+    assert policy_bytes(half)["model.safetensors"] != policy_bytes(whole)["model.safetensors"]
+    plan(parts, signal.SIGTERM, 16 + EVALUATION + 8)  # step 8, and in step 9
+    assert train(configured(half))["steps"] == 9 == newest_step(half)
+    assert train(configured(half))["status"] == "finished"
+    assert_same_run(half, whole)
+
+
+def test_sigterm_in_the_last_step_ends_a_finished_run(half, whole, parts):
+    plan(parts, signal.SIGTERM, 16 * 4 + EVALUATION * 2 + 8)  # steps 8 to 11, and in step 12
+    assert train(configured(half))["status"] == "finished"
+    assert_same_run(half, whole)
+
+
+def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
+    plan(parts, signal.SIGTERM, 8)  # in the evaluation before the first step
+    found = train(configured(tmp_path, sft__steps=0))
+    assert found["status"] == "stopped by SIGTERM at step 0, before the first checkpoint"
+    assert metrics_rows(tmp_path) == [] and not any((tmp_path / "checkpoints").iterdir())
+
+
+def test_sigterm_in_the_supervised_phase(parts, whole, tmp_path):
+    plan(parts, signal.SIGTERM, EVALUATION - 8)  # the evaluation between the phases
+    assert train(configured(tmp_path))["status"].endswith("saved at step 6")
+    train(configured(tmp_path))
+    assert_same_run(tmp_path, whole)
+
+
+# -- what a resume refuses, and what it lets through --
+
+
+def test_a_finished_run_is_refused_and_left_as_it_is(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match="is a finished run: step 12, nothing left to train"):
+        train(configured(folder))
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_allowed(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    with pytest.raises(InputError, match=r"\['steps'\]"):
+        train(configured(folder, steps=8))
+    found = train(configured(folder, steps=8, checkpoint__allow_changed=("steps",)))
+    assert (found["status"], found["rl_steps"]) == ("finished", 8)
+    # Step 12 was the last one of the shorter run, and so was evaluated there too.
+    assert metrics_rows(folder)[:12] == metrics_rows(whole) and len(metrics_rows(folder)) == 14
+
+
+def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(folder / "policy")
+    (folder / "summary.json").unlink()
+    (folder / "report.html").unlink()
+    assert train(configured(folder))["status"] == "finished"
+    assert_same_run(folder, whole)
+    (folder / "report.html").unlink()  # the last file to be written
+    assert train(configured(folder))["status"] == "finished"
+    with pytest.raises(InputError, match="is a finished run"):
+        train(configured(folder))
+
+
+def test_another_config_is_refused_by_name_and_changes_nothing(half):
+    before = {p: p.read_bytes() for p in half.rglob("*") if p.is_file()}
+    changes = {"actor_optimizer__lr": 0.1, "sampler__temperature": 0.9}
+    for allowed in ((), ("sampler.temperature",)):
+        with pytest.raises(InputError, match="actor_optimizer.lr") as error:
+            train(configured(half, **changes, checkpoint__allow_changed=allowed))
+        assert ("sampler.temperature" in str(error.value).partition(";")[0]) == (not allowed)
+        assert {p: p.read_bytes() for p in half.rglob("*") if p.is_file()} == before
+
+
+def test_another_config_is_let_through_by_name(half, whole):
+    change = {"evaluate__every_steps": 3, "checkpoint__allow_changed": ("evaluate.every_steps",)}
+    assert train(configured(half, **change))["status"] == "finished"
+    rows, expected = metrics_rows(half), metrics_rows(whole)
+    assert rows[:7] == expected[:7] and len(rows) == 12
+    assert [r["step"] for r in rows[7:] if "eval/accuracy" in r] == [9, 12]
+    assert json.loads((half / "config.json").read_text())["evaluate"]["every_steps"] == 3
+
+
+@pytest.mark.parametrize("seed", ["2", "1-"], ids=["other", "fewer"])
+def test_other_data_is_refused_and_let_through_by_name(half, whole, parts, seed):
+    (parts / "seed").write_text(seed)
+    try:
+        with pytest.raises(InputError, match=r"got \['data'\].*allow_changed=\('data',\)"):
+            train(configured(half))
+        found = train(configured(half, checkpoint__allow_changed=("data",)))
+    finally:
+        (parts / "seed").write_text("1")
+    assert (found["status"], found["steps"]) == ("finished", 12)
+    assert metrics_rows(half)[:7] == metrics_rows(whole)[:7]
+    assert metrics_rows(half)[7] != metrics_rows(whole)[7]
+
+
+def test_a_change_that_the_arrays_do_not_fit_is_refused_although_allowed(half):
+    model = "decoder(layers=2, embed=64, mlp=288, heads=3, kv_heads=3, head_dim=32, init_std=0.05)"
+    with pytest.raises(InputError, match="arrays does not fit the model and optimizer"):
+        train(configured(half, model=model, checkpoint__allow_changed=("model",)))
+
+
+# -- damage --
+
+
+def test_a_resume_from_the_one_before_a_damaged_one_ends_equal(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    damaged = folder / "checkpoints" / "00000012" / "state.json"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.warns(UserWarning, match=f"step 12 is damaged: {damaged}"):
+        assert train(configured(folder))["status"] == "finished"
+    assert_same_run(folder, whole)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_anew(half):
+    for state in half.glob("checkpoints/*/state.json"):
+        state.write_text("{")
+    before = (half / "metrics.jsonl").read_bytes()
+    with pytest.warns(UserWarning, match="damaged"):
+        with pytest.raises(InputError, match="checkpoints are damaged"):
+            train(configured(half))
+    assert (half / "metrics.jsonl").read_bytes() == before
+
+
+# -- kill -9 --
+
+
+def environment() -> dict:
+    """That of this process: equal devices, so that runs of both can be compared."""
+    return {**os.environ, "PYTHONPATH": str(REPO), "PYTHONWARNINGS": "default"}
+
+
+def command(config: str, run_dir: Path, *flags: str) -> list[str]:
+    launcher = [sys.executable, str(REPO / "launchers" / "train.py")]
+    where = [f"--config={REPO}/{config}", f"--config.run_dir={run_dir}"]
+    cache = "--config.compilation_cache=~/.cache/rljax/tests"
+    return [*launcher, *where, cache, "--config.trackers=()", *flags]
+
+
+class Launched:
+    """A launcher in a process of its own, which a test kills or waits for."""
+
+    def __init__(self, arguments: list[str], folder: Path):
+        self.log = folder / "log.txt"
+        with self.log.open("ab") as log:
+            options = {"stdout": log, "stderr": log, "env": environment(), "cwd": folder}
+            self.process = subprocess.Popen(arguments, **options)
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL; the reward workers must notice by themselves."""
+        workers = children(self.process.pid)
+        self.process.kill()
+        self.process.wait()
+        wait_until(lambda: not any(map(alive, workers)), "the end of the reward workers", 5.0)
+
+    def wait(self, seconds: float = 300.0) -> int:
+        code = self.process.wait(seconds)
+        assert b"Traceback" not in self.log.read_bytes(), self.log.read_text()[-3000:]
+        return code
+
+
+def wait_for(launched: Launched, condition, what: str, seconds: float = 300.0) -> bool:
+    """True once the condition holds, False if the process ended first."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if launched.ended():
+            return False
+        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
+        time.sleep(0.0005)
+    return True
+
+
+def lines(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def hidden(run_dir: Path) -> bool:
+    return any((run_dir / "checkpoints").glob(".0*"))
+
+
+PARTS_FLAGS = (
+    "--config.reward.function=resume_parts.score",
+    "--config.data.train=resume_parts.digits",
+)
+
+
+@pytest.mark.slow
+def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, whole, tmp_path):
+    killed = tmp_path / "killed"
+
+    def start() -> Launched:
+        return Launched(command("tests/helpers/tiny_run.py", killed, *PARTS_FLAGS), parts)
+
+    plan(parts, signal.SIGKILL, EVALUATION + 16 + 8)  # in the reward of step 8
+    assert start().wait() == -signal.SIGKILL
+    assert newest_step(killed) == 6 and lines(killed) == 7
+
+    launched = start()
+    time.sleep(random.Random(0).uniform(3, 6))  # in the imports, the restore or a compile
+    launched.kill()
+
+    launched = start()  # in the save of step 8, or of a later one
+    assert wait_for(launched, lambda: hidden(killed), "a save")
+    launched.kill()
+    assert hidden(killed) and newest_step(killed) < 12
+
+    assert start().wait() == 0
+    assert_same_run(killed, whole)
+    launched = start()
+    assert launched.wait() == 2  # nothing left to train is no success
+    assert "is a finished run" in launched.log.read_text()
+
+
+@pytest.mark.slow
+def test_ten_kills_and_a_sigterm_of_the_quickstart(tmp_path):
+    """Moments drawn uniformly over the run; every third one is moved into the next save."""
+    whole, killed, rng = tmp_path / "whole", tmp_path / "killed", random.Random(20)
+
+    def start(run_dir: Path) -> Launched:
+        flag = "--config.checkpoint.every_steps=5"
+        return Launched(command("configs/quickstart.py", run_dir, flag), tmp_path)
+
+    assert start(whole).wait(3000) == 0
+    found = summary(whole)
+    moments = sorted(rng.uniform(0, found["steps"] - 6) for _ in range(11))
+    for number, moment in enumerate(moments):
+        launched, at = start(killed), int(moment)
+        assert wait_for(launched, lambda at=at: lines(killed) >= at, f"step {at}", 1500)
+        time.sleep(moment % 1 * found["step_s"])
+        if number == 5:
+            launched.process.send_signal(signal.SIGTERM)
+            assert launched.wait(30) == 3  # in 30 s, all in all
+            step = newest_step(killed)
+            status = f"stopped by SIGTERM at step {step}, saved at step {step}"
+            assert summary(killed)["status"] == status and lines(killed) == step
+            assert status in launched.log.read_text()
+            continue
+        if number % 3 == 1:
+            assert wait_for(launched, lambda: hidden(killed), "a save", 1500)
+        launched.kill()
+        assert launched.process.returncode == -signal.SIGKILL
+    assert start(killed).wait(3000) == 0
+    assert_same_run(killed, whole)
+
+
+@pytest.mark.parametrize("dataflow", lanes([], ["grpo", "reinforce(decay=0.5)"]))
+def test_what_outlives_a_step_is_resumed(parts, tmp_path, dataflow):
+    """Pass rates and positions of a mixture, rounds of sampling, the KL scale, a running mean."""
+    fields = {
+        "dataflow": dataflow,
+        "data__sources": ("sort_digits(digits=4, prompts=14, test=6, worked_examples=8)",),
+        "data__weights": (0.3, 0.7),
+        "data__retire_at_pass_rate": 0.01,
+        "evaluate__correct_at": 0.4,
+        "algorithm__kl_in_loss": 0.05,
+        "algorithm__kl_target": 0.01,
+        "algorithm__kl_horizon": 50.0,
+        "steps": 8,
+    }
+    if dataflow == "grpo":
+        fields["algorithm__collect"] = "active(refill=0.5, max_rounds=3)"
+    else:
+        fields["algorithm__advantage"] = "reinforce()"
+    train(configured(tmp_path / "whole", **fields))
+    plan(parts, signal.SIGTERM, EVALUATION + 40)
+    stopped = train(configured(tmp_path / "half", **fields))
+    assert "stopped by SIGTERM" in stopped["status"]
+    train(configured(tmp_path / "half", **fields))
+    assert_same_run(tmp_path / "half", tmp_path / "whole")
+    last = metrics_rows(tmp_path / "whole")[-1]
+    assert last["kl_controller/scale"] != 1 and "data/retired_prompts" in last
+    chances = {k: v for k, v in last.items() if k.startswith("data/chance/")}
+    assert sorted(chances.values()) == pytest.approx([0.3, 0.7])
+    if dataflow == "grpo":
+        assert last["collect/rounds"] >= 1
+    else:
+        assert last["baseline"] > 0

@@ -1,0 +1,316 @@
+"""The config: every rule fails as it says, all problems come at once, and no field is dead."""
+
+import ast
+import dataclasses
+import json
+
+import pytest
+from conftest import REPO
+
+from rljax.config import (
+    Config,
+    field_names,
+    fingerprints,
+    from_dict,
+    is_path,
+    microbatch_rows,
+    to_dict,
+    with_overrides,
+)
+from rljax.config.flags import check_flag_names
+from rljax.errors import InputError
+from rljax.validation import validate
+
+PACKAGE = sorted((REPO / "rljax").rglob("*.py"))
+
+
+def valid(**overrides) -> Config:
+    """A config without a problem; overrides by dotted name with __ for the dot."""
+    config = Config(model="decoder(layers=1)")
+    config.data.train = "sort_digits()"
+    config.data.max_prompt_tokens = 16
+    named = {name.replace("__", "."): value for name, value in overrides.items()}
+    return with_overrides(config, named, "test")
+
+
+def problems_of(config) -> str:
+    with pytest.raises(InputError) as error:
+        validate(config)
+    return str(error.value)
+
+
+def test_the_base_is_valid():
+    assert validate(valid()) == []
+
+
+# Every rule: (what is set, what the message must say beside the field's name).
+RULES = [
+    ({"steps": 1.5}, "must be int"),
+    ({"steps": True}, "must be int"),
+    ({"steps": -1}, "must be >= 0"),
+    ({"steps": 2**31}, "must be below"),
+    ({"steps": 0}, "nothing to train"),
+    ({"seed": -1}, "must be >= 0"),
+    ({"seed": "1"}, "must be int"),
+    ({"export": 1}, "must be bool"),
+    ({"model": 3}, "must be str"),
+    ({"model": ""}, "a Hugging Face folder"),
+    ({"model": "no/such/folder"}, "is not a folder"),
+    ({"model": "decodr(layers=1)"}, "did you mean decoder"),
+    ({"model": "decoder(layers='1')"}, "must be int"),
+    ({"tokenizer": "no/such/folder"}, "is not a folder"),
+    ({"run_dir": __file__}, "is a file"),
+    ({"trackers": "console"}, "must be a tuple of texts"),
+    ({"trackers": (1,)}, "must be a tuple of texts"),
+    ({"trackers": ("wandbb",)}, "did you mean 'wandb'"),
+    ({"dataflow": "gpro"}, "did you mean grpo"),
+    ({"dataflow": "ppo"}, "gives no returns for the critic"),
+    ({"samples_every_steps": 0}, "must be >= 1"),
+    ({"max_skipped_in_a_row": 0}, "must be >= 1"),
+    ({"data.train": ""}, "a path, or a task"),
+    ({"data.train": "no/such.parquet"}, "does not exist"),
+    ({"data.train": "sort_digit()"}, "did you mean sort_digits"),
+    ({"data.test": "no_such.jsonl"}, "does not exist"),
+    ({"data.max_prompt_tokens": 0}, "must be >= 1"),
+    ({"data.overlong": "cut"}, "one of drop, error, left, right"),
+    ({"sft.data": "no/such.jsonl"}, "does not exist"),
+    ({"sft.steps": -1}, "must be >= 0"),
+    ({"sft.sequences_per_step": 0}, "must be >= 1"),
+    ({"sft.check_every_steps": 0}, "must be >= 1"),
+    ({"sft.stop_at_accuracy": -0.1}, "must be >= 0"),
+    ({"batch.prompts_per_step": 0}, "must be >= 1"),
+    ({"batch.samples_per_prompt": 0}, "must be >= 1"),
+    ({"batch.epochs": 0}, "must be >= 1"),
+    (
+        {"batch.sequences_per_optimizer_step": 300},
+        "must divide 128 prompts x 8 samples = 1024 sequences per step. Fix: 128 or 256 or 512",
+    ),
+    ({"batch.tokens_per_microbatch": 100}, "must hold one row"),
+    ({"mesh.data": 0}, "must be >= 1, or -1"),
+    ({"mesh.data": -1}, "at most one size may be -1"),
+    (
+        {"mesh.data": 3, "mesh.fsdp": 1, "batch.sequences_per_optimizer_step": 256},
+        "must divide by mesh.data x fsdp x expert = 3",
+    ),
+    ({"sampler.temperature": 0}, "temperature 0 is greedy"),
+    ({"sampler.temperature": float("nan")}, "must be a finite number"),
+    ({"sampler.temperature": 10**400}, "must be a finite number"),
+    ({"sampler.top_k": -1}, "must be >= 0"),
+    ({"sampler.top_p": 0.0}, "0 < top_p <= 1"),
+    ({"sampler.max_response_tokens": 0}, "must be >= 1"),
+    ({"reward.function": "exact_macth"}, "did you mean exact_match"),
+    ({"reward.function": "("}, "not a valid call"),
+    ({"reward.function": "length_under()"}, "needs 'max_tokens'"),
+    ({"reward.function": "gsm8k(method='loose')"}, "it is one of 'numeric'"),
+    ({"reward.workers": 0}, "must be >= 1"),
+    ({"reward.timeout_s": 0}, "must be > 0 seconds"),
+    ({"evaluate.reward": "nope"}, "has no 'nope'"),
+    ({"evaluate.prompts": 0}, "must be >= 1"),
+    ({"evaluate.every_steps": -1}, "must be >= 0"),
+    ({"algorithm.advantage": "gae"}, "needs a critic. Fix: use dataflow='ppo'"),
+    ({"algorithm.advantage": "group_relative(1)"}, "options are keywords"),
+    ({"algorithm.advantage": "group_relative(eps=x)"}, "is not a literal"),
+    ({"algorithm.advantage": "group_relative(eps=1, eps=2)"}, "twice"),
+    ({"algorithm.policy_loss": "ppo_clip(clip_hihg=0.3)"}, "did you mean 'clip_high'"),
+    ({"algorithm.policy_loss": "ppo_clip(clip_high='a')"}, "must be float"),
+    ({"algorithm.policy_loss": "log_ratio"}, "it is called with (policy, batch)"),
+    ({"algorithm.policy_loss": "no_such_module.loss"}, "cannot be imported"),
+    ({"algorithm.policy_loss": "math.hypot"}, "algorithm.policy_loss"),
+    ({"algorithm.value_loss": "squared_eror"}, "did you mean squared_error"),
+    ({"algorithm.reduction": "seq_mean_token_sum_norm"}, "missing a required argument"),
+    ({"algorithm.reduction": "Batch"}, "has no 'Batch'"),
+    ({"algorithm.kl_estimator": "k4"}, "one of k1"),
+    ({"algorithm.kl_in_loss": -1.0}, "must be >= 0"),
+    ({"algorithm.kl_in_reward": -1.0}, "must be >= 0"),
+    ({"algorithm.entropy_coef": -1.0}, "must be >= 0"),
+    ({"actor_optimizer.lr": "1e-6"}, "must be a finite number"),
+    ({"actor_optimizer.lr": -1e-6}, "must be >= 0"),
+    ({"critic_optimizer.schedule": "cos"}, "one of constant, linear, cosine"),
+    ({"sft.optimizer.beta1": 1.0}, "0 <= beta < 1"),
+    ({"actor_optimizer.beta2": 1.5}, "0 <= beta < 1"),
+    ({"actor_optimizer.eps": 0.0}, "must be > 0"),
+    ({"actor_optimizer.warmup_steps": -1}, "must be >= 0"),
+    ({"actor_optimizer.clip_norm": -1.0}, "must be >= 0"),
+    ({"model_settings.dtype": "float16"}, "one of float32, bfloat16"),
+    ({"model_settings.remat": "some"}, "one of none, dots, attention, full, offload"),
+    ({"memory.optimizer_on_host": 1}, "must be bool"),
+    ({"memory.reference_on_host": True, "lora.rank": 4}, "shares the actor's base"),
+    ({"checkpoint.keep": 0}, "must be >= 1"),
+    ({"checkpoint.every_steps": -1}, "must be >= 0"),
+    ({"checkpoint.allow_changed": ("stesp",)}, "did you mean 'steps'"),
+    ({"algorithm.advantage": "vapo_gae"}, "needs a critic"),
+    ({"algorithm.advantage": "remax"}, "reads batch field values"),
+    ({"algorithm.advantage": "prime"}, "reads batch field process_rewards"),
+    ({"algorithm.advantage": "vineppo"}, "a dataflow of your own"),
+    ({"algorithm.kl_reward_estimator": "k3+"}, "one of k1, abs, k2, k3"),
+    ({"algorithm.kl_target": 0.1}, "there is no KL coefficient to adapt"),
+    ({"algorithm.kl_horizon": 0.0}, "must be > 0 sequences"),
+    ({"algorithm.trust_region": -1.0}, "must be >= 0"),
+    ({"algorithm.old_logprobs": "smapler"}, "one of recomputed, sampler"),
+    ({"algorithm.correction": "rollout_corection()"}, "did you mean rollout_correction"),
+    ({"algorithm.correction": "rollout_correction(level='word')"}, "it is one of 'token'"),
+    ({"algorithm.correction": "mismatch_metrics", "algorithm.old_logprobs": "sampler"}, "twice"),
+    ({"algorithm.collect": "dynmaic()"}, "did you mean dynamic"),
+    ({"algorithm.collect": "dynamic(if_short='wait')"}, "it is one of 'error', 'fill'"),
+    ({"algorithm.filters": ("overlogn()",)}, "did you mean overlong"),
+    ({"algorithm.filters": "overlong()"}, "must be a tuple of texts"),
+    ({"algorithm.baseline_filters": ("pass_rate(low='x')",)}, "must be float"),
+    ({"algorithm.reward_shaping": ("soft_overlong()",)}, "missing a required"),
+    ({"data.sources": ("no_such_task()",)}, "has no 'no_such_task'"),
+    ({"data.weights": (1.0, 2.0)}, "1 weights >= 0"),
+    ({"data.weights": ("a",)}, "must be a tuple of numbers"),
+    ({"data.final_weights": (-1.0,)}, "1 weights >= 0"),
+    ({"data.retire_at_pass_rate": 1.5}, "from 0 to 1"),
+    ({"data.drop_above_pass_rate": -0.5}, "from 0 to 1"),
+    ({"data.pass_rate_samples": 0}, "must be >= 1"),
+    ({"data.target_tokens": (5, 2)}, "1 <= low <= high"),
+    ({"data.target_tokens": (1.5, 2)}, "must be a tuple of whole numbers"),
+    ({"data.target_instruction": "in {n} tokens"}, "holds {target_tokens}"),
+    ({"sampler.thinking_tokens": (5,)}, "(low, high)"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "says"), RULES, ids=lambda x: str(x)[:50])
+def test_each_rule(overrides, says):
+    message = problems_of(with_overrides(valid(), overrides, "test"))
+    fields = [*overrides, "mesh", "algorithm.advantage", "batch.sequences_per_optimizer_step"]
+    named = [line for line in message.splitlines()[1:] if says in line]
+    assert named, message
+    assert any(f" {field}=" in named[0] for field in fields), message
+
+
+def test_all_problems_at_once():
+    found = problems_of(
+        valid(
+            data__train="no/such.parquet",
+            batch__sequences_per_optimizer_step=300,
+            algorithm__advantage="gae",
+            algorithm__policy_loss="ppo_clp",
+            reward__function="nope()",
+            trackers=("x",),
+            model="no/such",
+        )
+    )
+    assert found.startswith("the config has 7 problems:")
+    assert [line.split(".")[0].strip() for line in found.splitlines()[1:]] == list("1234567")
+
+
+def test_types_come_first_and_all_at_once():
+    config = valid(steps="9", seed=None, sampler__top_p="1")
+    config.batch = None
+    found = problems_of(config)
+    assert found.startswith("the config has 4 problems:") and "must be a BatchConfig" in found
+    with pytest.raises(InputError, match="rljax.config.Config"):
+        validate({"steps": 3})
+
+
+def test_references_and_dataflows_fit():
+    assert validate(valid(algorithm__kl_in_loss=0.1)) == []
+    warnings = validate(valid(algorithm__kl_in_loss=0.1, algorithm__kl_in_reward=0.1))
+    assert "counts twice" in warnings[0]
+    assert validate(valid(dataflow="ppo", algorithm__advantage="gae(lam=0.95)")) == []
+    assert "ratios are biased" in validate(valid(sampler__top_k=5))[0]
+    gspo = valid(algorithm__policy_loss="gspo()")
+    assert "long sequences weigh more" in validate(gspo)[0]
+    both = valid(
+        algorithm__policy_loss="decoupled_ppo()", algorithm__correction="rollout_correction()"
+    )
+    assert "counts the mismatch twice" in validate(both)[0]
+    remax = valid(dataflow="remax", algorithm__advantage="remax()")
+    assert validate(remax) == []
+    one = valid(batch__samples_per_prompt=1, batch__sequences_per_optimizer_step=128)
+    assert "every advantage is 0" in validate(one)[0]
+
+
+# -- the fields --
+
+
+def test_every_field_is_read():
+    """A field that nothing reads is a promise that nothing keeps."""
+    read = set()
+    for path in [*PACKAGE, *sorted((REPO / "launchers").glob("*.py"))]:
+        if path.name == "config.py" and path.parent.name == "rljax":
+            continue
+        if path.parent.name == "validation":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.attr)
+    whole = {"mesh", "model_settings"}  # handed over as keyword arguments, checked below
+    names = [n for n in field_names(Config()) if n.partition(".")[0] not in whole]
+    through_config = {"tokens_per_microbatch"}  # by config.microbatch_rows, checked below
+    unread = [n for n in names if n.rpartition(".")[2] not in read | through_config]
+    assert unread == []
+    assert len(names) > 60
+
+
+def test_fields_handed_over_as_a_whole_are_taken():
+    from rljax.mesh import make_mesh
+    from rljax.models.config import ModelConfig
+
+    config = Config()
+    assert set(dataclasses.asdict(config.mesh)) <= set(make_mesh.__code__.co_varnames)
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert set(dataclasses.asdict(config.model_settings)) <= fields
+    config.batch.tokens_per_microbatch = 100
+    assert microbatch_rows(config, rows=64, row_tokens=10) == 8
+    config.batch.tokens_per_microbatch = 1000
+    assert microbatch_rows(config, rows=64, row_tokens=10) == 64
+    assert microbatch_rows(config, rows=24, row_tokens=100, shards=8) == 8
+
+
+def test_every_field_has_a_rule_for_its_type():
+    for name in field_names(valid()):
+        assert f"{name}=" in problems_of(with_overrides(valid(), {name: object()}, "test"))
+
+
+def test_a_config_survives_json():
+    config = valid(trackers=("console", "wandb"), checkpoint__allow_changed=("steps",), steps=7)
+    again = from_dict(json.loads(json.dumps(to_dict(config))), "config.json")
+    assert again == config and fingerprints(again) == fingerprints(config)
+    with pytest.raises(InputError, match="run/config.json has unknown fields:\n  stpes: .*steps"):
+        from_dict({"stpes": 3}, "run/config.json")
+    old = from_dict({"steps": 3, "batch": {"epochs": 2}}, "config.json")
+    assert (old.steps, old.batch.epochs, old.seed) == (3, 2, 0)
+
+
+def test_overrides_copy_and_name_what_is_unknown():
+    config = valid()
+    changed = with_overrides(config, {"batch.epochs": 3, "actor_optimizer.lr": 1}, "x")
+    assert (changed.batch.epochs, config.batch.epochs) == (3, 1)
+    assert isinstance(changed.actor_optimizer.lr, float)
+    with pytest.raises(InputError, match="batch.epoch: .*batch.epochs.\n  batch: no such") as e:
+        with_overrides(config, {"batch.epoch": 3, "batch": 1, "seed": 1}, "member 2")
+    assert str(e.value).startswith("member 2 has unknown fields")
+
+
+def test_unknown_flags_are_all_listed_with_the_nearest_name():
+    arguments = ["--config=x.py", "--config.stepz=3", "--config.batch.epoch", "2", "--other=1"]
+    with pytest.raises(InputError) as error:
+        check_flag_names(arguments, Config())
+    assert str(error.value).splitlines() == [
+        "unknown flags:",
+        "  --config.stepz: no such field; did you mean --config.steps?",
+        "  --config.batch.epoch: no such field; did you mean --config.batch.epochs?",
+    ]
+    check_flag_names(["--config.batch.epochs=2", "--config.seed", "1"], Config())
+
+
+def test_paths_and_components(tmp_path, monkeypatch):
+    assert is_path("a/b") and is_path("x.parquet") and is_path("./m")
+    assert not is_path("decoder(layers=2)") and not is_path("sort_digits") and not is_path("")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model (copy)").mkdir()
+    assert is_path("model (copy)")
+
+
+def test_names_of_another_framework_are_answered_with_ours():
+    with pytest.raises(InputError) as error:
+        check_flag_names(
+            ["--config.actor.tis_imp_ratio_cap=2", "--config.x.adv_estimator=grpo"], Config()
+        )
+    text = str(error.value)
+    assert "actor.tis_imp_ratio_cap: no such field; use algorithm.correction=" in text
+    assert "rollout_correction(level='token', upper=CAP" in text and "algorithm.advantage" in text
+    with pytest.raises(InputError, match="use algorithm.correction"):
+        from_dict({"algorithm": {"rollout_is_threshold": 2.0}}, "old.json")
