@@ -1,7 +1,8 @@
 """Programs that try to harm the machine that scores them, or to be scored right for nothing.
 
 What lives here: two tables, and a run of them as a script (for a user of its own):
-`python tests/helpers/hostile_programs.py CANARY 'forks,loops' seccomp` prints a JSON object per program.
+`python tests/helpers/hostile_programs.py CANARY 'forks,loops' seccomp` prints a JSON object per
+program.
 Every attempt is bounded by itself as well: should the sandbox not hold, the machine survives.
 """
 

@@ -1,8 +1,8 @@
 """Every family on every layout of eight devices: the loss, the gradient and the experts' choices of
 one device.
 
-The whole matrix is in the slow lane (pytest -m slow tests/models/test_sharding.py); here every layout and
-every kind of layer is met once.
+The whole matrix is in the slow lane (pytest -m slow tests/models/test_sharding.py); here every
+layout and every kind of layer is met once.
 """
 
 import dataclasses

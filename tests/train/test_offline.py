@@ -57,7 +57,7 @@ def eight_devices(one_device, monkeypatch):
     monkeypatch.setattr(setup, "make_mesh", make_mesh)
 
 
-# What configs/offline trains too is left to tests/train/test_offline_configs.py, here in the slow lane.
+# What configs/offline trains too is left to test_offline_configs.py, here in the slow lane.
 QUICK = ["bco", "sft", "process_reward_model", "dqo(beta=0.1)"]
 
 
