@@ -113,17 +113,6 @@ def row_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[a] for a in BATCH_AXES)
 
 
-def shard_rows(tree, mesh: Mesh):
-    """Host or device arrays [B, ...] -> arrays with their rows split over the mesh, where B
-    divides."""
-
-    def place(x):
-        fits = np.ndim(x) > 0 and np.shape(x)[0] % row_shards(mesh) == 0
-        return jax.device_put(x, row_sharding(mesh) if fits else replicated(mesh))
-
-    return jax.tree.map(place, tree)
-
-
 def on_host(shardings):
     """The same layouts in the memory of the hosts, from where devices can copy by themselves."""
     return jax.tree.map(lambda s: s.with_memory_kind(HOST_MEMORY), shardings)

@@ -13,7 +13,8 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
     ("errors",),
-    ("components", "config", "tracking", "mesh", "recording"),
+    ("components", "config", "tracking", "mesh", "recording", "keys"),
+    ("arrays", "contracts"),
     ("kernels", "rewards", "report"),
     ("batch",),
     ("advantages", "losses", "correction", "shaping"),
@@ -33,7 +34,7 @@ ORDER = [
 LEVEL = {name: i for i, rooms in enumerate(ORDER) for name in rooms}
 # What the rooms with the formulas may import at all, beside `batch`, `errors` and their own room.
 PURE = {name: set() for name in ("advantages", "losses", "correction", "shaping")}
-FREE = {"batch", "errors", "kernels"}
+FREE = {"batch", "contracts", "errors", "kernels"}
 
 
 def room(module: str) -> str:

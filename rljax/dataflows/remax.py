@@ -4,10 +4,10 @@
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import place
 from rljax.batch import row_scores
 from rljax.dataflows.grpo import learn
 from rljax.dataflows.stages import shape_scores
-from rljax.mesh import shard_rows
 from rljax.rollout import generate_scored
 
 
@@ -33,7 +33,7 @@ def with_greedy_baseline(batch, greedy):
     prompt = np.where(group < greedy.rows, group, 0)  # a row whose own reward failed has mask 0
     known = np.asarray(greedy.mask).any(axis=1)[prompt].astype(np.float32)
     scores = np.asarray(row_scores(greedy))[prompt]
-    known, scores = shard_rows((known, scores), _mesh_of(batch))
+    known, scores = place((known, scores), _mesh_of(batch))
     return batch.replace(
         mask=batch.mask * known[:, None],
         values=jnp.where(batch.mask > 0, scores[:, None], 0.0),

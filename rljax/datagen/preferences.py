@@ -17,6 +17,7 @@ from typing import Literal
 import jax
 import numpy as np
 
+from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.config import Config
 from rljax.data.offline.batches import batch_arrays
@@ -29,7 +30,7 @@ from rljax.data.rows.rows import read_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
-from rljax.mesh import make_mesh, shard_rows
+from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.rewards.judges.judging import judge_of
@@ -127,7 +128,7 @@ def _scores(items: list, scorer: ModelScorer, mesh, rows: int) -> list[Score]:
         part = todo[start : start + rows]
         of = [items[i] for i in part + part[:1] * (rows - len(part))]  # one shape, one compile
         batch = Batch(**batch_arrays("labelled", of, length=longest))
-        for i, score in zip(part, scorer.score(shard_rows(batch, mesh)), strict=False):
+        for i, score in zip(part, scorer.score(place(batch, mesh)), strict=False):
             out[i] = score
     return out
 
@@ -251,7 +252,7 @@ def sample_comparisons(
         filled = part + part[:1] * (prompts_at_once - len(part))  # one shape, one compile
         prompts = Prompts.from_records(filled, length=length)
         key = jax.random.fold_in(jax.random.key(seed), start)
-        batch = jax.device_get(actor.generate(prompts, key, sampling, n=samples))
+        batch = fetch(actor.generate(prompts, key, sampling, n=samples))
         said = [
             policy.tokenizer.decode([int(i) for i in row[mask > 0]])
             for row, mask in zip(np.asarray(batch.tokens), np.asarray(batch.mask), strict=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.batch import FinishReason
 from rljax.data.online.prompts import Prompts
 from rljax.datagen.search import (
@@ -77,8 +78,7 @@ class Searcher:
             prompts = Prompts.from_records(filled, length=length)
             batch = self.actor.generate(prompts, jax.random.fold_in(key, start), self.sampling, n=n)
             tokens, mask, finish = (
-                np.asarray(x)
-                for x in jax.device_get((batch.tokens, batch.mask, batch.finish_reason))
+                np.asarray(x) for x in fetch((batch.tokens, batch.mask, batch.finish_reason))
             )
             for row in range(len(part) * n):
                 found.append((tuple(tokens[row][mask[row] > 0].tolist()), int(finish[row])))

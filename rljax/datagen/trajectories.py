@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.data.offline.encode import Trajectory, encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.prompts import Prompts, encode_prompts
@@ -113,7 +114,7 @@ def draw(source: Source, key: jax.Array, samples: int, *, rows_per_call: int = 5
         )  # fmt: skip
         source.reward.forget()
         source.reward(batch, prompts)
-        host = jax.device_get((batch.tokens, batch.mask, batch.sampler_logprobs))
+        host = fetch((batch.tokens, batch.mask, batch.sampler_logprobs))
         tokens, mask, logprobs = (np.asarray(x) for x in host)
         for row, scored in enumerate(source.reward.rows[: real * samples]):
             at = mask[row] > 0

@@ -12,13 +12,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import Stepwise, encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.text.tokenizer import Tokenizer, load_tokenizer
 from rljax.errors import InputError
-from rljax.mesh import make_mesh, shard_rows
+from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.rollout.process import token_scores
@@ -54,7 +55,7 @@ def step_scores(
         part = list(items[start : start + rows_at_once])
         filled = part + [part[0]] * (rows_at_once - len(part))
         arrays = batch_arrays("steps", filled, length=length)
-        scores = np.asarray(ask(scorer.params, shard_rows(Batch(**arrays), scorer.model.mesh)))
+        scores = np.asarray(ask(scorer.params, place(Batch(**arrays), scorer.model.mesh)))
         marks = (item.mask > 0 for item in part)
         found += [row[: len(m)][m] for row, m in zip(scores, marks, strict=False)]
     return found

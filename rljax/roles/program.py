@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 
+from rljax.arrays import fetch
 from rljax.learn.state import TrainState, new_train_state
 from rljax.mesh import on_host, replicated
 from rljax.models.model import Model
@@ -108,7 +109,7 @@ def program(function: Callable) -> Callable:
         with timed("learn"):
             new, metrics = run(batch, cfg, bare, held, frozen)
             new = {k: _with_frozen(r, held.get(k)) for k, r in new.items()}
-            return new, jax.device_get(metrics)
+            return new, fetch(metrics)
 
     call.run = run
     return call

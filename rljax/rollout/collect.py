@@ -14,9 +14,9 @@ from typing import Literal
 import jax
 import numpy as np
 
+from rljax.arrays import fetch, place
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
-from rljax.mesh import shard_rows
 from rljax.rollout import generate_scored
 
 
@@ -97,7 +97,7 @@ def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_
     asked = prompts if first == wanted else prompts.joined(prompts.more(first - wanted))
     while True:
         draw = jax.random.fold_in(key, counts["rounds"])
-        host = jax.device_get(generate_scored(actor, reward, asked, draw, cfg.sampling, n=n))
+        host = fetch(generate_scored(actor, reward, asked, draw, cfg.sampling, n=n))
         counts["rounds"] += 1
         for p in range(len(asked.records)):
             scores = host.scores[p * n : (p + 1) * n]
@@ -149,4 +149,4 @@ def _merge(used, n: int, prompts: Prompts, mesh):
         lengths=np.array([length for _, _, (_, length) in used], np.int32),
         records=tuple(record for _, record, _ in used),
     )
-    return shard_rows(batch, mesh), merged
+    return place(batch, mesh), merged

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.components import Component
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.rewards.judges.judges import message
 from rljax.rewards.judges.rubrics import rubric_message, rubric_parts, rubrics_of
@@ -113,8 +113,8 @@ class MeshJudge:
             for start in range(0, len(members), size):
                 part = members[start : start + size]
                 filled = part + part[:1] * (size - len(part))  # one shape, one compile
-                batch = shard_rows(_batch([rows[i] for i in filled], length), self.model.mesh)
-                chances, mass = jax.device_get(self._read(self.params, batch))
+                batch = place(_batch([rows[i] for i in filled], length), self.model.mesh)
+                chances, mass = fetch(self._read(self.params, batch))
                 for i, p, m in zip(part, chances.astype(np.float64), mass, strict=False):
                     out[i] = (float(p @ steps), float(m))
         return out

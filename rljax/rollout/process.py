@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import fetch, place
 from rljax.batch import Batch, FinishReason
 from rljax.components import Component
 from rljax.errors import InputError
 from rljax.learn import map_microbatches
-from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.shaping.steps import line_ends, process_reward_metrics
 
@@ -73,7 +73,7 @@ class ProcessScorer:
         _rehearse(reward)
         threshold = {k: v for k, v in reward.options.items() if k == "pass_above"}
 
-        def place(params, batch: Batch, step_ids, ends):
+        def with_scores(params, batch: Batch, step_ids, ends):
             scores = token_scores(model, params, batch, rows)
             finite = jnp.all(jnp.where(ends, jnp.isfinite(scores), True))
             scores = jnp.where(ends & jnp.isfinite(scores), scores, 0.0)
@@ -82,15 +82,15 @@ class ProcessScorer:
             found = process_reward_metrics(batch, rewards, **threshold)
             return batch.replace(rewards=rewards), {**found, "process/finite": finite * 1.0}
 
-        self._place = jax.jit(place)
+        self._place = jax.jit(with_scores)
 
     def __call__(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with step_ids, process_rewards (0 but at the ends of lines) and the dense
         rewards added; metrics, by which a score that is not finite (it counts as 0) is seen."""
-        host = jax.device_get((batch.tokens, batch.mask, batch.finish_reason))
+        host = fetch((batch.tokens, batch.mask, batch.finish_reason))
         tokens, mask, finish = (np.asarray(x) for x in host)
         truncated = finish == FinishReason.LENGTH
         step_ids = self.lines(self.texts(tokens, mask), mask, truncated)
-        placed = shard_rows((step_ids, line_ends(step_ids)), self.model.mesh)
+        placed = place((step_ids, line_ends(step_ids)), self.model.mesh)
         batch, metrics = self._place(self.params, batch, *placed)
-        return batch, {name: float(x) for name, x in jax.device_get(metrics).items()}
+        return batch, {name: float(x) for name, x in fetch(metrics).items()}

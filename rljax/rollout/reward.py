@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import fetch, place
 from rljax.batch import Batch, last_token
 from rljax.learn import map_microbatches
-from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.rewards.judges.rubric_buffer import RubricBuffer
 from rljax.rewards.pool.pool import Pending, RewardPool, Score
@@ -107,7 +107,7 @@ class Reward:
         """`prompts.records[group]` holds the ground truth of a row. Fills rewards, scores and the
         reward's parts; masks failed rows. With `process` also step_ids and process_rewards."""
         with timed("reward"):
-            host = jax.device_get(
+            host = fetch(
                 (batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason)
             )
             tokens, mask, segments, group, finish = (np.asarray(x) for x in host)
@@ -127,7 +127,7 @@ class Reward:
             # A failed row gets a group of its own: its siblings' baseline is taken without it.
             alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
             host = (values, _parts(scores), mask * ok[:, None], np.where(ok, group, alone))
-            batch = _place_rewards(batch, *shard_rows(host, self.mesh))
+            batch = _place_rewards(batch, *place(host, self.mesh))
             if self.process is not None:
                 batch, found = self.process(batch)
                 self._process += [found] * remember

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from rljax.arrays import fetch
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
@@ -167,7 +168,7 @@ class Engine:
     def extend(self, params, state: Slots, slots, tokens, counts) -> Slots:
         """tokens [M, S], of which counts [M] are real, behind what slots [M] hold; they are live
         then. `state` is donated. Reads back how much the slots hold."""
-        held = jax.device_get(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
+        held = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
         inside = np.asarray(slots) < self.slots
         if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
             raise InputError("tokens behind a slot", value=most, rule=f"at most {self.tokens}")

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.errors import InputError
-from rljax.mesh import make_mesh, replicated, row_sharding, shard_rows
+from rljax.mesh import make_mesh, replicated, row_sharding
 from rljax.models.model import Model
 from rljax.recording import Call, calls
 from rljax.sampler import slots as slot
@@ -69,7 +70,7 @@ def generate(
         asked = (prompts, lengths, key, sampling)
         options = dict(n=n, version=version, decoding=decoding, finished=finished)
         return host_rollout(model, params, *asked, **options)
-    images = images and shard_rows(images, model.mesh)
+    images = images and place(images, model.mesh)
     asked = (prompts, lengths, key, sampling, n, decoding)
     arguments, shape = _arguments(model, params, *asked, version, images, mixed)
     if finished is None or jax.process_count() > 1 or fits_a_turn(shape, rows):
@@ -104,7 +105,7 @@ def _arguments(
     rules = rules_of([sampling] * rows, model.config.vocab_size)
     queue = (prompts, lengths, keys, rules)
     if _shards(model, prompts.shape[0], slots) > 1:
-        placed = shard_rows(queue, model.mesh)
+        placed = place(queue, model.mesh)
     else:  # every device serves any row: whole there, nothing of it is sent while prompts are read
         placed = jax.device_put(queue, replicated(model.mesh))
     version = jnp.asarray(version, jnp.int32)
@@ -144,7 +145,7 @@ def _noted(calls: list, model: Model, params, prompts, sampling, n, decoding, mi
         mask=np.broadcast_to(chosen, found.tokens.shape).astype(np.float32),
         group=np.repeat(np.arange(count, dtype=np.int32), n),
     )
-    return shard_rows(found, make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1]))
+    return place(found, make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1]))
 
 
 def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -> None:

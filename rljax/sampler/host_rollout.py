@@ -6,11 +6,10 @@ columns, n samples per prompt, R = P n rows, S = L + response columns.
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
+from rljax.arrays import fetch, place
 from rljax.batch import Batch, batch_from_rows
-from rljax.mesh import shard_rows
 from rljax.models.model import Model
 from rljax.sampler.engine import Engine
 from rljax.sampler.requests import Decoding, Sampling, stop_room
@@ -56,7 +55,7 @@ def host_rollout(
         timing.decoding(min(engine.slots, sampler.pending))
         for sample in ended if finished is not None else ():
             finished(sample.id, list(sample.tokens), int(sample.finish_reason))
-    return shard_rows(_batch(samples, engine.tokens, n), model.mesh)
+    return place(_batch(samples, engine.tokens, n), model.mesh)
 
 
 def _batch(samples: list[Sample], columns: int, n: int) -> Batch:
@@ -83,4 +82,4 @@ def _batch(samples: list[Sample], columns: int, n: int) -> Batch:
         group=np.arange(rows, dtype=np.int32) // n,
         finish_reason=np.array([int(sample.finish_reason) for sample in samples], np.int32),
     )
-    return jax.device_get(batch)
+    return fetch(batch)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason
 
 
@@ -56,7 +57,7 @@ def cut_at_stop_strings(
 ) -> Batch:
     """Responses [B, S] from columns starts [B] on end with the token that completes a stop string;
     what came after is padding."""
-    host = jax.device_get(batch)
+    host = fetch(batch)
     lengths = (host.segment_ids > 0).sum(axis=1)
     reason, ends = np.array(host.finish_reason), lengths.copy()
     for row in np.nonzero(lengths > starts)[0]:

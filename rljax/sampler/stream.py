@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler.engine import Engine, Prefix
@@ -230,8 +231,8 @@ class Sampler:
         self._state, tokens, done = self.engine.generate(
             params, self._state, self.engine.steps, enough
         )
-        fetch = (tokens, done, self._state.live, self._state.reason)
-        tokens, done, live, reason = jax.device_get(fetch)
+        ended = (tokens, done, self._state.live, self._state.reason)
+        tokens, done, live, reason = fetch(ended)
         decoded = time.perf_counter()
         events = self._collect(tokens, int(done), live, reason, version)
         self.host_s += ready - started + time.perf_counter() - decoded

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 
+from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.mesh import constrain_rows, row_shards
 from rljax.models import cache
@@ -186,7 +187,7 @@ def in_turns(
     timing.decoding(shape.slots)
     carry, look = _turn(model, shape, params, mixed, queue, carry)
     while True:
-        owner, live, reason, ids, valid, waiting = jax.device_get(look)
+        owner, live, reason, ids, valid, waiting = fetch(look)
         going = bool(waiting or live.any())
         if going:
             carry, look = _turn(model, shape, params, mixed, queue, carry)

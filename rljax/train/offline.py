@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.data.offline.batches import batch_arrays, mismatched_arrays
 from rljax.errors import InputError
 from rljax.evaluation.reward_models import evaluate_pairs
-from rljax.mesh import shard_rows
 from rljax.models.trees import flattened
 from rljax.roles import Reference
 from rljax.setup import Setup
@@ -38,12 +38,12 @@ def offline_batch(setup: Setup, records: list[dict], rows: int = 0):
         stored = [row for record in records for row in record["ref_logprobs"]]
         arrays["ref_logprobs"] = _padded(stored, length)
 
-    def place(arrays):
-        return shard_rows(Batch(**_filled(arrays, rows)), setup.model.mesh)
+    def on_mesh(arrays):
+        return place(Batch(**_filled(arrays, rows)), setup.model.mesh)
 
     if kind == "labelled":
-        return place(arrays), place(mismatched_arrays(items, length=length))
-    return place(arrays)
+        return on_mesh(arrays), on_mesh(mismatched_arrays(items, length=length))
+    return on_mesh(arrays)
 
 
 def tokens_of(batch) -> int:

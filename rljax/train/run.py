@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from rljax import setup as build
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.config import Config, fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
@@ -29,7 +30,6 @@ from rljax.dataflows.sft import sft
 from rljax.errors import InputError
 from rljax.evaluation.policy import accuracy_by_source, bootstrap, greedy_accuracy
 from rljax.learn.optimizers import current_learning_rate
-from rljax.mesh import shard_rows
 from rljax.models.adapters import lora
 from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
@@ -237,7 +237,7 @@ class Run:
 
     def sft_step(self) -> dict:
         examples = pad_examples(next(self.examples), length=self.setup.data.example_tokens)
-        batch = shard_rows(Batch(**examples), self.setup.model.mesh)
+        batch = place(Batch(**examples), self.setup.model.mesh)
         new, metrics = sft(batch, None, self.setup.sft_recipe, actor=self.roles["actor"])
         self.roles |= new
         self.progress.sft_steps += 1

@@ -9,6 +9,7 @@ import pytest
 from conftest import worked_example
 from golden_checks.common import response_batch
 
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.components import resolve
 from rljax.correction import (
@@ -22,7 +23,7 @@ from rljax.correction.rejection import STATISTICS
 from rljax.errors import InputError
 from rljax.learn import token_mean, weighted_loss
 from rljax.losses.policy import Policy, policy_gradient
-from rljax.mesh import make_mesh, shard_rows
+from rljax.mesh import make_mesh
 
 LEVELS = ("token", "sequence", "geometric")
 EXAMPLES = (
@@ -386,7 +387,7 @@ def test_jit_and_eight_devices_equal_eager(level):
     jitted = jax.jit(functools.partial(correct, level=level))
     agree(jitted(batch), want)
     mesh = make_mesh(2, 4, 1)
-    spread = shard_rows(batch, mesh)
+    spread = place(batch, mesh)
     assert len(spread.mask.sharding.device_set) == 8
     agree(jitted(spread), want)
 

@@ -15,6 +15,7 @@ from toy import objective
 from trl_runs import assert_final, trl_optimizer
 
 from rljax import learn as update
+from rljax.arrays import place
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
@@ -25,7 +26,7 @@ from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
 from rljax.losses import policy
 from rljax.losses.kl import importance_corrected_kl
-from rljax.mesh import make_mesh, shard_rows
+from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
@@ -115,7 +116,7 @@ def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
     """data=2, fsdp=2, tensor=2: actor and critic to 1e-5, and every metric."""
     mesh = make_mesh(2, 2, 2)
     roles, metrics = ppo_learn(
-        shard_rows(jax.device_get(host_batch()), mesh),
+        place(jax.device_get(host_batch()), mesh),
         recipe("gae(lam=0.95)", STEPS),
         **roles_on(mesh),
     )

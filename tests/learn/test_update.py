@@ -11,11 +11,12 @@ import pytest
 from toy import objective
 
 from rljax import learn as update
+from rljax.arrays import place
 from rljax.batch import Batch, batch_from_rows
 from rljax.errors import InputError
 from rljax.learn import state as train_state
 from rljax.losses import policy
-from rljax.mesh import make_mesh, shard_rows
+from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 
@@ -164,7 +165,7 @@ def test_eight_devices_give_the_gradient_of_one(transformer, weights, batch, siz
     whole = step(transformer, weights, batch, update.token_mean)
     spread = dataclasses.replace(transformer, mesh=mesh)
     placed = jax.device_put(jax.device_get(weights), spread.shardings())
-    rows = shard_rows(jax.device_get(batch), mesh)
+    rows = place(jax.device_get(batch), mesh)
     got = step(spread, placed, rows, update.token_mean, shards)
     assert_same(jax.device_get(got), jax.device_get(whole), rtol=1e-4)
 

@@ -17,12 +17,13 @@ import pytest
 from conftest import lanes
 from test_families import FOLDERS, ROOT, loaded
 
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.dataflows.stages import forward_passes
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.optimizers import _decayed
-from rljax.mesh import make_mesh, shard_rows
+from rljax.mesh import make_mesh
 from rljax.models.experts import load_metrics
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
@@ -106,7 +107,7 @@ def test_loss_and_gradient_of_one_device(name, mesh):
     params = load_params(folder, model)
     spread = [x for x in jax.tree.leaves(params) if not x.sharding.is_fully_replicated]
     assert spread or set(sizes) <= {"fsdp", "context"} and sizes.get("fsdp", 1) == 1
-    value, gradient, load = loss_and_gradient(model, params, shard_rows(packed_rows(8), model.mesh))
+    value, gradient, load = loss_and_gradient(model, params, place(packed_rows(8), model.mesh))
     want_value, want_gradient, want_load = on_one_device(name)
     np.testing.assert_allclose(value, want_value, rtol=1e-5)
     want = flattened(want_gradient)
