@@ -27,6 +27,7 @@ from rljax.config.schema import (
     OfflineConfig,
     OptimizerConfig,
     RewardConfig,
+    RolloutSettings,
     SamplerConfig,
     SFTConfig,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "OfflineConfig",
     "OptimizerConfig",
     "RewardConfig",
+    "RolloutSettings",
     "SFTConfig",
     "SamplerConfig",
     "field_names",

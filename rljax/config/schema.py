@@ -170,6 +170,16 @@ class AlgorithmConfig:
 
 
 @dataclasses.dataclass
+class RolloutSettings:
+    """Stored rollouts, trained on beside the policy's own samples or instead of them."""
+
+    # A file of trajectories with their log-probs (launchers/rejection_sample.py --trajectories);
+    # "" = none.
+    replay: str = ""
+    replay_share: float = 1.0  # of the prompts of a step that come from it; 1 = all: off-policy
+
+
+@dataclasses.dataclass
 class EvaluateConfig:
     """Greedy accuracy on held-out prompts: before, after, and every `every_steps` (0 = only those
     two).
@@ -276,6 +286,10 @@ class Config:
     sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
     reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
+    rollouts: RolloutSettings = dataclasses.field(default_factory=RolloutSettings)
+    # Roles beside the built-in ones, "name=maker(...)": a maker of rljax.setup.role_makers or your
+    # own, for a dataflow or rollout that names them: ("implicit=trained_policy(lr=1e-6)",).
+    roles: tuple[str, ...] = ()
     actor_optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     critic_optimizer: OptimizerConfig = dataclasses.field(
         default_factory=lambda: OptimizerConfig(lr=1e-5)
@@ -299,7 +313,8 @@ NAMESPACES = {
     "reward_loss": "rljax.losses.reward_model",
     "reduction": "rljax.learn.reductions",
     "correction": "rljax.correction",
-    "collect": "rljax.rollout.collect",
+    "collect": "rljax.rollout",
+    "role": "rljax.setup.role_makers",
     "shaping": "rljax.shaping.scores",
     "filter": "rljax.shaping.filters",
     "model": "rljax.models.builtin",

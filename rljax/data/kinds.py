@@ -1,19 +1,13 @@
-"""What a dataflow reads: its first parameter says it, and everything else follows.
+"""What a dataflow learns from, which it declares: @contract(data="pairs").
 
-prompts       to sample from (online)
-examples      worked examples: text, prompt and completion, conversations (SFT)
+rollouts      the policy's own samples, scored (online; what a page without a declaration has)
+samples       the policy's own samples, without a reward (on-policy distillation)
+examples      demonstrations: text, prompt and completion, conversations (SFT)
 pairs         a better and a worse completion, maybe a reference one (DPO, reward models)
-labelled      a completion and whether it is good (KTO)
-steps         steps of a solution, each right or wrong (process reward models)
+unpaired      a completion and whether it is good (KTO)
+stepwise      steps of a solution, each right or wrong (process reward models)
 trajectories  a completion and its reward, maybe step by step (DQO, DRO)
 """
 
-from rljax.components import Component
-
-OFFLINE = ("examples", "pairs", "labelled", "steps", "trajectories")
-
-
-def data_kind(dataflow: Component) -> str:
-    """The kind of data that a dataflow names by its first parameter; prompts if it names none."""
-    first = dataflow.parameters[0] if dataflow.parameters else ""
-    return first if first in OFFLINE else "prompts"
+SAMPLED = ("rollouts", "samples")
+OF_FILES = ("examples", "pairs", "unpaired", "stepwise", "trajectories")

@@ -1,22 +1,17 @@
-"""Dataflows: one program per file. (data, key, cfg, *, roles...) -> ({role: new role}, metrics).
+"""Dataflows: one program per page. (batch, key, cfg, *, roles..., options) -> (roles, metrics).
 
-The first parameter's name says what it reads (rljax.data.kinds): `prompts` to sample from, or rows
-of a file: `examples`, `pairs`, `labelled`, `steps`, `trajectories`.
-Keyword-only arguments name the roles; rljax.train builds exactly those. A role with default None is
-built only when the config uses it (`reference`: some KL coefficient is above 0, or the preference
-loss reads it; `kl_controller`: a KL target is set).
-Keyword-only arguments that are no role are the dataflow's own options:
-dataflow="vapo(positive_nll=0.1)". One that samples and learns by algorithm.preference_loss says so
-by an attribute, `rows_per_example`: those of that loss; `has_opponent` if half of the samples are
-another's.
+What a page learns from is declared: @contract(data=...), one of rljax.data.kinds; without it,
+scored rollouts. Keyword-only arguments name roles (rljax.setup.role_table, config.roles); the run
+builds exactly those. A role with default None is built where the config needs it (`reference`: a KL
+coefficient is above 0, or the loss reads its log-probs; `kl_controller`: a KL target is set). Other
+keyword-only arguments are the page's options: dataflow="vapo(positive_nll=0.1)".
 """
 
 from rljax.dataflows.distil import distil, on_policy_distil
 from rljax.dataflows.dqo import dqo, dro
-from rljax.dataflows.games import nash_md, xpo
 from rljax.dataflows.grpo import grpo
 from rljax.dataflows.kto import bco, kto
-from rljax.dataflows.online_dpo import online_dpo, sppo
+from rljax.dataflows.online_dpo import nash_md, online_dpo, sppo, xpo
 from rljax.dataflows.pf_ppo import pf_ppo
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.preference import preference

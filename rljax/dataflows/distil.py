@@ -1,31 +1,29 @@
-"""Distillation: the policy learns the teacher's whole next-word distribution, on given completions
+"""Distillation: the policy learns the teacher's whole next-token distribution, on given completions
 or on its own samples (GKD, arXiv 2306.13649; on-policy distillation)."""
 
+from rljax.contracts import contract
 from rljax.learn.metrics import sample_metrics
 from rljax.roles import program
 
 
-def distil(examples, key, cfg, *, actor, teacher, beta: float = 0.5, temperature: float = 1.0):
-    """`examples` is a Batch whose mask is 1 on the tokens at which both are compared; nothing is
-    sampled. beta 0 is KL(teacher || student), 1 the reverse; both are softmax(logits /
-    temperature)."""
-    return learn(examples, (cfg, beta, temperature), actor=actor, teacher=teacher)
-
-
-def on_policy_distil(
-    prompts, key, cfg, *, actor, teacher, beta: float = 1.0, temperature: float = 1.0
-):
-    """As distil, at the tokens of the student's own samples, which need no reward."""
-    batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
-    return learn(batch, (cfg, beta, temperature), actor=actor, teacher=teacher)
-
-
+@contract(data="examples")
 @program
-def learn(batch, which, *, actor, teacher):
-    cfg, beta, temperature = which
-    # What comes from a file has not been sampled: there is nothing to say of it.
-    seen = {} if batch.finish_reason is None else sample_metrics(batch, actor.state.step)
+def distil(batch, key, cfg, *, actor, teacher, beta: float = 0.5, temperature: float = 1.0):
+    """The mask is 1 on the tokens at which both are compared. beta 0 is KL(teacher || student), 1
+    the reverse; both are softmax(logits / temperature)."""
+    # What comes from a file has not been sampled: there are no metrics of samples.
+    sampled = {} if batch.finish_reason is None else sample_metrics(batch, actor.state.step)
     actor, metrics = actor.imitate(
         batch, teacher, steps=cfg.steps, reduction=cfg.reduction, beta=beta, temperature=temperature
     )
-    return {"actor": actor}, {**metrics, **seen}
+    return {"actor": actor}, {**metrics, **sampled}
+
+
+@contract(data="samples")
+@program
+def on_policy_distil(
+    batch, key, cfg, *, actor, teacher, beta: float = 1.0, temperature: float = 1.0
+):
+    """`distil` at the tokens of the student's own samples, which need no reward."""
+    roles = dict(actor=actor, teacher=teacher)
+    return distil.page(batch, key, cfg, **roles, beta=beta, temperature=temperature)

@@ -7,13 +7,16 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.losses.q_function import dqo_policy, dqo_value, dro_policy, dro_value
 from rljax.roles import program
 
 
+@contract(data="trajectories", token_rewards=True)
+@program
 def dqo(
-    trajectories, key, cfg, *, actor, critic, reference=None,
+    batch, key, cfg, *, actor, critic, reference=None,
     beta: float = 0.03,
     lam: float = 1.0,
     one_step: bool = False,
@@ -25,8 +28,8 @@ def dqo(
     """Q = beta log pi + V in the MDP of tokens. behaviour: who wrote the completions, for the
     weight pi / mu; "auto" is their recorded log-probs, or the reference where there are none."""
     if behaviour == "auto":
-        behaviour = "ref" if trajectories.sampler_logprobs is None else "sampler"
-    if behaviour == "sampler" and trajectories.sampler_logprobs is None:
+        behaviour = "ref" if batch.sampler_logprobs is None else "sampler"
+    if behaviour == "sampler" and batch.sampler_logprobs is None:
         raise InputError(
             "dqo(behaviour='sampler') needs the log-probs of whoever wrote the completions",
             rule="the rows of data.train have no column 'logprobs'",
@@ -36,27 +39,21 @@ def dqo(
         beta=beta, lam=lam, one_step=one_step, behaviour=behaviour, is_level=is_level,
         is_cap=is_cap, bootstrap_truncated=bootstrap_truncated,
     )  # fmt: skip
-    roles = dict(actor=actor, critic=critic, reference=reference)
-    return learn(trajectories, (cfg, "dqo", tuple(options.items())), **roles)
+    losses = (functools.partial(loss, **options) for loss in (dqo_policy, dqo_value))
+    return _both(batch, cfg, *losses, actor=actor, critic=critic, reference=reference)
 
 
-def dro(trajectories, key, cfg, *, actor, critic, reference=None, tau: float):
-    """r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL."""
-    roles = dict(actor=actor, critic=critic, reference=reference)
-    return learn(trajectories, (cfg, "dro", (("tau", tau),)), **roles)
-
-
-# One value of the prompt and one reward of the response: where in it a reward stands is lost.
-dro.outcome_only = True
-
-LOSSES = {"dqo": (dqo_policy, dqo_value), "dro": (dro_policy, dro_value)}
-dqo.losses, dro.losses = LOSSES["dqo"], LOSSES["dro"]
-
-
+@contract(data="trajectories")
 @program
-def learn(batch, which, *, actor, critic, reference=None):
-    cfg, name, options = which
-    policy_loss, value_loss = (functools.partial(f, **dict(options)) for f in LOSSES[name])
+def dro(batch, key, cfg, *, actor, critic, reference=None, tau: float):
+    """r = V(prompt) + tau log pi / ref by least squares; tau is the strength of the KL. One value
+    of the prompt and one reward of the response: where in it a reward stands is lost."""
+    losses = (functools.partial(loss, tau=tau) for loss in (dro_policy, dro_value))
+    return _both(batch, cfg, *losses, actor=actor, critic=critic, reference=reference)
+
+
+def _both(batch, cfg, policy_loss, value_loss, *, actor, critic, reference=None):
+    """Policy and value after one step towards each other's targets, and metrics."""
     rows = cfg.steps.microbatch_rows
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
@@ -72,7 +69,8 @@ def learn(batch, which, *, actor, critic, reference=None):
 
 
 def explained(metrics: dict) -> dict:
-    """With the explained variance 1 - Var(residual) / Var(target) in place of its parts."""
+    """The metrics with the explained variance 1 - Var(residual) / Var(target) in place of its
+    parts."""
     if "critic/dqo_target" not in metrics:
         return metrics
     parts = [

@@ -1,23 +1,30 @@
 """GRPO and its family: a group of samples per prompt, advantages relative to the group, no critic
 (arXiv 2402.03300)."""
 
-from rljax.dataflows.stages import estimate, forward_passes, update_options, updated
+from rljax.contracts import contract
+from rljax.dataflows.stages import (
+    adapted,
+    baseline_filtered,
+    corrected,
+    described,
+    filtered,
+    shaped,
+    with_advantages,
+    with_logprobs,
+)
 from rljax.roles import program
 
 
-def grpo(prompts, key, cfg, *, actor, reward, reference=None, kl_controller=None):
-    # prompts -> scored trajectories: one round, or as many as fill the step with live groups
-    batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
-    # rewards -> new actor
-    roles = dict(actor=actor, reference=reference, kl_controller=kl_controller)
-    new, metrics = learn(batch, cfg, **roles)
-    return new, {**metrics, **counts}
-
-
+@contract(reads=("rewards", "scores", "group"))
 @program
-def learn(batch, cfg, *, actor, reference=None, kl_controller=None):
-    batch, seen = forward_passes(batch, cfg, actor=actor, reference=reference)
-    options = update_options(cfg, kl_controller)
-    batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
-    actor, metrics = actor.update(batch, cfg.policy_loss, **options)
-    return updated(actor=actor, kl_controller=kl_controller), {**metrics, **found, **seen}
+def grpo(batch, key, cfg, *, actor, reference=None, kl_controller=None):
+    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference)
+    whole, kept, mismatch = corrected(batch, cfg)  # weights for what the sampler drew otherwise
+    batch = baseline_filtered(whole, cfg)
+    batch = with_advantages(batch, shaped(batch, cfg, kl_controller), cfg)
+    metrics = described(whole, batch, cfg, actor, kl_controller)
+    new_controller, adaptation = adapted(kl_controller, batch)
+    batch, left = filtered(batch, kept, cfg)
+    actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options(kl_controller))
+    metrics |= {**learned, **mismatch, **adaptation, **left, **load}
+    return {"actor": actor, "kl_controller": new_controller}, metrics

@@ -3,48 +3,56 @@ good or bad."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean, row_sum
+from rljax.contracts import contract
 from rljax.losses.preference import mismatched_kl, running_mean
+from rljax.mesh import constrain_rows
 from rljax.roles import program
 
 
-def kto(labelled, key, cfg, *, actor, reference):
-    """`labelled` is a Batch with scores above 0 for good completions, and the same prompts with
-    each other's completions; algorithm.preference_loss is kto, or another loss of single rows."""
-    return learn(labelled, cfg, actor=actor, reference=reference)
-
-
-def bco(labelled, key, cfg, *, actor, reference, baseline):
-    """As kto; algorithm.preference_loss is bco. `baseline` keeps the running mean of the implicit
-    rewards, which good completions are to exceed and bad ones not to reach."""
-    return learn(labelled, cfg, actor=actor, reference=reference, baseline=baseline)
-
-
+@contract(data="unpaired", rows=2)
 @program
-def learn(labelled, cfg, *, actor, reference, baseline=None):
-    batch, mismatched = labelled
-    rows, loss = cfg.steps.microbatch_rows, cfg.preference_loss
-    batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
-    beside, new = (), {}
-    if baseline is not None:
-        delta, new["baseline"] = _moved(baseline, actor.logprobs(batch, rows), batch, loss)
-        beside = (delta,)
-        if not cfg.steps.learn:
-            new = {}
-    elif "kl" in loss.positional:
+def kto(batch, key, cfg, *, actor, reference):
+    """Rows 2i are completions, scores above 0 for good ones; rows 2i + 1 are the same prompts with
+    each other's completions. algorithm.preference_loss is kto, or another loss of single rows."""
+    own, others = _alternate(batch, actor.model.mesh)
+    rows, loss, given = cfg.steps.microbatch_rows, cfg.preference_loss, ()
+    own = own.replace(ref_logprobs=reference.logprobs(own, rows))
+    if "kl" in loss.positional:
         # How far the policy has moved on completions that have nothing to do with the prompt.
-        mismatched = mismatched.replace(ref_logprobs=reference.logprobs(mismatched, rows))
-        beside = (mismatched_kl(actor.logprobs(mismatched, rows), mismatched),)
-
+        others = others.replace(ref_logprobs=reference.logprobs(others, rows))
+        given = (mismatched_kl(actor.logprobs(others, rows), others),)
     actor, metrics = actor.update(
-        batch, lambda policy, b: loss(policy, b, *beside), steps=cfg.steps, reduction=cfg.reduction
+        own, lambda policy, b: loss(policy, b, *given), steps=cfg.steps, reduction=cfg.reduction
     )
-    return {"actor": actor, **new}, metrics
+    return {"actor": actor}, metrics
 
 
-def _moved(baseline, logprobs, batch, loss):
+@contract(data="unpaired", rows=2)
+@program
+def bco(batch, key, cfg, *, actor, reference, baseline):
+    """The rows of `kto`; algorithm.preference_loss is bco. `baseline` keeps the running mean of the
+    implicit rewards, which good completions are to exceed and bad ones not to reach."""
+    own, _ = _alternate(batch, actor.model.mesh)
+    rows, loss = cfg.steps.microbatch_rows, cfg.preference_loss
+    own = own.replace(ref_logprobs=reference.logprobs(own, rows))
+    mean, updated = updated_baseline(baseline, actor.logprobs(own, rows), own, loss)
+    actor, metrics = actor.update(
+        own, lambda policy, b: loss(policy, b, mean), steps=cfg.steps, reduction=cfg.reduction
+    )
+    return {"actor": actor, "baseline": updated if cfg.steps.learn else baseline}, metrics
+
+
+def _alternate(batch, mesh):
+    """The even and the odd rows."""
+    take = lambda first: jax.tree.map(lambda x: constrain_rows(x[first::2], mesh), batch)  # noqa: E731
+    return take(0), take(1)
+
+
+def updated_baseline(baseline, logprobs, batch, loss):
     """The running mean of the rewards, this step's included, and the baseline that keeps it."""
     beta = loss.options.get("beta", loss.signature.parameters["beta"].default)
     live = jnp.any(batch.mask > 0, axis=1)

@@ -1,10 +1,12 @@
-"""Preference learning from the policy's own samples, ranked by a reward: online and iterated DPO
-(arXiv 2305.18290, 2312.11456) and SPPO (arXiv 2405.00675).
+"""Preference learning from samples that a reward ranks: online and iterated DPO (arXiv 2305.18290,
+2312.11456), SPPO (arXiv 2405.00675), and the games against another sampler, XPO (arXiv 2405.21046)
+and Nash-MD (arXiv 2312.00886), whose rollout gives half of the samples to the opponent.
 
-`learn` is also the program of the games against another sampler (dataflows.games).
+Each page chooses examples among the samples and learns from them by algorithm.preference_loss.
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -13,18 +15,21 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
+from rljax.contracts import contract, spec
 from rljax.dataflows.preference import with_spread
-from rljax.dataflows.stages import shape_scores, steps_over
+from rljax.dataflows.stages import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
-from rljax.losses.preference.common import marked
-from rljax.mesh import constrain_rows
-from rljax.roles import program, rows_per_example
-from rljax.rollout import wrote_itself
+from rljax.mesh import constrain_rows, row_shards
+from rljax.roles import program
+from rljax.rollout.against import sampled_by_actor
 from rljax.shaping.pairs import choose_pairs, win_probabilities
+from rljax.shaping.scores import apply_shaping
 
 
+@contract(reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
+@program(donates=("reference",))
 def online_dpo(
-    prompts, key, cfg, *, actor, reference, reward,
+    batch, key, cfg, *, actor, reference,
     rejected: Literal["worst", "random"] = "worst",
     min_margin: float = 0.0,
     refresh_every: int = 0,
@@ -32,81 +37,96 @@ def online_dpo(
     """The best of each prompt's samples against the worst, or another at random; prompts whose best
     score leads by less than `min_margin`, or not at all, are left out. Every `refresh_every`
     optimizer steps the reference becomes the policy (iterated DPO); 0 = never."""
-    batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
-    options = (("rejected", rejected), ("min_margin", min_margin))
-    before = actor_step(actor, refresh_every)
-    new, metrics = learn(
-        (batch, jax.random.fold_in(key, 2**20)), (cfg, best_pairs, options),
-        actor=actor, reference=reference,
-    )  # fmt: skip
-    return refreshed(new, reference, before, refresh_every), {**metrics, **counts}
+    batch = with_reference(batch, cfg, reference)
+    pairs, chosen = best_pairs(batch, key, cfg, rejected=rejected, min_margin=min_margin)
+    new, learned = learned_from(pairs, batch, cfg, actor, reference, refresh_every)
+    return new, {**learned, **chosen}
 
 
+@contract(reads=("rewards", "scores", "group"), rows=2, compares_samples=True)
+@program(donates=("reference",))
 def sppo(
-    prompts, key, cfg, *, actor, reference, reward,
+    batch, key, cfg, *, actor, reference,
     preference: str = "bradley_terry()",
     refresh_every: int = 1,
 ):  # fmt: skip
     """The sample that wins most often against its prompt's others, and the one that wins least,
     each towards eta (P - 1/2); `preference` (rljax.shaping.pairs) makes P of two scores. The
     reference is the policy of `refresh_every` optimizer steps ago, at most."""
-    batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
-    options = (("preference", resolve(preference, NAMESPACES["preference"])),)
-    before = actor_step(actor, refresh_every)
-    new, metrics = learn(
-        (batch, jax.random.fold_in(key, 2**20)), (cfg, winning_pairs, options),
-        actor=actor, reference=reference,
-    )  # fmt: skip
-    return refreshed(new, reference, before, refresh_every), {**metrics, **counts}
+    batch = with_reference(batch, cfg, reference)
+    wins = resolve(preference, NAMESPACES["preference"])
+    pairs, chosen = winning_pairs(batch, key, cfg, preference=wins)
+    new, learned = learned_from(pairs, batch, cfg, actor, reference, refresh_every)
+    return new, {**learned, **chosen}
 
 
-# What the loss of each reads: the rows of an example, which algorithm.preference_loss must have.
-online_dpo.rows_per_example = sppo.rows_per_example = 2
-
-
-def actor_step(actor, refresh_every: int) -> int:
-    """Optimizer steps taken, read before a program donates the actor; 0 where nobody asks."""
-    return int(actor.state.step) if refresh_every else 0
-
-
-def refreshed(new: dict, reference, before: int, every: int) -> dict:
-    """`new`, with a reference that is the new actor if its optimizer steps, `before` of which came
-    earlier, have reached a multiple of `every`: nothing but the two roles need be saved."""
-    if every and int(new["actor"].state.step) // every > before // every:
-        return {**new, "reference": reference.follow(new["actor"])}
-    return new
-
-
+@contract(reads=("rewards", "scores", "group", "policy_version"), rows=2, rollout="against()")
 @program
-def learn(batch_and_key, which, *, actor, reference):
-    """which: (cfg, choose, options); choose(batch, key, cfg, **options) -> (rows to learn from, in
-    examples of the loss, metrics)."""
-    (batch, key), (cfg, choose, options) = batch_and_key, which
-    batch = shape_scores(batch, cfg)
+def xpo(batch, key, cfg, *, actor, reference):
+    """A sample of the policy and one of the reference: the better one is chosen, and
+    algorithm.preference_loss, xpo, adds its bonus for what the reference would not write."""
+    batch = with_reference(batch, cfg, reference)
+    pairs, chosen = better_first(batch)
+    new, learned = learned_from(pairs, batch, cfg, actor, reference)
+    return new, {**learned, **chosen}
+
+
+@contract(
+    reads=("rewards", "scores", "group", "policy_version"),
+    rollout=lambda options: f"against(opponent='mixture', mixture={options['mixture']!r})",
+)
+@program
+def nash_md(
+    batch, key, cfg, *, actor, reference,
+    mixture: float = 0.5,
+    preference: str = "bradley_terry()",
+):  # fmt: skip
+    """Samples of the policy, each scored by how likely it beats one of the geometric mixture
+    pi^(1 - mixture) ref^mixture; algorithm.preference_loss is nash_md. `preference`
+    (rljax.shaping.pairs) makes that probability of two scores."""
+    batch = with_reference(batch, cfg, reference)
+    wins = resolve(preference, NAMESPACES["preference"])
+    rows, chosen = own_rows(batch, preference=wins)
+    new, learned = learned_from(rows, batch, cfg, actor, reference)
+    return new, {**learned, **chosen}
+
+
+def with_reference(batch, cfg, reference):
+    """The batch with shaped scores and the reference's log-probs."""
+    batch = apply_shaping(batch, cfg.reward_shaping)
     logprobs = reference.logprobs(batch, cfg.steps.microbatch_rows)
-    batch = batch.replace(scores=row_scores(batch), ref_logprobs=logprobs)
-    own = batch.replace(mask=batch.mask * wrote_itself(batch)[:, None])
-    seen = sample_metrics(own, actor.state.step) | reference_kl(own, own.sampler_logprobs)
-    chosen, found = choose(batch, key, cfg, **dict(options))
-    chosen = jax.tree.map(lambda x: constrain_rows(x, actor.model.mesh), chosen)
-    together = rows_per_example(cfg.preference_loss)
-    cfg = cfg.replace(steps=steps_over(cfg.steps, batch, chosen, together, actor.model.mesh))
-    chosen = with_spread(chosen, cfg, actor=actor)
-    actor, metrics = actor.update(chosen, _loss(cfg), **cfg.update_options)
-    return {"actor": actor}, {**metrics, **seen, **found}
+    return batch.replace(scores=row_scores(batch), ref_logprobs=logprobs)
 
 
-def _loss(cfg):
-    """algorithm.preference_loss, told whose sample won if it asks (XPO)."""
-    loss = cfg.preference_loss
+def learned_from(examples, batch, cfg, actor, reference, refresh_every: int = 0):
+    """The roles after the examples that were chosen from `batch`, and metrics. The reference
+    becomes the policy where its optimizer steps pass a multiple of `refresh_every`."""
+    mesh, loss = actor.model.mesh, cfg.preference_loss
+    own = batch.replace(mask=batch.mask * sampled_by_actor(batch)[:, None])
+    metrics = sample_metrics(own, actor.state.step) | reference_kl(own, own.sampler_logprobs)
+    examples = jax.tree.map(lambda x: constrain_rows(x, mesh), examples)
+    rows, together = (batch.rows, examples.rows), spec(loss).rows
+    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *rows, together, row_shards(mesh)))
+    examples = with_spread(examples, cfg, actor)
+    new, learned = actor.update(examples, _with_winner(loss), **cfg.update_options())
+    roles = {"actor": new}
+    if refresh_every:
+        passed = new.state.step // refresh_every > actor.state.step // refresh_every
+        roles["reference"] = reference.follow(new, when=passed)
+    return roles, {**learned, **metrics}
+
+
+def _with_winner(loss):
+    """The loss, which is also given whose sample won if it asks for that (XPO)."""
     if "chosen_is_policy" not in loss.positional:
         return loss
 
-    @marked(rows_per_example=2, needs_reference=True)
-    def told(policy, batch):
-        return loss(policy, batch, wrote_itself(batch)[0::2])
+    @contract(**dataclasses.asdict(spec(loss)))
+    @functools.wraps(loss.function)
+    def with_winner(policy, batch):
+        return loss(policy, batch, sampled_by_actor(batch)[0::2])
 
-    return told
+    return with_winner
 
 
 def rows_at(batch, rows, keep):
@@ -121,15 +141,15 @@ def by_prompt(batch, samples: int):
     return batch.scores.reshape(-1, samples), live.reshape(-1, samples)
 
 
-def _taken(batch, pairs, samples: int):
+def _rows_of(batch, pairs, samples: int):
     first = jnp.arange(pairs.chosen.shape[0]) * samples
     rows = jnp.stack([first + pairs.chosen, first + pairs.rejected], axis=1).reshape(-1)
     return rows_at(batch, rows, jnp.repeat(pairs.keep, 2))
 
 
 def _pair_metrics(pairs, live) -> dict:
-    """Of the prompts with two known rewards or more: how many are tied, how many are learned from;
-    and the margin of those."""
+    """How many of the prompts with two known rewards or more are tied and how many are learned
+    from, and the margin of those."""
     known = jnp.sum(live, axis=1) > 1
     return {
         "pair/margin": masked_mean(pairs.margin, pairs.keep),
@@ -139,17 +159,45 @@ def _pair_metrics(pairs, live) -> dict:
 
 
 def best_pairs(batch, key, cfg, *, rejected: str, min_margin: float):
-    """Of each prompt the best sample and the worst, or another: rows 2i and 2i + 1."""
+    """Each prompt's best sample and its worst, or another: rows 2i and 2i + 1, and metrics."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     pairs = choose_pairs(scores, live, key, rejected=rejected, min_margin=min_margin)
-    return _taken(batch, pairs, cfg.samples_per_prompt), _pair_metrics(pairs, live)
+    return _rows_of(batch, pairs, cfg.samples_per_prompt), _pair_metrics(pairs, live)
 
 
 def winning_pairs(batch, key, cfg, *, preference):
-    """Of each prompt the samples of the highest and the lowest probability of winning, which
-    becomes their score."""
+    """Each prompt's samples of the highest and the lowest probability of winning, which becomes
+    their score, and metrics."""
     scores, live = by_prompt(batch, cfg.samples_per_prompt)
     wins = win_probabilities(scores, live, preference)
     pairs = choose_pairs(wins, live, key)
-    batch = dataclasses.replace(batch, scores=wins.reshape(-1))
-    return _taken(batch, pairs, cfg.samples_per_prompt), _pair_metrics(pairs, live)
+    batch = batch.replace(scores=wins.reshape(-1))
+    return _rows_of(batch, pairs, cfg.samples_per_prompt), _pair_metrics(pairs, live)
+
+
+def better_first(batch):
+    """Rows 2i (the policy's) and 2i + 1 (the opponent's) of equal prompts, the better one first;
+    ties are left out. And metrics."""
+    scores, live = by_prompt(batch, 2)
+    won = scores[:, 0] > scores[:, 1]
+    known = jnp.all(live, axis=1)
+    keep = known & (scores[:, 0] != scores[:, 1])
+    first = 2 * jnp.arange(won.shape[0])
+    rows = jnp.stack([first + ~won, first + won], axis=1).reshape(-1)
+    margin = jnp.abs(scores[:, 0] - scores[:, 1])
+    return rows_at(batch, rows, jnp.repeat(keep, 2)), {
+        "pair/margin": masked_mean(margin, keep),
+        "pair/tied_fraction": masked_mean((margin == 0).astype(jnp.float32), known),
+        "pair/policy_won_fraction": masked_mean(won.astype(jnp.float32), keep),
+    }
+
+
+def own_rows(batch, *, preference):
+    """The policy's rows; the score of each is the probability that it beats the opponent's row.
+    And metrics."""
+    scores, live = by_prompt(batch, 2)
+    known = jnp.all(live, axis=1)
+    wins = jnp.where(known, preference(scores[:, 0], scores[:, 1]), 0.5)
+    rows = rows_at(batch, 2 * jnp.arange(wins.shape[0]), known).replace(scores=wins)
+    other = jax.lax.stop_gradient(masked_mean(scores[:, 1], live[:, 1]))
+    return rows, {"opponent/reward": other, "opponent/beaten_fraction": masked_mean(wins, known)}

@@ -7,14 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean
-from rljax.dataflows.ppo import learn
-from rljax.dataflows.stages import estimate, forward_passes, update_options, updated
+from rljax.contracts import contract
+from rljax.dataflows.ppo import ppo
+from rljax.dataflows.stages import estimate
 from rljax.roles import program
 from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 
 
+@contract(reads=("rewards", "scores", "group"), fills=("values",))
+@program
 def pf_ppo(
-    prompts, key, cfg, *, actor, critic, reward, reference=None, kl_controller=None,
+    batch, key, cfg, *, actor, critic, reference=None, kl_controller=None,
     scope: Literal["prompt", "batch"] = "prompt",
     kind: Literal["bon", "br", "bw"] = "br",
     method: Literal["pow", "max_min", "max_random"] = "pow",
@@ -22,15 +25,16 @@ def pf_ppo(
 ):  # fmt: skip
     """scope "prompt": each row is replaced by one of its prompt's, drawn by rank (`kind`), before
     learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""
-    batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
-    draw = jax.random.fold_in(key, 2**20)
     roles = dict(actor=actor, critic=critic, reference=reference, kl_controller=kl_controller)
     if scope == "prompt":
-        rows = redraw_in_groups(draw, batch, kind)
-        new, metrics = learn(take(batch, rows), cfg, **roles)
-    else:
-        new, metrics = learn_redrawn((batch, draw), (cfg, method, power), **roles)
-    return new, {**metrics, **counts}
+        batch = take(batch, redraw_in_groups(key, batch, kind))
+        return ppo.page(batch, key, cfg, **roles)
+    batch, new_controller, metrics = estimate(batch, cfg, **roles)
+    batch = take(batch, resample(key, weights_of_scored(batch, method, power)))
+    critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
+    actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options(kl_controller))
+    new = {"actor": actor, "critic": critic, "kl_controller": new_controller}
+    return new, {**learned, **critic_metrics, **metrics}
 
 
 def take(batch, rows):
@@ -39,7 +43,7 @@ def take(batch, rows):
 
 
 def redraw_in_groups(key, batch, kind: str):
-    """Row indices [B]: of its own group, by the rank of the score."""
+    """Row indices [B]: of the row's own group, by the rank of the score."""
     weights = group_rank_weights(batch.scores, batch.group, kind=kind)
     return resample(key, weights, groups=batch.group)
 
@@ -50,17 +54,3 @@ def weights_of_scored(batch, method: str, power: float):
     # Their score of 0 must be neither the greatest nor the least.
     scores = jnp.where(live, batch.scores, masked_mean(batch.scores, live))
     return jnp.where(live, score_weights(scores, method=method, power=power), 0.0)
-
-
-@program
-def learn_redrawn(batch_and_key, options, *, actor, critic, reference, kl_controller):
-    (batch, key), (cfg, method, power) = batch_and_key, options
-    batch, seen = forward_passes(batch, cfg, actor=actor, reference=reference, critic=critic)
-    update = update_options(cfg, kl_controller)
-    batch, found, kl_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
-    rows = resample(key, weights_of_scored(batch, method, power))
-    batch = take(batch, rows)
-    critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    actor, metrics = actor.update(batch, cfg.policy_loss, **update)
-    new = updated(actor=actor, critic=critic, kl_controller=kl_controller)
-    return new, {**metrics, **critic_metrics, **found, **seen}

@@ -7,23 +7,26 @@ import dataclasses
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean
-from rljax.dataflows.grpo import learn
+from rljax.contracts import contract
+from rljax.dataflows.grpo import grpo
+from rljax.roles import program
 
 
+@contract(reads=("rewards", "scores", "group"), fills=("values",))
+@program
 def reinforce(
-    prompts, key, cfg, *, actor, reward, baseline, reference=None, kl_controller=None,
-    decay: float = 0.9,
-):  # fmt: skip
+    batch, key, cfg, *, actor, baseline, reference=None, kl_controller=None, decay: float = 0.9
+):
     """`decay` is that of the running mean, per step; 0 = the mean of the previous batch."""
-    batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
     # The mean of earlier steps only: a baseline that has seen the sample is biased.
-    values = jnp.where(batch.mask > 0, baseline.value, 0.0)
-    batch = batch.replace(values=values.astype(jnp.float32))
-    roles = dict(actor=actor, reference=reference, kl_controller=kl_controller)
-    new, metrics = learn(batch, cfg, **roles)
+    values = jnp.where(batch.mask > 0, baseline.value, 0.0).astype(jnp.float32)
+    new, metrics = grpo.page(
+        batch.replace(values=values), key, cfg,
+        actor=actor, reference=reference, kl_controller=kl_controller,
+    )  # fmt: skip
     scored = jnp.any(batch.mask > 0, axis=1)
-    moved = baseline.update(masked_mean(batch.scores, scored), decay)
+    updated = baseline.update(masked_mean(batch.scores, scored), decay)
     # A step whose rewards all failed says nothing of the mean.
-    state = jnp.where(jnp.any(scored), moved.state, baseline.state)
+    state = jnp.where(jnp.any(scored), updated.state, baseline.state)
     new["baseline"] = dataclasses.replace(baseline, state=state)
-    return new, {**metrics, **counts, "baseline": baseline.value}
+    return new, {**metrics, "baseline": baseline.value}

@@ -3,22 +3,27 @@ scores from solutions whose steps are labelled (arXiv 2410.17621)."""
 
 import jax.numpy as jnp
 
+from rljax.contracts import contract
 from rljax.roles import program
 
 
-def reward_model(pairs, key, cfg, *, reward_model):
-    """`pairs` is a Batch of 2 rows per pair; algorithm.reward_loss says how scores are compared."""
-    return learn(pairs, cfg, reward_model=reward_model)
-
-
-def process_reward_model(steps, key, cfg, *, reward_model):
-    """`steps` is a Batch with mask 1 at the end of each step and process_rewards its label;
-    algorithm.reward_loss is one of scores at tokens, "step_regression()"."""
-    return learn(steps, cfg, reward_model=reward_model)
-
-
+@contract(data="pairs", rows=2)
 @program
-def learn(batch, cfg, *, reward_model):
+def reward_model(batch, key, cfg, *, reward_model):
+    """2 rows per pair; algorithm.reward_loss says how scores are compared."""
+    return trained(batch, cfg, reward_model)
+
+
+@contract(data="stepwise")
+@program
+def process_reward_model(batch, key, cfg, *, reward_model):
+    """Mask 1 at the end of each step and process_rewards its label; algorithm.reward_loss is one of
+    scores at tokens, "step_regression()"."""
+    return trained(batch, cfg, reward_model)
+
+
+def trained(batch, cfg, reward_model):
+    """({"reward_model": after algorithm.reward_loss}, metrics)."""
     reward_model, metrics = reward_model.update(
         batch, cfg.reward_loss, steps=cfg.steps, reduction=cfg.reduction
     )

@@ -1,7 +1,7 @@
-"""What the learning programs of the online dataflows share: batch in, batch out, inside one jit.
+"""The stages that online dataflows share: batch in, batch out, inside one program.
 
-What lives here: the order forward passes -> correction -> shaping -> advantages -> filters, which
-is the same for every online algorithm. What does not: who is updated with what (each dataflow).
+A page calls them in this order: log-probs, correction, baseline filters, shaping, advantages,
+filters, update.
 """
 
 import dataclasses
@@ -10,68 +10,93 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import spec
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.metrics import batch_metrics
 from rljax.losses.kl import kl_estimate, kl_penalised_rewards
-from rljax.mesh import row_shards
-from rljax.roles import trait
+from rljax.shaping.scores import apply_shaping
 
 
-def forward_passes(batch: Batch, cfg, *, actor, reference=None, critic=None):
+def with_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
     """Old log-probs by the actor (or the sampler's own: bypass), reference log-probs, values ->
-    the batch, and what the actor's pass showed (the load of its experts)."""
-    rows, seen = cfg.steps.microbatch_rows, {}
+    the batch, and metrics of the actor's pass (the load of its experts)."""
+    rows, metrics = cfg.steps.microbatch_rows, {}
     if cfg.old_logprobs == "sampler":
         batch = bypass_old_logprobs(batch)
     else:
-        old, seen = actor.logprobs_and_load(batch, rows)
+        old, metrics = actor.logprobs_and_load(batch, rows)
         batch = batch.replace(old_logprobs=old)
     if reference is not None:
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
     if critic is not None:
         batch = batch.replace(values=critic.values(batch, rows))
-    if trait(cfg.advantage, "reads_sum_pi_squared"):
+    if "sum_pi_squared" in spec(cfg.advantage).reads:
         batch = batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, rows))
-    return batch, seen
+    return batch, metrics
 
 
-def _with_score(batch: Batch, scores) -> Batch:
-    """The outcome moved to these scores: the difference is added at the last policy token."""
-    change = scores - batches.row_sum(batch.rewards, batch)
-    rewards = batch.rewards + batches.last_token(batch) * change[:, None]
+def corrected(batch: Batch, cfg):
+    """The rollout correction: (the batch with token weights, that batch without the tokens that the
+    correction rejects, metrics). A rejected token leaves the loss, not the baseline."""
+    # In bypass the trainer's own log-probs are not known: there is nothing to compare.
+    metrics = {} if cfg.old_logprobs == "sampler" else mismatch_metrics(batch)
+    if cfg.correction is None:
+        return batch, batch, metrics
+    kept, more = cfg.correction(batch)
+    return batch.replace(weights=kept.weights), kept, {**metrics, **more}
+
+
+def baseline_filtered(batch: Batch, cfg) -> Batch:
+    """Rows that algorithm.baseline_filters reject leave the loss and their group's baseline: each
+    gets a group of its own."""
+    for rule in cfg.baseline_filters:
+        keep = rule(batch)
+        alone = jnp.max(batch.group) + 1 + jnp.arange(batch.rows, dtype=batch.group.dtype)
+        batch = batch.replace(
+            mask=batch.mask * keep[:, None], group=jnp.where(keep > 0, batch.group, alone)
+        )
+    return batch
+
+
+def shaped(batch: Batch, cfg, kl_controller=None) -> Batch:
+    """Every rule of reward_shaping in turn, then the KL penalty in the reward."""
+    batch = apply_shaping(batch, cfg.reward_shaping)
+    if not cfg.kl_in_reward:
+        return batch
+    scale = 1.0 if kl_controller is None else kl_controller.state
+    rewards = kl_penalised_rewards(
+        batch, coef=cfg.kl_in_reward * scale, estimator=cfg.kl_reward_estimator
+    )
     return batch.replace(rewards=rewards)
 
 
-def shape_scores(batch: Batch, cfg) -> Batch:
-    """Every rule of reward_shaping in turn."""
-    for rule in cfg.reward_shaping:
-        batch = _with_score(batch, rule(batch))
-    return batch
+def with_advantages(batch: Batch, rewarded: Batch, cfg) -> Batch:
+    """The batch with the advantages, and returns if there are any, of the shaped rewards."""
+    result = cfg.advantage(rewarded)
+    advantages, returns = result if isinstance(result, tuple) else (result, None)
+    return batch.replace(advantages=advantages, returns=returns)
 
 
-def shape_rewards(batch: Batch, cfg, kl_scale=1.0) -> Batch:
-    """Every rule of reward_shaping in turn, then the KL penalty in the reward."""
-    batch = shape_scores(batch, cfg)
-    if cfg.kl_in_reward:
-        rewards = kl_penalised_rewards(
-            batch, coef=cfg.kl_in_reward * kl_scale, estimator=cfg.kl_reward_estimator
-        )
-        batch = batch.replace(rewards=rewards)
-    return batch
+def filtered(batch: Batch, kept: Batch, cfg):
+    """The rows to learn from: without the tokens that the correction rejected (`kept`) and the rows
+    that algorithm.filters reject, which keep their place in a baseline -> (batch, metrics)."""
+    out = batch.replace(mask=batch.mask * kept.mask)
+    for rule in cfg.filters:
+        out = out.replace(mask=out.mask * rule(batch)[:, None])
+    left = jnp.sum(jnp.any(out.mask > 0, axis=1)) / batch.rows
+    return out, {"filter/kept_fraction": left}
 
 
-def _leave_group(batch: Batch, keep) -> Batch:
-    """Rows with keep 0 leave the loss, and their group: each gets a group of its own."""
-    alone = jnp.max(batch.group) + 1 + jnp.arange(batch.rows, dtype=batch.group.dtype)
-    return batch.replace(
-        mask=batch.mask * keep[:, None], group=jnp.where(keep > 0, batch.group, alone)
-    )
+def described(whole: Batch, batch: Batch, cfg, actor, kl_controller=None) -> dict:
+    """Metrics of all rows, those that a filter takes out of the baseline too."""
+    whole = whole.replace(advantages=batch.advantages, returns=batch.returns)
+    return batch_metrics(whole, shaped(whole, cfg, kl_controller), actor.state.step)
 
 
 def mean_sequence_kl(batch: Batch):
-    """Mean over sequences of the token mean of k1(old, reference): what a KL controller sees."""
+    """Mean over sequences of the token mean of k1(old, reference): what a KL controller reads."""
     d = kl_estimate(
         jnp.where(batch.mask > 0, batch.old_logprobs, 0.0),
         jnp.where(batch.mask > 0, batch.ref_logprobs, 0.0),
@@ -82,68 +107,42 @@ def mean_sequence_kl(batch: Batch):
     return batches.masked_sum(d / jnp.maximum(tokens, 1), batch.mask) / sequences
 
 
-def estimate(batch: Batch, cfg, *, actor, kl_controller=None):
-    """Rewards and forward passes -> the batch to learn from, metrics, and the new KL controller.
-
-    Correction weighs tokens, shaping changes scores, the advantage is taken, and only then do
-    filters empty the mask of rows, so that a filtered row keeps its place in a baseline.
-    """
-    scale = 1.0 if kl_controller is None else kl_controller.state
-    # In bypass the trainer's own log-probs are not known: nothing to compare.
-    metrics = {} if cfg.old_logprobs == "sampler" else mismatch_metrics(batch)
-    whole, corrected = batch, batch
-    if cfg.correction is not None:
-        corrected, found = cfg.correction(batch)
-        batch, metrics = batch.replace(weights=corrected.weights), {**metrics, **found}
-    for rule in cfg.baseline_filters:
-        batch = _leave_group(batch, rule(batch))
-    shaped = shape_rewards(batch, cfg, scale)
-    found = cfg.advantage(shaped)
-    advantages, returns = found if isinstance(found, tuple) else (found, None)
-    batch = batch.replace(advantages=advantages, returns=returns)
-    # The metrics describe all rows, those that a filter takes out of the baseline too.
-    whole = whole.replace(advantages=advantages, returns=returns)
-    described = batch_metrics(whole, shape_rewards(whole, cfg, scale), actor.state.step)
-    metrics = {**metrics, **described}
-    # A token that the correction rejected leaves the loss, not the baseline.
-    kept = batch.replace(mask=batch.mask * corrected.mask)
-    for rule in cfg.filters:
-        kept = kept.replace(mask=kept.mask * rule(batch)[:, None])
-    left = jnp.sum(jnp.any(kept.mask > 0, axis=1)) / batch.rows
-    metrics["filter/kept_fraction"] = left
-    if kl_controller is not None:
-        kl = mean_sequence_kl(batch)
-        kl_controller = kl_controller.update(kl, batches.segment_count(batch))
-        metrics |= {"kl_controller/kl": kl, "kl_controller/scale": kl_controller.state}
-    return kept, metrics, kl_controller
+def adapted(kl_controller, batch: Batch):
+    """The KL controller after this batch, and its metrics; (None, {}) without one."""
+    if kl_controller is None:
+        return None, {}
+    kl = mean_sequence_kl(batch)
+    new = kl_controller.update(kl, batches.segment_count(batch))
+    return new, {"kl_controller/kl": kl, "kl_controller/scale": new.state}
 
 
-def update_options(cfg, kl_controller=None) -> dict:
-    """The keyword arguments of Actor.update, with the KL coefficient that is in force."""
-    options = cfg.update_options
-    if kl_controller is not None and cfg.kl_in_loss:
-        options["kl_in_loss"] = cfg.kl_in_loss * kl_controller.state
-    return options
+def estimate(batch: Batch, cfg, *, actor, reference=None, critic=None, kl_controller=None):
+    """The stages from log-probs to filters -> (the batch to learn from, the new KL controller,
+    metrics). rljax.dataflows.grpo shows them one by one."""
+    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
+    whole, kept, mismatch = corrected(batch, cfg)
+    batch = baseline_filtered(whole, cfg)
+    batch = with_advantages(batch, shaped(batch, cfg, kl_controller), cfg)
+    metrics = described(whole, batch, cfg, actor, kl_controller)
+    learned, left = filtered(batch, kept, cfg)
+    new_controller, adaptation = adapted(kl_controller, batch)
+    return learned, new_controller, {**mismatch, **metrics, **left, **adaptation, **load}
 
 
-def updated(**roles) -> dict:
-    """The roles that exist, as a program returns them."""
-    return {name: role for name, role in roles.items() if role is not None}
-
-
-def steps_over(steps: Steps, generated: Batch, learned: Batch, together: int, mesh) -> Steps:
-    """The same number of optimizer steps over the rows that are learned from, `together` of which
-    are one example."""
-    count = generated.rows // steps.rows
-    if learned.rows % (count * together):
+def rescaled_steps(steps: Steps, generated: int, learned: int, rows_per_example: int, unit: int):
+    """The same number of optimizer steps over the `learned` rows that are made of `generated` ones,
+    in microbatches of whole examples that divide over `unit` shards where they can."""
+    count = generated // steps.rows
+    if learned % (count * rows_per_example):
         raise InputError(
-            "rows to learn from", value=learned.rows,
-            rule=f"examples of {together}, as many in each of the batch's {count} optimizer steps",
+            "rows to learn from", value=learned,
+            rule=f"examples of {rows_per_example}, as many in each of the batch's {count} "
+            "optimizer steps",
             fix="a larger batch.sequences_per_optimizer_step, which counts what is generated",
         )  # fmt: skip
-    rows = learned.rows // count
-    unit = together * row_shards(mesh)
-    unit = unit if rows % unit == 0 else together
+    rows = learned // count
+    unit *= rows_per_example
+    unit = unit if rows % unit == 0 else rows_per_example
     most = max(steps.microbatch_rows, unit)
     part = max(r for r in range(unit, min(rows, most) + 1, unit) if rows % r == 0)
     return dataclasses.replace(steps, rows=rows, microbatch_rows=part)

@@ -103,7 +103,7 @@ def model_judge(folder: str, *, max_tokens: int = 4096, rows: int = 8) -> Judge:
         row = dict(prompt=prompt, completion=completion, label=True)
         try:
             found, _ = encode_rows(
-                load_rows([row], "train", "labelled"), tokenizer, "labelled", max_tokens=max_tokens
+                load_rows([row], "train", "unpaired"), tokenizer, "unpaired", max_tokens=max_tokens
             )
         except InputError as error:
             return Score(math.nan, {}, "error", 0.0, str(error))
@@ -127,7 +127,7 @@ def _scores(items: list, scorer: ModelScorer, mesh, rows: int) -> list[Score]:
     for start in range(0, len(todo), rows):
         part = todo[start : start + rows]
         of = [items[i] for i in part + part[:1] * (rows - len(part))]  # one shape, one compile
-        batch = Batch(**batch_arrays("labelled", of, length=longest))
+        batch = Batch(**batch_arrays("unpaired", of, length=longest))
         for i, score in zip(part, scorer.score(place(batch, mesh)), strict=False):
             out[i] = score
     return out

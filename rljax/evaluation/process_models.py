@@ -54,7 +54,7 @@ def step_scores(
     for start in range(0, len(items), rows_at_once):
         part = list(items[start : start + rows_at_once])
         filled = part + [part[0]] * (rows_at_once - len(part))
-        arrays = batch_arrays("steps", filled, length=length)
+        arrays = batch_arrays("stepwise", filled, length=length)
         scores = np.asarray(ask(scorer.params, place(Batch(**arrays), scorer.model.mesh)))
         marks = (item.mask > 0 for item in part)
         found += [row[: len(m)][m] for row, m in zip(scores, marks, strict=False)]
@@ -69,7 +69,7 @@ def score_lines(
     labels = [0.0] * len(lines)
     record = dict(prompt=prompt, completions=list(lines), labels=labels, ended=ended, index=0)
     limit = scorer.model.config.max_tokens
-    items, _ = encode_rows([record], scorer.tokenizer, "steps", max_tokens=limit, overlong="error")
+    items, _ = encode_rows([record], scorer.tokenizer, "stepwise", max_tokens=limit, overlong="error")
     return step_scores(scorer, items, rows_at_once=1)[0].tolist()
 
 
@@ -92,9 +92,9 @@ def step_metrics(scores: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> 
 def evaluate_scorer(folder: str | Path, data: str, *, split: str = "test") -> dict:
     """{"metrics": step_metrics, "rows": [{prompt, lines, scores, labels}]} on a file of steps."""
     scorer = load_scorer(folder)
-    rows = load_rows(data, split, "steps")
+    rows = load_rows(data, split, "stepwise")
     limit = scorer.model.config.max_tokens
-    items, counts = encode_rows(rows, scorer.tokenizer, "steps", max_tokens=limit, overlong="error")
+    items, counts = encode_rows(rows, scorer.tokenizer, "stepwise", max_tokens=limit, overlong="error")
     scores = step_scores(scorer, items)
     labels = [item.labels[item.mask > 0] for item in items]
     shown = [

@@ -26,9 +26,9 @@ from rljax.plan.memory import (
     held_parts,
     nearest_fit,
 )
-from rljax.plan.programs import programs_of
-from rljax.recording import Call
-from rljax.setup.abstract import abstract_roles, abstract_setup
+from rljax.plan.programs import Call, programs_of
+from rljax.setup import abstract_roles
+from rljax.setup.abstract import abstract_setup
 
 LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
 # How the TPU's compiler says how much memory a program needs that has none.
@@ -143,7 +143,7 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
     """One program compiled for the devices of `mesh`, nothing of it run. `held`: what the run holds
     all through (rljax.plan.memory.held_parts)."""
     platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
-    traced = call.function.trace(*call.arguments)
+    traced = call.function.trace(*call.arguments, **call.static)
     lowered = traced.lower()
     try:
         program = lowered.compile()

@@ -21,7 +21,8 @@ from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
 from rljax.plan.memory import as_flags, estimate
 from rljax.roles import WITH_OPTIMIZER
-from rljax.setup.abstract import abstract_roles, abstract_setup
+from rljax.setup import abstract_roles
+from rljax.setup.abstract import abstract_setup
 from rljax.setup.setup import Setup
 
 LOG = logging.getLogger("rljax")

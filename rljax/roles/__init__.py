@@ -1,8 +1,10 @@
 """Roles: pytrees with traceable verbs, and the `program` that jits a dataflow.
 
 models: Actor, Critic, RewardModel, Reference. state: small roles that hold what outlives a step.
+role: what every role answers. layout: where training keeps its arrays. program: jit.
 """
 
+from rljax.roles.layout import start_training, training_layout
 from rljax.roles.models import (
     Actor,
     Critic,
@@ -12,24 +14,18 @@ from rljax.roles.models import (
     rows_per_example,
     trait,
 )
-from rljax.roles.program import (
-    TRAINED,
-    WITH_OPTIMIZER,
-    program,
-    start_training,
-    training_layout,
-)
+from rljax.roles.program import program
+from rljax.roles.role import Role
 from rljax.roles.state import Baseline, KLController
 
 __all__ = [
-    "TRAINED",
-    "WITH_OPTIMIZER",
     "Actor",
     "Baseline",
     "Critic",
     "KLController",
     "Reference",
     "RewardModel",
+    "Role",
     "labels",
     "program",
     "rows_per_example",

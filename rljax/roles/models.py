@@ -1,16 +1,14 @@
 """Roles that are models: Actor, Critic, RewardModel, Reference, with traceable verbs.
 
-What lives here: parameters and optimizer state as leaves, the model and the optimizer as static
-fields, and what each can be asked. What does not: who calls whom (dataflows).
-
-A verb runs the same op by op or inside a program. `update` returns a new role; a program donates
-the old one.
+Parameters and optimizer state are leaves; the model and the optimizer are static fields. A verb
+runs the same op by op or inside a program. `update` returns a new role; a program donates the old
+one.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +21,13 @@ from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy, log_ratio
-from rljax.mesh import in_device_memory
+from rljax.mesh import in_device_memory, in_memory_of, is_on_host
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
-from rljax.sampler import Decoding, Sampling, generate
+from rljax.roles.layout import state_shardings
+from rljax.roles.role import Role, static_field
+from rljax.sampler import Decoding, Mixed, Sampling, generate
 from rljax.tracking.timing import timed
 
 
@@ -78,40 +78,75 @@ def labels(loss: Callable) -> int:
     return _attributes(loss).get("labels", 1)
 
 
-def _static(default=dataclasses.MISSING):
-    return dataclasses.field(default=default, metadata={"static": True})
+class _Trained(Role):
+    """A role with an optimizer: `state` is a TrainState whose frozen half, the base under adapters,
+    may be shared with other roles."""
+
+    def arrays(self) -> TrainState:
+        """Parameters, optimizer state, counters; a base under adapters comes from where it came
+        from, not from a checkpoint."""
+        return dataclasses.replace(self.state, frozen={})
+
+    def with_arrays(self, arrays: TrainState):
+        state = dataclasses.replace(arrays, frozen=self.state.frozen)
+        return dataclasses.replace(self, state=state)
+
+    def split(self):
+        return dataclasses.replace(self, state=self.arrays()), self.state.frozen
+
+    def joined(self, shared):
+        return dataclasses.replace(self, state=dataclasses.replace(self.state, frozen=shared))
+
+    def pinned(self):
+        shardings = state_shardings(self.model, self.state)
+        state = jax.lax.with_sharding_constraint(self.state, shardings)
+        return dataclasses.replace(self, state=state)
+
+    def parts(self) -> dict:
+        base = {"base": self.state.frozen} if self.state.frozen else {}
+        return {"weights": self.state.params, **base, "optimizer": self.state.opt_state}
+
+    def _after(self, state: TrainState, metrics: dict):
+        """The role after an update, and its metrics under the role's own names."""
+        named = {f"{self.prefix}{name}": value for name, value in metrics.items()}
+        return dataclasses.replace(self, state=state), named
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Actor:
-    """The policy that is trained and sampled from. `temperature` is that of both sides."""
+class Actor(_Trained):
+    """The policy that is trained and sampled from. `temperature` is that of its log-probs, a leaf:
+    another one is no other program. `prefix` is put before the names of its metrics."""
 
     state: TrainState
-    model: Model = _static()
-    optimizer: optax.GradientTransformation = _static()
-    temperature: float = _static()
-    decoding: Decoding = _static(Decoding())
+    model: Model = static_field()
+    optimizer: optax.GradientTransformation = static_field()
+    temperature: float | jax.Array = 1.0
+    decoding: Decoding = static_field(Decoding())
+    prefix: str = static_field("")
+
+    def split(self):
+        own = dataclasses.replace(self, state=self.arrays(), temperature=None)
+        return own, (self.state.frozen, self.temperature)
+
+    def joined(self, shared):
+        frozen, temperature = shared
+        state = dataclasses.replace(self.state, frozen=frozen)
+        return dataclasses.replace(self, state=state, temperature=temperature)
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
-    ) -> Batch:
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        mixed: Mixed | None = None,
+    ) -> Batch:  # fmt: skip
         """n trajectories per prompt, with the very parameter arrays that training updates (host
-        verb). `finished` hears of rows as they end (rljax.sampler.generate)."""
+        verb). `finished` is called with rows as they end (rljax.sampler.generate). `mixed` is a
+        second model to draw from together: no step of the actor wrote such rows (version -1)."""
         with timed("generate"):
             batch = generate(
-                self.model,
-                self.state.weights,
-                prompts.tokens,
-                prompts.lengths,
-                key,
-                sampling,
-                n=n,
-                version=self.state.step,
-                decoding=self.decoding,
-                images=prompts.images,
-                finished=finished,
-            )
+                self.model, self.state.weights, prompts.tokens, prompts.lengths, key, sampling,
+                n=n, version=self.state.step if mixed is None else -1, decoding=self.decoding,
+                images=prompts.images, mixed=mixed, finished=finished,
+            )  # fmt: skip
             return jax.block_until_ready(batch)
 
     def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
@@ -188,7 +223,7 @@ class Actor:
             steps=steps,
             trust_region=trust_region,
         )
-        return dataclasses.replace(self, state=state), metrics
+        return self._after(state, metrics)
 
     def imitate(
         self,
@@ -212,7 +247,7 @@ class Actor:
         objective = Objective(divergence, lambda found, _: ([found[0]], found[1]),
                               (reduction,), (False,))  # fmt: skip
         state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
-        return dataclasses.replace(self, state=state), metrics
+        return self._after(state, metrics)
 
 
 def _readout(model: Model, params, batch: Batch) -> Readout:
@@ -227,12 +262,13 @@ def _readout(model: Model, params, batch: Batch) -> Readout:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Critic:
+class Critic(_Trained):
     """V(state) per token, trained beside the actor."""
 
     state: TrainState
-    model: Model = _static()
-    optimizer: optax.GradientTransformation = _static()
+    model: Model = static_field()
+    optimizer: optax.GradientTransformation = static_field()
+    prefix: str = static_field("critic/")
 
     def values(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """V(state before each token): [B, S]."""
@@ -240,7 +276,7 @@ class Critic:
         return map_microbatches(one, batch, rows or batch.rows)
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
-        """All optimizer steps of this batch -> (Critic, metrics named critic/...)."""
+        """All optimizer steps of this batch -> (Critic, metrics)."""
 
         def terms(values, batch):
             value, metrics = loss(values, batch)
@@ -249,9 +285,7 @@ class Critic:
         objective = Objective(self.model.values, terms, (reduction,), (False,))
         state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
         metrics["vf_loss"] = metrics.pop("loss")
-        return dataclasses.replace(self, state=state), {
-            f"critic/{k}": v for k, v in metrics.items()
-        }
+        return self._after(state, metrics)
 
 
 def _one_number(scores: jax.Array) -> jax.Array:
@@ -261,13 +295,14 @@ def _one_number(scores: jax.Array) -> jax.Array:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RewardModel:
+class RewardModel(_Trained):
     """A scalar head that says how good a text is: after its last token (outcome) or after each of
     its steps (process). Without an optimizer it is only asked."""
 
     state: TrainState
-    model: Model = _static()
-    optimizer: optax.GradientTransformation = _static()
+    model: Model = static_field()
+    optimizer: optax.GradientTransformation = static_field()
+    prefix: str = static_field("")
 
     def scores(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """r(text): [B], read after the last token of each row, EOS as a rule."""
@@ -300,18 +335,45 @@ class RewardModel:
             rows_per_example=rows_per_example(loss),
         )
         state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
-        return dataclasses.replace(self, state=state), metrics
+        return self._after(state, metrics)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Reference:
-    """The frozen policy that KL is measured to."""
+class Reference(Role):
+    """A frozen policy: the one that KL is measured to, or a teacher, which a checkpoint leaves out
+    because it comes from its folder."""
+
+    trained: ClassVar[bool] = False
 
     params: Any
-    model: Model = _static()
-    temperature: float = _static()
-    decoding: Decoding = _static(Decoding())
+    model: Model = static_field()
+    temperature: float | jax.Array = 1.0
+    decoding: Decoding = static_field(Decoding())
+    checkpointed: bool = static_field(True)
+
+    def arrays(self):
+        """Its own weights: a base under adapters is the actor's."""
+        return self.model.split(self.params)[0]
+
+    def with_arrays(self, arrays) -> "Reference":
+        return dataclasses.replace(self, params=merged(arrays, self.model.split(self.params)[1]))
+
+    def split(self):
+        own, base = self.model.split(self.params)
+        return dataclasses.replace(self, params=own, temperature=None), (base, self.temperature)
+
+    def joined(self, shared):
+        base, temperature = shared
+        return dataclasses.replace(self, params=merged(self.params, base), temperature=temperature)
+
+    def pinned(self):
+        layout = self.model.split(self.model.shardings())[0]
+        pin = lambda x, s: x if is_on_host(x) else jax.lax.with_sharding_constraint(x, s)  # noqa: E731
+        return dataclasses.replace(self, params=jax.tree.map(pin, self.params, layout))
+
+    def parts(self) -> dict:
+        return {"weights": self.arrays() if self.model.config.lora else self.params}
 
     def generate(
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
@@ -320,22 +382,25 @@ class Reference:
         wrote them."""
         with timed("generate"):
             batch = generate(
-                self.model, in_device_memory(self.params), prompts.tokens, prompts.lengths, key,
+                self.model, self.sampling_params(), prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, decoding=self.decoding, images=prompts.images,
                 finished=finished,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 
-    def follow(self, actor: Actor) -> "Reference":
-        """A copy of the actor as it is now, where and in the dtype that the old one was held; a
-        frozen base under adapters stays shared (host verb)."""
+    def sampling_params(self):
+        """The weights in the memory of the devices."""
+        return in_device_memory(self.params)
+
+    def follow(self, actor: Actor, when) -> "Reference":
+        """The actor as it is now where `when` is true, else this one; in the dtype and the memory
+        that the old one was held in. A frozen base under adapters stays shared."""
         old, base = self.model.split(self.params)
         now, _ = self.model.split(actor.state.weights)
-
-        def copy(old, now):
-            return jax.device_put(jnp.array(now, old.dtype, copy=True), old.sharding)
-
-        return dataclasses.replace(self, params=merged(jax.tree.map(copy, old, now), base))
+        chosen = jax.tree.map(
+            lambda new, old: jnp.where(when, new.astype(old.dtype), old), now, in_device_memory(old)
+        )
+        return dataclasses.replace(self, params=merged(in_memory_of(old, chosen), base))
 
     def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """log pi_ref(tokens) at the sampling temperature: [B, S]."""

@@ -1,22 +1,16 @@
-"""Small roles that hold what outlives a step: an adaptive KL coefficient, a running baseline.
-
-What lives here: their state and its update. They are pytrees like every role (rljax.roles), so that
-checkpoints hold them.
-"""
+"""Small roles that hold what outlives a step: an adaptive KL coefficient, a running baseline."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-
-def _static():
-    return dataclasses.field(metadata={"static": True})
+from rljax.roles.role import Role, static_field
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class KLController:
+class KLController(Role):
     """Scales the KL coefficients so that the KL stays near `target` (arXiv 1909.08593).
 
     scale <- scale (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon), n sequences. The coefficient
@@ -24,8 +18,8 @@ class KLController:
     """
 
     state: jax.Array
-    target: float = _static()
-    horizon: float = _static()
+    target: float = static_field()
+    horizon: float = static_field()
 
     def update(self, kl: jax.Array, n) -> "KLController":
         error = jnp.clip(kl / self.target - 1, -0.2, 0.2)
@@ -34,7 +28,7 @@ class KLController:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Baseline:
+class Baseline(Role):
     """The running mean of the batches' mean scores: REINFORCE's baseline. state: [2], the decayed
     sum and its decayed weight, so that the first steps are not biased towards 0."""
 

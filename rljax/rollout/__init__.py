@@ -1,18 +1,35 @@
-"""Rollouts: prompts -> scored trajectories. Sampling, rewards, judges, process scores,
-opponents."""
+"""Rollouts: prompts -> scored trajectories. `algorithm.collect` names one of these functions.
 
-from rljax.rollout.against import Mixture, Versus, wrote_itself
+collect: once, dynamic, active, first_live. greedy: a baseline for every prompt. against: an
+opponent that samples beside the policy. reward, judge, process: what scores the samples.
+"""
+
+from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
+from rljax.rollout.collect import active, dynamic, first_live, once
+from rljax.rollout.greedy import greedy_baseline
 from rljax.rollout.judge import MeshJudge
 from rljax.rollout.process import ProcessScorer
-from rljax.rollout.reward import ModelScorer, Reward, generate_scored
+from rljax.rollout.reward import ModelScorer, Reward, RewardReport, sample_scored
+from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 
 __all__ = [
+    "AgainstOpponent",
+    "GeometricMixture",
     "MeshJudge",
-    "Mixture",
     "ModelScorer",
     "ProcessScorer",
     "Reward",
-    "Versus",
-    "generate_scored",
-    "wrote_itself",
+    "RewardReport",
+    "Rollout",
+    "RolloutConfig",
+    "active",
+    "against",
+    "dynamic",
+    "first_live",
+    "greedy_baseline",
+    "once",
+    "run_rollout",
+    "sample_scored",
+    "sampled_by_actor",
+    "widened",
 ]

@@ -1,29 +1,50 @@
-"""Who else samples: a mixture of the policy and its reference, and two samplers side by side.
+"""A rollout against an opponent: half of each prompt's samples are the policy's, half another's.
 
-What lives here: what `generate` is called on in place of the actor. What does not: the draw
-(rljax.sampler), who learns what from it (dataflows). Axes: B = P n rows, n samples of each of P
-prompts; where two sample, rows 2i are the actor's and rows 2i + 1 the opponent's.
+Axes: B = P n rows, n samples of each of P prompts; rows 2i are the actor's and rows 2i + 1 the
+opponent's.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.components import resolve
+from rljax.config import NAMESPACES
+from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.mesh import constrain_rows, in_device_memory
+from rljax.keys import stream
+from rljax.mesh import constrain_rows
 from rljax.models.model import Model
-from rljax.recording import calls
 from rljax.roles.models import Actor, Reference
-from rljax.sampler import Mixed, Sampling, generate
-from rljax.tracking.timing import timed
+from rljax.rollout.rollout import run_rollout
+from rljax.sampler import Mixed, Sampling
+
+
+@contract(rows=2)
+def against(
+    prompts, key, cfg, *, actor, reference, reward, draw,
+    opponent: Literal["reference", "mixture"] = "reference",
+    mixture: float = 0.5,
+    inner: str = "once()",
+):  # fmt: skip
+    """The rollout `inner` with samples of the policy and of its opponent in turn: the reference
+    (XPO, arXiv 2405.21046), or the geometric mixture pi^(1 - mixture) ref^mixture (Nash-MD)."""
+    if not 0 <= mixture <= 1:
+        raise InputError("against(mixture)", value=mixture, rule="0 (the policy) to 1")
+    other = reference if opponent == "reference" else GeometricMixture(actor, reference, mixture)
+    both = AgainstOpponent(actor, other)
+    inner = resolve(inner, NAMESPACES["collect"])
+    return run_rollout(inner, prompts, key, cfg, actor=both, reward=reward, draw=draw)
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
-    """The geometric mixture pi^(1 - weight) ref^weight / Z, word by word (Nash-MD, arXiv
+class GeometricMixture:
+    """The geometric mixture pi^(1 - weight) ref^weight / Z, token by token (Nash-MD, arXiv
     2312.00886)."""
 
     actor: Actor
@@ -34,25 +55,17 @@ class Mixture:
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
     ) -> Batch:
         """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
-        second = Mixed(
-            self.reference.model, in_device_memory(self.reference.params), float(self.weight)
-        )
-        with timed("generate"):
-            batch = generate(
-                self.actor.model, self.actor.state.weights, prompts.tokens, prompts.lengths, key,
-                sampling, n=n, version=-1, decoding=self.actor.decoding, images=prompts.images,
-                mixed=second, finished=finished,
-            )  # fmt: skip
-            return jax.block_until_ready(batch)
+        second = Mixed(self.reference.model, self.reference.sampling_params(), float(self.weight))
+        return self.actor.generate(prompts, key, sampling, n=n, finished=finished, mixed=second)
 
 
 @dataclasses.dataclass(frozen=True)
-class Versus:
+class AgainstOpponent:
     """The actor against an opponent: half of the samples of a prompt are each one's, in turns.
-    Samples that are not the actor's have policy_version -1 at mask 1 (`wrote_itself`)."""
+    Samples that are not the actor's have policy_version -1 at mask 1 (`sampled_by_actor`)."""
 
     actor: Actor
-    opponent: Reference | Mixture
+    opponent: Reference | GeometricMixture
 
     @property
     def model(self) -> Model:
@@ -73,27 +86,21 @@ class Versus:
 
         ours = self.actor.generate(prompts, key, sampling, n=n // 2, finished=turn(0))
         # Another stream: equal draws from near-equal models are near-equal texts.
-        key = jax.random.fold_in(key, 2**21)
+        key = stream(key, "opponent")
         theirs = self.opponent.generate(prompts, key, sampling, n=n // 2, finished=turn(1))
-        if calls() is not None:  # a plan's rows lie on this host, not on the planned mesh
-            return _in_turns(ours, theirs)
-        return _placed_in_turns(ours, theirs, self.model)
+        return _interleaved(ours, theirs, self.model.mesh)
 
 
-def _in_turns(ours: Batch, theirs: Batch) -> Batch:
-    def woven(one, other):
-        return jnp.stack([one, other], axis=1).reshape((-1, *one.shape[1:]))
+@functools.partial(jax.jit, static_argnames="mesh")
+def _interleaved(ours: Batch, theirs: Batch, mesh) -> Batch:
+    def rows(one, other):
+        both = jnp.stack([one, other], axis=1).reshape((-1, *one.shape[1:]))
+        return constrain_rows(both, mesh)
 
-    return jax.tree.map(woven, ours, theirs)
-
-
-@jax.jit(static_argnames="model")
-def _placed_in_turns(ours: Batch, theirs: Batch, model: Model) -> Batch:
-    place = lambda x: constrain_rows(x, model.mesh)  # noqa: E731
-    return jax.tree.map(place, _in_turns(ours, theirs))
+    return jax.tree.map(rows, ours, theirs)
 
 
-def wrote_itself(batch: Batch) -> jax.Array:
+def sampled_by_actor(batch: Batch) -> jax.Array:
     """Whether the actor, at whatever step, sampled a row: [B] bool."""
-    batch.require("policy_version", by="wrote_itself")
+    batch.require("policy_version", by="sampled_by_actor")
     return ~jnp.any((batch.mask > 0) & (batch.policy_version < 0), axis=1)

@@ -1,11 +1,7 @@
-"""Collect: prompts -> the scored trajectories of one step, by one round of sampling or by several.
+"""Which groups fill a step: one round of sampling, several, or the first groups that are live.
 
-What lives here: which groups fill the step. A rule is called with (prompts, key, cfg, actor=,
-reward=) and returns (batch, prompts, metrics); `prompts.more(n)` draws further prompts from the
-data.
-
-A group is live when the reward's own scores in it are not all equal; only live groups have an
-advantage (ALGORITHMS H4).
+A group, the samples of one prompt, is live when the reward's own scores in it are not all equal;
+only live groups have an advantage (ALGORITHMS H4).
 """
 
 import dataclasses
@@ -15,138 +11,175 @@ import jax
 import numpy as np
 
 from rljax.arrays import fetch, place
+from rljax.contracts import contract
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
-from rljax.rollout import generate_scored
+from rljax.keys import stream
+from rljax.rollout.reward import RewardReport, sample_scored
+from rljax.rollout.rollout import Rollout
 
 
 def once(prompts, key, cfg, *, actor, reward):
     """One round: every group is used, dead ones too."""
     n = cfg.samples_per_prompt
-    return generate_scored(actor, reward, prompts, key, cfg.sampling, n=n), prompts, {}
+    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n)
+    return Rollout(batch, prompts, report)
 
 
+@contract(needs_groups=True)
 def dynamic(
-    prompts,
-    key,
-    cfg,
-    *,
-    actor,
-    reward,
+    prompts, key, cfg, *, actor, reward, draw,
     oversample: float = 3.0,
     max_rounds: int = 10,
     if_short: Literal["error", "fill"] = "error",
-):
+):  # fmt: skip
     """DAPO: rounds of oversample x prompts_per_step prompts until enough groups are live; the first
     ones are used and the rest is discarded (arXiv 2503.14476).
 
     After `max_rounds`: an error that says what the groups were, or dead groups fill the batch.
     """
     wanted = len(prompts.records)
-    size = max(wanted, round(oversample * wanted))
+    size = _oversampled("dynamic", oversample, wanted)
     return _rounds(
-        prompts, key, cfg, actor, reward, first=size, further=size, max_rounds=max_rounds,
+        prompts, key, cfg, actor, reward, draw, first=size, further=size, max_rounds=max_rounds,
         if_short=if_short,
     )  # fmt: skip
 
 
+@contract(needs_groups=True)
 def active(
-    prompts,
-    key,
-    cfg,
-    *,
-    actor,
-    reward,
+    prompts, key, cfg, *, actor, reward, draw,
     refill: float = 0.25,
     max_rounds: int = 40,
     if_short: Literal["error", "fill"] = "fill",
-):
+):  # fmt: skip
     """OlmoRL: one round of prompts_per_step, then small rounds of refill x prompts_per_step that
     replace the dead groups, so that the batch is always full (arXiv 2512.13961)."""
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
-        prompts, key, cfg, actor, reward, first=wanted, further=further, max_rounds=max_rounds,
-        if_short=if_short,
+        prompts, key, cfg, actor, reward, draw, first=wanted, further=further,
+        max_rounds=max_rounds, if_short=if_short,
     )  # fmt: skip
+
+
+@contract(needs_groups=True)
+def first_live(
+    prompts, key, cfg, *, actor, reward, draw,
+    oversample: float = 2.0,
+    if_short: Literal["error", "fill"] = "fill",
+):  # fmt: skip
+    """Slime's dynamic sampling: oversample x prompts_per_step prompts start together; once
+    prompts_per_step groups are complete, scored and live, the samples that still decode are aborted
+    and dropped. Rewards that cannot be scored while others decode (a reward model) wait for all.
+
+    Which groups come first depends on the speed of the reward: a resumed run may use others.
+    """
+    wanted, n = len(prompts.records), cfg.samples_per_prompt
+    size = _oversampled("first_live", oversample, wanted)
+    asked = prompts if size == wanted else prompts.joined(draw(size - wanted))
+    batch, report = sample_scored(
+        actor, reward, asked, key, cfg.sampling, n=n, enough=lambda early: _enough(early, wanted)
+    )
+    groups = _Groups()
+    groups.add(fetch(batch), asked, n)
+    return groups.rollout(report, wanted, n, actor.model.mesh, if_short, rounds=1)
+
+
+def _enough(early, wanted: int) -> bool:
+    """Whether as many groups as are wanted are complete and have unequal scores."""
+    return sum(len(set(scores)) > 1 for scores in early.complete_groups()) >= wanted
+
+
+def _oversampled(name: str, oversample: float, wanted: int) -> int:
+    if not oversample >= 1:
+        raise InputError(
+            f"{name}(oversample)", value=oversample,
+            rule=">= 1: a step needs prompts_per_step groups, and fewer would be asked for",
+            fix="oversample=1.0 for rounds of exactly that many",
+        )  # fmt: skip
+    return round(oversample * wanted)
 
 
 @dataclasses.dataclass
 class _Groups:
-    """Groups in the order of arrival: the host rows of each, its prompt record and length."""
+    """Groups in the order of arrival, live and dead: (host rows, record, prompt tokens, length)."""
 
-    rows: list
-    records: list
-    lengths: list
+    live: list = dataclasses.field(default_factory=list)
+    dead: list = dataclasses.field(default_factory=list)
+    solved: int = 0
+    zero: int = 0
 
-    def add(self, host, p: int, n: int, prompts: Prompts) -> None:
-        self.rows.append(jax.tree.map(lambda x: x[p * n : (p + 1) * n], host))
-        self.records.append(prompts.records[p])
-        self.lengths.append((prompts.tokens[p], prompts.lengths[p]))
+    def add(self, host, prompts: Prompts, n: int) -> None:
+        for p, record in enumerate(prompts.records):
+            rows = jax.tree.map(lambda x, p=p: x[p * n : (p + 1) * n], host)
+            known = rows.scores[rows.mask.any(axis=1)]  # a failed reward says nothing
+            alive = known.size > 1 and known.min() != known.max()
+            group = (rows, record, prompts.tokens[p], prompts.lengths[p])
+            (self.live if alive else self.dead).append(group)
+            if not alive and known.size:
+                self.solved += int(known[0] > 0)
+                self.zero += int(known[0] <= 0)
+
+    def rollout(self, report, wanted: int, n: int, mesh, if_short: str, *, rounds: int) -> Rollout:
+        """The first `wanted` live groups, filled up with dead ones or refused, as one batch."""
+        missing = max(wanted - len(self.live), 0)
+        if missing and if_short == "error":
+            raise InputError(
+                f"only {len(self.live)} of {wanted} groups are live after {rounds} rounds: "
+                f"{self.solved} all right, {self.zero} all wrong",
+                rule="a group whose scores are all equal teaches nothing",
+                fix="other prompts, more samples per prompt, or if_short='fill'",
+            )
+        used = (self.live + self.dead)[:wanted] if missing else self.live[:wanted]
+        groups = len(self.live) + len(self.dead)
+        tokens = sum(float(group[0].mask.sum()) for group in self.live + self.dead)
+        kept = sum(float(group[0].mask.sum()) for group in used)
+        metrics = {
+            "collect/rounds": rounds,
+            "collect/generated_groups": groups,
+            "collect/live_fraction": len(self.live) / groups,
+            "collect/solved_groups": self.solved,
+            "collect/zero_groups": self.zero,
+            "collect/filled_groups": missing,
+            "collect/generations_per_kept_sample": groups / wanted,
+            "collect/discarded_tokens": tokens - kept,
+        }
+        return Rollout(*_merged(used, n, mesh), report, metrics)
 
 
-def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_short):
+def _merged(used: list, n: int, mesh):
+    """Groups as one batch on the mesh and its prompts; a row whose reward failed keeps a group of
+    its own."""
+    batch = jax.tree.map(lambda *x: np.concatenate(x), *[rows for rows, *_ in used])
+    failed = ~batch.mask.any(axis=1)
+    group = np.repeat(np.arange(len(used), dtype=np.int32), n)
+    alone = len(used) + np.arange(len(group), dtype=np.int32)
+    batch = batch.replace(group=np.where(failed, alone, group).astype(np.int32))
+    _, records, tokens, lengths = zip(*used, strict=True)
+    return place(batch, mesh), Prompts(np.stack(tokens), np.array(lengths, np.int32), records)
+
+
+def _rounds(
+    prompts, key, cfg, actor, reward, draw, *, first: int, further: int, max_rounds: int,
+    if_short: str,
+) -> Rollout:  # fmt: skip
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     if n < 2:
         raise InputError(
             "dynamic sampling needs groups", value=n, rule="batch.samples_per_prompt >= 2",
             fix="raise it, or set algorithm.collect='once'",
         )  # fmt: skip
-    live, dead = _Groups([], [], []), _Groups([], [], [])
-    counts = dict(rounds=0, solved=0, zero=0, groups=0, discarded_tokens=0.0)
-    asked = prompts if first == wanted else prompts.joined(prompts.more(first - wanted))
+    groups, reports = _Groups(), []
+    asked = prompts if first == wanted else prompts.joined(draw(first - wanted))
     while True:
-        draw = jax.random.fold_in(key, counts["rounds"])
-        host = fetch(generate_scored(actor, reward, asked, draw, cfg.sampling, n=n))
-        counts["rounds"] += 1
-        for p in range(len(asked.records)):
-            scores = host.scores[p * n : (p + 1) * n]
-            known = scores[host.mask[p * n : (p + 1) * n].any(axis=1)]  # failed ones say nothing
-            alive = known.size > 1 and known.min() != known.max()
-            (live if alive else dead).add(host, p, n, asked)
-            counts["groups"] += 1
-            if not alive and known.size:
-                counts["solved" if known[0] > 0 else "zero"] += 1
-        if len(live.rows) >= wanted or counts["rounds"] >= max_rounds:
+        round_key = stream(key, "round", len(reports))
+        batch, report = sample_scored(actor, reward, asked, round_key, cfg.sampling, n=n)
+        groups.add(fetch(batch), asked, n)
+        reports.append(report)
+        if len(groups.live) >= wanted or len(reports) >= max_rounds:
             break
-        asked = prompts.more(further)
-    missing = wanted - len(live.rows)
-    if missing > 0 and if_short == "error":
-        raise InputError(
-            f"only {len(live.rows)} of {wanted} groups are live after {max_rounds} rounds: "
-            f"{counts['solved']} all right, {counts['zero']} all wrong",
-            rule="a group whose scores are all equal teaches nothing",
-            fix="other prompts, more samples per prompt, or dynamic(if_short='fill')",
-        )
-    used = list(zip(live.rows, live.records, live.lengths, strict=True))[:wanted]
-    used += list(zip(dead.rows, dead.records, dead.lengths, strict=True))[: max(missing, 0)]
-    batch, prompts = _merge(used, n, prompts, actor.model.mesh)
-    made = sum(float(r.mask.sum()) for g in (live, dead) for r in g.rows)
-    kept = sum(float(rows.mask.sum()) for rows, _, _ in used)
-    return batch, prompts, {
-        "collect/rounds": counts["rounds"],
-        "collect/generated_groups": counts["groups"],
-        "collect/live_fraction": len(live.rows) / counts["groups"],
-        "collect/solved_groups": counts["solved"],
-        "collect/zero_groups": counts["zero"],
-        "collect/filled_groups": max(missing, 0),
-        "collect/generations_per_kept_sample": counts["groups"] / wanted,
-        "collect/discarded_tokens": made - kept,
-    }  # fmt: skip
-
-
-def _merge(used, n: int, prompts: Prompts, mesh):
-    """The groups as one batch on the mesh; `group` is the index into the records, and a row whose
-    reward failed keeps a group of its own."""
-    batch = jax.tree.map(lambda *x: np.concatenate(x), *[rows for rows, _, _ in used])
-    failed = ~batch.mask.any(axis=1)
-    group = np.repeat(np.arange(len(used), dtype=np.int32), n)
-    alone = len(used) + np.arange(len(group), dtype=np.int32)
-    batch = batch.replace(group=np.where(failed, alone, group).astype(np.int32))
-    merged = dataclasses.replace(
-        prompts,
-        tokens=np.stack([tokens for _, _, (tokens, _) in used]),
-        lengths=np.array([length for _, _, (_, length) in used], np.int32),
-        records=tuple(record for _, record, _ in used),
-    )
-    return place(batch, mesh), merged
+        asked = draw(further)
+    report = RewardReport.joined(reports)
+    mesh = actor.model.mesh
+    return groups.rollout(report, wanted, n, mesh, if_short, rounds=len(reports))

@@ -22,7 +22,6 @@ from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
-from rljax.recording import Call
 from rljax.sampler import slots as slot
 from rljax.sampler.memory import check_memory
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
@@ -119,16 +118,16 @@ class Engine:
         steps = jax.ShapeDtypeStruct((), jnp.int32)
         return _generate.lower(self, self.model.abstract(), self.abstract_state(), steps, steps)
 
-    def calls(self, params, rows: int, columns: int, turns: int) -> list[Call]:
-        """The programs of a batch of `rows` prompts that the host's loop decodes: the reading of
-        all prompts, and a dispatch of at most `steps` steps."""
+    def programs(self, params, rows: int, columns: int) -> dict[str, tuple]:
+        """{name: (jitted function, its arguments as shapes)} of a batch of `rows` prompts that the
+        host's loop decodes: the reading of all prompts, and a dispatch of at most `steps` steps."""
         numbers = jax.ShapeDtypeStruct((rows,), jnp.int32)
         tokens = jax.ShapeDtypeStruct((rows, columns), jnp.int32)
         steps = jax.ShapeDtypeStruct((), jnp.int32)
-        return [
-            Call("prefill", _prefill, (self, params, tokens, numbers, None)),
-            Call("generate", _generate, (self, params, self.abstract_state(), steps, steps), turns),
-        ]
+        return {
+            "prefill": (_prefill, (self, params, tokens, numbers, None)),
+            "generate": (_generate, (self, params, self.abstract_state(), steps, steps)),
+        }
 
     def prefill(self, params, tokens, true_lengths, images: dict | None = None) -> Prefix:
         """Read right-padded prompts [P, S] of true_lengths [P] >= 1 in one pass; all but the last

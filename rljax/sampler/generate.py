@@ -16,7 +16,6 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding
 from rljax.models.model import Model
-from rljax.recording import Call, calls
 from rljax.sampler import slots as slot
 from rljax.sampler.engine import Engine
 from rljax.sampler.host_rollout import host_rollout
@@ -63,8 +62,6 @@ def generate(
     _check_mixed(model, mixed)
     prompts = prompts.astype(np.int32)
     rows = prompts.shape[0] * n
-    if (noted := calls()) is not None:
-        return _noted(noted, model, params, prompts, sampling, n, decoding, mixed)
     if decoding.loop == "host":
         _refuse_on_host(images, mixed)
         asked = (prompts, lengths, key, sampling)
@@ -112,10 +109,12 @@ def _arguments(
     return (model, shape, params, *placed, version, forcing, images, mixed), shape
 
 
-def _noted(calls: list, model: Model, params, prompts, sampling, n, decoding, mixed) -> Batch:
-    """Instead of decoding: the program and its arguments as shapes (rljax.recording) -> rows of
-    zeros of this host, each with all its tokens."""
-    count, columns = prompts.shape
+def planned_rollout(
+    model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, mixed=None
+) -> tuple[dict[str, tuple], Batch]:
+    """What `generate` would run, for a plan: ({program: (jitted function, its arguments as shapes,
+    turns of its loop at most)}, rows of zeros of this host, each with all its tokens)."""
+    count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
     shape, asked = _Shape(n, slots, response, decoding.kv_dtype), [sampling] * rows
@@ -132,11 +131,12 @@ def _noted(calls: list, model: Model, params, prompts, sampling, n, decoding, mi
     queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
     arguments = (model, shape, params, *queue, forcing, None, mixed)
+    turns = -(-rows // slots) * response
+    programs = {"generate": (_rollout, arguments, turns)}
     if decoding.loop == "host":
         engine = Engine(model, slots, columns + response, kv_dtype=decoding.kv_dtype)
-        calls += engine.calls(params, count, columns, turns=-(-rows // slots) * response)
-    else:
-        calls.append(Call("generate", _rollout, arguments, -(-rows // slots) * response))
+        hosts = engine.programs(params, count, columns)
+        programs = {"prefill": (*hosts["prefill"], 1), "generate": (*hosts["generate"], turns)}
     found = jax.eval_shape(functools.partial(_rollout, model, shape), *arguments[2:])
     found = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), found)
     chosen = np.arange(columns + response) >= columns
@@ -145,7 +145,8 @@ def _noted(calls: list, model: Model, params, prompts, sampling, n, decoding, mi
         mask=np.broadcast_to(chosen, found.tokens.shape).astype(np.float32),
         group=np.repeat(np.arange(count, dtype=np.int32), n),
     )
-    return place(found, make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1]))
+    here = make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1])
+    return programs, place(found, here)
 
 
 def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -> None:

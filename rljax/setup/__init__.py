@@ -1,35 +1,48 @@
-"""From a config to the things a run needs. setup: mesh, tokenizer, data, recipe; all that the user
-can get wrong about data and folders is found there, before the first compile. roles: weights.
+"""From a config to what a run needs. setup: mesh, tokenizer, data, algorithm, phases. role_table:
+roles. rewards: what scores samples. dry_run: the programs on shapes alone.
 """
 
-from rljax.setup.roles import (
-    initial_params,
-    load_scalar,
-    optimizer_steps,
-    reference_role,
-    reward_role,
-    rl_roles,
+from rljax.setup.role_table import (
+    RoleInputs,
+    abstract_roles,
+    make_roles,
+    own_roles,
     role_arrays,
-    sft_roles,
-    text_scorer,
+    role_names,
+    role_table,
     with_arrays,
 )
-from rljax.setup.setup import Setup, build, check_length, data_stream, load_model
+from rljax.setup.rewards import abstract_scorers, reward_role, text_scorer
+from rljax.setup.setup import (
+    Phase,
+    Setup,
+    build,
+    check_length,
+    load_model,
+    make_sampling,
+    prompt_order,
+)
+from rljax.setup.weights import initial_params, load_scalar
 
 __all__ = [
+    "Phase",
+    "RoleInputs",
     "Setup",
+    "abstract_roles",
+    "abstract_scorers",
     "build",
     "check_length",
     "initial_params",
     "load_model",
     "load_scalar",
-    "optimizer_steps",
-    "reference_role",
-    "data_stream",
+    "make_roles",
+    "make_sampling",
+    "own_roles",
+    "prompt_order",
     "reward_role",
-    "rl_roles",
     "role_arrays",
-    "sft_roles",
+    "role_names",
+    "role_table",
     "text_scorer",
     "with_arrays",
 ]

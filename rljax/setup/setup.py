@@ -1,30 +1,59 @@
-"""From a config to the things a run needs: mesh, tokenizer, encoded data, the recipe of a dataflow.
+"""From a config to what a run needs but the roles: mesh, tokenizer, encoded data, algorithm, phases.
 
-What lives here: construction of all but the roles. Everything that the user can get wrong about
-data and model folders is found here, before the first compile.
+Everything that the user can get wrong about data and model folders is found here, before the first
+compile.
 """
 
 import dataclasses
 import functools
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, is_path, microbatch_rows
-from rljax.data.kinds import data_kind
+from rljax.config import NAMESPACES, Config, OptimizerConfig, is_path, microbatch_rows
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
 from rljax.data.offline.batches import longest_row
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.encoded import Data, load_data, load_run_tokenizer
 from rljax.data.online.loader import Loader, make_loader
 from rljax.data.online.stream import StreamLoader
 from rljax.data.text.tokenizer import Tokenizer
-from rljax.dataflows.algorithm import Recipe, rehearse, rehearse_compared
+from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.mesh import check_host_memory, make_mesh, row_shards
 from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
-from rljax.roles import rows_per_example, trait
+from rljax.rollout import RolloutConfig
 from rljax.sampler import Decoding, Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A part of a run: `steps` steps of one dataflow, with fresh optimizers."""
+
+    name: str  # "sft" or "rl"; counts its steps in a run's progress
+    dataflow: Component
+    algorithm: Algorithm
+    steps: int
+    optimizer_steps: int  # of all its steps: what learning-rate schedules are laid out over
+    actor_optimizer: OptimizerConfig
+    data: str  # rljax.data.kinds
+
+    @property
+    def samples(self) -> bool:
+        """Whether its batches are sampled, not read from a file."""
+        return self.data in SAMPLED
+
+    @property
+    def label(self) -> str:
+        """What metrics call it: the dataflow where it learns from a file."""
+        return self.name if self.samples or self.name == "sft" else self.dataflow.name
+
+    @property
+    def trains(self) -> str:
+        """The role that the phase is about: what is exported and evaluated."""
+        return "actor" if "actor" in self.dataflow.parameters else "reward_model"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,66 +64,58 @@ class Setup:
     model: Model
     tokenizer: Tokenizer
     data: Data
-    dataflow: Component
-    recipe: Recipe
-    sft_recipe: Recipe
+    phases: tuple[Phase, ...]
+    rollout: Component
+    rollouts: RolloutConfig
     decoding: Decoding = Decoding()
-    row_tokens: int = 0  # columns of a batch
+    row_tokens: int = 0  # columns of a batch of the last phase
     rows_per_example: int = 1  # of an offline batch
 
     @property
-    def learns_offline(self) -> bool:
-        return self.data.kind != "prompts"
+    def main(self) -> Phase:
+        """The last phase, which the config's `dataflow` names."""
+        return self.phases[-1]
 
     @property
-    def needs_reference(self) -> bool:
-        """A dataflow that names it without a default always has one. Else an online one has it for
-        its KL, an offline one for its loss, unless the reference's log-probs are on disk."""
-        parameter = self.dataflow.signature.parameters.get("reference")
-        if parameter is None or parameter.default is not None:
-            return parameter is not None
-        if self.learns_offline:
-            stored = bool(self.config.offline.reference_logprobs)
-            reads = self.data.kind != "pairs" or trait(
-                self.recipe.preference_loss, "needs_reference"
-            )
-            return reads and not stored
-        return self.config.algorithm.kl_in_reward > 0 or self.config.algorithm.kl_in_loss > 0
+    def dataflow(self) -> Component:
+        return self.main.dataflow
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.main.algorithm
+
+    def phase(self, name: str) -> Phase:
+        return next(phase for phase in self.phases if phase.name == name)
+
+    @property
+    def learns_offline(self) -> bool:
+        return not self.main.samples
 
     @property
     def starts_from_policy(self) -> bool:
         """Whether any role begins with the weights of `model`: not where a reward model is trained
         on from critic_model."""
-        return self.trains == "actor" or self.config.sft.steps > 0 or not self.config.critic_model
-
-    @property
-    def trains(self) -> str:
-        """The role that the run is about: what is exported and evaluated."""
-        return "actor" if "actor" in self.dataflow.parameters else "reward_model"
-
-    @property
-    def needs_kl_controller(self) -> bool:
-        wanted = self.needs_reference and self.config.algorithm.kl_target > 0
-        return wanted and "kl_controller" in self.dataflow.parameters
-
-    @property
-    def needs_baseline(self) -> bool:
-        return "baseline" in self.dataflow.parameters
+        return any(phase.trains == "actor" for phase in self.phases) or not self.config.critic_model
 
     @property
     def needs_reward(self) -> bool:
-        return "reward" in self.dataflow.parameters
+        return self.main.data == "rollouts" and samples_policy(self.config)
+
+
+def samples_policy(config: Config) -> bool:
+    """Whether the policy writes any of the rollouts: not where all of them are stored ones."""
+    return not config.rollouts.replay or config.rollouts.replay_share < 1
 
 
 def adapter_fields(config: Config) -> dict:
     """The fields of ModelConfig that lora says."""
-    wish = config.lora
-    if not wish.rank:
+    lora = config.lora
+    if not lora.rank:
         return {}
-    made = LoraConfig(wish.rank, float(wish.alpha), tuple(wish.targets), wish.base)
+    made = LoraConfig(lora.rank, float(lora.alpha), tuple(lora.targets), lora.base)
     return {
         "lora": made,
-        "weight_dtype": wish.base if wish.base in ("float32", "bfloat16") else "bfloat16",
+        "weight_dtype": lora.base if lora.base in ("float32", "bfloat16") else "bfloat16",
     }
 
 
@@ -102,9 +123,9 @@ def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
     """The static model of the config, on its mesh over `devices` (default: all there are)."""
     settings = {**dataclasses.asdict(config.model_settings), **adapter_fields(config)}
     mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
-    wishes = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
-    wishes["model_settings.remat='offload'"] = config.model_settings.remat == "offload"
-    for name in (name for name, wanted in wishes.items() if wanted):
+    wanted_memory = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
+    wanted_memory["model_settings.remat='offload'"] = config.model_settings.remat == "offload"
+    for name in (name for name, wanted in wanted_memory.items() if wanted):
         check_host_memory(mesh, name)
     if is_path(config.model):
         model_config = load_config(config.model, **settings)
@@ -150,7 +171,7 @@ def _steps(
     )
 
 
-def _sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     sampler = config.sampler
     thinking = {}
     if sampler.thinking_tokens:
@@ -195,68 +216,77 @@ def decoding_of(config: Config, tokenizer: Tokenizer) -> Decoding:
     )
 
 
-def data_stream(config: Config, data: Data) -> Loader | StreamLoader | Curriculum:
+def prompt_order(config: Config, data: Data) -> Loader | StreamLoader | Curriculum:
     """The order of the training data: a shuffled loader, or a curriculum if the config asks for
     a mixture or for prompts to be retired."""
-    seed, wish = config.seed, config.data
-    online = data.kind == "prompts"
+    seed, settings = config.seed, config.data
+    online = data.kind in SAMPLED
     size = config.batch.prompts_per_step if online else config.offline.examples_per_step
     for name in ("retire_at_pass_rate", "drop_above_pass_rate"):
-        if data.endless and getattr(wish, name):
+        if data.endless and getattr(settings, name):
             raise InputError(
-                f"data.{name}", value=getattr(wish, name),
+                f"data.{name}", value=getattr(settings, name),
                 rule="a prompt of an endless stream comes once: there is nothing to leave out",
                 fix=f"data.{name}=0, or a fixed number of prompts: prompts=5000 in the task's "
                 "brackets (reasoning_gym: size=5000)",
             )  # fmt: skip
-    if not (wish.sources or wish.retire_at_pass_rate or wish.drop_above_pass_rate):
+    if not (settings.sources or settings.retire_at_pass_rate or settings.drop_above_pass_rate):
         return make_loader(data.sources[0], batch_size=size, seed=seed)
     return Curriculum(
         data.sources,
         batch_size=size,
         seed=seed,
-        weights=wish.weights,
-        final_weights=wish.final_weights,
+        weights=settings.weights,
+        final_weights=settings.final_weights,
         horizon_prompts=size * max(config.steps, 1),
-        retire_at=wish.retire_at_pass_rate,
+        retire_at=settings.retire_at_pass_rate,
     )
-
-
-def _optional(text: str, stage: str) -> Component | None:
-    return resolve(text, NAMESPACES[stage]) if text else None
 
 
 def _each(texts: tuple[str, ...], stage: str) -> tuple[Component, ...]:
     return tuple(resolve(text, NAMESPACES[stage]) for text in texts)
 
 
-def _recipe(config: Config, tokenizer: Tokenizer, steps: Steps) -> Recipe:
-    algorithm = config.algorithm
-    return Recipe(
-        samples_per_prompt=config.batch.samples_per_prompt,
-        sampling=_sampling(config, tokenizer),
-        advantage=resolve(algorithm.advantage, NAMESPACES["advantage"]),
-        policy_loss=resolve(algorithm.policy_loss, NAMESPACES["policy_loss"]),
-        value_loss=resolve(algorithm.value_loss, NAMESPACES["value_loss"]),
-        preference_loss=resolve(algorithm.preference_loss, NAMESPACES["preference_loss"]),
-        reward_loss=resolve(algorithm.reward_loss, NAMESPACES["reward_loss"]),
-        reduction=resolve(algorithm.reduction, NAMESPACES["reduction"]),
-        kl_in_reward=algorithm.kl_in_reward,
-        kl_in_loss=algorithm.kl_in_loss,
-        kl_estimator=algorithm.kl_estimator,
-        kl_reward_estimator=algorithm.kl_reward_estimator,
-        kl_importance=algorithm.kl_importance,
-        entropy_coef=algorithm.entropy_coef,
-        correct_at=config.evaluate.correct_at,
-        trust_region=algorithm.trust_region,
-        correction=_optional(algorithm.correction, "correction"),
-        old_logprobs=algorithm.old_logprobs,
-        collect=resolve(algorithm.collect, NAMESPACES["collect"]),
-        reward_shaping=_each(algorithm.reward_shaping, "shaping"),
-        baseline_filters=_each(algorithm.baseline_filters, "filter"),
-        filters=_each(algorithm.filters, "filter"),
+def make_algorithm(config: Config, steps: Steps) -> Algorithm:
+    """The config's algorithm with its components resolved."""
+    settings = config.algorithm
+    named = {
+        stage: resolve(vars(settings)[stage], NAMESPACES[stage])
+        for stage in (
+            "advantage", "policy_loss", "value_loss", "preference_loss", "reward_loss", "reduction"
+        )
+    }  # fmt: skip
+    correction = settings.correction
+    return Algorithm(
+        **named,
         steps=steps,
+        samples_per_prompt=config.batch.samples_per_prompt,
+        kl_in_reward=settings.kl_in_reward,
+        kl_in_loss=settings.kl_in_loss,
+        kl_estimator=settings.kl_estimator,
+        kl_reward_estimator=settings.kl_reward_estimator,
+        kl_importance=settings.kl_importance,
+        entropy_coef=settings.entropy_coef,
+        correct_at=config.evaluate.correct_at,
+        trust_region=settings.trust_region,
+        correction=resolve(correction, NAMESPACES["correction"]) if correction else None,
+        old_logprobs=settings.old_logprobs,
+        reward_shaping=_each(settings.reward_shaping, "shaping"),
+        baseline_filters=_each(settings.baseline_filters, "filter"),
+        filters=_each(settings.filters, "filter"),
     )
+
+
+def rollout_of(config: Config, dataflow: Component) -> Component:
+    """The rollout of a config: algorithm.collect, inside the one that the dataflow needs."""
+    around = spec(dataflow).rollout
+    if not around:
+        return resolve(config.algorithm.collect, NAMESPACES["collect"])
+    options = resolve(around, NAMESPACES["collect"]).options
+    options = {**options, "inner": config.algorithm.collect}
+    name = around.partition("(")[0]
+    text = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return resolve(f"{name}({text})", NAMESPACES["collect"])
 
 
 def _check_context(what: str, tokens: int, model: Model, fix: str) -> None:
@@ -265,60 +295,78 @@ def _check_context(what: str, tokens: int, model: Model, fix: str) -> None:
         raise InputError(f"the longest {what}, in tokens", value=tokens, rule=rule, fix=fix)
 
 
-def build(config: Config) -> Setup:
-    """Everything but the weights. Raises InputError for bad data, tokenizer or model folders."""
+def build(config: Config, devices=None) -> Setup:
+    """Everything but the weights, on `devices` (default: all there are). Raises InputError for bad
+    data, tokenizer or model folders."""
     tokenizer = load_run_tokenizer(config)
-    dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
-    data = load_data(config, tokenizer, data_kind(dataflow))
-    model = load_model(config, tokenizer)
+    kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
+    data = load_data(config, tokenizer, kind)
+    model = load_model(config, tokenizer, devices)
     row = data.prompt_tokens + config.sampler.max_response_tokens
-    if data.kind != "prompts":
+    if kind not in SAMPLED:
         every = [x["item"] for source in data.sources for x in source]
         every += [x["item"] for x in data.held_out]
-        row = longest_row(data.kind, every)
-    return assemble(config, tokenizer, dataflow, data, model, row)
+        row = longest_row(kind, every)
+    return assemble(config, tokenizer, data, model, row)
 
 
-def assemble(
-    config: Config, tokenizer: Tokenizer, dataflow: Component, data: Data, model: Model, row: int
-) -> Setup:
-    """The setup of what was loaded; rows have `row` tokens. Every component is called once, on
-    shapes alone."""
-    response, batch, together = config.sampler.max_response_tokens, config.batch, 1
-    if config.sft.steps:
-        fix = "shorten the examples, or lower data.max_prompt_tokens"
-        _check_context("worked example", data.example_tokens, model, fix)
-    if data.test_prompts or data.kind == "prompts":
+def assemble(config: Config, tokenizer: Tokenizer, data: Data, model: Model, row: int) -> Setup:
+    """The setup of what was loaded; rows of the last phase have `row` tokens."""
+    dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
+    response, batch, together, optimizer_steps = (
+        config.sampler.max_response_tokens, config.batch, 1, config.steps
+    )  # fmt: skip
+    sampled = data.kind in SAMPLED
+    if data.test_prompts or sampled:
         check_length(data.prompt_tokens, response, model)
-    if data.kind == "prompts":
+    if sampled:
         rows = batch.sequences_per_optimizer_step
         steps = _steps(config, rows, row, model, batch.epochs)
+        generated = batch.prompts_per_step * batch.samples_per_prompt
+        optimizer_steps *= batch.epochs * (generated // rows)
     else:
         _check_context("row", row, model, "lower offline.max_tokens, or shorten the rows")
         together = example_rows(config, dataflow, data.kind)
-        rows = config.offline.examples_per_step * together
-        steps = _steps(config, rows, row, model, 1, together)
-    recipe = _recipe(config, tokenizer, steps)
-    rehearse(recipe, data.kind, dataflow)
-    rehearse_compared(recipe, dataflow)
-    sft_recipe = recipe
-    if config.sft.steps:
-        steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
-        sft_recipe = recipe.replace(
-            steps=steps, reduction=resolve("token_mean", NAMESPACES["reduction"])
-        )
-    decoding = decoding_of(config, tokenizer)
-    return Setup(
-        config, model, tokenizer, data, dataflow, recipe, sft_recipe, decoding, row, together
+        rows = config.offline.examples_per_step * (1 if data.kind == "unpaired" else together)
+        unit = 1 if data.kind == "unpaired" else together
+        steps = _steps(config, rows, row, model, 1, unit)
+    algorithm = make_algorithm(config, steps)
+    main = Phase(
+        "rl", dataflow, algorithm, config.steps, optimizer_steps, config.actor_optimizer, data.kind
     )
+    phases = (main,)
+    if config.sft.steps:
+        fix = "shorten the examples, or lower data.max_prompt_tokens"
+        _check_context("demonstration", data.example_tokens, model, fix)
+        steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
+        phases = (
+            Phase(
+                "sft", resolve("sft()", NAMESPACES["dataflow"]),
+                algorithm.replace(
+                    steps=steps, reduction=resolve("token_mean", NAMESPACES["reduction"])
+                ),
+                config.sft.steps, config.sft.steps, config.sft.optimizer, "examples",
+            ),
+            main,
+        )  # fmt: skip
+    rollouts = RolloutConfig(
+        prompts_per_step=batch.prompts_per_step,
+        samples_per_prompt=batch.samples_per_prompt,
+        sampling=make_sampling(config, tokenizer),
+        correct_at=config.evaluate.correct_at,
+        reward_shaping=algorithm.reward_shaping,
+    )
+    return Setup(
+        config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts,
+        decoding_of(config, tokenizer), row, together,
+    )  # fmt: skip
 
 
 def example_rows(config: Config, dataflow: Component, kind: str) -> int:
-    """Rows that follow each other and are one example: 2 of a pair, 3 with a reference one, which
-    the preference loss of a policy may read."""
-    if kind != "pairs":
-        return 1
-    if "actor" not in dataflow.parameters:
-        return 2
+    """Rows of a batch that follow each other and are one example of the file: those of the
+    dataflow's contract, or of its preference loss if that reads more."""
+    rows = spec(dataflow).rows
+    if kind != "pairs" or "actor" not in dataflow.parameters:
+        return rows
     loss = resolve(config.algorithm.preference_loss, NAMESPACES["preference_loss"])
-    return max(rows_per_example(loss), 2)
+    return max(spec(loss).rows, rows)

@@ -11,6 +11,16 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 
 
+def apply_shaping(batch: Batch, rules) -> Batch:
+    """The batch after every rule in turn: the change of a row's score is added to the reward of its
+    last policy token."""
+    for rule in rules:
+        change = rule(batch) - batches.row_sum(batch.rewards, batch)
+        rewards = batch.rewards + batches.last_token(batch) * change[:, None]
+        batch = batch.replace(rewards=rewards)
+    return batch
+
+
 def response_tokens(batch: Batch):
     """Tokens that the policy chose in each row, EOS included: [B]."""
     return jnp.sum(batch.mask, axis=1)

@@ -1,10 +1,7 @@
 """The training loop: {step, evaluate, log, save} until the run is over. Plumbing only.
 
-What lives here: the order of things, the run folder, signals, faults, the summary. What does not:
-any algorithm
-(rljax.dataflows), the state (rljax.train.run), construction (rljax.setup).
-
-A run is `sft.steps` supervised steps, then `steps` steps of the dataflow.
+The order of things, the run folder, signals, faults and the summary; the state is
+rljax.train.run, every algorithm a page of rljax.dataflows.
 """
 
 import json
@@ -68,11 +65,10 @@ class Signals:
 def one_step(run: Run) -> dict:
     """One step of the current phase; its seconds are split into generate, reward, learn and
     rest."""
-    phase, name = run.progress.phase, run.phase
+    phase = run.phase
     compiled = compiles.count()
     with collect() as timings:
-        metrics = run.sft_step() if phase == "sft" else run.rl_step()
-        metrics = {k: float(v) for k, v in metrics.items()}
+        metrics = {k: float(v) for k, v in run.step().items()}
     step_s, seconds = time.monotonic() - timings.begun_s, timings.seconds
     seconds["rest"] = step_s - sum(seconds.values())
     metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in PARTS}
@@ -84,18 +80,17 @@ def one_step(run: Run) -> dict:
         metrics["generate_tokens_per_s"] = tokens / max(seconds.get("generate", 0.0), 1e-9)
     elif "batch/tokens" in metrics:
         metrics["tokens_per_s"] = metrics["batch/tokens"] / step_s
-    in_phase = run.progress.sft_steps if phase == "sft" else run.progress.rl_steps
-    if in_phase > 3 and compiles.count() > compiled:
+    if run.progress.taken[phase.name] > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))
         LOG.warning("step %d compiled again: %s", run.progress.step, names)
-    if phase == "rl" and compiles.count() == compiled:
+    if phase is run.setup.main and compiles.count() == compiled:
         run.steady.append([metrics[f"time/{name}_s"] for name in PARTS])
         # Of the first such step, and of the last.
         run.timelines[1 if run.timelines else 0 :] = [
             timeline.record_of(timings, run.progress.step, step_s)
         ]
     _count_faults(run, metrics)
-    return {**metrics, "phase": name, "compiles": float(compiles.count())}
+    return {**metrics, "phase": phase.label, "compiles": float(compiles.count())}
 
 
 def _scoring_times(timings: Timings) -> dict:
@@ -120,10 +115,10 @@ def _count_faults(run: Run, metrics: dict) -> None:
             faults[name] = faults.get(name, 0.0) + metrics[name]
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
     if failed and failed >= metrics.get("batch/completions", 1.0):
-        for name in _OF_SCORES:  # no score is no reward of 0
+        for name in _OF_SCORES:  # a missing score is not a zero reward
             metrics.pop(name, None)
     if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
-        example = next(r for r in run.reward.rows if r["status"] != "ok")
+        example = next(r for r in run.source.report.examples if r["status"] != "ok")
         LOG.warning(
             "step %d: %d rewards failed and are masked out, the first one: %s: %s",
             run.progress.step,
@@ -154,7 +149,7 @@ def after_step(run: Run, metrics: dict) -> bool:
     config, progress = run.config, run.progress
     every = config.checkpoint.every_steps
     due = bool(every and progress.step % every == 0)
-    if progress.phase == "rl":
+    if run.phase is run.setup.main:
         every = config.evaluate.every_steps
         if run.finished() or (every and progress.rl_steps % every == 0):
             metrics |= run.evaluate()
@@ -162,15 +157,15 @@ def after_step(run: Run, metrics: dict) -> bool:
             due or config.checkpoint.best_metric.removeprefix("-") in metrics
         )  # only a saved step can be the best
         return due or run.finished()
-    over, found = progress.sft_steps >= config.sft.steps, {}
+    over, evaluated = progress.sft_steps >= config.sft.steps, {}
     if config.sft.stop_at_accuracy and progress.sft_steps % config.sft.check_every_steps == 0:
-        found = run.evaluate()
-        over = over or found.get("eval/accuracy", 0.0) >= config.sft.stop_at_accuracy
+        evaluated = run.evaluate()
+        over = over or evaluated.get("eval/accuracy", 0.0) >= config.sft.stop_at_accuracy
     if over:
-        run.begin_rl(run.roles["actor"].state.weights)
-        found = found if found and not run.setup.data.held_out else run.evaluate()
+        run.begin(run.setup.main, run.roles["actor"].state.weights)
+        evaluated = evaluated if evaluated and not run.setup.data.held_out else run.evaluate()
         run.remember_before()
-    metrics |= found
+    metrics |= evaluated
     return due or over
 
 
@@ -195,7 +190,7 @@ def roll_back(run: Run, bad: int) -> None:
 
 def example_rows(run: Run) -> list[dict]:
     """Completions to show: the best, the worst, and some in between."""
-    rows = sorted(run.reward.rows, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf)
+    rows = sorted(run.source.report.examples, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf)
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
     return [{**rows[i], "phase": "rl"} for i in picks]
 
@@ -207,7 +202,7 @@ def loop(run: Run, tracking: Tracking, signals: Signals) -> None:
             raise Terminated(signals.received)
         metrics = one_step(run)
         run.metrics, step = metrics, run.progress.step
-        show = metrics["phase"] == "rl" and run.setup.needs_reward
+        show = run.phase is run.setup.main and run.setup.needs_reward
         show = show and (step % run.config.samples_every_steps == 0 or run.finished())
         rows = example_rows(run) if show else []
         bad = bad_steps_in_a_row(metrics)
@@ -230,7 +225,9 @@ def require_scores(run: Run) -> None:
     """Raises InputError for a run that ends without one score: it has learned nothing."""
     failed = sum(run.progress.faults.get(f"reward/{k}", 0.0) for k in ("errors", "timeouts"))
     if run.setup.needs_reward and 0 < run.progress.completions <= failed:
-        example = next((r["message"] for r in run.reward.rows if r["status"] != "ok"), "")
+        report = run.source.report  # None right after a resume
+        rows = report.examples if report else []
+        example = next((r["message"] for r in rows if r["status"] != "ok"), "")
         raise InputError(
             f"no reward of this run was a score: all {failed:.0f} failed, and nothing was learned",
             rule=f"the last one: {example}" if example else "",
@@ -311,7 +308,7 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> 
         on_start(folder)
     console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None
     settings, summary, status = to_dict(config), {}, "failed"
-    with Signals() as signals, Run(config, folder) as run:
+    with Signals() as signals, Run(build(config), folder) as run:
         if console:
             print(f"plan: {run.memory.line()}", flush=True)
         with open_tracking(config.trackers, folder, settings, console) as tracking:

@@ -1,15 +1,16 @@
-"""Progress: where a run is and what it has found so far, the JSON half of a checkpoint."""
+"""Progress: where a run is and what it has measured so far, the JSON half of a checkpoint."""
 
 import dataclasses
+
+from rljax.errors import InputError
 
 
 @dataclasses.dataclass
 class Progress:
-    """The JSON half of a checkpoint: where the run is, and what it has found so far."""
+    """The JSON half of a checkpoint: where the run is, and what it has measured so far."""
 
-    sft_steps: int = 0
-    rl_steps: int = 0
-    phase: str = "sft"
+    phase: str  # rljax.setup.Phase.name
+    taken: dict[str, int] = dataclasses.field(default_factory=dict)  # steps of each phase
     accuracy_before: dict | None = None
     accuracy: dict | None = None
     right_before: list | None = None  # per prompt, for the interval of the difference
@@ -27,10 +28,34 @@ class Progress:
 
     @property
     def step(self) -> int:
-        return self.sft_steps + self.rl_steps
+        """Steps of all phases."""
+        return sum(self.taken.values())
+
+    @property
+    def sft_steps(self) -> int:
+        return self.taken.get("sft", 0)
+
+    @property
+    def rl_steps(self) -> int:
+        """Steps of the last phase, whatever its dataflow."""
+        return self.taken.get("rl", 0)
+
+    @classmethod
+    def from_dict(cls, saved: dict) -> "Progress":
+        """What a checkpoint holds; one of another version of rljax is refused."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        if saved.keys() != names:
+            raise InputError(
+                "this checkpoint was written by another version of rljax",
+                value=sorted(saved.keys() ^ names),
+                rule="its progress has other fields than this version's",
+                fix="resume with the version that wrote it, or start a new run_dir from its export",
+            )
+        return cls(**saved)
 
 
 def bad_steps_in_a_row(metrics: dict) -> int:
-    """Non-finite optimizer steps up to now without a good one between, of the worse of actor and
-    critic."""
-    return int(max(metrics.get(p + "skipped_in_a_row", 0.0) for p in ("", "critic/")))
+    """Non-finite optimizer steps up to now without a good one between, of the worst of the trained
+    roles."""
+    counts = [v for name, v in metrics.items() if name.endswith("skipped_in_a_row")]
+    return int(max(counts, default=0))

@@ -32,13 +32,13 @@ def batch_arrays(
     examples: mask; an item may be a list of examples, packed into one row (`pack_examples`).
     pairs: scores = the margin of the chosen row, 0 of the others; group = number of the pair.
         `rows_per_example` 3 puts the reference completion first, 2 leaves it out.
-    labelled: scores = +1 (desirable) or -1. See `mismatched_arrays` for the other rows of KTO.
-    steps: mask and process_rewards at the ends of steps.
+    unpaired: scores = +1 (desirable) or -1. See `mismatched_arrays` for the other rows of KTO.
+    stepwise: mask and process_rewards at the ends of steps.
     trajectories: rewards at the last token, or the process scores at the ends of steps; scores =
         the reward; finish_reason; process_rewards and sampler_logprobs where the data have them.
     """
     makers = dict(
-        examples=_example_rows, labelled=_labelled_rows, steps=_step_rows,
+        examples=_example_rows, unpaired=_labelled_rows, stepwise=_step_rows,
         trajectories=_trajectory_rows,
     )  # fmt: skip
     if kind not in KINDS:
@@ -53,7 +53,7 @@ def longest_row(kind: str, items: Sequence) -> int:
     if kind == "examples":
         rows = [item if isinstance(item, list) else [item] for item in items]
         return max(sum(len(ids) for ids, _ in row) for row in rows)
-    if kind == "steps":
+    if kind == "stepwise":
         return max(len(item.ids) for item in items)
     if kind == "pairs":
         return max(len(item.prompt_ids) + _longest_completion(item) for item in items)

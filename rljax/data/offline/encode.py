@@ -166,7 +166,7 @@ def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, d
         mask = [0, *mask[1:]]  # nothing precedes the first token, so nothing predicts it
         first = mask.index(1) if 1 in mask else len(mask)
         return ids[:first], {"all": {"ids": ids[first:], "mask": mask[first:]}}
-    if kind == "steps":
+    if kind == "stepwise":
         prompt = _encode_prompt(record, tokenizer)
         return prompt, {"all": _encode_steps(record, prompt, tokenizer, separator)}
     if kind == "trajectories":
@@ -210,13 +210,13 @@ def _items(record, kind, prompt, columns, cut) -> list:
         name: {key: np.array(x, np.int32 if key == "ids" else np.float32) for key, x in one.items()}
         for name, one in columns.items()
     }
-    if kind in ("examples", "steps"):
+    if kind in ("examples", "stepwise"):
         found = of["all"]
         unlearned = np.zeros(len(before), np.float32)
         rest = {k: np.concatenate([unlearned, x]) for k, x in found.items() if k != "ids"}
         make = Example if kind == "examples" else Stepwise
         return [make(ids=np.concatenate([before, found["ids"]]), **rest)]
-    if kind == "labelled":
+    if kind == "unpaired":
         said = of["completion"]
         return [Labelled(before, said["ids"], said["mask"], record["label"])]
     if kind == "trajectories":

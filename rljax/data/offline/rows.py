@@ -23,7 +23,7 @@ from rljax.data.rows.columns import (
 from rljax.data.rows.rows import Rows, read_rows
 from rljax.errors import InputError
 
-KINDS = ("examples", "pairs", "labelled", "steps", "trajectories")
+KINDS = ("examples", "pairs", "unpaired", "stepwise", "trajectories")
 _PAIR_FIX = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
 _ASSISTANT = "assistant"
 
@@ -36,8 +36,8 @@ def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict
         prompt it is the longest common beginning of the completions: whole messages, or characters
         (a space before the first difference goes to the completions). margin is that column, or
         score_chosen - score_rejected, or 0; tie is that column, or equal scores.
-    labelled: prompt, completion, label (whether the completion is desirable).
-    steps: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
+    unpaired: prompt, completion, label (whether the completion is desirable).
+    stepwise: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
         `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
         ones may be among them, and true = the end token follows the last one, not the separator.
     trajectories: prompt, completion or steps, reward, truncated, and process_scores (one of each
@@ -49,8 +49,8 @@ def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict
     read = dict(
         examples=_example,
         pairs=_pair,
-        labelled=_labelled,
-        steps=_stepwise,
+        unpaired=_labelled,
+        stepwise=_stepwise,
         trajectories=_trajectory,
     )[kind]
     records = []

@@ -75,7 +75,7 @@ def _of_prompt(prompt: dict) -> Shown:
 
 
 _ONE = dict(
-    examples="example", pairs="pair", labelled="answer", steps="solution", trajectories="trajectory"
+    examples="example", pairs="pair", unpaired="answer", stepwise="solution", trajectories="trajectory"
 )
 
 
@@ -84,7 +84,7 @@ def _of_kind(kind: str, index: int, item) -> list[Shown]:
     title = f"{_ONE[kind]} {index}"
     if kind == "examples":
         return [Shown(title, *item, {})]
-    if kind == "steps":
+    if kind == "stepwise":
         labels = [float(x) for x, m in zip(item.labels, item.mask, strict=True) if m]
         return [Shown(title, item.ids, item.mask, {"labels": labels})]
     if kind == "pairs":
@@ -93,7 +93,7 @@ def _of_kind(kind: str, index: int, item) -> list[Shown]:
         ]
         facts = {"margin": item.margin}
         return [_joined(f"{title}, {name}", item, name, facts) for name in names]
-    facts = {"label": item.label} if kind == "labelled" else {"reward": item.reward}
+    facts = {"label": item.label} if kind == "unpaired" else {"reward": item.reward}
     return [_joined(title, item, "completion", facts)]
 
 

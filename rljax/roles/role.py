@@ -1,0 +1,60 @@
+"""Role: what every part of a run that outlives a step answers, a user's own included.
+
+A role is a frozen dataclass registered as a pytree: its arrays are leaves, everything else is
+static. A small one needs its `state` alone:
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Multiplier(Role):
+        state: jax.Array
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+
+
+class Role:
+    """The defaults are those of a role whose arrays are all in `state`, trained by a dataflow."""
+
+    trained: ClassVar[bool] = True  # a program donates it, and may return it anew
+    checkpointed: bool | ClassVar[bool] = True  # a resume reads its arrays from the checkpoint
+
+    def arrays(self):
+        """What a checkpoint keeps of the role."""
+        return self.state
+
+    def with_arrays(self, arrays) -> "Role":
+        """The role with the arrays of a checkpoint."""
+        return dataclasses.replace(self, state=arrays)
+
+    def split(self) -> tuple["Role", object]:
+        """(the role without what it only reads or shares with others, that): a program donates
+        the first half and never the second."""
+        return self, None
+
+    def joined(self, shared) -> "Role":
+        """The role of both halves of `split`."""
+        return self
+
+    def pinned(self) -> "Role":
+        """Inside a program: the role with its arrays kept on the layout they came with."""
+        return self
+
+    def parts(self) -> dict[str, object]:
+        """{what is held on the devices all through a run: its arrays}, for the plan."""
+        return {"": self.arrays()}
+
+
+def static_field(default=dataclasses.MISSING):
+    """A dataclass field that is no leaf of the pytree."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def is_role(x) -> bool:
+    """Whether an argument of a dataflow is a role or arrays, and not an option."""
+    return isinstance(x, Role) or any(
+        isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or hasattr(leaf, "__array__")
+        for leaf in jax.tree.leaves(x)
+    )

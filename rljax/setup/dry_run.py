@@ -1,0 +1,214 @@
+"""The dry run: a phase's dataflow traced on shapes alone, before anything is sampled or compiled.
+
+It finds options out of range, components that do not take or return what their stage does, batch
+fields that no stage fills, and fields of the config that nothing reads. The planner compiles the
+same program with the same arguments.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.components import Component
+from rljax.config import AlgorithmConfig
+from rljax.contracts import spec
+from rljax.dataflows.algorithm import FIELDS, Algorithm
+from rljax.errors import InputError
+from rljax.mesh import replicated, row_sharding, row_shards
+from rljax.roles import Role
+from rljax.setup.role_table import abstract_roles
+from rljax.setup.setup import Phase, Setup
+
+# Fields beside tokens, segment_ids, positions and mask that the batch of each kind of data has.
+_SAMPLES = (
+    "sampler_logprobs", "sampler_log_kept", "entropy", "policy_version", "group", "finish_reason"
+)  # fmt: skip
+_FIELDS = {
+    "rollouts": (*_SAMPLES, "rewards", "scores"),
+    "samples": _SAMPLES,
+    "examples": (),
+    "pairs": ("scores", "group"),
+    "unpaired": ("scores",),
+    "stepwise": ("process_rewards",),
+    "trajectories": ("scores", "finish_reason", "rewards"),
+}
+
+
+def batch_fields(setup: Setup, phase: Phase) -> set[str]:
+    """The fields of a phase's batches that are filled before its dataflow runs."""
+    names = {"tokens", "segment_ids", "positions", "mask", *_FIELDS[phase.data]}
+    config = setup.config
+    if phase.samples:
+        names |= set(spec(setup.rollout).fills)
+        if config.rollouts.replay:  # what stored rollouts lack, a mixture lacks
+            names -= {"entropy"}
+        if config.reward.process_model:
+            names |= {"step_ids", "process_rewards"}
+    elif phase is setup.main:
+        items = [record["item"] for source in setup.data.sources[:1] for record in source[:1]]
+        for item in items if phase.data == "trajectories" else ():
+            names |= {"process_rewards"} if item.process_scores is not None else set()
+            names |= {"sampler_logprobs"} if item.logprobs is not None else set()
+        if config.offline.reference_logprobs:
+            names.add("ref_logprobs")
+    return names
+
+
+def abstract_batch(setup: Setup, phase: Phase) -> Batch:
+    """A batch of the phase as jax.ShapeDtypeStructs, with the layout that it has on the mesh."""
+    config, mesh, algorithm = setup.config, setup.model.mesh, phase.algorithm
+    names = batch_fields(setup, phase)
+    rows, columns = algorithm.steps.rows, setup.row_tokens
+    if phase.name == "sft":
+        columns = setup.data.example_tokens
+    elif phase.samples:
+        rows = config.batch.prompts_per_step * config.batch.samples_per_prompt
+    elif phase.data == "unpaired":
+        rows *= setup.rows_per_example
+    # How many parts the reward has shows when it runs: as many as there are weights for them.
+    readers = [
+        c for c in (algorithm.advantage, *algorithm.reward_shaping)
+        if "reward_parts" in spec(c).reads
+    ]  # fmt: skip
+    weights = [c.options["weights"] for c in readers if c.options.get("weights")]
+    if readers:
+        names.add("reward_parts")
+    sizes = {"B": rows, "S": columns, "K": len(weights[0]) if weights else 2}
+    layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
+    return Batch(**{
+        field.name: jax.ShapeDtypeStruct(
+            [sizes[axis] for axis in field.metadata["axes"]], field.metadata["dtype"],
+            sharding=layout,
+        )
+        for field in dataclasses.fields(Batch)
+        if field.name in names
+    })  # fmt: skip
+
+
+def abstract_key(setup: Setup):
+    """A key of jax.random as a shape."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=replicated(setup.model.mesh))
+
+
+def roles_read(phase: Phase, roles: dict[str, Role]) -> dict[str, Role]:
+    """Those of the roles that the phase's dataflow names."""
+    return {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
+
+
+def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
+    """The dataflow of a phase on shapes alone -> (shapes of its new roles, shapes of its metrics,
+    names of the fields of Algorithm that it read). Raises InputError for what is at fault."""
+    roles = roles_read(phase, abstract_roles(setup, phase) if roles is None else roles)
+    read: set[str] = set()
+    checked = _Noting(phase.algorithm, read)
+    function = phase.dataflow.function
+    page = vars(function).get("page", function)
+    options = phase.dataflow.options
+
+    def traced(batch, key, roles):
+        return page(batch, key, checked, **roles, **options)
+
+    try:
+        new, metrics = jax.eval_shape(
+            traced, abstract_batch(setup, phase), abstract_key(setup), roles
+        )
+    except InputError:
+        raise
+    except Exception as error:  # of the user's code, or of an option's value
+        raise InputError(
+            f"dataflow={phase.dataflow.text!r} fails on shapes",
+            rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            fix="see its docstring for what it takes and returns",
+        ) from error
+    return new, metrics, read
+
+
+def check_fields_read(setup: Setup) -> None:
+    """The dry run of every phase. Raises InputError where one fails, or where a field of
+    config.algorithm is set and neither the dataflow nor its rollout reads it."""
+    read: set[str] = set()
+    for phase in setup.phases:
+        _, _, fields = dry_run(setup, phase)
+        read |= fields if phase is setup.main else set()
+    read |= {"collect"} if setup.main.samples else set()
+    if "kl_controller" in abstract_roles(setup):
+        read |= {"kl_target", "kl_horizon"}
+    settings, default = setup.config.algorithm, AlgorithmConfig()
+    for field in dataclasses.fields(AlgorithmConfig):
+        value, usual = getattr(settings, field.name), getattr(default, field.name)
+        if value != usual and field.name not in read:
+            raise InputError(
+                f"algorithm.{field.name}", value=value,
+                rule=f"dataflow={setup.config.dataflow!r} does not read it",
+                fix=f"algorithm.{field.name}={usual!r}",
+            )  # fmt: skip
+
+
+class _Noting(Algorithm):
+    """An Algorithm that notes which of its fields are read, and whose components say what is wrong
+    with them; so do its copies."""
+
+    def __init__(self, algorithm: Algorithm, read: set[str]):
+        vars(self).update(vars(algorithm), read=read)
+
+    def replace(self, **fields) -> "_Noting":
+        values = {name: vars(self)[name] for name in FIELDS}
+        return _Noting(Algorithm(**{**values, **fields}), vars(self)["read"])
+
+    def __getattribute__(self, name: str):
+        value = object.__getattribute__(self, name)
+        if name not in FIELDS:
+            return value
+        object.__getattribute__(self, "__dict__")["read"].add(name)
+        if isinstance(value, tuple):
+            return tuple(_Checked(one, name) for one in value)
+        return _Checked(value, name) if isinstance(value, Component) else value
+
+    def __eq__(self, other):
+        return self is other
+
+    def __hash__(self):
+        return id(self)
+
+
+# Stage -> the axes that its function may return: T [B, S], R [B], E [B / rows of an example].
+_RETURNS = {
+    "advantage": "T", "policy_loss": "TR", "value_loss": "TR", "reduction": "T",
+    "preference_loss": "TE", "reward_loss": "TE", "reward_shaping": "R", "baseline_filters": "R",
+    "filters": "R",
+}  # fmt: skip
+
+
+class _Checked(Component):
+    """A component whose failures name it, and whose result must have the shape of its stage."""
+
+    def __init__(self, component: Component, stage: str):
+        vars(self).update(vars(component), stage=stage)
+
+    def __call__(self, *args, **kwargs):
+        named = f"algorithm.{self.stage}={self.text!r}"
+        try:
+            result = super().__call__(*args, **kwargs)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"{named} fails when it is called",
+                rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                fix="see the function's docstring for what it takes and returns",
+            ) from error
+        batch = next(x for x in args if isinstance(x, Batch))
+        rows, columns = batch.tokens.shape
+        shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
+        first = result[0] if isinstance(result, tuple) else result
+        wanted = [shapes[axis] for axis in _RETURNS.get(self.stage, "")]
+        if wanted and jnp.shape(first) not in wanted:
+            raise InputError(
+                f"{named} returns the wrong shape",
+                value=jnp.shape(first),
+                rule=f"one of {wanted} for a batch of [{rows}, {columns}]",
+            )
+        return result

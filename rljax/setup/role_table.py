@@ -1,0 +1,267 @@
+"""The role table: every role of a run in one declaration, by which it is made, planned and kept.
+
+A role is made by a function (inputs, **options) -> Role, whether its weights are loaded or only
+their shapes are wanted. `config.roles` adds roles of the user's own (rljax.setup.role_makers).
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.components import Component, resolve
+from rljax.config import NAMESPACES, Config, OptimizerConfig
+from rljax.contracts import spec
+from rljax.errors import InputError
+from rljax.learn.optimizers import make_optimizer
+from rljax.learn.state import TrainState
+from rljax.mesh import on_host, replicated
+from rljax.models.huggingface import load_config, load_params
+from rljax.models.model import Model
+from rljax.models.trees import flattened, merged, nested
+from rljax.roles import (
+    Actor,
+    Baseline,
+    Critic,
+    KLController,
+    Reference,
+    RewardModel,
+    Role,
+    start_training,
+    training_layout,
+)
+from rljax.setup.setup import Phase, Setup, adapter_fields
+from rljax.setup.weights import check_same_vocabulary, multiplied_in_dtype, scalar_model
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleInputs:
+    """What a role is made of. `params` are the policy's weights as the phase begins. With `abstract`
+    they, and every array that a method returns, are jax.ShapeDtypeStructs of the same layout."""
+
+    name: str
+    setup: Setup
+    phase: Phase
+    params: dict
+    abstract: bool = False
+
+    @property
+    def config(self) -> Config:
+        return self.setup.config
+
+    def optimizer(self, settings: OptimizerConfig):
+        """The optax optimizer of these settings, its schedule laid out over the phase."""
+        return make_optimizer(settings, self.phase.optimizer_steps)
+
+    def training(self, model: Model, params: dict, optimizer) -> TrainState:
+        """Fresh optimizer state around `params`, on the layout that programs keep."""
+        waits = self.config.memory.optimizer_on_host
+        if self.abstract:
+            return training_layout(model, optimizer, optimizer_on_host=waits)
+        return start_training(model, params, optimizer, optimizer_on_host=waits)
+
+    def loaded(self, folder: str, model: Model) -> dict:
+        """The weights of a Hugging Face folder."""
+        return model.abstract() if self.abstract else load_params(folder, model)
+
+    def copied(self, params: dict) -> dict:
+        """The same weights in buffers of their own: a donated one cannot have two owners."""
+        return params if self.abstract else jax.tree.map(jnp.copy, params)
+
+    def number(self, value) -> jax.Array:
+        """A float32 array on every device, for small roles."""
+        value, whole = np.asarray(value, np.float32), replicated(self.setup.model.mesh)
+        if self.abstract:
+            return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=whole)
+        return jax.device_put(value, whole)
+
+    def frozen(self) -> dict:
+        """The policy as it is now, in the dtype that the model multiplies in. Under adapters the
+        base is shared, and only the adapters are copied: fresh ones are exactly off."""
+        model = self.setup.model
+        own, base = model.split(self.params)
+        if model.config.lora:
+            return merged(self.copied(own), base)
+        waits = self.config.memory.reference_on_host
+
+        def copy(path, x):
+            low = multiplied_in_dtype(path, model.config)
+            dtype = self.config.model_settings.dtype if low else x.dtype
+            layout = on_host(x.sharding) if waits else x.sharding
+            if self.abstract:
+                return jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout)
+            x = jnp.array(x, dtype, copy=True)
+            return jax.device_put(x, layout) if waits else x
+
+        return nested({path: copy(path, x) for path, x in flattened(own).items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleSpec:
+    """How a role is made. `needed`: whether a dataflow that names it with default None gets it."""
+
+    make: Callable[[RoleInputs], Role]
+    needed: Callable[[Setup], bool] = lambda setup: True
+
+
+def make_actor(inputs: RoleInputs, *, prefix: str = "", settings=None) -> Actor:
+    model = inputs.setup.model
+    optimizer = inputs.optimizer(settings or inputs.phase.actor_optimizer)
+    state = inputs.training(model, inputs.params, optimizer)
+    temperature = inputs.config.sampler.temperature
+    return Actor(state, model, optimizer, temperature, inputs.setup.decoding, prefix)
+
+
+def scalar_start(inputs: RoleInputs, labels: int) -> tuple[Model, dict]:
+    """The reward model of critic_model with its own config.json and head; without one, the policy's
+    body and a head of zeros, of `labels` labels."""
+    config, policy = inputs.config, inputs.setup.model
+    if config.critic_model:
+        if not inputs.abstract:
+            return scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
+        settings = dataclasses.asdict(config.model_settings) | adapter_fields(config)
+        wanted = dataclasses.replace(load_config(config.critic_model, **settings), labels=1)
+        model = Model(wanted, policy.mesh, "scalar")
+        return model, model.abstract()
+    own = dataclasses.replace(policy.config, labels=labels)
+    model = dataclasses.replace(policy, head="scalar", config=own)
+    if inputs.abstract:
+        return model, model.abstract()
+    body = {k: v for k, v in inputs.params.items() if k != "head"}
+    head = model.abstract()["head"]
+    body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
+    trained, base = model.split(body)
+    return model, merged(inputs.copied(trained), base)
+
+
+def make_critic(inputs: RoleInputs) -> Critic:
+    optimizer = inputs.optimizer(inputs.config.critic_optimizer)
+    model, body = scalar_start(inputs, 1)
+    return Critic(inputs.training(model, body, optimizer), model, optimizer)
+
+
+def make_reward_model(inputs: RoleInputs) -> RewardModel:
+    optimizer = inputs.optimizer(inputs.config.critic_optimizer)
+    labels = spec(inputs.phase.algorithm.reward_loss).labels
+    model, body = scalar_start(inputs, labels)
+    return RewardModel(inputs.training(model, body, optimizer), model, optimizer)
+
+
+def make_reference(inputs: RoleInputs) -> Reference:
+    """The policy as the phase begins, frozen."""
+    setup = inputs.setup
+    temperature = inputs.config.sampler.temperature
+    return Reference(inputs.frozen(), setup.model, temperature, setup.decoding)
+
+
+def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:
+    """A frozen model of another folder, of its own size and family and the policy's vocabulary."""
+    wanted = load_config(folder, **dataclasses.asdict(inputs.config.model_settings))
+    check_same_vocabulary(field, folder, wanted, inputs.setup.model)
+    model = Model(wanted, inputs.setup.model.mesh)
+    temperature = inputs.config.sampler.temperature
+    return Reference(inputs.loaded(folder, model), model, temperature, checkpointed=False)
+
+
+def make_teacher(inputs: RoleInputs) -> Reference:
+    return frozen_folder(inputs, "teacher_model", inputs.config.teacher_model)
+
+
+def make_kl_controller(inputs: RoleInputs) -> KLController:
+    settings = inputs.config.algorithm
+    return KLController(inputs.number(1.0), settings.kl_target, settings.kl_horizon)
+
+
+def make_baseline(inputs: RoleInputs) -> Baseline:
+    return Baseline(inputs.number([0.0, 0.0]))
+
+
+def needs_reference(setup: Setup) -> bool:
+    """Of rollouts: some KL coefficient is above 0. Of files: the loss reads its log-probs, and they
+    are not stored on disk."""
+    settings = setup.config.algorithm
+    if not setup.learns_offline:
+        return settings.kl_in_reward > 0 or settings.kl_in_loss > 0
+    pairs = setup.main.data == "pairs"
+    reads = not pairs or "ref_logprobs" in spec(setup.algorithm.preference_loss).reads
+    return reads and not setup.config.offline.reference_logprobs
+
+
+def needs_kl_controller(setup: Setup) -> bool:
+    return needs_reference(setup) and setup.config.algorithm.kl_target > 0
+
+
+ROLES: dict[str, RoleSpec] = {
+    "actor": RoleSpec(make_actor),
+    "critic": RoleSpec(make_critic),
+    "reward_model": RoleSpec(make_reward_model),
+    "reference": RoleSpec(make_reference, needs_reference),
+    "teacher": RoleSpec(make_teacher),
+    "kl_controller": RoleSpec(make_kl_controller, needs_kl_controller),
+    "baseline": RoleSpec(make_baseline),
+}
+
+
+def own_roles(config: Config) -> dict[str, Component]:
+    """{name: maker} of config.roles. Raises InputError for a text that is no name=maker(...)."""
+    makers: dict[str, Component] = {}
+    for text in config.roles:
+        name, equals, maker = text.partition("=")
+        name = name.strip()
+        rule = 'name=maker(...), such as "implicit=trained_policy(lr=1e-6)"'
+        if not equals or not name.isidentifier():
+            raise InputError("a role of config.roles", value=text, rule=rule)
+        if name in ROLES or name in makers or name == "reward":
+            raise InputError("a role of config.roles", value=name, rule="a name of its own")
+        makers[name] = resolve(maker.strip(), NAMESPACES["role"])
+    return makers
+
+
+def role_table(config: Config) -> dict[str, RoleSpec]:
+    """The built-in roles and those of config.roles, by name."""
+    return {**ROLES, **{name: RoleSpec(maker) for name, maker in own_roles(config).items()}}
+
+
+def role_names(setup: Setup, phase: Phase) -> list[str]:
+    """The roles that the phase's dataflow, or the rollout of its batches, names and needs."""
+    readers = [phase.dataflow, *([setup.rollout] if phase.samples else [])]
+    names = []
+    for name, role in role_table(setup.config).items():
+        asked = [r.signature.parameters[name] for r in readers if name in r.parameters]
+        always = any(parameter.default is not None for parameter in asked)
+        if always or (asked and role.needed(setup)):
+            names.append(name)
+    return names
+
+
+def make_roles(setup: Setup, phase: Phase, params: dict) -> dict[str, Role]:
+    """{name: role} of a phase, each with fresh optimizer state, started from `params`."""
+    table = role_table(setup.config)
+    # The actor last: its state takes the very buffers that the others copied.
+    names = sorted(role_names(setup, phase), key=lambda name: name == "actor")
+    return {name: table[name].make(RoleInputs(name, setup, phase, params)) for name in names}
+
+
+def abstract_roles(setup: Setup, phase: Phase | None = None) -> dict[str, Role]:
+    """`make_roles` without a weight: every array is a jax.ShapeDtypeStruct."""
+    phase, table = phase or setup.main, role_table(setup.config)
+    params = setup.model.abstract()
+    return {
+        name: table[name].make(RoleInputs(name, setup, phase, params, abstract=True))
+        for name in role_names(setup, phase)
+    }
+
+
+def role_arrays(roles: dict[str, Role]) -> dict:
+    """{name: arrays} that a checkpoint keeps."""
+    return {name: role.arrays() for name, role in sorted(roles.items()) if role.checkpointed}
+
+
+def with_arrays(roles: dict[str, Role], arrays: dict) -> dict[str, Role]:
+    """The roles with the arrays of a checkpoint."""
+    return {
+        name: role.with_arrays(arrays[name]) if name in arrays else role
+        for name, role in roles.items()
+    }

@@ -1,0 +1,85 @@
+"""Weights that a run starts from: the policy's, and scalar heads for critics and reward models."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+
+from rljax.config import Config, is_path
+from rljax.errors import InputError
+from rljax.models.adapters import lora
+from rljax.models.config import ModelConfig
+from rljax.models.huggingface import load_config, load_params, load_with_report
+from rljax.models.huggingface.peft import load_adapter
+from rljax.models.model import Model
+from rljax.setup.setup import adapter_fields
+
+
+def initial_params(config: Config, model: Model, record: Path | None = None) -> dict:
+    """The weights the run starts from: the Hugging Face folder's, or random ones from the seed;
+    with adapters, fresh ones or those of lora.adapter.
+
+    What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
+    """
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)
+    plain = dataclasses.replace(model, config=lora.without(model.config))
+    if is_path(config.model):
+        params, report = load_with_report(config.model, plain)
+        if record and jax.process_index() == 0:
+            record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+    else:
+        params = plain.init(key)
+    if model.config.lora is None:
+        return params
+    params = lora.attach(model, params, jax.random.fold_in(key, 1))
+    return load_adapter(config.lora.adapter, model, params) if config.lora.adapter else params
+
+
+def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
+    """Whether the model rounds this weight to its dtype before use. Rounding a frozen copy then
+    changes nothing; every other weight (router, norms, a float32 head) stays what the actor has:
+    KL to the reference starts at exactly 0."""
+    if path in (("head",), ("embedding",)):
+        return not config.head_in_float32
+    experts = path[0] == "layers" and path[-2:] in (("mlp", "gate"), ("mlp", "up"), ("mlp", "down"))
+    return path[-1] == "weight" or experts
+
+
+def load_scalar(field: str, folder: str, wanted: ModelConfig, mesh) -> tuple[Model, dict]:
+    """A reward model as one with a single label: of two (wrong, right) the value is the difference
+    of the logits."""
+    if wanted.labels > 2:
+        raise InputError(f"{field}={folder}", value=wanted.labels, rule="1 or 2 labels")
+    params = load_params(folder, Model(wanted, mesh, "scalar"))
+    if wanted.labels == 2:
+        for name in ("head", "head_bias"):
+            if name in params:
+                params[name] = params[name][..., 1:] - params[name][..., :1]
+    return Model(dataclasses.replace(wanted, labels=1), mesh, "scalar"), params
+
+
+def scalar_model(
+    config: Config, policy: Model, field: str, folder: str, *, adapted: bool
+) -> tuple[Model, dict]:
+    """An outcome or process reward model of a folder. Of two labels (wrong, right) the value is the
+    difference of the logits, the log-odds of right."""
+    settings = dataclasses.asdict(config.model_settings)
+    settings |= adapter_fields(config) if adapted else {}
+    wanted = load_config(folder, **settings)
+    check_same_vocabulary(field, folder, wanted, policy)
+    params = load_scalar(field, folder, lora.without(wanted), policy.mesh)[1]
+    model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
+    if wanted.lora:
+        key = jax.random.fold_in(jax.random.key(config.seed), 2)
+        params = lora.attach(model, params, key)
+    return model, params
+
+
+def check_same_vocabulary(field: str, folder: str, wanted: ModelConfig, policy: Model) -> None:
+    if wanted.vocab_size != policy.config.vocab_size:
+        raise InputError(
+            f"{field}={folder} has another vocabulary",
+            value=wanted.vocab_size,
+            rule=f"the policy's has {policy.config.vocab_size} tokens: both read the same ids",
+        )

@@ -1,0 +1,284 @@
+"""Sources: where the batch of a step comes from.
+
+A source has next(step, roles) -> (Batch, metrics), get_state() and set_state(state): rows of a
+file, rollouts of the policy, stored rollouts, or a mixture of both. A dataflow never knows which.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.arrays import fetch, place
+from rljax.batch import Batch
+from rljax.data.offline.batches import batch_arrays, mismatched_arrays
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
+from rljax.data.online.curriculum import Curriculum
+from rljax.data.online.loader import make_loader
+from rljax.data.online.prompts import Prompts, pad_examples
+from rljax.errors import InputError
+from rljax.keys import stream
+from rljax.rollout import Reward, RewardReport, run_rollout, widened
+from rljax.setup import Phase, Setup, prompt_order
+from rljax.setup.setup import samples_policy
+
+
+def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Array):
+    """The source of a phase's batches, by the kind of data that its dataflow declares."""
+    config, data = setup.config, setup.data
+    if phase.name == "sft":
+        size = config.sft.sequences_per_step
+        loader = make_loader(data.examples, batch_size=size, seed=config.seed)
+        return FileSource(loader, lambda items: _examples(setup, items), ())
+    if not phase.samples:
+        loader = prompt_order(config, data)
+        names = (config.data.train, *config.data.sources)
+        return FileSource(loader, lambda records: offline_batch(setup, records), names)
+    wanted, replayed = config.batch.prompts_per_step, 0
+    if config.rollouts.replay:
+        share = config.rollouts.replay_share
+        replayed = wanted if share == 1 else min(max(round(share * wanted), 1), wanted - 1)
+    stored = ReplaySource(setup, replayed) if replayed else None
+    if not samples_policy(config):
+        return stored
+    sampled = RolloutSource(setup, phase, reward, key, wanted - replayed)
+    return MixedSource(sampled, stored, setup) if stored else sampled
+
+
+class FileSource:
+    """The next examples of a file, as many as the loader's batch."""
+
+    def __init__(self, loader, to_batch: Callable[[list], Batch], names: tuple[str, ...]):
+        self.loader, self.to_batch, self.names = loader, to_batch, names
+
+    def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        before = self.loader.position
+        batch = self.to_batch(self.loader.take(self.loader.batch_size))
+        metrics = {
+            "batch/examples": float(self.loader.position - before),
+            "batch/tokens": float(np.sum(fetch(batch.segment_ids) > 0)),
+            "data/epoch": self.loader.epoch,
+        }
+        return batch, {**metrics, **_chances(self.loader, self.names)}
+
+    def get_state(self) -> dict:
+        return self.loader.get_state()
+
+    def set_state(self, state: dict) -> None:
+        self.loader.set_state(state)
+
+
+class RolloutSource:
+    """Scored trajectories of the current policy on the next `count` prompts. `report` is what the
+    reward said of the last step's samples."""
+
+    def __init__(self, setup: Setup, phase: Phase, reward: Reward | None, key, count: int):
+        self.setup, self.reward, self.count = setup, reward, count
+        self.score = reward if phase.data == "rollouts" else unscored
+        self.key, self.loader = key, prompt_order(setup.config, setup.data)
+        self.report: RewardReport | None = None
+
+    def draw(self, count: int) -> Prompts:
+        """The next prompts of the data."""
+        return Prompts.from_records(self.loader.take(count), length=self.setup.data.prompt_tokens)
+
+    def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        setup, before = self.setup, self.loader.position
+        cfg = setup.rollouts.replace(prompts_per_step=self.count)
+        done = run_rollout(
+            setup.rollout, self.draw(self.count), stream(self.key, "rollout", step), cfg,
+            **{**roles, "reward": self.score}, draw=self.draw, tokenizer=setup.tokenizer,
+        )  # fmt: skip
+        drawn = self.loader.position - before
+        metrics = {
+            **done.metrics,
+            "batch/prompts": float(drawn),
+            "batch/completions": float(drawn * cfg.samples_per_prompt),
+            "data/epoch": self.loader.epoch,
+            "data/dropped_overlong": float(
+                setup.data.counts.get("dropped_overlong", 0) + self.loader.dropped
+            ),
+        }
+        if self.score is self.reward:
+            metrics |= self._learn(done.report)
+        names = (setup.config.data.train, *setup.config.data.sources)
+        batch = widened(done.batch, setup.row_tokens)
+        return batch, {**metrics, **_chances(self.loader, names)}
+
+    def _learn(self, report: RewardReport) -> dict:
+        """What the rewards said of each prompt reaches the curriculum and the rubrics -> metrics."""
+        self.report = report
+        metrics = report.metrics()
+        self.reward.learn(report)
+        if self.reward.rubrics is not None:
+            metrics |= self.reward.rubrics.metrics()
+        if isinstance(self.loader, Curriculum):
+            self.loader.record(report.outcomes, self.setup.rollouts.correct_at)
+            metrics["data/retired_prompts"] = float(self.loader.skipped)
+        return metrics
+
+    def get_state(self) -> dict:
+        return self.loader.get_state()
+
+    def set_state(self, state: dict) -> None:
+        self.loader.set_state(state)
+
+
+class ReplaySource:
+    """Stored rollouts: `count` prompts a step with their recorded samples, rewards and log-probs.
+
+    A group is samples_per_prompt trajectories of equal prompts; what is left over is not used. The
+    tokens have policy_version -1: no step of this run sampled them.
+    """
+
+    report = None
+
+    def __init__(self, setup: Setup, count: int):
+        config = setup.config
+        self.setup, self.count = setup, count
+        rows = load_rows(config.rollouts.replay, "train", "trajectories")
+        longest = setup.row_tokens
+        items, _ = encode_rows(rows, setup.tokenizer, "trajectories", max_tokens=longest)
+        groups = _groups(items, config.batch.samples_per_prompt, config.rollouts.replay)
+        self.loader = make_loader(groups, batch_size=count, seed=config.seed)
+
+    def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        groups = self.loader.take(self.count)
+        n = len(groups[0])
+        items = [item for group in groups for item in group]
+        arrays = batch_arrays("trajectories", items, length=self.setup.row_tokens)
+        batch = Batch(
+            **arrays,
+            group=np.repeat(np.arange(len(groups), dtype=np.int32), n),
+            policy_version=np.where(arrays["mask"] > 0, -1, 0).astype(np.int32),
+            sampler_log_kept=np.zeros_like(arrays["mask"]),
+        )
+        metrics = {
+            "replay/prompts": float(len(groups)),
+            "replay/reward": float(np.mean(arrays["scores"])),
+            "replay/epoch": self.loader.epoch,
+            "batch/tokens": float(np.sum(arrays["segment_ids"] > 0)),
+        }
+        return place(batch, self.setup.model.mesh), metrics
+
+    def get_state(self) -> dict:
+        return self.loader.get_state()
+
+    def set_state(self, state: dict) -> None:
+        self.loader.set_state(state)
+
+
+def _groups(items: list, n: int, file: str) -> list[list]:
+    """Trajectories in groups of n with equal prompts, in the order of the file."""
+    by_prompt: dict[tuple, list] = {}
+    for item in items:
+        if item.logprobs is None:
+            raise InputError(
+                f"rollouts.replay={file} has rows without logprobs",
+                rule="losses compare the policy with whoever wrote the rollouts",
+                fix="write the file with launchers/rejection_sample.py --trajectories",
+            )
+        by_prompt.setdefault(tuple(item.prompt_ids.tolist()), []).append(item)
+    groups = [
+        members[start : start + n]
+        for members in by_prompt.values()
+        for start in range(0, len(members) - n + 1, n)
+    ]
+    if not groups:
+        most = max(map(len, by_prompt.values()), default=0)
+        raise InputError(
+            f"rollouts.replay={file} has no prompt with {n} trajectories", value=most,
+            rule="a prompt brings batch.samples_per_prompt of them",
+            fix=f"batch.samples_per_prompt={max(most, 1)} or less",
+        )  # fmt: skip
+    return groups
+
+
+class MixedSource:
+    """Rollouts of the policy, and stored ones behind them, as one batch; of the fields that only
+    one of them has, none is left."""
+
+    def __init__(self, sampled: RolloutSource, stored: ReplaySource, setup: Setup):
+        self.sampled, self.stored, self.mesh = sampled, stored, setup.model.mesh
+
+    @property
+    def report(self) -> RewardReport | None:
+        return self.sampled.report
+
+    @property
+    def loader(self):
+        return self.sampled.loader
+
+    def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
+        ours, metrics = self.sampled.next(step, roles)
+        theirs, more = self.stored.next(step, roles)
+        more.pop("batch/tokens")
+        return _joined(ours, theirs, self.mesh), {**metrics, **more}
+
+    def get_state(self) -> dict:
+        return {"sampled": self.sampled.get_state(), "stored": self.stored.get_state()}
+
+    def set_state(self, state: dict) -> None:
+        self.sampled.set_state(state["sampled"])
+        self.stored.set_state(state["stored"])
+
+
+def _joined(ours: Batch, theirs: Batch, mesh) -> Batch:
+    # Rows whose reward failed have groups of their own, below twice the number of rows.
+    theirs = theirs.replace(group=theirs.group + 2 * ours.rows)
+    both = {}
+    for field in dataclasses.fields(Batch):
+        one, other = vars(ours)[field.name], vars(theirs)[field.name]
+        if one is not None and other is not None:
+            both[field.name] = jnp.concatenate([one, other])
+    return place(Batch(**both), mesh)
+
+
+def unscored(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, RewardReport]:
+    """In place of a reward, for dataflows that read none."""
+    return batch, RewardReport(())
+
+
+def _chances(loader, names: tuple[str, ...]) -> dict[str, float]:
+    """The chance of each source that is mixed in."""
+    if not isinstance(loader, Curriculum):
+        return {}
+    pairs = zip(names, loader.chances(), strict=True)
+    return {f"data/chance/{name}": float(chance) for name, chance in pairs}
+
+
+def _examples(setup: Setup, examples: list) -> Batch:
+    arrays = pad_examples(examples, length=setup.data.example_tokens)
+    return place(Batch(**arrays), setup.model.mesh)
+
+
+def offline_batch(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
+    """Records of the phase's kind of data as a batch on the mesh, with the stored log-probs of the
+    reference where the records have them; filled up with empty rows to `rows`.
+
+    unpaired: rows 2i are the completions, rows 2i + 1 the same prompts with each other's.
+    """
+    kind, length = setup.main.data, setup.row_tokens
+    items = [record["item"] for record in records]
+    arrays = batch_arrays(kind, items, length=length, rows_per_example=setup.rows_per_example)
+    if kind == "unpaired":
+        others = mismatched_arrays(items, length=length)
+        others = {name: others.get(name, np.zeros_like(x)) for name, x in arrays.items()}
+        arrays = {
+            name: np.stack([x, others[name]], axis=1).reshape(-1, *x.shape[1:])
+            for name, x in arrays.items()
+        }
+    if records and "ref_logprobs" in records[0]:
+        stored = [row for record in records for row in record["ref_logprobs"]]
+        arrays["ref_logprobs"] = np.zeros((len(stored), length), np.float32)
+        for row, values in zip(arrays["ref_logprobs"], stored, strict=True):
+            row[: len(values)] = values
+    missing = [max(rows - len(x), 0) for x in arrays.values()]
+    arrays = {
+        name: np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1))
+        for (name, x), more in zip(arrays.items(), missing, strict=True)
+    }
+    return place(Batch(**arrays), setup.model.mesh)
