@@ -8,14 +8,14 @@ from rljax.arrays import place
 from rljax.batch import row_scores
 from rljax.dataflows.grpo import learn
 from rljax.dataflows.stages import shape_scores
-from rljax.rollout import generate_scored
+from rljax.rollout import sample_scored
 
 
 def remax(prompts, key, cfg, *, actor, reward, reference=None, kl_controller=None):
     batch, prompts, counts = cfg.collect(prompts, key, cfg, actor=actor, reward=reward)
     # The one line that ReMax adds, and its reward.
     likeliest = cfg.sampling.greedy()
-    greedy = generate_scored(actor, reward, prompts, key, likeliest, remember=False)
+    greedy, _ = sample_scored(actor, reward, prompts, key, likeliest)
     batch = with_greedy_baseline(batch, shape_scores(greedy, cfg))
     roles = dict(actor=actor, reference=reference, kl_controller=kl_controller)
     new, metrics = learn(batch, cfg, **roles)

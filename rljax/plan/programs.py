@@ -18,6 +18,7 @@ from rljax.errors import InputError
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.recording import Call, recording
 from rljax.roles import WITH_OPTIMIZER, Baseline, KLController
+from rljax.rollout import RewardReport
 from rljax.rollout.collect import once
 from rljax.setup.abstract import abstract_sft_actor
 from rljax.setup.setup import Setup
@@ -36,7 +37,7 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
     found = _supervised(setup) if setup.config.sft.steps else []
     here = {name: _counted(role) for name, role in roles.items()}
     if setup.needs_reward:
-        here["reward"] = lambda batch, prompts, **_: _rewarded(batch)
+        here["reward"] = lambda batch, prompts: (_rewarded(batch), RewardReport())
     recipe = setup.recipe.replace(collect=once)  # further rounds call the same program
     with recording() as calls:
         try:
@@ -65,13 +66,9 @@ def _counted(role):
 
 def _prompts(setup: Setup) -> Prompts:
     """Of the greatest length, as many as are asked for."""
-    length = setup.data.prompt_tokens
-
-    def draw(count: int) -> Prompts:
-        tokens, records = np.zeros((count, length), np.int32), ({},) * count
-        return Prompts(tokens, np.full(count, length, np.int32), records, draw)
-
-    return draw(setup.config.batch.prompts_per_step)
+    count, length = setup.config.batch.prompts_per_step, setup.data.prompt_tokens
+    tokens, lengths = np.zeros((count, length), np.int32), np.full(count, length, np.int32)
+    return Prompts(tokens, lengths, ({},) * count)
 
 
 def _rewarded(batch: Batch) -> Batch:

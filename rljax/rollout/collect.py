@@ -1,14 +1,15 @@
 """Collect: prompts -> the scored trajectories of one step, by one round of sampling or by several.
 
-What lives here: which groups fill the step. A rule is called with (prompts, key, cfg, actor=,
-reward=) and returns (batch, prompts, metrics); `prompts.more(n)` draws further prompts from the
-data.
+A rule is called with (prompts, key, cfg, actor=, reward=), and draw= where it has the parameter:
+draw(n) -> the next n prompts of the data. It returns (batch, prompts, metrics); metrics["report"]
+is the RewardReport of everything that was sampled.
 
 A group is live when the reward's own scores in it are not all equal; only live groups have an
 advantage (ALGORITHMS H4).
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -17,13 +18,14 @@ import numpy as np
 from rljax.arrays import fetch, place
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
-from rljax.rollout import generate_scored
+from rljax.rollout import RewardReport, sample_scored
 
 
 def once(prompts, key, cfg, *, actor, reward):
     """One round: every group is used, dead ones too."""
     n = cfg.samples_per_prompt
-    return generate_scored(actor, reward, prompts, key, cfg.sampling, n=n), prompts, {}
+    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n)
+    return batch, prompts, {"report": report}
 
 
 def dynamic(
@@ -33,6 +35,7 @@ def dynamic(
     *,
     actor,
     reward,
+    draw,
     oversample: float = 3.0,
     max_rounds: int = 10,
     if_short: Literal["error", "fill"] = "error",
@@ -45,7 +48,7 @@ def dynamic(
     wanted = len(prompts.records)
     size = max(wanted, round(oversample * wanted))
     return _rounds(
-        prompts, key, cfg, actor, reward, first=size, further=size, max_rounds=max_rounds,
+        prompts, key, cfg, actor, reward, draw, first=size, further=size, max_rounds=max_rounds,
         if_short=if_short,
     )  # fmt: skip
 
@@ -57,6 +60,7 @@ def active(
     *,
     actor,
     reward,
+    draw,
     refill: float = 0.25,
     max_rounds: int = 40,
     if_short: Literal["error", "fill"] = "fill",
@@ -66,38 +70,38 @@ def active(
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
-        prompts, key, cfg, actor, reward, first=wanted, further=further, max_rounds=max_rounds,
-        if_short=if_short,
+        prompts, key, cfg, actor, reward, draw, first=wanted, further=further,
+        max_rounds=max_rounds, if_short=if_short,
     )  # fmt: skip
 
 
 @dataclasses.dataclass
 class _Groups:
-    """Groups in the order of arrival: the host rows of each, its prompt record and length."""
+    """Groups in the order of arrival: the host rows of each, and its prompt."""
 
     rows: list
-    records: list
-    lengths: list
+    prompts: list
 
     def add(self, host, p: int, n: int, prompts: Prompts) -> None:
         self.rows.append(jax.tree.map(lambda x: x[p * n : (p + 1) * n], host))
-        self.records.append(prompts.records[p])
-        self.lengths.append((prompts.tokens[p], prompts.lengths[p]))
+        self.prompts.append(prompts.select([p]))
 
 
-def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_short):
+def _rounds(prompts, key, cfg, actor, reward, draw, *, first, further, max_rounds, if_short):
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     if n < 2:
         raise InputError(
             "dynamic sampling needs groups", value=n, rule="batch.samples_per_prompt >= 2",
             fix="raise it, or set algorithm.collect='once'",
         )  # fmt: skip
-    live, dead = _Groups([], [], []), _Groups([], [], [])
+    live, dead, reports = _Groups([], []), _Groups([], []), []
     counts = dict(rounds=0, solved=0, zero=0, groups=0, discarded_tokens=0.0)
-    asked = prompts if first == wanted else prompts.joined(prompts.more(first - wanted))
+    asked = prompts if first == wanted else prompts.joined(draw(first - wanted))
     while True:
-        draw = jax.random.fold_in(key, counts["rounds"])
-        host = fetch(generate_scored(actor, reward, asked, draw, cfg.sampling, n=n))
+        here = jax.random.fold_in(key, counts["rounds"])
+        batch, report = sample_scored(actor, reward, asked, here, cfg.sampling, n=n)
+        host = fetch(batch)
+        reports.append(report)
         counts["rounds"] += 1
         for p in range(len(asked.records)):
             scores = host.scores[p * n : (p + 1) * n]
@@ -109,7 +113,7 @@ def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_
                 counts["solved" if known[0] > 0 else "zero"] += 1
         if len(live.rows) >= wanted or counts["rounds"] >= max_rounds:
             break
-        asked = prompts.more(further)
+        asked = draw(further)
     missing = wanted - len(live.rows)
     if missing > 0 and if_short == "error":
         raise InputError(
@@ -118,12 +122,13 @@ def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_
             rule="a group whose scores are all equal teaches nothing",
             fix="other prompts, more samples per prompt, or dynamic(if_short='fill')",
         )
-    used = list(zip(live.rows, live.records, live.lengths, strict=True))[:wanted]
-    used += list(zip(dead.rows, dead.records, dead.lengths, strict=True))[: max(missing, 0)]
-    batch, prompts = _merge(used, n, prompts, actor.model.mesh)
+    used = list(zip(live.rows, live.prompts, strict=True))[:wanted]
+    used += list(zip(dead.rows, dead.prompts, strict=True))[: max(missing, 0)]
+    batch, prompts = _merge(used, n, actor.model.mesh)
     made = sum(float(r.mask.sum()) for g in (live, dead) for r in g.rows)
-    kept = sum(float(rows.mask.sum()) for rows, _, _ in used)
+    kept = sum(float(rows.mask.sum()) for rows, _ in used)
     return batch, prompts, {
+        "report": RewardReport.joined(reports),
         "collect/rounds": counts["rounds"],
         "collect/generated_groups": counts["groups"],
         "collect/live_fraction": len(live.rows) / counts["groups"],
@@ -135,18 +140,12 @@ def _rounds(prompts, key, cfg, actor, reward, *, first, further, max_rounds, if_
     }  # fmt: skip
 
 
-def _merge(used, n: int, prompts: Prompts, mesh):
+def _merge(used, n: int, mesh):
     """The groups as one batch on the mesh; `group` is the index into the records, and a row whose
     reward failed keeps a group of its own."""
-    batch = jax.tree.map(lambda *x: np.concatenate(x), *[rows for rows, _, _ in used])
+    batch = jax.tree.map(lambda *x: np.concatenate(x), *[rows for rows, _ in used])
     failed = ~batch.mask.any(axis=1)
     group = np.repeat(np.arange(len(used), dtype=np.int32), n)
     alone = len(used) + np.arange(len(group), dtype=np.int32)
     batch = batch.replace(group=np.where(failed, alone, group).astype(np.int32))
-    merged = dataclasses.replace(
-        prompts,
-        tokens=np.stack([tokens for _, _, (tokens, _) in used]),
-        lengths=np.array([length for _, _, (_, length) in used], np.int32),
-        records=tuple(record for _, record, _ in used),
-    )
-    return place(batch, mesh), merged
+    return place(batch, mesh), functools.reduce(Prompts.joined, [prompt for _, prompt in used])

@@ -123,7 +123,7 @@ def _count_faults(run: Run, metrics: dict) -> None:
         for name in _OF_SCORES:  # no score is no reward of 0
             metrics.pop(name, None)
     if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
-        example = next(r for r in run.reward.rows if r["status"] != "ok")
+        example = next(r for r in run.report.examples if r["status"] != "ok")
         LOG.warning(
             "step %d: %d rewards failed and are masked out, the first one: %s: %s",
             run.progress.step,
@@ -195,7 +195,9 @@ def roll_back(run: Run, bad: int) -> None:
 
 def example_rows(run: Run) -> list[dict]:
     """Completions to show: the best, the worst, and some in between."""
-    rows = sorted(run.reward.rows, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf)
+    rows = sorted(
+        run.report.examples, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf
+    )
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
     return [{**rows[i], "phase": "rl"} for i in picks]
 
@@ -230,7 +232,7 @@ def require_scores(run: Run) -> None:
     """Raises InputError for a run that ends without one score: it has learned nothing."""
     failed = sum(run.progress.faults.get(f"reward/{k}", 0.0) for k in ("errors", "timeouts"))
     if run.setup.needs_reward and 0 < run.progress.completions <= failed:
-        example = next((r["message"] for r in run.reward.rows if r["status"] != "ok"), "")
+        example = next((r["message"] for r in run.report.examples if r["status"] != "ok"), "")
         raise InputError(
             f"no reward of this run was a score: all {failed:.0f} failed, and nothing was learned",
             rule=f"the last one: {example}" if example else "",

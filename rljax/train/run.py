@@ -1,15 +1,11 @@
 """Run: the state of one training run, and what one step does to it.
 
-What lives here: roles, progress, save and load, the supervised step, the dataflow's step,
-evaluation. What
-does not: when each happens (rljax.train), how things are built (rljax.setup).
-
 Every random draw is a function of (seed, step), and the data order of (seed, position), so that a
-resumed run
-is bitwise the uninterrupted one.
+resumed run is bitwise the uninterrupted one.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import time
@@ -34,7 +30,7 @@ from rljax.models.adapters import lora
 from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.memory import check_fits
-from rljax.rollout import generate_scored
+from rljax.rollout import RewardReport, sample_scored
 from rljax.setup.checkpoint import Checkpoints, check_fingerprints
 from rljax.train.offline import (
     held_out_step,
@@ -47,6 +43,16 @@ from rljax.train.progress import Progress, bad_steps_in_a_row
 
 LOG = logging.getLogger("rljax")
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
+
+
+class _Drawing(functools.partial):
+    """A rule of collecting with its draw: as a static argument equal to the rule alone."""
+
+    def __eq__(self, other):
+        return isinstance(other, _Drawing) and self.func == other.func
+
+    def __hash__(self):
+        return hash(self.func)
 
 
 class Run:
@@ -81,6 +87,7 @@ class Run:
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.reward = self.eval_reward = None
+        self.report = RewardReport()  # of the last step of the dataflow
         if self.setup.needs_reward or data.test_prompts:
             by_model = config.reward.model and self.setup.needs_reward
             text = "" if by_model else reward_text(config)
@@ -101,8 +108,7 @@ class Run:
         for reward in {id(r): r for r in (self.reward, self.eval_reward) if r is not None}.values():
             reward.close()
 
-    # -- state -------------------------------------------------------------------------------------
-    # ------------
+    # -- state ------------------------------------------------------------------------------------
 
     def start(self, tracking) -> None:
         """Resume from the newest whole checkpoint of the folder, or start anew."""
@@ -220,8 +226,7 @@ class Run:
         offline = self.progress.phase == "rl" and self.setup.learns_offline
         return self.setup.dataflow.name if offline else self.progress.phase
 
-    # -- steps -------------------------------------------------------------------------------------
-    # ------------
+    # -- steps ------------------------------------------------------------------------------------
 
     def begin_rl(self, params) -> None:
         """Fresh optimizers on these weights; the reference is their copy."""
@@ -248,14 +253,14 @@ class Run:
         return metrics
 
     def _draw(self, count: int) -> Prompts:
-        """The next prompts of the data; `more` draws on."""
+        """The next prompts of the data."""
         length = self.setup.data.prompt_tokens
-        return Prompts.from_records(self.prompts.take(count), length=length, more=self._draw)
+        return Prompts.from_records(self.prompts.take(count), length=length)
 
-    def _learn_pass_rates(self) -> None:
-        """What the rewards said of each prompt, for a curriculum that retires the solved ones."""
+    def _learn_pass_rates(self, report: RewardReport) -> None:
+        """Records each prompt's scores, for a curriculum that retires the solved ones."""
         if isinstance(self.prompts, Curriculum):
-            self.prompts.record(self.reward.outcomes, self.config.evaluate.correct_at)
+            self.prompts.record(report.outcomes, self.config.evaluate.correct_at)
 
     def _drop_solved(self) -> None:
         """Prompts that the starting policy mostly solves are dropped before the first step."""
@@ -268,10 +273,10 @@ class Run:
             part = (part * (-(-size // len(part))))[:size]
             prompts = Prompts.from_records(part, length=self.setup.data.prompt_tokens)
             key, draw = jax.random.split(key)
-            self.reward.forget()
             asked = (prompts, draw, self.setup.recipe.sampling)
-            generate_scored(self.roles["actor"], self.reward, *asked, n=samples)
-            self._learn_pass_rates()
+            _, report = sample_scored(self.roles["actor"], self.reward, *asked, n=samples)
+            self.reward.learn(report)
+            self._learn_pass_rates(report)
         dropped = self.prompts.drop_above(limit)
         LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)
 
@@ -325,21 +330,25 @@ class Run:
             return self.offline_step()
         setup, config = self.setup, self.config
         before = self.prompts.position
-        if self.reward is not None:
-            self.reward.forget()
         prompts = self._draw(config.batch.prompts_per_step)
         roles = self._roles_of_dataflow()
         if setup.needs_reward:
             roles["reward"] = self.reward
-        new, metrics = setup.dataflow(prompts, self._step_key(), setup.recipe, **roles)
+        recipe = setup.recipe
+        if "draw" in recipe.collect.parameters:
+            recipe = recipe.replace(collect=_Drawing(recipe.collect, draw=self._draw))
+        new, metrics = setup.dataflow(prompts, self._step_key(), recipe, **roles)
+        self.report = metrics.pop("report", RewardReport())
         self.roles |= {k: v for k, v in new.items() if k in self.roles}
         self.progress.rl_steps += 1
         drawn = self.prompts.position - before
         completions = drawn * setup.recipe.samples_per_prompt
         self.progress.prompts += drawn
         self.progress.completions += completions
-        self._learn_pass_rates()
-        counts = dict(self.reward.counts) if setup.needs_reward else {}
+        self._learn_pass_rates(self.report)
+        counts = {}
+        if setup.needs_reward:
+            counts = self.report.metrics() | self.reward.learn(self.report)
         if isinstance(self.prompts, Curriculum):
             counts["data/retired_prompts"] = float(self.prompts.skipped)
         counts |= self._chances()
