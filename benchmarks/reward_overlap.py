@@ -3,7 +3,7 @@
     python benchmarks/reward_overlap.py [--reward-s 0 0.05 2] [--workers 8] [--repeats 3]
 
 Prints one JSON object per reward time, in seconds, medians of `repeats` that take turns:
-`decoding` of generate alone; `after` of generate and then score, `overlapped` of generate_scored;
+`decoding` of generate alone; `after` of generate and then score, `overlapped` of sample_scored;
 `own` of scoring the whole batch alone. `waited`: of either, what came after the last token, which
 is what scoring adds to a step whatever else the machine does; `hidden`: scoring during decoding.
 The reward sleeps, so that it takes no processor from decoding.
@@ -20,14 +20,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from rljax.data.online.prompts import Prompts
+from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.report.timeline import scored_while_decoding
 from rljax.rewards.pool.pool import RewardPool
 from rljax.roles import Reference
-from rljax.rollout import Reward, generate_scored
+from rljax.rollout import Reward, sample_scored
 from rljax.sampler import Decoding, Sampling
 from rljax.tracking import timing
 
@@ -75,7 +75,7 @@ def policy(asked) -> Reference:
 def prompts(count: int) -> Prompts:
     rng = np.random.default_rng(0)
     records = [
-        dict(
+        PromptRecord(
             token_ids=rng.integers(2, WORDS, 16), prompt_text="", ground_truth="", index=i,
             data_source="random", extra_info={},
         )
@@ -104,14 +104,14 @@ def measured(actor, asked, reward_s: float) -> dict:
         generate = lambda: actor.generate(data, key, how, n=asked.samples)  # noqa: E731
         ways = {
             "decoding": generate,
-            "after": lambda: reward(generate(), data).scores,
+            "after": lambda: reward(generate(), data)[0].scores,
             "overlapped": lambda: (
-                generate_scored(actor, reward, data, key, how, n=asked.samples).scores
+                sample_scored(actor, reward, data, key, how, n=asked.samples)[0].scores
             ),
         }
         batch = ways["decoding"]()
         assert np.array_equal(ways["after"](), ways["overlapped"]())  # and all is compiled
-        ways["own"] = lambda: reward(batch, data).scores
+        ways["own"] = lambda: reward(batch, data)[0].scores
         took = {name: [] for name in ways}
         for _ in range(asked.repeats):
             for name, way in ways.items():

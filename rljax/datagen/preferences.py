@@ -239,8 +239,7 @@ def sample_comparisons(
         raise InputError("samples", value=samples, rule=">= 2: they are compared")
     records = load_prompts(data, "train")
     asked, _ = encode_prompts(records, policy.tokenizer, max_prompt_tokens=max_prompt_tokens)
-    original = {record["index"]: record["prompt"] for record in records}
-    length = max(len(record["token_ids"]) for record in asked)
+    length = max(len(record.token_ids) for record in asked)
     sampling = Sampling(
         temperature=temperature,
         max_response_tokens=max_response_tokens,
@@ -259,8 +258,7 @@ def sample_comparisons(
         ]
         for i, record in enumerate(part):
             pairs = itertools.combinations(said[i * samples : (i + 1) * samples], 2)
-            prompt = original[record["index"]]
-            out += [{"prompt": prompt, "first": a, "second": b} for a, b in pairs if a and b]
+            out += [{"prompt": record.prompt, "first": a, "second": b} for a, b in pairs if a and b]
     return out
 
 

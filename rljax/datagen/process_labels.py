@@ -17,7 +17,7 @@ import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
-from rljax.data.online.prompts import Prompts
+from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.datagen.search import (
     Neutral,
     Prefix,
@@ -66,7 +66,7 @@ class Searcher:
     code_only: bool = False
     rows_at_once: int = 256
 
-    def generate(self, records: Sequence[dict], key, n: int, length: int) -> list[tuple]:
+    def generate(self, records: Sequence[PromptRecord], key, n: int, length: int) -> list[tuple]:
         """n responses to each record's token_ids, padded to `length`: (ids, finish reason), a
         record's together. Calls share a few shapes: rows are filled up to a power of two, at most
         rows_at_once."""
@@ -84,15 +84,15 @@ class Searcher:
                 found.append((tuple(tokens[row][mask[row] > 0].tolist()), int(finish[row])))
         return found
 
-    def score(self, records: Sequence[dict], responses: Sequence[tuple]) -> list[float]:
+    def score(self, records: Sequence[PromptRecord], responses: Sequence[tuple]) -> list[float]:
         """The tests' score of each response (ids, finish reason); NaN where they failed to run."""
         samples = [
             {
-                "prompt": record["prompt_text"],
+                "prompt": record.prompt_text,
                 "response": self.tokenizer.decode(list(ids)),
-                "ground_truth": record["ground_truth"],
-                "data_source": record["data_source"],
-                "extra_info": record["extra_info"],
+                "ground_truth": record.ground_truth,
+                "data_source": record.data_source,
+                "extra_info": record.extra_info,
                 "num_tokens": len(ids),
                 "finish_reason": FinishReason(finish).name.lower(),
             }
@@ -106,7 +106,7 @@ class Searcher:
 
 
 def sample_programs(
-    searcher: Searcher, records: Sequence[dict], key, n: int
+    searcher: Searcher, records: Sequence[PromptRecord], key, n: int
 ) -> tuple[list[Program], dict[str, int]]:
     """n programs of each prompt that came to their end and have a line, each told whether it
     passes; and counts of what was sampled and dropped."""
@@ -139,7 +139,7 @@ def sample_programs(
 
 
 def policy_completer(
-    searcher: Searcher, records: Sequence[dict], programs: Sequence[Program], key, k: int
+    searcher: Searcher, records: Sequence[PromptRecord], programs: Sequence[Program], key, k: int
 ) -> Callable:
     """accepts(prefixes) of `search_labels`: whether any of up to k completions by the policy itself
     passes. One batched call samples a completion of every prefix that is still open."""
@@ -147,13 +147,13 @@ def policy_completer(
     length = searcher.prompt_tokens + limit
     calls = iter(range(2**31))
 
-    def starts(prefixes: list[Prefix]) -> list[tuple[dict, tuple[int, ...]]]:
+    def starts(prefixes: list[Prefix]) -> list[tuple[PromptRecord, tuple[int, ...]]]:
         of = [(programs[i], programs[i].ends[kept - 1]) for i, kept in prefixes]
         return [(records[program.prompt], program.ids[:stop]) for program, stop in of]
 
     def sample(prefixes: list[Prefix]) -> list:
         asked = [
-            {**record, "token_ids": np.array([*record["token_ids"], *ids], np.int32)}
+            dataclasses.replace(record, token_ids=np.array([*record.token_ids, *ids], np.int32))
             for record, ids in starts(prefixes)
         ]
         return searcher.generate(asked, jax.random.fold_in(key, next(calls)), 1, length)
@@ -174,7 +174,7 @@ def policy_completer(
 
 def label_programs(
     searcher: Searcher,
-    records: Sequence[dict],
+    records: Sequence[PromptRecord],
     key,
     *,
     programs_per_prompt: int,
@@ -222,7 +222,7 @@ def label_programs(
     return rows, metrics
 
 
-def _row(record: dict, program: Program, labels: Sequence[float | None]) -> dict | None:
+def _row(record: PromptRecord, program: Program, labels: Sequence[float | None]) -> dict | None:
     """A row of a `steps` file: a line without a label is the beginning of the next one that has
     one, or is left out behind the last."""
     steps, kept, before = [], [], program.head
@@ -236,10 +236,10 @@ def _row(record: dict, program: Program, labels: Sequence[float | None]) -> dict
     if not steps:
         return None
     return {
-        "prompt": record["prompt"],
+        "prompt": record.prompt,
         "completions": steps,
         "labels": kept,
         "ended": program.ended and labels[-1] is not None,
         "score": program.score if np.isfinite(program.score) else None,
-        "index": record["index"],
+        "index": record.index,
     }

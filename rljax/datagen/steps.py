@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from rljax.data.online.default_rewards import reward_text
-from rljax.data.online.prompts import encode_prompts
+from rljax.data.online.prompts import PromptRecord, encode_prompts
 from rljax.data.rows.sources import load_prompts
 from rljax.datagen.process_labels import Searcher, label_programs
 from rljax.errors import InputError
@@ -108,15 +108,16 @@ def _searcher(options: LabelOptions, policy: SavedPolicy) -> tuple[Searcher, str
     ), data  # fmt: skip
 
 
-def _records(options: LabelOptions, policy: SavedPolicy, data: str, number: int) -> list[dict]:
-    """Prompts of this checkpoint, drawn without replacement, encoded; each with its `prompt`."""
+def _records(
+    options: LabelOptions, policy: SavedPolicy, data: str, number: int
+) -> list[PromptRecord]:
+    """Prompts of this checkpoint, drawn without replacement, encoded."""
     given = load_prompts(data, "train")
     rng = random.Random(f"{options.seed} {number}")
     drawn = rng.sample(given, min(options.prompts, len(given)))
     limit = options.max_prompt_tokens or policy.config.data.max_prompt_tokens
     encoded, _ = encode_prompts(drawn, policy.tokenizer, max_prompt_tokens=limit)
-    prompts = {record["index"]: record["prompt"] for record in drawn}
-    return [{**record, "prompt": prompts[record["index"]]} for record in encoded]
+    return encoded
 
 
 def _label_one(options: LabelOptions, name: str, number: int) -> tuple[list[dict], dict]:
@@ -125,7 +126,7 @@ def _label_one(options: LabelOptions, name: str, number: int) -> tuple[list[dict
     searcher, data = _searcher(options, policy)
     try:
         records = _records(options, policy, data, number)
-        longest = max(len(record["token_ids"]) for record in records)
+        longest = max(len(record.token_ids) for record in records)
         check_length(longest, searcher.sampling.max_response_tokens, policy.model)
         searcher = dataclasses.replace(searcher, prompt_tokens=longest)
         rows, metrics = label_programs(

@@ -17,13 +17,13 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.data.offline.encode import Trajectory, encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.online.prompts import Prompts, encode_prompts
+from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
 from rljax.rewards.pool.pool import RewardPool
 from rljax.roles import Actor
-from rljax.rollout import Reward
+from rljax.rollout import Reward, sample_scored
 from rljax.sampler import Sampling
 from rljax.setup import check_length
 
@@ -50,7 +50,7 @@ class Source:
     actor: Actor
     reward: Reward
     raw: list[dict]
-    prompts: list[dict]
+    prompts: list[PromptRecord]
     prompt_tokens: int
     sampling: Sampling
 
@@ -79,7 +79,7 @@ def open_source(
         max_prompt_tokens=max_prompt_tokens or config.data.max_prompt_tokens,
     )
     by_index = {record["index"]: record for record in records}
-    length = max(len(record["token_ids"]) for record in encoded)
+    length = max(len(record.token_ids) for record in encoded)
     response = max_response_tokens or config.sampler.max_response_tokens
     check_length(length, response, policy.model)
     sampling = Sampling(
@@ -93,7 +93,7 @@ def open_source(
         policy,
         policy.actor(),
         Reward(pool, policy.tokenizer, policy.model.mesh),
-        [by_index[record["index"]] for record in encoded],
+        [by_index[record.index] for record in encoded],
         encoded,
         length,
         sampling,
@@ -108,15 +108,13 @@ def draw(source: Source, key: jax.Array, samples: int, *, rows_per_call: int = 5
         real = len(part)
         part = part + [part[-1]] * (size - real)  # one shape, so one compile
         prompts = Prompts.from_records(part, length=source.prompt_tokens)
-        batch = source.actor.generate(
-            prompts, jax.random.fold_in(key, start), source.sampling, n=samples,
-            finished=source.reward.ahead(prompts, samples),
+        batch, report = sample_scored(
+            source.actor, source.reward, prompts, jax.random.fold_in(key, start), source.sampling,
+            n=samples,
         )  # fmt: skip
-        source.reward.forget()
-        source.reward(batch, prompts)
         host = fetch((batch.tokens, batch.mask, batch.sampler_logprobs))
         tokens, mask, logprobs = (np.asarray(x) for x in host)
-        for row, scored in enumerate(source.reward.rows[: real * samples]):
+        for row, scored in enumerate(report.examples[: real * samples]):
             at = mask[row] > 0
             out.append(
                 Sample(
@@ -128,7 +126,6 @@ def draw(source: Source, key: jax.Array, samples: int, *, rows_per_call: int = 5
                     truncated=scored["finish_reason"] != "stop",
                 )
             )
-    source.reward.forget()
     return out
 
 
@@ -215,7 +212,7 @@ def _encoded(source: Source, sample: Sample, row: dict) -> Trajectory | None:
         return None
     item = items[0]
     same = tuple(item.completion_ids.tolist()) == sample.ids and np.all(item.completion_mask > 0)
-    prompt = source.prompts[sample.prompt]["token_ids"]
+    prompt = source.prompts[sample.prompt].token_ids
     same = same and item.prompt_ids.tolist() == np.asarray(prompt).tolist()
     return item if same and np.sum(item.process_scores > 0) == len(row["steps"]) else None
 
@@ -262,9 +259,9 @@ def _rates_of(source: Source, prefixes: list[tuple], key, completions: int, rows
     records = []
     for prompt, ids in prefixes:
         whole = source.prompts[prompt]
-        with_prefix = np.concatenate([np.asarray(whole["token_ids"], np.int32), ids])
-        records.append({**whole, "token_ids": with_prefix.astype(np.int32)})
-    length = max(len(record["token_ids"]) for record in records)
+        with_prefix = np.concatenate([whole.token_ids, ids]).astype(np.int32)
+        records.append(dataclasses.replace(whole, token_ids=with_prefix))
+    length = max(len(record.token_ids) for record in records)
     check_length(length, source.sampling.max_response_tokens, source.policy.model)
     size, rates = min(max(rows_per_call // completions, 1), len(records)), []
     for start in range(0, len(records), size):
@@ -272,19 +269,18 @@ def _rates_of(source: Source, prefixes: list[tuple], key, completions: int, rows
         real = len(numbers)
         numbers += [numbers[-1]] * (size - real)
         prompts = Prompts.from_records([records[i] for i in numbers], length=length)
-        batch = source.actor.generate(
-            prompts, jax.random.fold_in(key, start), source.sampling, n=completions
-        )
         # The response that is scored begins where the prompt ended: the prefix is part of it.
-        own = [len(source.prompts[prefixes[i][0]]["token_ids"]) for i in numbers]
-        source.reward.forget()
-        source.reward(batch, dataclasses.replace(prompts, lengths=np.array(own, np.int32)))
-        scored = source.reward.rows[: real * completions]
+        starts = [len(source.prompts[prefixes[i][0]].token_ids) for i in numbers]
+        prompts = dataclasses.replace(prompts, starts=np.array(starts, np.int32))
+        _, report = sample_scored(
+            source.actor, source.reward, prompts, jax.random.fold_in(key, start), source.sampling,
+            n=completions,
+        )  # fmt: skip
+        scored = report.examples[: real * completions]
         values = [r["reward"] if r["status"] == "ok" else np.nan for r in scored]
         for group in np.asarray(values, np.float64).reshape(real, completions):
             known = group[~np.isnan(group)]
             rates.append(float(known.mean()) if known.size else float("nan"))
-    source.reward.forget()
     return rates
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from rljax.data.online.prompts import Prompts
+from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.errors import InputError
 from rljax.rewards.text.rules import last_boxed
 from rljax.roles import Actor
-from rljax.rollout import Reward, generate_scored
+from rljax.rollout import Reward, sample_scored
 from rljax.sampler import Sampling
 
 
@@ -89,7 +89,7 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
 def score_prompts(
     actor: Actor,
     reward: Reward,
-    prompts: Sequence[dict],
+    prompts: Sequence[PromptRecord],
     *,
     sampling: Sampling,
     prompt_tokens: int,
@@ -110,22 +110,20 @@ def score_prompts(
             size - real
         )  # the last call has the shape of the others: no new compile
         batch = Prompts.from_records(part, length=prompt_tokens)
-        reward.forget()
         draw = jax.random.fold_in(key, start)
-        generate_scored(actor, reward, batch, draw, sampling, n=samples)
-        found = reward.rows[: real * samples]
+        _, report = sample_scored(actor, reward, batch, draw, sampling, n=samples)
+        found = report.examples[: real * samples]
         rows += found
         scores += [
             [r["reward"] for r in found[i : i + samples]] for i in range(0, len(found), samples)
         ]
-    reward.forget()
     return np.asarray(scores, np.float64), rows
 
 
 def greedy_accuracy(
     actor: Actor,
     reward: Reward,
-    prompts: Sequence[dict],
+    prompts: Sequence[PromptRecord],
     *,
     sampling: Sampling,
     prompt_tokens: int,
@@ -139,12 +137,12 @@ def greedy_accuracy(
     return np.where(np.isnan(scores[:, 0]), np.nan, scores[:, 0] >= correct_at), rows
 
 
-def accuracy_by_source(prompts: Sequence[dict], right: np.ndarray) -> dict[str, float]:
+def accuracy_by_source(prompts: Sequence[PromptRecord], right: np.ndarray) -> dict[str, float]:
     """{"eval/source/NAME": mean of `right` over the prompts of a source}, NaN left out; {} where
     all prompts are of one source."""
     found: dict[str, list[float]] = {}
     for prompt, value in zip(prompts, right, strict=True):
-        values = found.setdefault(prompt.get("source") or prompt["data_source"], [])
+        values = found.setdefault(prompt.source or prompt.data_source, [])
         values += [] if np.isnan(value) else [float(value)]
     if len(found) < 2:
         return {}
@@ -154,7 +152,7 @@ def accuracy_by_source(prompts: Sequence[dict], right: np.ndarray) -> dict[str, 
 def evaluate(
     actor: Actor,
     reward: Reward,
-    prompts: Sequence[dict],
+    prompts: Sequence[PromptRecord],
     *,
     sampling: Sampling,
     prompt_tokens: int,

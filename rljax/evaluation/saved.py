@@ -223,7 +223,7 @@ def evaluate_saved(
     prompts, counts = encode_prompts(
         records, policy.tokenizer, max_prompt_tokens=limit, overlong=overlong
     )
-    prompt_tokens = max(len(record["token_ids"]) for record in prompts)
+    prompt_tokens = max(len(record.token_ids) for record in prompts)
     check_length(prompt_tokens, response_tokens, policy.model)
     sampling = Sampling(
         temperature=options.temperature or config.sampler.temperature,

@@ -1,13 +1,13 @@
 """MeshJudge: a language model on the mesh that answers for `judge` and `rubric`.
 
-What lives here: what it is asked, and what its next word says. What does not: the prompts and the
-arithmetic (rljax.rewards.judges.judges, rubrics), judges behind an endpoint
-(rljax.rewards.judges.endpoint). Axes: B questions, S tokens, K grades.
+Its prompts and the arithmetic are those of rljax.rewards.judges; a judge behind an endpoint is
+rljax.rewards.judges.endpoint. Axes: B questions, S tokens, K grades.
 
-No text is generated: the verdict is the expected grade, sum_k k p_k / (K - 1), of the probabilities
-p_k of the grades as the next word, among the grades (G-Eval, arXiv 2303.16634).
+No text is generated: the verdict is the expected grade, sum_k k p_k / (K - 1), where p_k is the
+probability of grade k as the next token, among the grades (G-Eval, arXiv 2303.16634).
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -45,23 +45,13 @@ class MeshJudge:
         self.grades = tuple(grades) or _numbers(self.options["scale"])
         self.grade_ids = _grade_ids(tokenizer, self.grades)
         self._encode([{"role": "user", "content": "?"}])  # a missing template is found here
-        self._read = jax.jit(self._probabilities)
 
     def _encode(self, conversation: list[dict]) -> list[int]:
         return self.tokenizer.encode_chat(conversation, variables=_NO_THINKING)
 
-    def _probabilities(self, params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Of the grades as the word after each row, [B, K], and of all of them together: [B]."""
-        column = jnp.arange(batch.tokens.shape[1])[None, :]
-        last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
-        logp = jax.nn.log_softmax(self.model.next_logits(params, batch, last), axis=-1)
-        of_grades = logp[:, jnp.array(self.grade_ids)]
-        mass = jax.nn.logsumexp(of_grades, axis=-1)
-        return jax.nn.softmax(of_grades, axis=-1), jnp.exp(mass)
-
     def score(self, samples: Sequence[Mapping]) -> list[Score]:
         """One per sample; a question that the model cannot hold is an error, never a number. Part
-        judge/grade_mass: the probability that the next word is a grade at all."""
+        judge/grade_mass: the probability that the next token is a grade at all."""
         asked: list[tuple[list[list[int]], list[dict]] | Score] = []
         for sample in samples:
             try:
@@ -80,7 +70,7 @@ class MeshJudge:
         return out
 
     def _questions(self, sample: Mapping) -> tuple[list[list[int]], list[dict]]:
-        """(ids of each question, the rubrics that they are about)."""
+        """(token ids of each question, the rubrics that they ask about)."""
         template, best = self.options["template"], self.grades[-1]
         answer = f"Answer with one of {', '.join(self.grades)} and nothing else."
         if self.by_rubrics:
@@ -114,7 +104,9 @@ class MeshJudge:
                 part = members[start : start + size]
                 filled = part + part[:1] * (size - len(part))  # one shape, one compile
                 batch = place(_batch([rows[i] for i in filled], length), self.model.mesh)
-                chances, mass = fetch(self._read(self.params, batch))
+                chances, mass = fetch(
+                    _grade_chances(self.params, batch, model=self.model, grade_ids=self.grade_ids)
+                )
                 for i, p, m in zip(part, chances.astype(np.float64), mass, strict=False):
                     out[i] = (float(p @ steps), float(m))
         return out
@@ -129,6 +121,18 @@ class MeshJudge:
 
     def close(self) -> None:
         """Nothing runs."""
+
+
+@functools.partial(jax.jit, static_argnames=("model", "grade_ids"))
+def _grade_chances(
+    params, batch: Batch, *, model: Model, grade_ids: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """The chances of the grades as the token after each row, among them [B, K] and in sum [B]."""
+    column = jnp.arange(batch.tokens.shape[1])[None, :]
+    last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
+    logp = jax.nn.log_softmax(model.next_logits(params, batch, last), axis=-1)
+    of_grades = logp[:, jnp.array(grade_ids)]
+    return jax.nn.softmax(of_grades, axis=-1), jnp.exp(jax.nn.logsumexp(of_grades, axis=-1))
 
 
 def _numbers(scale: float) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """ProcessScorer: a frozen process reward model's scores of lines, as rewards of tokens.
 
-What lives here: which tokens of a sampled batch end a line, what the model says there, and the
-dense reward made of it. What does not: the formulas (rljax.shaping.steps), the outcome reward
-(rljax.rollout.reward), training such a model. Axes: B rows, S tokens.
+The formulas are rljax.shaping.steps; the outcome reward is rljax.rollout.reward. Axes: B rows,
+S tokens.
 """
 
 import functools
@@ -27,9 +26,9 @@ class TokenTexts:
         self._text = functools.cache(lambda i: tokenizer.decode([i]))
 
     def __call__(self, tokens: np.ndarray, mask: np.ndarray) -> list[list[str]]:
-        """Of every row, up to its last policy token; "" where the policy chose no token."""
+        """The texts of every row, up to its last policy token; "" where the policy chose none."""
         out = []
-        for row, chosen in zip(np.asarray(tokens), np.asarray(mask) > 0, strict=True):
+        for row, chosen in zip(tokens, mask > 0, strict=True):
             stop = int(np.max(np.flatnonzero(chosen), initial=-1)) + 1
             out.append([self._text(int(row[t])) if chosen[t] else "" for t in range(stop)])
         return out
@@ -71,26 +70,31 @@ class ProcessScorer:
         self.model, self.params, self.lines = model, params, lines
         self.texts = TokenTexts(tokenizer)
         _rehearse(reward)
-        threshold = {k: v for k, v in reward.options.items() if k == "pass_above"}
-
-        def with_scores(params, batch: Batch, step_ids, ends):
-            scores = token_scores(model, params, batch, rows)
-            finite = jnp.all(jnp.where(ends, jnp.isfinite(scores), True))
-            scores = jnp.where(ends & jnp.isfinite(scores), scores, 0.0)
-            batch = batch.replace(step_ids=step_ids, process_rewards=scores)
-            rewards = reward(batch)
-            found = process_reward_metrics(batch, rewards, **threshold)
-            return batch.replace(rewards=rewards), {**found, "process/finite": finite * 1.0}
-
-        self._place = jax.jit(with_scores)
+        self.rows, self.reward = rows, reward
 
     def __call__(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """The batch with step_ids, process_rewards (0 but at the ends of lines) and the dense
-        rewards added; metrics, by which a score that is not finite (it counts as 0) is seen."""
-        host = fetch((batch.tokens, batch.mask, batch.finish_reason))
-        tokens, mask, finish = (np.asarray(x) for x in host)
+        """(the batch with step_ids, process_rewards, which are 0 but at the ends of lines, and the
+        dense rewards added; metrics). A score that is not finite counts as 0: process/finite."""
+        tokens, mask, finish = fetch((batch.tokens, batch.mask, batch.finish_reason))
         truncated = finish == FinishReason.LENGTH
         step_ids = self.lines(self.texts(tokens, mask), mask, truncated)
         placed = place((step_ids, line_ends(step_ids)), self.model.mesh)
-        batch, metrics = self._place(self.params, batch, *placed)
+        batch, metrics = _with_line_scores(
+            self.params, batch, *placed, model=self.model, rows=self.rows, reward=self.reward
+        )
         return batch, {name: float(x) for name, x in fetch(metrics).items()}
+
+
+@functools.partial(jax.jit, static_argnames=("model", "rows", "reward"))
+def _with_line_scores(
+    params, batch: Batch, step_ids, ends, *, model: Model, rows: int, reward: Component
+) -> tuple[Batch, dict[str, jax.Array]]:
+    """The batch with scores at the ends of lines and the dense rewards made of them; metrics."""
+    scores = token_scores(model, params, batch, rows)
+    finite = jnp.all(jnp.where(ends, jnp.isfinite(scores), True))
+    scores = jnp.where(ends & jnp.isfinite(scores), scores, 0.0)
+    batch = batch.replace(step_ids=step_ids, process_rewards=scores)
+    rewards = reward(batch)
+    threshold = {k: v for k, v in reward.options.items() if k == "pass_above"}
+    metrics = process_reward_metrics(batch, rewards, **threshold)
+    return batch.replace(rewards=rewards), {**metrics, "process/finite": finite * 1.0}

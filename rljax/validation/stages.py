@@ -45,7 +45,8 @@ def _check_signature(problems: Problems, field: str, component: Component, stage
     if stage == "dataflow":
         given = {name: None for name in _ROLES if name in component.parameters}
     if stage == "collect":
-        given = {"actor": None, "reward": None}
+        names = ("actor", "reward", *(("draw",) if "draw" in component.parameters else ()))
+        given = dict.fromkeys(names)
     text, rule = component.text, f"it is called with ({', '.join(called)})"
     try:
         component.signature.bind(*called, **{**given, **component.options})

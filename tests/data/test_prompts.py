@@ -32,8 +32,10 @@ def test_prompts_are_padded_to_the_length_asked_for():
     assert prompts.lengths.tolist() == [2, 1]
     assert prompts.tokens.dtype == prompts.lengths.dtype == np.int32
     assert counts == dict(total=2, kept=2, dropped_overlong=0, truncated=0)
+    fields = {k: v for k, v in vars(prompts.records[0]).items() if k != "token_ids"}
     expected = dict(prompt_text="12", ground_truth="1", data_source="t", extra_info={}, index=0)
-    assert prompts.records[0] == expected
+    assert fields == expected | dict(messages=None, prompt_id=None, source="")
+    assert prompts.starts is None and prompts.response_starts is prompts.lengths
     with pytest.raises(InputError, match="row 0 has 2 tokens"):
         Prompts.from_records(encoded, length=1)
 
@@ -41,8 +43,8 @@ def test_prompts_are_padded_to_the_length_asked_for():
 def test_chat_prompts_are_rendered(tokenizer):
     records = texts([{"role": "user", "content": "42"}])
     ((record,), _) = encode_prompts(records, tokenizer, max_prompt_tokens=99)
-    assert record["prompt_text"] == "<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
-    assert record["token_ids"].tolist() == tokenizer.encode(record["prompt_text"])
+    assert record.prompt_text == "<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
+    assert record.token_ids.tolist() == tokenizer.encode(record.prompt_text)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_overlong_prompts(overlong, expected, dropped, truncated):
     encoded, counts = encode_prompts(
         texts("123", "12345", "9"), CHARS, max_prompt_tokens=3, overlong=overlong
     )
-    assert [CHARS.decode(record["token_ids"]) for record in encoded] == expected
+    assert [CHARS.decode(record.token_ids) for record in encoded] == expected
     assert (counts["dropped_overlong"], counts["truncated"]) == (dropped, truncated)
 
 
@@ -82,14 +84,14 @@ def test_a_prompt_without_tokens_needs_a_bos(tmp_path, tokenizer):
     write_json(tmp_path / "tokenizer_config.json", {**config, "add_bos_token": False})
     with_bos = HuggingFaceTokenizer(tmp_path)
     encoded, _ = encode_prompts(texts("1", ""), with_bos, max_prompt_tokens=9)
-    assert encoded[0]["token_ids"].tolist() == with_bos.encode("1")
-    assert encoded[1]["token_ids"].tolist() == [with_bos.bos_id]
+    assert encoded[0].token_ids.tolist() == with_bos.encode("1")
+    assert encoded[1].token_ids.tolist() == [with_bos.bos_id]
 
 
 def test_bos_survives_a_cut_on_the_left(tmp_path):
     with_bos = HuggingFaceTokenizer(write_tokenizer(tmp_path, bos="<s>"))
     encoded, _ = encode_prompts(texts("12345"), with_bos, max_prompt_tokens=3, overlong="left")
-    assert with_bos.decode(encoded[0]["token_ids"], skip_special_tokens=False) == "<s>45"
+    assert with_bos.decode(encoded[0].token_ids, skip_special_tokens=False) == "<s>45"
 
 
 def test_prompts_that_cannot_be_encoded_name_the_row(tokenizer):

@@ -11,6 +11,7 @@ from rljax.config import Config
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.online.loader import make_loader
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream, StreamLoader
 from rljax.errors import InputError
 from rljax.setup.setup import data_stream
@@ -110,7 +111,7 @@ def test_over_long_prompts_of_a_stream_are_passed_over_and_counted():
     data = load_data(config, load_run_tokenizer(config))
     loader = data_stream(config, data)
     prompts = loader.take(200)
-    assert all(len(p["token_ids"]) <= 11 for p in prompts) and data.prompt_tokens == 11
+    assert all(len(p.token_ids) <= 11 for p in prompts) and data.prompt_tokens == 11
     assert loader.dropped > 20  # three numbers of three digits need 12
     config.data.overlong = "error"
     with pytest.raises(InputError, match="too long"):
@@ -126,18 +127,18 @@ def test_a_mixture_of_a_stream_and_a_fixed_task_resumes(steps_before):
 
     whole, part = fresh(), fresh()
     assert isinstance(whole, Curriculum)
-    texts = [[(p["source"], p["prompt_text"]) for p in next(whole)] for _ in range(40)]
+    texts = [[(p.source, p.prompt_text) for p in next(whole)] for _ in range(40)]
     for _ in range(steps_before):
         next(part)
     resumed = fresh()
     resumed.set_state(json.loads(json.dumps(part.get_state())))
-    rest = [[(p["source"], p["prompt_text"]) for p in next(resumed)] for _ in range(40)]
+    rest = [[(p.source, p.prompt_text) for p in next(resumed)] for _ in range(40)]
     assert rest[: 40 - steps_before] == texts[steps_before:]
     sources = [source for step in texts for source, _ in step]
     assert 30 < sources.count(STREAM) < 80
     # The same prompts in the test split, half of each source.
     found = load_data(config, load_run_tokenizer(config)).test_prompts
-    assert [p["data_source"] for p in found] == ["sorting"] * 3 + ["first_letter"] * 3
+    assert [p.data_source for p in found] == ["sorting"] * 3 + ["first_letter"] * 3
 
 
 def test_a_changed_stream_changes_the_digest_of_the_data():
@@ -162,7 +163,9 @@ def test_many_over_long_prompts_of_a_file_are_a_warning(caplog, tmp_path):
 def test_accuracy_by_source():
     from rljax.evaluation.policy import accuracy_by_source
 
-    prompts = [{"data_source": s} for s in "aabb"] + [{"data_source": "b", "source": "c()"}]
+    ids = np.ones(1, np.int32)
+    prompts = [PromptRecord("", ids, "", name, {}, 0) for name in "aabb"]
+    prompts.append(PromptRecord("", ids, "", "b", {}, 0, source="c()"))
     right = np.array([1.0, 0.0, np.nan, 1.0, np.nan])
     assert accuracy_by_source(prompts, right) == {"eval/source/a": 0.5, "eval/source/b": 1.0}
     assert accuracy_by_source(prompts[:2], right[:2]) == {}

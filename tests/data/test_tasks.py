@@ -263,7 +263,7 @@ def drawn_prompts(config, monkeypatch):
 
     def noted(self, count) -> Prompts:
         prompts = draw(self, count)
-        seen.append([record["prompt_text"] for record in prompts.records])
+        seen.append([record.prompt_text for record in prompts.records])
         return prompts
 
     monkeypatch.setattr(Run, "_draw", noted)

@@ -84,7 +84,7 @@ def test_a_form_is_read_and_its_answer_is_what_is_learned(
 
 def test_prompts_alone_need_a_reward_that_compares_with_nothing(tmp_path):
     config = config_of(tmp_path, "grpo", [{"prompt": "The sky is"}])
-    assert load_data(config, load_run_tokenizer(config)).prompts[0]["ground_truth"] == ""
+    assert load_data(config, load_run_tokenizer(config)).prompts[0].ground_truth == ""
     config.reward.function = ""  # exact_match
     with pytest.raises(InputError, match="row 0 .*lacks the column 'ground_truth'"):
         load_data(config, load_run_tokenizer(config))

@@ -164,7 +164,7 @@ def test_correction_weighs_the_policy_loss_and_nothing_else(shared):
     setup, roles = run.setup, run.roles
     prompts = run._draw(16)
     batch = roles["actor"].generate(prompts, jax.random.key(3), setup.recipe.sampling, n=8)
-    batch = shared.reward(batch, prompts)
+    batch, _ = shared.reward(batch, prompts)
     shifted = batch.replace(sampler_logprobs=batch.sampler_logprobs - 0.5 * batch.mask)
     copy = lambda role: jax.tree.map(jnp.copy, role)  # noqa: E731  programs donate
     rest = dict(reference=None, kl_controller=None)

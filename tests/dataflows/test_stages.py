@@ -153,7 +153,7 @@ def step(tmp_path_factory):
     sampled = run.roles["actor"].generate(
         prompts, jax.random.key(0), run.setup.recipe.sampling, n=8
     )
-    yield run, runs.reward(sampled, prompts)
+    yield run, runs.reward(sampled, prompts)[0]
     runs.close()
 
 

@@ -30,14 +30,14 @@ RESPONSE_TOKENS = 20
 
 def encoded(records):
     out, _ = encode_prompts(records, CHARS, max_prompt_tokens=20)
-    return [{**new, "prompt": old["prompt"]} for new, old in zip(out, records, strict=True)]
+    return out
 
 
 class Knowing:
     """Writes programs at random, and completes a beginning rightly wherever that can be done."""
 
     def __init__(self, records, programs):
-        self.truth = {r["prompt"]: r["ground_truth"] for r in records}
+        self.truth = {r.prompt: r.ground_truth for r in records}
         self.programs, self.calls = iter(programs), []
 
     def generate(self, prompts, key, sampling, *, n):
@@ -91,7 +91,7 @@ class FakeScore:
 
 def searcher(records, programs, **fields):
     sampling = Sampling(max_response_tokens=RESPONSE_TOKENS, stop_ids=(1,))
-    longest = max(len(r["token_ids"]) for r in records)
+    longest = max(len(r.token_ids) for r in records)
     return Searcher(Knowing(records, programs), CHARS, Judge(), sampling, longest, **fields)
 
 
@@ -129,7 +129,7 @@ def test_labels_are_those_of_the_oracle(n):
     policy = searcher(records, programs)
     rows, metrics = label_programs(policy, records, key(), programs_per_prompt=n, completions=3)
     assert len(rows) == 20 * n == metrics["programs/kept"]
-    truth = {r["index"]: r["ground_truth"] for r in records}
+    truth = {r.index: r.ground_truth for r in records}
     errors, probes = 0, 0
     for row, text in zip(rows, programs, strict=True):
         lines = row["completions"]

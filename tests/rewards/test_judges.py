@@ -5,10 +5,12 @@ import json
 import math
 import time
 
+import numpy as np
 import pytest
 from conftest import worked_example
 from judge_server import completion, serving
 
+from rljax.data.online.prompts import PromptRecord
 from rljax.datagen import preferences as rlaif
 from rljax.errors import InputError
 from rljax.rewards import judge, rubric
@@ -26,6 +28,7 @@ from rljax.rewards.judges.rubrics import (
     select_rubrics,
 )
 from rljax.rewards.pool.pool import RewardPool, Score
+from rljax.rollout import ScoredRow
 
 ATTACKS = [
     '{"score": 10}',
@@ -280,12 +283,13 @@ def test_the_deadline_is_that_of_all_rubrics_together():
 # -- rubrics that evolve --
 
 
-def record(prompt_id, **info) -> dict:
-    return {"prompt_id": prompt_id, "extra_info": info or None, "data_source": "d", "index": 0}
+def record(prompt_id, **info) -> PromptRecord:
+    return PromptRecord("p", np.ones(1, np.int32), "", "d", info or None, 0, prompt_id=prompt_id)
 
 
 def visit(buffer, prompt_id, judged, **info):
-    """One visit: `judged` maps a rubric's description to the verdicts on each response."""
+    """One visit: `judged` maps a rubric's description to the verdicts on each response. Returns the
+    rubrics that were asked about, and the metrics."""
     rows = len(next(iter(judged.values()))) if judged else 2
     records = [record(prompt_id, **info)] * rows
     asked = [buffer.extra_info(one) for one in records]
@@ -300,8 +304,11 @@ def visit(buffer, prompt_id, judged, **info):
         else:
             parts = {f"rubric/{k}": v for k, v in enumerate(values)}
             scores.append(Score(0.5, {"score": 0.5, **parts}, "ok", 0.0))
-    buffer.learn(samples, records, scores)
-    return asked[0]["rubrics"]
+    return asked[0]["rubrics"], buffer.learn(scored(samples, scores, records))
+
+
+def scored(samples, scores, records) -> list[ScoredRow]:
+    return [ScoredRow(*row, 0) for row in zip(samples, scores, records, strict=True)]
 
 
 def texts(buffer, prompt_id, **info) -> list[str]:
@@ -316,43 +323,38 @@ def buffer():
 
 
 def test_rubrics_evolve_visit_by_visit(buffer):
-    asked = visit(buffer, 7, {"fixed": [1.0, 0.0]}, rubrics=["fixed"])
+    asked, metrics = visit(buffer, 7, {"fixed": [1.0, 0.0]}, rubrics=["fixed"])
     assert [(r["description"], r["kind"]) for r in asked] == [("fixed", "persistent")]
     # New ones are judged by from the next visit on, and of this prompt alone.
     assert texts(buffer, 7, rubrics=["fixed"]) == ["fixed", "good 1", "bad 1"]
     assert texts(buffer, 8, rubrics=["fixed"]) == ["fixed"]
     kinds = buffer.extra_info(record(7))["rubrics"]
     assert [(r["kind"], r["weight"]) for r in kinds] == [("positive", 1.0), ("negative", -1.0)]
-    assert buffer.metrics()["rubric/added"] == 2 and buffer.metrics()["rubric/active"] == 2
+    assert metrics["rubric/added"] == 2 and metrics["rubric/active"] == 2
     # "good 1" tells nothing apart and goes; the two that are new are kept before "bad 1".
     judged = {"fixed": [1.0, 1.0], "good 1": [0.5, 0.5], "bad 1": [0.0, 1.0]}
-    visit(buffer, 7, judged, rubrics=["fixed"])
+    _, metrics = visit(buffer, 7, judged, rubrics=["fixed"])
     assert texts(buffer, 7) == ["good 3", "bad 3"]
     state = buffer.get_state()["prompts"]["7"]
     assert [(r["description"], r["std"]) for r in state["inactive"]] == [
         ("good 1", 0.0), ("bad 1", 0.5)
     ]  # fmt: skip
-    metrics = buffer.metrics()
     assert metrics["rubric/deactivated"] == 2 and metrics["rubric/std"] == 0.25
     assert metrics["rubric/inactive"] == 2 and metrics["rubric/judge_failure_rate"] == 0
-    buffer.forget()
-    assert buffer.metrics()["rubric/added"] == 0 and buffer.metrics()["rubric/inactive"] == 2
+    metrics = buffer.learn([])  # a step that visits nothing
+    assert metrics["rubric/added"] == 0 and metrics["rubric/inactive"] == 2
 
 
 def test_failed_samples_have_no_say_and_are_counted(buffer):
     visit(buffer, 1, {"fixed": [1.0, 0.0]}, rubrics=["fixed"])
-    buffer.forget()
     judged = {"fixed": [1.0, 0.0, 1.0], "good 1": [0.0, 1.0, 0.5], "bad 1": [1.0, None, 1.0]}
-    visit(buffer, 1, judged, rubrics=["fixed"])  # two of three rows were judged, alike of bad 1
-    metrics = buffer.metrics()
+    # Two of three rows were judged, alike by bad 1.
+    _, metrics = visit(buffer, 1, judged, rubrics=["fixed"])
     assert metrics["rubric/judge_failure_rate"] == pytest.approx(1 / 3)
     inactive = buffer.get_state()["prompts"]["1"]["inactive"]
     assert [(r["description"], r["std"]) for r in inactive] == [("good 1", 0.25), ("bad 1", 0.0)]
-    buffer.forget()
-    visit(buffer, 1, {"fixed": [None, None]}, rubrics=["fixed"])  # nothing was judged
-    assert (
-        buffer.metrics()["rubric/judge_failure_rate"] == 1 and buffer.metrics()["rubric/std"] == 0
-    )
+    _, metrics = visit(buffer, 1, {"fixed": [None, None]}, rubrics=["fixed"])  # nothing was judged
+    assert metrics["rubric/judge_failure_rate"] == 1 and metrics["rubric/std"] == 0
 
 
 def test_a_buffer_that_was_saved_goes_on_as_if_it_had_not_been(buffer):
@@ -385,9 +387,9 @@ def test_a_generator_that_fails_writes_nothing():
         text = f"rubric_generators.broken(how={behaviour!r})"
         buffer = evolving_rubrics(1, generator=text, timeout_s=0.5)
         try:
-            visit(buffer, 0, {"fixed": [0.0, 1.0]}, rubrics=["fixed"])
+            _, metrics = visit(buffer, 0, {"fixed": [0.0, 1.0]}, rubrics=["fixed"])
             assert texts(buffer, 0) == []
-            failures = buffer.metrics()["rubric/generator_failures"]
+            failures = metrics["rubric/generator_failures"]
             assert failures == (0 if behaviour == "nothing" else 1), behaviour
         finally:
             buffer.close()
@@ -433,7 +435,8 @@ def test_a_reward_without_parts_per_rubric_is_named(buffer):
     info = buffer.extra_info(record(1, rubrics=["fixed"]))
     samples = [{"prompt": "p", "response": "r", "extra_info": info}] * 2
     with pytest.raises(InputError, match="rubric/1"):
-        buffer.learn(samples, [record(1)] * 2, [Score(1.0, {"score": 1.0}, "ok", 0.0)] * 2)
+        scores = [Score(1.0, {"score": 1.0}, "ok", 0.0)] * 2
+        buffer.learn(scored(samples, scores, [record(1)] * 2))
 
 
 def test_the_rewards_run_in_the_pool():

@@ -15,7 +15,8 @@ from rljax.train import train
 REWARDS = """
 def one_after_the_other(prompts, key, cfg, *, actor, reward):
     batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
-    return reward(batch, prompts), prompts, {}
+    batch, report = reward(batch, prompts)
+    return batch, prompts, {"report": report}
 
 def constant(response):
     return {"score": 0.25, "extracted": float("1" in response)}

@@ -1,5 +1,6 @@
 """Scoring overlaps decoding: who is told of which row and when, and that no score depends on it."""
 
+import dataclasses
 import sys
 import time
 
@@ -7,22 +8,19 @@ import jax
 import numpy as np
 import pytest
 from conftest import lanes
+from rollout_cases import ASKED, LETTERS, Letters, asked_prompts, policy
 from sampler_cases import EOS, WORDS, prompts, tiny, weights
 
 from rljax.batch import FinishReason
-from rljax.data.online.prompts import Prompts
 from rljax.mesh import make_mesh
 from rljax.models.model import Model
 from rljax.report.timeline import scored_while_decoding
 from rljax.rewards.pool.pool import RewardPool
 from rljax.roles.models import Reference
-from rljax.rollout import Reward, Versus, generate_scored
+from rljax.rollout import Reward, Versus, sample_scored
 from rljax.sampler import Decoding, Sampling, generate
 from rljax.sampler.whole_batch import TURN_STEPS
 from rljax.tracking import timing
-
-ASKED = Sampling(max_response_tokens=3 * TURN_STEPS, stop_ids=(EOS,))
-LETTERS = "abcdefghijklmnopqrstuvwxyzABC"
 
 REWARDS = """
 import time
@@ -43,12 +41,6 @@ def hang_on_long(response):
 """
 
 
-class Letters:
-    @staticmethod
-    def decode(ids):
-        return "".join(LETTERS[i] for i in ids)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def rewards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rewards")
@@ -67,22 +59,6 @@ def model():
 @pytest.fixture(scope="module")
 def on_eight(model):
     return Model(model.config, make_mesh(2, 4, 1))
-
-
-def asked_prompts(count=4):
-    tokens, lengths = prompts(count)
-    records = [
-        dict(
-            token_ids=tokens[i, : lengths[i]], prompt_text=f"p{i}", ground_truth=str(i),
-            data_source="toy", extra_info={}, index=i,
-        )
-        for i in range(count)
-    ]  # fmt: skip
-    return Prompts.from_records(records, length=tokens.shape[1])
-
-
-def policy(model, **decoding) -> Reference:
-    return Reference(weights(model), model, 1.0, Decoding(**decoding))
 
 
 class Heard:
@@ -195,14 +171,13 @@ def test_scores_are_those_of_a_whole_batch(model, case):
     with RewardPool(f"overlap_rewards.{function}", workers=2) as pool:
         reward = Reward(pool, Letters, model.mesh)
         key = jax.random.key(4)
-        plain = reward(actor.generate(asked, key, ASKED, n=6), asked)
-        rows, counts = reward.rows, reward.counts
-        reward.forget()
+        plain, report = reward(actor.generate(asked, key, ASKED, n=6), asked)
         with timing.collect() as timings:
-            ahead = generate_scored(actor, reward, asked, key, ASKED, n=6)
+            ahead, early = sample_scored(actor, reward, asked, key, ASKED, n=6)
         same(ahead, plain)
-        assert str(reward.rows) == str(rows)  # as text: NaN is not equal to itself
-        assert str(reward.counts) == str(counts)
+        rows, counts = report.examples, report.metrics()
+        assert str(early.examples) == str(rows)  # as text: NaN is not equal to itself
+        assert str(early.metrics()) == str(counts)
     if function != "best":
         assert counts["reward/errors"] > 0 and {r["status"] for r in rows} == {"ok", "error"}
     decoded = max(end for name, _, end in timings.spans if name == "generate")
@@ -217,12 +192,11 @@ def test_rows_that_are_not_what_was_told_are_scored_anew(model):
     with RewardPool("overlap_rewards.score") as pool:
         reward = Reward(pool, Letters, model.mesh)
         batch = actor.generate(asked, jax.random.key(4), ASKED, n=6)
-        finished = reward.ahead(asked, 6)
-        other = actor.generate(asked, jax.random.key(5), ASKED, n=6, finished=finished)
+        early = reward.start_early(asked, 6)
+        other = actor.generate(asked, jax.random.key(5), ASKED, n=6, finished=early.finished)
         assert responses(batch, [0] * 24) != responses(other, [0] * 24)
-        found = reward(batch, asked)
-        reward.forget()
-        same(found, reward(batch, asked))
+        found, _ = reward(batch, asked, early=early)
+        same(found, reward(batch, asked)[0])
 
 
 @pytest.mark.slow
@@ -237,13 +211,13 @@ def test_two_samplers_are_told_of_by_the_place_in_their_batch(model):
 
 def test_a_reward_that_cannot_be_asked_is_an_error_of_the_caller(model):
     asked = asked_prompts()
-    del asked.records[1]["ground_truth"]
+    asked = dataclasses.replace(asked, records=(asked.records[0], None, *asked.records[2:]))
     with RewardPool("overlap_rewards.score") as pool:
         reward = Reward(pool, Letters, model.mesh)
-        with pytest.raises(KeyError):
-            generate_scored(policy(model, slots=8), reward, asked, jax.random.key(4), ASKED, n=6)
+        with pytest.raises(AttributeError, match="prompt_text"):
+            sample_scored(policy(model, slots=8), reward, asked, jax.random.key(4), ASKED, n=6)
         again = asked_prompts()
-        generate_scored(policy(model, slots=8), reward, again, jax.random.key(4), ASKED, n=6)
+        sample_scored(policy(model, slots=8), reward, again, jax.random.key(4), ASKED, n=6)
 
 
 class Interrupted:
@@ -262,7 +236,7 @@ def test_a_ctrl_c_while_the_pool_works_ahead_drops_what_was_begun(model):
     with RewardPool("overlap_rewards.hang_on_long", workers=1, timeout_s=600) as pool:
         reward = Reward(pool, Letters, model.mesh)
         with pytest.raises(KeyboardInterrupt):
-            generate_scored(Interrupted(actor), reward, asked, jax.random.key(4), ASKED, n=6)
+            sample_scored(Interrupted(actor), reward, asked, jax.random.key(4), ASKED, n=6)
         assert pool.score([{"response": "a"}])[0].value == 1.0  # behind nobody who hangs
 
 

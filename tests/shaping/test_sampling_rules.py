@@ -19,7 +19,7 @@ from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.rewards.pool.calling import HOME, call_reward
-from rljax.rollout import collect
+from rljax.rollout import RewardReport, collect
 from rljax.sampler import Sampling, generate
 from rljax.shaping import filters
 from rljax.shaping import scores as shaping
@@ -115,24 +115,26 @@ class FakeActor:
 
 
 def fake_step(outcomes, wanted, n):
-    """(prompts, actor, reward) over a stream of prompts 0, 1, 2, ..."""
+    """(prompts, roles, position) over a stream of prompts 0, 1, 2, ..."""
     position = [0]
 
     def more(count):
         first = position[0]
         position[0] += count
         records = tuple({"index": i} for i in range(first, first + count))
-        return Prompts(np.zeros((count, 3), np.int32), np.full(count, 1, np.int32), records, more)
+        return Prompts(np.zeros((count, 3), np.int32), np.full(count, 1, np.int32), records)
 
     def reward(batch, prompts):
         table = np.array([outcomes[r["index"]] for r in prompts.records], np.float32).reshape(-1)
         failed = np.isnan(table)
         scores = jnp.asarray(np.where(failed, 0, table))
         mask = batch.mask * jnp.asarray(~failed)[:, None]
-        return batch.replace(mask=mask, scores=scores, rewards=last_token(batch) * scores[:, None])
+        rewards = last_token(batch) * scores[:, None]
+        return batch.replace(mask=mask, scores=scores, rewards=rewards), RewardReport()
 
     mesh = make_mesh(devices=jax.devices()[:1])
-    return more(wanted), FakeActor(outcomes, type("M", (), {"mesh": mesh})), reward, position
+    actor = FakeActor(outcomes, type("M", (), {"mesh": mesh}))
+    return more(wanted), dict(actor=actor, reward=reward, draw=more), position
 
 
 CFG = type("Cfg", (), {"sampling": None, "samples_per_prompt": 4})
@@ -141,10 +143,8 @@ CFG = type("Cfg", (), {"sampling": None, "samples_per_prompt": 4})
 def test_dynamic_sampling_worked_example():
     example = worked_example("dapo.dynamic_sampling")
     acc, wanted = example["inputs"]["acc"], example["params"]["train_batch"]
-    prompts, actor, reward, drawn = fake_step(acc, wanted, 4)
-    batch, used, metrics = collect.dynamic(
-        prompts, jax.random.key(0), CFG, actor=actor, reward=reward, oversample=2.5
-    )
+    prompts, roles, drawn = fake_step(acc, wanted, 4)
+    batch, used, metrics = collect.dynamic(prompts, jax.random.key(0), CFG, **roles, oversample=2.5)
     assert [r["index"] for r in used.records] == example["outputs"]["used_groups"]
     assert metrics["collect/solved_groups"] == example["outputs"]["solved"]
     assert metrics["collect/zero_groups"] == example["outputs"]["zero"]
@@ -157,10 +157,8 @@ def test_dynamic_sampling_worked_example():
 
 def test_rounds_go_on_until_the_batch_is_full_and_then_stop():
     dead, live = [0, 0, 0, 0], [1, 0, 0, 0]
-    prompts, actor, reward, drawn = fake_step([dead, live, dead, dead, live, live, dead], 3, 4)
-    batch, used, metrics = collect.active(
-        prompts, jax.random.key(0), CFG, actor=actor, reward=reward, refill=0.4
-    )
+    prompts, roles, drawn = fake_step([dead, live, dead, dead, live, live, dead], 3, 4)
+    batch, used, metrics = collect.active(prompts, jax.random.key(0), CFG, **roles, refill=0.4)
     assert [r["index"] for r in used.records] == [1, 4, 5] and batch.rows == 12
     assert metrics["collect/rounds"] == 4 and drawn[0] == 6
     assert metrics["collect/generations_per_kept_sample"] == 2
@@ -169,12 +167,12 @@ def test_rounds_go_on_until_the_batch_is_full_and_then_stop():
 def test_too_few_live_groups_are_an_error_or_filled_up():
     dead, live = [1, 1, 1, 1], [1, 0, 0, 0]
     table = [dead, live] + [dead] * 30
-    prompts, actor, reward, _ = fake_step(table, 2, 4)
+    prompts, roles, _ = fake_step(table, 2, 4)
     with pytest.raises(InputError, match="only 1 of 2 groups are live after 3 rounds.*all right"):
-        collect.dynamic(prompts, jax.random.key(0), CFG, actor=actor, reward=reward, max_rounds=3)
-    prompts, actor, reward, _ = fake_step(table, 2, 4)
+        collect.dynamic(prompts, jax.random.key(0), CFG, **roles, max_rounds=3)
+    prompts, roles, _ = fake_step(table, 2, 4)
     batch, used, metrics = collect.dynamic(
-        prompts, jax.random.key(0), CFG, actor=actor, reward=reward, max_rounds=3,
+        prompts, jax.random.key(0), CFG, **roles, max_rounds=3,
         if_short="fill",
     )  # fmt: skip
     assert [r["index"] for r in used.records] == [1, 0] and batch.rows == 8
@@ -183,10 +181,8 @@ def test_too_few_live_groups_are_an_error_or_filled_up():
 
 def test_a_failed_reward_neither_enlivens_nor_joins_a_group():
     nan = float("nan")
-    prompts, actor, reward, _ = fake_step([[1, 1, nan, 1], [0, 1, nan, 0], [0, 1, 1, 0]], 1, 4)
-    batch, used, _ = collect.dynamic(
-        prompts, jax.random.key(0), CFG, actor=actor, reward=reward, oversample=3.0
-    )
+    prompts, roles, _ = fake_step([[1, 1, nan, 1], [0, 1, nan, 0], [0, 1, 1, 0]], 1, 4)
+    batch, used, _ = collect.dynamic(prompts, jax.random.key(0), CFG, **roles, oversample=3.0)
     assert [r["index"] for r in used.records] == [1]
     np.testing.assert_array_equal(batch.group, [0, 0, 3, 0])
     assert float(batch.mask[2].sum()) == 0

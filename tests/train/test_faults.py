@@ -19,7 +19,7 @@ from tiny_run import (
 
 from rljax.advantages import group_relative
 from rljax.batch import Batch, FinishReason, batch_from_rows
-from rljax.data.online.prompts import Prompts
+from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.learn.state import new_train_state, optimizer_step
@@ -210,14 +210,7 @@ LETTERS = CharTokenizer("0123456789rhni>")
 def rollouts(responses: list[str], groups: list[int]) -> tuple[Batch, Prompts]:
     """A batch of these responses to the prompts ">" and their groups."""
     records = [
-        {
-            "prompt_text": ">",
-            "token_ids": np.asarray(LETTERS.encode(">"), np.int32),
-            "ground_truth": "",
-            "data_source": "",
-            "extra_info": {},
-            "index": i,
-        }
+        PromptRecord(">", np.asarray(LETTERS.encode(">"), np.int32), "", "", {}, i)
         for i in range(max(groups) + 1)
     ]
     rows = [LETTERS.encode(">") + LETTERS.encode(r) for r in responses]
@@ -251,14 +244,14 @@ def test_a_failed_reward_leaves_its_group_and_changes_nobody_elses_advantage(jud
     fine = [i for i in range(16) if i not in failed]
     before, prompts = rollouts(responses, groups)
     advantages = jax.jit(group_relative)
-    batch = judge(before, prompts)
+    batch, report = judge(before, prompts)
 
-    assert judge.counts["reward/errors"] == 4.0 and judge.counts["reward/timeouts"] == 1.0
-    statuses = [row["status"] for row in judge.rows]
+    assert report.metrics()["reward/errors"] == 4.0 and report.metrics()["reward/timeouts"] == 1.0
+    statuses = [row["status"] for row in report.examples]
     assert [s != "ok" for s in statuses] == [i in failed for i in range(16)]
     assert {statuses[responses.index(r)] for r in "rni"} == {"error"}
     assert statuses[responses.index("h")] == "timeout"
-    assert all(math.isnan(judge.rows[i]["reward"]) for i in failed)  # not a score of 0
+    assert all(math.isnan(report.examples[i]["reward"]) for i in failed)  # not a score of 0
 
     mask, group = np.asarray(batch.mask), np.asarray(batch.group)
     assert mask[failed].sum() == 0 and np.isfinite(np.asarray(batch.rewards)).all()

@@ -17,7 +17,7 @@ from tiny_tokenizer import write_tokenizer
 from rljax.batch import Batch, batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
-from rljax.data.online.prompts import Prompts
+from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.saved import load_policy
@@ -247,9 +247,10 @@ def rollouts(responses: list[list[str]]) -> tuple[Batch, Prompts]:
     """A batch of these responses to prompts 0, 1, ..., each of which has one persistent rubric."""
     said = [(g, r) for g, group in enumerate(responses) for r in group]
     records = [
-        {"prompt_text": f"{g}>", "token_ids": np.asarray(LETTERS.encode(f"{g}>"), np.int32),
-         "ground_truth": "", "data_source": "d", "index": g, "prompt_id": g,
-         "extra_info": {"rubrics": [{"description": "fixed"}], "kept": g}}
+        PromptRecord(
+            f"{g}>", np.asarray(LETTERS.encode(f"{g}>"), np.int32), "", "d",
+            {"rubrics": [{"description": "fixed"}], "kept": g}, g, prompt_id=g,
+        )
         for g in range(len(responses))
     ]  # fmt: skip
     rows = [LETTERS.encode(f"{g}>{r}") for g, r in said]
@@ -282,29 +283,27 @@ def test_the_reward_of_a_step_has_rubrics_and_counts_failures_by_kind(parts):
         reward = Reward(pool, LETTERS, mesh, rubrics=resolve(TEXT, NAMESPACES["rubrics"])(1))
         try:
             batch, prompts = rollouts([["0", "1", "22"], ["7", "8", "1"]])
-            found = reward(batch, prompts)
+            found, report = reward(batch, prompts)
             assert len(server.requests) == 6
             assert found.reward_parts is None  # the parts are other ones at each step
             assert np.asarray(found.scores).tolist() == [0.0, 0.5, 1.0, 0.0, 0.0, 0.5]
             assert np.asarray(found.mask).sum(axis=1).tolist() == [1, 1, 2, 0, 0, 1]
-            counts = reward.counts
+            counts = report.metrics() | reward.learn(report)
             assert counts["reward/errors"] == 2 and counts["reward/timeouts"] == 0
             assert counts["reward/errors/verdict"] == counts["reward/errors/server_error"] == 1
             assert counts["reward/part/rubric/persistent"] == pytest.approx(0.5)
             assert counts["rubric/judge_failure_rate"] == pytest.approx(1 / 3)
             assert counts["rubric/active"] == 2 and counts["rubric/added"] == 4
-            # Evaluation, and what is not remembered, evolve nothing.
+            # Evaluation, and a report that is not learned from, evolve nothing.
             state = json.dumps(reward.rubrics.get_state())
             reward.outcome_alone()(batch, prompts)
             assert len(server.requests) == 12
-            reward(batch, prompts, remember=False)
+            reward(batch, prompts)
             assert len(server.requests) == 12 + 4 * 3 + 2  # three rubrics each; a failure ends it
             assert json.dumps(reward.rubrics.get_state()) == state
-            reward.forget()
-            assert "reward/errors/verdict" not in reward.counts
-            reward(batch, prompts)
+            _, report = reward(batch, prompts)
             # Every rubric of prompt 0 told its responses apart; of prompt 1 one response is left.
-            counts = reward.counts
+            counts = report.metrics() | reward.learn(report)
             assert counts["rubric/std"] == pytest.approx(np.std([0, 0.5, 1]))
             assert counts["reward/part/rubric/negative"] == pytest.approx(0.5)
             assert counts["rubric/active"] == 3 and counts["rubric/inactive"] == 1

@@ -14,7 +14,7 @@ from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.config.flags import config_module, load_config_file
-from rljax.data.online.prompts import Prompts
+from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.steps import LabelOptions, label_saved
 from rljax.errors import InputError
@@ -157,7 +157,7 @@ def sampled(texts, finish, mesh):
         jnp.asarray(tokens), jnp.asarray(lengths), jnp.asarray(mask),
         group=jnp.zeros(len(ids), jnp.int32), finish_reason=jnp.asarray(finish, jnp.int32),
     )  # fmt: skip
-    record = dict(
+    record = PromptRecord(
         token_ids=np.array(prompt), prompt_text="a:", ground_truth="", data_source="toy",
         extra_info={}, index=0,
     )  # fmt: skip
@@ -175,7 +175,8 @@ def test_lines_of_sampled_tokens_are_scored_and_rewarded(trained):
     texts = ["aa\nab\naa", "aa\n#b\naa", "aa\naa", "bb\n"]
     batch, prompts = sampled(texts, [0, 0, 1, 0], scorer.model.mesh)
     reward = scoring(scorer, [-1.0, 1.0, -1.0, None])
-    got = jax.device_get(reward(batch, prompts))
+    got, report = reward(batch, prompts)
+    got = jax.device_get(got)
     want = np.zeros_like(got.rewards)
     for row, (ends, ended, weight) in enumerate(
         [((4, 7, 10), True, 0.25), ((4, 7, 10), True, 0.025), ((4,), False, 0.25)]
@@ -191,14 +192,14 @@ def test_lines_of_sampled_tokens_are_scored_and_rewarded(trained):
     assert got.scores.tolist() == outcome  # the outcome's alone
     assert not got.mask[3].any() and not got.step_ids[3].any()  # its reward failed
     assert (got.process_rewards != 0).sum() == 7
-    counts = reward.counts
+    counts = report.metrics()
     assert counts["process/lines"] == pytest.approx(7 / 4) and counts["process/finite"] == 1.0
     assert counts["process/dense_sum"] == pytest.approx(
         float((want.sum(axis=1) - outcome).mean()), abs=1e-5
     )
     assert counts["reward/source/toy"] == pytest.approx(-1 / 3)
     plain = reward.outcome_alone()
-    assert plain(batch, prompts).step_ids is None and reward.process is not None
+    assert plain(batch, prompts)[0].step_ids is None and reward.process is not None
 
 
 def test_coefficients_and_rules_of_lines_are_the_configs(trained):
@@ -206,11 +207,11 @@ def test_coefficients_and_rules_of_lines_are_the_configs(trained):
     batch, prompts = sampled(["aa\naa"], [1], scorer.model.mesh)
     text = "dense_step_rewards(lambda_fail=0.5, lambda_pass=0.0)"
     lines = "line_ids(score_partial_line=True)"
-    got = scoring(scorer, [-1.0], lines, text)(batch, prompts)
+    got = scoring(scorer, [-1.0], lines, text)(batch, prompts)[0]
     added = float(jnp.sum(got.rewards)) + 1.0
     scores = np.asarray(got.process_rewards[0, [4, 6]])
     assert added == pytest.approx(0.5 * np.clip(scores, -1, 1).mean(), abs=1e-5) and added > 0.1
-    got = scoring(scorer, [1.0], lines, text)(batch, prompts)
+    got = scoring(scorer, [1.0], lines, text)(batch, prompts)[0]
     assert float(jnp.sum(got.rewards)) == 1.0
     with pytest.raises(InputError, match="lambda_fail"):
         scoring(scorer, [1.0], lines, "dense_step_rewards(lambda_fail=-1.0)")

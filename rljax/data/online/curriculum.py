@@ -1,6 +1,6 @@
 """Which prompts are drawn: a weighted mixture of sources, without those that are solved.
 
-What lives here: the draw and its state. What does not: the shuffle of one source (loader).
+The shuffle of one source is `loader`'s.
 """
 
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.data.online.loader import Loader, make_loader
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream, StreamLoader
 from rljax.errors import InputError
 
@@ -26,6 +27,11 @@ def mixture(name: str, weights: Sequence[float], sources: int) -> np.ndarray:
     return found / found.sum()
 
 
+def _prompt_id(item: PromptRecord | dict) -> int:
+    """The id of a prompt, or of a row of a file that is learned from ({"prompt_id", "item"})."""
+    return item.prompt_id if isinstance(item, PromptRecord) else item["prompt_id"]
+
+
 class Curriculum:
     """An endless order of prompts like Loader's, from several sources and with prompts retired.
 
@@ -37,7 +43,7 @@ class Curriculum:
 
     def __init__(
         self,
-        sources: Sequence[Sequence[dict] | Stream],
+        sources: Sequence[Sequence[PromptRecord | dict] | Stream],
         *,
         batch_size: int,
         seed: int,
@@ -56,7 +62,7 @@ class Curriculum:
         ]
         # A stream's prompts come once: they have no ids, and none is retired.
         self._ids = [
-            set() if isinstance(items, Stream) else {item["prompt_id"] for item in items}
+            set() if isinstance(items, Stream) else {_prompt_id(item) for item in items}
             for items in sources
         ]
         self._passes: dict[int, list[int]] = {}  # prompt_id -> [right, samples]
@@ -93,7 +99,7 @@ class Curriculum:
         """The next `count` prompts."""
         return [self._draw() for _ in range(count)]
 
-    def _draw(self) -> dict:
+    def _draw(self) -> PromptRecord | dict:
         raw = np.random.Philox(np.random.SeedSequence([self.seed, 1, self.position])).random_raw()
         edges = np.cumsum(self.chances())
         source = min(int(np.searchsorted(edges, raw / 2**64, side="right")), len(edges) - 1)
@@ -103,7 +109,7 @@ class Curriculum:
             if ids and loader.position % len(ids) == 0 and loader.position:
                 self._retire(ids)
             item = loader.take(1)[0]
-            if not ids or item["prompt_id"] not in self._retired | self._dropped:
+            if not ids or _prompt_id(item) not in self._retired | self._dropped:
                 return item
 
     def _retire(self, ids: set[int]) -> None:

@@ -1,8 +1,7 @@
 """From a config to token arrays: the tokenizer of a run, and its prompts and examples, encoded
 once.
 
-What lives here: which sources a config names and what is done to their records. What does not: how
-one record is read (sources), templated (chat) or encoded (prompts).
+How one record is read (sources), templated (chat) and encoded (prompts) is elsewhere.
 """
 
 import dataclasses
@@ -18,7 +17,12 @@ from rljax.data.offline.packing import pack_examples
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.default_rewards import evaluation_text, reward_text
 from rljax.data.online.loader import fingerprint
-from rljax.data.online.prompts import encode_prompt, encode_prompts, encode_worked_examples
+from rljax.data.online.prompts import (
+    PromptRecord,
+    encode_prompt,
+    encode_prompts,
+    encode_worked_examples,
+)
 from rljax.data.online.stream import Stream
 from rljax.data.rows.sources import load_endless_prompts, load_prompts, load_worked_examples
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
@@ -34,20 +38,21 @@ _STREAM_ITEMS = 32  # of a stream, by which a changed one is noticed
 class Data:
     """Encoded once. Lengths are those of the longest row, so that a run has one shape."""
 
-    # The prompts of every source: one where nothing is mixed; a stream encodes its own.
-    sources: list[list[dict] | Stream]
-    test_prompts: list[dict]
+    # The prompts of every source, or rows of files: {"prompt_id", "source", "item"}. One source
+    # where nothing is mixed; a stream encodes its own prompts.
+    sources: list[list[PromptRecord] | list[dict] | Stream]
+    test_prompts: list[PromptRecord]
     examples: list
     counts: dict[str, float]
     prompt_tokens: int
     example_tokens: int
     digest: str
     kind: str = "prompts"  # of sources: rljax.data.kinds
-    held_out: list[dict] = dataclasses.field(default_factory=list)  # records too, for eval/loss
+    held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
 
     @property
-    def prompts(self) -> list[dict]:
-        """All training prompts of sources that have an end."""
+    def prompts(self) -> list[PromptRecord] | list[dict]:
+        """All training prompts, or rows, of sources that have an end."""
         return [p for source in self.sources if not isinstance(source, Stream) for p in source]
 
     @property
@@ -124,13 +129,15 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Da
     sources, counts, seen, ids = [], {}, [], 0
     for spec in (config.data.train, *config.data.sources):
         records = _records(spec, config, "train")
-        mixed = {"source": spec} if config.data.sources else {}
+        mixed = spec if config.data.sources else ""
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, mixed))
             seen += records.first(_STREAM_ITEMS)
             continue
         prompts, found = encode_prompts(records, tokenizer, **limits)
-        sources.append([{**p, **mixed, "prompt_id": ids + i} for i, p in enumerate(prompts)])
+        sources.append(
+            [dataclasses.replace(p, source=mixed, prompt_id=ids + i) for i, p in enumerate(prompts)]
+        )
         ids += len(prompts)  # prompt_id: unique over all sources
         counts = {k: counts.get(k, 0) + v for k, v in found.items()}
         seen += records
@@ -149,16 +156,16 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Da
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
         digest=fingerprint([*seen, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]),
     )
-    if data.endless:  # how long its longest prompt is nobody knows
+    if data.endless:  # the length of its longest prompt is not known
         return data
-    longest = max(len(p["token_ids"]) for p in [*data.prompts, *test])
+    longest = max(len(p.token_ids) for p in [*data.prompts, *test])
     return dataclasses.replace(data, prompt_tokens=longest)
 
 
-def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: dict) -> Stream:
-    def encoded(index: int) -> dict | None:
+def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: str) -> Stream:
+    def encoded(index: int) -> PromptRecord | None:
         prompt, _ = encode_prompt(records[index], tokenizer, **limits)
-        return prompt and {**prompt, **mixed}
+        return prompt and dataclasses.replace(prompt, source=mixed)
 
     return Stream(encoded)
 
@@ -236,7 +243,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         test_prompts=test,
         examples=examples,
         counts={**counts, **found},
-        prompt_tokens=max((len(p["token_ids"]) for p in test), default=1),
+        prompt_tokens=max((len(p.token_ids) for p in test), default=1),
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
         digest=fingerprint(every),
         kind=kind,

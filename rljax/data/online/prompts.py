@@ -1,10 +1,10 @@
 """Records to token arrays: the prompts of a step [P, L], and supervised examples [B, S].
 
-P prompts, L and S token positions, B rows; rows are right-padded and the padding is told by
-lengths, segment ids and masks, never by an id. Limits and lengths are in tokens.
+P prompts, L and S token positions, B rows. Rows are right-padded; lengths, segment ids and masks
+mark the padding, never a token id. Limits and lengths are in tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,55 +35,82 @@ def _joined_images(one: dict | None, other: dict | None) -> dict | None:
     return {name: np.concatenate([padded(one, name), padded(other, name)]) for name in one}
 
 
+@dataclass(frozen=True, eq=False)
+class PromptRecord:
+    """One encoded prompt and what a reward may ask about it."""
+
+    prompt_text: str  # as the policy reads it, rendered by the chat template
+    token_ids: np.ndarray  # [n] int32
+    ground_truth: str
+    data_source: str
+    extra_info: dict  # further columns of the row: tools, rubrics, target_tokens, ...
+    index: int  # of the row in its file or task
+    messages: tuple[dict, ...] | None = None  # the conversation, where the prompt was one
+    prompt_id: int | None = None  # unique over all sources of a run; None: not of its training data
+    source: str = ""  # the entry of data.train and data.sources, where several are mixed
+
+    @property
+    def prompt(self) -> str | list[dict]:
+        """The prompt as its row has it: text or a list of messages."""
+        return self.prompt_text if self.messages is None else list(self.messages)
+
+
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of one step; `tokens` [P, L] int32, `lengths` [P] int32, `records` one each.
+    """The prompts of one step: `tokens` [P, L] and `lengths` [P] int32, one record each.
 
-    A record has prompt_text, ground_truth, data_source, extra_info and index. `more(n)` draws n
-    further prompts from the same data, for dataflows that need them. `images` are those of the
-    prompts (rljax.data.images.image_rows.prompt_images), None for text alone.
+    `starts` [P]: the column at which the response that is scored begins; None: at `lengths`. It is
+    less than the length where the prompt is continued from a part of a response. `images` are those
+    of the prompts (rljax.data.images.image_rows.prompt_images), None for text alone.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
-    records: tuple[dict, ...]
-    more: Callable[[int], "Prompts"] | None = None
+    records: tuple[PromptRecord, ...]
+    starts: np.ndarray | None = None
     images: dict[str, np.ndarray] | None = None
+
+    @property
+    def response_starts(self) -> np.ndarray:
+        """The column at which each scored response begins: [P]."""
+        return self.lengths if self.starts is None else self.starts
 
     def joined(self, other: "Prompts") -> "Prompts":
         """These prompts, then the others."""
+        whole = self.starts is None and other.starts is None
         return Prompts(
             np.concatenate([self.tokens, other.tokens]),
             np.concatenate([self.lengths, other.lengths]),
             self.records + other.records,
-            self.more,
+            None if whole else np.concatenate([self.response_starts, other.response_starts]),
             _joined_images(self.images, other.images),
         )
 
+    def select(self, rows: Sequence[int]) -> "Prompts":
+        """The prompts at these places, in this order."""
+        rows = np.asarray(rows, np.int32)
+        return Prompts(
+            self.tokens[rows],
+            self.lengths[rows],
+            tuple(self.records[i] for i in rows),
+            None if self.starts is None else self.starts[rows],
+            None if self.images is None else {k: v[rows] for k, v in self.images.items()},
+        )
+
     @classmethod
-    def from_records(
-        cls,
-        encoded: Sequence[dict],
-        *,
-        length: int,
-        more: Callable[[int], "Prompts"] | None = None,
-    ) -> "Prompts":
+    def from_records(cls, records: Sequence[PromptRecord], *, length: int) -> "Prompts":
         """Pads to `length`, which is chosen once for a run: every new length is a new compile."""
-        tokens = np.zeros((len(encoded), length), np.int32)
-        lengths = np.array([len(record["token_ids"]) for record in encoded], np.int32)
-        for row, record in enumerate(encoded):
+        tokens = np.zeros((len(records), length), np.int32)
+        lengths = np.array([len(record.token_ids) for record in records], np.int32)
+        for row, record in enumerate(records):
             if lengths[row] > length:
                 raise InputError(
-                    f"the prompt of row {record['index']} has {lengths[row]} tokens",
+                    f"the prompt of row {record.index} has {lengths[row]} tokens",
                     rule=f"prompts are padded to {length} tokens",
                     fix="encode the prompts with max_prompt_tokens of at most that length",
                 )
-            tokens[row, : lengths[row]] = record["token_ids"]
-        records = tuple(
-            {name: value for name, value in record.items() if name != "token_ids"}
-            for record in encoded
-        )
-        return cls(tokens, lengths, records, more)
+            tokens[row, : lengths[row]] = record.token_ids
+        return cls(tokens, lengths, tuple(records))
 
 
 def encode_prompts(
@@ -92,8 +119,8 @@ def encode_prompts(
     *,
     max_prompt_tokens: int,
     overlong: str = "drop",
-) -> tuple[list[dict], dict[str, int]]:
-    """Prompt records with `prompt_text` and `token_ids` [n] int32, and counts of what happened.
+) -> tuple[list[PromptRecord], dict[str, int]]:
+    """Encoded prompts, and counts of what was kept, dropped and truncated.
 
     A prompt of more than `max_prompt_tokens` is dropped, an error, or cut at its left or right end.
     """
@@ -118,8 +145,11 @@ def encode_prompts(
 
 def encode_prompt(
     record: dict, tokenizer: Tokenizer, *, max_prompt_tokens: int, overlong: str = "drop"
-) -> tuple[dict | None, bool]:
-    """One record as encode_prompts makes it, None where it is dropped, and whether it was cut."""
+) -> tuple[PromptRecord | None, bool]:
+    """One prompt as encode_prompts makes it, None where it is dropped, and whether it was cut.
+
+    `record`: a row of rljax.data.rows.sources.load_prompts.
+    """
     if overlong not in OVERLONG:
         raise InputError("unknown 'overlong'", value=overlong, fix=f"use one of {OVERLONG}")
     _require_positive("max_prompt_tokens", max_prompt_tokens)
@@ -136,7 +166,9 @@ def encode_prompt(
     if cut:
         ids = _cut(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
     rest = {name: value for name, value in record.items() if name != "prompt"}
-    return dict(rest, prompt_text=text, token_ids=np.array(ids, np.int32)), cut
+    messages = None if isinstance(record["prompt"], str) else tuple(record["prompt"])
+    ids = np.array(ids, np.int32)
+    return PromptRecord(prompt_text=text, token_ids=ids, messages=messages, **rest), cut
 
 
 def _encode_prompt(record: dict, tokenizer: Tokenizer) -> tuple[str, list[int]]:

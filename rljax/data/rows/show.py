@@ -22,6 +22,7 @@ from rljax.config import NAMESPACES, Config
 from rljax.data.kinds import data_kind
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.online.loader import make_loader
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
@@ -67,11 +68,12 @@ def _required(found: list[Shown], split: str) -> list[Shown]:
     return found
 
 
-def _of_prompt(prompt: dict) -> Shown:
-    ids = prompt["token_ids"]
+def _of_prompt(prompt: PromptRecord) -> Shown:
+    ids = prompt.token_ids
     names = ("data_source", "ground_truth", "extra_info")
-    facts = {name: prompt[name] for name in names if prompt[name] not in ("", {})}
-    return Shown(f"prompt {prompt['index']}", ids, np.zeros(len(ids)), facts)
+    fields = vars(prompt)
+    facts = {name: fields[name] for name in names if fields[name] not in ("", {})}
+    return Shown(f"prompt {prompt.index}", ids, np.zeros(len(ids)), facts)
 
 
 _ONE = dict(

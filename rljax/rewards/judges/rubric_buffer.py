@@ -1,13 +1,11 @@
-"""Which rubrics each prompt has now: a buffer that evolves with the policy.
-
-What lives here: the buffer's state and one step of it, and the call of a generator in a worker of a
-pool. What does not: scores (rljax.rewards.judges.rubrics), where samples come from
-(rljax.rollout.reward). DR Tulu's RLER, arXiv 2511.19399.
+"""The rubrics of each prompt: a buffer that evolves with the policy (DR Tulu's RLER, arXiv
+2511.19399). Scores by rubrics are rljax.rewards.judges.rubrics.
 
 A prompt has persistent rubrics, those of its data, which never change; active ones; and inactive
-ones. A visit: the responses are scored by the persistent and the active ones, a generator contrasts
-them and writes new ones, rubrics that say the same of all are deactivated, and of the rest the most
-telling stay. New ones are judged by from the prompt's next visit on.
+ones. On a visit of the prompt the responses are scored by the persistent and the active rubrics, a
+generator contrasts the responses and writes new rubrics, rubrics with equal verdicts on all
+responses are deactivated, and of the others those with the largest spread stay. New rubrics are
+used from the prompt's next visit on.
 """
 
 import json
@@ -45,9 +43,9 @@ def generator_of(text: str) -> Component:
 
 
 def generated(prompt, response, extra_info: Mapping, *, generator: str) -> float:
-    """As a reward: how many rubrics the generator wrote of extra_info["responses"], given
-    extra_info["rubrics"]. They lie in the file extra_info["out"] then: a pool brings numbers
-    back."""
+    """The number of rubrics that the generator wrote about extra_info["responses"], given
+    extra_info["rubrics"]. It writes them to the file extra_info["out"], as a pool returns only
+    numbers."""
     found = generator_of(generator)(prompt, extra_info["responses"], extra_info["rubrics"])
     rubrics = checked_rubrics(found)
     Path(extra_info["out"]).write_text(json.dumps(rubrics))
@@ -55,7 +53,11 @@ def generated(prompt, response, extra_info: Mapping, *, generator: str) -> float
 
 
 class RubricBuffer:
-    """The evolving rubrics of every prompt that was visited. The state is JSON."""
+    """The evolving rubrics of every prompt that was visited. The state is JSON.
+
+    `record` is a rljax.data.online.prompts.PromptRecord, which is not imported: this module is
+    loaded by workers, which start without numpy.
+    """
 
     def __init__(self, workers: int, *, generator: str, cap: int, seed: int, timeout_s: float):
         self.generator = generator_of(generator)
@@ -64,78 +66,74 @@ class RubricBuffer:
         self._pool: RewardPool | None = None  # from the first visit on: evaluation needs none
         # prompt -> {"visits", "active": [{title, description, weight, kind, std}], "inactive"}
         self._prompts: dict[str, dict] = {}
-        self.forget()
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
 
-    def forget(self) -> None:
-        """Start the metrics anew."""
-        self._counts = {"added": 0, "deactivated": 0, "generator_failures": 0}
-        self._stds: list[float] = []
-        self._judged, self._failed = 0, 0
-
-    def extra_info(self, record: Mapping) -> dict:
+    def extra_info(self, record) -> dict:
         """The record's extra_info with the rubrics that its responses are judged by."""
-        info = record["extra_info"] if isinstance(record["extra_info"], Mapping) else {}
+        info = record.extra_info if isinstance(record.extra_info, Mapping) else {}
         given = info.get("rubrics")
         given = () if given is None else given
         persistent = [{**checked_rubric(rubric), "kind": "persistent"} for rubric in given]
         return {**info, "rubrics": [*persistent, *self._entry(record)["active"]]}
 
-    def _entry(self, record: Mapping) -> dict:
+    def _entry(self, record) -> dict:
         return self._prompts.get(_key(record)) or {"visits": 0, "active": [], "inactive": []}
 
-    def learn(
-        self, samples: Sequence[Mapping], records: Sequence[Mapping], scores: Sequence[Score]
-    ) -> None:
-        """One visit of every prompt among the records; `samples` have what `extra_info` said."""
-        visited: dict[str, list[int]] = {}
-        for row, record in enumerate(records):
-            visited.setdefault(_key(record), []).append(row)
-        self._judged += len(scores)
-        self._failed += sum(score.status != "ok" for score in scores)
-        written = self._generate(
-            [
-                (samples[rows[0]]["prompt"], [samples[i]["response"] for i in rows], self._known(
-                    samples[rows[0]]["extra_info"]["rubrics"], self._entry(records[rows[0]])
-                ))
-                for rows in visited.values()
-            ]
-        )  # fmt: skip
-        for (key, rows), new in zip(visited.items(), written, strict=True):
-            entry = self._entry(records[rows[0]])
-            asked = samples[rows[0]]["extra_info"]["rubrics"]
-            active = _with_std(entry["active"], asked, [scores[i] for i in rows])
-            self._stds += [r["std"] for r in active if r["std"] is not None]
-            known = {rubric_text(r) for r in self._known(asked, entry)}
-            for rubric in new:
-                if rubric_text(rubric) not in known:
-                    known.add(rubric_text(rubric))
-                    active.append({**rubric, "std": None})
-                    self._counts["added"] += 1
-            self._prompts[key] = self._selected(key, entry, active)
+    def learn(self, rows: Sequence) -> dict[str, float]:
+        """Visits every prompt of one step's scored rows (rljax.rollout.reward.ScoredRow), whose
+        samples hold what `extra_info` returned; the metrics of the step.
 
-    def _selected(self, key: str, entry: dict, active: list[dict]) -> dict:
+        rubric/active and rubric/inactive are means over all prompts visited so far.
+        """
+        visited: dict[str, list] = {}
+        for row in rows:
+            visited.setdefault(_key(row.record), []).append(row)
+        asked = [of_prompt[0].sample["extra_info"]["rubrics"] for of_prompt in visited.values()]
+        entries = [self._entry(of_prompt[0].record) for of_prompt in visited.values()]
+        known = [[*one, *entry["inactive"]] for one, entry in zip(asked, entries, strict=True)]
+        prompts = [of_prompt[0].sample["prompt"] for of_prompt in visited.values()]
+        responses = [[row.sample["response"] for row in of] for of in visited.values()]
+        written = self._generate(list(zip(prompts, responses, known, strict=True)))
+        added, deactivated, stds = 0, 0, []
+        for i, (key, of_prompt) in enumerate(visited.items()):
+            active = _with_std(entries[i]["active"], asked[i], [row.score for row in of_prompt])
+            stds += [rubric["std"] for rubric in active if rubric["std"] is not None]
+            texts = {rubric_text(rubric) for rubric in known[i]}
+            for rubric in written[i] or ():
+                if rubric_text(rubric) not in texts:
+                    texts.add(rubric_text(rubric))
+                    active.append({**rubric, "std": None})
+                    added += 1
+            self._prompts[key], dropped = self._selected(key, entries[i], active)
+            deactivated += dropped
+        return {
+            "rubric/active": _mean([len(e["active"]) for e in self._prompts.values()]),
+            "rubric/inactive": _mean([len(e["inactive"]) for e in self._prompts.values()]),
+            "rubric/std": _mean(stds),
+            "rubric/judge_failure_rate": _mean([row.score.status != "ok" for row in rows]),
+            "rubric/added": float(added),
+            "rubric/deactivated": float(deactivated),
+            "rubric/generator_failures": float(sum(one is None for one in written)),
+        }
+
+    def _selected(self, key: str, entry: dict, active: list[dict]) -> tuple[dict, int]:
+        """The entry after a visit, and how many rubrics were deactivated."""
         visits = entry["visits"] + 1
         keep, drop = select_rubrics(
             [r["std"] for r in active], self.cap, seed=f"{self.seed} {key} {visits}"
         )
-        self._counts["deactivated"] += len(drop)
         return {
             "visits": visits,
             "active": [active[i] for i in keep],
             "inactive": [*entry["inactive"], *(active[i] for i in drop)],
-        }
+        }, len(drop)
 
-    def _known(self, asked: list[dict], entry: dict) -> list[dict]:
-        """All rubrics of a prompt: a generator is to write others."""
-        return [*asked, *entry["inactive"]]
-
-    def _generate(self, asked: list[tuple[str, list[str], list[dict]]]) -> list[list[dict]]:
-        """Of each (prompt, responses, rubrics): new rubrics, none where the generator failed."""
+    def _generate(self, asked: list[tuple[str, list[str], list[dict]]]) -> list[list[dict] | None]:
+        """New rubrics for each (prompt, responses, known rubrics); None: the generator failed."""
         if self._pool is None:
             reward = (
                 f"rljax.rewards.judges.rubric_buffer.generated(generator={self.generator.text!r})"
@@ -152,41 +150,32 @@ class RubricBuffer:
                     for (prompt, said, known), place in zip(asked, places, strict=True)
                 ]
             )  # fmt: skip
-            self._counts["generator_failures"] += sum(s.status != "ok" for s in found)
             return [
-                json.loads(place.read_text()) if score.status == "ok" else []
+                json.loads(place.read_text()) if score.status == "ok" else None
                 for score, place in zip(found, places, strict=True)
             ]
-
-    def metrics(self) -> dict[str, float]:
-        """Since `forget`, but active and inactive: means over the prompts visited so far."""
-        entries = self._prompts.values()
-        mean = lambda xs: statistics.fmean(xs) if xs else 0.0  # noqa: E731
-        return {
-            "rubric/active": mean([len(e["active"]) for e in entries]),
-            "rubric/inactive": mean([len(e["inactive"]) for e in entries]),
-            "rubric/std": mean(self._stds),
-            "rubric/judge_failure_rate": self._failed / max(self._judged, 1),
-            **{f"rubric/{name}": float(n) for name, n in self._counts.items()},
-        }
 
     def get_state(self) -> dict:
         return {"prompts": self._prompts}
 
     def set_state(self, state: Mapping | None) -> None:
-        """None: of a checkpoint without a buffer."""
+        """Goes back to a saved state; None, that of a checkpoint without a buffer, is empty."""
         self._prompts = json.loads(json.dumps(state["prompts"])) if state else {}
 
 
-def _key(record: Mapping) -> str:
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def _key(record) -> str:
     """prompt_id, else the row's index in its source."""
-    number = record.get("prompt_id")
-    return f"{record['data_source']} {record['index']}" if number is None else str(number)
+    number = record.prompt_id
+    return f"{record.data_source} {record.index}" if number is None else str(number)
 
 
 def _with_std(active: list[dict], asked: list[dict], scores: list[Score]) -> list[dict]:
-    """The active rubrics with the std of their verdicts on one group; what fewer than two responses
-    were judged by keeps the std that it had."""
+    """The active rubrics with the std of their verdicts on one group; a rubric by which fewer than
+    two responses were judged keeps the std that it had."""
     judged = [score.parts for score in scores if score.status == "ok"]
     columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(asked)}
     out = []

@@ -1,0 +1,147 @@
+"""Reports of a reward: calls are independent, scored text starts where the prompts say, and
+reports of several rounds are joined."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from rollout_cases import ASKED, Letters, asked_prompts, policy
+from sampler_cases import EOS
+from sampler_cases import tiny as tiny_model
+
+from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.rewards.pool.pool import RewardPool, Score
+from rljax.rollout import Reward, RewardReport, ScoredRow, sample_scored
+from rljax.sampler import Sampling
+
+SHORT = Sampling(max_response_tokens=4, stop_ids=(EOS,))
+LENGTH = "length_under(max_tokens=3)"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RewardPool(LENGTH, workers=1) as made:
+        yield made
+
+
+def row(value, group, *, prompt_id=None, source="", data_source="toy", **fields) -> ScoredRow:
+    record = PromptRecord(
+        "p", np.ones(1, np.int32), "", data_source, {}, 0, prompt_id=prompt_id, source=source
+    )
+    sample = {"prompt": "p", "response": "r", "ground_truth": "", "finish_reason": "stop"}
+    score = Score(value, {"score": value, **fields}, "ok", 0.0)
+    if np.isnan(value):
+        score = Score(value, {}, "error", 0.0, "ValueError: no")
+    return ScoredRow(sample, score, record, group)
+
+
+def test_metrics_of_a_report():
+    report = RewardReport(
+        (
+            row(1.0, 0, prompt_id=3),
+            row(0.0, 0, prompt_id=3),
+            row(np.nan, 1),
+            row(0.5, 1, style=2.0),
+        ),
+        ({"process/lines": 1.0}, {"process/lines": 2.0}),
+    )
+    assert report.metrics() == {
+        "reward/errors": 1.0,
+        "reward/timeouts": 0.0,
+        "reward/errors/ValueError": 1.0,
+        "reward/failed_fraction/toy": 0.25,
+        "reward/source/toy": 0.5,
+        "reward/part/score": 0.5,
+        "reward/part/style": 2.0,
+        "reward/all_equal": 0.0,
+        "reward/equal_groups": 0.0,
+        "process/lines": 1.5,
+    }
+    assert report.outcomes == [(3, 1.0), (3, 0.0)]
+    assert [x["status"] for x in report.examples] == ["ok", "ok", "error", "ok"]
+    assert RewardReport().metrics() == {"reward/errors": 0.0, "reward/timeouts": 0.0}
+    mixed = RewardReport((row(1.0, 0, source="a"), row(0.0, 1, data_source="b")))
+    metrics = mixed.metrics()
+    assert metrics["data/share/a"] == metrics["data/share/b"] == 0.5
+
+
+def test_prompts_of_different_rounds_stay_different_groups():
+    """Each round numbers its prompts from 0; both samples of each prompt are equal."""
+    rounds = [RewardReport((row(x, 0), row(x, 0))) for x in (0.0, 1.0)]
+    both = RewardReport.joined(rounds)
+    assert [scored.group for scored in both.rows] == [0, 0, 1, 1]
+    assert both.metrics()["reward/equal_groups"] == 1.0
+    assert both.metrics()["reward/all_equal"] == 0.0
+    assert RewardReport.joined([]) == RewardReport()
+
+
+def test_two_rollouts_may_be_in_flight(pool):
+    """The second is begun before the first is scored: neither report knows of the other."""
+    model = tiny_model()
+    actor = policy(model)
+    reward = Reward(pool, Letters, model.mesh)
+    asked = [asked_prompts(2), asked_prompts(3)]
+    early, batches = [], []
+    for key, prompts in enumerate(asked):
+        early.append(reward.start_early(prompts, 2))
+        batches.append(
+            actor.generate(prompts, jax.random.key(key), ASKED, n=2, finished=early[-1].finished)
+        )
+    second, of_second = reward(batches[1], asked[1], early=early[1])
+    first, of_first = reward(batches[0], asked[0], early=early[0])
+    assert (len(of_first.rows), len(of_second.rows)) == (4, 6)
+    for batch, prompts, report, scored in (
+        (batches[0], asked[0], of_first, first), (batches[1], asked[1], of_second, second)
+    ):  # fmt: skip
+        alone, again = reward(batch, prompts)
+        assert again.examples == report.examples and again.metrics() == report.metrics()
+        np.testing.assert_array_equal(alone.scores, scored.scores)
+    with pytest.raises(AssertionError, match="another rollout"):
+        reward(batches[0], asked[0], early=early[1])
+
+
+@pytest.mark.parametrize("loop", ["whole", "slots"])
+def test_the_scored_response_begins_at_starts(pool, loop):
+    """A prompt is continued from one token of a response: it is scored, not sampled."""
+    model = tiny_model()
+    actor = policy(model, **({"slots": 4} if loop == "slots" else {}))
+    plain = asked_prompts(2)
+    prompts = dataclasses.replace(plain, starts=plain.lengths - 1)
+    reward = Reward(pool, Letters, model.mesh)
+    key = jax.random.key(0)
+    long = SHORT if loop == "whole" else ASKED
+    batch, report = sample_scored(actor, reward, prompts, key, long, n=2)
+    _, own = sample_scored(actor, reward, plain, key, long, n=2)
+    for r, (whole, rest) in enumerate(zip(report.rows, own.rows, strict=True)):
+        p = r // 2
+        prefix = plain.tokens[p, plain.lengths[p] - 1 : plain.lengths[p]].tolist()
+        assert whole.sample["response"] == Letters.decode(prefix) + rest.sample["response"]
+        assert whole.sample["num_tokens"] == rest.sample["num_tokens"] + 1
+        at = np.flatnonzero(np.asarray(batch.mask)[r])
+        assert at[0] == plain.lengths[p]  # learning is about the sampled tokens alone
+
+
+def test_prompts_joined_and_selected_keep_their_starts():
+    plain = asked_prompts(3)
+    begun = dataclasses.replace(plain, starts=plain.lengths - 1)
+    both = plain.joined(begun)
+    np.testing.assert_array_equal(both.starts, [*plain.lengths, *(plain.lengths - 1)])
+    assert plain.joined(plain).starts is None
+    some = both.select([4, 0])
+    assert some.records == (plain.records[1], plain.records[0])
+    np.testing.assert_array_equal(some.starts, [plain.lengths[1] - 1, plain.lengths[0]])
+    np.testing.assert_array_equal(some.tokens, plain.tokens[[1, 0]])
+    images = {"pixels": np.arange(3.0)[:, None, None]}
+    chosen = dataclasses.replace(plain, images=images).select([2, 2, 0])
+    np.testing.assert_array_equal(chosen.images["pixels"].ravel(), [2, 2, 0])
+
+
+def test_a_reward_is_any_function(pool):
+    """sample_scored hands it the batch and the prompts, and returns what it returns."""
+    prompts, said = asked_prompts(2), RewardReport((row(1.0, 0),))
+    batch, report = sample_scored(
+        policy(tiny_model()), lambda batch, prompts: (batch.replace(mask=batch.mask * 0), said),
+        prompts, jax.random.key(0), SHORT, n=2,
+    )  # fmt: skip
+    assert report is said and not np.asarray(batch.mask).any() and isinstance(prompts, Prompts)
