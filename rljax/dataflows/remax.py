@@ -10,6 +10,4 @@ from rljax.roles import program
 @program
 def remax(batch, key, cfg, *, actor, reference=None, kl_controller=None):
     """The greedy scores come with the rollout, rljax.rollout.greedy_baseline, as `values`."""
-    return grpo.page(
-        batch, key, cfg, actor=actor, reference=reference, kl_controller=kl_controller
-    )
+    return grpo.page(batch, key, cfg, actor=actor, reference=reference, kl_controller=kl_controller)

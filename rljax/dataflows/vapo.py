@@ -1,7 +1,6 @@
 """VAPO: PPO with a critic that is trained alone first, and an NLL term on correct responses (arXiv
 2504.05118; its GAE is the advantage `vapo_gae`)."""
 
-
 import jax
 import jax.numpy as jnp
 

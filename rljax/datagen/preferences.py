@@ -37,7 +37,7 @@ from rljax.rewards.judges.judging import judge_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import ModelScorer
 from rljax.sampler import Sampling
-from rljax.setup.roles import scalar_model
+from rljax.setup.weights import scalar_model
 
 # What a judge is here: comparisons -> P(first is better), NaN and a message where it failed.
 Judge = Callable[[Sequence[dict]], list[Score]]

@@ -69,7 +69,9 @@ def score_lines(
     labels = [0.0] * len(lines)
     record = dict(prompt=prompt, completions=list(lines), labels=labels, ended=ended, index=0)
     limit = scorer.model.config.max_tokens
-    items, _ = encode_rows([record], scorer.tokenizer, "stepwise", max_tokens=limit, overlong="error")
+    items, _ = encode_rows(
+        [record], scorer.tokenizer, "stepwise", max_tokens=limit, overlong="error"
+    )
     return step_scores(scorer, items, rows_at_once=1)[0].tolist()
 
 
@@ -94,7 +96,9 @@ def evaluate_scorer(folder: str | Path, data: str, *, split: str = "test") -> di
     scorer = load_scorer(folder)
     rows = load_rows(data, split, "stepwise")
     limit = scorer.model.config.max_tokens
-    items, counts = encode_rows(rows, scorer.tokenizer, "stepwise", max_tokens=limit, overlong="error")
+    items, counts = encode_rows(
+        rows, scorer.tokenizer, "stepwise", max_tokens=limit, overlong="error"
+    )
     scores = step_scores(scorer, items)
     labels = [item.labels[item.mask > 0] for item in items]
     shown = [

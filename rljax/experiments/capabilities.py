@@ -1,12 +1,10 @@
-"""What an algorithm needs and can use, read off its dataflow: first parameter and roles.
-
-What lives here: four questions and their answers (the table of arXiv 2410.09302's comparison). What
-does not: any list of algorithms; a dataflow of one's own is asked the same way.
-"""
+"""What an algorithm needs and can use, read off its dataflow's contract and roles: the questions of
+arXiv 2410.09302's comparison. A dataflow of one's own is asked the same way."""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.data.kinds import data_kind
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
 
 PROPERTIES = (
     "no reward model",
@@ -24,25 +22,20 @@ def capabilities(dataflow: str) -> dict[str, bool]:
     unbalanced samples   a prompt with only good or only bad completions teaches it: its rows are
                          completions with a reward or a label, not pairs of a better and a worse one
     process supervision  rewards of single steps reach its loss: its rows can hold them, or it takes
-                         the rewards token by token from the sampler on; a dataflow marked
-                         `outcome_only` reads the sum
+                         the rewards token by token from the sampler on; of trajectories only where
+                         its contract says token_rewards: others read the sum
     """
     component = resolve(dataflow, NAMESPACES["dataflow"])
-    kind, roles = data_kind(component), set(component.parameters)
-    dense = kind in ("prompts", "trajectories", "steps")
-    marked = vars(component.function).get("outcome_only", False)
-    return dict(
-        zip(
-            PROPERTIES,
-            (
-                not roles & {"reward", "reward_model"},
-                kind != "prompts",
-                kind in ("prompts", "labelled", "trajectories", "steps"),
-                dense and not marked,
-            ),
-            strict=True,
-        )
+    declared, roles = spec(component), set(component.parameters)
+    kind = declared.data
+    dense = kind in ("rollouts", "stepwise") or (kind == "trajectories" and declared.token_rewards)
+    has = (
+        "reward_model" not in roles and kind != "rollouts",
+        kind not in SAMPLED,
+        kind in (*SAMPLED, "unpaired", "trajectories", "stepwise"),
+        dense,
     )
+    return dict(zip(PROPERTIES, has, strict=True))
 
 
 def capability_table(dataflows: dict[str, str]) -> list[dict]:

@@ -18,9 +18,9 @@ from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
 from rljax.models.model import Model
-from rljax.roles import WITH_OPTIMIZER, Reference
+from rljax.roles import Actor, Critic, RewardModel
 from rljax.sampler.memory import device_bytes, slots_bytes
-from rljax.setup.abstract import abstract_roles, abstract_scorers, abstract_sft_actor
+from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.setup import Setup, assemble, load_model
 
 GIB = 2**30
@@ -59,17 +59,11 @@ def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
     reads it, but that of critic_model."""
     parts = abstract_scorers(setup)
     for name, role in roles.items():
-        if isinstance(role, WITH_OPTIMIZER):
-            parts[f"{name} weights"] = role.state.params
+        for part, arrays in role.parts().items():
             own = name != "actor" and bool(setup.config.critic_model)
-            if role.state.frozen and (own or not any(n.endswith("base") for n in parts)):
-                parts[f"{name} base"] = role.state.frozen
-            parts[f"{name} optimizer"] = role.state.opt_state
-        elif isinstance(role, Reference):
-            shared = bool(role.model.config.lora)
-            parts[f"{name} weights"] = role.model.split(role.params)[0] if shared else role.params
-        else:
-            parts[name] = role.state
+            shared = part == "base" and not own and any(n.endswith("base") for n in parts)
+            if not shared:
+                parts[f"{name} {part}".rstrip()] = arrays
     return parts
 
 
@@ -124,13 +118,13 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     generate, learn = {}, {}
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
         generate = _generate(setup)
-    for role in [r for r in roles.values() if isinstance(r, WITH_OPTIMIZER)]:
+    for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
         found = _learn(setup, role)
         if sum(found.values()) > sum(learn.values()):
             learn = found  # of actor and critic, which are updated one after the other
     waiting = sum(held_bytes(tree, on_host=True) for tree in parts.values())
-    if setup.config.sft.steps and not roles.keys() & {"actor"}:
-        held |= {"actor weights": held_bytes(abstract_sft_actor(setup).state.params)}
+    if len(setup.phases) > 1 and "actor" not in roles:  # an earlier phase trains the policy
+        held |= {"actor weights": held_bytes(setup.model.abstract())}
     return Estimate(held, generate, learn, waiting)
 
 
@@ -163,7 +157,7 @@ def _generate(setup: Setup) -> dict[str, int]:
 
 def _learn(setup: Setup, role) -> dict[str, int]:
     """While one role is updated, beside what is held."""
-    model, steps = role.model, setup.recipe.steps
+    model, steps = role.model, setup.algorithm.steps
     facts, mesh = model.config, model.mesh
     shards, tensor, context = row_shards(mesh), mesh.shape["tensor"], mesh.shape["context"]
     rows = _split(min(steps.microbatch_rows or steps.rows, steps.rows), shards)
@@ -295,7 +289,7 @@ def changed(setup: Setup, config: Config) -> Setup:
     """The same data under another config of the same model and dataflow."""
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
-    return assemble(config, setup.tokenizer, setup.dataflow, setup.data, model, setup.row_tokens)
+    return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, object]]:

@@ -70,7 +70,8 @@ def _learning(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
 def _decoding(setup: Setup, roles: dict) -> list[Call]:
     calls: list[Call] = []
     config, rollout = setup.config, setup.rollout
-    if spec(resolve(config.algorithm.collect, NAMESPACES["collect"])).needs_groups:  # further rounds call the same program
+    collect = resolve(config.algorithm.collect, NAMESPACES["collect"])
+    if spec(collect).needs_groups:  # further rounds call the same program
         settings = dataclasses.replace(config.algorithm, collect="once()")
         config = dataclasses.replace(config, algorithm=settings)
         rollout = rollout_of(config, setup.dataflow)
@@ -88,7 +89,7 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
         raise
     except Exception as error:  # what it does on the host between its programs
         raise InputError(
-            f"algorithm.collect={config.algorithm.collect!r} cannot be followed on samples of zeros",
+            f"algorithm.collect={collect.text!r} cannot be followed on samples of zeros",
             rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
             fix="--nocompile estimates its memory; or plan one that calls the same programs",
         ) from error
@@ -135,7 +136,7 @@ def _rewarded(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, Reward
     """As rljax.rollout.Reward leaves a batch."""
     scores = np.arange(batch.rows, dtype=np.float32) % 2
     batch = batch.replace(rewards=last_token(batch) * scores[:, None], scores=scores)
-    return batch, RewardReport(())
+    return batch, RewardReport()
 
 
 def _each_once(calls: list[Call]) -> list[Call]:

@@ -20,7 +20,7 @@ from rljax.mesh import row_shards
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
 from rljax.plan.memory import as_flags, estimate
-from rljax.roles import WITH_OPTIMIZER
+from rljax.roles import Actor, Critic, RewardModel
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.setup import Setup
@@ -71,9 +71,9 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
             changes = {**mesh, **rest}
             changed = with_overrides(config, changes, "--search")
             one = _with(setup, changed)
-            if (remat, one.recipe.steps) in seen:
+            if (remat, one.algorithm.steps) in seen:
                 continue
-            seen.add((remat, one.recipe.steps))
+            seen.add((remat, one.algorithm.steps))
             with_remat = {name: _of_remat(role, remat) for name, role in roles.items()}
             yield changes, one, estimate(one, with_remat).total
 
@@ -81,18 +81,15 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
 def _with(setup: Setup, config: Config) -> Setup:
     """The setup under another remat policy and microbatch."""
     facts = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
-    steps, shards = setup.recipe.steps, row_shards(setup.model.mesh)
+    steps, shards = setup.algorithm.steps, row_shards(setup.model.mesh)
     rows = microbatch_rows(config, steps.rows, setup.row_tokens, shards)
-    return dataclasses.replace(
-        setup,
-        config=config,
-        model=dataclasses.replace(setup.model, config=facts),
-        recipe=setup.recipe.replace(steps=dataclasses.replace(steps, microbatch_rows=rows)),
-    )
+    model = dataclasses.replace(setup.model, config=facts)
+    setup = dataclasses.replace(setup, config=config, model=model)
+    return setup.with_algorithm(steps=dataclasses.replace(steps, microbatch_rows=rows))
 
 
 def _of_remat(role, remat: str):
-    if not isinstance(role, WITH_OPTIMIZER):
+    if not isinstance(role, (Actor, Critic, RewardModel)):
         return role
     facts = dataclasses.replace(role.model.config, remat=remat)
     return dataclasses.replace(role, model=dataclasses.replace(role.model, config=facts))
@@ -144,7 +141,7 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
 
 def _rough_s(setup, chip: Chip) -> float:
     """Seconds of a step's learning phase, roughly: what orders the candidates, and no more."""
-    facts, mesh, steps = setup.model.config, setup.model.mesh, setup.recipe.steps
+    facts, mesh, steps = setup.model.config, setup.model.mesh, setup.algorithm.steps
     weights = sum(math.prod(shape) for shape, _ in setup.model.shapes().values())
     batch = setup.config.batch
     rows = batch.prompts_per_step * batch.samples_per_prompt

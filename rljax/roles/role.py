@@ -19,7 +19,7 @@ class Role:
     """The defaults are those of a role whose arrays are all in `state`, trained by a dataflow."""
 
     trained: ClassVar[bool] = True  # a program donates it, and may return it anew
-    checkpointed: bool | ClassVar[bool] = True  # a resume reads its arrays from the checkpoint
+    checkpointed: ClassVar[bool] = True  # a resume reads its arrays from the checkpoint
 
     def arrays(self):
         """What a checkpoint keeps of the role."""

@@ -103,20 +103,22 @@ def _oversampled(name: str, oversample: float, wanted: int) -> int:
 
 @dataclasses.dataclass
 class _Groups:
-    """Groups in the order of arrival, live and dead: (host rows, record, prompt tokens, length)."""
+    """Groups in the order of arrival, live and dead: (host rows, index into `prompts`)."""
 
     live: list = dataclasses.field(default_factory=list)
     dead: list = dataclasses.field(default_factory=list)
+    prompts: Prompts | None = None
     solved: int = 0
     zero: int = 0
 
     def add(self, host, prompts: Prompts, n: int) -> None:
-        for p, record in enumerate(prompts.records):
+        first = len(self.prompts.records) if self.prompts else 0
+        self.prompts = self.prompts.joined(prompts) if self.prompts else prompts
+        for p in range(len(prompts.records)):
             rows = jax.tree.map(lambda x, p=p: x[p * n : (p + 1) * n], host)
             known = rows.scores[rows.mask.any(axis=1)]  # a failed reward says nothing
             alive = known.size > 1 and known.min() != known.max()
-            group = (rows, record, prompts.tokens[p], prompts.lengths[p])
-            (self.live if alive else self.dead).append(group)
+            (self.live if alive else self.dead).append((rows, first + p))
             if not alive and known.size:
                 self.solved += int(known[0] > 0)
                 self.zero += int(known[0] <= 0)
@@ -133,8 +135,8 @@ class _Groups:
             )
         used = (self.live + self.dead)[:wanted] if missing else self.live[:wanted]
         groups = len(self.live) + len(self.dead)
-        tokens = sum(float(group[0].mask.sum()) for group in self.live + self.dead)
-        kept = sum(float(group[0].mask.sum()) for group in used)
+        tokens = sum(float(rows.mask.sum()) for rows, _ in self.live + self.dead)
+        kept = sum(float(rows.mask.sum()) for rows, _ in used)
         metrics = {
             "collect/rounds": rounds,
             "collect/generated_groups": groups,
@@ -145,19 +147,18 @@ class _Groups:
             "collect/generations_per_kept_sample": groups / wanted,
             "collect/discarded_tokens": tokens - kept,
         }
-        return Rollout(*_merged(used, n, mesh), report, metrics)
+        prompts = self.prompts.select([index for _, index in used])
+        return Rollout(_merged([rows for rows, _ in used], n, mesh), prompts, report, metrics)
 
 
-def _merged(used: list, n: int, mesh):
-    """Groups as one batch on the mesh and its prompts; a row whose reward failed keeps a group of
-    its own."""
-    batch = jax.tree.map(lambda *x: np.concatenate(x), *[rows for rows, *_ in used])
+def _merged(groups: list, n: int, mesh):
+    """Groups as one batch on the mesh; a row whose reward failed keeps a group of its own."""
+    batch = jax.tree.map(lambda *x: np.concatenate(x), *groups)
     failed = ~batch.mask.any(axis=1)
-    group = np.repeat(np.arange(len(used), dtype=np.int32), n)
-    alone = len(used) + np.arange(len(group), dtype=np.int32)
+    group = np.repeat(np.arange(len(groups), dtype=np.int32), n)
+    alone = len(groups) + np.arange(len(group), dtype=np.int32)
     batch = batch.replace(group=np.where(failed, alone, group).astype(np.int32))
-    _, records, tokens, lengths = zip(*used, strict=True)
-    return place(batch, mesh), Prompts(np.stack(tokens), np.array(lengths, np.int32), records)
+    return place(batch, mesh)
 
 
 def _rounds(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.arrays import fetch, place
-from rljax.batch import Batch, last_token
+from rljax.batch import Batch, FinishReason, last_token
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.learn import map_microbatches
 from rljax.models.model import Model
@@ -216,6 +216,7 @@ class Reward:
             rows = tuple(
                 ScoredRow(sample, score, prompts.records[g], int(g))
                 for sample, score, g in zip(samples, scores, group, strict=True)
+                if score.status != "aborted"
             )
             ok = np.array([s.status == "ok" for s in scores])
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
@@ -243,8 +244,14 @@ class Reward:
         }
         if isinstance(self.pool, ModelScorer):
             return list(asked.values()), self.pool.score(batch)
-        rest = [row for row in rows if row not in known]
+        aborted = {
+            row: Score(np.nan, {}, "aborted", 0.0, "the rollout had enough groups")
+            for row in rows
+            if early is not None and early.stopped and finish[row] == FinishReason.ABORT
+        }
+        rest = [row for row in rows if row not in known and row not in aborted]
         scores = dict(zip(rest, self.pool.score([asked[row] for row in rest]), strict=True))
+        scores |= aborted
         scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
         return list(asked.values()), [scores[row] for row in rows]
 
@@ -282,6 +289,7 @@ class EarlyScores:
         self.reward, self.prompts, self.n = reward, prompts, n
         self._rows: dict[int, tuple[list[int], int, dict]] = {}  # ids, finish reason, sample
         self._pending: dict[int, tuple[Pending, int]] = {}  # and the place of the row in it
+        self.stopped = False  # rows that had not ended were aborted
 
     def finished(self, row: int, ids: list[int], finish: int) -> None:
         """Row p n + s, sample s of prompt p, has ended: what `generate(..., finished=)` calls."""
@@ -294,6 +302,18 @@ class EarlyScores:
         if all(other in self._rows for other in together):
             pending = pool.submit([self._rows[other][2] for other in together])
             self._pending |= {other: (pending, i) for i, other in enumerate(together)}
+
+    def complete_groups(self) -> list[list[float]]:
+        """The scores of every group of which all rows have ended and are scored; a failed score is
+        left out. Does not wait."""
+        groups: dict[int, list[float]] = {}
+        known: dict[int, int] = {}
+        for row, (pending, at) in self._pending.items():
+            if pending.done():
+                score, group = pending.result()[at], row // self.n
+                known[group] = known.get(group, 0) + 1
+                groups.setdefault(group, []).extend([score.value] * (score.status == "ok"))
+        return [scores for group, scores in groups.items() if known[group] == self.n]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
         """The rows of a batch that are what the pool was asked; everything else is cancelled."""
@@ -320,18 +340,26 @@ class EarlyScores:
 
 
 def sample_scored(
-    actor, reward: Callable, prompts: Prompts, key: jax.Array, sampling, *, n: int = 1
-) -> tuple[Batch, RewardReport]:
+    actor, reward: Callable, prompts: Prompts, key: jax.Array, sampling, *, n: int = 1,
+    enough: "Callable[[EarlyScores], bool] | None" = None,
+) -> tuple[Batch, RewardReport]:  # fmt: skip
     """reward(actor.generate(prompts, key, sampling, n=n), prompts), where rows that have ended are
-    scored while others still decode.
+    scored while others still decode. Once `enough` says so of the early scores, rows that still
+    decode are aborted, and not scored.
 
     `reward` may be any function (batch, prompts) -> (batch, report); only a `Reward` begins early.
     """
     early = reward.start_early(prompts, n) if isinstance(reward, Reward) else None
     if early is None:
         return reward(actor.generate(prompts, key, sampling, n=n), prompts)
+
+    def finished(row: int, ids: list[int], reason: int) -> bool:
+        early.finished(row, ids, reason)
+        early.stopped = early.stopped or (enough is not None and enough(early))
+        return early.stopped
+
     try:
-        batch = actor.generate(prompts, key, sampling, n=n, finished=early.finished)
+        batch = actor.generate(prompts, key, sampling, n=n, finished=finished)
         return reward(batch, prompts, early=early)
     except BaseException:  # a Ctrl-C, say
         early.cancel()

@@ -54,7 +54,8 @@ def generate(
     FinishReason.ABORT.
 
     `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
-    still decode, each once and in no order. Nobody is called by hosts of a pod, and where all rows
+    still decode, each once and in no order; once it returns True, the rows that still decode end
+    there, with FinishReason.ABORT. Nobody is called by hosts of a pod, and where all rows
     may end in the same turn.
     """
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)

@@ -30,7 +30,7 @@ def host_rollout(
     n: int,
     version,
     decoding: Decoding,
-    finished: Callable[[int, list[int], int], None] | None = None,
+    finished: Callable[[int, list[int], int], bool | None] | None = None,
 ) -> Batch:
     """As rljax.sampler.generate, whose arguments were checked."""
     count, columns = prompts.shape
@@ -53,8 +53,14 @@ def host_rollout(
         events = sampler.step(params, version=int(version))
         ended = [event.sample for event in events if event.sample.finish_reason is not None]
         timing.decoding(min(engine.slots, sampler.pending))
-        for sample in ended if finished is not None else ():
+        stop = [
             finished(sample.id, list(sample.tokens), int(sample.finish_reason))
+            for sample in (ended if finished is not None else ())
+        ]
+        if any(stop):
+            for sample in samples:
+                if sample.finish_reason is None:
+                    sampler.abort(sample)
     return place(_batch(samples, engine.tokens, n), model.mesh)
 
 

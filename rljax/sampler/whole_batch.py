@@ -177,7 +177,7 @@ def _pinned(carry, model: Model):
 
 def in_turns(
     model: Model, shape: _Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    mixed, finished: Callable[[int, list[int], int], None],
+    mixed, finished: Callable[[int, list[int], int], bool | None],
 ) -> Batch:  # fmt: skip
     """As `_rollout`, of one process; `finished(row, ids, reason)` is called as rows end, while the
     devices decode the next turn."""
@@ -192,9 +192,11 @@ def in_turns(
         if going:
             carry, look = _turn(model, shape, params, mixed, queue, carry)
         timing.decoding(shape.slots if waiting else int(live.sum()))
-        for row, said, why in responses.take(owner, live, reason, ids, valid):
+        ended = [
             finished(row, said, why)
-        if not going:
+            for row, said, why in responses.take(owner, live, reason, ids, valid)
+        ]
+        if not going or any(ended):
             return _finish(model, shape, carry[3], queue, version, images, seen)
 
 

@@ -2,6 +2,7 @@
 roles. rewards: what scores samples. dry_run: the programs on shapes alone.
 """
 
+from rljax.setup.rewards import abstract_scorers, reward_role, text_scorer
 from rljax.setup.role_table import (
     RoleInputs,
     abstract_roles,
@@ -12,7 +13,6 @@ from rljax.setup.role_table import (
     role_table,
     with_arrays,
 )
-from rljax.setup.rewards import abstract_scorers, reward_role, text_scorer
 from rljax.setup.setup import (
     Phase,
     Setup,

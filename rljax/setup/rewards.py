@@ -41,13 +41,13 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
 
 def _check_rubrics(setup: Setup) -> None:
     """Every prompt has rubrics: else its samples would fail one by one, steps later."""
-    prompts = [p for source in setup.data.sources for p in source if "extra_info" in p]
+    prompts = setup.data.prompts if setup.main.samples else []
     for prompt in [*prompts, *setup.data.test_prompts]:
         try:
-            rubrics_of(prompt["extra_info"])
+            rubrics_of(prompt.extra_info)
         except ValueError as error:
             raise InputError(
-                f"row {prompt['index']} of {prompt['data_source']!r} cannot be judged by rubrics",
+                f"row {prompt.index} of {prompt.data_source!r} cannot be judged by rubrics",
                 rule=str(error),
                 fix="put them into extra_info of every row, or set reward.rubrics",
             ) from None

@@ -1,5 +1,7 @@
-"""Makers of roles for config.roles: "implicit=trained_policy(lr=1e-6)". Your own maker is a function
-(inputs, **options) -> Role, inputs being rljax.setup.role_table.RoleInputs."""
+"""Makers of roles for config.roles: "implicit=trained_policy(lr=1e-6)".
+
+A maker of your own is a function (inputs, **options) -> Role of rljax.setup.role_table.RoleInputs.
+"""
 
 import dataclasses
 

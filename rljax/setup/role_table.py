@@ -38,8 +38,8 @@ from rljax.setup.weights import check_same_vocabulary, multiplied_in_dtype, scal
 
 @dataclasses.dataclass(frozen=True)
 class RoleInputs:
-    """What a role is made of. `params` are the policy's weights as the phase begins. With `abstract`
-    they, and every array that a method returns, are jax.ShapeDtypeStructs of the same layout."""
+    """What a role is made of. `params` are the policy's weights as the phase begins; with
+    `abstract` they, and all that a method returns, are jax.ShapeDtypeStructs of the same layout."""
 
     name: str
     setup: Setup

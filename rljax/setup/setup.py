@@ -1,4 +1,4 @@
-"""From a config to what a run needs but the roles: mesh, tokenizer, encoded data, algorithm, phases.
+"""From a config to what a run needs but the roles: mesh, tokenizer, data, algorithm, phases.
 
 Everything that the user can get wrong about data and model folders is found here, before the first
 compile.
@@ -83,6 +83,12 @@ class Setup:
     @property
     def algorithm(self) -> Algorithm:
         return self.main.algorithm
+
+    def with_algorithm(self, **fields) -> "Setup":
+        """A copy whose last phase has another algorithm."""
+        algorithm = self.algorithm.replace(**fields)
+        main = dataclasses.replace(self.main, algorithm=algorithm)
+        return dataclasses.replace(self, phases=(*self.phases[:-1], main))
 
     def phase(self, name: str) -> Phase:
         return next(phase for phase in self.phases if phase.name == name)

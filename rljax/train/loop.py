@@ -21,8 +21,10 @@ from rljax.config import Config, to_dict
 from rljax.correction import health_warnings
 from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
-from rljax.report.page import timeline, write_report
+from rljax.report import timeline
+from rljax.report.page import write_report
 from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
+from rljax.setup import build
 from rljax.tracking import compiles
 from rljax.tracking.console import Console
 from rljax.tracking.timing import Timings, collect
@@ -190,7 +192,9 @@ def roll_back(run: Run, bad: int) -> None:
 
 def example_rows(run: Run) -> list[dict]:
     """Completions to show: the best, the worst, and some in between."""
-    rows = sorted(run.source.report.examples, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf)
+    rows = sorted(
+        run.source.report.examples, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf
+    )
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
     return [{**rows[i], "phase": "rl"} for i in picks]
 

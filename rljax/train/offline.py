@@ -1,6 +1,7 @@
 """The loss on held-out rows of a file, and the reference's log-probs that are stored on disk."""
 
 import dataclasses
+import functools
 import hashlib
 import math
 import os
@@ -92,6 +93,11 @@ def _records(setup: Setup) -> list[dict]:
     return [record for source in setup.data.sources for record in source] + setup.data.held_out
 
 
+@functools.partial(jax.jit, static_argnames="rows")
+def _logprobs(role, batch, rows: int):
+    return role.logprobs(batch, rows)
+
+
 @jax.jit
 def _sums(x: jax.Array):
     """Sums that tell one array of weights from another, on any mesh: plain, of squares, and
@@ -108,12 +114,12 @@ def _checksums(x: jax.Array) -> tuple[str, ...]:
 def _reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[np.ndarray]:
     """log pi_ref of every row of every record, in order, each as long as the row's tokens."""
     size, together = setup.config.offline.examples_per_step, setup.rows_per_example
-    compute = jax.jit(lambda role, batch: role.logprobs(batch, setup.algorithm.steps.microbatch_rows))
+    part_rows = setup.algorithm.steps.microbatch_rows
     out = []
     for start in range(0, len(records), size):
         part = [{"item": record["item"]} for record in records[start : start + size]]
         batch = offline_batch(setup, part, size * together)
         lengths = fetch(jnp.sum(batch.segment_ids > 0, axis=1))
-        rows = fetch(compute(reference, batch))
+        rows = fetch(_logprobs(reference, batch, part_rows))
         out += [rows[k, : lengths[k]].copy() for k in range(len(part) * together)]
     return out

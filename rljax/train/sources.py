@@ -109,12 +109,9 @@ class RolloutSource:
         return batch, {**metrics, **_chances(self.loader, names)}
 
     def _learn(self, report: RewardReport) -> dict:
-        """What the rewards said of each prompt reaches the curriculum and the rubrics -> metrics."""
+        """Teaches the curriculum and the rubrics what the rewards said -> metrics."""
         self.report = report
-        metrics = report.metrics()
-        self.reward.learn(report)
-        if self.reward.rubrics is not None:
-            metrics |= self.reward.rubrics.metrics()
+        metrics = report.metrics() | self.reward.learn(report)
         if isinstance(self.loader, Curriculum):
             self.loader.record(report.outcomes, self.setup.rollouts.correct_at)
             metrics["data/retired_prompts"] = float(self.loader.skipped)
@@ -239,7 +236,7 @@ def _joined(ours: Batch, theirs: Batch, mesh) -> Batch:
 
 def unscored(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, RewardReport]:
     """In place of a reward, for dataflows that read none."""
-    return batch, RewardReport(())
+    return batch, RewardReport()
 
 
 def _chances(loader, names: tuple[str, ...]) -> dict[str, float]:

@@ -1,11 +1,10 @@
-"""validate(config): every problem of a config at once, each with its fix, before any model loads.
-
-What lives here: types, ranges, batch arithmetic, and whether components exist and fit together.
-"""
+"""validate(config): every problem of a config at once, each with its fix, before any model loads:
+types, ranges, batch arithmetic, and whether components exist and fit together."""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, AlgorithmConfig, Config, is_path
-from rljax.data.kinds import data_kind
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.validation.fields import check_batch, check_names, check_paths, check_ranges, check_types
 from rljax.validation.problems import Problems
@@ -57,7 +56,7 @@ def _check_parts(config: Config, problems: Problems) -> None:
     problems.check(bool(config.model), "model", config.model, "is not set", fix)
     check_paths(config, problems)
     check_names(config, problems)
-    if check_components(config, problems) in ("prompts", ""):
+    if check_components(config, problems) in (*SAMPLED, ""):
         check_batch(config, problems)
 
 
@@ -69,27 +68,16 @@ def _refuse(problems: Problems) -> None:
         )
 
 
-_SEQUENCE_LOSSES = ("gspo", "gspo_token", "gmpo")
-_OF_GROUPS = (
-    "group_relative",
-    "rloo",
-    "opo",
-    "gpg",
-    "batch_normalised",
-    "gdpo",
-    "best_of_group",
-    "reinforce_plus_plus_baseline",
-    "optimal_token_baseline",
-)
-
-
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:
     found, loss = [], resolve(algorithm.policy_loss, NAMESPACES["policy_loss"])
-    reduction = resolve(algorithm.reduction, NAMESPACES["reduction"]).name
-    if loss.name in _SEQUENCE_LOSSES and reduction != "seq_mean_token_mean":
+    reduction, usual = (
+        resolve(algorithm.reduction, NAMESPACES["reduction"]).name,
+        spec(loss).reduction,
+    )
+    if usual and reduction != usual:
         found.append(
             f"policy_loss={loss.name} is one value per sequence, repeated on its tokens: with "
-            f"reduction={reduction!r} long sequences weigh more; the paper's is seq_mean_token_mean"
+            f"reduction={reduction!r} long sequences weigh more; the paper's is {usual}"
         )
     weighs = loss.name == "decoupled_ppo" or loss.options.get("behaviour") == "sampler"
     if weighs and algorithm.correction:
@@ -113,14 +101,14 @@ def _offline_warnings(config: Config) -> list[str]:
 
 
 def _warnings(config: Config) -> list[str]:
-    if data_kind(resolve(config.dataflow, NAMESPACES["dataflow"])) != "prompts":
+    if spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data not in SAMPLED:
         return _offline_warnings(config)
     found = []
     if config.sampler.top_p < 1 or config.sampler.top_k > 0 or config.sampler.min_p > 0:
         found.append(
             "sampler.top_p, top_k or min_p truncates what is sampled, which the trainer's "
             "log-probs cannot represent: ratios are biased (ALGORITHMS 0.1 rule 7); "
-            "algorithm.correction weighs by the kept mass, but words that are never drawn stay so"
+            "algorithm.correction weighs by the kept mass, but tokens that are never drawn stay so"
         )
     if config.algorithm.kl_in_reward > 0 and config.algorithm.kl_in_loss > 0:
         found.append(
@@ -131,7 +119,7 @@ def _warnings(config: Config) -> list[str]:
     ):
         found.append("memory.reference_on_host does nothing: without a KL there is no reference")
     advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
-    if config.batch.samples_per_prompt == 1 and advantage.name in _OF_GROUPS:
+    if config.batch.samples_per_prompt == 1 and spec(advantage).compares_samples:
         found.append("batch.samples_per_prompt=1 with a group advantage: every advantage is 0")
     if advantage.name == "gdpo" and (
         config.algorithm.reward_shaping or config.algorithm.kl_in_reward

@@ -50,7 +50,7 @@ _NOT_NEGATIVE = (
     "sft.stop_at_accuracy",
     "seed",
 )
-_OF_TRAINING = ("data.train", "data.sources", "sft.data")
+_OF_TRAINING = ("data.train", "data.sources", "sft.data", "rollouts.replay")
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
     "offline.ties": ("drop", "both_orders"),
@@ -263,6 +263,7 @@ def check_paths(config: Config, problems: Problems) -> None:
         ("data.test", config.data.test),
         ("sft.data", config.sft.data),
         ("evaluate.prompts_from", config.evaluate.prompts_from),
+        ("rollouts.replay", config.rollouts.replay),
         *(("data.sources", source) for source in config.data.sources),
     ):
         if spec and not is_path(spec):

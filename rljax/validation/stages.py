@@ -1,13 +1,17 @@
 """Components of a config: whether they exist, can be called, and ask for the same roles and
-fields."""
+fields. What a component needs is its contract (rljax.contracts)."""
 
+from rljax import dataflows
 from rljax.components import Component
-from rljax.config import Config
-from rljax.data.kinds import data_kind
+from rljax.config import NAMESPACES, Config
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import wanted_fields
+from rljax.setup.role_table import ROLES, own_roles
+from rljax.setup.setup import rollout_of
 from rljax.validation.judges import check_judges
-from rljax.validation.offline import check_offline
+from rljax.validation.offline import check_file, check_online
 from rljax.validation.problems import Problems, resolve_field, value_of
 
 # stage -> what its function is called with; every other parameter is an option of the config.
@@ -18,7 +22,7 @@ _CALLED_WITH = {
     "reduction": ("batch",),
     "preference_loss": ("policy", "batch"),
     "reward_loss": ("scores", "batch"),
-    "dataflow": ("data", "key", "cfg"),
+    "dataflow": ("batch", "key", "cfg"),
     "collect": ("prompts", "key", "cfg"),
     "process_reward": ("batch",),
     "process_lines": ("token_texts", "mask", "truncated"),
@@ -26,143 +30,192 @@ _CALLED_WITH = {
     "correction": ("batch",),
     "shaping": ("batch",),
     "filter": ("batch",),
+    "role": ("inputs",),
 }
-_ROLES = (
-    "actor", "critic", "reference", "reward", "kl_controller", "baseline", "reward_model", "teacher"
-)  # fmt: skip
-# Stages whose field may be "" (off), and those whose field is a tuple.
-_OPTIONAL = {"correction": "algorithm.correction"}
+# What the run hands to a rollout that asks for it, beside the roles.
+_FOR_ROLLOUTS = ("reward", "draw", "tokenizer")
 _EACH = {
     "algorithm.reward_shaping": "shaping",
     "algorithm.baseline_filters": "filter",
     "algorithm.filters": "filter",
 }
+_STAGES = ("advantage", "policy_loss", "value_loss", "reduction", "collect", "reward_loss")
 
 
-def _check_signature(problems: Problems, field: str, component: Component, stage: str) -> None:
+def check_components(config: Config, problems: Problems) -> str:
+    """Returns the kind of data that the dataflow learns from, "" if there is no such dataflow."""
+    roles = _check_roles(config, problems)
+    components: dict[str, Component] = {}
+
+    def check(field: str, text: str, stage: str) -> None:
+        component = resolve_field(problems, field, text, stage)
+        if component is not None:
+            components[stage] = component
+            _check_signature(problems, field, component, stage, roles)
+
+    for field, stage in _EACH.items():
+        for text in value_of(config, field):
+            check(field, text, stage)
+    if config.algorithm.correction:
+        check("algorithm.correction", config.algorithm.correction, "correction")
+    for stage in _STAGES:
+        check(f"algorithm.{stage}", value_of(config, f"algorithm.{stage}"), stage)
+    check("dataflow", config.dataflow, "dataflow")
+    for field in ("reward.function", "evaluate.reward"):
+        _check_reward(field, value_of(config, field), problems)
+    check_judges(config, problems)
+    if config.reward.rubrics:
+        check("reward.rubrics", config.reward.rubrics, "rubrics")
+    _check_correction(config, problems)
+    dataflow = components.get("dataflow")
+    if dataflow is None:
+        return ""
+    kind = spec(dataflow).data
+    _check_own_roles(config, problems, components)
+    if kind not in SAMPLED:
+        check_file(config, problems, dataflow, kind)
+        return kind
+    if "advantage" in components and kind == "rollouts":
+        _check_advantage(config, problems, dataflow, components["advantage"])
+        _check_process(config, problems, dataflow, components["advantage"])
+    _check_kl(config, problems, dataflow)
+    if "collect" in components:
+        _check_groups(config, problems, dataflow, components["collect"])
+    check_online(config, problems, dataflow)
+    return kind
+
+
+def _check_roles(config: Config, problems: Problems) -> tuple[str, ...]:
+    """The names of all roles; config.roles whose makers can be called."""
+    try:
+        own = own_roles(config)
+    except InputError as error:
+        problems.add("roles", config.roles, error)
+        return tuple(ROLES)
+    for maker in own.values():
+        _check_signature(problems, "roles", maker, "role", ())
+    return (*ROLES, *own)
+
+
+def _check_own_roles(config: Config, problems: Problems, components: dict) -> None:
+    """A role that neither the dataflow nor the rollout names would be made for nothing."""
+    readers = [components[name] for name in ("dataflow", "collect") if name in components]
+    try:
+        own = own_roles(config)
+    except InputError:
+        return
+    for name in own:
+        read = any(name in reader.parameters for reader in readers)
+        rule = f"dataflow={config.dataflow!r} names no role {name!r}"
+        problems.check(read, "roles", config.roles, rule, "remove it")
+
+
+def _check_signature(
+    problems: Problems, field: str, component: Component, stage: str, roles: tuple[str, ...]
+) -> None:
     """The function can be called as its stage calls it, and no option that it needs is missing."""
-    given, called = {}, _CALLED_WITH[stage]
+    called, handed = _CALLED_WITH[stage], ()
     if stage == "dataflow":
-        given = {name: None for name in _ROLES if name in component.parameters}
+        handed = roles
     if stage == "collect":
-        names = ("actor", "reward", *(("draw",) if "draw" in component.parameters else ()))
-        given = dict.fromkeys(names)
+        handed = (*roles, *_FOR_ROLLOUTS)
+    given = {name: None for name in handed if name in component.parameters}
     text, rule = component.text, f"it is called with ({', '.join(called)})"
+    first = component.parameters[0] if component.parameters else ""
+    if stage == "dataflow" and first == "prompts":
+        rule += ": it learns from a batch, and a rollout (algorithm.collect) samples it"
+        problems.check(False, field, text, rule, "def my_flow(batch, key, cfg, *, actor)")
+        return
     try:
         component.signature.bind(*called, **{**given, **component.options})
     except TypeError as error:
         fix = "write its options in the text, name(option=value); other parameters need defaults"
         if stage == "dataflow":
-            rule += f" and the roles it names of {', '.join(_ROLES)}"
+            rule += f" and the roles it names of {', '.join(roles)}"
         problems.check(False, field, text, f"{rule}: {error}", fix)
 
 
-def check_components(config: Config, problems: Problems) -> str:
-    """Returns the kind of data that the dataflow reads, "" if there is no such dataflow."""
-    found = {}
-    for field, stage in _EACH.items():
-        for text in value_of(config, field):
-            component = resolve_field(problems, field, text, stage)
-            if component is not None:
-                _check_signature(problems, field, component, stage)
-    if config.algorithm.correction:
-        text = config.algorithm.correction
-        found["correction"] = resolve_field(problems, "algorithm.correction", text, "correction")
-        if found["correction"] is not None:
-            _check_signature(problems, "algorithm.correction", found["correction"], "correction")
-    stages = ("advantage", "policy_loss", "value_loss", "reduction", "collect", "reward_loss")
-    for stage in (*stages, "dataflow"):
-        field = "dataflow" if stage == "dataflow" else f"algorithm.{stage}"
-        component = resolve_field(problems, field, value_of(config, field), stage)
-        if component is not None:
-            found[stage] = component
-            _check_signature(problems, field, component, stage)
-    for field in ("reward.function", "evaluate.reward"):
-        text = value_of(config, field)
-        if text:  # "" = the task's own
-            reward = resolve_field(problems, field, text, "reward")
-            if reward is not None:
-                try:
-                    wanted_fields(reward)
-                except InputError as error:
-                    problems.add(field, text, error)
-    check_judges(config, problems)
-    if config.reward.rubrics:
-        text = config.reward.rubrics
-        component = resolve_field(problems, "reward.rubrics", text, "rubrics")
-        if component is not None:
-            _check_signature(problems, "reward.rubrics", component, "rubrics")
-    kind = data_kind(found["dataflow"]) if "dataflow" in found else ""
-    if kind == "prompts" and "advantage" in found:
-        _check_fit(config, problems, found["dataflow"], found["advantage"])
-        _check_kl(config, problems, found["dataflow"])
-        _check_process(config, problems, found["dataflow"], found["advantage"])
-    if "dataflow" in found:
-        check_offline(config, problems, found["dataflow"], kind)
-    _check_correction(config, problems)
-    rounds = "collect" in found and found["collect"].name in ("dynamic", "active")
+def _check_reward(field: str, text: str, problems: Problems) -> None:
+    reward = resolve_field(problems, field, text, "reward") if text else None  # "" = the task's own
+    if reward is not None:
+        try:
+            wanted_fields(reward)
+        except InputError as error:
+            problems.add(field, text, error)
+
+
+def _check_groups(
+    config: Config, problems: Problems, dataflow: Component, collect: Component
+) -> None:
+    """Rollouts and dataflows that compare a prompt's samples have several, in whole examples."""
+    samples, field = config.batch.samples_per_prompt, "batch.samples_per_prompt"
     problems.check(
-        not rounds or config.batch.samples_per_prompt > 1,
+        not spec(collect).needs_groups or samples > 1,
         "algorithm.collect",
         config.algorithm.collect,
         "looks for groups with unequal scores: batch.samples_per_prompt must be above 1",
         "once()",
     )
-    return kind
+    if "algorithm.collect" in " ".join(problems):
+        return
+    try:
+        unit = spec(rollout_of(config, dataflow)).rows
+    except InputError as error:
+        problems.add("dataflow", config.dataflow, error)
+        return
+    rule = "must be even: half are the opponent's" if unit == 2 else f"a multiple of {unit}"
+    if problems.check(samples % unit == 0, field, samples, rule):
+        enough = not spec(dataflow).compares_samples or samples > 1
+        problems.check(enough, field, samples, "must be 2 or more to compare")
 
 
-_WITH_RETURNS = ("gae", "vapo_gae")
-# Estimators that read a field which not every dataflow fills -> the field, the dataflows that do.
-_READS = {
-    "remax": ("values", ("remax",)),
-    "prime": ("process_rewards", ()),
-    "group_process": ("step_ids", ()),
-    "vineppo": ("step_ids", ()),
-    "gigpo": ("state_ids", ()),
-}
+# Batch fields that not every dataflow or rollout fills.
+_NOT_ALWAYS = ("values", "process_rewards", "step_ids", "state_ids")
 
 
-def _check_fit(
+def _filled(config: Config, dataflow: Component) -> set[str]:
+    """The fields that the dataflow, its rollout and the reward fill beyond what all fill."""
+    filled = {*spec(dataflow).fills, *spec(rollout_of(config, dataflow)).fills}
+    if config.reward.process_model:
+        filled |= {"step_ids", "process_rewards"}
+    return filled
+
+
+def _check_advantage(
     config: Config, problems: Problems, dataflow: Component, advantage: Component
 ) -> None:
-    """The dataflow, the advantage and the coefficients ask for the same roles."""
-    algorithm, field = config.algorithm, "algorithm.advantage"
-    critic = "critic" in dataflow.parameters
-    if advantage.name in _WITH_RETURNS:
+    """Critic and returns ask for each other, and every field that the advantage reads is filled."""
+    field, text = "algorithm.advantage", config.algorithm.advantage
+    critic, returns = "critic" in dataflow.parameters, "returns" in spec(advantage).fills
+    if returns:
         fix = f"use dataflow='ppo' or 'vapo' (now {config.dataflow!r})"
-        problems.check(critic, field, algorithm.advantage, "needs a critic", fix)
+        if not problems.check(critic, field, text, "needs a critic", fix):
+            return
     elif "." not in advantage.name:
         rule = f"gives no returns for the critic of dataflow={config.dataflow!r} to learn"
-        problems.check(not critic, field, algorithm.advantage, rule, "gae(), or dataflow='grpo'")
-    _check_fields(config, problems, dataflow, advantage)
+        problems.check(not critic, field, text, rule, "gae(), or dataflow='grpo'")
+    if "." in dataflow.name and not spec(dataflow).fills:
+        return  # a dataflow of one's own may fill anything: the dry run decides
+    try:
+        filled = _filled(config, dataflow)
+    except InputError:  # of algorithm.collect, which is said elsewhere
+        return
+    missing = [n for n in spec(advantage).reads if n in _NOT_ALWAYS and n not in filled]
+    for name in missing[:1]:
+        having = [other for other in dataflows.__all__ if _fills(config, other, name)]
+        fix = f"use dataflow={' or '.join(having)}" if having else "a dataflow of your own"
+        rule = f"reads batch field {name}, which dataflow={config.dataflow!r} does not fill"
+        problems.check(False, field, text, rule, fix)
 
 
-def _check_fields(
-    config: Config, problems: Problems, dataflow: Component, advantage: Component
-) -> None:
-    """The estimator reads a batch field that only some dataflow, or none so far, fills."""
-    field, filled_by = _READS.get(advantage.name, ("", ()))
-    own = "." in dataflow.name  # a dataflow of the user's may fill anything
-    own = own or (advantage.name == "group_process" and bool(config.reward.process_model))
-    problems.check(
-        not field or own or dataflow.name in filled_by,
-        "algorithm.advantage",
-        config.algorithm.advantage,
-        f"reads batch field {field}, which dataflow={config.dataflow!r} does not fill",
-        f"use dataflow={' or '.join(filled_by)}" if filled_by else "a dataflow of your own",
+def _fills(config: Config, name: str, field: str) -> bool:
+    component = Component(name, NAMESPACES["dataflow"])
+    without_critic = "critic" not in component.parameters
+    return (
+        spec(component).data == "rollouts"
+        and without_critic
+        and field in _filled(config, component)
     )
-
-
-# Estimators to which it matters where in a response a reward stands.
-_READ_TOKEN_REWARDS = (
-    "gae",
-    "vapo_gae",
-    "reinforce",
-    "reinforce_plus_plus",
-    "remax",
-    "optimal_token_baseline",
-    "group_process",
-)
 
 
 def _check_process(
@@ -174,15 +227,13 @@ def _check_process(
         name = f"reward.{stage}"
         component = resolve_field(problems, name, value_of(config, name), "process_reward")
         if component is not None:
-            _check_signature(problems, name, component, stage)
+            _check_signature(problems, name, component, stage, ())
     if not folder:
         return
-    reads = advantage.name in _READ_TOKEN_REWARDS or "." in advantage.name
+    reads = spec(advantage).token_rewards or "." in advantage.name
     rule = f"algorithm.advantage={config.algorithm.advantage!r} reads no rewards of single tokens"
     fix = "gae() with dataflow='ppo', or reinforce_plus_plus(); or reward.process_model=''"
     problems.check(reads, "reward.process_model", folder, rule, fix)
-    rule = f"dataflow={config.dataflow!r} takes no reward"
-    problems.check("reward" in dataflow.parameters, "reward.process_model", folder, rule)
 
 
 def _check_correction(config: Config, problems: Problems) -> None:
@@ -216,10 +267,9 @@ def _check_kl(config: Config, problems: Problems, dataflow: Component) -> None:
             f"dataflow={config.dataflow!r} takes no kl_controller",
             "kl_target=0",
         )
-    reference = dataflow.signature.parameters.get("reference")
     wanted = algorithm.kl_in_reward > 0 or algorithm.kl_in_loss > 0
     problems.check(
-        not wanted or reference is not None,
+        not wanted or "reference" in dataflow.parameters,
         "dataflow",
         config.dataflow,
         "takes no reference, but algorithm.kl_in_reward or kl_in_loss is above 0",

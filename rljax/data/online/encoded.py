@@ -12,6 +12,7 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
+from rljax.data.kinds import SAMPLED
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.packing import pack_examples
 from rljax.data.offline.rows import load_rows
@@ -47,7 +48,7 @@ class Data:
     prompt_tokens: int
     example_tokens: int
     digest: str
-    kind: str = "prompts"  # of sources: rljax.data.kinds
+    kind: str = "rollouts"  # of sources: rljax.data.kinds
     held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
 
     @property
@@ -121,9 +122,9 @@ def needs_ground_truth(config: Config) -> bool:
     return any(names is None or "ground_truth" in required for names, required in fields)
 
 
-def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Data:
+def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> Data:
     """Every source of the config, encoded. Raises InputError for what the user can mend."""
-    if kind != "prompts":
+    if kind not in SAMPLED:
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
     sources, counts, seen, ids = [], {}, [], 0
@@ -155,6 +156,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "prompts") -> Da
         prompt_tokens=config.data.max_prompt_tokens,
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
         digest=fingerprint([*seen, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]),
+        kind=kind,
     )
     if data.endless:  # the length of its longest prompt is not known
         return data

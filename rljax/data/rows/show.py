@@ -19,7 +19,8 @@ from rich.text import Text
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
-from rljax.data.kinds import data_kind
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.online.loader import make_loader
 from rljax.data.online.prompts import PromptRecord
@@ -41,11 +42,11 @@ class Shown:
 def shown_rows(config: Config, *, rows: int, split: str = "train") -> tuple[list[Shown], dict]:
     """The first rows of the split as the run would read them (training prompts in its order), with
     the supervised examples of sft.steps behind them; and the counts of what was dropped."""
-    kind = data_kind(resolve(config.dataflow, NAMESPACES["dataflow"]))
+    kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     config = copy.deepcopy(config)
     config.offline.packing = False  # rows of one example each
     data = load_data(config, load_run_tokenizer(config), kind)
-    if kind != "prompts":
+    if kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         found = [s for i, x in enumerate(items[:rows]) for s in _of_kind(kind, i, x["item"])]
         return _required(found, split), data.counts
@@ -77,7 +78,11 @@ def _of_prompt(prompt: PromptRecord) -> Shown:
 
 
 _ONE = dict(
-    examples="example", pairs="pair", unpaired="answer", stepwise="solution", trajectories="trajectory"
+    examples="example",
+    pairs="pair",
+    unpaired="answer",
+    stepwise="solution",
+    trajectories="trajectory",
 )
 
 

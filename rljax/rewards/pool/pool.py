@@ -42,6 +42,10 @@ class Pending:
         """One `Score` per sample, in order; waits for the last. May be called again."""
         return self._pool._crew.wait(self._job)
 
+    def done(self) -> bool:
+        """Whether every score is known."""
+        return self._job.ended
+
     def cancel(self) -> None:
         """Nobody wants them any more: what runs is killed, what waits is dropped."""
         if not self._job.ended:
