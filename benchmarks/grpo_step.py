@@ -25,7 +25,7 @@ import numpy as np
 from rljax.batch import last_token
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
-from rljax.dataflows.algorithm import Recipe
+from rljax.dataflows.algorithm import Algorithm
 from rljax.dataflows.grpo import learn
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
@@ -81,7 +81,7 @@ def main() -> None:
     params = model.init(jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(lr=1e-5), 0)
     actor = Actor(start_training(model, params, optimizer), model, optimizer, 1.0)
-    recipe = Recipe(
+    recipe = Algorithm(
         samples_per_prompt=SAMPLES,
         sampling=Sampling(max_response_tokens=NEW_TOKENS),
         advantage=resolve("group_relative", NAMESPACES["advantage"]),

@@ -26,7 +26,7 @@ import numpy as np
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
-from rljax.dataflows.algorithm import Recipe
+from rljax.dataflows.algorithm import Algorithm
 from rljax.dataflows.grpo import learn
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
@@ -62,8 +62,8 @@ CASES = (
 OPTIMIZER = make_optimizer(OptimizerConfig(lr=1e-5), 0)
 
 
-def recipe(rows: int, microbatch_rows: int) -> Recipe:
-    return Recipe(
+def recipe(rows: int, microbatch_rows: int) -> Algorithm:
+    return Algorithm(
         samples_per_prompt=8,
         sampling=Sampling(),
         advantage=resolve("group_relative", NAMESPACES["advantage"]),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean
 from rljax.contracts import contract
 from rljax.dataflows.ppo import ppo
-from rljax.dataflows.stages import estimate
+from rljax.dataflows.stages import estimate, with_logprobs
 from rljax.roles import program
 from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 
@@ -25,16 +25,17 @@ def pf_ppo(
 ):  # fmt: skip
     """scope "prompt": each row is replaced by one of its prompt's, drawn by rank (`kind`), before
     learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""
-    roles = dict(actor=actor, critic=critic, reference=reference, kl_controller=kl_controller)
+    read = dict(actor=actor, critic=critic, reference=reference)
     if scope == "prompt":
         batch = take(batch, redraw_in_groups(key, batch, kind))
-        return ppo.page(batch, key, cfg, **roles)
-    batch, new_controller, metrics = estimate(batch, cfg, **roles)
+        return ppo.page(batch, key, cfg, **read, kl_controller=kl_controller)
+    batch, load = with_logprobs(batch, cfg, **read)
+    batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
     batch = take(batch, resample(key, weights_of_scored(batch, method, power)))
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options(kl_controller))
     new = {"actor": actor, "critic": critic, "kl_controller": new_controller}
-    return new, {**learned, **critic_metrics, **metrics}
+    return new, {**learned, **critic_metrics, **metrics, **load}
 
 
 def take(batch, rows):

@@ -116,17 +116,16 @@ def adapted(kl_controller, batch: Batch):
     return new, {"kl_controller/kl": kl, "kl_controller/scale": new.state}
 
 
-def estimate(batch: Batch, cfg, *, actor, reference=None, critic=None, kl_controller=None):
-    """The stages from log-probs to filters -> (the batch to learn from, the new KL controller,
-    metrics). rljax.dataflows.grpo shows them one by one."""
-    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
+def estimate(batch: Batch, cfg, *, actor, kl_controller=None):
+    """The stages between log-probs and update -> (the batch to learn from, metrics, the new KL
+    controller). rljax.dataflows.grpo shows them one by one."""
     whole, kept, mismatch = corrected(batch, cfg)
     batch = baseline_filtered(whole, cfg)
     batch = with_advantages(batch, shaped(batch, cfg, kl_controller), cfg)
     metrics = described(whole, batch, cfg, actor, kl_controller)
     learned, left = filtered(batch, kept, cfg)
     new_controller, adaptation = adapted(kl_controller, batch)
-    return learned, new_controller, {**mismatch, **metrics, **left, **adaptation, **load}
+    return learned, {**mismatch, **metrics, **left, **adaptation}, new_controller
 
 
 def rescaled_steps(steps: Steps, generated: int, learned: int, rows_per_example: int, unit: int):

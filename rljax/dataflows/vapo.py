@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from rljax.contracts import contract
 from rljax.dataflows.ppo import ppo
-from rljax.dataflows.stages import estimate
+from rljax.dataflows.stages import estimate, with_logprobs
 from rljax.roles import program
 
 
@@ -27,10 +27,11 @@ def vapo(
 
     def pretrain(batch, roles):
         fixed = cfg.replace(kl_in_reward=0.0)
-        estimated, _, metrics = estimate(batch, fixed, actor=actor, critic=roles["critic"])
+        batch, load = with_logprobs(batch, fixed, actor=actor, critic=roles["critic"])
+        estimated, metrics, _ = estimate(batch, fixed, actor=actor)
         critic, learned = roles["critic"].update(estimated, cfg.value_loss, **cfg.critic_options)
         _, names = jax.eval_shape(train, batch, roles)
-        measured = {**dict.fromkeys(names, jnp.nan), **metrics, **learned}
+        measured = {**dict.fromkeys(names, jnp.nan), **metrics, **learned, **load}
         return {**roles, "critic": critic}, {
             name: jnp.asarray(measured[name], like.dtype) for name, like in names.items()
         }

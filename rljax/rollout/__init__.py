@@ -9,11 +9,19 @@ from rljax.rollout.collect import active, dynamic, first_live, once
 from rljax.rollout.greedy import greedy_baseline
 from rljax.rollout.judge import MeshJudge
 from rljax.rollout.process import ProcessScorer
-from rljax.rollout.reward import ModelScorer, Reward, RewardReport, sample_scored
+from rljax.rollout.reward import (
+    EarlyScores,
+    ModelScorer,
+    Reward,
+    RewardReport,
+    ScoredRow,
+    sample_scored,
+)
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 
 __all__ = [
     "AgainstOpponent",
+    "EarlyScores",
     "GeometricMixture",
     "MeshJudge",
     "ModelScorer",
@@ -22,6 +30,7 @@ __all__ = [
     "RewardReport",
     "Rollout",
     "RolloutConfig",
+    "ScoredRow",
     "active",
     "against",
     "dynamic",

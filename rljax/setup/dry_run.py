@@ -6,6 +6,7 @@ same program with the same arguments.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -102,28 +103,29 @@ def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
     """The dataflow of a phase on shapes alone -> (shapes of its new roles, shapes of its metrics,
     names of the fields of Algorithm that it read). Raises InputError for what is at fault."""
     roles = roles_read(phase, abstract_roles(setup, phase) if roles is None else roles)
-    read: set[str] = set()
-    checked = _Noting(phase.algorithm, read)
-    function = phase.dataflow.function
-    page = vars(function).get("page", function)
-    options = phase.dataflow.options
+    leaves, tree = jax.tree.flatten((abstract_batch(setup, phase), abstract_key(setup), roles))
+    return _traced(phase.dataflow, phase.algorithm, tuple(leaves), tree)
 
-    def traced(batch, key, roles):
-        return page(batch, key, checked, **roles, **options)
+
+@functools.lru_cache(maxsize=64)  # a trace takes as long as jit's own: equal runs share it
+def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
+    read: set[str] = set()
+    page = vars(dataflow.function).get("page", dataflow.function)
+
+    def run(batch, key, roles):
+        return page(batch, key, _Noting(algorithm, read), **roles, **dataflow.options)
 
     try:
-        new, metrics = jax.eval_shape(
-            traced, abstract_batch(setup, phase), abstract_key(setup), roles
-        )
+        new, metrics = jax.eval_shape(run, *jax.tree.unflatten(tree, leaves))
     except InputError:
         raise
     except Exception as error:  # of the user's code, or of an option's value
         raise InputError(
-            f"dataflow={phase.dataflow.text!r} fails on shapes",
+            f"dataflow={dataflow.text!r} fails on shapes",
             rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
             fix="see its docstring for what it takes and returns",
         ) from error
-    return new, metrics, read
+    return new, metrics, frozenset(read)
 
 
 def check_fields_read(setup: Setup) -> None:

@@ -14,7 +14,7 @@ from rljax.data.online.loader import make_loader
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream, StreamLoader
 from rljax.errors import InputError
-from rljax.setup.setup import data_stream
+from rljax.setup.setup import prompt_order
 
 
 def numbers(every=0):
@@ -109,13 +109,13 @@ STREAM = "sorting(style='short', items=3, max_number=999, test=4, worked_example
 def test_over_long_prompts_of_a_stream_are_passed_over_and_counted():
     config = config_of(STREAM.replace("test=4", "test=40"), max_prompt_tokens=11)
     data = load_data(config, load_run_tokenizer(config))
-    loader = data_stream(config, data)
+    loader = prompt_order(config, data)
     prompts = loader.take(200)
     assert all(len(p.token_ids) <= 11 for p in prompts) and data.prompt_tokens == 11
     assert loader.dropped > 20  # three numbers of three digits need 12
     config.data.overlong = "error"
     with pytest.raises(InputError, match="too long"):
-        data_stream(config, load_data(config, load_run_tokenizer(config))).take(200)
+        prompt_order(config, load_data(config, load_run_tokenizer(config))).take(200)
 
 
 @pytest.mark.parametrize("steps_before", [1, 5])
@@ -123,7 +123,7 @@ def test_a_mixture_of_a_stream_and_a_fixed_task_resumes(steps_before):
     config = config_of(STREAM, "first_letter()", max_prompt_tokens=12, weights=(1.0, 2.0))
 
     def fresh():
-        return data_stream(config, load_data(config, load_run_tokenizer(config)))
+        return prompt_order(config, load_data(config, load_run_tokenizer(config)))
 
     whole, part = fresh(), fresh()
     assert isinstance(whole, Curriculum)

@@ -232,13 +232,13 @@ def test_what_needs_a_fixed_set_of_prompts_says_so():
 
 @pytest.mark.parametrize("field", ["retire_at_pass_rate", "drop_above_pass_rate"])
 def test_no_prompt_of_a_stream_is_retired(field):
-    from rljax.setup.setup import data_stream
+    from rljax.setup.setup import prompt_order
 
     config = config_of("countdown(test=2)")
     setattr(config.data, field, 0.9)
     data = load_data(config, load_run_tokenizer(config))
     with pytest.raises(InputError, match="comes once"):
-        data_stream(config, data)
+        prompt_order(config, data)
 
 
 # -- a run --

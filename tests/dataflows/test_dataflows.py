@@ -2,22 +2,23 @@
 correction."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from golden_checks.common import response_batch
-from preset_runs import Shared, one_device, preset_config
+from preset_runs import Shared, preset_config
 
 from rljax import setup as build
-from rljax.batch import last_token
-from rljax.dataflows.algorithm import Recipe
-from rljax.dataflows.grpo import learn
+from rljax.batch import last_token, row_scores
+from rljax.dataflows.algorithm import Algorithm
+from rljax.dataflows.grpo import grpo
 from rljax.dataflows.pf_ppo import redraw_in_groups
-from rljax.dataflows.remax import with_greedy_baseline
-from rljax.dataflows.stages import _leave_group, mean_sequence_kl, shape_rewards, update_options
+from rljax.dataflows.stages import baseline_filtered, mean_sequence_kl, shaped
 from rljax.roles import Baseline
+from rljax.rollout.greedy import with_greedy_baseline
 from rljax.shaping.resampling import group_rank_weights
 from rljax.train.run import Run
 
@@ -33,7 +34,7 @@ def started(shared, name, **algorithm):
     config = preset_config(name)
     config.algorithm = dataclasses.replace(config.algorithm, **algorithm)
     run = shared.run(config)
-    run.begin_rl(jax.device_put(shared.start(0), run.setup.model.shardings()))
+    run.begin(run.setup.main, jax.device_put(shared.start(0), run.setup.model.shardings()))
     return run
 
 
@@ -49,20 +50,20 @@ def test_vapo_trains_its_critic_alone_first(shared):
     config = preset_config("vapo")
     config.dataflow = "vapo(value_pretraining_steps=30)"
     run = shared.run(config)
-    run.begin_rl(jax.device_put(shared.start(0), run.setup.model.shardings()))
+    run.begin(run.setup.main, jax.device_put(shared.start(0), run.setup.model.shardings()))
     actor, critic = numbers(run.roles["actor"]), numbers(run.roles["critic"])
-    found = [run.rl_step() for _ in range(30)]
+    found = [run.step() for _ in range(30)]
     assert not moved(actor, numbers(run.roles["actor"])) and "pg_clipfrac" not in found[0]
     assert moved(critic, numbers(run.roles["critic"]))
     explained = [float(row["explained_variance"]) for row in found]
     assert explained[0] == 0 and np.mean(explained[-8:]) > 0.02, explained  # it starts at V = 0
-    after = run.rl_step()
+    after = run.step()
     assert moved(actor, numbers(run.roles["actor"])) and "pg_clipfrac" in after
 
 
 def test_remax_takes_the_greedy_score_of_the_same_prompt(shared):
     run = started(shared, "remax")
-    metrics = run.rl_step()
+    metrics = run.step()
     assert 0 <= metrics["remax/greedy_reward"] <= 1
     mesh = run.setup.model.mesh
     batch = response_batch(
@@ -73,7 +74,8 @@ def test_remax_takes_the_greedy_score_of_the_same_prompt(shared):
         [[1, 1], [1, 1], [0, 0]], jnp.float32, group=[0, 1, 2], scores=[0.25, 1.0, 0.0]
     )
     greedy = greedy.replace(rewards=last_token(greedy) * greedy.scores[:, None])
-    made = with_greedy_baseline(batch, greedy)
+    scores, known = np.asarray(row_scores(greedy)), np.asarray(greedy.mask).any(axis=1)
+    made = with_greedy_baseline(batch, scores, known, mesh)
     np.testing.assert_allclose(made.values[:4, 0], [0.25, 0.25, 1, 1])
     # The greedy reward of prompt 2 failed: its row is masked, not compared with a made-up 0.
     np.testing.assert_allclose(made.mask[:, 0], [1, 1, 1, 1, 0, 1])
@@ -82,7 +84,7 @@ def test_remax_takes_the_greedy_score_of_the_same_prompt(shared):
 def test_remax_shapes_the_greedy_score_like_the_others(shared):
     """Ten more for every sample and for the baseline alike: advantages stay within the scores."""
     run = started(shared, "remax", reward_shaping=("toy.ten_more()",))
-    metrics = run.rl_step()
+    metrics = run.step()
     assert abs(metrics["advantage/mean"]) < 2 and metrics["remax/greedy_reward"] <= 1
 
 
@@ -102,16 +104,16 @@ def test_pf_ppo_over_the_whole_batch_learns_from_the_redrawn_rows(shared):
     config = preset_config("pf_ppo")
     config.dataflow = "pf_ppo(scope='batch', method='max_min')"
     run = shared.run(config)
-    run.begin_rl(jax.device_put(shared.start(0), run.setup.model.shardings()))
+    run.begin(run.setup.main, jax.device_put(shared.start(0), run.setup.model.shardings()))
     before = numbers(run.roles["actor"])
-    assert np.isfinite(run.rl_step()["loss"]) and moved(before, numbers(run.roles["actor"]))
+    assert np.isfinite(run.step()["loss"]) and moved(before, numbers(run.roles["actor"]))
 
 
 def test_the_running_mean_is_the_baseline_of_reinforce(shared):
     run = started(shared, "reinforce")
-    first = run.rl_step()
+    first = run.step()
     assert first["baseline"] == 0 and first["advantage/max"] == pytest.approx(1)
-    second = run.rl_step()
+    second = run.step()
     assert second["baseline"] == pytest.approx(first["reward/mean"], rel=1e-5)
     assert second["advantage/max"] == pytest.approx(1 - first["reward/mean"], rel=1e-4)
     role = Baseline(jnp.zeros(2))
@@ -123,11 +125,11 @@ def test_the_running_mean_is_the_baseline_of_reinforce(shared):
 
 def test_the_kl_coefficient_adapts_and_is_checkpointed(shared):
     run = started(shared, "ppo", kl_in_reward=0.05, kl_target=0.5, kl_horizon=1000.0)
-    first = run.rl_step()
+    first = run.step()
     # At the start KL is 0, far below the target: the error is clipped at -0.2.
     want = 1 - 0.2 * 128 / 1000
     assert first["kl_controller/scale"] == pytest.approx(want, rel=1e-5)
-    kl = run.rl_step()
+    kl = run.step()
     error = np.clip(kl["kl_controller/kl"] / 0.5 - 1, -0.2, 0.2)
     assert kl["kl_controller/scale"] == pytest.approx(want * (1 + error * 128 / 1000), rel=1e-5)
     arrays = build.role_arrays(run.roles)
@@ -139,43 +141,46 @@ def test_the_kl_coefficient_adapts_and_is_checkpointed(shared):
 def test_an_adapted_coefficient_reaches_loss_and_reward(shared):
     run = started(shared, "grpo", kl_target=0.5)
     controller = dataclasses.replace(run.roles["kl_controller"], state=jnp.float32(0.0))
-    options = update_options(run.setup.recipe, controller)
+    options = run.setup.algorithm.update_options(controller)
     assert float(options["kl_in_loss"]) == 0.0
     batch = response_batch(
         np.ones((2, 3)), jnp.float32, rewards=np.zeros((2, 3)), old_logprobs=np.full((2, 3), -1.0),
         ref_logprobs=np.full((2, 3), -1.5),
     )  # fmt: skip
-    cfg = run.setup.recipe.replace(kl_in_reward=0.2)
-    np.testing.assert_allclose(shape_rewards(batch, cfg, 0.5).rewards, -0.05, rtol=1e-5)
+    cfg = run.setup.algorithm.replace(kl_in_reward=0.2)
+    half = dataclasses.replace(controller, state=jnp.float32(0.5))
+    np.testing.assert_allclose(shaped(batch, cfg, half).rewards, -0.05, rtol=1e-5)
     assert float(mean_sequence_kl(batch)) == pytest.approx(0.5)
 
 
 def test_bypass_takes_the_samplers_log_probs(shared):
     run = started(shared, "grpo", old_logprobs="sampler")
-    metrics = run.rl_step()
+    metrics = run.step()
     assert not any(name.startswith("mismatch/") for name in metrics)  # nothing to compare with
     assert abs(metrics["ppo_kl"]) < 1e-5
-    assert isinstance(run.setup.recipe, Recipe) and run.setup.recipe.old_logprobs == "sampler"
+    assert (
+        isinstance(run.setup.algorithm, Algorithm) and run.setup.algorithm.old_logprobs == "sampler"
+    )
 
 
 def test_correction_weighs_the_policy_loss_and_nothing_else(shared):
     """Sampler log-probs off by 0.5: weights e^0.5, capped; KL and entropy are not weighed."""
     run = started(shared, "olmorl", collect="once", entropy_coef=0.1)
     setup, roles = run.setup, run.roles
-    prompts = run._draw(16)
-    batch = roles["actor"].generate(prompts, jax.random.key(3), setup.recipe.sampling, n=8)
+    prompts = run.source.draw(16)
+    batch = roles["actor"].generate(prompts, jax.random.key(3), setup.rollouts.sampling, n=8)
     batch, _ = shared.reward(batch, prompts)
     shifted = batch.replace(sampler_logprobs=batch.sampler_logprobs - 0.5 * batch.mask)
     copy = lambda role: jax.tree.map(jnp.copy, role)  # noqa: E731  programs donate
     rest = dict(reference=None, kl_controller=None)
     losses = {}
     for name, made, cfg in (
-        ("as sampled", batch, setup.recipe),
-        ("shifted", shifted, setup.recipe),
-        ("only the loss", shifted, setup.recipe.replace(entropy_coef=0.0)),
-        ("metrics only", shifted, setup.recipe.replace(correction=None)),
+        ("as sampled", batch, setup.algorithm),
+        ("shifted", shifted, setup.algorithm),
+        ("only the loss", shifted, setup.algorithm.replace(entropy_coef=0.0)),
+        ("metrics only", shifted, setup.algorithm.replace(correction=None)),
     ):
-        _, losses[name] = learn(made, cfg, actor=copy(roles["actor"]), **rest)
+        _, losses[name] = grpo(made, jax.random.key(0), cfg, actor=copy(roles["actor"]), **rest)
     weight = np.exp(0.5)
     assert losses["shifted"]["mismatch/rollout_is_mean"] == pytest.approx(weight, rel=1e-3)
     assert losses["as sampled"]["mismatch/rollout_is_mean"] == pytest.approx(1, rel=1e-3)
@@ -190,7 +195,8 @@ def test_rows_that_leave_a_group_leave_its_baseline():
         np.ones((4, 2)), jnp.float32, group=[0, 0, 1, 1], rewards=np.zeros((4, 2))
     )
     batch = batch.replace(rewards=last_token(batch))
-    made = _leave_group(batch, jnp.array([1.0, 0, 1, 1]))
+    keep = lambda batch: jnp.array([1.0, 0, 1, 1])  # noqa: E731
+    made = baseline_filtered(batch, types.SimpleNamespace(baseline_filters=(keep,)))
     group = np.asarray(made.group)
     assert group[1] not in group[[0, 2, 3]] and (group[[0, 2, 3]] == [0, 1, 1]).all()
     np.testing.assert_array_equal(made.mask[:, 0], [1, 0, 1, 1])
@@ -205,9 +211,9 @@ def test_a_requested_length_is_learnt(shared, tmp_path):
     config.reward.function = "l1_exact(alpha=0.2, correct='toy.anything')"
     config.sft.steps, config.steps = 0, 60
     config.algorithm = dataclasses.replace(config.algorithm, kl_in_loss=0.0)
-    with one_device(), Run(config, tmp_path) as run:
-        run.begin_rl(build.initial_params(run.config, run.setup.model))
-        rows = [run.rl_step() for _ in range(config.steps)]
+    with Run(build.build(config, jax.devices()[:1]), tmp_path) as run:
+        run.begin(run.setup.main, build.initial_params(run.config, run.setup.model))
+        rows = [run.step() for _ in range(config.steps)]
     errors = [float(r["reward/part/length_error"]) for r in rows]
     assert np.mean(errors[:3]) > 1.0 and np.mean(errors[-5:]) < 0.5, errors
     assert {"reward/part/correct", "reward/part/over_budget"} <= rows[0].keys()

@@ -17,7 +17,7 @@ from tiny_tokenizer import write_tokenizer
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
-from rljax.dataflows.distil import learn
+from rljax.dataflows.distil import distil
 from rljax.errors import InputError
 from rljax.learn import Steps, token_mean
 from rljax.losses import distillation as loss
@@ -25,16 +25,18 @@ from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Reference, start_training
+from rljax.setup import build as build_setup
 from rljax.train import train
 from rljax.train.run import Run
 from rljax.validation import validate
 
+KEY = jax.random.key(0)
 STUDENT = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.3)"
 TEACHER = "decoder(layers=1, embed=32, mlp=48, heads=2, kv_heads=1, head_dim=16, init_std=0.3)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class Algorithm:
     """What the dataflow reads of its cfg."""
 
     steps: Steps
@@ -83,15 +85,15 @@ def test_values_and_gradient_are_those_of_the_loss_on_all_logits(beta, microbatc
         return jnp.sum(jnp.where(batch.mask > 0, terms, 0.0)) / jnp.sum(batch.mask)
 
     want, gradient = jax.value_and_grad(dense)(start)
-    which = (Recipe(Steps(8, microbatch)), beta, temperature)
-    new, metrics = learn(batch, which, actor=_copy(actor), teacher=teacher)
+    cfg, options = Algorithm(Steps(8, microbatch)), dict(beta=beta, temperature=temperature)
+    new, metrics = distil(batch, KEY, cfg, actor=_copy(actor), teacher=teacher, **options)
     assert float(metrics["loss"]) == pytest.approx(float(want), rel=1e-5) and want > 0.05
     moved = jax.tree.map(lambda a, b: a - b, start, jax.device_get(new["actor"].state.params))
     for got, wanted in zip(jax.tree.leaves(moved), jax.tree.leaves(gradient), strict=True):
         np.testing.assert_allclose(got, wanted, atol=2e-5)
     if beta == 0.3:  # held-out data: the same loss, and nothing moves
-        which = (Recipe(Steps(8, microbatch, learn=False)), beta, temperature)
-        held, found = learn(batch, which, actor=_copy(actor), teacher=teacher)
+        cfg = Algorithm(Steps(8, microbatch, learn=False))
+        held, found = distil(batch, KEY, cfg, actor=_copy(actor), teacher=teacher, **options)
         assert float(found["loss"]) == pytest.approx(float(want), rel=1e-5)
         assert _same(held["actor"].state.params, start)
 
@@ -113,10 +115,9 @@ def test_no_array_of_all_tokens_times_all_words(monkeypatch):
 
     def compiled(chunk_logits: int, temperature: float):
         monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk_logits)
-        which = (Recipe(Steps(count, count)), 0.5, temperature)
-        state = dataclasses.replace(actor.state, frozen={})
-        trained = {"actor": dataclasses.replace(actor, state=state)}
-        return learn.run.lower(batch, which, trained, {"actor": {}}, {"teacher": teacher}).compile()
+        cfg, roles = Algorithm(Steps(count, count)), dict(actor=actor, teacher=teacher)
+        given, static = distil.arguments(batch, KEY, cfg, **roles, temperature=temperature)
+        return distil.run.lower(*given, **static).compile()
 
     def largest(program) -> int:
         shapes = re.findall(r"f32\[([\d,]+)\]", program.as_text())
@@ -152,14 +153,14 @@ def on_policy(tmp_path, **changes) -> Config:
 
 def steps_of(config, folder, sign: float = 1.0) -> list[dict]:
     config.actor_optimizer.lr *= sign
-    with one_device(), Run(config, folder) as run:
+    with Run(build_setup(config, jax.devices()[:1]), folder) as run:
         from rljax import setup as build
 
         words = run.setup.tokenizer.vocab_size
         assert run.setup.model.config.vocab_size == words
-        run.begin_rl(build.initial_params(config, run.setup.model))
+        run.begin(run.setup.main, build.initial_params(config, run.setup.model))
         frozen = jax.device_get(run.roles["teacher"].params)
-        found = [run.rl_step() for _ in range(config.steps)]
+        found = [run.step() for _ in range(config.steps)]
         assert _same(frozen, run.roles["teacher"].params)
         assert "teacher" not in build.role_arrays(run.roles)
     return found
@@ -218,6 +219,6 @@ def test_what_does_not_fit_is_said(tmp_path):
     with pytest.raises(InputError, match="teacher"):
         validate(config)
     config = on_policy(tmp_path, teacher_model=write_teacher(tmp_path / "other", 9))
-    with pytest.raises(InputError, match="another vocabulary"), one_device():
-        with Run(config, tmp_path) as run:
-            run.begin_rl(run.setup.model.init(jax.random.key(0)))
+    with pytest.raises(InputError, match="another vocabulary"):
+        with Run(build_setup(config, jax.devices()[:1]), tmp_path) as run:
+            run.begin(run.setup.main, run.setup.model.init(jax.random.key(0)))

@@ -15,7 +15,7 @@ from rljax import setup as build
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.errors import InputError
-from rljax.rollout import Mixture, Versus, wrote_itself
+from rljax.rollout import AgainstOpponent, GeometricMixture, sampled_by_actor
 from rljax.sampler import Mixed, generate
 from rljax.shaping.pairs import bradley_terry, choose_pairs, higher_wins, win_probabilities
 from rljax.validation import validate
@@ -60,7 +60,7 @@ def config_of(dataflow: str, seed: int = 0, **changes):
 def started(shared, config):
     run = shared.run(config)
     seed = config.seed
-    run.begin_rl(jax.device_put(shared.start(seed), run.setup.model.shardings()))
+    run.begin(run.setup.main, jax.device_put(shared.start(seed), run.setup.model.shardings()))
     return run
 
 
@@ -68,7 +68,7 @@ def learned(shared, config, steps: int, sign: float = 1.0):
     """Mean reward of the policy's own samples, step by step, and the last step's metrics."""
     config.actor_optimizer.lr *= sign
     run = started(shared, config)
-    rows = [run.rl_step() for _ in range(steps)]
+    rows = [run.step() for _ in range(steps)]
     assert not sum(r["skipped_steps"] for r in rows)
     return [float(r["reward/mean"]) for r in rows], rows[-1]
 
@@ -107,12 +107,12 @@ def test_a_game_tells_whose_sample_won(shared):
     XPO's bonus rewards what the reference writes."""
     config = config_of("xpo()", algorithm__preference_loss="xpo(beta=0.1, alpha=0.5)")
     run = started(shared, config)
-    run.rl_step()
-    first = run.rl_step()
+    run.step()
+    first = run.step()
     assert 0 < first["pair/policy_won_fraction"] < 1 and first["exploration"] < 0
     reference = run.roles["reference"]
-    prompts = run._draw(8)
-    theirs = reference.generate(prompts, jax.random.key(1), run.setup.recipe.sampling, n=4)
+    prompts = run.source.draw(8)
+    theirs = reference.generate(prompts, jax.random.key(1), run.setup.rollouts.sampling, n=4)
 
     def likelihood():
         logps = run.roles["actor"].logprobs(theirs)
@@ -120,7 +120,7 @@ def test_a_game_tells_whose_sample_won(shared):
 
     before = likelihood()
     for _ in range(5):
-        run.rl_step()
+        run.step()
     assert likelihood() < before - 0.2
 
 
@@ -191,8 +191,10 @@ def test_the_mixture_is_geometric(shared):
     actor = dataclasses.replace(actor, state=dataclasses.replace(actor.state, params=moved))
     reference, weight, n = run.roles["reference"], 0.3, 2048
     prompts = run._draw(2)
-    sampling = dataclasses.replace(run.setup.recipe.sampling, temperature=0.8)
-    batch = Mixture(actor, reference, weight).generate(prompts, jax.random.key(0), sampling, n=n)
+    sampling = dataclasses.replace(run.setup.rollouts.sampling, temperature=0.8)
+    batch = GeometricMixture(actor, reference, weight).generate(
+        prompts, jax.random.key(0), sampling, n=n
+    )
     at = np.asarray(prompts.lengths) - 1
     logits = [
         np.asarray(model.logits(params, batch))[::n][np.arange(2), at].astype(np.float64)
@@ -214,7 +216,7 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
     run = started(shared, config_of("nash_md()"))
     actor, reference = run.roles["actor"], run.roles["reference"]
     moved = jax.tree.map(lambda x: x * 1.1, reference.params)
-    prompts, key, sampling = run._draw(4), jax.random.key(3), run.setup.recipe.sampling
+    prompts, key, sampling = run._draw(4), jax.random.key(3), run.setup.rollouts.sampling
 
     def drawn(params, mixed):
         batch = generate(actor.model, params, prompts.tokens, prompts.lengths, key, sampling, n=8,
@@ -231,16 +233,16 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
 def test_two_samplers_take_turns(shared):
     run = started(shared, config_of("xpo()"))
     actor, reference = run.roles["actor"], run.roles["reference"]
-    prompts, key, sampling = run._draw(4), jax.random.key(3), run.setup.recipe.sampling
-    batch = Versus(actor, reference).generate(prompts, key, sampling, n=6)
+    prompts, key, sampling = run._draw(4), jax.random.key(3), run.setup.rollouts.sampling
+    batch = AgainstOpponent(actor, reference).generate(prompts, key, sampling, n=6)
     np.testing.assert_array_equal(batch.group, np.repeat(np.arange(4), 6))
-    np.testing.assert_array_equal(wrote_itself(batch), [True, False] * 12)
+    np.testing.assert_array_equal(sampled_by_actor(batch), [True, False] * 12)
     ours = actor.generate(prompts, key, sampling, n=3)
     np.testing.assert_array_equal(batch.tokens[0::2], ours.tokens)
     # Equal weights here: what differs is the draw.
     assert (np.asarray(batch.tokens[0::2]) != np.asarray(batch.tokens[1::2])).any()
     with pytest.raises(InputError, match="even"):
-        Versus(actor, reference).generate(prompts, key, sampling, n=3)
+        AgainstOpponent(actor, reference).generate(prompts, key, sampling, n=3)
 
 
 # -- the reference that follows --
@@ -258,12 +260,12 @@ def same(one, other) -> bool:
 def test_the_reference_follows_every_so_many_optimizer_steps(shared):
     run = started(shared, config_of("online_dpo(refresh_every=2)"))
     start = weights(run.roles["reference"])
-    run.rl_step()
+    run.step()
     assert same(weights(run.roles["reference"]), start)
-    run.rl_step()
+    run.step()
     copy = weights(run.roles["reference"])
     assert not same(copy, start) and same(copy, weights(run.roles["actor"]))
-    run.rl_step()  # donates the actor's arrays: the copy has its own
+    run.step()  # donates the actor's arrays: the copy has its own
     assert same(weights(run.roles["reference"]), copy)
     assert not same(copy, weights(run.roles["actor"]))
     saved = build.role_arrays(run.roles)["reference"]
@@ -273,7 +275,7 @@ def test_the_reference_follows_every_so_many_optimizer_steps(shared):
 def test_a_step_without_pairs_moves_nothing(shared):
     run = started(shared, config_of("online_dpo(min_margin=2.0, refresh_every=1)"))
     before, reference = weights(run.roles["actor"]), weights(run.roles["reference"])
-    metrics = run.rl_step()
+    metrics = run.step()
     assert metrics["pair/kept_fraction"] == 0 and metrics["empty_steps"] == 1
     assert same(before, weights(run.roles["actor"]))
     assert same(reference, weights(run.roles["reference"]))
@@ -321,7 +323,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(shared):
     """What a checkpoint keeps of the roles, the reference that has moved among them, is all."""
     whole = started(shared, config_of("online_dpo(rejected='random', refresh_every=2)"))
     for _ in range(3):
-        whole.rl_step()
+        whole.step()
     arrays = jax.device_get(build.role_arrays(whole.roles))
     position, progress = whole.prompts.get_state(), dataclasses.replace(whole.progress)
     again = started(shared, config_of("online_dpo(rejected='random', refresh_every=2)"))
@@ -329,7 +331,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(shared):
     again.prompts.set_state(position)
     again.progress = progress
     for _ in range(2):
-        want, got = whole.rl_step(), again.rl_step()
+        want, got = whole.step(), again.step()
         assert want["loss"] == got["loss"] and want["reward/mean"] == got["reward/mean"]
     for name in ("actor", "reference"):
         assert same(weights(whole.roles[name]), weights(again.roles[name]))
@@ -352,5 +354,5 @@ def started_with_adapters(shared):
     config = config_of("online_dpo(refresh_every=1)")
     config.lora.rank, config.lora.base = 2, "float32"
     run = shared.run(config)
-    run.begin_rl(build.initial_params(config, run.setup.model))
+    run.begin(run.setup.main, build.initial_params(config, run.setup.model))
     return run

@@ -19,9 +19,9 @@ from rljax.arrays import place
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
-from rljax.dataflows.algorithm import Recipe
-from rljax.dataflows.grpo import learn as grpo_learn
-from rljax.dataflows.ppo import learn as ppo_learn
+from rljax.dataflows.algorithm import Algorithm
+from rljax.dataflows.grpo import grpo
+from rljax.dataflows.ppo import ppo
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
 from rljax.losses import policy
@@ -31,17 +31,16 @@ from rljax.models.builtin import decoder
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Critic, Reference, start_training
-from rljax.sampler import Sampling
 
 CONFIG = decoder(16, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3)
 OPTIMIZER = make_optimizer(OptimizerConfig(lr=1e-2), 0)
 ROWS, COLUMNS = 16, 10
+KEY = jax.random.key(0)
 
 
-def recipe(advantage: str, steps: Steps) -> Recipe:
-    return Recipe(
+def recipe(advantage: str, steps: Steps) -> Algorithm:
+    return Algorithm(
         samples_per_prompt=4,
-        sampling=Sampling(),
         advantage=resolve(advantage, NAMESPACES["advantage"]),
         policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
         value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
@@ -103,7 +102,7 @@ STEPS = Steps(rows=8, microbatch_rows=4, epochs=2)
 
 @pytest.fixture(scope="module")
 def ppo_on_one(one_device):
-    roles, metrics = ppo_learn(host_batch(), recipe("gae(lam=0.95)", STEPS), **roles_on(one_device))
+    roles, metrics = ppo(host_batch(), KEY, recipe("gae(lam=0.95)", STEPS), **roles_on(one_device))
     return jax.device_get({k: roles[k].state.params for k in roles}), metrics
 
 
@@ -115,8 +114,9 @@ def assert_close(got, want, atol=1e-5):
 def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
     """data=2, fsdp=2, tensor=2: actor and critic to 1e-5, and every metric."""
     mesh = make_mesh(2, 2, 2)
-    roles, metrics = ppo_learn(
+    roles, metrics = ppo(
         place(jax.device_get(host_batch()), mesh),
+        KEY,
         recipe("gae(lam=0.95)", STEPS),
         **roles_on(mesh),
     )
@@ -135,26 +135,26 @@ def test_eight_devices_give_the_parameters_of_one_after_a_ppo_step(ppo_on_one):
 
 def test_verb_by_verb_equals_the_program(ppo_on_one, one_device):
     """The same text without jit: what one debugs is what runs."""
-    roles, metrics = ppo_learn.__wrapped__(
-        host_batch(), recipe("gae(lam=0.95)", STEPS), **roles_on(one_device)
+    roles, metrics = ppo.page(
+        host_batch(), KEY, recipe("gae(lam=0.95)", STEPS), **roles_on(one_device)
     )
     want, want_metrics = ppo_on_one
     assert_close({k: roles[k].state.params for k in roles}, want)
     np.testing.assert_allclose(metrics["critic/vf_loss"], want_metrics["critic/vf_loss"], rtol=1e-4)
 
 
-@pytest.mark.parametrize("learn, advantage", [(grpo_learn, "group_relative"), (ppo_learn, "gae")])
-def test_the_learning_phase_is_one_program(learn, advantage, one_device, tmp_path):
+@pytest.mark.parametrize("page, advantage", [(grpo, "group_relative"), (ppo, "gae")])
+def test_the_learning_phase_is_one_program(page, advantage, one_device, tmp_path):
     """The profiler sees exactly one execution: log-probs, advantages and all optimizer steps are in
     it."""
     roles = roles_on(one_device)
-    if learn is grpo_learn:
+    if page is grpo:
         del roles["critic"]
     settings, batch = recipe(advantage, STEPS), host_batch()
-    new, _ = learn(batch, settings, **roles)
+    new, _ = page(batch, KEY, settings, **roles)
     roles |= new
     with jax.profiler.trace(str(tmp_path), create_perfetto_trace=True):
-        new, metrics = learn(batch, settings, **roles)
+        new, metrics = page(batch, KEY, settings, **roles)
     path = glob.glob(str(tmp_path / "**" / "perfetto_trace.json.gz"), recursive=True)[0]
     events = json.loads(gzip.open(path).read())
     events = events["traceEvents"] if isinstance(events, dict) else events
@@ -175,7 +175,7 @@ def test_trained_roles_are_donated_and_frozen_ones_kept(one_device):
     del roles["critic"]
     old = jax.tree.leaves(roles["actor"].state.params)[0]
     frozen = jax.device_get(roles["reference"].params)
-    grpo_learn(host_batch(), recipe("group_relative", STEPS), **roles)
+    grpo(host_batch(), KEY, recipe("group_relative", STEPS), **roles)
     assert old.is_deleted()
     assert_close(roles["reference"].params, frozen, atol=0)
 

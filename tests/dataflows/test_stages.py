@@ -1,5 +1,6 @@
 """Every rule that a config names reaches the learning program: none is read and then dropped."""
 
+import dataclasses
 import types
 
 import jax
@@ -9,17 +10,19 @@ import pytest
 from golden_checks.common import response_batch
 from preset_runs import Shared, preset_config
 
-from rljax.batch import FinishReason, last_token
+from rljax.batch import FinishReason, last_token, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.dataflows.algorithm import Recipe, rehearse
-from rljax.dataflows.grpo import learn
+from rljax.dataflows.algorithm import Algorithm
+from rljax.dataflows.grpo import grpo
 from rljax.dataflows.pf_ppo import weights_of_scored
-from rljax.dataflows.remax import with_greedy_baseline
-from rljax.dataflows.stages import estimate, shape_scores
+from rljax.dataflows.stages import estimate
 from rljax.learn import Steps
 from rljax.mesh import make_mesh
-from rljax.sampler import Sampling
+from rljax.rollout.greedy import with_greedy_baseline
+from rljax.setup import build
+from rljax.setup.dry_run import dry_run
+from rljax.shaping.scores import apply_shaping
 
 ACTOR = types.SimpleNamespace(state=types.SimpleNamespace(step=jnp.int32(3)))
 
@@ -28,17 +31,16 @@ def part(stage, text):
     return resolve(text, NAMESPACES[stage])
 
 
-def recipe(**fields) -> Recipe:
+def recipe(**fields) -> Algorithm:
     base = dict(
         samples_per_prompt=2,
-        sampling=Sampling(),
         advantage=part("advantage", "group_relative(std='none')"),
         policy_loss=part("policy_loss", "ppo_clip()"),
         value_loss=part("value_loss", "squared_error()"),
         reduction=part("reduction", "token_mean()"),
         steps=Steps(rows=6, microbatch_rows=6),
     )
-    return Recipe(**{**base, **fields})
+    return Algorithm(**{**base, **fields})
 
 
 @pytest.fixture
@@ -98,12 +100,17 @@ def test_rejected_tokens_leave_the_loss_and_not_the_baseline(batch):
     assert "mismatch/rollout_is_mean" in metrics
 
 
-def test_weights_say_how_many_parts_of_the_reward_are_rehearsed():
-    """Only the running reward knows its parts: any number of weights passes before it runs."""
+def test_any_number_of_weights_of_parts_passes_the_dry_run(tmp_path):
+    """Only the running reward knows its parts."""
+    config = preset_config("grpo")
     for count in (1, 2, 3):
-        rule = part("shaping", f"mixed_parts(weights={(0.5,) * count})")
-        rehearse(recipe(reward_shaping=(rule,)))
-        rehearse(recipe(advantage=part("advantage", f"gdpo(weights={(0.5,) * count})")))
+        weights = (0.5,) * count
+        for fields in (
+            dict(reward_shaping=(f"mixed_parts(weights={weights})",)),
+            dict(advantage=f"gdpo(weights={weights})"),
+        ):
+            config.algorithm = dataclasses.replace(preset_config("grpo").algorithm, **fields)
+            dry_run(built := build(config, jax.devices()[:1]), built.main)
 
 
 def test_shaping_comes_in_order_and_before_the_kl_penalty(batch):
@@ -111,7 +118,7 @@ def test_shaping_comes_in_order_and_before_the_kl_penalty(batch):
         part("shaping", "scaled(scale=2.0, shift=-0.5)"),
         part("shaping", "soft_overlong(max_tokens=3, cache_tokens=1)"),
     )
-    shaped = shape_scores(batch, recipe(reward_shaping=rules))
+    shaped = apply_shaping(batch, rules)
     np.testing.assert_allclose(jnp.sum(shaped.rewards, axis=1), [1, -2, 1, 1, -2, 1])
     np.testing.assert_array_equal(shaped.scores, batch.scores)  # groups are judged by these
     for estimator, each in (("k1", 0.5), ("k2", 0.125)):
@@ -131,7 +138,9 @@ def test_the_greedy_score_is_shaped_like_the_sampled_one(batch):
         advantage=part("advantage", "remax()"),
     )
     greedy = jax.tree.map(lambda x: x[jnp.array([1, 2, 4])], batch)  # scores 0, 1, 0
-    made, _, _ = estimate(with_greedy_baseline(batch, shape_scores(greedy, cfg)), cfg, actor=ACTOR)
+    scores = np.asarray(row_scores(apply_shaping(greedy, cfg.reward_shaping)))
+    with_values = with_greedy_baseline(batch, scores, np.ones(3, bool), mesh)
+    made, _, _ = estimate(with_values, cfg, actor=ACTOR)
     np.testing.assert_allclose(row_advantages(made), [2, 0, 0, 0, 0, 2])
 
 
@@ -148,10 +157,10 @@ def step(tmp_path_factory):
     runs = Shared(tmp_path_factory.mktemp("stages"))
     config = preset_config("grpo")
     run = runs.run(config)
-    run.begin_rl(jax.device_put(runs.start(0), run.setup.model.shardings()))
-    prompts = run._draw(16)
+    run.begin(run.setup.main, jax.device_put(runs.start(0), run.setup.model.shardings()))
+    prompts = run.source.draw(16)
     sampled = run.roles["actor"].generate(
-        prompts, jax.random.key(0), run.setup.recipe.sampling, n=8
+        prompts, jax.random.key(0), run.setup.rollouts.sampling, n=8
     )
     yield run, runs.reward(sampled, prompts)[0]
     runs.close()
@@ -160,7 +169,8 @@ def step(tmp_path_factory):
 def learnt(step, **fields):
     run, batch = step
     copied = jax.tree.map(jnp.copy, {k: run.roles[k] for k in ("actor", "reference")})
-    return learn(batch, run.setup.recipe.replace(**fields), **copied)
+    cfg = run.setup.algorithm.replace(**fields)
+    return grpo(batch, jax.random.key(0), cfg, **copied)
 
 
 def test_the_options_of_the_update_change_it(step):

@@ -11,16 +11,17 @@ from trl_runs import COLUMNS, assert_final, trl_optimizer
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.dataflows.algorithm import Recipe
-from rljax.dataflows.kto import learn as kto_learn
-from rljax.dataflows.preference import learn as preference_learn
-from rljax.dataflows.reward_model import learn as reward_learn
+from rljax.dataflows.algorithm import Algorithm
+from rljax.dataflows.kto import kto
+from rljax.dataflows.preference import preference
+from rljax.dataflows.reward_model import reward_model
 from rljax.learn import Steps, token_mean
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Reference, RewardModel, start_training
-from rljax.sampler import Sampling
+
+KEY = jax.random.key(0)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +35,9 @@ def load(mesh, folder: str, head: str = "lm"):
     return model, load_params(path, model)
 
 
-def recipe(rows: int, **stages) -> Recipe:
+def recipe(rows: int, **stages) -> Algorithm:
     made = {name: resolve(text, NAMESPACES[name]) for name, text in stages.items()}
-    sampling = Sampling(max_response_tokens=8, stop_ids=(1,))
-    return Recipe(1, sampling, None, None, None, token_mean, Steps(rows, rows), **made)
+    return Algorithm(None, None, None, token_mean, Steps(rows, rows), **made)
 
 
 def pairs_first(x: np.ndarray) -> np.ndarray:
@@ -84,7 +84,7 @@ def test_six_dpo_steps_equal_trl(mesh):
     def call(actor, x):
         names = ("input_ids", "attention_mask", "completion_mask")
         batch = batch_of(*(pairs_first(x[name]) for name in names))
-        new, metrics = preference_learn(batch, cfg, actor=actor, reference=reference)
+        new, metrics = preference(batch, KEY, cfg, actor=actor, reference=reference)
         return new["actor"], metrics
 
     actor, norms = followed(meta, cases, actor, call)
@@ -105,7 +105,9 @@ def test_six_kto_steps_equal_trl(mesh):
         own = batch_of(x["input_ids"], x["attention_mask"], x["completion_mask"], scores=label)
         names = ("KL_input_ids", "KL_attention_mask", "KL_completion_mask")
         other = batch_of(*(x[name] for name in names))
-        new, metrics = kto_learn((own, other), cfg, actor=actor, reference=reference)
+        other = other.replace(scores=jnp.zeros_like(label))
+        both = jax.tree.map(lambda a, b: jnp.stack([a, b], 1).reshape(-1, *a.shape[1:]), own, other)
+        new, metrics = kto(both, KEY, cfg, actor=actor, reference=reference)
         return new["actor"], metrics
 
     actor, norms = followed(meta, cases, actor, call)
@@ -124,7 +126,7 @@ def test_six_reward_model_steps_equal_trl(mesh):
     def call(role, x):
         ids, attention = (pairs_first(x[name]) for name in ("input_ids", "attention_mask"))
         batch = batch_of(ids, attention, attention)
-        new, metrics = reward_learn(batch, cfg, reward_model=role)
+        new, metrics = reward_model(batch, KEY, cfg, reward_model=role)
         return new["reward_model"], metrics
 
     role, norms = followed(meta, cases, role, call)

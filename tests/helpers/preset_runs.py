@@ -44,20 +44,17 @@ class Shared:
     def start(self, seed: int):
         if seed not in self.starts:
             with self.run(preset_config("grpo", seed)) as run:
-                run.roles = build.sft_roles(
-                    run.setup, build.initial_params(run.config, run.setup.model)
-                )
+                run.begin(run.phase, build.initial_params(run.config, run.setup.model))
                 for _ in range(run.config.sft.steps):
-                    run.sft_step()
+                    run.step()
                 self.starts[seed] = jax.device_get(run.roles["actor"].state.params)
         return self.starts[seed]
 
-    def run(self, config) -> "SharedRun":
+    def run(self, config) -> Run:
+        built = build.build(config, jax.devices()[:1])
         if self.reward is None:
-            with one_device():
-                built = build.build(config)
             self.reward = build.reward_role(built, config.reward.function)
-        return SharedRun(config, self.folder, self.reward)
+        return Run(built, self.folder, reward=self.reward)
 
     def train(self, name: str, seed: int, steps: int = 0, sign: float = 1.0, **algorithm):
         """Mean score of every step of a preset, held-out accuracy before and after, all metrics."""
@@ -67,31 +64,15 @@ class Shared:
         config.algorithm = dataclasses.replace(config.algorithm, **algorithm)
         params = jax.device_put(self.start(seed))
         with self.run(config) as run:
-            run.begin_rl(jax.device_put(params, run.setup.model.shardings()))
+            run.begin(run.setup.main, jax.device_put(params, run.setup.model.shardings()))
             before = run.evaluate()["eval/accuracy"]
-            rows = [run.rl_step() for _ in range(config.steps)]
+            rows = [run.step() for _ in range(config.steps)]
             after = run.evaluate()["eval/accuracy"]
         return [float(r["reward/mean"]) for r in rows], before, after, rows
 
     def close(self):
         if self.reward is not None:
             self.reward.close()
-
-
-class SharedRun(Run):
-    """A Run whose reward is somebody else's."""
-
-    def __init__(self, config, folder, reward):
-        made = build.reward_role
-        build.reward_role = lambda *_, **__: reward
-        try:
-            with one_device():
-                super().__init__(config, folder)
-        finally:
-            build.reward_role = made
-
-    def close(self) -> None:
-        pass
 
 
 def mean(x) -> float:

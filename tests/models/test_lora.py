@@ -27,6 +27,7 @@ from rljax.models.model import Model
 from rljax.models.trees import flattened, nested
 from rljax.roles import start_training
 from rljax.sampler import Sampling, generate
+from rljax.setup import build as build_setup
 from rljax.train import train
 from rljax.train.run import Run
 
@@ -266,13 +267,13 @@ def pointers(tree) -> set[int]:
 
 def test_actor_critic_and_reference_share_one_base(tmp_path):
     config = with_adapters(tmp_path, sft__steps=0)
-    with Run(config, tmp_path) as run:
+    with Run(build_setup(config), tmp_path) as run:
         params = build.initial_params(run.config, run.setup.model)
         before = jax.device_get(params)
-        run.begin_rl(params)
+        run.begin(run.setup.main, params)
         base = pointers(run.roles["actor"].state.frozen)
         for step in range(2):
-            metrics = run.rl_step()
+            metrics = run.step()
             actor, critic = run.roles["actor"], run.roles["critic"]
             assert pointers(actor.state.frozen) == base, step
             # The critic has no output head; everything else of its base is the actor's.

@@ -20,6 +20,7 @@ from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.models.remat import POLICIES
 from rljax.roles import start_training, training_layout
+from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.train import train
 from rljax.train.run import Run
@@ -214,14 +215,14 @@ def test_a_run_with_memory_on_the_host_is_the_run_without(tmp_path):
     for row, wanted_row in zip(rows, wanted_rows, strict=True):
         assert row == pytest.approx(wanted_row, rel=1e-4, abs=1e-6)
     wanted = {"moments": {"pinned_host"}, "reference": {"pinned_host"}, "actor": {"device"}}
-    with Run(short_run(on, **ON_HOST), on) as run:
+    with Run(build_setup(short_run(on, **ON_HOST)), on) as run:
         run.load(last)
         assert places(run.roles) == wanted
         end = flat_bytes(role_arrays(run.roles))
         run.load(last - 1)
         assert flat_bytes(role_arrays(run.roles)) != end
         donated = [x for x in jax.tree.leaves(run.roles["actor"].state.opt_state) if x.ndim]
-        run.rl_step()
+        run.step()
         assert all(x.is_deleted() for x in donated)
         assert places(run.roles) == wanted
         assert flat_bytes(role_arrays(run.roles)) == end

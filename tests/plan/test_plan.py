@@ -28,11 +28,12 @@ from rljax.plan.flops import flops_of, work
 from rljax.plan.hlo import Collective, traffic
 from rljax.plan.hlo_text import axes_of, groups_of
 from rljax.plan.memory import FACTOR, GIB, check_fits, estimate, nearest_fit, split_bytes
-from rljax.plan.programs import programs_of
+from rljax.plan.programs import Call, programs_of
 from rljax.plan.search import search
-from rljax.recording import Call
 from rljax.roles import start_training
-from rljax.setup.abstract import abstract_roles, abstract_setup
+from rljax.setup import abstract_roles
+from rljax.setup import build as build_setup
+from rljax.setup.abstract import abstract_setup
 from rljax.train import run
 
 CHIP = Chip("none", 2 * GIB, 1e12, 1e11, 1e9)
@@ -516,7 +517,7 @@ def test_a_run_that_cannot_fit_is_refused_before_any_weight(tmp_path, monkeypatc
     monkeypatch.setattr(memory, "available_bytes", lambda setup: have)
     monkeypatch.setattr(memory, "FACTOR", 1.0)
     with pytest.raises(InputError, match=r"this run needs .* GiB per device") as found:
-        run.Run(config, tmp_path)
+        run.Run(build_setup(config), tmp_path)
     assert "--config.batch.tokens_per_microbatch=" in str(found.value)
     changes = nearest_fit(setup, have)
     smaller = abstract_setup(with_overrides(config, changes, "test"))

@@ -17,7 +17,8 @@ from rljax.plan.compiled import make_plan, needless_gathers
 from rljax.plan.hlo import Collective
 from rljax.plan.programs import programs_of
 from rljax.plan.search import search
-from rljax.setup.abstract import abstract_roles, abstract_setup
+from rljax.setup import abstract_roles
+from rljax.setup.abstract import abstract_setup
 
 
 def counted(config, chip=None):

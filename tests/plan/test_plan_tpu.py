@@ -16,8 +16,8 @@ from rljax.mesh import make_mesh
 from rljax.plan.chips import GIB, topology_devices
 from rljax.plan.compiled import Plan, make_plan, report
 from rljax.plan.memory import FACTOR, Estimate
+from rljax.plan.programs import Call
 from rljax.plan.table import plan_text
-from rljax.recording import Call
 
 pytestmark = pytest.mark.tpu_aot
 

@@ -17,7 +17,7 @@ from rljax.models.model import Model
 from rljax.report.timeline import scored_while_decoding
 from rljax.rewards.pool.pool import RewardPool
 from rljax.roles.models import Reference
-from rljax.rollout import Reward, Versus, sample_scored
+from rljax.rollout import AgainstOpponent, Reward, sample_scored
 from rljax.sampler import Decoding, Sampling, generate
 from rljax.sampler.whole_batch import TURN_STEPS
 from rljax.tracking import timing
@@ -203,7 +203,7 @@ def test_rows_that_are_not_what_was_told_are_scored_anew(model):
 def test_two_samplers_are_told_of_by_the_place_in_their_batch(model):
     asked, actor = asked_prompts(), policy(model)
     other = Reference(weights(model, seed=9), model, 1.0)
-    both, heard = Versus(actor, other), Heard()
+    both, heard = AgainstOpponent(actor, other), Heard()
     batch = both.generate(asked, jax.random.key(6), ASKED, n=4, finished=heard)
     want = responses(batch, np.repeat(asked.lengths, 4))
     assert {row: want[row] for row in heard.rows} == heard.rows and len(heard.rows) == 16

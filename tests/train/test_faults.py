@@ -27,6 +27,7 @@ from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_params
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Reward
+from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
 from rljax.train import train
@@ -164,7 +165,7 @@ def test_then_the_run_goes_back_to_the_last_good_checkpoint_and_stops_with_the_r
 
 def test_the_exported_policy_is_that_of_the_checkpoint(broken):
     folder, _ = broken
-    with Run(nan_config(folder), folder) as run:
+    with Run(build_setup(nan_config(folder)), folder) as run:
         run.load(8)
         kept = flat_bytes(run.roles["actor"].state.params)
         exported = load_params(folder / "policy", run.setup.model)
@@ -182,9 +183,9 @@ def test_the_run_goes_on_when_the_cause_is_gone(broken, tmp_path):
 
 def test_parameters_do_not_move_in_bad_steps_and_few_of_them_do_not_stop_a_run(tmp_path):
     config = nan_config(tmp_path, max_skipped_in_a_row=100)
-    with Run(config, tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
+    with Run(build_setup(config), tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
         run.start(tracking)
-        run.begin_rl(run.roles["actor"].state.params)
+        run.begin(run.setup.main, run.roles["actor"].state.params)
         arrays = []
         for _ in range(4):
             one_step(run)
@@ -302,7 +303,7 @@ def test_a_step_whose_rewards_all_fail_learns_nothing_and_a_judge_that_is_down_e
     config = tiny_config(
         tmp_path, algorithm__policy_loss=CURED, reward__function="fault_parts.never", sft__steps=0
     )
-    with Run(config, tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
+    with Run(build_setup(config), tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
         run.start(tracking)  # evaluates: every reward fails
         assert run.progress.accuracy_before is None
         before = flat_bytes(run.roles["actor"].state.params)

@@ -15,7 +15,7 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.data.images.image_rows import prompt_images
 from rljax.data.online.prompts import Prompts
-from rljax.dataflows.algorithm import Recipe
+from rljax.dataflows.algorithm import Algorithm
 from rljax.dataflows.grpo import learn
 from rljax.learn import Steps
 from rljax.mesh import make_mesh
@@ -100,7 +100,7 @@ def test_tokens_of_images_are_never_trained(scene, sampled):
 
 def recipe(**fields):
     part = lambda stage, text: resolve(text, NAMESPACES[stage])  # noqa: E731
-    return Recipe(
+    return Algorithm(
         samples_per_prompt=4,
         sampling=Sampling(max_response_tokens=6),
         advantage=part("advantage", "group_relative()"),

@@ -22,6 +22,7 @@ from rljax.kernels.logprob import xla
 from rljax.mesh import make_mesh
 from rljax.roles import Actor, Reference
 from rljax.roles import models as roles
+from rljax.setup import build as build_setup
 from rljax.setup import setup
 from rljax.train import offline, train
 from rljax.train.run import Run
@@ -155,11 +156,11 @@ def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
         config = config_of(tmp_path, "preference", f"run{len(kinds)}")
         config.offline.reference_logprobs = stored
         Path(config.run_dir).mkdir()
-        with Run(config, Path(config.run_dir)) as run:
+        with Run(build_setup(config), Path(config.run_dir)) as run:
             assert run.reward is None
-            run.begin_rl(build.initial_params(config, run.setup.model))
+            run.begin(run.setup.main, build.initial_params(config, run.setup.model))
             assert [type(role) for role in run.roles.values()] == kinds
-            run.offline_step()
+            run.step()
 
 
 def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
@@ -176,7 +177,7 @@ def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
     whole = 2 * rows * setup.row_tokens * model.config.vocab_size
     jaxpr = jax.make_jaxpr(
         lambda b, actor, reference: preference_learn.__wrapped__(
-            b, setup.recipe, actor=actor, reference=reference
+            b, setup.algorithm, actor=actor, reference=reference
         )[1]
     )(batch, roles["actor"], roles["reference"])
     sizes = [int(np.prod(v.aval.shape)) for v in _variables(jaxpr.jaxpr)]
@@ -249,7 +250,7 @@ def test_sources_are_mixed_by_weight(tmp_path):
     train(config)
     row = metrics_of(tmp_path / "run")[-1]
     assert row[f"data/chance/{config.data.sources[0]}"] == 0.75
-    with Run(dataclasses.replace(config, run_dir=""), tmp_path / "again") as run:
+    with Run(build_setup(dataclasses.replace(config, run_dir="")), tmp_path / "again") as run:
         drawn = [record["source"] for record in run.prompts.take(400)]
     assert 0.68 < drawn.count(config.data.sources[0]) / 400 < 0.82
 

@@ -28,6 +28,7 @@ from rljax.evaluation.process_models import (
 )
 from rljax.rewards.pool.pool import Score
 from rljax.rollout import ProcessScorer, Reward
+from rljax.setup import build as build_setup
 from rljax.setup import initial_params
 from rljax.train import train
 from rljax.train.run import Run
@@ -302,8 +303,8 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
     both.steps, both.reward.process_model, both.critic_model = 2, folder, folder
     loaded = load_scorer(folder)
     validate(both)
-    with Run(both, tmp_path / "probe") as run:
-        run.begin_rl(initial_params(both, run.setup.model))
+    with Run(build_setup(both), tmp_path / "probe") as run:
+        run.begin(run.setup.main, initial_params(both, run.setup.model))
         critic = run.roles["critic"].state.params
         assert jax.tree.structure(critic) == jax.tree.structure(loaded.params)
         for a, b in zip(jax.tree.leaves(critic), jax.tree.leaves(loaded.params), strict=True):
@@ -315,10 +316,10 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
     assert last["process/dense_sum"] != 0 and 0 < last["process/share_of_return"] < 0.25
     # One switch says nothing of the other.
     both.reward.process_model = ""
-    with Run(both, tmp_path / "values") as run:
+    with Run(build_setup(both), tmp_path / "values") as run:
         assert run.reward.process is None
     both.reward.process_model, both.critic_model = folder, ""
-    with Run(both, tmp_path / "dense") as run:
-        run.begin_rl(initial_params(both, run.setup.model))
+    with Run(build_setup(both), tmp_path / "dense") as run:
+        run.begin(run.setup.main, initial_params(both, run.setup.model))
         assert run.reward.process is not None and run.eval_reward.process is None
         assert not np.any(run.roles["critic"].state.params["head"])
