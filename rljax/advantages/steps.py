@@ -1,9 +1,8 @@
 """Estimators that know the steps of a response: GRPO with process rewards, VinePPO, PRIME, GiGPO.
 
-What lives here: functions of `step_ids` (0 = no step; the steps of a row are numbered upwards from
-1,
-and a step's policy tokens are one run, tool replies aside) and of rewards per token. Rows must be
-unpacked, except for VinePPO.
+Functions of `step_ids` (0 = no step; the steps of a row are numbered upwards from 1, and the policy
+tokens of a step are one run, tool replies aside) and of rewards per token. Rows must be unpacked,
+except for VinePPO.
 """
 
 from typing import Literal
@@ -23,6 +22,7 @@ from rljax.advantages.grouping import (
 from rljax.advantages.groups import STDS, Std
 from rljax.advantages.returns import discounted_sum
 from rljax.batch import Batch
+from rljax.contracts import contract
 
 
 def _step_of(batch: Batch) -> jax.Array:
@@ -51,6 +51,7 @@ def _step_sum(x: jax.Array, steps: jax.Array) -> jax.Array:
     return jnp.where(steps > 0, jax.vmap(one_row)(jnp.where(steps > 0, x, 0.0), steps), 0.0)
 
 
+@contract(reads=("process_rewards", "step_ids", "group"), token_rewards=True)
 def group_process(batch: Batch, *, std: Std = "sample", eps: float = 1e-6) -> jax.Array:
     """A_t = sum of (r_j - mean) / (std + eps) over the steps j that end at t or later: [B, S].
 
@@ -77,6 +78,7 @@ def _next_marked(x: jax.Array, marked: jax.Array, batch: Batch) -> jax.Array:
     return discounted_sum(jnp.where(marked, x, 0.0), batch, decay)
 
 
+@contract(reads=("rewards", "values", "step_ids"))
 def vineppo(batch: Batch) -> jax.Array:
     """A = r_k + V(s_{k+1}) - V(s_k) on the tokens of step k, gamma = lambda = 1: [B, S].
 
@@ -100,6 +102,7 @@ def vineppo(batch: Batch) -> jax.Array:
     return jax.lax.stop_gradient(advantages)
 
 
+@contract(reads=("rewards", "process_rewards", "group"))
 def prime(
     batch: Batch,
     *,
@@ -140,6 +143,7 @@ def prime(
     return jax.lax.stop_gradient(returns)
 
 
+@contract(reads=("rewards", "group", "step_ids", "state_ids"))
 def gigpo(
     batch: Batch,
     *,

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.components import Component
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.losses.policy import Policy
-from rljax.roles import labels, rows_per_example
 from rljax.rollout.collect import once
 from rljax.sampler import Sampling
 
@@ -149,12 +149,13 @@ def _rehearse_offline(
     elif kind == "pairs":
         beside = [jax.ShapeDtypeStruct((token[0] // 2,), jnp.bool_)]
         beside = beside if "chosen_is_policy" in loss.positional else []
-        call("preference_loss", loss, per_example[rows_per_example(loss)], policy, batch, *beside)
+        call("preference_loss", loss, per_example[spec(loss).rows], policy, batch, *beside)
     elif kind == "labelled":
         beside = [scalar] * ("kl" in loss.positional or "delta" in loss.positional)
         call("preference_loss", loss, per_example[1], policy, batch, *beside)
     elif kind == "steps":
-        shape = (*token, labels(recipe.reward_loss))[: 2 + (labels(recipe.reward_loss) > 1)]
+        count = spec(recipe.reward_loss).labels
+        shape = (*token, count)[: 2 + (count > 1)]
         scores = jax.ShapeDtypeStruct(shape, batch.mask.dtype)
         call("reward_loss", recipe.reward_loss, (token,), scores, batch)
     elif kind == "trajectories" and dataflow is not None:

@@ -6,7 +6,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from rljax.batch import masked_mean, row_sum
-from rljax.losses.preference import mismatched_kl, running_mean
+from rljax.losses.preference.unpaired import mismatched_kl, running_mean
 from rljax.roles import program
 
 

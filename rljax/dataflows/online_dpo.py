@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
+from rljax.contracts import contract, spec
 from rljax.dataflows.preference import with_spread
 from rljax.dataflows.stages import shape_scores, steps_over
 from rljax.learn.metrics import reference_kl, sample_metrics
-from rljax.losses.preference.common import marked
 from rljax.mesh import constrain_rows
-from rljax.roles import program, rows_per_example
+from rljax.roles import program
 from rljax.rollout import wrote_itself
 from rljax.shaping.pairs import choose_pairs, win_probabilities
 
@@ -89,7 +89,7 @@ def learn(batch_and_key, which, *, actor, reference):
     seen = sample_metrics(own, actor.state.step) | reference_kl(own, own.sampler_logprobs)
     chosen, found = choose(batch, key, cfg, **dict(options))
     chosen = jax.tree.map(lambda x: constrain_rows(x, actor.model.mesh), chosen)
-    together = rows_per_example(cfg.preference_loss)
+    together = spec(cfg.preference_loss).rows
     cfg = cfg.replace(steps=steps_over(cfg.steps, batch, chosen, together, actor.model.mesh))
     chosen = with_spread(chosen, cfg, actor=actor)
     actor, metrics = actor.update(chosen, _loss(cfg), **cfg.update_options)
@@ -102,7 +102,7 @@ def _loss(cfg):
     if "chosen_is_policy" not in loss.positional:
         return loss
 
-    @marked(rows_per_example=2, needs_reference=True)
+    @contract(reads=("ref_logprobs",), rows=2)
     def told(policy, batch):
         return loss(policy, batch, wrote_itself(batch)[0::2])
 

@@ -1,6 +1,7 @@
 """Learning from pairs of a better and a worse completion, without rewards or samples: DPO (arXiv
 2305.18290) and its relatives, which algorithm.preference_loss names (rljax.losses.preference)."""
 
+from rljax.contracts import spec
 from rljax.roles import program
 
 
@@ -24,6 +25,6 @@ def learn(batch, cfg, *, actor, reference=None):
 
 def with_spread(batch, cfg, *, actor):
     """The batch with what WPO weighs a pair by, where the loss asks for it."""
-    if not cfg.preference_loss.options.get("wpo_weighting"):
+    if "sum_pi_squared" not in spec(cfg.preference_loss).reads:
         return batch
     return batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps.microbatch_rows))

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import spec
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.metrics import batch_metrics
 from rljax.losses.kl import kl_estimate, kl_penalised_rewards
 from rljax.mesh import row_shards
-from rljax.roles import trait
 
 
 def forward_passes(batch: Batch, cfg, *, actor, reference=None, critic=None):
@@ -32,7 +32,7 @@ def forward_passes(batch: Batch, cfg, *, actor, reference=None, critic=None):
         batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
     if critic is not None:
         batch = batch.replace(values=critic.values(batch, rows))
-    if trait(cfg.advantage, "reads_sum_pi_squared"):
+    if "sum_pi_squared" in spec(cfg.advantage).reads:
         batch = batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, rows))
     return batch, seen
 

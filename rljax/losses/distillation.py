@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import (
     CHUNK_LOGITS,
@@ -237,6 +238,7 @@ def forward_kl_of_sent_words(
     return _by_chunks(one, arrays, axis, student.words)
 
 
+@contract(reads=("ref_logprobs",))
 def sampled_reverse_kl(policy: Policy, batch: Batch):
     """log pi (log pi - log teacher), the second factor constant: [B, S], for policy tokens.
 
@@ -249,6 +251,3 @@ def sampled_reverse_kl(policy: Policy, batch: Batch):
     ours = jnp.where(keep, policy.logprobs, 0.0)
     gap = jax.lax.stop_gradient(ours - jnp.where(keep, batch.ref_logprobs, 0.0))
     return gap * ours, {"teacher_gap": gap}
-
-
-sampled_reverse_kl.needs_reference = True

@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
     constant_scores,
     log_ratios,
     log_sigmoid_smoothed,
-    marked,
     one_of,
     positive,
 )
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def implicit_reward_classification(policy: Policy, batch: Batch, *, beta: float = 0.05):
     """-log sigmoid(+-q), q = beta (log pi(y|x) - log ref(y|x)), + at right rows: [B].
 
@@ -35,7 +35,7 @@ def implicit_reward_classification(policy: Policy, batch: Batch, *, beta: float 
     return loss, _metrics(reward, right)
 
 
-@marked(needs_reference=True, whole_step=True)
+@contract(reads=("ref_logprobs", "scores", "group"), whole_step=True)
 def implicit_reward_contrast(
     policy: Policy,
     batch: Batch,

@@ -3,15 +3,7 @@
 models: Actor, Critic, RewardModel, Reference. state: small roles that hold what outlives a step.
 """
 
-from rljax.roles.models import (
-    Actor,
-    Critic,
-    Reference,
-    RewardModel,
-    labels,
-    rows_per_example,
-    trait,
-)
+from rljax.roles.models import Actor, Critic, Reference, RewardModel
 from rljax.roles.program import (
     TRAINED,
     WITH_OPTIMIZER,
@@ -30,10 +22,7 @@ __all__ = [
     "KLController",
     "Reference",
     "RewardModel",
-    "labels",
     "program",
-    "rows_per_example",
     "start_training",
-    "trait",
     "training_layout",
 ]

@@ -26,10 +26,9 @@ from rljax.roles import (
     KLController,
     Reference,
     RewardModel,
-    labels,
     training_layout,
 )
-from rljax.setup.roles import multiplied_in_dtype, optimizer_steps
+from rljax.setup.roles import multiplied_in_dtype, optimizer_steps, scalar_head
 from rljax.setup.setup import Setup, adapter_fields, assemble, load_model
 
 
@@ -87,12 +86,11 @@ def _reference(setup: Setup) -> Reference:
 def _scalar(setup: Setup, name: str) -> Model:
     """The model of a critic or a reward model: critic_model's, or the policy with another head."""
     config, policy = setup.config, setup.model
-    count = labels(setup.recipe.reward_loss) if name == "reward_model" else 1
-    found = policy.config
+    found, head = policy.config, scalar_head(setup, name)
     if config.critic_model:
         settings = dataclasses.asdict(config.model_settings) | adapter_fields(config)
-        found, count = load_config(config.critic_model, **settings), 1
-    return Model(dataclasses.replace(found, labels=count), policy.mesh, "scalar")
+        found, head = load_config(config.critic_model, **settings), {**head, "labels": 1}
+    return Model(dataclasses.replace(found, **head), policy.mesh, "scalar")
 
 
 def _number(shape: tuple[int, ...], mesh) -> jax.ShapeDtypeStruct:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
+from rljax.contracts import spec
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.errors import InputError
 from rljax.learn.optimizers import make_optimizer
@@ -35,7 +36,6 @@ from rljax.roles import (
     KLController,
     Reference,
     RewardModel,
-    labels,
     start_training,
 )
 from rljax.rollout import MeshJudge, ModelScorer, ProcessScorer, Reward
@@ -126,14 +126,27 @@ def multiplied_in_dtype(path: tuple[str, ...], config: ModelConfig) -> bool:
     return path[-1] == "weight" or experts
 
 
-def _critic(config: Config, policy: Model, params: dict, count: int) -> tuple[Model, dict]:
+def scalar_head(setup: Setup, name: str) -> dict:
+    """{field of ModelConfig: value} of the head of the role "critic" or "reward_model": the latter
+    has as many labels as algorithm.reward_loss reads, and scores with what that loss fits."""
+    if name == "critic":
+        return {"labels": 1}
+    declared = spec(setup.recipe.reward_loss)
+    return {"labels": declared.labels, "squash": declared.squash}
+
+
+def _critic(config: Config, policy: Model, params: dict, head: dict) -> tuple[Model, dict]:
     """The reward model of critic_model with its own config.json and head; without one, the policy's
-    body and a head of zeros, of `count` labels."""
+    body and a head of zeros, with the fields of `head`."""
     model = dataclasses.replace(
-        policy, head="scalar", config=dataclasses.replace(policy.config, labels=count)
+        policy, head="scalar", config=dataclasses.replace(policy.config, **head)
     )
     if config.critic_model:
-        return scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
+        model, params = scalar_model(
+            config, policy, "critic_model", config.critic_model, adapted=True
+        )
+        kept = {**head, "labels": 1}  # two logits are one number now
+        return dataclasses.replace(model, config=dataclasses.replace(model.config, **kept)), params
     body = {k: v for k, v in params.items() if k != "head"}
     head = model.abstract()["head"]
     body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
@@ -209,8 +222,7 @@ def rl_roles(setup: Setup, params) -> dict:
     for name, kind in (("critic", Critic), ("reward_model", RewardModel)):
         if name in named:
             optimizer = make_optimizer(config.critic_optimizer, total)
-            wanted = labels(setup.recipe.reward_loss) if name == "reward_model" else 1
-            model, body = _critic(config, setup.model, params, wanted)
+            model, body = _critic(config, setup.model, params, scalar_head(setup, name))
             roles[name] = kind(_state(setup, model, body, optimizer), model, optimizer)
     whole = replicated(setup.model.mesh)
     if setup.needs_kl_controller:

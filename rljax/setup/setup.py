@@ -9,6 +9,7 @@ import functools
 
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, is_path, microbatch_rows
+from rljax.contracts import spec
 from rljax.data.kinds import data_kind
 from rljax.data.offline.batches import longest_row
 from rljax.data.online.curriculum import Curriculum
@@ -23,7 +24,6 @@ from rljax.mesh import check_host_memory, make_mesh, row_shards
 from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
-from rljax.roles import rows_per_example, trait
 from rljax.sampler import Decoding, Sampling
 
 
@@ -55,11 +55,10 @@ class Setup:
             return parameter is not None
         if self.learns_offline:
             stored = bool(self.config.offline.reference_logprobs)
-            reads = self.data.kind != "pairs" or trait(
-                self.recipe.preference_loss, "needs_reference"
-            )
-            return reads and not stored
-        return self.config.algorithm.kl_in_reward > 0 or self.config.algorithm.kl_in_loss > 0
+            read = spec(self.recipe.preference_loss).reads
+            return (self.data.kind != "pairs" or "ref_logprobs" in read) and not stored
+        algorithm, read = self.config.algorithm, spec(self.recipe.policy_loss).reads
+        return algorithm.kl_in_reward > 0 or algorithm.kl_in_loss > 0 or "ref_logprobs" in read
 
     @property
     def starts_from_policy(self) -> bool:
@@ -321,4 +320,4 @@ def example_rows(config: Config, dataflow: Component, kind: str) -> int:
     if "actor" not in dataflow.parameters:
         return 2
     loss = resolve(config.algorithm.preference_loss, NAMESPACES["preference_loss"])
-    return max(rows_per_example(loss), 2)
+    return max(spec(loss).rows, 2)

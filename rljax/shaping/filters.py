@@ -8,8 +8,10 @@ of the loss. After the advantages it still has its place in the group's baseline
 import jax.numpy as jnp
 
 from rljax.batch import Batch, FinishReason
+from rljax.contracts import contract
 
 
+@contract(reads=("finish_reason",))
 def overlong(batch: Batch):
     """Rows that the length limit cut off are left out (DAPO's overlong filter, ALGORITHMS H1)."""
     batch.require("finish_reason", by="overlong")
@@ -23,6 +25,7 @@ def _group_extremes(batch: Batch):
     return low, high, jnp.sum(same, axis=1)
 
 
+@contract(reads=("scores", "group"))
 def live_groups(batch: Batch):
     """Groups whose scores are all equal are left out: they have no advantage, only a share of the
     denominator (ALGORITHMS H4). By the reward's own score, before shaping; a group of one stays."""
@@ -31,6 +34,7 @@ def live_groups(batch: Batch):
     return ((low != high) | (size == 1)).astype(batch.mask.dtype)
 
 
+@contract(reads=("scores", "group"))
 def pass_rate(batch: Batch, *, low: float = 0.2, high: float = 0.8, correct_at: float = 1.0):
     """Groups whose share of correct rows lies in [low, high] stay (PRIME's prompt filter)."""
     batch.require("scores", "group", by="pass_rate")

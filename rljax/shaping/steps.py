@@ -17,6 +17,7 @@ import numpy as np
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -123,6 +124,7 @@ def _scored_ends(batch: Batch, by: str):
     return last, jnp.where(last, jnp.clip(batch.process_rewards, -1.0, 1.0), 0.0)
 
 
+@contract(reads=("rewards", "scores", "process_rewards", "step_ids"))
 def dense_step_rewards(
     batch: Batch,
     *,
@@ -149,6 +151,7 @@ def dense_step_rewards(
     return jax.lax.stop_gradient(rewards.astype(batch.rewards.dtype))
 
 
+@contract(reads=("rewards", "scores", "process_rewards", "step_ids"))
 def process_reward_metrics(batch: Batch, rewards: jax.Array, *, pass_above: float = 0.0) -> dict:
     """What `rewards` of `dense_step_rewards` got from the scores: mean sum per row, share of the
     absolute return, correlation of a row's mean score with its outcome, lines per response, and the

@@ -5,6 +5,7 @@ import math
 
 from rljax.components import Component
 from rljax.config import Config
+from rljax.contracts import spec
 from rljax.validation.problems import Problems, resolve_field, value_of
 
 # Fields that say nothing to a dataflow that samples nothing, and what they would have to be.
@@ -50,7 +51,7 @@ def check_offline(config: Config, problems: Problems, dataflow: Component, kind:
     stores = kind in ("pairs", "trajectories") or not offline.reference_logprobs
     rule = f"can be stored for pairs and trajectories, not for {kind}"
     problems.check(stores, "offline.reference_logprobs", offline.reference_logprobs, rule, "''")
-    reads = kind != "pairs" or loss is None or vars(loss.function).get("needs_reference", False)
+    reads = kind != "pairs" or loss is None or "ref_logprobs" in spec(loss).reads
     rule = f"{config.algorithm.preference_loss} reads no reference"
     unread = bool(offline.reference_logprobs) and not reads
     problems.check(not unread, "offline.reference_logprobs", offline.reference_logprobs, rule, "''")
@@ -82,12 +83,12 @@ def _preference_loss(
     except TypeError as error:
         rule = f"it is called with ({', '.join(called)}): {error}"
         problems.check(False, field, text, rule, fix)
-    together = vars(component.function).get("rows_per_example", 1)
+    together = spec(component).rows
     fits = together > 1 if kind == "pairs" else together == 1
     rule = f"reads examples of {together} row{'s' * (together > 1)}, which {kind} are not"
     problems.check(fits, field, text, rule, fix)
     rule = "reads scores as what becomes of the policy's own samples, not as what a file says"
-    known = not vars(component.function).get("of_samples", False)
+    known = not spec(component).scores_of_samples
     problems.check(known, field, text, rule, fix)
     wants, name = "delta" in beside, dataflow.name
     known = name not in ("kto", "bco") or (name == "bco") == wants
@@ -100,7 +101,7 @@ def _preference_loss(
 def _check_sizes(config: Config, problems: Problems, kind: str, loss: Component | None) -> None:
     together = 1
     if kind == "pairs":
-        together = max(vars(loss.function).get("rows_per_example", 1), 2) if loss else 2
+        together = max(spec(loss).rows, 2) if loss else 2
     offline, limit = config.offline, config.batch.tokens_per_microbatch
     problems.check(
         limit >= offline.max_tokens * together,
@@ -160,7 +161,7 @@ def _check_compared(config: Config, problems: Problems, dataflow: Component, los
     and the numbers divide."""
     marks, batch = vars(dataflow.function), config.batch
     field, text = "algorithm.preference_loss", config.algorithm.preference_loss
-    wanted, has = marks["rows_per_example"], vars(loss.function).get("rows_per_example", 1)
+    wanted, has = marks["rows_per_example"], spec(loss).rows
     rule = f"reads examples of {has} rows; those of dataflow={config.dataflow!r} have {wanted}"
     if not problems.check(has == wanted, field, text, rule, "sppo, xpo, nash_md have their own"):
         return

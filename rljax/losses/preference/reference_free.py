@@ -1,18 +1,18 @@
 """Preference losses without a reference model: SimPO, CPO, ORPO, TPO.
 
-Three of them add a supervised term that is a mean over all tokens of the optimizer step, and are
-marked whole_step. Axes: B rows, S tokens, K rows per example, N = B/K examples.
+Three of them add a supervised term that is a mean over all tokens of the optimizer step, and
+declare `whole_step`. Axes: B rows, S tokens, K rows per example, N = B/K examples.
 """
 
 import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
     label_noise,
     log_sigmoid_smoothed,
-    marked,
     one_of,
     pair_metrics,
     positive,
@@ -53,7 +53,7 @@ def _logps(policy: Policy, batch: Batch, loss: str) -> jax.Array:
     return logps / row_tokens(batch) if loss in LENGTH_MEANS else logps
 
 
-@marked(rows_per_example=2)
+@contract(rows=2)
 def simpo(
     policy: Policy,
     batch: Batch,
@@ -76,7 +76,7 @@ def simpo(
     return loss, pair_metrics(tuple(beta * x for x in rewards), logps)
 
 
-@marked(rows_per_example=2, whole_step=True)
+@contract(rows=2, whole_step=True)
 def cpo(
     policy: Policy,
     batch: Batch,
@@ -114,7 +114,7 @@ def _log_odds(mean_logps: jax.Array) -> jax.Array:
     return below - jnp.log(-jnp.expm1(below))
 
 
-@marked(rows_per_example=2, whole_step=True)
+@contract(rows=2, whole_step=True)
 def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = True):
     """-beta log sigmoid(log odds(y_w) - log odds(y_l)) + mean of -log pi over the chosen rows: [N].
 
@@ -139,7 +139,7 @@ def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = 
     return nll - beta * ratio, metrics
 
 
-@marked(rows_per_example=3, whole_step=True)
+@contract(rows=3, whole_step=True)
 def tpo(
     policy: Policy,
     batch: Batch,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
@@ -16,7 +17,6 @@ from rljax.losses.preference.common import (
     constant_scores,
     labelled_metrics,
     log_ratios,
-    marked,
     positive,
 )
 
@@ -52,7 +52,7 @@ def _weighted(rows: Labelled, loss: jax.Array, desirable_weight: float, undesira
     return jnp.where(rows.desirable, desirable_weight, undesirable_weight) * loss
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def kto(
     policy: Policy,
     batch: Batch,
@@ -77,7 +77,7 @@ def kto(
     return loss, labelled_metrics(rows) | {"kl": kl}
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def apo_zero_unpaired(
     policy: Policy,
     batch: Batch,
@@ -97,7 +97,7 @@ def apo_zero_unpaired(
     return loss, {name: value for name, value in metrics.items() if name != "kl"}
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def bco(
     policy: Policy,
     batch: Batch,
