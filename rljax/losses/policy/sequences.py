@@ -219,21 +219,22 @@ def trajectory_balance(
     beta: float = 15.0,
     weight_max: float = 10.0,
 ):
-    """w (log Z + mean log pi - beta mean A - mean log ref)^2, w = min(prod r, weight_max): [B].
+    """w (log Z + mean log pi - beta mean A - mean log ref)^2, w = min(prod r, weight_max): [B, S].
 
     FlowRL, arXiv 2509.15207: pi matches ref exp(beta reward) / Z instead of maximising the reward.
     Means run over the policy tokens of a row, A is the normalised reward. log_z [B] is the output
     of a head on the prompt and gets a gradient too; None estimates it without a head by the mean of
     beta mean A + mean log ref - mean log pi over the row's group, as trajectory balance with
-    asynchrony does (arXiv 2503.18929). Rows are unpacked. Metrics: balance_weight,
-    balance_residual.
+    asynchrony does (arXiv 2503.18929). Reduction seq_mean_token_mean. Rows are unpacked. Metrics:
+    balance_weight, balance_residual.
     """
     count = jnp.maximum(jnp.sum(batch.mask, axis=1), 1)
-    return balance(policy, batch, log_z, beta, weight_max, count)
+    loss, metrics = balance(policy, batch, log_z, beta, weight_max, count)
+    return at_tokens(jnp.broadcast_to(loss[:, None], batch.mask.shape), batch), metrics
 
 
 def balance(policy, batch, log_z, beta: float, weight_max: float, count: jax.Array):
-    """trajectory_balance whose means divide by count [B]."""
+    """The loss of trajectory_balance by rows, its means divided by count [B]: [B]."""
     by = "trajectory_balance"
     batch.require("ref_logprobs", by=by)
     logprobs = policy_logprobs(policy, batch)
