@@ -11,7 +11,7 @@ from rljax.contracts import contract
 
 
 def _energy(batch: Batch) -> jax.Array:
-    """W_t = sum over policy tokens j <= t of w_j^2 (1 - 2 pi_j + sum over words of pi^2): [B, S].
+    """W_t = sum over policy tokens j <= t of w_j^2 (1 - 2 pi_j + sum_v pi_v^2): [B, S].
 
     The bracket is the squared norm of the gradient of log pi_j with respect to its logits; w is
     the importance weight (`weights`), 1 where there is none.

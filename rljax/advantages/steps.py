@@ -71,11 +71,11 @@ def group_process(batch: Batch, *, std: Std = "sample", eps: float = 1e-6) -> ja
     return jax.lax.stop_gradient(discounted_sum(jnp.where(last, scaled, 0.0), batch, 1.0))
 
 
-def _next_marked(x: jax.Array, marked: jax.Array, batch: Batch) -> jax.Array:
-    """x at the first marked policy token at or after each token of the segment, else 0: [B, S]."""
-    # y_t = x_t where marked, else y_{t+}.
-    decay = jnp.where(marked, 0.0, 1.0).astype(x.dtype)
-    return discounted_sum(jnp.where(marked, x, 0.0), batch, decay)
+def _next_where(x: jax.Array, keep: jax.Array, batch: Batch) -> jax.Array:
+    """x at the first token of `keep` at or after each token of the segment, else 0: [B, S]."""
+    # y_t = x_t where kept, else y_{t+}.
+    decay = jnp.where(keep, 0.0, 1.0).astype(x.dtype)
+    return discounted_sum(jnp.where(keep, x, 0.0), batch, decay)
 
 
 @contract(reads=("rewards", "values", "step_ids"))
@@ -92,12 +92,12 @@ def vineppo(batch: Batch) -> jax.Array:
     first, _ = _step_edges(steps)
     to_come = discounted_sum(batch.rewards, batch, 1.0)
     known = first & ~jnp.isnan(batch.values)
-    value = _next_marked(jnp.where(known, batch.values, 0.0), known, batch)
-    reached = _next_marked(known.astype(value.dtype), known, batch) > 0
+    value = _next_where(jnp.where(known, batch.values, 0.0), known, batch)
+    reached = _next_where(known.astype(value.dtype), known, batch) > 0
     # r_k is what of the rewards to come is gone at the next step, so that the sum telescopes to
     # R - V(s_1) whichever token a reward sits on.
     excess = jnp.where(first, jnp.where(reached, value, to_come) - to_come, 0.0)
-    following = batches.next_policy_token(_next_marked(excess, first, batch), batch)
+    following = batches.next_policy_token(_next_where(excess, first, batch), batch)
     advantages = jnp.where(steps > 0, following - _step_sum(excess, steps), 0.0)
     return jax.lax.stop_gradient(advantages)
 

@@ -1,8 +1,8 @@
 """Sampler against trainer: how far the two programs' log-probs of the same tokens are apart.
 
-What lives here: the mismatch metrics (ALGORITHMS G2, G3) and the proxies of the gradient's
-variance. Both sets of log-probs come from the same weights and temperature, so anything but
-rounding is a bug of one of the two programs.
+The mismatch metrics (ALGORITHMS G2, G3) and the proxies of the gradient's variance. Both sets of
+log-probs come from the same weights and temperature, so anything but rounding is a bug of one of
+the two programs.
 """
 
 import jax

@@ -50,8 +50,7 @@ def token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
 
 @contract(reads=("group",))
 def prompt_mean(batch: Batch) -> jax.Array:
-    """Mean over prompts of the token mean inside the prompt's group (ScaleRL). Rows must be
-    unpacked."""
+    """Every policy token weighs 1/(prompts x policy tokens of its group): ScaleRL; unpacked."""
     batch.require("group", by="prompt_mean")
     tokens = jnp.sum(batch.mask, axis=1)
     same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)

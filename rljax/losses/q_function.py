@@ -1,9 +1,8 @@
 """Offline losses that tie a policy to a value: DQO token by token, DRO by whole responses.
 
-What lives here: unreduced losses of the two networks, their targets and the correction for data of
-another policy. What does not: averages (rljax.learn) and who supplies which array: a policy loss
-finds the critic's V in `batch.values`, a value loss the policy's log-probs in `old_logprobs` (and
-its entropies in `entropy`), so that each is a constant of the other.
+Unreduced losses of the two networks, their targets, and the correction for data of another policy.
+A policy loss reads the critic's V from `batch.values`, a value loss the policy's log-probs from
+`old_logprobs` (and its entropies from `entropy`), so that each is a constant of the other.
 
 Axes: B rows, S tokens. Token h is the action a_h in the state s_h, everything before it; `values`
 holds V(s_h) at token h. h+1 is the next token the policy chose in the same segment (tool output is

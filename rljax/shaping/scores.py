@@ -1,7 +1,7 @@
 """Reward shaping: batch -> new score of every row [B], from its score and its length in tokens.
 
-What lives here: functions of numbers that the batch holds. What does not: rewards that read text
-(rljax.rewards). `batch.scores` keeps the reward's own value, by which groups are filtered.
+Functions of numbers that the batch holds; rewards that read text are in rljax.rewards.
+`batch.scores` keeps the reward's own value, by which groups are filtered.
 """
 
 import jax.numpy as jnp

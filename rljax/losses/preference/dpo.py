@@ -1,7 +1,7 @@
 """DPO and its relatives: one or several pairwise losses of the log-ratios to the reference.
 
-What lives here: options, f-divergences, weights. What does not: the formulas of the loss types
-(pairwise.py). Axes: B rows, S tokens, N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
+Options, f-divergences and weights; the formulas of the loss types are in pairwise.py. Axes: B rows,
+S tokens, N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
 """
 
 import jax

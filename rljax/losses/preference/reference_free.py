@@ -36,8 +36,7 @@ def _rewards_of(logps: jax.Array, alpha: float) -> jax.Array:
 
 
 def _contrast(loss: str, chosen, rejected, beta, label_smoothing, gamma) -> jax.Array:
-    """The pairwise loss of two rewards, which are (length means of) log-probs or made of them:
-    [N]."""
+    """The pairwise loss of two rewards, which are made of (length means of) log-probs: [N]."""
     gap = chosen - rejected
     if loss == "hinge":
         return jax.nn.relu(1 - beta * gap)
@@ -88,12 +87,12 @@ def cpo(
     gamma: float = 0.5,
     alpha: float = 0.0,
 ):
-    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef * mean of -log pi over all chosen
-    tokens of the step: [N].
+    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef nll: [N].
 
-    CPO, arXiv 2401.08417. loss: sigmoid, hinge, ipo (length means), or simpo (CPO-SimPO; reads
-    gamma). nll_coef=0 is DPO without a reference. alpha as in simpo. logps/* are means per token
-    for ipo and simpo. Metrics besides the pair's: nll.
+    CPO, arXiv 2401.08417; nll is the mean of -log pi over all chosen tokens of the step. loss:
+    sigmoid, hinge, ipo (length means), or simpo (CPO-SimPO; reads gamma). nll_coef=0 is DPO without
+    a reference. alpha as in simpo. logps/* are means per token for ipo and simpo. Metrics besides
+    the pair's: nll.
     """
     by = "cpo"
     positive("beta", beta, by=by)
@@ -150,10 +149,10 @@ def tpo(
     label_smoothing: float = 0.0,
     gamma: float = 0.5,
 ):
-    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef * mean of -log pi over all tokens
-    of the gold rows of the step: [N].
+    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef nll: [N].
 
-    TPO, arXiv 2405.16681: triples, rows 3i (gold), 3i + 1 (chosen), 3i + 2 (rejected). loss:
+    TPO, arXiv 2405.16681: triples, rows 3i (gold), 3i + 1 (chosen), 3i + 2 (rejected); nll is the
+    mean of -log pi over all tokens of the gold rows of the step. loss:
     sigmoid, hinge, ipo (length means), or simpo, which is TPO-L: length means and the margin gamma.
     logps/* are means per token for ipo and simpo. Metrics besides the pair's: nll.
     """

@@ -62,12 +62,11 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ):
-    """w_D sigmoid(beta (kl - Delta)) at desirable rows, w_U sigmoid(beta (Delta - kl)) at others:
-    [B].
+    """w_D sigmoid(beta (kl - Delta)) at desirable rows, w_U sigmoid(beta (Delta - kl)) at others.
 
-    KTO, arXiv 2402.01306 (1 - sigmoid(x) is sigmoid(-x)). kl: mismatched_kl, a scalar or [B],
-    without gradient. Keep w_D n_D : w_U n_U between 1:1 and 4:3. Metrics: kl, rewards, and those of
-    labelled_metrics.
+    The loss is [B]. KTO, arXiv 2402.01306 (1 - sigmoid(x) is sigmoid(-x)). kl: mismatched_kl, a
+    scalar or [B], without gradient. Keep w_D n_D : w_U n_U between 1:1 and 4:3. Metrics: kl,
+    rewards, and those of labelled_metrics.
     """
     rows = _labelled(policy, batch, positive("beta", beta, by="kto"), by="kto")
     kl = jnp.broadcast_to(jax.lax.stop_gradient(jnp.asarray(kl)), rows.rewards.shape)
