@@ -80,6 +80,7 @@ def _import(name: str, home: str) -> Callable:
         names = [n for n, f in vars(module).items() if _is_public_function(n, f, home)]
         if name not in names:
             close = difflib.get_close_matches(name, names, n=3)
+            close = close or [known for known in names if name.startswith(f"{known}_")]
             hint = f"did you mean {' or '.join(close)}? " if close else ""
             raise InputError(
                 f"{home} has no {name!r}",

@@ -3,11 +3,11 @@
 A loss, an advantage, a reduction, a filter, a shaping rule, a rollout and a dataflow declare this
 once, beside their definition; validation, the update and the planner read it with `spec`.
 
-    @contract(reads=("ref_logprobs",), rows=2, whole_step=lambda options: options["wpo_weighting"])
-    def dpo(policy, batch, *, beta=0.1, wpo_weighting=False): ...
+    @contract(reads=("ref_logprobs",), rows=2, whole_step=lambda options: options["kind"] == "aot")
+    def pairwise(policy, batch, *, beta=0.1, kind="sigmoid"): ...
 
-A value may be a function of the options of the call. A function without a declaration has the
-defaults, so that a user's own function needs none.
+A value may be a function of the options of the call, defaults included. A function without a
+declaration has the defaults of Contract, so that a user's own function needs none.
 """
 
 import dataclasses
@@ -22,7 +22,9 @@ from rljax.components import Component
 class Contract:
     """The declaration of one function, with its options applied. Field names are those of Batch."""
 
-    reads: tuple[str, ...] = ()  # batch fields that must be filled before the call
+    # Batch fields that must be filled before the call, beside tokens, segment_ids, positions and
+    # mask. What a function reads only where it is there (batch.weights) does not belong here.
+    reads: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()  # batch fields that it fills, or returns values for
     rows: int = 1  # consecutive rows that are one example: 2 for a pair
     # Losses.
@@ -31,6 +33,7 @@ class Contract:
     reads_greedy: bool = False  # reads whether a token is the most likely one (Policy.greedy)
     per_token: bool = False  # a reward loss of scores [B, S] instead of [B]
     labels: int = 1  # logits of a reward model's head that a reward loss reads
+    squash: str = "none"  # of a score, by whoever asks the reward model: "tanh" if it fits tanh(s)
     scores_of_samples: bool = False  # batch.scores is made of the policy's samples, not of a file
     reduction: str = ""  # the reduction that its paper uses
     # Advantages.
@@ -64,24 +67,30 @@ def contract(**declared) -> Callable:
 
 
 def spec(function: Callable | Component) -> Contract:
-    """The contract of a function, a component or a functools.partial, for the options it has."""
+    """The contract of a function for the options that it has: a component's and a partial's own,
+    and its defaults. What wraps a function (jax.jit, functools.wraps) has that function's."""
     options: dict = {}
-    while not inspect.isfunction(function):
+    while "contract" not in _attributes(function):
         if isinstance(function, Component):
             options = {**function.options, **options}
             function = function.function
         elif isinstance(function, functools.partial):
             options = {**function.keywords, **options}
             function = function.func
-        else:  # any other callable: a jitted function, an object with __call__
-            return Contract(**_resolved(vars(function).get("contract", {}), options))
-    declared = vars(function).get("contract", {})
+        elif "__wrapped__" in _attributes(function):
+            function = function.__wrapped__
+        else:
+            return Contract()
+    declared = _attributes(function)["contract"]
     if any(callable(value) for value in declared.values()):
         parameters = inspect.signature(function).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         options = {**defaults, **options}
-    return Contract(**_resolved(declared, options))
+    return Contract(**{k: v(options) if callable(v) else v for k, v in declared.items()})
 
 
-def _resolved(declared: dict, options: dict) -> dict:
-    return {k: value(options) if callable(value) else value for k, value in declared.items()}
+def _attributes(function: Callable) -> dict:
+    try:
+        return vars(function)
+    except TypeError:  # a builtin function, an object with slots
+        return {}

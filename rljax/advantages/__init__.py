@@ -1,8 +1,7 @@
 """Advantage estimators: batch -> advantages [B, S], or (advantages, returns) where a critic learns.
 
-What lives here: pure functions of a batch, by the names that a config writes. All outputs are
-constants
-(no gradient) and 0 where mask is 0. What does not: losses, KL penalties (rljax.losses.kl), models.
+Pure functions of a batch, by the names that a config writes. All outputs are constants (without
+gradient) and 0 where mask is 0. KL penalties in the reward: rljax.losses.kl.
 
     returns.py   sums of later rewards: GAE, VAPO, REINFORCE, ReMax, REINFORCE++
     groups.py    scores relative to other samples of the prompt: GRPO, RLOO, OPO, GPG, ...

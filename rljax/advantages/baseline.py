@@ -7,10 +7,11 @@ from rljax.advantages.grouping import choose, dense_ids, group_range, group_tota
 from rljax.advantages.groups import Singleton
 from rljax.advantages.returns import discounted_sum
 from rljax.batch import Batch
+from rljax.contracts import contract
 
 
 def _energy(batch: Batch) -> jax.Array:
-    """W_t = sum over policy tokens j <= t of w_j^2 (1 - 2 pi_j + sum over words of pi^2): [B, S].
+    """W_t = sum over policy tokens j <= t of w_j^2 (1 - 2 pi_j + sum_v pi_v^2): [B, S].
 
     The bracket is the squared norm of the gradient of log pi_j with respect to its logits; w is
     the importance weight (`weights`), 1 where there is none.
@@ -23,6 +24,11 @@ def _energy(batch: Batch) -> jax.Array:
     return jnp.cumsum(jnp.where(keep, energy, 0.0), axis=1)
 
 
+@contract(
+    reads=("rewards", "group", "old_logprobs", "sum_pi_squared"),
+    compares_samples=True,
+    token_rewards=True,
+)
 def optimal_token_baseline(
     batch: Batch,
     *,
@@ -69,7 +75,3 @@ def optimal_token_baseline(
     alone = returns if singleton == "raw" else jnp.zeros_like(returns)
     advantages = jnp.where(size > 1, returns - at_tokens(baseline), alone)
     return jax.lax.stop_gradient(jnp.where(keep, advantages, 0.0))
-
-
-# The dataflow computes sum_pi_squared for this estimator alone: a forward pass more.
-optimal_token_baseline.reads_sum_pi_squared = True

@@ -1,6 +1,6 @@
-"""Statistics of groups of rows (or of steps): dense ids, means, deviations, and who is alike.
+"""Statistics of groups of rows (or of steps): dense ids, means, deviations, ranges, in O(N).
 
-What lives here: O(N) helpers of the estimators. What does not: estimators. Axes: N elements.
+Axes: N elements.
 """
 
 import functools
@@ -14,7 +14,7 @@ from rljax.errors import InputError
 
 
 class Groups(NamedTuple):
-    """Of every element's own group, over the elements that count, [N] each."""
+    """Statistics of every element's own group, over the elements that count, [N] each."""
 
     mean: jax.Array
     squares: jax.Array  # sum of squared deviations from the mean

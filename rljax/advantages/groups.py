@@ -1,10 +1,9 @@
 """Estimators that compare a row's score with the other samples of its prompt: GRPO and its family.
 
-What lives here: functions of the rows' scores and groups. Rows must be unpacked; groups may have
-any
-ids, order and sizes. A group of equal scores gets exactly 0, and so does a group of one unless
-`singleton="raw"` gives it its own score. A row without policy tokens keeps its score (`scores`) in
-the baseline of its group.
+Functions of the rows' scores and groups. Rows must be unpacked; groups may have any ids, order and
+sizes. A group of equal scores gets exactly 0, and so does a group of one unless `singleton="raw"`
+gives it its own score. A row without policy tokens keeps its score (`scores`) in the baseline of
+its group.
 """
 
 from typing import Literal
@@ -25,6 +24,7 @@ from rljax.advantages.grouping import (
     on_policy_tokens,
 )
 from rljax.batch import Batch, FinishReason
+from rljax.contracts import contract
 from rljax.errors import InputError
 
 Singleton = Literal["zero", "raw"]
@@ -45,6 +45,14 @@ def _alone(advantages: jax.Array, scores: jax.Array, groups: Groups, singleton: 
     return jnp.where(groups.size > 1, advantages, alone)
 
 
+@contract(
+    reads=lambda options: (
+        ("rewards", "group", "finish_reason")
+        if options["exclude_truncated"]
+        else ("rewards", "group")
+    ),
+    compares_samples=True,
+)
 def group_relative(
     batch: Batch,
     *,
@@ -74,6 +82,7 @@ def group_relative(
     return batches.whiten(advantages, batch.mask) if whiten else advantages
 
 
+@contract(reads=("rewards", "group"), compares_samples=True)
 def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - mean of the other rows of the group = (r_i - mean) k / (k - 1): [B, S].
 
@@ -86,6 +95,7 @@ def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "rloo"), batch)
 
 
+@contract(reads=("rewards", "group"), compares_samples=True)
 def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """score - mean of its group, on every policy token, whitened over the batch: [B, S].
 
@@ -99,6 +109,7 @@ def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero")
     return jax.lax.stop_gradient(batches.whiten(centred, batch.mask))
 
 
+@contract(reads=("rewards", "group"), compares_samples=True)
 def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     """A_i = r_i - sum_j l_j r_j / sum_j l_j over the group, l = policy tokens: [B, S].
 
@@ -115,6 +126,7 @@ def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "opo"), batch)
 
 
+@contract(reads=("rewards", "group"), compares_samples=True)
 def gpg(
     batch: Batch,
     *,
@@ -142,6 +154,7 @@ def gpg(
     return on_policy_tokens(centred * scale.astype(scores.dtype), batch)
 
 
+@contract(reads=("rewards", "group"), compares_samples=True)
 def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.Array:
     """A = best - second best score for the best row of each group, 0 for all others: [B, S].
 
@@ -161,6 +174,7 @@ def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.
     return on_policy_tokens(jnp.where(only, gain, 0.0), batch)
 
 
+@contract(reads=("rewards", "group"), compares_samples=True)
 def batch_normalised(batch: Batch, *, eps: float = 1e-8, ddof: int = 0) -> jax.Array:
     """A = (score - mean of its group) / (std of that difference over the batch + eps): [B, S].
 
@@ -177,6 +191,7 @@ def batch_normalised(batch: Batch, *, eps: float = 1e-8, ddof: int = 0) -> jax.A
     return on_policy_tokens(scaled, batch)
 
 
+@contract(reads=("reward_parts", "group"), compares_samples=True)
 def gdpo(
     batch: Batch,
     *,

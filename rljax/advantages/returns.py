@@ -1,8 +1,7 @@
 """Estimators from later rewards alone: GAE, VAPO, REINFORCE, ReMax, REINFORCE++.
 
-What lives here: recursions over the policy tokens of a segment; rows may be packed. t+ is the next
-token the policy chose in the same segment: tool output, forced text and padding are skipped, not
-steps of value 0.
+Recursions over the policy tokens of a segment; rows may be packed. t+ is the next token the policy
+chose in the same segment: tool output, forced text and padding are skipped, not steps of value 0.
 """
 
 import functools
@@ -14,11 +13,17 @@ import jax.numpy as jnp
 from rljax import batch as batches
 from rljax.advantages.grouping import choose
 from rljax.batch import Batch, FinishReason, discounted_sum
+from rljax.contracts import contract
 from rljax.kernels import gae as recurrences
 
 
+def _gae_reads(options: dict) -> tuple[str, ...]:
+    more = ("finish_reason",) if options["bootstrap_truncated"] else ()
+    return ("rewards", "values", *more)
+
+
 def _rewards(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str) -> jax.Array:
-    """The rewards; with `bootstrap_truncated` and gamma V behind the end of rows cut off: [B, S].
+    """The rewards, plus gamma V at the end of truncated rows if `bootstrap_truncated`: [B, S].
 
     The value after the last token of a response that was cut off is not 0; the nearest estimate is
     the value of the last token itself.
@@ -32,6 +37,7 @@ def _rewards(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str) -> 
     return jnp.where(ends, batch.rewards + gamma * batch.values, batch.rewards)
 
 
+@contract(reads=_gae_reads, fills=("returns",), token_rewards=True)
 def gae(
     batch: Batch,
     *,
@@ -55,6 +61,7 @@ def gae(
     return jax.lax.stop_gradient((advantages, returns))
 
 
+@contract(reads=_gae_reads, fills=("returns",), token_rewards=True)
 def vapo_gae(
     batch: Batch,
     *,
@@ -85,6 +92,7 @@ def vapo_gae(
     return jax.lax.stop_gradient((advantages, returns))
 
 
+@contract(reads=("rewards",), token_rewards=True)
 def reinforce(
     batch: Batch,
     *,
@@ -111,6 +119,7 @@ def reinforce(
     return jax.lax.stop_gradient(jnp.where(keep, result, 0.0))
 
 
+@contract(reads=("rewards", "values"), token_rewards=True)
 def remax(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
     """A_t = sum of gamma^(s-t) r_s from t on - gamma^(T-t) R(greedy response): [B, S] (ReMax, arXiv
     2310.10505; T is the last policy token of the row).
@@ -126,6 +135,7 @@ def remax(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
     return reinforce(batch.replace(rewards=rewards), gamma=gamma, baseline=0.0)
 
 
+@contract(reads=("rewards",), token_rewards=True)
 def reinforce_plus_plus(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
     """G_t = r_t + gamma G_{t+}, whitened over all policy tokens of the batch (arXiv 2501.03262).
 

@@ -1,9 +1,8 @@
 """Estimators that know the steps of a response: GRPO with process rewards, VinePPO, PRIME, GiGPO.
 
-What lives here: functions of `step_ids` (0 = no step; the steps of a row are numbered upwards from
-1,
-and a step's policy tokens are one run, tool replies aside) and of rewards per token. Rows must be
-unpacked, except for VinePPO.
+Functions of `step_ids` (0 = no step; the steps of a row are numbered upwards from 1, and the policy
+tokens of a step are one run, tool replies aside) and of rewards per token. Rows must be unpacked,
+except for VinePPO.
 """
 
 from typing import Literal
@@ -23,6 +22,7 @@ from rljax.advantages.grouping import (
 from rljax.advantages.groups import STDS, Std
 from rljax.advantages.returns import discounted_sum
 from rljax.batch import Batch
+from rljax.contracts import contract
 
 
 def _step_of(batch: Batch) -> jax.Array:
@@ -51,6 +51,7 @@ def _step_sum(x: jax.Array, steps: jax.Array) -> jax.Array:
     return jnp.where(steps > 0, jax.vmap(one_row)(jnp.where(steps > 0, x, 0.0), steps), 0.0)
 
 
+@contract(reads=("process_rewards", "step_ids", "group"), token_rewards=True)
 def group_process(batch: Batch, *, std: Std = "sample", eps: float = 1e-6) -> jax.Array:
     """A_t = sum of (r_j - mean) / (std + eps) over the steps j that end at t or later: [B, S].
 
@@ -70,13 +71,14 @@ def group_process(batch: Batch, *, std: Std = "sample", eps: float = 1e-6) -> ja
     return jax.lax.stop_gradient(discounted_sum(jnp.where(last, scaled, 0.0), batch, 1.0))
 
 
-def _next_marked(x: jax.Array, marked: jax.Array, batch: Batch) -> jax.Array:
-    """x at the first marked policy token at or after each token of the segment, else 0: [B, S]."""
-    # y_t = x_t where marked, else y_{t+}.
-    decay = jnp.where(marked, 0.0, 1.0).astype(x.dtype)
-    return discounted_sum(jnp.where(marked, x, 0.0), batch, decay)
+def _next_where(x: jax.Array, keep: jax.Array, batch: Batch) -> jax.Array:
+    """x at the first token of `keep` at or after each token of the segment, else 0: [B, S]."""
+    # y_t = x_t where kept, else y_{t+}.
+    decay = jnp.where(keep, 0.0, 1.0).astype(x.dtype)
+    return discounted_sum(jnp.where(keep, x, 0.0), batch, decay)
 
 
+@contract(reads=("rewards", "values", "step_ids"))
 def vineppo(batch: Batch) -> jax.Array:
     """A = r_k + V(s_{k+1}) - V(s_k) on the tokens of step k, gamma = lambda = 1: [B, S].
 
@@ -90,16 +92,17 @@ def vineppo(batch: Batch) -> jax.Array:
     first, _ = _step_edges(steps)
     to_come = discounted_sum(batch.rewards, batch, 1.0)
     known = first & ~jnp.isnan(batch.values)
-    value = _next_marked(jnp.where(known, batch.values, 0.0), known, batch)
-    reached = _next_marked(known.astype(value.dtype), known, batch) > 0
+    value = _next_where(jnp.where(known, batch.values, 0.0), known, batch)
+    reached = _next_where(known.astype(value.dtype), known, batch) > 0
     # r_k is what of the rewards to come is gone at the next step, so that the sum telescopes to
     # R - V(s_1) whichever token a reward sits on.
     excess = jnp.where(first, jnp.where(reached, value, to_come) - to_come, 0.0)
-    following = batches.next_policy_token(_next_marked(excess, first, batch), batch)
+    following = batches.next_policy_token(_next_where(excess, first, batch), batch)
     advantages = jnp.where(steps > 0, following - _step_sum(excess, steps), 0.0)
     return jax.lax.stop_gradient(advantages)
 
 
+@contract(reads=("rewards", "process_rewards", "group"))
 def prime(
     batch: Batch,
     *,
@@ -140,6 +143,7 @@ def prime(
     return jax.lax.stop_gradient(returns)
 
 
+@contract(reads=("rewards", "group", "step_ids", "state_ids"))
 def gigpo(
     batch: Batch,
     *,

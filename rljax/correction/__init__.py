@@ -1,8 +1,7 @@
 """Rollout correction: the sampler that wrote the tokens is not exactly the policy being trained.
 
-What lives here: importance weights and rejection (weights, rejection), what they and the mismatch
-itself look like (metrics), and warnings in words (health). What does not: the losses, which
-multiply by `batch.weights` in rljax.learn alone.
+Importance weights and rejection (weights, rejection), metrics of both and of the mismatch itself
+(metrics), and warnings as text (health). rljax.learn multiplies a loss by `batch.weights`.
 
 With x = old - sampler log-probs on policy tokens, every quantity here is a function of x that is
 0 where the two programs agree: weights are then exactly 1. Nothing has a gradient. A sequence is a

@@ -1,4 +1,4 @@
-"""Warnings in words: numbers of the mismatch and of the correction outside their healthy range.
+"""Warnings as text: numbers of the mismatch and of the correction outside their healthy range.
 
 The ranges follow ALGORITHMS G1. Host code: floats in, text out.
 """

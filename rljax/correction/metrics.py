@@ -1,14 +1,15 @@
 """Sampler against trainer: how far the two programs' log-probs of the same tokens are apart.
 
-What lives here: the mismatch metrics (ALGORITHMS G2, G3) and the proxies of the gradient's
-variance. Both sets of log-probs come from the same weights and temperature, so anything but
-rounding is a bug of one of the two programs.
+The mismatch metrics (ALGORITHMS G2, G3) and the proxies of the gradient's variance. Both sets of
+log-probs come from the same weights and temperature, so anything but rounding is a bug of one of
+the two programs.
 """
 
 import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, masked_max, masked_mean, masked_variance, segment_sum
+from rljax.contracts import contract
 from rljax.correction.ratios import (
     bounded_exp,
     finite_logprobs,
@@ -55,6 +56,7 @@ def chi2_sequence(log_sums: jax.Array, share: jax.Array) -> jax.Array:
     return weighted_mean(bounded_exp(log_sums) ** 2, share) - jnp.any(share > 0)
 
 
+@contract(reads=("old_logprobs", "sampler_logprobs"))
 def mismatch_metrics(batch: Batch) -> dict:
     """With x = old - sampler on policy tokens: how far the two programs are apart.
 
@@ -87,6 +89,7 @@ def mismatch_metrics(batch: Batch) -> dict:
     }
 
 
+@contract(reads=("advantages", "old_logprobs", "sum_pi_squared"))
 def variance_proxy_metrics(batch: Batch, *, gradient_norm: float | jax.Array | None = None) -> dict:
     """Proxies of the gradient's variance: total power E[w^2 A^2 W], signal |g|^2, the noise left.
 

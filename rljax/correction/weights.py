@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, masked_max, masked_mean, masked_sum, segment_sum
+from rljax.contracts import contract
 from rljax.correction.metrics import mismatch_metrics
 from rljax.correction.ratios import (
     BOUND,
@@ -26,6 +27,7 @@ from rljax.errors import InputError
 QUANTILES = (25, 50, 75, 95, 99)
 
 
+@contract(reads=("old_logprobs", "sampler_logprobs"), fills=("weights",))
 def rollout_correction(
     batch: Batch,
     *,
@@ -82,6 +84,7 @@ def rollout_correction(
     return batch.replace(weights=weights, mask=mask), metrics
 
 
+@contract(reads=("sampler_logprobs",), fills=("old_logprobs",))
 def bypass_old_logprobs(batch: Batch) -> Batch:
     """old_logprobs = sampler_logprobs and no weights: the ratio pi/mu then is the correction.
 

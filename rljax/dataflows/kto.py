@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rljax.batch import masked_mean, row_sum
 from rljax.contracts import contract
-from rljax.losses.preference import mismatched_kl, running_mean
+from rljax.losses.preference.unpaired import mismatched_kl, running_mean
 from rljax.mesh import constrain_rows
 from rljax.roles import program
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 
 
@@ -47,9 +48,9 @@ def token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:
     return batch.mask / _positive("token_sum_norm", max_tokens)
 
 
+@contract(reads=("group",))
 def prompt_mean(batch: Batch) -> jax.Array:
-    """Mean over prompts of the token mean inside the prompt's group (ScaleRL). Rows must be
-    unpacked."""
+    """Every policy token weighs 1/(prompts x policy tokens of its group): ScaleRL; unpacked."""
     batch.require("group", by="prompt_mean")
     tokens = jnp.sum(batch.mask, axis=1)
     same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
@@ -59,6 +60,7 @@ def prompt_mean(batch: Batch) -> jax.Array:
     return batch.mask / jnp.maximum(group_tokens, 1)[:, None] / jnp.maximum(groups, 1)
 
 
+@contract(reads=("scores",))
 def positive_token_mean(batch: Batch, *, correct_at: float = 1.0) -> jax.Array:
     """Every policy token of a correct row (score >= correct_at) weighs 1 / their number, others 0
     (VAPO's positive-example loss, ALGORITHMS C2)."""

@@ -1,2 +1,1 @@
-"""Losses: unreduced, per token [B, S] or per row [B]. Nothing here masks, averages or runs a
-model."""
+"""Losses: unreduced, per token [B, S], per row or per example. rljax.learn masks and averages."""

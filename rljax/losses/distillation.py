@@ -1,13 +1,13 @@
-"""Distillation: divergences between a student's and a teacher's next-word distributions, per token.
+"""Distillation: divergences of a student's next-token distributions from a teacher's, per token.
 
-What lives here: the generalised Jensen-Shannon divergence over all words or the top k, straight
-from hidden states and heads; the forward KL on the words a teacher server sent; the reverse KL of
-the sampled word, which is a policy loss. What does not: averages and masks (rljax.learn), models.
-No array of all tokens times all words is built: tokens are walked in chunks, forward and backward,
-and the backward pass makes the logits of a chunk anew.
+The generalised Jensen-Shannon divergence over the whole vocabulary or the top k, straight from
+hidden states and heads; the forward KL on the vocabulary entries that a teacher server returned;
+the reverse KL of the sampled token, which is a policy loss. Unreduced. No array of all tokens times
+the vocabulary is built: tokens are walked in chunks, forward and backward, and the backward pass
+computes the logits of a chunk again.
 
-Axes: ... leading (rows), S tokens, D embed (student and teacher may differ), V words (the same), K
-words sent. Everything is float32 or wider; the teacher gets no gradient.
+Axes: ... leading (rows), S tokens, D embed (student and teacher may differ), V vocabulary (the
+same), K entries returned. Everything is float32 or wider; the teacher gets no gradient.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import (
     CHUNK_LOGITS,
@@ -30,9 +31,9 @@ from rljax.kernels.logprob.options import (
 )
 from rljax.losses.policy.common import Policy
 
-# Of a word of probability 0: finite, so that 0 times it is 0, in the gradient too.
+# Log-prob of an entry of probability 0: finite, so that 0 times it is 0, in the gradient too.
 _LOG_ZERO = -1e30
-# log of the mass of the k kept words is held below this: log(1 - mass) stays finite.
+# The log of the mass of the k kept entries is held below this: log(1 - mass) stays finite.
 _LOG_MASS_MAX = -1e-7
 
 
@@ -57,7 +58,7 @@ class Readout:
     words_first: bool = False
 
     @property
-    def words(self) -> int:
+    def vocabulary(self) -> int:
         return words_of(self.head, Options(words_first=self.words_first))
 
     def at(self, hidden: jax.Array) -> "Readout":
@@ -65,7 +66,7 @@ class Readout:
 
 
 def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
-    """Log-probs of all words at temperature: [..., V]."""
+    """Log-probs of the whole vocabulary at temperature: [..., V]."""
     hidden, head, precision = head_product(readout.hidden, readout.head, readout.float32_head)
     options = Options(words_first=readout.words_first, precision=precision)
     z = capped(raw_logits(hidden, head, options) * readout.logit_scale, readout.soft_cap)
@@ -73,10 +74,10 @@ def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
 
 
 def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Array:
-    """The words' parts of the generalised JSD of two distributions; log-probs [..., V] -> [..., V].
+    """The summands of the generalised JSD of two distributions; log-probs [..., V] -> [..., V].
 
     beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S; beta 0 is KL(T || S), beta 1
-    is KL(S || T) (GKD, arXiv 2306.13649). -inf, a word of probability 0, is allowed.
+    is KL(S || T) (GKD, arXiv 2306.13649). -inf, a probability of 0, is allowed.
     """
     if not 0.0 <= beta <= 1.0:
         raise InputError("distillation(beta)", value=beta, rule="between 0 and 1")
@@ -90,12 +91,12 @@ def jsd_terms(student: jax.Array, teacher: jax.Array, *, beta: float) -> jax.Arr
     return beta * from_teacher + (1 - beta) * jnp.exp(student) * (student - mixture)
 
 
-def _kept(log_probs: jax.Array, words: jax.Array, tail: bool) -> jax.Array:
-    """The distribution over `words` [..., k]: with one more word for all others, or renormalised.
+def _kept(log_probs: jax.Array, entries: jax.Array, tail: bool) -> jax.Array:
+    """The distribution over `entries` [..., k], with one more for all others or renormalised.
 
     [..., V] -> [..., k + tail]
     """
-    kept = jnp.take_along_axis(log_probs, words, axis=-1)
+    kept = jnp.take_along_axis(log_probs, entries, axis=-1)
     mass = jax.nn.logsumexp(kept, axis=-1, keepdims=True)
     if not tail:
         return kept - mass
@@ -108,12 +109,12 @@ def _entropy(log_probs: jax.Array) -> jax.Array:
     return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
 
-def _by_chunks(function, arrays: tuple, axis: int, words: int):
+def _by_chunks(function, arrays: tuple, axis: int, vocabulary: int):
     """function(arrays) where `axis` of all of them, S tokens, is walked in chunks of about
-    CHUNK_LOGITS logits; what it computes inside is made anew for the gradient."""
+    CHUNK_LOGITS logits; the backward pass computes what is inside again."""
     length, rows = arrays[0].shape[axis], math.prod(arrays[0].shape[:axis])
     # Two models' logits are held at once. Chunks of rows would cut across the devices' shares.
-    chunks = max(1, min(-(-2 * rows * length * words // CHUNK_LOGITS), length))
+    chunks = max(1, min(-(-2 * rows * length * vocabulary // CHUNK_LOGITS), length))
     padding = -length % chunks
 
     def split(x):
@@ -137,10 +138,10 @@ def _selected(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 def _check(student: Readout, temperature: float, top_k: int) -> None:
     if not temperature > 0:
         raise InputError("distillation(temperature)", value=temperature, rule="above 0")
-    if not 0 <= top_k <= student.words:
+    if not 0 <= top_k <= student.vocabulary:
         raise InputError(
             "distillation(top_k)", value=top_k,
-            rule=f"0 (all words) to {student.words}, the words there are",
+            rule=f"0 (all) to {student.vocabulary}, the size of the vocabulary",
         )  # fmt: skip
 
 
@@ -155,19 +156,18 @@ def distillation(
     top_k_of: Literal["student", "teacher"] = "student",
     tail: bool = True,
 ):
-    """Generalised JSD of the two next-word distributions, at every token: [..., S] (GKD,
-    2306.13649).
+    """Generalised JSD of the two next-token distributions, at every token: [..., S].
 
-    `jsd_terms` summed over all words, or over the `top_k` likeliest of `top_k_of` with all others
-    as one word (`tail`) or left out and the rest renormalised. Both are softmax(logits /
-    temperature). Tokens at mask 0 may be garbage. Metrics [..., S]: student_entropy,
-    teacher_entropy, same_first_word.
+    GKD, arXiv 2306.13649: `jsd_terms` summed over the vocabulary, or over the `top_k` likeliest of
+    `top_k_of` with all others as one entry (`tail`) or left out and the rest renormalised. Both are
+    softmax(logits / temperature). Tokens at mask 0 may be garbage. Metrics [..., S]:
+    student_entropy, teacher_entropy, same_first_word.
     """
     _check(student, temperature, top_k)
-    if student.words != teacher.words:
+    if student.vocabulary != teacher.vocabulary:
         raise InputError(
             "distillation: the two heads", value=(student.head.shape, teacher.head.shape),
-            rule="the same words: student and teacher share a tokenizer",
+            rule="the same vocabulary: student and teacher share a tokenizer",
         )  # fmt: skip
     if top_k_of not in ("student", "teacher"):
         raise InputError("distillation(top_k_of)", value=top_k_of, rule="student or teacher")
@@ -184,15 +184,15 @@ def distillation(
         }
         if top_k:
             source = fixed if top_k_of == "student" else log_t
-            words = jax.lax.top_k(source, top_k)[1]
-            log_s, log_t = (_kept(x, words, tail) for x in (log_s, log_t))
+            entries = jax.lax.top_k(source, top_k)[1]
+            log_s, log_t = (_kept(x, entries, tail) for x in (log_s, log_t))
         return jnp.sum(jsd_terms(log_s, log_t, beta=beta), axis=-1), metrics
 
     hidden = (_selected(student.hidden, mask), _selected(teacher.hidden, mask))
-    return _by_chunks(one, hidden, student.hidden.ndim - 2, student.words)
+    return _by_chunks(one, hidden, student.hidden.ndim - 2, student.vocabulary)
 
 
-def forward_kl_of_sent_words(
+def forward_kl_of_sent_entries(
     student: Readout,
     teacher_logprobs: jax.Array,
     teacher_ids: jax.Array,
@@ -201,11 +201,11 @@ def forward_kl_of_sent_words(
     temperature: float = 1.0,
     log_prob_min: float | None = None,
 ):
-    """sum over the K words sent of p_t (log p_t - log p_s), at every token: [..., S].
+    """sum over the K entries sent of p_t (log p_t - log p_s), at every token: [..., S].
 
     teacher_logprobs and teacher_ids are [..., S, K]: what a teacher server returns. Nothing is
     renormalised: a loss may be negative. `log_prob_min` bounds both log-probs from below.
-    Metrics [..., S]: student_mass and teacher_mass of those words; overlap, how many of them are
+    Metrics [..., S]: student_mass and teacher_mass of those entries; overlap, how many of them are
     among the student's own K likeliest; overlap_advantage, the mean of -p_t (log p_t - log p_s)
     over those (arXiv 2604.13016).
     """
@@ -234,21 +234,19 @@ def forward_kl_of_sent_words(
 
     sent = jnp.maximum(_selected(jax.lax.stop_gradient(teacher_logprobs), mask), _LOG_ZERO)
     arrays = (_selected(student.hidden, mask), sent, _selected(teacher_ids, mask))
-    return _by_chunks(one, arrays, axis, student.words)
+    return _by_chunks(one, arrays, axis, student.vocabulary)
 
 
+@contract(reads=("ref_logprobs",))
 def sampled_reverse_kl(policy: Policy, batch: Batch):
-    """log pi (log pi - log teacher), the second factor constant: [B, S], for policy tokens.
+    """log pi (log pi - log teacher) of policy tokens, the second factor constant: [B, S].
 
     The teacher's log-probs of the batch's tokens are `ref_logprobs`. On tokens that the student
-    sampled its mean gradient is that of KL(student || teacher), one word ahead. Metrics:
-    teacher_gap.
+    sampled its mean gradient is that of KL(student || teacher), one token ahead.
+    Metrics: teacher_gap.
     """
     batch.require("ref_logprobs", by="sampled_reverse_kl")
     keep = batch.mask > 0
     ours = jnp.where(keep, policy.logprobs, 0.0)
     gap = jax.lax.stop_gradient(ours - jnp.where(keep, batch.ref_logprobs, 0.0))
     return gap * ours, {"teacher_gap": gap}
-
-
-sampled_reverse_kl.needs_reference = True

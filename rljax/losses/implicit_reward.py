@@ -1,8 +1,7 @@
 """Training an implicit process reward model: beta (log pi - log ref) of each token is its reward.
 
 Only outcome labels are needed (PRIME, arXiv 2502.01456; Yuan et al., arXiv 2412.01981). A row is
-right where batch.scores > 0. What does not live here: the advantages that PRIME makes of it
-(rljax.advantages). Axes: B rows, S tokens.
+right where batch.scores > 0. PRIME's advantages: rljax.advantages.prime. Axes: B rows, S tokens.
 """
 
 from typing import Literal
@@ -11,18 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
     constant_scores,
     log_ratios,
     log_sigmoid_smoothed,
-    marked,
     one_of,
     positive,
 )
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def implicit_reward_classification(policy: Policy, batch: Batch, *, beta: float = 0.05):
     """-log sigmoid(+-q), q = beta (log pi(y|x) - log ref(y|x)), + at right rows: [B].
 
@@ -35,7 +34,7 @@ def implicit_reward_classification(policy: Policy, batch: Batch, *, beta: float 
     return loss, _metrics(reward, right)
 
 
-@marked(needs_reference=True, whole_step=True)
+@contract(reads=("ref_logprobs", "scores", "group"), whole_step=True)
 def implicit_reward_contrast(
     policy: Policy,
     batch: Batch,
@@ -43,12 +42,12 @@ def implicit_reward_contrast(
     beta: float = 0.05,
     weighting: Literal["none", "labels", "rewards"] = "none",
 ):
-    """-w log sigmoid(+-(q_i - q')), q' the mean q, without gradient, of the rows of i's group with
-    the opposite label, 0 if there are none: [B].
+    """-w log sigmoid(+-(q_i - q')), + at right rows: [B].
 
-    DPO against the group, as PRIME trains its reward model (arXiv 2502.01456). weighting: w is the
-    density of being the best of the group's n rows, n F(i)^(n - 1), F the share of the group whose
-    label, or whose q, is no higher. Metrics: implicit_reward, accuracy (the sign of q),
+    q' is the mean q, without gradient, of the rows of i's group with the opposite label, 0 if there
+    are none. DPO against the group, as PRIME trains its reward model (arXiv 2502.01456). weighting:
+    w is the density of being the best of the group's n rows, n F(i)^(n - 1), F the share of the
+    group whose label, or whose q, is no higher. Metrics: implicit_reward, accuracy (the sign of q),
     group_accuracy (pairs of the group with different labels that q orders rightly, 1/2 if none).
     """
     by = "implicit_reward_contrast"
@@ -83,8 +82,8 @@ def group_accuracy(rewards: jax.Array, batch: Batch, *, by: str = "group_accurac
     pairs = siblings & right[:, None] & ~right[None, :]
     ordered = pairs & (rewards[:, None] > rewards[None, :])
     count = lambda x: jnp.sum(jnp.where(siblings, jnp.sum(x, axis=1)[None, :], 0), axis=1)  # noqa: E731
-    found = count(pairs)
-    return jnp.where(found > 0, count(ordered) / jnp.maximum(found, 1), 0.5)
+    total = count(pairs)
+    return jnp.where(total > 0, count(ordered) / jnp.maximum(total, 1), 0.5)
 
 
 def _row_mean(x: jax.Array, keep: jax.Array) -> jax.Array:

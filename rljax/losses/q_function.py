@@ -1,9 +1,8 @@
 """Offline losses that tie a policy to a value: DQO token by token, DRO by whole responses.
 
-What lives here: unreduced losses of the two networks, their targets and the correction for data of
-another policy. What does not: averages (rljax.learn) and who supplies which array: a policy loss
-finds the critic's V in `batch.values`, a value loss the policy's log-probs in `old_logprobs` (and
-its entropies in `entropy`), so that each is a constant of the other.
+Unreduced losses of the two networks, their targets, and the correction for data of another policy.
+A policy loss reads the critic's V from `batch.values`, a value loss the policy's log-probs from
+`old_logprobs` (and its entropies from `entropy`), so that each is a constant of the other.
 
 Axes: B rows, S tokens. Token h is the action a_h in the state s_h, everything before it; `values`
 holds V(s_h) at token h. h+1 is the next token the policy chose in the same segment (tool output is
@@ -18,9 +17,10 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch, FinishReason
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.kernels import gae as recurrences
-from rljax.losses.policy.common import Policy
+from rljax.losses.policy.common import Policy, at_tokens, constant
 
 # What one importance weight is the product over: the response, the rest of it from the token on,
 # the token alone; or no correction.
@@ -28,16 +28,6 @@ Level = Literal["trajectory", "suffix", "token", "off"]
 LEVELS = ("trajectory", "suffix", "token", "off")
 # Whose log-probs the data were drawn with: recorded ones, the reference's or those in old_logprobs.
 Source = Literal["sampler", "ref", "old"]
-
-
-def _at_tokens(x: jax.Array, batch: Batch) -> jax.Array:
-    """x at policy tokens and 0 elsewhere."""
-    return jnp.where(batch.mask > 0, x, 0.0)
-
-
-def _constant(x: jax.Array, batch: Batch) -> jax.Array:
-    """x at policy tokens and 0 elsewhere, without gradient."""
-    return jax.lax.stop_gradient(_at_tokens(x, batch))
 
 
 def _choose(what: str, value, allowed: tuple) -> None:
@@ -51,7 +41,6 @@ def _positive(what: str, value: float) -> None:
 
 
 # -- DQO: targets
-# ---------------------------------------------------------------------------------------
 
 
 def soft_rewards(logprobs: jax.Array, batch: Batch, *, beta: float) -> jax.Array:
@@ -60,8 +49,8 @@ def soft_rewards(logprobs: jax.Array, batch: Batch, *, beta: float) -> jax.Array
     The sample form of r_h + beta log ref + beta H(pi) (DQO, arXiv 2410.09302, section 4.2).
     """
     batch.require("rewards", "ref_logprobs", by="soft_rewards")
-    penalty = _constant(batch.ref_logprobs, batch) - _constant(logprobs, batch)
-    return _constant(batch.rewards, batch) + beta * penalty
+    penalty = constant(batch.ref_logprobs, batch) - constant(logprobs, batch)
+    return constant(batch.rewards, batch) + beta * penalty
 
 
 def _behind(batch: Batch, values: jax.Array, bootstrap_truncated: bool) -> jax.Array:
@@ -91,7 +80,7 @@ def lambda_returns(
     """
     if not 0.0 <= lam <= 1.0:
         raise InputError("lambda_returns(lam)", value=lam, rule="between 0 and 1")
-    values = _constant(values, batch)
+    values = constant(values, batch)
     # At the last token (1 - lam) V + lam G of what is behind it is that value itself.
     end = _behind(batch, values, bootstrap_truncated)
     rewards = soft_rewards(logprobs, batch, beta=beta) + end
@@ -105,9 +94,9 @@ def _log_weights(logprobs, behaviour, batch: Batch, level: Level) -> jax.Array:
     _choose("offline_weights(level)", level, LEVELS)
     if level == "off":
         return jnp.zeros_like(batch.mask)
-    ratio = _constant(logprobs, batch) - _constant(behaviour, batch)
+    ratio = constant(logprobs, batch) - constant(behaviour, batch)
     if level == "trajectory":
-        return _at_tokens(batches.segment_sum(ratio, batch), batch)
+        return at_tokens(batches.segment_sum(ratio, batch), batch)
     return batches.discounted_sum(ratio, batch, 1.0) if level == "suffix" else ratio
 
 
@@ -128,9 +117,9 @@ def offline_weights(
     _positive("offline_weights(cap)", cap)
     log_weights = _log_weights(logprobs, behaviour, batch, level)
     if level == "off":
-        return _at_tokens(jnp.ones_like(batch.mask), batch)
+        return at_tokens(jnp.ones_like(batch.mask), batch)
     # The cap before exp: the product of a long response overflows.
-    return _at_tokens(jnp.exp(jnp.minimum(log_weights, math.log(cap))), batch)
+    return at_tokens(jnp.exp(jnp.minimum(log_weights, math.log(cap))), batch)
 
 
 def _correction(logprobs, batch: Batch, behaviour: Source, level: Level, cap: float, by: str):
@@ -161,9 +150,15 @@ def _calibration(values: jax.Array, batch: Batch) -> dict:
 
 
 # -- DQO: the two losses
-# --------------------------------------------------------------------------------
 
 
+def _more_reads(options: dict) -> tuple[str, ...]:
+    """What the options of a DQO loss read beside its own fields."""
+    behaviour = () if options["is_level"] == "off" else (f"{options['behaviour']}_logprobs",)
+    return (*behaviour, *(("finish_reason",) if options["bootstrap_truncated"] else ()))
+
+
+@contract(reads=lambda options: ("rewards", "values", "ref_logprobs", *_more_reads(options)))
 def dqo_policy(
     policy: Policy,
     batch: Batch,
@@ -186,7 +181,7 @@ def dqo_policy(
     by = "dqo_policy"
     _positive(f"{by}(beta)", beta)
     batch.require("rewards", "values", "ref_logprobs", by=by)
-    values = _constant(batch.values, batch)
+    values = constant(batch.values, batch)
     later = values
     if not one_step:
         later = lambda_returns(
@@ -194,14 +189,23 @@ def dqo_policy(
             bootstrap_truncated=bootstrap_truncated,
         )  # fmt: skip
     end = _behind(batch, values, bootstrap_truncated)
-    target = _constant(batch.rewards, batch) + batches.next_policy_token(later, batch) + end
-    ratio = _at_tokens(policy.logprobs, batch) - _constant(batch.ref_logprobs, batch)
+    target = constant(batch.rewards, batch) + batches.next_policy_token(later, batch) + end
+    ratio = at_tokens(policy.logprobs, batch) - constant(batch.ref_logprobs, batch)
     residual = beta * ratio - (target - values)
     weights, metrics = _correction(policy.logprobs, batch, behaviour, is_level, is_cap, by)
     metrics |= {"dqo_residual_abs": jnp.abs(residual), "ref_kl": ratio}
     return weights * residual**2, metrics | _calibration(values, batch)
 
 
+@contract(
+    reads=lambda options: (
+        "rewards",
+        "ref_logprobs",
+        "old_logprobs",
+        *(("entropy",) if options["one_step"] else ()),
+        *_more_reads(options),
+    )
+)
 def dqo_value(
     values: jax.Array,
     batch: Batch,
@@ -225,13 +229,13 @@ def dqo_value(
     by = "dqo_value"
     _positive(f"{by}(beta)", beta)
     batch.require("rewards", "ref_logprobs", "old_logprobs", by=by)
-    values = _at_tokens(values, batch)
+    values = at_tokens(values, batch)
     fixed, options = jax.lax.stop_gradient(values), {"bootstrap_truncated": bootstrap_truncated}
     if one_step:
         batch.require("entropy", by=f"{by}(one_step)")
-        target = _constant(batch.rewards, batch) + batches.next_policy_token(fixed, batch)
+        target = constant(batch.rewards, batch) + batches.next_policy_token(fixed, batch)
         target = target + _behind(batch, fixed, bootstrap_truncated)
-        soft = _constant(batch.ref_logprobs, batch) + _constant(batch.entropy, batch)
+        soft = constant(batch.ref_logprobs, batch) + constant(batch.entropy, batch)
         target = target + beta * soft
     else:
         target = lambda_returns(
@@ -250,7 +254,6 @@ def dqo_value(
 
 
 # -- DRO
-# ------------------------------------------------------------------------------------------------
 
 
 def prompt_values(values: jax.Array, batch: Batch) -> jax.Array:
@@ -286,9 +289,16 @@ def _dro_residual(ratio, value, batch: Batch, tau: float, by: str):
 def _log_ratio(logprobs: jax.Array, batch: Batch, by: str) -> jax.Array:
     """log pi(y) - log ref(y): [B]."""
     batch.require("ref_logprobs", by=by)
-    return jnp.sum(_at_tokens(logprobs, batch) - _constant(batch.ref_logprobs, batch), axis=1)
+    return jnp.sum(at_tokens(logprobs, batch) - constant(batch.ref_logprobs, batch), axis=1)
 
 
+@contract(
+    reads=lambda options: (
+        "rewards",
+        "ref_logprobs",
+        *(("values",) if options["value"] is None else ()),
+    )
+)
 def dro_policy(
     policy: Policy,
     batch: Batch,
@@ -298,6 +308,9 @@ def dro_policy(
     gradient: Literal["rescaled", "exact"] = "rescaled",
 ):
     """1/2 (r - V(x) - tau log pi/ref(y))^2: [B] (DRO-V, arXiv 2405.19107).
+
+    With value = V*, estimated beforehand from samples of the reference, and gradient="exact" it is
+    half of A*PO's loss, (tau log pi/ref(y) - (r - V*))^2 (arXiv 2505.20686).
 
     value [B] is a constant; None takes `batch.values` at the first policy token. "rescaled" divides
     the gradient by tau, as the paper does; the value of the loss stays. r = the row's rewards, or
@@ -317,6 +330,7 @@ def dro_policy(
     return 0.5 * residual**2, metrics
 
 
+@contract(reads=("rewards", "ref_logprobs", "old_logprobs"))
 def dro_value(value: jax.Array, batch: Batch, *, tau: float):
     """1/2 (r - V(x) - tau log pi/ref(y))^2, gradient through V alone: [B] (DRO-V, 2405.19107).
 
@@ -329,7 +343,3 @@ def dro_value(value: jax.Array, batch: Batch, *, tau: float):
     ratio = jax.lax.stop_gradient(_log_ratio(batch.old_logprobs, batch, by))
     residual, metrics = _dro_residual(ratio, value, batch, tau, by)
     return 0.5 * residual**2, metrics
-
-
-for _loss in (dqo_policy, dqo_value, dro_policy, dro_value):
-    _loss.needs_reference = True

@@ -1,8 +1,7 @@
 """Losses of reward models: Bradley-Terry on pairs, regression and classification of steps.
 
-What lives here: formulas on the scalar (or two-way) head's output, unreduced. What does not: the
-head, the labels (rljax.data), rewards without a model. Rows are unpacked. Axes: B rows, S tokens,
-N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
+Formulas on the output of the scalar (or two-way) head, unreduced. Rows are unpacked. Axes: B rows,
+S tokens, N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
 """
 
 from typing import Literal
@@ -11,42 +10,33 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.losses.preference.common import (
     label_noise,
     log_sigmoid_smoothed,
-    marked,
     one_of,
     rows_of,
 )
 
 
-def reads(*, per_token: bool = False, labels: int = 1):
-    """Marks what a loss reads of the head: after each token rather than each row; how many labels
-    (of 2 all logits [..., 2], of 1 the score alone)."""
-
-    def mark(loss):
-        if per_token:
-            loss.per_token = True
-        if labels > 1:
-            loss.labels = labels
-        return loss
-
-    return mark
-
-
-@marked(rows_per_example=2)
+@contract(reads=lambda options: ("scores",) if options["margin"] else (), rows=2)
 def bradley_terry(
-    scores: jax.Array, batch: Batch, *, center: float = 0.0, label_smoothing: float = 0.0
+    scores: jax.Array,
+    batch: Batch,
+    *,
+    margin: bool = False,
+    center: float = 0.0,
+    label_smoothing: float = 0.0,
 ):
-    """-(1 - eps) log sigmoid(h) - eps log sigmoid(-h) + center (r_w + r_l)^2, h = r_w - r_l - m:
-    [N].
+    """-(1 - eps) log sigmoid(h) - eps log sigmoid(-h) + center (r_w + r_l)^2, h = r_w - r_l: [N].
 
-    Bradley-Terry; scores [B] are the head's, read at a row's last token. m = batch.scores of the
-    chosen row less that of the rejected one where the batch has them, else 0: the margin of Llama 2
-    (arXiv 2307.09288). center: pulls scores to mean 0 (arXiv 2312.09244); without it a constant
-    added to all scores changes nothing. label_smoothing: the share of wrong labels; 1/2 for pairs
-    that tie. Metrics: accuracy, margin, score, score/chosen, score/rejected, score_min, score_max.
+    Bradley-Terry; scores [B] are the head's, read at a row's last token. margin: h = r_w - r_l - m,
+    m = batch.scores of the chosen row less that of the rejected one, as rows of data with scores
+    have them: the margin of Llama 2 (arXiv 2307.09288). center: pulls scores to mean 0 (arXiv
+    2312.09244); without it a constant added to all scores changes nothing. label_smoothing: the
+    share of wrong labels; 1/2 for pairs that tie. Metrics: accuracy, margin, score, score/chosen,
+    score/rejected, score_min, score_max.
     """
     by = "bradley_terry"
     label_noise(label_smoothing, by=by)
@@ -54,7 +44,8 @@ def bradley_terry(
         raise InputError(f"{by}(scores)", value=scores.shape, rule=f"({batch.rows},): one per row")
     chosen, rejected = rows_of(scores, 2, by=by)
     logit = chosen - rejected
-    if batch.scores is not None:
+    if margin:
+        batch.require("scores", by=f"{by}(margin)")
         wanted = rows_of(jax.lax.stop_gradient(batch.scores), 2, by=by)
         logit = logit - (wanted[0] - wanted[1])
     loss = log_sigmoid_smoothed(logit, label_smoothing)
@@ -77,12 +68,14 @@ def _labels(batch: Batch, *, by: str) -> jax.Array:
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, batch.process_rewards, 0.0))
 
 
-@reads(per_token=True)
+@contract(reads=("process_rewards",), per_token=True, squash=lambda options: options["squash"])
 def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", "tanh"] = "none"):
     """(squash(s) - label)^2 at each labelled token: [B, S].
 
     A process reward model by regression (ALGORITHMS A5, arXiv 2410.17621): batch.mask is 1 at the
-    last token of each step, batch.process_rewards its label, 0 being neutral. Metrics: mse,
+    last token of each step, batch.process_rewards its label, 0 being neutral. The head gives s; the
+    reward model that is trained with squash="tanh" scores with tanh(s), on disk too, and a critic
+    that starts from it keeps its values in (-1, 1). Metrics: mse,
     sign_correct and non_neutral, both shares of the labelled tokens, whose quotient is the accuracy
     of the sign on steps that are not neutral.
     """
@@ -98,7 +91,7 @@ def step_regression(scores: jax.Array, batch: Batch, *, squash: Literal["none", 
     }
 
 
-@reads(per_token=True, labels=2)
+@contract(reads=("process_rewards",), per_token=True, labels=2)
 def step_classification(logits: jax.Array, batch: Batch):
     """-log softmax(z)[label] at each labelled token, label = process_rewards > 0: [B, S].
 

@@ -4,12 +4,15 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 
 
+@contract(reads=lambda o: ("returns",) if o["clip"] is None else ("returns", "values"))
 def squared_error(values: jax.Array, batch: Batch, *, clip: float | None = 0.5):
-    """1/2 max((V - R)^2, (clip(V, V_old +- clip) - R)^2); clip None = plain (ALGORITHMS D4).
+    """1/2 max((V - R)^2, (clip(V, V_old +- clip) - R)^2); clip None = plain: [B, S].
 
-    Metrics: vf_clipfrac, vpred.
+    V_old = batch.values, R = batch.returns: PPO's value loss, arXiv 1707.06347 (ALGORITHMS D4).
+    Metrics: vpred, and with a clip vf_clipfrac, the share of tokens where it was the larger one.
     """
     batch.require("returns", by="squared_error")
     returns = jax.lax.stop_gradient(batch.returns)

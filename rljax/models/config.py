@@ -172,6 +172,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     labels: int = 1  # outputs of the scalar head
     head_bias: bool = False  # of the scalar head
+    squash: str = "none"  # of what the scalar head gives: "tanh" where tanh(s) was fitted
     init_std: float = 0.02
     dtype: str = "float32"
     weight_dtype: str = "float32"
@@ -187,6 +188,7 @@ class ModelConfig:
             _check(
                 isinstance(value, int) and value >= 1, f"model.{name}", value, "a whole number >= 1"
             )
+        _check(self.squash in ("none", "tanh"), "model.squash", self.squash, "none or tanh")
         if self.heads % self.kv_heads:
             raise InputError(
                 "model.kv_heads does not divide model.heads", value=(self.kv_heads, self.heads)

@@ -387,6 +387,7 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     windows = family.windows(keys, fields["layers"])
     fields["kinds"] = _kinds(windows, fields)
     fields["labels"], fields["head_bias"] = hf_keys.labels(config)
+    fields["squash"] = keys.get("score_squash", str, "none")  # ours: transformers gives the raw s
     fields["vision"] = vision
     keys.check_all_read(name)
     return ModelConfig(**{**fields, **overrides})
@@ -435,4 +436,6 @@ def to_hf_config(
     if head != "lm":
         out["num_labels"] = config.labels
         out["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.labels)}
+        if config.squash != "none":
+            out["score_squash"] = config.squash
     return out

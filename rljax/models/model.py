@@ -220,13 +220,14 @@ class Model:
         return _describe_next(self.token_scores(params, batch)[..., 0])
 
     def token_scores(self, params: dict, batch: Batch) -> jax.Array:
-        """The scalar head after tokens[b, t] was read: [B, S, labels] float32 (process scores)."""
+        """The scalar head after tokens[b, t] was read, squashed as the config says: [B, S, labels]
+        float32 (process scores)."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch).astype(jnp.float32)
         scores = hidden @ decoder.head_weight("scalar").astype(jnp.float32)
-        if not self.config.head_bias:
-            return scores
-        return add_last(scores, decoder.head_bias[...])
+        if self.config.head_bias:
+            scores = add_last(scores, decoder.head_bias[...])
+        return jnp.tanh(scores) if self.config.squash == "tanh" else scores
 
     def scores(self, params: dict, batch: Batch) -> jax.Array:
         """The scalar head after a row's last token: [B, labels] float32 (outcome scores)."""

@@ -5,15 +5,7 @@ role: what every role answers. layout: where training keeps its arrays. program:
 """
 
 from rljax.roles.layout import start_training, training_layout
-from rljax.roles.models import (
-    Actor,
-    Critic,
-    Reference,
-    RewardModel,
-    labels,
-    rows_per_example,
-    trait,
-)
+from rljax.roles.models import Actor, Critic, Reference, RewardModel
 from rljax.roles.program import program
 from rljax.roles.role import Role
 from rljax.roles.state import Baseline, KLController
@@ -26,10 +18,7 @@ __all__ = [
     "Reference",
     "RewardModel",
     "Role",
-    "labels",
     "program",
-    "rows_per_example",
     "start_training",
-    "trait",
     "training_layout",
 ]

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import optax
 
 from rljax.batch import Batch
-from rljax.components import Component
+from rljax.contracts import spec
 from rljax.learn import Objective, Steps, fit, map_microbatches, positive_token_mean
 from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
-from rljax.losses.policy import Policy, log_ratio
+from rljax.losses.policy import Policy
+from rljax.losses.policy.common import log_ratio
 from rljax.mesh import in_device_memory, in_memory_of, is_on_host
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
@@ -45,37 +46,16 @@ def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) 
         metrics |= {name: function(policy, batch) for name, function in shown.items()}
         return [value, *(function(policy, batch) for _, function in terms)], metrics
 
-    read = actor.model.greedy if trait(loss, "reads_greedy") else actor.model.logprobs
+    declared = spec(loss)
+    read = actor.model.greedy if declared.reads_greedy else actor.model.logprobs
     return Objective(
         model=lambda p, b: Policy(*read(p, b, actor.temperature)),
         terms=values,
         reductions=(reduction, *(r for r, _ in terms)),
-        corrected=(not trait(loss, "applies_weights"), *(False for _ in terms)),
-        whole_step=trait(loss, "whole_step"),
-        rows_per_example=rows_per_example(loss),
+        corrected=(not declared.applies_weights, *(False for _ in terms)),
+        whole_step=declared.whole_step,
+        rows_per_example=declared.rows,
     )
-
-
-def _attributes(loss: Callable) -> dict:
-    """Of a loss; a component's and a partial's are those of its function."""
-    if isinstance(loss, functools.partial):
-        return _attributes(loss.func)
-    return vars(loss.function if isinstance(loss, Component) else loss)
-
-
-def trait(loss: Callable, name: str) -> bool:
-    """Whether a loss carries this attribute."""
-    return bool(_attributes(loss).get(name, False))
-
-
-def rows_per_example(loss: Callable) -> int:
-    """How many rows that follow each other are one example of this loss: 2 for pairs."""
-    return _attributes(loss).get("rows_per_example", 1)
-
-
-def labels(loss: Callable) -> int:
-    """How many labels of a reward model's head this loss reads."""
-    return _attributes(loss).get("labels", 1)
 
 
 class _Trained(Role):
@@ -317,22 +297,25 @@ class RewardModel(_Trained):
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
         """All optimizer steps of this batch -> (RewardModel, metrics).
 
-        A loss marked `per_token` is called with scores [B, S] (`step_scores`), else with [B]; one
-        marked `labels` with that many logits.
+        The loss reads the head's output as it is, [B], or [B, S] if its contract has `per_token`;
+        all logits of the head if it has `labels` above 1. What it squashes, it squashes itself.
         """
-        read = self.model.token_scores if trait(loss, "per_token") else self.model.scores
+        declared = spec(loss)
+        config = dataclasses.replace(self.model.config, squash="none")
+        raw = dataclasses.replace(self.model, config=config)
+        read = raw.token_scores if declared.per_token else raw.scores
 
         def terms(scores, batch):
             value, metrics = loss(scores, batch)
             return [value], metrics
 
         objective = Objective(
-            lambda p, b: read(p, b) if labels(loss) > 1 else _one_number(read(p, b)),
+            lambda p, b: read(p, b) if declared.labels > 1 else _one_number(read(p, b)),
             terms,
             (reduction,),
             (False,),
-            whole_step=trait(loss, "whole_step"),
-            rows_per_example=rows_per_example(loss),
+            whole_step=declared.whole_step,
+            rows_per_example=declared.rows,
         )
         state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
         return self._after(state, metrics)

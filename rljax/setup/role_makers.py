@@ -71,7 +71,7 @@ def trained_values(
         clip_norm=clip_norm,
     )  # fmt: skip
     made = inputs.optimizer(settings)
-    model, body = scalar_start(inputs, 1)
+    model, body = scalar_start(inputs)
     return Critic(inputs.training(model, body, made), model, made, f"{inputs.name}/")
 
 

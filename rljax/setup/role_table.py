@@ -114,18 +114,27 @@ def make_actor(inputs: RoleInputs, *, prefix: str = "", settings=None) -> Actor:
     return Actor(state, model, optimizer, temperature, inputs.setup.decoding, prefix)
 
 
-def scalar_start(inputs: RoleInputs, labels: int) -> tuple[Model, dict]:
+def scalar_start(
+    inputs: RoleInputs, labels: int = 1, squash: str | None = None
+) -> tuple[Model, dict]:
     """The reward model of critic_model with its own config.json and head; without one, the policy's
-    body and a head of zeros, of `labels` labels."""
+    body and a head of zeros, of `labels` labels. `squash`: what its scores are read through; None =
+    as its config.json says."""
     config, policy = inputs.config, inputs.setup.model
+    squashed = {} if squash is None else {"squash": squash}
     if config.critic_model:
-        if not inputs.abstract:
-            return scalar_model(config, policy, "critic_model", config.critic_model, adapted=True)
         settings = dataclasses.asdict(config.model_settings) | adapter_fields(config)
-        wanted = dataclasses.replace(load_config(config.critic_model, **settings), labels=1)
+        wanted = load_config(config.critic_model, **settings)
+        wanted = dataclasses.replace(wanted, labels=1, **squashed)  # two logits are one number
         model = Model(wanted, policy.mesh, "scalar")
-        return model, model.abstract()
-    own = dataclasses.replace(policy.config, labels=labels)
+        if inputs.abstract:
+            return model, model.abstract()
+        loaded, params = scalar_model(
+            config, policy, "critic_model", config.critic_model, adapted=True
+        )
+        own = dataclasses.replace(loaded.config, **squashed)
+        return dataclasses.replace(loaded, config=own), params
+    own = dataclasses.replace(policy.config, labels=labels, **squashed)
     model = dataclasses.replace(policy, head="scalar", config=own)
     if inputs.abstract:
         return model, model.abstract()
@@ -138,14 +147,14 @@ def scalar_start(inputs: RoleInputs, labels: int) -> tuple[Model, dict]:
 
 def make_critic(inputs: RoleInputs) -> Critic:
     optimizer = inputs.optimizer(inputs.config.critic_optimizer)
-    model, body = scalar_start(inputs, 1)
+    model, body = scalar_start(inputs)
     return Critic(inputs.training(model, body, optimizer), model, optimizer)
 
 
 def make_reward_model(inputs: RoleInputs) -> RewardModel:
     optimizer = inputs.optimizer(inputs.config.critic_optimizer)
-    labels = spec(inputs.phase.algorithm.reward_loss).labels
-    model, body = scalar_start(inputs, labels)
+    declared = spec(inputs.phase.algorithm.reward_loss)
+    model, body = scalar_start(inputs, declared.labels, declared.squash)
     return RewardModel(inputs.training(model, body, optimizer), model, optimizer)
 
 
@@ -183,7 +192,8 @@ def needs_reference(setup: Setup) -> bool:
     are not stored on disk."""
     settings = setup.config.algorithm
     if not setup.learns_offline:
-        return settings.kl_in_reward > 0 or settings.kl_in_loss > 0
+        reads = "ref_logprobs" in spec(setup.algorithm.policy_loss).reads
+        return settings.kl_in_reward > 0 or settings.kl_in_loss > 0 or reads
     pairs = setup.main.data == "pairs"
     reads = not pairs or "ref_logprobs" in spec(setup.algorithm.preference_loss).reads
     return reads and not setup.config.offline.reference_logprobs

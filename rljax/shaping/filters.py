@@ -1,17 +1,19 @@
 """Filters: batch -> 1 for every row that is learnt from, else 0: [B].
 
-What lives here: which rows count. A filtered row gets mask 0: it leaves numerators and denominators
-of the loss. After the advantages it still has its place in the group's baseline
-(`algorithm.filters`); before them it has not (`algorithm.baseline_filters`).
+A filtered row gets mask 0: it leaves numerators and denominators of the loss. After the advantages
+it still has its place in the group's baseline (`algorithm.filters`); before them it has not
+(`algorithm.baseline_filters`).
 """
 
 import jax.numpy as jnp
 
 from rljax.batch import Batch, FinishReason
+from rljax.contracts import contract
 
 
+@contract(reads=("finish_reason",))
 def overlong(batch: Batch):
-    """Rows that the length limit cut off are left out (DAPO's overlong filter, ALGORITHMS H1)."""
+    """0 for rows that the length limit cut off (DAPO's overlong filter, ALGORITHMS H1)."""
     batch.require("finish_reason", by="overlong")
     return (batch.finish_reason != FinishReason.LENGTH).astype(batch.mask.dtype)
 
@@ -23,16 +25,18 @@ def _group_extremes(batch: Batch):
     return low, high, jnp.sum(same, axis=1)
 
 
+@contract(reads=("scores", "group"))
 def live_groups(batch: Batch):
-    """Groups whose scores are all equal are left out: they have no advantage, only a share of the
+    """0 for rows of groups whose scores are all equal: no advantage, only a share of the
     denominator (ALGORITHMS H4). By the reward's own score, before shaping; a group of one stays."""
     batch.require("scores", "group", by="live_groups")
     low, high, size = _group_extremes(batch)
     return ((low != high) | (size == 1)).astype(batch.mask.dtype)
 
 
+@contract(reads=("scores", "group"))
 def pass_rate(batch: Batch, *, low: float = 0.2, high: float = 0.8, correct_at: float = 1.0):
-    """Groups whose share of correct rows lies in [low, high] stay (PRIME's prompt filter)."""
+    """1 for rows of groups whose share of correct rows is in [low, high]: PRIME's prompt filter."""
     batch.require("scores", "group", by="pass_rate")
     same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
     right = (batch.scores >= correct_at).astype(batch.mask.dtype)

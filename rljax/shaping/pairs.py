@@ -1,9 +1,8 @@
 """Pairs out of groups: which two samples of a prompt are compared, and who would win.
 
-What lives here: functions of scores, no gradient, no model. What does not: the rewards, the losses
-of pairs (rljax.losses.preference). A preference is a function (first, second) -> P(first wins) of
-two arrays of scores, which config text names: "bradley_terry(scale=2.0)", or one of your own.
-Axes: P prompts, K samples of each.
+Functions of scores, without gradient. The losses of pairs: rljax.losses.preference. A preference is
+a function (first, second) -> P(first wins) of two arrays of scores, which config text names:
+"bradley_terry(scale=2.0)", or one of your own. Axes: P prompts, K samples of each.
 """
 
 from typing import Literal, NamedTuple
@@ -42,8 +41,8 @@ def win_probabilities(scores: jax.Array, live: jax.Array, preference) -> jax.Arr
 
 
 class Pairs(NamedTuple):
-    """Of each prompt: the samples that are compared [P] int, how much better the chosen one is
-    [P], and whether there is anything to learn [P] bool."""
+    """The samples of each prompt that are compared [P] int, how much better the chosen one is [P],
+    and whether there is anything to learn [P] bool."""
 
     chosen: jax.Array
     rejected: jax.Array

@@ -1,8 +1,7 @@
 """Resampling of responses by their scores: the filter of PF-PPO (arXiv 2409.06957).
 
-What lives here: weights by rank or by score, drawing with replacement, and the fit that tells a
-good
-filter. What does not: rewards, advantages. Axes: B rows, N samples of one prompt.
+Weights by rank or by score, drawing with replacement, and the fit that tells a good filter. Axes: B
+rows, N samples of one prompt.
 """
 
 import jax

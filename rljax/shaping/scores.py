@@ -1,13 +1,14 @@
 """Reward shaping: batch -> new score of every row [B], from its score and its length in tokens.
 
-What lives here: functions of numbers that the batch holds. What does not: rewards that read text
-(rljax.rewards). `batch.scores` keeps the reward's own value, by which groups are filtered.
+Functions of numbers that the batch holds; rewards that read text are in rljax.rewards.
+`batch.scores` keeps the reward's own value, by which groups are filtered.
 """
 
 import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 
 
@@ -34,6 +35,7 @@ def _check_limits(name: str, max_tokens: int, cache_tokens: int) -> None:
         )  # fmt: skip
 
 
+@contract(reads=("rewards",))
 def soft_overlong(
     batch: Batch, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0, floor: bool = True
 ):
@@ -45,6 +47,7 @@ def soft_overlong(
     return batches.row_scores(batch) + penalty * over
 
 
+@contract(reads=("rewards", "scores"))
 def length_penalty_when_right(
     batch: Batch, *, max_tokens: int, cache_tokens: int, correct_at: float = 1.0
 ):
@@ -56,22 +59,26 @@ def length_penalty_when_right(
     return batches.row_scores(batch) + jnp.where(batch.scores >= correct_at, over, 0.0)
 
 
+@contract(reads=("rewards",))
 def scaled(batch: Batch, *, scale: float = 1.0, shift: float = 0.0):
     """(score + shift) scale: rewards 0 and 1 become -1 and 1 by scale=2, shift=-0.5."""
     return (batches.row_scores(batch) + shift) * scale
 
 
+@contract(reads=("rewards",))
 def clipped(batch: Batch, *, low: float, high: float):
     """The score held between low and high."""
     return jnp.clip(batches.row_scores(batch), low, high)
 
 
+@contract(reads=("rewards",))
 def normalised(batch: Batch, *, eps: float = 1e-8):
     """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch."""
     live = jnp.any(batch.mask > 0, axis=1).astype(batch.mask.dtype)
     return batches.whiten(batches.row_scores(batch), live, eps=eps)
 
 
+@contract(reads=("reward_parts",))
 def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: float = 1e-8):
     """sum_k w_k (part_k - mean) / sqrt(variance + eps) over the rows with policy tokens.
 

@@ -1,9 +1,8 @@
 """Scores of lines as rewards of tokens: which tokens are a line, labels on them, dense rewards.
 
-What lives here: host functions from the texts of tokens to `step_ids` and `process_rewards`, and
-the reward that adds a process reward model's scores to the outcome. What does not: where labels
-come from (rljax.datagen.search), the regression on them (rljax.losses), advantages of steps
-(rljax.advantages.steps), which read the same `step_ids`.
+Host functions from the texts of tokens to `step_ids` and `process_rewards`, and the reward that
+adds a process reward model's scores to the outcome. Labels come from rljax.datagen.search; the
+advantages of rljax.advantages.steps read the same `step_ids`.
 
 A line ends at its newline token or at the final token of the response. Axes: B rows, S tokens.
 """
@@ -17,6 +16,7 @@ import numpy as np
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -123,6 +123,7 @@ def _scored_ends(batch: Batch, by: str):
     return last, jnp.where(last, jnp.clip(batch.process_rewards, -1.0, 1.0), 0.0)
 
 
+@contract(reads=("rewards", "scores", "process_rewards", "step_ids"))
 def dense_step_rewards(
     batch: Batch,
     *,
@@ -149,8 +150,9 @@ def dense_step_rewards(
     return jax.lax.stop_gradient(rewards.astype(batch.rewards.dtype))
 
 
+@contract(reads=("rewards", "scores", "process_rewards", "step_ids"))
 def process_reward_metrics(batch: Batch, rewards: jax.Array, *, pass_above: float = 0.0) -> dict:
-    """What `rewards` of `dense_step_rewards` got from the scores: mean sum per row, share of the
+    """Metrics of the scores in the `rewards` of dense_step_rewards: mean sum per row, share of the
     absolute return, correlation of a row's mean score with its outcome, lines per response, and the
     mean score of rows that pass and that fail."""
     last, score = _scored_ends(batch, "process_reward_metrics")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import Compiled, compiled, worked_example
 from golden_checks.common import INTEGERS, response_batch
+from namespaces import public_functions
 
 from rljax import advantages as op_by_op
 from rljax import batch as batches
@@ -311,6 +312,13 @@ TABLE = {
     ),
 }  # fmt: skip
 TABLE = {name: (compiled(function), *rest) for name, (function, *rest) in TABLE.items()}
+
+
+def test_every_estimator_has_a_row():
+    names = [f.__name__ for f in public_functions(op_by_op)]
+    assert [n for n in names if not any(row == n or row.startswith(f"{n}_") for row in TABLE)] == []
+
+
 # Packed rows are meant for these alone.
 PACKED = [n for n in TABLE if "group" not in TABLE[n][1] and n != "gae_bootstrap"]
 

@@ -103,7 +103,7 @@ def test_no_array_of_all_tokens_times_all_words(monkeypatch):
             lambda s: jnp.sum(distill.distillation(s, teacher, top_k=4)[0]),
             lambda s: jnp.sum(distill.distillation(s, teacher, beta=0.0)[0]),
             lambda s: jnp.sum(
-                distill.forward_kl_of_sent_words(s, jnp.zeros(ids.shape), ids)[0]
+                distill.forward_kl_of_sent_entries(s, jnp.zeros(ids.shape), ids)[0]
             ),
         )  # fmt: skip
         return [largest_array(jax.make_jaxpr(jax.grad(f))(student).jaxpr) for f in sums]
@@ -244,5 +244,5 @@ def test_bad_options():
     ):
         with pytest.raises(InputError, match=word):
             distill.distillation(student, teacher, **options)
-    with pytest.raises(InputError, match="same words"):
+    with pytest.raises(InputError, match="same vocabulary"):
         distill.distillation(student, Readout(teacher.hidden, teacher.head[:, :-1]))

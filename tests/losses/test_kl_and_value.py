@@ -1,5 +1,7 @@
 """KL forms, value losses and the regressions on whole sequences."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ from conftest import worked_example
 from test_policy_examples import run, s1
 from test_policy_losses import TOKEN, sample
 
-from rljax.losses import kl, regression, value
+from rljax.losses import kl, policy, q_function, value
+from rljax.losses.distillation import jsd_terms
 from rljax.losses.policy import Policy
 
 
@@ -50,12 +53,18 @@ def test_kl_estimators_per_token():
                 np.testing.assert_allclose(pull(jnp.ones(3))[0], want[key], rtol=1e-5)
 
 
+def exact_kl(logits, other_logits):
+    """KL(softmax(logits) || softmax(other_logits)): distillation's divergence at beta 1."""
+    ours, theirs = (jax.nn.log_softmax(x) for x in (logits, other_logits))
+    return jnp.sum(jsd_terms(ours, theirs, beta=1.0), axis=-1)
+
+
 def test_exact_kl_and_the_expectation_of_each_estimator():
     example = worked_example("kl.categorical")
     want = example["outputs"]
     with jax.enable_x64(True):
         q, p = (jnp.log(jnp.asarray(example["inputs"][k], jnp.float64)) for k in ("q", "p"))
-        exact, gradient = jax.value_and_grad(kl.exact_kl)(q, p)
+        exact, gradient = jax.value_and_grad(exact_kl)(q, p)
         np.testing.assert_allclose(exact, want["kl"], rtol=1e-6)
         np.testing.assert_allclose(gradient, want["grad_kl_logits"], rtol=1e-5)
         for name in ("k1", "k2", "k3"):
@@ -79,10 +88,10 @@ def test_exact_kl_where_a_word_is_impossible():
     with jax.enable_x64(True):
         p = jnp.asarray([0.0, 0.5, 0.5])
         q = jnp.log(jnp.asarray([0.2, 0.4, 0.4]))
-        got, gradient = jax.value_and_grad(kl.exact_kl, 1)(jnp.log(p), q)
+        got, gradient = jax.value_and_grad(exact_kl, 1)(jnp.log(p), q)
         np.testing.assert_allclose(got, np.log(0.5 / 0.4), rtol=1e-12)
         np.testing.assert_allclose(gradient, [0.2, -0.1, -0.1], rtol=1e-9)
-        got, gradient = jax.value_and_grad(kl.exact_kl)(jnp.log(p), jnp.log(p))  # in both
+        got, gradient = jax.value_and_grad(exact_kl)(jnp.log(p), jnp.log(p))  # in both
         assert got == 0 and (np.asarray(gradient) == 0).all()
 
 
@@ -108,7 +117,7 @@ def test_trust_region_check():
     x, want = example["inputs"], example["outputs"]
     with jax.enable_x64(True):
         old, new, adv = (jnp.asarray(x[k], jnp.float64) for k in ("old", "new", "adv"))
-        divergence = kl.exact_kl(jnp.log(old), jnp.log(new))
+        divergence = exact_kl(jnp.log(old), jnp.log(new))
         surrogate = jnp.sum(new * adv)
         np.testing.assert_allclose(divergence, want["kl_old_new"], rtol=1e-5)
         np.testing.assert_allclose(surrogate, want["surrogate_new"], rtol=1e-6)
@@ -135,7 +144,8 @@ def test_kl_in_the_loss_and_in_the_reward():
 def test_regressions_ignore_the_mask_and_train_the_partition_head():
     with jax.enable_x64(True):
         log_z = jnp.asarray([0.1, -0.2, 0.3, 0.0])
-        for loss in (regression.trajectory_balance, regression.optimal_advantage):
+        astar_po = functools.partial(q_function.dro_policy, tau=0.5, gradient="exact")
+        for loss in (policy.trajectory_balance, astar_po):
             found = []
             for garbage in (0.0, np.nan):
                 logp, entropy, batch = sample(garbage=garbage)
@@ -147,4 +157,27 @@ def test_regressions_ignore_the_mask_and_train_the_partition_head():
             for a, b in zip(*map(jax.tree.leaves, found), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-12)
             head = np.asarray(found[0][1][1])
-            assert (head != 0).all() == (loss is regression.trajectory_balance)
+            assert (head != 0).all() == (loss is policy.trajectory_balance)
+
+
+def test_the_partition_function_of_a_group_needs_no_head():
+    """Without log_z the residuals of a group have mean 0, and one group does not move another."""
+    with jax.enable_x64(True):
+        logp, entropy, batch = sample()
+        batch = batch.replace(group=jnp.asarray([0, 1, 0, 1], jnp.int32))
+        run = lambda x, b: policy.trajectory_balance(Policy(x, entropy), b, weight_max=1e9)  # noqa: E731
+        count = np.asarray(batch.mask).sum(axis=1)
+        mean = lambda x: np.asarray(jnp.where(batch.mask > 0, x, 0.0)).sum(axis=1) / count  # noqa: E731
+        target = 15.0 * mean(batch.advantages) + mean(batch.ref_logprobs) - mean(logp)
+        want = np.empty(4)
+        for rows in ([0, 2], [1, 3]):
+            want[rows] = target[rows].mean() - target[rows]
+        first = (np.arange(4), np.asarray(batch.mask).argmax(axis=1))
+        loss, metrics = run(logp, batch)
+        assert (np.asarray(loss) == np.where(batch.mask > 0, loss[first][:, None], 0.0)).all()
+        loss = loss[first]
+        np.testing.assert_allclose(metrics["balance_residual"], np.abs(want), rtol=1e-9)
+        np.testing.assert_allclose(loss, metrics["balance_weight"] * want**2, rtol=1e-9)
+        moved = run(logp.at[1].add(-0.1), batch)[0][first]
+        np.testing.assert_allclose(moved[np.array([0, 2])], loss[np.array([0, 2])], rtol=1e-12)
+        assert abs(float(moved[3] - loss[3])) > 1e-6

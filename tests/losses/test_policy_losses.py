@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from namespaces import public_functions, unwrapped
 
 from rljax import learn as update
 from rljax.batch import Batch
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import policy
 from rljax.losses.policy import Policy
@@ -19,6 +21,7 @@ P = functools.partial
 # name: (loss, reduction, fields it cannot do without). Options that make every branch count.
 LOSSES = {
     "negative_log_likelihood": (policy.negative_log_likelihood, TOKEN, ()),
+    "dynamic_fine_tuning": (policy.dynamic_fine_tuning, TOKEN, ()),
     "policy_gradient": (policy.policy_gradient, TOKEN, ("advantages",)),
     "gpg": (policy.gpg, TOKEN, ("advantages",)),
     "ppo_clip": (policy.ppo_clip, TOKEN, ("advantages", "old_logprobs")),
@@ -53,6 +56,10 @@ LOSSES = {
     "gmpo": (policy.gmpo, SEQUENCE, ("advantages", "old_logprobs")),
     "vespo": (policy.vespo, TOKEN, ("advantages", "old_logprobs")),
     "gvpo": (policy.gvpo, SEQUENCE, ("advantages", "old_logprobs", "group")),
+    "trajectory_balance": (
+        P(policy.trajectory_balance, beta=0.5), SEQUENCE,
+        ("advantages", "old_logprobs", "ref_logprobs", "group"),
+    ),
     "clip_cov": (
         P(policy.clip_cov, cov_low=0.01, fraction=0.2), TOKEN, ("advantages", "old_logprobs")
     ),
@@ -66,10 +73,6 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 MASK = np.array(
     [[0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 0, 0], [0, 1, 0, 1, 1, 1]], np.float64
 )
-
-
-def mark(loss, name) -> bool:
-    return bool(getattr(getattr(loss, "func", loss), name, False))
 
 
 def sample(dtype=jnp.float64, on_policy=False, garbage=0.0, mask=MASK):
@@ -96,6 +99,13 @@ def sample(dtype=jnp.float64, on_policy=False, garbage=0.0, mask=MASK):
     return under(logp), under(entropy), batch
 
 
+def test_every_loss_has_a_row_and_declares_what_it_reads():
+    rows = {unwrapped(loss) for loss, _, _ in LOSSES.values()}
+    assert [f.__name__ for f in public_functions(policy) if f not in rows] == []
+    for name, (loss, _, fields) in LOSSES.items():
+        assert set(spec(loss).reads) == set(fields), name
+
+
 def total(name, logp, entropy, batch, weights=None):
     """(what update.py makes of it, metrics)."""
     loss, reduction, _ = LOSSES[name]
@@ -103,7 +113,7 @@ def total(name, logp, entropy, batch, weights=None):
     for key, metric in metrics.items():
         assert metric.shape in (batch.mask.shape, batch.mask.shape[:1]), key
     weights = reduction(batch) if weights is None else weights
-    corrected = not mark(loss, "applies_weights")
+    corrected = not spec(loss).applies_weights
     return update.weighted_loss(out, metrics, batch, weights, corrected=corrected)
 
 
@@ -149,7 +159,7 @@ def test_rows_permute(name):
         same((loss, gradient, metrics), (before[0], before[1][order], before[2]))
 
 
-@pytest.mark.parametrize("name", [n for n, r in LOSSES.items() if not mark(r[0], "whole_step")])
+@pytest.mark.parametrize("name", [n for n, r in LOSSES.items() if not spec(r[0]).whole_step])
 def test_any_split_into_microbatches_is_the_same(name):
     with jax.enable_x64(True):
         whole, everything = evaluate(name, *sample()), sample()
@@ -163,8 +173,9 @@ def test_any_split_into_microbatches_is_the_same(name):
             same((loss, gradient), whole, metrics=False)
 
 
-@pytest.mark.parametrize("name", [n for n in LOSSES if n != "gvpo"])  # its group is the row's
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"gvpo", "trajectory_balance"}))
 def test_packed_rows_equal_unpacked_ones(name):
+    """Not of losses that compare rows of a group: a row has one group."""
     with jax.enable_x64(True):
         logp, entropy, batch = sample()
         pack = lambda x: x.reshape(2, 12)  # noqa: E731
@@ -241,7 +252,15 @@ def test_the_first_step_on_policy_is_the_policy_gradient(name):
         same_as = "policy_gradient"
         if name == "negative_log_likelihood":
             batch = batch.replace(advantages=jnp.ones_like(logp))
-        if name == "gvpo":  # the residual is A itself: n / (n - 1) beta A at each token
+        if name == "dynamic_fine_tuning":
+            batch = batch.replace(advantages=jnp.exp(logp))
+        if name == "trajectory_balance":  # the residual is beta (mean A - A) where pi = ref
+            batch = batch.replace(ref_logprobs=logp)
+            count = batch.mask.sum(axis=1, keepdims=True)
+            mean = batch.advantages.sum(axis=1, keepdims=True) / count
+            centred = 0.5 * (mean - mean[np.array([2, 3, 0, 1])])
+            want = -2 * 0.5 * centred * batch.mask / count / 4
+        elif name == "gvpo":  # the residual is A itself: n / (n - 1) beta A at each token
             want = -batch.advantages * 2 * 0.1 * batch.mask / 4
         else:
             # As one action, a response has the gradient of its sum.

@@ -11,32 +11,37 @@ import numpy as np
 import pytest
 from conftest import worked_example
 from golden_checks.common import response_batch
+from namespaces import public_functions, unwrapped
 
+from rljax.components import resolve
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import implicit_reward, preference
 from rljax.losses.policy import Policy
-from rljax.losses.preference import pairwise
+from rljax.losses.preference import games, pairwise, unpaired
+from rljax.losses.preference.dpo import divergence_score
 
 ROWS, TOKENS = 12, 6  # 12 rows: pairs, triples and single rows divide it
 
 
+@functools.wraps(preference.kto)
 def with_kl(policy, batch):
     return preference.kto(policy, batch, 0.3, undesirable_weight=1.3)
 
 
+@functools.wraps(preference.bco)
 def with_delta(policy, batch):
     probability = jnp.linspace(0.1, 0.9, batch.rows, dtype=batch.mask.dtype)
     return preference.bco(policy, batch, 0.1, probability, beta=0.5)
 
 
+@functools.wraps(preference.xpo)
 def with_winners(policy, batch):
     # Rows of a pair are exchanged with it: who won follows from the pair's own scores.
     won = batch.scores[::2] > batch.scores[1::2]
     return preference.xpo(policy, batch, won, alpha=0.01)
 
 
-with_kl.marks, with_delta.marks = preference.kto, preference.bco
-with_winners.marks = preference.xpo
 PART = functools.partial
 OPTIONS = dict(beta=0.5, label_smoothing=0.1, delta=0.05)
 LOSSES = {
@@ -48,9 +53,9 @@ LOSSES = {
     "dpo_js": PART(preference.dpo, divergence="js_divergence", losses=("ipo",)),
     "dpo_ld": PART(preference.dpo, ld_alpha=0.3, losses=("ipo_sum",)),
     "dpo_wpo": PART(preference.dpo, wpo_weighting=True),
-    "dpo_aot": PART(preference.dpo_whole_step, losses=("aot",), label_smoothing=0.1),
-    "dpo_aot_unpaired": PART(preference.dpo_whole_step, losses=("aot_unpaired",)),
-    "dpo_sft": PART(preference.dpo_whole_step, losses=("sigmoid", "sft")),
+    "dpo_aot": PART(preference.dpo, losses=("aot",), label_smoothing=0.1),
+    "dpo_aot_unpaired": PART(preference.dpo, losses=("aot_unpaired",)),
+    "dpo_sft": PART(preference.dpo, losses=("sigmoid", "sft")),
     "spin": preference.spin,
     "simpo": PART(preference.simpo, alpha=0.2),
     "cpo": preference.cpo,
@@ -66,11 +71,6 @@ LOSSES = {
     "implicit_ce": implicit_reward.implicit_reward_classification,
     "implicit_contrast": PART(implicit_reward.implicit_reward_contrast, weighting="rewards"),
 }
-
-
-def marks(loss):
-    """The attributes of the loss that a table's entry wraps."""
-    return vars(getattr(loss, "marks", getattr(loss, "func", loss)))
 
 
 def sample(seed=0, garbage=0.0, dtype=np.float64):
@@ -136,14 +136,21 @@ def take(tree, rows):
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
+def test_every_loss_has_a_row():
+    """A new loss of the namespace, or of the implicit reward, gets a row in LOSSES."""
+    rows = {unwrapped(loss) for loss in LOSSES.values()} | {implicit_reward.group_accuracy}
+    for module in (preference, implicit_reward):
+        assert [f.__name__ for f in public_functions(module) if f not in rows] == []
+
+
 # -- what holds for every loss
 
 
 @every_loss
-def test_shapes_marks_and_garbage_at_mask_0(name):
+def test_shapes_and_garbage_at_mask_0(name):
     loss = LOSSES[name]
     wanted = evaluate(loss, *sample())
-    examples = ROWS // marks(loss).get("rows_per_example", 1)
+    examples = ROWS // spec(loss).rows
     assert wanted[0].shape == (examples,)
     assert {m.shape for m in wanted[2].values()} == {(examples,)}
     assert np.isfinite(wanted[0]).all() and float(jnp.abs(wanted[1]).max()) > 1e-4
@@ -164,9 +171,9 @@ def test_columns_of_padding_change_nothing(name):
 
 @every_loss
 def test_examples_permute_and_split(name):
-    """Examples permute. A loss splits into halves of the step exactly where it is not marked."""
+    """Examples permute. A loss splits into halves of the step unless it declares `whole_step`."""
     loss, (logps, batch) = LOSSES[name], sample()
-    k = marks(loss).get("rows_per_example", 1)
+    k = spec(loss).rows
     order = np.array([2, 0, 3, 1, 5, 4, 9, 8, 7, 6, 11, 10])
     order = np.array([i for i in order if i < ROWS // k])
     rows = (order[:, None] * k + np.arange(k)).ravel()
@@ -184,7 +191,7 @@ def test_examples_permute_and_split(name):
         ]
         same = np.allclose(jnp.concatenate(halves), gradient, atol=1e-12)
         # The group's losses split between groups, which these halves are.
-        assert same == (not marks(loss).get("whole_step") or name == "implicit_contrast")
+        assert same == (not spec(loss).whole_step or name == "implicit_contrast")
 
 
 @every_loss
@@ -195,10 +202,10 @@ def test_only_the_policy_learns(name):
 
 
 @every_loss
-def test_a_missing_reference_is_named_and_only_read_where_marked(name):
+def test_a_missing_reference_is_named_and_only_read_where_declared(name):
     logps, batch = sample()
     bare = batch.replace(ref_logprobs=None)
-    if marks(LOSSES[name]).get("needs_reference"):
+    if "ref_logprobs" in spec(LOSSES[name]).reads:
         with pytest.raises(InputError, match="ref_logprobs"):
             LOSSES[name](Policy(logps, logps), bare)
     else:
@@ -305,15 +312,15 @@ def test_dpo_finds_the_optimum_of_the_regularised_objective():
 def test_f_divergences_meet_at_the_reference_and_alpha_joins_the_two_kls():
     ratio = jnp.linspace(-2.0, 2.0, 9)
     for name in ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"):
-        score = preference.divergence_score(ratio, name)
+        score = divergence_score(ratio, name)
         assert float(score[4]) == pytest.approx(0.0, abs=1e-12)  # f'(1) = 0
         assert (np.diff(score) > 0).all()  # f is convex
-    alpha = PART(preference.divergence_score, ratio, "alpha_divergence")
+    alpha = PART(divergence_score, ratio, "alpha_divergence")
     close(alpha(1.0), ratio)
     close(alpha(1.0 + 1e-5), ratio, 1e-4)
-    close(alpha(0.0), preference.divergence_score(ratio, "forward_kl"))
+    close(alpha(0.0), divergence_score(ratio, "forward_kl"))
     far = jnp.array([-1e4, 1e4], jnp.float32)
-    assert np.isfinite(preference.divergence_score(far, "forward_kl")).all()
+    assert np.isfinite(divergence_score(far, "forward_kl")).all()
 
 
 def test_length_desensitised_dpo_leaves_tails_out():
@@ -342,7 +349,7 @@ def test_the_supervised_term_runs_over_all_tokens_of_the_step():
     logps, batch = sample()
     chosen = np.asarray(batch.mask)[::2] > 0
     wanted = -np.asarray(logps)[::2][chosen].mean()
-    losses, _, _ = evaluate(PART(preference.dpo_whole_step, losses=("sft",)), logps, batch)
+    losses, _, _ = evaluate(PART(preference.dpo, losses=("sft",)), logps, batch)
     assert float(jnp.mean(losses)) == pytest.approx(wanted)
     assert float(jnp.mean(evaluate(preference.cpo, logps, batch)[2]["nll"])) == pytest.approx(
         wanted
@@ -374,7 +381,7 @@ def test_worked_example_kto():
     x, p, want = (example[k] for k in ("inputs", "params", "outputs"))
     zero = np.zeros(4)
     mismatched, other = sums(x["mismatched_logratio"], ref=(zero,))
-    kl = preference.mismatched_kl(mismatched, other)
+    kl = unpaired.mismatched_kl(mismatched, other)
     assert float(kl) == pytest.approx(want["kl"])
     logps, batch = sums(x["logratio"], ref=(zero,), scores=x["desirable"])
     loss = PART(preference.kto, kl=kl, beta=p["beta"])
@@ -389,17 +396,17 @@ def test_the_kl_of_mismatched_rows_is_clamped_constant_and_skips_empty_rows():
     logps, batch = sample()
     counted = np.asarray(logps - batch.ref_logprobs).sum(axis=1)
     shifted = logps + batch.mask  # above the reference by more than a token's worth
-    kl, gradient = jax.value_and_grad(preference.mismatched_kl)(shifted, batch)
+    kl, gradient = jax.value_and_grad(unpaired.mismatched_kl)(shifted, batch)
     tokens = np.asarray(batch.mask).sum(axis=1)
     assert float(kl) == pytest.approx(max(0.0, np.mean(counted + tokens)))
     assert not np.asarray(gradient).any()
-    assert float(preference.mismatched_kl(logps - 9.0 * batch.mask, batch)) == 0.0
+    assert float(unpaired.mismatched_kl(logps - 9.0 * batch.mask, batch)) == 0.0
     empty = batch.replace(mask=batch.mask.at[3:].set(0.0))
-    assert float(preference.mismatched_kl(shifted, empty)) == pytest.approx(
+    assert float(unpaired.mismatched_kl(shifted, empty)) == pytest.approx(
         max(0.0, np.mean((counted + tokens)[:3]))
     )
     nothing = batch.replace(mask=0 * batch.mask)
-    assert float(preference.mismatched_kl(shifted, nothing)) == 0.0
+    assert float(unpaired.mismatched_kl(shifted, nothing)) == 0.0
 
 
 def test_running_mean_is_the_mean_of_all_that_was_seen():
@@ -407,7 +414,7 @@ def test_running_mean_is_the_mean_of_all_that_was_seen():
     mean, count = 0.0, 0.0
     for part in (values[:5], values[5:5], values[5:6], values[6:]):
         step = part.mean() if part.size else 0.0
-        mean, count = preference.running_mean(mean, count, step, part.size)
+        mean, count = unpaired.running_mean(mean, count, step, part.size)
     assert float(mean) == pytest.approx(values.mean()) and float(count) == 12
 
 
@@ -449,7 +456,7 @@ def test_worked_example_sppo_online():
     example = worked_example("sppo.online")
     x, p, want = (example[k] for k in ("inputs", "params", "outputs"))
     rewards = jnp.array(x["rewards"])
-    centre = preference.soft_mean(rewards, p["beta"], "weighted_mean")
+    centre = games.soft_mean(rewards, p["beta"], "weighted_mean")
     assert float(centre) == pytest.approx(want["softmean"])
     logps, batch = sums(x["logratio_to_old"], old_logprobs=np.zeros((4, 1)))
     batch = batch.replace(scores=rewards - centre)
@@ -460,11 +467,11 @@ def test_worked_example_sppo_online():
 @pytest.mark.parametrize("kind", ["log_mean_exp", "weighted_mean"])
 def test_a_soft_mean_lies_between_mean_and_maximum_and_shifts_with_the_rewards(kind):
     rewards = jnp.array([0.3, -1.0, 2.0, 0.4])
-    found = [float(preference.soft_mean(rewards, beta, kind)) for beta in (0.0, 1e-6, 1.0, 60.0)]
+    found = [float(games.soft_mean(rewards, beta, kind)) for beta in (0.0, 1e-6, 1.0, 60.0)]
     assert found[0] == pytest.approx(float(jnp.mean(rewards)))
     assert found[1] == pytest.approx(found[0], abs=1e-4)
     assert found[0] < found[2] < found[3] <= 2.0 and found[3] == pytest.approx(2.0, abs=0.05)
-    shifted = preference.soft_mean(rewards + 5.0, 1.0, kind)
+    shifted = games.soft_mean(rewards + 5.0, 1.0, kind)
     assert float(shifted) == pytest.approx(found[2] + 5.0)
 
 
@@ -476,15 +483,13 @@ def test_a_soft_mean_lies_between_mean_and_maximum_and_shifts_with_the_rewards(k
     [
         (PART(preference.dpo, losses=("sigmod",)), "did you mean 'sigmoid'"),
         (PART(preference.dpo, losses="sigmoid"), "a tuple of names"),
-        (PART(preference.dpo, losses=("aot",)), "dpo_whole_step"),
-        (PART(preference.dpo, losses=("sft",)), "rpo"),
         (PART(preference.dpo, losses=("sigmoid", "rpo"), loss_weights=(1.0,)), "one per loss"),
         (PART(preference.dpo, losses=("exo_pair",)), "> 0 where exo_pair"),
         (PART(preference.dpo, losses=("robust",), label_smoothing=0.5), "< 0.5"),
         (PART(preference.dpo, label_smoothing=0.7), "0 to 0.5"),
         (PART(preference.dpo, beta=0.0), "> 0"),
         (PART(preference.dpo, divergence="kl"), "one of reverse_kl"),
-        (PART(preference.dpo_whole_step, divergence="forward_kl"), "reverse_kl for aot"),
+        (PART(preference.dpo, losses=("aot",), divergence="forward_kl"), "reverse_kl for aot"),
         (PART(preference.cpo, loss="sigmoidal"), "did you mean 'sigmoid'"),
         (PART(preference.bco, delta=0.0, min_density_ratio=3.0, max_density_ratio=2.0), "ratio"),
         (PART(preference.xpo, chosen_is_policy=jnp.ones(3)), "one per pair"),
@@ -494,6 +499,11 @@ def test_what_cannot_be_is_refused(call, words):
     logps, batch = sample()
     with pytest.raises(InputError, match=words):
         call(Policy(logps, logps), batch)
+
+
+def test_the_old_name_of_dpo_with_losses_of_the_whole_step_says_what_to_take():
+    with pytest.raises(InputError, match="did you mean dpo"):
+        resolve("dpo_whole_step(losses=('aot',))", "rljax.losses.preference")
 
 
 def test_rows_that_make_no_whole_examples_are_refused():

@@ -1,5 +1,6 @@
 """DQO and DRO: worked examples, the optimum of small trees, constants, masks, packing, learning."""
 
+import functools
 import itertools
 import math
 
@@ -11,6 +12,7 @@ from conftest import worked_example
 from golden_checks.common import response_batch
 
 from rljax.batch import Batch, FinishReason
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.losses import q_function as q
 from rljax.losses.policy import Policy
@@ -299,7 +301,7 @@ def test_only_the_named_array_gets_a_gradient():
         (q.dro_value, batch.values, {"tau": 0.5}),
     ]
     for loss, x, options in cases:
-        assert loss.needs_reference
+        assert "ref_logprobs" in spec(functools.partial(loss, **options)).reads
         for name, gradient in with_fields(loss, x, **options).items():
             assert not np.any(gradient), (loss.__name__, name)
     soft = jax.grad(lambda a: jnp.sum(q.soft_rewards(a, batch, beta=0.5)))(logp)

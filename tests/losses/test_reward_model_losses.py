@@ -37,7 +37,10 @@ def test_worked_example_bradley_terry():
     )
     margins = np.stack([x["margin"], np.zeros(2)], axis=1).ravel() + 7.0  # their difference counts
     far = batch.replace(scores=jnp.asarray(margins))
-    assert float(jnp.mean(run(far)[0])) == pytest.approx(want["loss_margin"], rel=1e-6)
+    assert float(jnp.mean(run(far, margin=True)[0])) == pytest.approx(want["loss_margin"], rel=1e-6)
+    close(run(far)[0], np.array(want["per_pair"]), 1e-6)  # off by default
+    with pytest.raises(InputError, match="scores"):
+        run(batch.replace(scores=None), margin=True)
     pulled = jax.grad(lambda s: jnp.mean(reward_model.bradley_terry(s, batch)[0]))(scores)
     close(pulled[::2], np.array(want["grad_r_chosen"]), 1e-6)
     close(pulled[1::2], np.array(want["grad_r_rejected"]), 1e-6)

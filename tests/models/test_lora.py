@@ -330,7 +330,7 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
     policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
     config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
-    model, params = build.roles._critic(config, policy, {}, 1)
+    model, params = build.roles._critic(config, policy, {}, {"labels": 1})
     plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
     assert model.config.norm_eps == 0.5
     got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
@@ -340,7 +340,9 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     assert params["head"].dtype == jnp.float32 and np.any(params["head"])
     wrong = reward_folder(folder, tmp_path / "wrong", vocab_size=321)
     with pytest.raises(InputError, match="another vocabulary"):
-        build.roles._critic(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {}, 1)
+        build.roles._critic(
+            tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {}, {"labels": 1}
+        )
 
 
 def test_a_critic_starts_from_a_process_reward_model(tmp_path):
@@ -361,7 +363,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     np.testing.assert_allclose(prm.token_scores(params, batch), want, atol=1e-3)
     policy = Model(load_config(folder, remat="none"), mesh)
     config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
-    model, params = build.roles._critic(config, policy, {}, 1)
+    model, params = build.roles._critic(config, policy, {}, {"labels": 1})
     values = model.values(params, batch)
     np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 

@@ -1,7 +1,9 @@
 """Process reward models: learning, evaluation, dense rewards in PPO, and the whole pipeline."""
 
+import dataclasses
 import json
 import random
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import pytest
 from conftest import REPO
 from rich.console import Console
 
+from rljax import setup
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
@@ -27,6 +30,7 @@ from rljax.evaluation.process_models import (
     step_metrics,
 )
 from rljax.rewards.pool.pool import Score
+from rljax.roles import RewardModel
 from rljax.rollout import ProcessScorer, Reward
 from rljax.setup import build as build_setup
 from rljax.setup import initial_params
@@ -95,6 +99,37 @@ def test_a_process_reward_model_learns_labelled_lines(trained):
     assert found["metrics"]["sign_accuracy"] == pytest.approx(after["eval/sign_accuracy"], abs=1e-4)
     assert found["metrics"]["neutral_size"] < 0.3  # comments earn nothing
     assert len(found["rows"]) == 200
+
+
+def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
+    """In evaluation, from its folder, and as the start of a critic: never with the raw s."""
+    config = scorer_config(trained[2], seed=1)
+    config.algorithm.reward_loss = "step_regression(squash='tanh')"
+    config.run_dir, config.steps = str(tmp_path / "run"), 40
+    after = train(config)["eval_after"]
+    folder = tmp_path / "run" / "reward_model"
+    assert json.loads((folder / "config.json").read_text())["score_squash"] == "tanh"
+    found = evaluate_scorer(folder, str(trained[2]))
+    scores = np.concatenate([row["scores"] for row in found["rows"]])
+    assert 0.5 < np.abs(scores).max() < 1
+    assert found["metrics"]["mse"] == pytest.approx(after["eval/mse"], abs=1e-4)
+    scorer = load_scorer(folder)
+    raw = dataclasses.replace(
+        scorer.model, config=dataclasses.replace(scorer.model.config, squash="none")
+    )
+    tokens = jnp.asarray([CHARS.encode("a:aa\nab\n")] * 8)
+    batch = batch_from_rows(tokens, jnp.full(8, 8), jnp.ones(tokens.shape))
+    before = raw.token_scores(scorer.params, batch)
+    assert float(jnp.abs(before).max()) > 1
+    role = RewardModel(SimpleNamespace(weights=scorer.params), scorer.model, None)
+    np.testing.assert_allclose(role.step_scores(batch), jnp.tanh(before[..., 0]), atol=1e-6)
+    np.testing.assert_allclose(role.scores(batch), jnp.tanh(before[:, -1, 0]), atol=1e-6)
+    critic = Config(model=TINY, critic_model=str(folder))
+    policy = dataclasses.replace(scorer.model, head="lm")
+    model, params = setup.roles._critic(critic, policy, {}, {"labels": 1})
+    np.testing.assert_allclose(
+        model.values(params, batch)[:, 1:], jnp.tanh(before[:, :-1, 0]), atol=1e-6
+    )
 
 
 def test_scores_of_a_growing_prefix_are_those_of_the_final_text(trained):

@@ -113,7 +113,10 @@ RULES = [
     ({"algorithm.advantage": "group_relative(eps=1, eps=2)"}, "twice"),
     ({"algorithm.policy_loss": "ppo_clip(clip_hihg=0.3)"}, "did you mean 'clip_high'"),
     ({"algorithm.policy_loss": "ppo_clip(clip_high='a')"}, "must be float"),
-    ({"algorithm.policy_loss": "log_ratio"}, "it is called with (policy, batch)"),
+    (
+        {"algorithm.policy_loss": "rljax.losses.policy.common.log_ratio"},
+        "it is called with (policy, batch)",
+    ),
     ({"algorithm.policy_loss": "no_such_module.loss"}, "cannot be imported"),
     ({"algorithm.policy_loss": "math.hypot"}, "algorithm.policy_loss"),
     ({"algorithm.value_loss": "squared_eror"}, "did you mean squared_error"),

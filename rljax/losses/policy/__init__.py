@@ -1,14 +1,18 @@
 """Policy losses: (policy, batch, **options) -> (loss [B, S], metrics of that shape or [B]).
 
-What lives here: the formulas, unreduced. What does not: masking and averaging (rljax.learn),
-models. `policy` holds logprobs [B, S] and entropy [B, S]; every other array is a constant of the
-batch. tokens.py: a ratio per token; sequences.py: a ratio per sequence; selection.py: tokens picked
-by statistics of the whole step. A loss may be marked `applies_weights` or `whole_step` (common.py).
+The formulas, unreduced: rljax.learn masks and averages. `policy` holds logprobs [B, S] and entropy
+[B, S]; every other array is a constant of the batch. A loss declares in its contract what it reads,
+and whether it handles batch.weights itself (`applies_weights`) or needs all rows of the optimizer
+step at once (`whole_step`).
+
+    tokens.py     a ratio per token
+    sequences.py  a ratio, or a residual, per sequence
+    selection.py  tokens picked by statistics of the whole step
 """
 
-from rljax.losses.policy.common import Policy, log_ratio
+from rljax.losses.policy.common import Policy
 from rljax.losses.policy.selection import clip_cov, kl_cov, ppo_high_entropy
-from rljax.losses.policy.sequences import gmpo, gspo, gspo_token, gvpo, vespo
+from rljax.losses.policy.sequences import gmpo, gspo, gspo_token, gvpo, trajectory_balance, vespo
 from rljax.losses.policy.tokens import (
     cispo,
     decoupled_ppo,
@@ -38,11 +42,11 @@ __all__ = [
     "gspo_token",
     "gvpo",
     "kl_cov",
-    "log_ratio",
     "negative_log_likelihood",
     "policy_gradient",
     "ppo_clip",
     "ppo_high_entropy",
     "sapo",
+    "trajectory_balance",
     "vespo",
 ]

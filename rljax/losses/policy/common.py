@@ -1,10 +1,9 @@
-"""What the policy losses share: the policy's two arrays, ratios, clamps, and two marks on a loss.
+"""What the policy losses share: the policy's arrays, ratios, clamps, and their metrics.
 
 Everything here selects policy tokens before it computes, so that garbage at mask 0, NaN included,
 meets neither exp nor a gradient. Axes: B rows, S tokens.
 """
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -20,66 +19,49 @@ Level = Literal["token", "sequence"]
 
 
 class Policy(NamedTuple):
-    """What the model says about the batch's tokens now: log pi(tokens) and the entropy of each
-    choice; to a loss marked `reads_greedy` also whether the token is the most likely one."""
+    """log pi of the batch's tokens and the entropy of each choice, by the model as it is now; also,
+    for a loss whose contract has `reads_greedy`, whether the token is the most likely one: [B, S]
+    each."""
 
     logprobs: jax.Array
     entropy: jax.Array
     greedy: jax.Array | None = None
 
 
-def _marked(*, applies_weights: bool = False, whole_step: bool = False) -> Callable:
-    """Marks a loss for rljax.learn; a mark is an attribute of the function, absent when False.
-
-    applies_weights: the loss handles batch.weights itself, so that update does not multiply them
-    onto it. whole_step: its statistics run over all rows of the optimizer step, so that update
-    calls it once on all of them and sends d loss / d log-probs back through the microbatches.
-    """
-
-    def mark(loss: Callable) -> Callable:
-        if applies_weights:
-            loss.applies_weights = True
-        if whole_step:
-            loss.whole_step = True
-        return loss
-
-    return mark
-
-
-def _clip(x: jax.Array, low, high) -> jax.Array:
+def clip(x: jax.Array, low, high) -> jax.Array:
     """min(max(x, low), high) whose gradient is 1 at the bounds too (jnp.clip halves it there)."""
     return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
-def _constant(x: jax.Array, batch: Batch) -> jax.Array:
+def constant(x: jax.Array, batch: Batch) -> jax.Array:
     """x at policy tokens and 0 elsewhere, without gradient."""
     return jax.lax.stop_gradient(jnp.where(batch.mask > 0, x, 0.0))
 
 
-def _logprobs(policy: Policy, batch: Batch) -> jax.Array:
+def policy_logprobs(policy: Policy, batch: Batch) -> jax.Array:
     """log pi at policy tokens and 0 elsewhere."""
     return jnp.where(batch.mask > 0, policy.logprobs, 0.0)
 
 
-def _advantages(batch: Batch, *, by: str) -> jax.Array:
+def batch_advantages(batch: Batch, *, by: str) -> jax.Array:
     """The batch's advantages at policy tokens and 0 elsewhere, without gradient."""
     batch.require("advantages", by=by)
-    return _constant(batch.advantages, batch)
+    return constant(batch.advantages, batch)
 
 
-def _difference(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviour = "old"):
-    """log pi - log pi_old (or log pi_sampler) at policy tokens, 0 elsewhere; not clamped."""
+def log_difference(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviour = "old"):
+    """log pi - log pi_old (or log pi_sampler) at policy tokens, else 0, not clamped: [B, S]."""
     name = f"{behaviour}_logprobs"
     batch.require(name, by=by)
-    return _logprobs(policy, batch) - _constant(batch.__dict__[name], batch)
+    return policy_logprobs(policy, batch) - constant(batch.__dict__[name], batch)
 
 
 def log_ratio(policy: Policy, batch: Batch, *, by: str, behaviour: Behaviour = "old") -> jax.Array:
     """log pi - log pi_old on policy tokens, clamped to +-20, and 0 elsewhere."""
-    return _clip(_difference(policy, batch, by=by, behaviour=behaviour), -20.0, 20.0)
+    return clip(log_difference(policy, batch, by=by, behaviour=behaviour), -20.0, 20.0)
 
 
-def _sequence_mean(x: jax.Array, batch: Batch, tokens: jax.Array | None = None) -> jax.Array:
+def sequence_mean(x: jax.Array, batch: Batch, tokens: jax.Array | None = None) -> jax.Array:
     """Mean of x over the policy tokens of each token's own sequence, at every token: [B, S].
 
     `tokens` replaces the number of those tokens as the divisor.
@@ -88,42 +70,52 @@ def _sequence_mean(x: jax.Array, batch: Batch, tokens: jax.Array | None = None) 
     return batches.segment_sum(x, batch) / count
 
 
-def _ratio_at(level: Level, difference: jax.Array, batch: Batch) -> jax.Array:
+def ratio_at(level: Level, difference: jax.Array, batch: Batch) -> jax.Array:
     """exp(log-ratio), or exp(its mean over the sequence) at each token of the sequence."""
     if level == "token":
         return jnp.exp(difference)
-    return jnp.exp(_clip(_sequence_mean(difference, batch), -20.0, 20.0))
+    return jnp.exp(clip(sequence_mean(difference, batch), -20.0, 20.0))
 
 
-def _at_tokens(x: jax.Array, batch: Batch) -> jax.Array:
+def at_tokens(x: jax.Array, batch: Batch) -> jax.Array:
     """x at policy tokens and 0 elsewhere: no value of a sequence, nor gradient, there."""
     return jnp.where(batch.mask > 0, x, 0.0)
 
 
-def _drift(difference: jax.Array) -> dict:
+def drift_metrics(difference: jax.Array) -> dict:
     """ppo_kl = old - new, and ppo_k3 = r - 1 - log r with log r clamped to +-20, per token."""
-    bounded = _clip(difference, -20.0, 20.0)
+    bounded = clip(difference, -20.0, 20.0)
     return {"ppo_kl": -difference, "ppo_k3": jnp.exp(bounded) - 1 - bounded}
 
 
-def _share(condition: jax.Array, batch: Batch) -> jax.Array:
-    """1 where the condition holds at a policy token, else 0: its masked mean is a share."""
+def indicator(condition: jax.Array, batch: Batch) -> jax.Array:
+    """1 where the condition holds at a policy token, else 0: its masked mean is a fraction."""
     return (condition & (batch.mask > 0)).astype(batch.mask.dtype)
 
 
-def _row_mean(x: jax.Array, batch: Batch) -> jax.Array:
+def row_mean(x: jax.Array, batch: Batch) -> jax.Array:
     """Mean over a row's sequences of a value that stands at each of their tokens: [B, S] -> [B]."""
     share = 1.0 / jnp.maximum(batches.segment_tokens(batch), 1)
     total = batches.row_sum(share * x, batch)
     return total / jnp.maximum(batches.row_sum(share, batch), 1)
 
 
-def _keep_near_sequences(policy: Policy, batch: Batch, max_kl: float, *, by: str) -> jax.Array:
+def keep_near_sequences(policy: Policy, batch: Batch, max_kl: float, *, by: str) -> jax.Array:
     """1, but 0 where A < 0 and the mean of log sampler - log pi over the sequence exceeds max_kl.
 
-    DeepSeek-V3.2's off-policy sequence mask (2512.02556): what the policy would hardly say any more
-    teaches nothing by being pushed down further. No gradient: [B, S].
+    DeepSeek-V3.2's off-policy sequence mask (arXiv 2512.02556): a sequence that the policy would
+    hardly sample any more is not pushed down further. No gradient: [B, S].
     """
-    gap = jax.lax.stop_gradient(-_difference(policy, batch, by=by, behaviour="sampler"))
-    near = _sequence_mean(gap, batch) <= max_kl
-    return (near | (_advantages(batch, by=by) >= 0)).astype(batch.mask.dtype)
+    gap = jax.lax.stop_gradient(-log_difference(policy, batch, by=by, behaviour="sampler"))
+    near = sequence_mean(gap, batch) <= max_kl
+    return (near | (batch_advantages(batch, by=by) >= 0)).astype(batch.mask.dtype)
+
+
+# -- what the contracts of the losses with a ratio declare
+
+RATIO = ("advantages", "old_logprobs")
+
+
+def ratio_and_near_sequences(options: dict) -> tuple[str, ...]:
+    """The fields of a ratio loss with the option max_sequence_kl."""
+    return RATIO if options["max_sequence_kl"] is None else (*RATIO, "sampler_logprobs")

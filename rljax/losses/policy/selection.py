@@ -1,6 +1,6 @@
 """Policy losses that pick tokens by statistics of the whole optimizer step: covariance, entropy.
 
-Every loss here is marked `whole_step`: rljax.learn calls it once on all rows of the step.
+Every loss here declares `whole_step`: rljax.learn calls it once on all rows of the step.
 ALGORITHMS D10, D11.
 """
 
@@ -11,26 +11,27 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.losses.policy.common import (
+    RATIO,
     Policy,
-    _advantages,
-    _constant,
-    _drift,
-    _logprobs,
-    _marked,
-    _share,
+    batch_advantages,
+    constant,
+    drift_metrics,
+    indicator,
     log_ratio,
+    policy_logprobs,
 )
-from rljax.losses.policy.tokens import _clipped_surrogate, _ppo
+from rljax.losses.policy.tokens import clipped_surrogate, ppo_loss
 
 
 def _covariance(policy: Policy, batch: Batch, advantages: jax.Array) -> jax.Array:
     """(A - mean A)(log pi - mean log pi) at policy tokens, 0 elsewhere; no gradient: [B, S]."""
-    logprobs = jax.lax.stop_gradient(_logprobs(policy, batch))
+    logprobs = jax.lax.stop_gradient(policy_logprobs(policy, batch))
     keep = batch.mask
     a = advantages - batches.masked_mean(advantages, keep)
     b = logprobs - batches.masked_mean(logprobs, keep)
-    return _constant(a * b, batch)
+    return constant(a * b, batch)
 
 
 def _count(fraction: float, batch: Batch) -> jax.Array:
@@ -93,22 +94,22 @@ def _clip_cov(
 
     Returns the eligible tokens as well.
     """
-    advantages = _advantages(batch, by="clip_cov")
-    loss, cut = _clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
+    advantages = batch_advantages(batch, by="clip_cov")
+    loss, cut = clipped_surrogate(advantages, jnp.exp(difference), clip_low, clip_high)
     covariance = _covariance(policy, batch, advantages)
     eligible = (batch.mask > 0) & ~cut & (covariance > cov_low) & (covariance < cov_high)
     k = _count(fraction, batch)
     drawn = eligible & (_ranks(order, eligible) < k).reshape(eligible.shape)
     metrics = {
-        "pg_clipfrac": _share(cut, batch),
-        "cov_clipfrac": _share(drawn, batch),
+        "pg_clipfrac": indicator(cut, batch),
+        "cov_clipfrac": indicator(drawn, batch),
         "cov": covariance,
         "cov_tokens_max": jnp.broadcast_to(k.astype(loss.dtype), loss.shape),
     }
-    return jnp.where(drawn, 0.0, loss), metrics | _drift(difference), eligible
+    return jnp.where(drawn, 0.0, loss), metrics | drift_metrics(difference), eligible
 
 
-@_marked(whole_step=True)
+@contract(reads=RATIO, whole_step=True)
 def clip_cov(
     policy: Policy,
     batch: Batch,
@@ -143,7 +144,7 @@ def clip_cov(
 
 def _kl_cov(policy, batch, difference, fraction: float, kl_coef: float):
     """kl_cov of a given log-ratio [B, S]."""
-    advantages = _advantages(batch, by="kl_cov")
+    advantages = batch_advantages(batch, by="kl_cov")
     covariance = _covariance(policy, batch, advantages)
     keep, k = batch.mask > 0, _count(fraction, batch)
     chosen = keep & (_ranks(-covariance, keep) < k).reshape(keep.shape)
@@ -152,13 +153,13 @@ def _kl_cov(policy, batch, difference, fraction: float, kl_coef: float):
     loss = -advantages * jnp.exp(difference) + jnp.where(chosen, penalty, 0.0)
     metrics = {
         "cov": covariance,
-        "cov_klfrac": _share(chosen, batch),
+        "cov_klfrac": indicator(chosen, batch),
         "cov_tokens_max": jnp.broadcast_to(k.astype(loss.dtype), loss.shape),
     }
-    return loss, metrics | _drift(difference)
+    return loss, metrics | drift_metrics(difference)
 
 
-@_marked(whole_step=True)
+@contract(reads=RATIO, whole_step=True)
 def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: float = 1.0):
     """-A r, plus kl_coef |log r| at the k tokens of largest covariance (KL-Cov, arXiv 2505.22617).
 
@@ -170,17 +171,17 @@ def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: flo
 
 def _high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
     """1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step."""
-    entropy = _constant(policy.entropy, batch)
+    entropy = constant(policy.entropy, batch)
     ordered = jnp.sort(jnp.where(batch.mask > 0, entropy, jnp.inf).reshape(-1))
     n = jnp.sum((batch.mask > 0).astype(jnp.int32))
     place = (1 - fraction) * jnp.maximum(n - 1, 0).astype(entropy.dtype)
     below = jnp.floor(place).astype(jnp.int32)
     low, high = ordered[below], ordered[jnp.minimum(below + 1, jnp.maximum(n - 1, 0))]
     threshold = low + (high - low) * (place - below)  # linear between the two neighbours
-    return _share(jnp.where(n > 0, entropy >= threshold, False), batch)
+    return indicator(jnp.where(n > 0, entropy >= threshold, False), batch)
 
 
-@_marked(whole_step=True)
+@contract(reads=RATIO, whole_step=True)
 def ppo_high_entropy(
     policy: Policy,
     batch: Batch,
@@ -195,9 +196,9 @@ def ppo_high_entropy(
     "Beyond the 80/20 rule", arXiv 2506.01939. The quantile runs over the whole step, and the
     denominators still count every token. Metrics as ppo_clip, and entropy_keep.
     """
-    advantages = _advantages(batch, by="ppo_high_entropy")
+    advantages = batch_advantages(batch, by="ppo_high_entropy")
     difference = log_ratio(policy, batch, by="ppo_high_entropy")
     ratio = jnp.exp(difference)
-    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
+    loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     metrics["entropy_keep"] = _high_entropy(policy, batch, fraction)
     return loss * metrics["entropy_keep"], metrics

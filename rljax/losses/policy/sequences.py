@@ -11,30 +11,33 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.losses.policy.common import (
+    RATIO,
     Policy,
-    _advantages,
-    _at_tokens,
-    _clip,
-    _constant,
-    _difference,
-    _drift,
-    _keep_near_sequences,
-    _logprobs,
-    _marked,
-    _row_mean,
-    _sequence_mean,
-    _share,
+    at_tokens,
+    batch_advantages,
+    clip,
+    constant,
+    drift_metrics,
+    indicator,
+    keep_near_sequences,
+    log_difference,
     log_ratio,
+    policy_logprobs,
+    ratio_and_near_sequences,
+    row_mean,
+    sequence_mean,
 )
-from rljax.losses.policy.tokens import _ppo
+from rljax.losses.policy.tokens import ppo_loss
 
 
 def _sequence_metrics(ratio, batch: Batch) -> dict:
     """Mean over sequences, and maximum, of a ratio that stands at each of their tokens."""
-    return {"sequence_ratio": _row_mean(ratio, batch), "sequence_ratio_max": ratio}
+    return {"sequence_ratio": row_mean(ratio, batch), "sequence_ratio_max": ratio}
 
 
+@contract(reads=ratio_and_near_sequences, reduction="seq_mean_token_mean")
 def gspo(
     policy: Policy,
     batch: Batch,
@@ -53,61 +56,62 @@ def gspo(
     max_sequence_kl as in ppo_clip. Metrics: pg_clipfrac and its parts (tokens), pg_clipfrac_seq,
     sequence_ratio, sequence_ratio_max, ppo_kl, ppo_k3.
     """
-    advantages = _advantages(batch, by="gspo")
-    difference = _difference(policy, batch, by="gspo")
+    advantages = batch_advantages(batch, by="gspo")
+    difference = log_difference(policy, batch, by="gspo")
     # The sequence's log-ratio is clamped, not each token's: a far token keeps its gradient.
-    gather = _sequence_mean if length_normalized else batches.segment_sum
-    ratio = jnp.exp(_clip(gather(difference, batch), -20.0, 20.0))
-    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
-    metrics["pg_clipfrac_seq"] = _row_mean(metrics["pg_clipfrac"], batch)
+    gather = sequence_mean if length_normalized else batches.segment_sum
+    ratio = jnp.exp(clip(gather(difference, batch), -20.0, 20.0))
+    loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
+    metrics["pg_clipfrac_seq"] = row_mean(metrics["pg_clipfrac"], batch)
     metrics |= _sequence_metrics(ratio, batch)
     if max_sequence_kl is not None:
         by = "gspo(max_sequence_kl)"
-        metrics["sequence_keep"] = _keep_near_sequences(policy, batch, max_sequence_kl, by=by)
+        metrics["sequence_keep"] = keep_near_sequences(policy, batch, max_sequence_kl, by=by)
         loss = loss * metrics["sequence_keep"]
-    return _at_tokens(loss, batch), metrics
+    return at_tokens(loss, batch), metrics
 
 
+@contract(reads=RATIO, reduction="seq_mean_token_mean")
 def gspo_token(policy: Policy, batch: Batch, *, clip_low: float = 3e-4, clip_high: float = 4e-4):
     """gspo with s_t = sg(s) pi / sg(pi): same value, but each token's gradient is its own.
 
     With an advantage that is constant in the sequence the gradient equals gspo's as well; it allows
     advantages per token (arXiv 2507.18071, section 4.3). log s_t is at most 10. Metrics as gspo.
     """
-    advantages = _advantages(batch, by="gspo_token")
-    difference = _difference(policy, batch, by="gspo_token")
-    logprobs = _logprobs(policy, batch)
-    mean = jax.lax.stop_gradient(_clip(_sequence_mean(difference, batch), -20.0, 20.0))
+    advantages = batch_advantages(batch, by="gspo_token")
+    difference = log_difference(policy, batch, by="gspo_token")
+    logprobs = policy_logprobs(policy, batch)
+    mean = jax.lax.stop_gradient(clip(sequence_mean(difference, batch), -20.0, 20.0))
     own = logprobs - jax.lax.stop_gradient(logprobs)
-    ratio = jnp.exp(_clip(mean + own, -jnp.inf, 10.0))
-    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, None)
-    metrics["pg_clipfrac_seq"] = _row_mean(metrics["pg_clipfrac"], batch)
+    ratio = jnp.exp(clip(mean + own, -jnp.inf, 10.0))
+    loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, None)
+    metrics["pg_clipfrac_seq"] = row_mean(metrics["pg_clipfrac"], batch)
     return loss, metrics | _sequence_metrics(ratio, batch)
 
 
 def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, sequence_weight):
     """GMPO over the kept tokens [B, S], each mean dividing by `tokens`, times one weight."""
-    advantages = _advantages(batch, by="gmpo")
-    difference = _difference(policy, batch, by="gmpo")
+    advantages = batch_advantages(batch, by="gmpo")
+    difference = log_difference(policy, batch, by="gmpo")
     sign = jnp.sign(advantages)
-    clipped = _clip(difference, -clip_low, clip_high)
+    clipped = clip(difference, -clip_low, clip_high)
     # One-sided as in PPO: only what would raise the objective is cut.
     cut = sign * difference > sign * clipped
     taken = jnp.where(cut, clipped, difference)
     taken = jnp.where(sign == 0, 0.0, taken)
-    mean = _sequence_mean(jnp.where(keep, taken, 0.0), batch, tokens)
-    ratio = jnp.exp(_clip(mean, -20.0, 20.0))
-    advantage = _sequence_mean(jnp.where(keep, advantages, 0.0), batch, tokens)
+    mean = sequence_mean(jnp.where(keep, taken, 0.0), batch, tokens)
+    ratio = jnp.exp(clip(mean, -20.0, 20.0))
+    advantage = sequence_mean(jnp.where(keep, advantages, 0.0), batch, tokens)
     metrics = {
-        "pg_clipfrac": _share(cut, batch),
-        "pg_clipfrac_upper": _share(cut & (sign > 0), batch),
-        "pg_clipfrac_under": _share(cut & (sign < 0), batch),
+        "pg_clipfrac": indicator(cut, batch),
+        "pg_clipfrac_upper": indicator(cut & (sign > 0), batch),
+        "pg_clipfrac_under": indicator(cut & (sign < 0), batch),
     }
-    metrics |= _sequence_metrics(ratio, batch) | _drift(difference)
-    return _at_tokens(-advantage * ratio * sequence_weight, batch), metrics
+    metrics |= _sequence_metrics(ratio, batch) | drift_metrics(difference)
+    return at_tokens(-advantage * ratio * sequence_weight, batch), metrics
 
 
-@_marked(applies_weights=True)
+@contract(reads=RATIO, applies_weights=True, reduction="seq_mean_token_mean")
 def gmpo(policy: Policy, batch: Batch, *, clip_low: float = 0.4, clip_high: float = 0.4):
     """-A exp(mean over the sequence of d'), d' = log r clipped to [-clip_low, clip_high] one-sided.
 
@@ -119,12 +123,12 @@ def gmpo(policy: Policy, batch: Batch, *, clip_low: float = 0.4, clip_high: floa
     keep = batch.mask > 0
     log_weights = jnp.zeros_like(batch.mask)
     if batch.weights is not None:
-        weights = _constant(batch.weights, batch)
+        weights = constant(batch.weights, batch)
         keep = keep & (weights > 0)
         log_weights = jnp.log(jnp.where(keep, weights + 1e-10, 1.0))
     left = batches.segment_sum(keep.astype(batch.mask.dtype), batch)
     tokens = jnp.maximum(left, 1)
-    weight = jnp.where(left > 0, jnp.exp(_sequence_mean(log_weights, batch, tokens)), 0.0)
+    weight = jnp.where(left > 0, jnp.exp(sequence_mean(log_weights, batch, tokens)), 0.0)
     return _gmpo(policy, batch, clip_low, clip_high, keep, tokens, weight)
 
 
@@ -132,11 +136,11 @@ def _vespo_weight(log_weight, advantages, k_positive, lam_positive, k_negative, 
     """exp(lam) w^k exp(-lam w), k and lam by the sign of A: largest where w = k / lam."""
     k = jnp.where(advantages >= 0, k_positive, k_negative)
     lam = jnp.maximum(jnp.where(advantages >= 0, lam_positive, lam_negative), 1e-4)
-    log_weight = _clip(log_weight, math.log(1e-8), 20.0)
+    log_weight = clip(log_weight, math.log(1e-8), 20.0)
     return jnp.exp(lam + k * log_weight - lam * jnp.exp(log_weight))
 
 
-@_marked(applies_weights=True)
+@contract(reads=RATIO, applies_weights=True)
 def vespo(
     policy: Policy,
     batch: Batch,
@@ -152,7 +156,7 @@ def vespo(
     rollout correction multiplies into w (sum of log weights), and is not applied a second time.
     Metrics: phi, the weight, as a mean over sequences; ppo_kl, ppo_k3.
     """
-    advantages = _advantages(batch, by="vespo")
+    advantages = batch_advantages(batch, by="vespo")
     difference = log_ratio(policy, batch, by="vespo")
     total = batches.segment_sum(difference, batch)
     if batch.weights is not None:
@@ -165,8 +169,8 @@ def vespo(
     phi = jax.lax.stop_gradient(
         _vespo_weight(total, advantages, k_positive, lam_positive, k_negative, lam_negative)
     )
-    metrics = {"phi": _row_mean(phi, batch)} | _drift(difference)
-    return -phi * advantages * _logprobs(policy, batch), metrics
+    metrics = {"phi": row_mean(phi, batch)} | drift_metrics(difference)
+    return -phi * advantages * policy_logprobs(policy, batch), metrics
 
 
 def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
@@ -176,7 +180,7 @@ def _group_mean(x: jax.Array, batch: Batch) -> jax.Array:
     return same @ (live * x) / jnp.maximum(same @ live, 1)
 
 
-@_marked(whole_step=True)
+@contract(reads=(*RATIO, "group"), whole_step=True)
 def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
     """n / (2 (n - 1)) (A - beta (R - mean R))^2, R = log pi(y) - log pi_old(y), n the group's size.
 
@@ -186,10 +190,10 @@ def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
     give 0. Rows are unpacked (a row has one group). Metrics: gvpo_residual.
     """
     batch.require("group", by="gvpo")
-    advantage = batches.row_sum(_advantages(batch, by="gvpo"), batch)
+    advantage = batches.row_sum(batch_advantages(batch, by="gvpo"), batch)
     count = jnp.sum(batch.mask, axis=1)
     advantage = advantage / jnp.maximum(count, 1)
-    total = batches.row_sum(_difference(policy, batch, by="gvpo"), batch)
+    total = batches.row_sum(log_difference(policy, batch, by="gvpo"), batch)
     centred = total - jax.lax.stop_gradient(_group_mean(total, batch))
     live = (count > 0).astype(batch.mask.dtype)
     same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
@@ -197,5 +201,54 @@ def gvpo(policy: Policy, batch: Batch, *, beta: float = 0.1):
     scale = jnp.where(size > 1, size / jnp.maximum(size - 1, 1), 0.0)
     residual = advantage - beta * centred
     loss = 0.5 * scale * residual**2
-    at_tokens = _at_tokens(jnp.broadcast_to(loss[:, None], batch.mask.shape), batch)
-    return at_tokens, {"gvpo_residual": jnp.abs(residual)}
+    loss = at_tokens(jnp.broadcast_to(loss[:, None], batch.mask.shape), batch)
+    return loss, {"gvpo_residual": jnp.abs(residual)}
+
+
+@contract(
+    reads=lambda options: (
+        (*RATIO, "ref_logprobs", "group") if options["log_z"] is None else (*RATIO, "ref_logprobs")
+    ),
+    whole_step=lambda options: options["log_z"] is None,
+)
+def trajectory_balance(
+    policy: Policy,
+    batch: Batch,
+    log_z: jax.Array | None = None,
+    *,
+    beta: float = 15.0,
+    weight_max: float = 10.0,
+):
+    """w (log Z + mean log pi - beta mean A - mean log ref)^2, w = min(prod r, weight_max): [B, S].
+
+    FlowRL, arXiv 2509.15207: pi matches ref exp(beta reward) / Z instead of maximising the reward.
+    Means run over the policy tokens of a row, A is the normalised reward. log_z [B] is the output
+    of a head on the prompt and gets a gradient too; None estimates it without a head by the mean of
+    beta mean A + mean log ref - mean log pi over the row's group, as trajectory balance with
+    asynchrony does (arXiv 2503.18929). Reduction seq_mean_token_mean. Rows are unpacked. Metrics:
+    balance_weight, balance_residual.
+    """
+    count = jnp.maximum(jnp.sum(batch.mask, axis=1), 1)
+    loss, metrics = balance(policy, batch, log_z, beta, weight_max, count)
+    return at_tokens(jnp.broadcast_to(loss[:, None], batch.mask.shape), batch), metrics
+
+
+def balance(policy, batch, log_z, beta: float, weight_max: float, count: jax.Array):
+    """The loss of trajectory_balance by rows, its means divided by count [B]: [B]."""
+    by = "trajectory_balance"
+    batch.require("ref_logprobs", by=by)
+    logprobs = policy_logprobs(policy, batch)
+
+    def mean(x):
+        return batches.row_sum(x, batch) / count
+
+    reward = beta * mean(batch_advantages(batch, by=by))
+    ratio = mean(logprobs) - mean(constant(batch.ref_logprobs, batch))
+    if log_z is None:
+        batch.require("group", by=by)
+        log_z = jax.lax.stop_gradient(_group_mean(reward - ratio, batch))
+    residual = log_z + ratio - reward
+    total = batches.row_sum(log_difference(policy, batch, by=by), batch)
+    weight = jax.lax.stop_gradient(jnp.minimum(jnp.exp(jnp.minimum(total, 20.0)), weight_max))
+    metrics = {"balance_weight": weight, "balance_residual": jnp.abs(residual)}
+    return weight * residual**2, metrics

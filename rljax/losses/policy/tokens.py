@@ -8,20 +8,23 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch, behaviour_logprobs
+from rljax.contracts import contract
 from rljax.losses.policy.common import (
+    RATIO,
     Behaviour,
     Level,
     Policy,
-    _advantages,
-    _clip,
-    _constant,
-    _difference,
-    _drift,
-    _keep_near_sequences,
-    _logprobs,
-    _ratio_at,
-    _share,
+    batch_advantages,
+    clip,
+    constant,
+    drift_metrics,
+    indicator,
+    keep_near_sequences,
+    log_difference,
     log_ratio,
+    policy_logprobs,
+    ratio_and_near_sequences,
+    ratio_at,
 )
 
 
@@ -29,58 +32,59 @@ def _accuracy(policy: Policy) -> dict[str, jax.Array]:
     return {} if policy.greedy is None else {"token_accuracy": policy.greedy}
 
 
+@contract(reads_greedy=True)
 def negative_log_likelihood(policy: Policy, batch: Batch):
     """-log pi(token): supervised fine-tuning (ALGORITHMS A1). Metrics: token_accuracy."""
-    return -_logprobs(policy, batch), _accuracy(policy)
+    return -policy_logprobs(policy, batch), _accuracy(policy)
 
 
+@contract(reads_greedy=True)
 def dynamic_fine_tuning(policy: Policy, batch: Batch):
     """-sg(pi(token)) log pi(token): supervised fine-tuning without the 1/pi in its gradient.
 
-    DFT, arXiv 2508.05629: the gradient is that of -pi(token), so that words which the policy finds
-    impossible do not dominate.
+    DFT, arXiv 2508.05629: the gradient is that of -pi(token), so that tokens which the policy finds
+    impossible do not dominate. Metrics: token_accuracy.
     """
-    logprobs = _logprobs(policy, batch)
+    logprobs = policy_logprobs(policy, batch)
     return -jax.lax.stop_gradient(jnp.exp(logprobs)) * logprobs, _accuracy(policy)
 
 
-for _loss in (negative_log_likelihood, dynamic_fine_tuning):
-    _loss.reads_greedy = True
-
-
+@contract(reads=("advantages",))
 def policy_gradient(policy: Policy, batch: Batch):
-    """-A log pi (REINFORCE, ALGORITHMS D1)."""
-    return -_advantages(batch, by="policy_gradient") * _logprobs(policy, batch), {}
+    """-A log pi: [B, S] (REINFORCE, ALGORITHMS D1)."""
+    return -batch_advantages(batch, by="policy_gradient") * policy_logprobs(policy, batch), {}
 
 
+@contract(reads=("advantages",))
 def gpg(policy: Policy, batch: Batch):
-    """-A log pi: the loss of GPG (arXiv 2504.02546), whose own part is its advantage."""
-    return -_advantages(batch, by="gpg") * _logprobs(policy, batch), {}
+    """-A log pi, the loss of GPG (arXiv 2504.02546), which differs in its advantage: [B, S]."""
+    return -batch_advantages(batch, by="gpg") * policy_logprobs(policy, batch), {}
 
 
-def _clipped_surrogate(advantages, ratio, clip_low: float, clip_high: float):
+def clipped_surrogate(advantages, ratio, clip_low: float, clip_high: float):
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), and where the second one is larger."""
     unclipped = -advantages * ratio
-    clipped = -advantages * _clip(ratio, 1 - clip_low, 1 + clip_high)
+    clipped = -advantages * clip(ratio, 1 - clip_low, 1 + clip_high)
     return jnp.maximum(unclipped, clipped), clipped > unclipped
 
 
-def _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip):
+def ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip):
     """The dual-clipped surrogate of a ratio, and its metrics; `difference` is per token."""
-    loss, cut = _clipped_surrogate(advantages, ratio, clip_low, clip_high)
+    loss, cut = clipped_surrogate(advantages, ratio, clip_low, clip_high)
     metrics = {
-        "pg_clipfrac": _share(cut, batch),
-        "pg_clipfrac_upper": _share(cut & (advantages > 0), batch),
-        "pg_clipfrac_under": _share(cut & (advantages < 0), batch),
+        "pg_clipfrac": indicator(cut, batch),
+        "pg_clipfrac_upper": indicator(cut & (advantages > 0), batch),
+        "pg_clipfrac_under": indicator(cut & (advantages < 0), batch),
     }
     if dual_clip is not None:
         bound = -advantages * dual_clip
         negative = advantages < 0
-        metrics["pg_clipfrac_lower"] = _share(negative & (loss > bound), batch)
+        metrics["pg_clipfrac_lower"] = indicator(negative & (loss > bound), batch)
         loss = jnp.where(negative, jnp.minimum(loss, bound), loss)
-    return loss, metrics | _drift(difference)
+    return loss, metrics | drift_metrics(difference)
 
 
+@contract(reads=ratio_and_near_sequences)
 def ppo_clip(
     policy: Policy,
     batch: Batch,
@@ -98,17 +102,18 @@ def ppo_clip(
     Metrics: pg_clipfrac = pg_clipfrac_upper (r too large, A > 0) + pg_clipfrac_under (too small,
     A < 0), pg_clipfrac_lower (dual clip active), ppo_kl = old - new, ppo_k3, sequence_keep.
     """
-    advantages = _advantages(batch, by="ppo_clip")
+    advantages = batch_advantages(batch, by="ppo_clip")
     difference = log_ratio(policy, batch, by="ppo_clip")
     ratio = jnp.exp(difference)
-    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
+    loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     if max_sequence_kl is not None:
         by = "ppo_clip(max_sequence_kl)"
-        metrics["sequence_keep"] = _keep_near_sequences(policy, batch, max_sequence_kl, by=by)
+        metrics["sequence_keep"] = keep_near_sequences(policy, batch, max_sequence_kl, by=by)
         loss = loss * metrics["sequence_keep"]
     return loss, metrics
 
 
+@contract(reads=(*RATIO, "sampler_logprobs"))
 def decoupled_ppo(
     policy: Policy,
     batch: Batch,
@@ -124,21 +129,22 @@ def decoupled_ppo(
     It corrects for the sampler itself: leave the rollout correction off. Metrics as ppo_clip, and
     behaviour_weight, behaviour_weight_max (both before the cap), behaviour_weight_capped.
     """
-    advantages = _advantages(batch, by="decoupled_ppo")
+    advantages = batch_advantages(batch, by="decoupled_ppo")
     difference = log_ratio(policy, batch, by="decoupled_ppo")
     behaviour = behaviour_logprobs(batch, by="decoupled_ppo")
-    stale = _constant(batch.old_logprobs, batch) - _constant(behaviour, batch)
-    weight = jnp.exp(_clip(stale, -20.0, 20.0))
+    stale = constant(batch.old_logprobs, batch) - constant(behaviour, batch)
+    weight = jnp.exp(clip(stale, -20.0, 20.0))
     ratio = jnp.exp(difference)
-    loss, metrics = _ppo(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
+    loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
     metrics |= {
         "behaviour_weight": weight,
         "behaviour_weight_max": weight,
-        "behaviour_weight_capped": _share(weight > weight_max, batch),
+        "behaviour_weight_capped": indicator(weight > weight_max, batch),
     }
     return jnp.minimum(weight, weight_max) * loss, metrics
 
 
+@contract(reads=lambda options: ("advantages", f"{options['behaviour']}_logprobs"))
 def cispo(
     policy: Policy,
     batch: Batch,
@@ -156,16 +162,17 @@ def cispo(
     is an absolute upper bound in place of 1 + clip_high (ScaleRL, 2510.13786, which also takes
     behaviour="sampler"). Metrics: pg_clipfrac (ratio was clipped), ppo_kl, ppo_k3.
     """
-    advantages = _advantages(batch, by="cispo")
+    advantages = batch_advantages(batch, by="cispo")
     difference = log_ratio(policy, batch, by="cispo", behaviour=behaviour)
-    ratio = jax.lax.stop_gradient(_ratio_at(level, difference, batch))
+    ratio = jax.lax.stop_gradient(ratio_at(level, difference, batch))
     low = 0.0 if clip_low is None else 1 - clip_low
     high = 1 + clip_high if ratio_max is None else ratio_max
-    weight = _clip(ratio, low, high)
-    metrics = {"pg_clipfrac": _share(weight != ratio, batch)} | _drift(difference)
-    return -weight * advantages * _logprobs(policy, batch), metrics
+    weight = clip(ratio, low, high)
+    metrics = {"pg_clipfrac": indicator(weight != ratio, batch)} | drift_metrics(difference)
+    return -weight * advantages * policy_logprobs(policy, batch), metrics
 
 
+@contract(reads=RATIO)
 def sapo(
     policy: Policy,
     batch: Batch,
@@ -179,12 +186,12 @@ def sapo(
     SAPO, arXiv 2511.20347: slope 1 at r = 1 and smoothly to 0 away from it; the larger tau closes
     the gate of negative advantages sooner. Metrics: ppo_kl, ppo_k3.
     """
-    advantages = _advantages(batch, by="sapo")
+    advantages = batch_advantages(batch, by="sapo")
     difference = log_ratio(policy, batch, by="sapo")
-    ratio = _ratio_at(level, difference, batch)
+    ratio = ratio_at(level, difference, batch)
     tau = jnp.where(advantages > 0, tau_positive, tau_negative)
     gate = jax.nn.sigmoid(tau * (ratio - 1)) * (4.0 / tau)
-    return -gate * advantages, _drift(difference)
+    return -gate * advantages, drift_metrics(difference)
 
 
 def _truncated_gradient(policy, batch, advantages, difference, ratio_max: float, leaves):
@@ -192,19 +199,20 @@ def _truncated_gradient(policy, batch, advantages, difference, ratio_max: float,
     ratio = jax.lax.stop_gradient(jnp.exp(difference))
     kept = jnp.where(leaves, 0.0, jnp.minimum(ratio, ratio_max))
     metrics = {
-        "pg_clipfrac": _share(leaves, batch),
-        "pg_truncfrac": _share(~leaves & (ratio > ratio_max), batch),
+        "pg_clipfrac": indicator(leaves, batch),
+        "pg_truncfrac": indicator(~leaves & (ratio > ratio_max), batch),
     }
-    loss = -advantages * kept * _logprobs(policy, batch)
-    return loss, metrics | _drift(difference)
+    loss = -advantages * kept * policy_logprobs(policy, batch)
+    return loss, metrics | drift_metrics(difference)
 
 
 def _probabilities(policy: Policy, batch: Batch):
     """(pi, pi_old) of the tokens, constants, 1 where there is no policy token."""
-    new = jax.lax.stop_gradient(_logprobs(policy, batch))
-    return jnp.exp(new), jnp.exp(_constant(batch.old_logprobs, batch))
+    new = jax.lax.stop_gradient(policy_logprobs(policy, batch))
+    return jnp.exp(new), jnp.exp(constant(batch.old_logprobs, batch))
 
 
+@contract(reads=RATIO)
 def dppo_tv(
     policy: Policy,
     batch: Batch,
@@ -219,13 +227,14 @@ def dppo_tv(
     A <= 0 and pi_old - pi > clip_low: in probability, so that rare tokens are free to move.
     Metrics: pg_clipfrac (left), pg_truncfrac (ratio_max active), ppo_kl, ppo_k3.
     """
-    advantages = _advantages(batch, by="dppo_tv")
+    advantages = batch_advantages(batch, by="dppo_tv")
     difference = log_ratio(policy, batch, by="dppo_tv")
     new, old = _probabilities(policy, batch)
     leaves = jnp.where(advantages > 0, new - old > clip_high, old - new > clip_low)
     return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
 
 
+@contract(reads=RATIO)
 def dppo_kl(
     policy: Policy,
     batch: Batch,
@@ -239,7 +248,7 @@ def dppo_kl(
     KL = q log(q / p) + (1 - q) log((1 - q) / (1 - p)), q = pi_old, p = pi; a token has left where
     A > 0, p > q and KL > clip_high, or A <= 0, p < q and KL > clip_low (arXiv 2602.04879).
     """
-    advantages = _advantages(batch, by="dppo_kl")
+    advantages = batch_advantages(batch, by="dppo_kl")
     difference = log_ratio(policy, batch, by="dppo_kl")
     new, old = _probabilities(policy, batch)
     # A probability that rounds to 1 would give log 0; the other side is then at least one rounding.
@@ -252,13 +261,14 @@ def dppo_kl(
     return _truncated_gradient(policy, batch, advantages, difference, ratio_max, leaves)
 
 
+@contract(reads=RATIO)
 def dro(policy: Policy, batch: Batch, *, beta: float = 0.1):
     """-A log pi + beta / 2 (log pi - log pi_old)^2: policy gradient on a quadratic leash.
 
     The per-token form of direct reward optimisation (arXiv 2405.19107). The difference is not
     clamped: a clamp would cut the leash where it matters. Metrics: ppo_kl, ppo_k3.
     """
-    advantages = _advantages(batch, by="dro")
-    difference = _difference(policy, batch, by="dro")
-    loss = -advantages * _logprobs(policy, batch) + 0.5 * beta * difference**2
-    return loss, _drift(difference)
+    advantages = batch_advantages(batch, by="dro")
+    difference = log_difference(policy, batch, by="dro")
+    loss = -advantages * policy_logprobs(policy, batch) + 0.5 * beta * difference**2
+    return loss, drift_metrics(difference)

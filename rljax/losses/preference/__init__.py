@@ -1,8 +1,8 @@
 """Preference losses: (policy, batch, **options) -> (loss [B/K], metrics of that shape).
 
-What lives here: the formulas, unreduced; rljax.learn averages over examples. What does not:
-models, generation, pairing. An example is K = `rows_per_example` consecutive rows; a loss may be
-marked `needs_reference` or `whole_step` (common.py).
+The formulas, unreduced: rljax.learn averages over examples. An example is K consecutive rows, K =
+`rows` of the loss's contract, which also says whether it reads the reference (`ref_logprobs`) and
+whether it needs all rows of the optimizer step at once (`whole_step`).
 
     name                     paper         example
     dpo                      2305.18290    pair, with a reference; loss types in pairwise.py:
@@ -17,11 +17,12 @@ marked `needs_reference` or `whole_step` (common.py).
       sppo_hard              2405.00675
       apo_zero, apo_down     2408.06266
       discopop               2406.08414
+      aot, aot_unpaired      2406.05882      order statistics of the step
+      sft                    2411.10442      supervised term of all chosen tokens of the step
       rpo                    2404.19733      supervised term of the chosen answer
       divergence=            2309.16240      f-DPO
       ld_alpha=              2409.06411      LD-DPO
       wpo_weighting=         2406.11827      WPO
-    dpo_whole_step           2406.05882    dpo and aot, aot_unpaired, sft
     spin                     2401.01335    pair: the data's answer, the policy's own
     simpo                    2405.14734    pair; alpha= 2501.03884 (AlphaPO)
     cpo                      2401.08417    pair, and a supervised term
@@ -35,31 +36,20 @@ marked `needs_reference` or `whole_step` (common.py).
     nash_md                  2312.00886    row with a win probability
 """
 
-from rljax.losses.preference.dpo import divergence_score, dpo, dpo_whole_step, spin
-from rljax.losses.preference.games import nash_md, soft_mean, sppo, sppo_online, xpo
+from rljax.losses.preference.dpo import dpo, spin
+from rljax.losses.preference.games import nash_md, sppo, sppo_online, xpo
 from rljax.losses.preference.reference_free import cpo, orpo, simpo, tpo
-from rljax.losses.preference.unpaired import (
-    apo_zero_unpaired,
-    bco,
-    kto,
-    mismatched_kl,
-    running_mean,
-)
+from rljax.losses.preference.unpaired import apo_zero_unpaired, bco, kto
 
 __all__ = [
     "apo_zero_unpaired",
     "bco",
     "cpo",
-    "divergence_score",
     "dpo",
-    "dpo_whole_step",
     "kto",
-    "mismatched_kl",
     "nash_md",
     "orpo",
-    "running_mean",
     "simpo",
-    "soft_mean",
     "spin",
     "sppo",
     "sppo_online",

@@ -1,4 +1,4 @@
-"""What the preference losses share: marks, rows of an example, log-ratios, and their metrics.
+"""What the preference losses share: rows of an example, log-ratios, and their metrics.
 
 An example is K consecutive rows: a pair is rows 2i (chosen) and 2i + 1 (rejected). Rows are
 unpacked. Everything selects policy tokens before it computes, so that garbage at mask 0, NaN
@@ -7,7 +7,6 @@ examples.
 """
 
 import difflib
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,34 +16,6 @@ from rljax import batch as batches
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
-
-
-def marked(
-    *,
-    rows_per_example: int = 1,
-    needs_reference: bool = False,
-    whole_step: bool = False,
-    of_samples: bool = False,
-) -> Callable:
-    """Marks a loss for those who call it; a mark is an attribute, absent where it says nothing.
-
-    rows_per_example: K, absent = 1. needs_reference: it reads batch.ref_logprobs. whole_step: its
-    statistics run over all rows of the optimizer step. of_samples: batch.scores is what a dataflow
-    makes of the policy's own samples (a probability of winning), which no file's rows hold.
-    """
-
-    def mark(loss: Callable) -> Callable:
-        if rows_per_example > 1:
-            loss.rows_per_example = rows_per_example
-        if needs_reference:
-            loss.needs_reference = True
-        if whole_step:
-            loss.whole_step = True
-        if of_samples:
-            loss.of_samples = True
-        return loss
-
-    return mark
 
 
 def positive(name: str, value, *, by: str):
@@ -107,7 +78,7 @@ def row_tokens(batch: Batch) -> jax.Array:
 
 
 def constant_scores(batch: Batch, *, by: str) -> jax.Array:
-    """What the data say of each row, without gradient: [B]."""
+    """batch.scores, the label or the reward of each row, without gradient: [B]."""
     batch.require("scores", by=by)
     return jax.lax.stop_gradient(batch.scores)
 

@@ -1,7 +1,7 @@
 """DPO and its relatives: one or several pairwise losses of the log-ratios to the reference.
 
-What lives here: options, f-divergences, weights. What does not: the formulas of the loss types
-(pairwise.py). Axes: B rows, S tokens, N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
+Options, f-divergences and weights; the formulas of the loss types are in pairwise.py. Axes: B rows,
+S tokens, N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
 """
 
 import jax
@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
 from rljax.losses.preference import pairwise
 from rljax.losses.preference.common import (
     label_noise,
-    marked,
     one_of,
     pair_metrics,
     positive,
@@ -28,8 +28,7 @@ DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
 
 
 def divergence_score(log_ratio: jax.Array, divergence: str = "reverse_kl", alpha: float = 0.5):
-    """f'(u), u = exp(log_ratio), which is 0 where policy and reference agree: f-DPO, arXiv
-    2309.16240.
+    """f'(u), u = exp(log_ratio), which is 0 where policy and reference agree (arXiv 2309.16240).
 
     reverse_kl: log u; forward_kl: 1 - 1/u; js_divergence: log(2u / (1 + u)); alpha_divergence:
     (u^(alpha - 1) - 1) / (alpha - 1), alpha = 1 being the reverse KL and 0 the forward KL.
@@ -55,7 +54,7 @@ def _length_desensitised(batch: Batch, ld_alpha: float, *, by: str) -> jax.Array
 
 
 def _pair(policy: Policy, batch: Batch, divergence: str, alpha: float, ld_alpha: float, *, by: str):
-    """What the loss types read (pairwise.Pair)."""
+    """The pairwise.Pair that the loss types read."""
     batch.require("ref_logprobs", by=by)
     weigh = 1.0 if ld_alpha == 1 else _length_desensitised(batch, ld_alpha, by=by)
     logps = batches.row_sum(weigh * policy.logprobs, batch)
@@ -78,20 +77,13 @@ def _pair_weight(policy: Policy, batch: Batch, *, by: str) -> jax.Array:
     return jax.lax.stop_gradient(jnp.exp(sum(rows_of(aligned, 2, by=by))))
 
 
-def _check(losses, weights, label_smoothing: float, known: dict, *, by: str) -> None:
+def _check(losses, weights, label_smoothing: float, *, by: str) -> None:
     if isinstance(losses, str) or not losses:
         raise InputError(
             f"{by}(losses)", value=losses, rule="a tuple of names", fix="losses=('sigmoid',)"
         )
     for name in losses:
-        if name in pairwise.WHOLE_STEP and name not in known:
-            raise InputError(
-                f"{by}(losses)",
-                value=name,
-                rule=f"{name} is a statistic of all pairs of an optimizer step",
-                fix="take dpo_whole_step" + (", or 'rpo'" if name == "sft" else ""),
-            )
-        one_of("losses", name, known, by=by)
+        one_of("losses", name, pairwise.LOSSES, by=by)
     if len(weights) not in (0, len(losses)):
         raise InputError(
             f"{by}(loss_weights)", value=weights, rule=f"one per loss: {len(losses)}, or none"
@@ -103,29 +95,13 @@ def _check(losses, weights, label_smoothing: float, known: dict, *, by: str) -> 
         raise InputError(f"{by}(label_smoothing)", value=0.5, rule="< 0.5 where robust is a loss")
 
 
-def _dpo(policy, batch, beta, losses, loss_weights, label_smoothing, delta, discopop_tau,
-         divergence, divergence_alpha, ld_alpha, wpo_weighting, *, known, by):  # fmt: skip
-    positive("beta", beta, by=by)
-    positive("discopop_tau", discopop_tau, by=by)
-    _check(losses, loss_weights, label_smoothing, known, by=by)
-    if "aot" in losses and divergence != "reverse_kl":
-        raise InputError(f"{by}(divergence)", value=divergence, rule="reverse_kl for aot")
-    pair = _pair(policy, batch, divergence, divergence_alpha, ld_alpha, by=by)
-    knobs = pairwise.Knobs(beta, label_smoothing, discopop_tau, delta)
-    total = jnp.zeros_like(pair.chosen)
-    for name, weight in zip(losses, loss_weights or (1.0,) * len(losses), strict=True):
-        total = total + weight * known[name](pair, knobs)
-    if wpo_weighting:
-        total = total * _pair_weight(policy, batch, by=by)
-    ratios = (
-        pair.chosen_logps - pair.ref_chosen_logps,
-        pair.rejected_logps - pair.ref_rejected_logps,
-    )
-    rewards = tuple(beta * x for x in ratios)
-    return total, pair_metrics(rewards, (pair.chosen_logps, pair.rejected_logps))
-
-
-@marked(rows_per_example=2, needs_reference=True)
+@contract(
+    reads=lambda options: (
+        ("ref_logprobs", "sum_pi_squared") if options["wpo_weighting"] else ("ref_logprobs",)
+    ),
+    rows=2,
+    whole_step=lambda options: bool(set(options["losses"]) & set(pairwise.WHOLE_STEP)),
+)
 def dpo(
     policy: Policy,
     batch: Batch,
@@ -145,47 +121,39 @@ def dpo(
 
     DPO, arXiv 2305.18290: ("sigmoid",) is -log sigmoid(beta (Delta_w - Delta_l)). `losses` are
     names of rljax.losses.preference.pairwise (RPO = ("sigmoid", "rpo")), weighed by `loss_weights`,
-    1 each if empty. label_smoothing: the share of wrong labels, read by sigmoid (cDPO),
-    sigmoid_norm, robust, exo_pair. delta: the running mean reward that bco_pair subtracts.
-    divergence (f-DPO): divergence_score. ld_alpha < 1: weight of the tokens past the shorter row's
-    length (LD-DPO, arXiv 2409.06411). wpo_weighting: a pair counts by how likely the policy would
-    write it, from batch.sum_pi_squared (WPO, arXiv 2406.11827). Without a reference:
-    cpo(nll_coef=0).
+    1 each if empty. aot, aot_unpaired and sft are statistics of all pairs of the optimizer step:
+    where it is split into microbatches, they cost a forward pass more. MPO (arXiv 2411.10442) is
+    losses=("sigmoid", "bco_pair", "sft"), loss_weights=(0.8, 0.2, 1.0).
+
+    label_smoothing: the share of wrong labels, read by sigmoid (cDPO), sigmoid_norm, robust,
+    exo_pair, aot, aot_unpaired. delta: the running mean reward that bco_pair subtracts. divergence
+    (f-DPO): divergence_score. ld_alpha < 1: weight of the tokens past the shorter row's length
+    (LD-DPO, arXiv 2409.06411). wpo_weighting: a pair weighs as likely as the policy would sample
+    it, from batch.sum_pi_squared (WPO, arXiv 2406.11827). Without a reference: cpo(nll_coef=0).
+    Metrics: pair_metrics.
     """
-    return _dpo(policy, batch, beta, losses, loss_weights, label_smoothing, delta, discopop_tau,
-                divergence, divergence_alpha, ld_alpha, wpo_weighting,
-                known=pairwise.PER_PAIR, by="dpo")  # fmt: skip
+    by = "dpo"
+    positive("beta", beta, by=by)
+    positive("discopop_tau", discopop_tau, by=by)
+    _check(losses, loss_weights, label_smoothing, by=by)
+    if "aot" in losses and divergence != "reverse_kl":
+        raise InputError(f"{by}(divergence)", value=divergence, rule="reverse_kl for aot")
+    pair = _pair(policy, batch, divergence, divergence_alpha, ld_alpha, by=by)
+    knobs = pairwise.Knobs(beta, label_smoothing, discopop_tau, delta)
+    total = jnp.zeros_like(pair.chosen)
+    for name, weight in zip(losses, loss_weights or (1.0,) * len(losses), strict=True):
+        total = total + weight * pairwise.LOSSES[name](pair, knobs)
+    if wpo_weighting:
+        total = total * _pair_weight(policy, batch, by=by)
+    ratios = (
+        pair.chosen_logps - pair.ref_chosen_logps,
+        pair.rejected_logps - pair.ref_rejected_logps,
+    )
+    rewards = tuple(beta * x for x in ratios)
+    return total, pair_metrics(rewards, (pair.chosen_logps, pair.rejected_logps))
 
 
-@marked(rows_per_example=2, needs_reference=True, whole_step=True)
-def dpo_whole_step(
-    policy: Policy,
-    batch: Batch,
-    *,
-    beta: float = 0.1,
-    losses: tuple[str, ...] = ("aot",),
-    loss_weights: tuple[float, ...] = (),
-    label_smoothing: float = 0.0,
-    delta: jax.Array | float = 0.0,
-    discopop_tau: float = 0.05,
-    divergence: str = "reverse_kl",
-    divergence_alpha: float = 0.5,
-    ld_alpha: float = 1.0,
-    wpo_weighting: bool = False,
-):
-    """dpo, to whose losses come those that run over all pairs of an optimizer step: [N].
-
-    aot, aot_unpaired: distributional preference optimisation, arXiv 2406.05882; the loss belongs to
-    ranks, not to pairs. sft: -log pi averaged over all chosen tokens of the step. MPO (arXiv
-    2411.10442) is losses=("sigmoid", "bco_pair", "sft"), loss_weights=(0.8, 0.2, 1.0). Where the
-    step is split into microbatches, this costs a forward pass more than dpo.
-    """
-    return _dpo(policy, batch, beta, losses, loss_weights, label_smoothing, delta, discopop_tau,
-                divergence, divergence_alpha, ld_alpha, wpo_weighting,
-                known=pairwise.PER_PAIR | pairwise.WHOLE_STEP, by="dpo_whole_step")  # fmt: skip
-
-
-@marked(rows_per_example=2, needs_reference=True)
+@contract(reads=("ref_logprobs",), rows=2)
 def spin(policy: Policy, batch: Batch, *, lam: float = 0.1):
     """-log sigmoid(lam (Delta_real - Delta_generated)): SPIN, arXiv 2401.01335: [N].
 

@@ -1,5 +1,4 @@
-"""One function per loss type of a pair: (pair, knobs) -> [N]. rljax.losses.preference.dpo adds
-them up.
+"""One function per loss type of a pair: (pair, knobs) -> [N]; the sum is dpo.
 
 A score is f'(pi/ref) of an f-divergence; for the reverse KL it is the log-ratio
 Delta = log pi(y|x) - log ref(y|x), and h = beta (score_w - score_l). Axes: N pairs.
@@ -29,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class Knobs(NamedTuple):
-    """What the loss types are told besides the pair."""
+    """The options that loss types read beside the pair."""
 
     beta: float
     label_smoothing: float
@@ -61,8 +60,7 @@ def hinge(pair: Pair, knobs: Knobs) -> jax.Array:
 
 
 def ipo(pair: Pair, knobs: Knobs) -> jax.Array:
-    """(score_w / |y_w| - score_l / |y_l| - 1 / (2 beta))^2: IPO, arXiv 2310.12036, on length
-    means."""
+    """(score_w / |y_w| - score_l / |y_l| - 1 / (2 beta))^2: IPO, arXiv 2310.12036, length means."""
     return (_length_means(pair) - 1 / (2 * knobs.beta)) ** 2
 
 
@@ -132,7 +130,7 @@ def rpo(pair: Pair, knobs: Knobs) -> jax.Array:
     return pair.chosen_nll
 
 
-# -- these need all pairs of the optimizer step: dpo_whole_step takes them
+# -- these are statistics of all pairs of the optimizer step
 
 
 def sft(pair: Pair, knobs: Knobs) -> jax.Array:
@@ -164,3 +162,4 @@ PER_PAIR = {
     )
 }  # fmt: skip
 WHOLE_STEP = {loss.__name__: loss for loss in (sft, aot, aot_unpaired)}
+LOSSES = PER_PAIR | WHOLE_STEP

@@ -1,18 +1,18 @@
 """Preference losses without a reference model: SimPO, CPO, ORPO, TPO.
 
-Three of them add a supervised term that is a mean over all tokens of the optimizer step, and are
-marked whole_step. Axes: B rows, S tokens, K rows per example, N = B/K examples.
+Three of them add a supervised term that is a mean over all tokens of the optimizer step, and
+declare `whole_step`. Axes: B rows, S tokens, K rows per example, N = B/K examples.
 """
 
 import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
     label_noise,
     log_sigmoid_smoothed,
-    marked,
     one_of,
     pair_metrics,
     positive,
@@ -36,8 +36,7 @@ def _rewards_of(logps: jax.Array, alpha: float) -> jax.Array:
 
 
 def _contrast(loss: str, chosen, rejected, beta, label_smoothing, gamma) -> jax.Array:
-    """The pairwise loss of two rewards, which are (length means of) log-probs or made of them:
-    [N]."""
+    """The pairwise loss of two rewards, which are made of (length means of) log-probs: [N]."""
     gap = chosen - rejected
     if loss == "hinge":
         return jax.nn.relu(1 - beta * gap)
@@ -53,7 +52,7 @@ def _logps(policy: Policy, batch: Batch, loss: str) -> jax.Array:
     return logps / row_tokens(batch) if loss in LENGTH_MEANS else logps
 
 
-@marked(rows_per_example=2)
+@contract(rows=2)
 def simpo(
     policy: Policy,
     batch: Batch,
@@ -76,7 +75,7 @@ def simpo(
     return loss, pair_metrics(tuple(beta * x for x in rewards), logps)
 
 
-@marked(rows_per_example=2, whole_step=True)
+@contract(rows=2, whole_step=True)
 def cpo(
     policy: Policy,
     batch: Batch,
@@ -88,12 +87,12 @@ def cpo(
     gamma: float = 0.5,
     alpha: float = 0.0,
 ):
-    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef * mean of -log pi over all chosen
-    tokens of the step: [N].
+    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef nll: [N].
 
-    CPO, arXiv 2401.08417. loss: sigmoid, hinge, ipo (length means), or simpo (CPO-SimPO; reads
-    gamma). nll_coef=0 is DPO without a reference. alpha as in simpo. logps/* are means per token
-    for ipo and simpo. Metrics besides the pair's: nll.
+    CPO, arXiv 2401.08417; nll is the mean of -log pi over all chosen tokens of the step. loss:
+    sigmoid, hinge, ipo (length means), or simpo (CPO-SimPO; reads gamma). nll_coef=0 is DPO without
+    a reference. alpha as in simpo. logps/* are means per token for ipo and simpo. Metrics besides
+    the pair's: nll.
     """
     by = "cpo"
     positive("beta", beta, by=by)
@@ -114,7 +113,7 @@ def _log_odds(mean_logps: jax.Array) -> jax.Array:
     return below - jnp.log(-jnp.expm1(below))
 
 
-@marked(rows_per_example=2, whole_step=True)
+@contract(rows=2, whole_step=True)
 def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = True):
     """-beta log sigmoid(log odds(y_w) - log odds(y_l)) + mean of -log pi over the chosen rows: [N].
 
@@ -139,7 +138,7 @@ def orpo(policy: Policy, batch: Batch, *, beta: float = 0.1, prompt_nll: bool = 
     return nll - beta * ratio, metrics
 
 
-@marked(rows_per_example=3, whole_step=True)
+@contract(rows=3, whole_step=True)
 def tpo(
     policy: Policy,
     batch: Batch,
@@ -150,10 +149,10 @@ def tpo(
     label_smoothing: float = 0.0,
     gamma: float = 0.5,
 ):
-    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef * mean of -log pi over all tokens
-    of the gold rows of the step: [N].
+    """-log sigmoid(beta (log pi(y_w) - log pi(y_l))) + nll_coef nll: [N].
 
-    TPO, arXiv 2405.16681: triples, rows 3i (gold), 3i + 1 (chosen), 3i + 2 (rejected). loss:
+    TPO, arXiv 2405.16681: triples, rows 3i (gold), 3i + 1 (chosen), 3i + 2 (rejected); nll is the
+    mean of -log pi over all tokens of the gold rows of the step. loss:
     sigmoid, hinge, ipo (length means), or simpo, which is TPO-L: length means and the margin gamma.
     logps/* are means per token for ipo and simpo. Metrics besides the pair's: nll.
     """

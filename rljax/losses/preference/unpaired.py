@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.losses.policy import Policy
 from rljax.losses.preference.common import (
@@ -16,7 +17,6 @@ from rljax.losses.preference.common import (
     constant_scores,
     labelled_metrics,
     log_ratios,
-    marked,
     positive,
 )
 
@@ -52,7 +52,7 @@ def _weighted(rows: Labelled, loss: jax.Array, desirable_weight: float, undesira
     return jnp.where(rows.desirable, desirable_weight, undesirable_weight) * loss
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def kto(
     policy: Policy,
     batch: Batch,
@@ -62,12 +62,11 @@ def kto(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ):
-    """w_D sigmoid(beta (kl - Delta)) at desirable rows, w_U sigmoid(beta (Delta - kl)) at others:
-    [B].
+    """w_D sigmoid(beta (kl - Delta)) at desirable rows, w_U sigmoid(beta (Delta - kl)) at others.
 
-    KTO, arXiv 2402.01306 (1 - sigmoid(x) is sigmoid(-x)). kl: mismatched_kl, a scalar or [B],
-    without gradient. Keep w_D n_D : w_U n_U between 1:1 and 4:3. Metrics: kl, rewards, and those of
-    labelled_metrics.
+    The loss is [B]. KTO, arXiv 2402.01306 (1 - sigmoid(x) is sigmoid(-x)). kl: mismatched_kl, a
+    scalar or [B], without gradient. Keep w_D n_D : w_U n_U between 1:1 and 4:3. Metrics: kl,
+    rewards, and those of labelled_metrics.
     """
     rows = _labelled(policy, batch, positive("beta", beta, by="kto"), by="kto")
     kl = jnp.broadcast_to(jax.lax.stop_gradient(jnp.asarray(kl)), rows.rewards.shape)
@@ -77,7 +76,7 @@ def kto(
     return loss, labelled_metrics(rows) | {"kl": kl}
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def apo_zero_unpaired(
     policy: Policy,
     batch: Batch,
@@ -97,7 +96,7 @@ def apo_zero_unpaired(
     return loss, {name: value for name, value in metrics.items() if name != "kl"}
 
 
-@marked(needs_reference=True)
+@contract(reads=("ref_logprobs", "scores"))
 def bco(
     policy: Policy,
     batch: Batch,

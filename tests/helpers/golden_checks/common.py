@@ -7,6 +7,7 @@ import numpy as np
 
 from rljax import learn as update
 from rljax.batch import Batch
+from rljax.contracts import spec
 from rljax.losses.policy import Policy
 
 
@@ -91,5 +92,5 @@ def policy_loss(function, case, dtype, batch: Batch, weights, log_prob="log_prob
         logp,
         batch,
         weights,
-        corrected=not vars(function).get("applies_weights", False),
+        corrected=not spec(function).applies_weights,
     )

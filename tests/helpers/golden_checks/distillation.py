@@ -105,7 +105,7 @@ def distill_forward_kl_topk(case, dtype):
     ids = jnp.asarray(case.inputs["teacher_topk_ids"], jnp.int32)
 
     def loss(x):
-        return distill.forward_kl_of_sent_words(
+        return distill.forward_kl_of_sent_entries(
             logits_readout(x), sent[None], ids[None],
             log_prob_min=case.params.get("log_prob_min_clamp"),
         )  # fmt: skip

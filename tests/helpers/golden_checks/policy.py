@@ -6,7 +6,7 @@ import numpy as np
 
 from rljax import learn as update
 from rljax.batch import masked_mean
-from rljax.losses import kl, policy, regression, value
+from rljax.losses import kl, policy, value
 from rljax.losses.policy import Policy, common, selection, sequences
 
 from . import policy_trl
@@ -53,7 +53,7 @@ def with_metrics(loss, **extra):
 
 def without_kl_clamp(policy_, batch, **_):
     """verl reports |log ratio| for KL-Cov."""
-    return jnp.abs(common._difference(policy_, batch, by="check"))
+    return jnp.abs(common.log_difference(policy_, batch, by="check"))
 
 
 def sampler_kl(policy_, batch, **_):
@@ -66,7 +66,7 @@ def verl_clip_cov(policy_, batch, **options):
     It does not clamp the log-ratio before exp; ours does, at +-20.
     """
     order = jnp.arange(batch.mask.size, dtype=jnp.uint32).reshape(batch.mask.shape)
-    difference = common._difference(policy_, batch, by="check")
+    difference = common.log_difference(policy_, batch, by="check")
     loss, metrics, eligible = selection._clip_cov(policy_, batch, difference, order, **options)
     return loss, metrics | {"eligible": eligible}
 
@@ -88,16 +88,16 @@ def outside(sign):
     """verl counts every log-ratio outside the range by the sign of A; ours, those that are cut."""
 
     def share(policy_, batch, *, clip_low, clip_high):
-        difference = common._difference(policy_, batch, by="check")
+        difference = common.log_difference(policy_, batch, by="check")
         beyond = (difference < -clip_low) | (difference > clip_high)
-        return common._share((sign * batch.advantages > 0) & beyond, batch)
+        return common.indicator((sign * batch.advantages > 0) & beyond, batch)
 
     return share
 
 
 def verl_kl_cov(policy_, batch, **options):
     """verl does not clamp the log-ratio before exp; ours does, at +-20."""
-    difference = common._difference(policy_, batch, by="check")
+    difference = common.log_difference(policy_, batch, by="check")
     return selection._kl_cov(policy_, batch, difference, **options)
 
 
@@ -304,7 +304,7 @@ def verl_flowrl(case, dtype):
     count = jnp.sum(mask, axis=1) + 1e-8  # verl's masked mean; ours divides by max(n, 1)
 
     def total(logp, log_z):
-        both = regression._balance(Policy(logp, logp), clean, log_z[:, 0], **options, count=count)
+        both = sequences.balance(Policy(logp, logp), clean, log_z[:, 0], **options, count=count)
         return jnp.mean(both[0]), both[1]
 
     logp, log_z = (jnp.asarray(x[k], dtype) for k in ("log_prob", "log_z"))

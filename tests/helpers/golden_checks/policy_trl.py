@@ -6,7 +6,7 @@ import numpy as np
 
 from rljax import learn as update
 from rljax.batch import masked_mean, segment_count
-from rljax.losses import kl, policy, regression, value
+from rljax.losses import kl, policy, q_function, value
 from rljax.losses.policy import Policy, common, selection
 
 from .common import reduced, response_batch
@@ -95,7 +95,7 @@ def trl_total(policy_, batch, p, loss, options, use_weights):
     core, metrics = loss(policy_, batch, **options)
     if p.get("off_policy_mask_threshold") and "sequence_keep" not in metrics:
         limit = p["off_policy_mask_threshold"]
-        core = core * common._keep_near_sequences(policy_, batch, limit, by=by)
+        core = core * common.keep_near_sequences(policy_, batch, limit, by=by)
     chosen = batch.mask
     if p.get("top_entropy_quantile", 1.0) < 1:
         chosen = selection._high_entropy(policy_, batch, p["top_entropy_quantile"])
@@ -113,8 +113,8 @@ def trl_total(policy_, batch, p, loss, options, use_weights):
         else:
             raw = d = trl_unclamped_k3(policy_.logprobs, batch.ref_logprobs)
             if p.get("use_bias_correction_kl"):
-                difference = common._difference(policy_, batch, by=by)
-                d = common._ratio_at(level, difference, batch) * d
+                difference = common.log_difference(policy_, batch, by=by)
+                d = common.ratio_at(level, difference, batch) * d
         core = core + p["beta"] * jnp.where(batch.mask > 0, d, 0.0)
         metrics = metrics | {"kl": d}
     return core, metrics, chosen
@@ -264,7 +264,7 @@ def trl_masks(case, dtype):
     )  # fmt: skip
     logp = jnp.asarray(x["per_token_logps"], dtype)
     policy_ = Policy(logp, logp)
-    keep = common._keep_near_sequences(policy_, batch, p["off_policy_threshold"], by="check")
+    keep = common.keep_near_sequences(policy_, batch, p["off_policy_threshold"], by="check")
     batch = batch.replace(old_logprobs=batch.sampler_logprobs)
     logs = jnp.clip(jnp.log(jnp.asarray(x["importance_sampling_ratio"], dtype)), np.log(1e-8), 20.0)
     # TRL sums the log weights of masked columns too; ours those of the policy tokens.
@@ -294,15 +294,18 @@ def trl_a2po(case, dtype):
 
     def loss(logps):
         policy_ = Policy(logps[:, None], logps[:, None])
-        per_row, metrics = regression.optimal_advantage(policy_, batch, v_star, beta=p["beta2"])
-        return jnp.mean(per_row), metrics
+        # A*PO is least squares on the optimal advantage: twice DRO's loss, with V* as its value.
+        per_row, metrics = q_function.dro_policy(
+            policy_, batch, v_star, tau=p["beta2"], gradient="exact"
+        )
+        return 2 * jnp.mean(per_row), metrics
 
     (out, found), g = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(x["logps"], dtype))
     return {
         "output/loss": out,
         "grad/logps": g,
-        "metric/implicit_reward": jnp.mean(found["implicit_reward"]),
-        "metric/advantage": jnp.mean(found["optimal_advantage"]),
+        "metric/implicit_reward": p["beta2"] * jnp.mean(found["ref_kl_sequence"]),
+        "metric/advantage": jnp.mean(found["dro_reward"] - found["dro_value"]),
     }
 
 

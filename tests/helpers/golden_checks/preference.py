@@ -12,6 +12,7 @@ import numpy as np
 from rljax.kernels.logprob import token_logprobs
 from rljax.losses import preference
 from rljax.losses.policy import Policy
+from rljax.losses.preference import unpaired
 
 from . import preference_rows
 from .common import response_batch
@@ -35,9 +36,7 @@ def dpo_options(p, names):
 
 
 def run_dpo(x, batch, dtype, options):
-    whole = set(options["losses"]) - set(preference.pairwise.PER_PAIR)
-    function = preference.dpo_whole_step if whole else preference.dpo
-    return mean_loss(function, x, batch, dtype, **options)
+    return mean_loss(preference.dpo, x, batch, dtype, **options)
 
 
 def dpo(case, dtype):
@@ -104,7 +103,7 @@ def dpo_v024(case, dtype):
     if p["reference_free"]:
         batch = batch.replace(ref_logprobs=jnp.zeros_like(batch.ref_logprobs))
     if "running_mean" in case.outputs:
-        mean, _ = preference.running_mean(0.0, 0.0, jnp.mean(rewards), 1.0)
+        mean, _ = unpaired.running_mean(0.0, 0.0, jnp.mean(rewards), 1.0)
         options["delta"] = out["output/running_mean"] = mean
     loss, losses, gradient, _ = run_dpo(logps, batch, dtype, options)
     # Its rewards are those against the reference, reference-free losses' too.

@@ -7,7 +7,7 @@ import numpy as np
 
 from rljax.losses import preference
 from rljax.losses.policy import Policy
-from rljax.losses.preference import common
+from rljax.losses.preference import common, games, unpaired
 
 from .common import response_batch
 
@@ -60,7 +60,7 @@ def kl_of(case, dtype):
         return jnp.zeros((), dtype)
     rows = x["KL_logps"][:, None]
     batch = response_batch(np.ones(rows.shape), dtype, ref_logprobs=x["ref_KL_logps"][:, None])
-    return preference.mismatched_kl(jnp.asarray(rows, dtype), batch)
+    return unpaired.mismatched_kl(jnp.asarray(rows, dtype), batch)
 
 
 def kto(case, dtype):
@@ -126,7 +126,7 @@ def bco(case, dtype):
     policy = Policy(jnp.asarray(logps, dtype), jnp.zeros_like(batch.mask))
     rewards = p["beta"] * common.log_ratios(policy, batch, by="check")
     before = (jnp.asarray(x[f"running_{k}_before"], dtype) for k in ("mean", "count"))
-    mean, count = preference.running_mean(*before, jnp.mean(rewards), batch.rows)
+    mean, count = unpaired.running_mean(*before, jnp.mean(rewards), batch.rows)
     options = {"beta": p["beta"], "delta": mean}
     if "rejected_desirable_prob" in x:
         unread = np.full(len(x["chosen_logps"]), 0.5)
@@ -201,7 +201,7 @@ def sppo_online(case, dtype):
         "output/loss": loss,
         "output/log_ratios": metrics["log_ratio"],
         "output/scaled_rewards": metrics["target"],
-        "output/softmean_rewards": preference.soft_mean(batch.scores, p["softmean_beta"]),
+        "output/softmean_rewards": games.soft_mean(batch.scores, p["softmean_beta"]),
         "grad/log_prob": gradient,
     }
 

@@ -24,10 +24,10 @@ def bradley_terry(case, dtype):
     if "margin" in x:
         fields["scores"] = interleaved(x["margin"], np.zeros_like(x["margin"]))
     batch = response_batch(np.ones((len(scores), 1)), dtype, **fields)
-    center = p.get("center_rewards_coefficient", 0.0)
+    options = dict(center=p.get("center_rewards_coefficient", 0.0), margin="margin" in x)
 
     def total(scores):
-        losses, metrics = reward_model.bradley_terry(scores, batch, center=center)
+        losses, metrics = reward_model.bradley_terry(scores, batch, **options)
         return jnp.mean(losses), metrics
 
     (loss, found), gradient = jax.value_and_grad(total, has_aux=True)(jnp.asarray(scores, dtype))
