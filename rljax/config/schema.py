@@ -10,15 +10,23 @@ import dataclasses
 
 @dataclasses.dataclass
 class OptimizerConfig:
-    """AdamW. `clip_norm` 0 = no clipping."""
+    """An optimizer and its learning rate, by name; the gradient is clipped before, to a global norm
+    of `clip_norm` (0 = not)."""
 
+    # Of rljax.learn.update_rules: adamw | adafactor | lion | sgd | muon with options,
+    # "lion(beta2=0.98)", or dotted: a function (learning_rate, options) -> an optax transformation.
+    name: str = "adamw"
     lr: float = 1e-6
-    schedule: str = "constant"  # constant | linear | cosine, after warm-up
+    # Of rljax.learn.schedules, after warm-up: constant | linear | cosine | wsd with options,
+    # "cosine(final=0.1)", or dotted: a function (lr, steps, options) -> a function of the step.
+    schedule: str = "constant"
     warmup_steps: int = 0
+    warmup_from: float = 0.0  # what of lr warm-up starts at
+    # AdamW's; other optimizers have such numbers as options of `name`.
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # of matrices, times the learning rate
     clip_norm: float = 1.0
 
 
@@ -303,4 +311,6 @@ NAMESPACES = {
     "shaping": "rljax.shaping.scores",
     "filter": "rljax.shaping.filters",
     "model": "rljax.models.builtin",
+    "optimizer": "rljax.learn.update_rules",
+    "schedule": "rljax.learn.schedules",
 }

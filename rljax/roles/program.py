@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 
 from rljax.arrays import fetch
+from rljax.learn.optimizers import state_shardings
 from rljax.learn.state import TrainState, new_train_state
 from rljax.mesh import on_host, replicated
 from rljax.models.model import Model
@@ -23,21 +24,12 @@ TRAINED = (*WITH_OPTIMIZER, KLController, Baseline)  # what a program may return
 
 
 def _state_shardings(model: Model, state: TrainState) -> TrainState:
-    """Parameters and every optimizer moment shaped like them on the layout of the weights; the rest
+    """Parameters on the layout of the weights, and so every optimizer moment of theirs; counters
     whole."""
-    layout, whole = model.split(model.shardings()), replicated(model.mesh)
-    structures = [jax.tree.structure(part) for part in (state.params, state.frozen)]
-
-    def is_params(node):
-        return jax.tree.structure(node) in structures
-
-    def place(node):
-        if not is_params(node):
-            return whole
-        # {}: frozen weights that are not part of the state at hand.
-        return layout[structures.index(jax.tree.structure(node))] if node else {}
-
-    return jax.tree.map(place, state, is_leaf=is_params)
+    (trained, frozen), whole = model.split(model.shardings()), replicated(model.mesh)
+    moments = state_shardings(state.opt_state, state.params, trained, whole)
+    # {}: frozen weights that are not part of the state at hand.
+    return TrainState(trained, moments, whole, whole, whole, frozen if state.frozen else {})
 
 
 def training_layout(model: Model, optimizer, *, optimizer_on_host: bool = False) -> TrainState:
