@@ -104,6 +104,9 @@ class BatchConfig:
 class SamplerConfig:
     """temperature is that of the sampler and of every log-prob of the trainer."""
 
+    # What decoding computes in: float32 | bfloat16, "" = model_settings.dtype, as the trainer does.
+    # It reads the trainer's own weights; the log-probs that it records are its own.
+    dtype: str = ""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -114,7 +117,7 @@ class SamplerConfig:
     slots: int = 0
     # Who refills: "device", inside one program, or "host", between dispatches (README, sampler).
     loop: str = "device"
-    # How keys and values are held: float32 | bfloat16 | int8, "" = as the model computes.
+    # How keys and values are held: float32 | bfloat16 | int8, "" = as decoding computes.
     kv_dtype: str = ""
     # (low, high): each sample may think for a number of tokens drawn from this range; where
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
@@ -226,7 +229,9 @@ class MeshConfig:
 class ModelSettings:
     """How the model runs, whatever its family."""
 
-    dtype: str = "float32"  # of matmuls; master weights and optimizer state are float32
+    # Of matmuls, those of decoding being sampler.dtype's; master weights and optimizer state are
+    # float32.
+    dtype: str = "float32"
     # What the backward pass finds of every layer, the rest being recomputed. none: all; dots: the
     # products with weights, and attention; attention: that, and the layer's input; full: the
     # input; offload: the input, in host memory.

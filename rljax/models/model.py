@@ -53,6 +53,14 @@ class Model:
     mesh: Mesh
     head: str = "lm"  # "lm" | "scalar"
 
+    def in_dtype(self, dtype: str) -> "Model":
+        """The same model on the same parameters, computing in `dtype`; "" = as it is."""
+        if not dtype:
+            return self
+        vision = self.config.vision and dataclasses.replace(self.config.vision, dtype=dtype)
+        config = dataclasses.replace(self.config, dtype=dtype, vision=vision)
+        return dataclasses.replace(self, config=config)
+
     def shapes(self) -> dict:
         """{path: (shape, logical axes)} of every weight."""
         return {path: leaf[:2] for path, leaf in _definition(self.config, self.head)[1].items()}

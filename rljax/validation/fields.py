@@ -12,6 +12,7 @@ from rljax.config import Config, OptimizerConfig, field_names, is_path, row_toke
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.models.cache import DTYPES as KV_DTYPES
+from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
 from rljax.sampler.requests import LOOPS
 from rljax.tracking.trackers import NAMES as TRACKERS
 from rljax.validation.problems import Problems, resolve_field, value_of
@@ -63,6 +64,7 @@ _CHOICES = {
     "model_settings.dtype": ("float32", "bfloat16"),
     "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
     "sampler.loop": LOOPS,
+    "sampler.dtype": SAMPLER_DTYPES,
     "sampler.kv_dtype": KV_DTYPES,
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }

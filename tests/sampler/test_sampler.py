@@ -57,6 +57,22 @@ def test_sampled_logprobs_equal_the_trainers_at_the_same_temperature(model, para
     assert float(batch.mask.sum()) > 12
 
 
+def test_a_dtype_of_its_own_changes_the_log_probs_slightly(model, params):
+    """The same arrays, multiplied in bfloat16; in the model's own dtype, bitwise what it was."""
+    plain = run(model, params, temperature=0.0)
+    for dtype in ("", "float32"):
+        same = run(model, params, temperature=0.0, decoding=Decoding(dtype=dtype))
+        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(same), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert model.in_dtype("float32") == model == model.in_dtype("")
+    rounded = run(model, params, temperature=0.7, decoding=Decoding(dtype="bfloat16"))
+    exact = jax.jit(model.logprobs)(params, rounded, 0.7)[0]
+    difference = np.abs(np.where(rounded.mask > 0, exact - rounded.sampler_logprobs, 0))
+    assert 1e-4 < difference.sum() / rounded.mask.sum() < 0.05
+    with pytest.raises(InputError, match="sampler dtype.*float16.*one of float32, bfloat16"):
+        Decoding(dtype="float16")
+
+
 def test_rows_hold_prompt_response_padding_and_eos_is_part_of_the_response(model, params):
     batch = run(model, params, n=8)
     tokens, mask, segments = (np.asarray(x) for x in (batch.tokens, batch.mask, batch.segment_ids))
