@@ -107,6 +107,8 @@ class SamplerConfig:
     # What decoding computes in: float32 | bfloat16, "" = model_settings.dtype, as the trainer does.
     # It reads the trainer's own weights; the log-probs that it records are its own.
     dtype: str = ""
+    # Whether its logits are a float32 product: on | off, "" = model_settings.head_in_float32.
+    head_in_float32: str = ""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -236,7 +238,7 @@ class ModelSettings:
     # products with weights, and attention; attention: that, and the layer's input; full: the
     # input; offload: the input, in host memory.
     remat: str = "full"
-    head_in_float32: bool = True
+    head_in_float32: bool = True  # whether logits are a float32 product, whatever the dtype
 
 
 @dataclasses.dataclass

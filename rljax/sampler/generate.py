@@ -58,9 +58,9 @@ def generate(
     still decode, each once and in no order. Nobody is called by hosts of a pod, and where all rows
     may end in the same turn.
     """
-    model = model.in_dtype(decoding.dtype)
+    model = decoding.of(model)
     if mixed is not None:
-        mixed = dataclasses.replace(mixed, model=mixed.model.in_dtype(decoding.dtype))
+        mixed = dataclasses.replace(mixed, model=decoding.of(mixed.model))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding)
     _check_mixed(model, mixed)

@@ -14,6 +14,7 @@ from rljax.evaluation.saved import SavedPolicy, load_policy
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.requests import DTYPES
 from rljax.serving.worker import Worker
+from rljax.setup.setup import decoding_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,10 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
     if options.tokens > context:
         rule = f"the model's context is {context} tokens"
         raise InputError("--tokens", value=options.tokens, rule=rule)
+    decoding = decoding_of(policy.config, policy.tokenizer)
+    decoding = dataclasses.replace(decoding, dtype=options.dtype or decoding.dtype)
     engine = Engine(
-        policy.model.in_dtype(options.dtype or policy.config.sampler.dtype),
+        decoding.of(policy.model),
         options.slots,
         options.tokens,
         options.kv_dtype,

@@ -196,6 +196,7 @@ def decoding_of(config: Config, tokenizer: Tokenizer) -> Decoding:
         kv_dtype=sampler.kv_dtype,
         decode=decode if sampler.stop_strings else None,
         dtype=sampler.dtype,
+        head_in_float32=sampler.head_in_float32,
     )
 
 

@@ -13,7 +13,7 @@ from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.models.cache import DTYPES as KV_DTYPES
 from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
-from rljax.sampler.requests import LOOPS
+from rljax.sampler.requests import LOOPS, SWITCHES
 from rljax.tracking.trackers import NAMES as TRACKERS
 from rljax.validation.problems import Problems, resolve_field, value_of
 
@@ -65,6 +65,7 @@ _CHOICES = {
     "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
     "sampler.loop": LOOPS,
     "sampler.dtype": SAMPLER_DTYPES,
+    "sampler.head_in_float32": SWITCHES,
     "sampler.kv_dtype": KV_DTYPES,
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }

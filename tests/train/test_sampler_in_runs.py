@@ -74,6 +74,7 @@ def test_the_sampler_may_compute_in_another_dtype_than_the_trainer(tmp_path):
         ("loop", "hosts"),
         ("kv_dtype", "int4"),
         ("dtype", "float16"),
+        ("head_in_float32", "yes"),
         ("stop_strings", ("",)),
     ],
 )
