@@ -10,7 +10,7 @@ import optax
 import pytest
 from conftest import golden
 from flax import nnx
-from tiny_run import flat_bytes
+from tiny_run import flat_bytes, metrics_rows, tiny_config
 
 from rljax.config import OptimizerConfig
 from rljax.learn.matrices import is_hidden, is_matrix, matrix_axes
@@ -26,7 +26,10 @@ from rljax.models.model import Model
 from rljax.models.trees import flattened, nested
 from rljax.plan.memory import held_bytes
 from rljax.roles import start_training, training_layout
+from rljax.setup import role_arrays
 from rljax.setup.checkpoint import Checkpoints
+from rljax.train import train
+from rljax.train.run import Run
 
 # -- schedules
 
@@ -388,3 +391,31 @@ def test_factored_moments_are_smaller(one_device):
     assert sizes["lion"] == pytest.approx(2 * weights, rel=1e-3)
     assert sizes["sgd"] == pytest.approx(weights, rel=1e-3)
     assert weights < sizes["adafactor(min_dim_size_to_factor=16)"] < 1.2 * weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"actor_optimizer__name": "muon", "lora__rank": 4, "lora__base": "int8"},
+        {"actor_optimizer__name": "adafactor(min_dim_size_to_factor=8)"},
+    ],
+    ids=["muon on adapters", "adafactor"],
+)
+def test_a_run_goes_on_bitwise(fields, tmp_path):
+    config = tiny_config(
+        tmp_path, steps=3, sft__steps=0, evaluate__every_steps=0, evaluate__prompts=4,
+        checkpoint__every_steps=1, checkpoint__keep=9,
+        actor_optimizer__schedule="wsd(decay=0.5)", actor_optimizer__warmup_steps=1, **fields,
+    )  # fmt: skip
+    train(config)
+    rates = [row["lr"] for row in metrics_rows(tmp_path)]
+    peak = config.actor_optimizer.lr  # two optimizer steps per step; the last one's rate
+    np.testing.assert_allclose(rates, [peak, peak, peak / 3], rtol=1e-5)
+    with Run(config, tmp_path) as run:
+        run.load(3)
+        end = flat_bytes(role_arrays(run.roles))
+        run.load(2)
+        assert flat_bytes(role_arrays(run.roles)) != end
+        run.rl_step()
+        assert flat_bytes(role_arrays(run.roles)) == end
