@@ -17,6 +17,7 @@ flags.DEFINE_string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 = every 
 flags.DEFINE_integer("port", 8000, "0 = a free one, which is printed")
 flags.DEFINE_integer("slots", 16, "Samples that decode at a time")
 flags.DEFINE_integer("tokens", 2048, "Of a slot: prompt and response together")
+flags.DEFINE_string("dtype", "", "Computed in: float32, bfloat16; default: as the run sampled")
 flags.DEFINE_string("kv_dtype", "", "Of keys and values: bfloat16, int8; default: the model's")
 flags.DEFINE_integer("chunk_tokens", 256, "Of a prompt, read between two dispatches")
 flags.DEFINE_integer("steps", 8, "Tokens per dispatch: how often streams get text")
@@ -38,6 +39,7 @@ def main(_: list[str]) -> int:
         port=_FLAGS.port,
         slots=_FLAGS.slots,
         tokens=_FLAGS.tokens,
+        dtype=_FLAGS.dtype,
         kv_dtype=_FLAGS.kv_dtype,
         chunk_tokens=_FLAGS.chunk_tokens,
         steps=_FLAGS.steps,

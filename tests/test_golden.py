@@ -20,7 +20,7 @@ from golden_checks.common import Skip
 ROOT = Path(os.environ.get("RLJAX_GOLDEN", GOLDEN / "public"))
 ROOMS = (
     "advantages", "policy", "correction", "objectives", "data", "preference", "reward_model",
-    "distillation",
+    "distillation", "schedules",
 )  # fmt: skip
 
 # What no formula of these rooms answers to. A prefix ending in / stands for a folder.
@@ -33,7 +33,6 @@ NOT_HERE: dict[str, str] = {
     "verl/data_metrics": "verl's summary of a batch: ours has other numbers",
     "verl/validation_metrics": "bootstrap estimates by numpy's generator; ours are exact "
     "(tests/evaluation/test_evaluate.py)",
-    "verl/lr_schedule": "schedules are optax's (test_update.py holds what the config offers)",
     "verl/seqlen_balance": "balancing rows over devices by length: not built",
 }
 

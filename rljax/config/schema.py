@@ -10,15 +10,23 @@ import dataclasses
 
 @dataclasses.dataclass
 class OptimizerConfig:
-    """AdamW. `clip_norm` 0 = no clipping."""
+    """An optimizer and its learning rate, by name; the gradient is clipped before, to a global norm
+    of `clip_norm` (0 = not)."""
 
+    # Of rljax.learn.update_rules: adamw | adafactor | lion | sgd | muon with options,
+    # "lion(beta2=0.98)", or dotted: a function (learning_rate, options) -> an optax transformation.
+    name: str = "adamw"
     lr: float = 1e-6
-    schedule: str = "constant"  # constant | linear | cosine, after warm-up
+    # Of rljax.learn.schedules, after warm-up: constant | linear | cosine | wsd with options,
+    # "cosine(final=0.1)", or dotted: a function (lr, steps, options) -> a function of the step.
+    schedule: str = "constant"
     warmup_steps: int = 0
+    warmup_from: float = 0.0  # what of lr warm-up starts at
+    # AdamW's; other optimizers have such numbers as options of `name`.
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # of matrices, times the learning rate
     clip_norm: float = 1.0
 
 
@@ -96,6 +104,11 @@ class BatchConfig:
 class SamplerConfig:
     """temperature is that of the sampler and of every log-prob of the trainer."""
 
+    # What decoding computes in: float32 | bfloat16, "" = model_settings.dtype, as the trainer does.
+    # It reads the trainer's own weights; the log-probs that it records are its own.
+    dtype: str = ""
+    # Whether its logits are a float32 product: on | off, "" = model_settings.head_in_float32.
+    head_in_float32: str = ""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -106,7 +119,7 @@ class SamplerConfig:
     slots: int = 0
     # Who refills: "device", inside one program, or "host", between dispatches (README, sampler).
     loop: str = "device"
-    # How keys and values are held: float32 | bfloat16 | int8, "" = as the model computes.
+    # How keys and values are held: float32 | bfloat16 | int8, "" = as decoding computes.
     kv_dtype: str = ""
     # (low, high): each sample may think for a number of tokens drawn from this range; where
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
@@ -228,12 +241,14 @@ class MeshConfig:
 class ModelSettings:
     """How the model runs, whatever its family."""
 
-    dtype: str = "float32"  # of matmuls; master weights and optimizer state are float32
+    # Of matmuls, those of decoding being sampler.dtype's; master weights and optimizer state are
+    # float32.
+    dtype: str = "float32"
     # What the backward pass finds of every layer, the rest being recomputed. none: all; dots: the
     # products with weights, and attention; attention: that, and the layer's input; full: the
     # input; offload: the input, in host memory.
     remat: str = "full"
-    head_in_float32: bool = True
+    head_in_float32: bool = True  # whether logits are a float32 product, whatever the dtype
 
 
 @dataclasses.dataclass
@@ -318,4 +333,6 @@ NAMESPACES = {
     "shaping": "rljax.shaping.scores",
     "filter": "rljax.shaping.filters",
     "model": "rljax.models.builtin",
+    "optimizer": "rljax.learn.update_rules",
+    "schedule": "rljax.learn.schedules",
 }

@@ -1,58 +1,118 @@
-"""Optimizers from a config, built with optax. One instance per config, so that jit caches hit."""
+"""Optimizers from a config, and how their state is laid out. One instance per config, so that jit
+caches hit.
+
+What lives here: clipping, warm-up, and the update rule and schedule that a config names. What does
+not: the rules (rljax.learn.update_rules) and schedules (rljax.learn.schedules) themselves.
+"""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from rljax.config import OptimizerConfig
+from rljax.components import Component, resolve
+from rljax.config import NAMESPACES, OptimizerConfig
+from rljax.errors import InputError
+
+
+def rule_fields(config: OptimizerConfig) -> dict[str, float]:
+    """The fields that an update rule may name as parameters."""
+    return {
+        "weight_decay": config.weight_decay,
+        "beta1": config.beta1,
+        "beta2": config.beta2,
+        "eps": config.eps,
+    }
+
+
+def handed(component: Component, fields: dict) -> dict:
+    """Those of `fields` that the function names as a parameter without a default."""
+    return {name: value for name, value in fields.items() if name in component.positional}
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
-    """step -> learning rate: linear warm-up over warmup_steps, then constant, linear or cosine to
-    0."""
+    """step -> learning rate: linear warm-up over warmup_steps, then the schedule over the rest."""
     warmup = config.warmup_steps
-    rest = max(total_steps - warmup, 1)
-    after = {
-        "constant": optax.constant_schedule(config.lr),
-        "linear": optax.linear_schedule(config.lr, 0.0, rest),
-        "cosine": optax.cosine_decay_schedule(config.lr, rest),
-    }[config.schedule]
+    schedule = resolve(config.schedule, NAMESPACES["schedule"])
+    fields = {"lr": config.lr, "steps": max(total_steps - warmup, 1)}
+    after = schedule(**handed(schedule, fields))
     if not warmup:
         return after
-    return optax.join_schedules([optax.linear_schedule(0.0, config.lr, warmup), after], [warmup])
-
-
-def _decayed(params):
-    """Weight decay touches matrices only: norm scales and biases are left alone."""
-
-    def is_matrix(path, _):
-        name = path[-1].key
-        return name not in ("scale", "bias", "sinks", "correction") and not name.endswith("_bias")
-
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    before = optax.linear_schedule(config.warmup_from * config.lr, config.lr, warmup)
+    return optax.join_schedules([before, after], [warmup])
 
 
 @functools.cache
 def _make(key: tuple, total_steps: int) -> optax.GradientTransformation:
     config = OptimizerConfig(**dict(key))
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
-        optax.scale_by_adam(config.beta1, config.beta2, config.eps),
-        optax.add_decayed_weights(config.weight_decay, _decayed)
-        if config.weight_decay
-        else optax.identity(),
-        optax.scale_by_learning_rate(learning_rate(config, total_steps)),
-    )
+    rule = resolve(config.name, NAMESPACES["optimizer"])
+    made = rule(learning_rate(config, total_steps), **handed(rule, rule_fields(config)))
+    if not isinstance(made, optax.GradientTransformation):
+        what = f"an optimizer, {config.name}"
+        raise InputError(what, value=made, rule="returns an optax.GradientTransformation")
+    clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
+    return optax.chain(clip, made)
 
 
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
-    """AdamW with global-norm clipping (0 = off). Equal configs give the same object."""
-    key = tuple(sorted(vars(config).items()))
-    return _make(key, total_steps if config.schedule != "constant" else 0)
+    """The optimizer that the config names, behind global-norm clipping (0 = off). Equal configs
+    give the same object."""
+    counts = "steps" in resolve(config.schedule, NAMESPACES["schedule"]).positional
+    return _make(tuple(sorted(vars(config).items())), total_steps if counts else 0)
 
 
 def current_learning_rate(config: OptimizerConfig, total_steps: int, step) -> jnp.ndarray:
     """The learning rate that optimizer step `step` uses."""
     return jnp.asarray(learning_rate(config, total_steps)(step))
+
+
+def _spec_of(shape: tuple, of: tuple, spec: tuple) -> tuple | None:
+    """The mesh axes of an array whose axes are, in their order, some of those of a weight with
+    shape `of` and mesh axes `spec`, or neighbours of them joined; None of any other array."""
+    if not shape:
+        return ()
+    for first in range(len(of)):
+        size = 1
+        for last in range(first, len(of)):
+            size *= of[last]
+            rest = None
+            if size == shape[0]:
+                rest = _spec_of(shape[1:], of[last + 1 :], spec[last + 1 :])
+            if rest is not None:
+                # Of joined axes only the first can be split without moving numbers.
+                whole = all(axis is None for axis in spec[first + 1 : last + 1])
+                return (spec[first] if whole else None, *rest)
+    return None
+
+
+def state_shardings(state, params, shardings, whole: NamedSharding):
+    """A sharding for every array of an optimizer state, which belongs to the weight whose path its
+    own contains: that of the weight, or of those of its axes that it has (a factored moment, a
+    matrix with its heads joined). Everything else, counters above all, is `whole`."""
+    layouts = jax.tree.leaves(shardings)
+    weights = {
+        _names(path): (x.shape, sharding)
+        for (path, x), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(params), layouts, strict=True
+        )
+    }
+
+    def place(path, x):
+        names = _names(path)
+        ends = range(len(names), 0, -1)
+        runs = (names[start:end] for end in ends for start in range(end))
+        of, sharding = next((weights[run] for run in runs if run in weights), ((), whole))
+        if x.shape == of:
+            return sharding
+        spec = tuple(sharding.spec) + (None,) * (len(of) - len(sharding.spec))
+        found = _spec_of(x.shape, of, spec)
+        return whole if found is None else NamedSharding(whole.mesh, PartitionSpec(*found))
+
+    return jax.tree_util.tree_map_with_path(place, state)
+
+
+def _names(path) -> tuple:
+    """The keys of dictionaries along a path: those of parameters, and few others."""
+    return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))

@@ -53,6 +53,17 @@ class Model:
     mesh: Mesh
     head: str = "lm"  # "lm" | "scalar"
 
+    def in_dtype(self, dtype: str, head_in_float32: str = "") -> "Model":
+        """The same model on the same parameters, computing in `dtype`, with logits from a
+        float32 product ("on") or not ("off"); "" = as it is."""
+        config = self.config
+        if dtype:
+            vision = config.vision and dataclasses.replace(config.vision, dtype=dtype)
+            config = dataclasses.replace(config, dtype=dtype, vision=vision)
+        if head_in_float32:
+            config = dataclasses.replace(config, head_in_float32=head_in_float32 == "on")
+        return dataclasses.replace(self, config=config)
+
     def shapes(self) -> dict:
         """{path: (shape, logical axes)} of every weight."""
         return {path: leaf[:2] for path, leaf in _definition(self.config, self.head)[1].items()}

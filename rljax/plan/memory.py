@@ -130,7 +130,7 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
 
 def _generate(setup: Setup) -> dict[str, int]:
     """While a whole batch is decoded, beside what is held."""
-    config, model = setup.config, setup.model
+    config, model = setup.config, setup.decoding.of(setup.model)
     batch, dtype = config.batch, config.sampler.kv_dtype
     rows = batch.prompts_per_step * batch.samples_per_prompt
     slots = min(config.sampler.slots or rows, rows)

@@ -5,27 +5,19 @@ import functools
 
 import jax
 
+from rljax.learn.optimizers import state_shardings
 from rljax.learn.state import TrainState, new_train_state
 from rljax.mesh import on_host, replicated
 from rljax.models.model import Model
 
 
-def state_shardings(model: Model, state: TrainState) -> TrainState:
-    """Parameters and every optimizer moment shaped like them on the layout of the weights; the rest
+def role_shardings(model: Model, state: TrainState) -> TrainState:
+    """Parameters on the layout of the weights, and so every optimizer moment of theirs; counters
     whole."""
-    layout, whole = model.split(model.shardings()), replicated(model.mesh)
-    structures = [jax.tree.structure(part) for part in (state.params, state.frozen)]
-
-    def is_params(node):
-        return jax.tree.structure(node) in structures
-
-    def sharding_of(node):
-        if not is_params(node):
-            return whole
-        # {}: frozen weights that are not part of the state at hand.
-        return layout[structures.index(jax.tree.structure(node))] if node else {}
-
-    return jax.tree.map(sharding_of, state, is_leaf=is_params)
+    (trained, frozen), whole = model.split(model.shardings()), replicated(model.mesh)
+    moments = state_shardings(state.opt_state, state.params, trained, whole)
+    # {}: frozen weights that are not part of the state at hand.
+    return TrainState(trained, moments, whole, whole, whole, frozen if state.frozen else {})
 
 
 def training_layout(model: Model, optimizer, *, optimizer_on_host: bool = False) -> TrainState:
@@ -33,7 +25,7 @@ def training_layout(model: Model, optimizer, *, optimizer_on_host: bool = False)
     for ahead of time, and what `start_training` makes."""
     trained, frozen = model.split(model.abstract())
     like = jax.eval_shape(functools.partial(new_train_state, optimizer=optimizer), trained)
-    layout = state_shardings(model, like)
+    layout = role_shardings(model, like)
     if optimizer_on_host:  # counters stay: every device reads them
         moments = jax.tree.map(
             lambda sharding, x: on_host(sharding) if x.ndim else sharding,

@@ -26,7 +26,7 @@ from rljax.mesh import in_device_memory, in_memory_of, is_on_host
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
-from rljax.roles.layout import state_shardings
+from rljax.roles.layout import role_shardings
 from rljax.roles.role import Role, static_field
 from rljax.sampler import Decoding, Mixed, Sampling, generate
 from rljax.tracking.timing import timed
@@ -78,7 +78,7 @@ class _Trained(Role):
         return dataclasses.replace(self, state=dataclasses.replace(self.state, frozen=shared))
 
     def pinned(self):
-        shardings = state_shardings(self.model, self.state)
+        shardings = role_shardings(self.model, self.state)
         state = jax.lax.with_sharding_constraint(self.state, shardings)
         return dataclasses.replace(self, state=state)
 

@@ -4,6 +4,7 @@ What lives here: checks, and which loop decodes. What does not: the programs (wh
 host's loop (host_rollout).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -47,17 +48,19 @@ def generate(
     R = P n rows.
 
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
-    on (key, row, place) alone: `decoding` changes none while keys and values are held as they are
-    computed, nor does its loop (a host's dispatches, or one program that every host of a pod runs
-    unchanged). `images` are those of the prompts (rljax.data.online.prompts). `mixed`: a second
-    model to draw from together. A row whose logits are not finite ends there, with
-    FinishReason.ABORT.
+    on (key, row, place) alone: `decoding` changes none while dtypes stay as they are, nor does its
+    loop (a host's dispatches, or one program that every host of a pod runs unchanged). `images` are
+    those of the prompts (rljax.data.online.prompts). `mixed`: a second model to draw from together.
+    A row whose logits are not finite ends there, with FinishReason.ABORT.
 
     `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
     still decode, each once and in no order; once it returns True, the rows that still decode end
     there, with FinishReason.ABORT. Nobody is called by hosts of a pod, and where all rows
     may end in the same turn.
     """
+    model = decoding.of(model)
+    if mixed is not None:
+        mixed = dataclasses.replace(mixed, model=decoding.of(mixed.model))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding)
     _check_mixed(model, mixed)
@@ -115,6 +118,9 @@ def planned_rollout(
 ) -> tuple[dict[str, tuple], Batch]:
     """What `generate` would run, for a plan: ({program: (jitted function, its arguments as shapes,
     turns of its loop at most)}, rows of zeros of this host, each with all its tokens)."""
+    model = decoding.of(model)
+    if mixed is not None:
+        mixed = dataclasses.replace(mixed, model=decoding.of(mixed.model))
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)

@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.models.model import Model
 from rljax.sampler.sampling import Rules
 
 STOP_IDS = 16  # room for stop ids of a request, where nobody asks for more
 LOOPS = ("device", "host")
+DTYPES = ("", "float32", "bfloat16")
+SWITCHES = ("", "on", "off")
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave float32
 MOST_BIAS = 1e4  # far beyond any difference of logits, and float32 stays exact enough
 STOP_STRINGS = 64
@@ -101,19 +104,32 @@ class Sampling:
 @dataclasses.dataclass(frozen=True)
 class Decoding:
     """How a whole batch is decoded: what sizes programs and memory. It changes no sample, but for
-    keys and values held narrower than they are computed: what was read in chunks, from a prefix or
-    after a pause then attends to rounded ones where a whole prompt attends to exact ones."""
+    another dtype, and for keys and values held narrower than they are computed: what was read in
+    chunks, from a prefix or after a pause then attends to rounded ones where a whole prompt attends
+    to exact ones."""
 
     slots: int = 0  # rows that are decoded at a time; 0 = all
     loop: str = "device"  # who refills slots: "device" | "host"
-    kv_dtype: str = ""  # of keys and values; "" = what the model computes in
+    kv_dtype: str = ""  # of keys and values; "" = what is computed in
     decode: Callable | None = None  # the tokenizer's, ids -> text, for stop strings
+    dtype: str = ""  # what is computed in; "" = what the model computes in
+    head_in_float32: str = ""  # on | off, "" = as the model
 
     def __post_init__(self):
         if self.slots < 0:
             raise InputError("sampler slots", value=self.slots, rule=">= 1, or 0: one per row")
         if self.loop not in LOOPS:
             raise InputError("sampler loop", value=self.loop, rule=f"one of {', '.join(LOOPS)}")
+        if self.dtype not in DTYPES:
+            known = ", ".join(DTYPES[1:])
+            raise InputError("sampler dtype", value=self.dtype, rule=f"one of {known}, or ''")
+        if self.head_in_float32 not in SWITCHES:
+            value = self.head_in_float32
+            raise InputError("sampler head_in_float32", value=value, rule="on, off, or ''")
+
+    def of(self, model: Model) -> Model:
+        """The model as it computes while decoding."""
+        return model.in_dtype(self.dtype, self.head_in_float32)
 
 
 def stop_room(asked: Sequence[Sampling]) -> int:

@@ -12,7 +12,9 @@ import jax
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy, load_policy
 from rljax.sampler import Engine, Sampler
+from rljax.sampler.requests import DTYPES
 from rljax.serving.worker import Worker
+from rljax.setup.setup import decoding_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +28,8 @@ class ServeOptions:
     port: int = 8000  # 0 = a free one
     slots: int = 16
     tokens: int = 2048  # of a slot: prompt and response
-    kv_dtype: str = ""  # empty = the model's
+    dtype: str = ""  # what is computed in; empty = sampler.dtype of the run, or as the model does
+    kv_dtype: str = ""  # empty = what is computed in
     chunk_tokens: int = 256
     steps: int = 8  # tokens per dispatch: how often streams get text and requests get in
     max_waiting: int = 256
@@ -44,6 +47,8 @@ def check_options(options: ServeOptions) -> None:
         value, most = getattr(options, name), high.get(name, 2**31 - 1)
         if not low.get(name, 1) <= value <= most:
             problems.append(f"--{name}={value}: from {low.get(name, 1)} to {most}")
+    if options.dtype not in DTYPES:
+        problems.append(f"--dtype={options.dtype}: one of {', '.join(DTYPES[1:])}")
     if not options.model:
         problems.append("--model: a run folder or a Hugging Face folder")
     for package in ("starlette", "uvicorn"):
@@ -59,8 +64,10 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
     if options.tokens > context:
         rule = f"the model's context is {context} tokens"
         raise InputError("--tokens", value=options.tokens, rule=rule)
+    decoding = decoding_of(policy.config, policy.tokenizer)
+    decoding = dataclasses.replace(decoding, dtype=options.dtype or decoding.dtype)
     engine = Engine(
-        policy.model,
+        decoding.of(policy.model),
         options.slots,
         options.tokens,
         options.kv_dtype,

@@ -37,6 +37,7 @@ def number(inputs: RoleInputs, *, initial: float = 0.0, size: int = 0) -> Number
 def trained_policy(
     inputs: RoleInputs, *, folder: str = "", lr: float = 1e-6, schedule: str = "constant",
     warmup_steps: int = 0, weight_decay: float = 0.0, clip_norm: float = 1.0,
+    optimizer: str = "adamw",
 ) -> Actor:  # fmt: skip
     """A second policy that the dataflow trains, with metrics named NAME/...: it starts from the
     weights of `folder`, or from the policy's. The optimizer's options are those of
@@ -51,7 +52,7 @@ def trained_policy(
         own, base = model.split(params)
         params = merged(inputs.copied(own), base)
     settings = OptimizerConfig(
-        lr=lr, schedule=schedule, warmup_steps=warmup_steps, weight_decay=weight_decay,
+        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps, weight_decay=weight_decay,
         clip_norm=clip_norm,
     )  # fmt: skip
     made = inputs.optimizer(settings)
@@ -62,12 +63,12 @@ def trained_policy(
 
 def trained_values(
     inputs: RoleInputs, *, lr: float = 1e-5, schedule: str = "constant", warmup_steps: int = 0,
-    weight_decay: float = 0.0, clip_norm: float = 1.0,
+    weight_decay: float = 0.0, clip_norm: float = 1.0, optimizer: str = "adamw",
 ) -> Critic:  # fmt: skip
     """A second critic (of costs, say), with metrics named NAME/...; starts as `critic` does. The
     optimizer's options are those of OptimizerConfig."""
     settings = OptimizerConfig(
-        lr=lr, schedule=schedule, warmup_steps=warmup_steps, weight_decay=weight_decay,
+        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps, weight_decay=weight_decay,
         clip_norm=clip_norm,
     )  # fmt: skip
     made = inputs.optimizer(settings)

@@ -218,7 +218,12 @@ def decoding_of(config: Config, tokenizer: Tokenizer) -> Decoding:
     # A stop string may be a special token's.
     decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
     return Decoding(
-        sampler.slots, sampler.loop, sampler.kv_dtype, decode if sampler.stop_strings else None
+        slots=sampler.slots,
+        loop=sampler.loop,
+        kv_dtype=sampler.kv_dtype,
+        decode=decode if sampler.stop_strings else None,
+        dtype=sampler.dtype,
+        head_in_float32=sampler.head_in_float32,
     )
 
 

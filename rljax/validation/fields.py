@@ -7,9 +7,13 @@ import os
 import sys
 import typing
 
-from rljax.config import Config, field_names, is_path, row_tokens
+from rljax.components import Component
+from rljax.config import Config, OptimizerConfig, field_names, is_path, row_tokens
+from rljax.errors import InputError
+from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.models.cache import DTYPES as KV_DTYPES
-from rljax.sampler.requests import LOOPS
+from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
+from rljax.sampler.requests import LOOPS, SWITCHES
 from rljax.tracking.trackers import NAMES as TRACKERS
 from rljax.validation.problems import Problems, resolve_field, value_of
 
@@ -60,6 +64,8 @@ _CHOICES = {
     "model_settings.dtype": ("float32", "bfloat16"),
     "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
     "sampler.loop": LOOPS,
+    "sampler.dtype": SAMPLER_DTYPES,
+    "sampler.head_in_float32": SWITCHES,
     "sampler.kv_dtype": KV_DTYPES,
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }
@@ -167,26 +173,66 @@ def _check_prompt_rules(config: Config, problems: Problems) -> None:
 
 def _check_optimizers(config: Config, problems: Problems) -> None:
     for prefix in ("actor_optimizer", "critic_optimizer", "sft.optimizer"):
-        optimizer = value_of(config, prefix)
-        problems.check(optimizer.lr >= 0, f"{prefix}.lr", optimizer.lr, "must be >= 0")
-        schedules = ("constant", "linear", "cosine")
-        problems.check(
-            optimizer.schedule in schedules,
-            f"{prefix}.schedule",
-            optimizer.schedule,
-            f"one of {', '.join(schedules)}",
-        )
-        for name in ("beta1", "beta2"):
-            beta = getattr(optimizer, name)
-            problems.check(0 <= beta < 1, f"{prefix}.{name}", beta, "0 <= beta < 1")
-        for name in ("warmup_steps", "weight_decay", "clip_norm"):
-            problems.check(
-                getattr(optimizer, name) >= 0,
-                f"{prefix}.{name}",
-                getattr(optimizer, name),
-                "must be >= 0",
-            )
-        problems.check(optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0")
+        check_optimizer(value_of(config, prefix), problems, prefix)
+
+
+def check_optimizer(optimizer: OptimizerConfig, problems: Problems, prefix: str) -> None:
+    """Ranges, the two components, and that they read every field that is set."""
+    before = len(problems)
+    for name in ("lr", "warmup_steps", "warmup_from", "weight_decay", "clip_norm"):
+        value = getattr(optimizer, name)
+        problems.check(value >= 0, f"{prefix}.{name}", value, "must be >= 0")
+    for name in ("beta1", "beta2"):
+        beta = getattr(optimizer, name)
+        problems.check(0 <= beta < 1, f"{prefix}.{name}", beta, "0 <= beta < 1")
+    problems.check(optimizer.eps > 0, f"{prefix}.eps", optimizer.eps, "must be > 0")
+    start, warmup = optimizer.warmup_from, optimizer.warmup_steps
+    rule = "without warm-up nothing starts there"
+    problems.check(not start or warmup > 0, f"{prefix}.warmup_from", start, rule, "warmup_steps=1")
+    rule = resolve_field(problems, f"{prefix}.name", optimizer.name, "optimizer")
+    schedule = resolve_field(problems, f"{prefix}.schedule", optimizer.schedule, "schedule")
+    if rule is not None:
+        _check_read(optimizer, rule, problems, prefix)
+        fields = handed(rule, rule_fields(optimizer))
+        _check_call(problems, f"{prefix}.name", rule, (None,), fields)
+    if schedule is not None:
+        fields = handed(schedule, {"lr": None, "steps": None})
+        _check_call(problems, f"{prefix}.schedule", schedule, (), fields)
+    if len(problems) > before:
+        return
+    for field, make in (("schedule", learning_rate), ("name", make_optimizer)):
+        try:
+            make(optimizer, 100)
+        except InputError as error:
+            problems.add(f"{prefix}.{field}", getattr(optimizer, field), error)
+            return
+
+
+def _check_call(problems: Problems, field: str, component: Component, args, fields) -> None:
+    try:
+        component.signature.bind(*args, **{**fields, **component.options})
+    except TypeError as error:
+        fix = "write its options in the text, name(option=value)"
+        problems.check(False, field, component.text, f"cannot be called: {error}", fix)
+
+
+def _check_read(optimizer, rule: Component, problems: Problems, prefix: str) -> None:
+    """The optimizer reads every field that was set, and none that its text sets too."""
+    defaults = rule_fields(OptimizerConfig())
+    for name, value in rule_fields(optimizer).items():
+        unset = defaults[name]
+        if value == unset:
+            continue
+        if name in rule.options:
+            text, fix = f"{prefix}.name={rule.text!r} sets it too", f"leave the field at {unset}"
+        elif name in rule.positional:
+            continue
+        else:
+            text = f"{prefix}.name={rule.text!r} does not read it"
+            fix = f"{prefix}.{name}={unset}"
+            if name in rule.parameters:
+                fix = f"{fix}, and {prefix}.name='{rule.name}({name}={value})'"
+        problems.check(False, f"{prefix}.{name}", value, text, fix)
 
 
 def _check_mesh(config: Config, problems: Problems) -> None:

@@ -190,7 +190,7 @@ def test_the_mixture_is_geometric(shared):
     )
     actor = dataclasses.replace(actor, state=dataclasses.replace(actor.state, params=moved))
     reference, weight, n = run.roles["reference"], 0.3, 2048
-    prompts = run._draw(2)
+    prompts = run.source.draw(2)
     sampling = dataclasses.replace(run.setup.rollouts.sampling, temperature=0.8)
     batch = GeometricMixture(actor, reference, weight).generate(
         prompts, jax.random.key(0), sampling, n=n
@@ -216,7 +216,7 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
     run = started(shared, config_of("nash_md()"))
     actor, reference = run.roles["actor"], run.roles["reference"]
     moved = jax.tree.map(lambda x: x * 1.1, reference.params)
-    prompts, key, sampling = run._draw(4), jax.random.key(3), run.setup.rollouts.sampling
+    prompts, key, sampling = run.source.draw(4), jax.random.key(3), run.setup.rollouts.sampling
 
     def drawn(params, mixed):
         batch = generate(actor.model, params, prompts.tokens, prompts.lengths, key, sampling, n=8,
@@ -233,7 +233,7 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
 def test_two_samplers_take_turns(shared):
     run = started(shared, config_of("xpo()"))
     actor, reference = run.roles["actor"], run.roles["reference"]
-    prompts, key, sampling = run._draw(4), jax.random.key(3), run.setup.rollouts.sampling
+    prompts, key, sampling = run.source.draw(4), jax.random.key(3), run.setup.rollouts.sampling
     batch = AgainstOpponent(actor, reference).generate(prompts, key, sampling, n=6)
     np.testing.assert_array_equal(batch.group, np.repeat(np.arange(4), 6))
     np.testing.assert_array_equal(sampled_by_actor(batch), [True, False] * 12)

@@ -22,7 +22,7 @@ from rljax.batch import Batch
 from rljax.dataflows.stages import forward_passes
 from rljax.errors import InputError
 from rljax.learn import Steps
-from rljax.learn.optimizers import _decayed
+from rljax.learn.matrices import decayed
 from rljax.mesh import make_mesh
 from rljax.models.experts import load_metrics
 from rljax.models.huggingface import load_params
@@ -144,7 +144,7 @@ def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
 def test_weight_decay_leaves_norms_biases_sinks_and_corrections_alone():
     for name in ("gpt_oss", "deepseek_v3", "qwen2"):
         params = loaded(name)[2]
-        mask = flattened(_decayed(params))
+        mask = flattened(decayed(params))
         for path, x in flattened(params).items():
             layers = path[0] == "layers"
             vector = x.ndim - layers < 2 or path[-1] == "bias" or path[-1].endswith("_bias")

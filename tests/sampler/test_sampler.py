@@ -57,6 +57,39 @@ def test_sampled_logprobs_equal_the_trainers_at_the_same_temperature(model, para
     assert float(batch.mask.sum()) > 12
 
 
+def test_a_dtype_of_its_own_changes_the_log_probs_slightly(model, params):
+    """The same arrays, multiplied in bfloat16; in the model's own dtype, bitwise what it was."""
+    plain = run(model, params, temperature=0.0)
+    for dtype in ("", "float32"):
+        same = run(model, params, temperature=0.0, decoding=Decoding(dtype=dtype))
+        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(same), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert model.in_dtype("float32") == model == model.in_dtype("")
+    rounded = run(model, params, temperature=0.7, decoding=Decoding(dtype="bfloat16"))
+    exact = jax.jit(model.logprobs)(params, rounded, 0.7)[0]
+    difference = np.abs(np.where(rounded.mask > 0, exact - rounded.sampler_logprobs, 0))
+    assert 1e-4 < difference.sum() / rounded.mask.sum() < 0.05
+    with pytest.raises(InputError, match="sampler dtype.*float16.*one of float32, bfloat16"):
+        Decoding(dtype="float16")
+
+
+def test_a_float32_head_on_both_sides_lowers_the_mismatch_of_bfloat16():
+    """A head that only one side rounds adds to the noise of the layers, which are small here."""
+    config = decoder(64, layers=2, embed=64, mlp=128, heads=4, kv_heads=2, head_dim=8, init_std=0.2)
+    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1])).in_dtype("bfloat16")
+    params = model.init(jax.random.key(0))
+    params["layers"] = jax.tree.map(lambda x: 0.02 * x, params["layers"])
+
+    def k3(sampler, trainer):
+        batch = run(model, params, n=64, decoding=Decoding(head_in_float32=sampler))
+        logp = jax.jit(model.in_dtype("", trainer).logprobs)(params, batch)[0]
+        x = np.where(batch.mask > 0, logp - batch.sampler_logprobs, 0)
+        return float((np.expm1(x) - x).sum() / batch.mask.sum())
+
+    both, one = k3("on", "on"), [k3("off", "on"), k3("on", "off")]
+    assert both == k3("", "") < 1e-8 < 1e-7 < min(one)
+
+
 def test_rows_hold_prompt_response_padding_and_eos_is_part_of_the_response(model, params):
     batch = run(model, params, n=8)
     tokens, mask, segments = (np.asarray(x) for x in (batch.tokens, batch.mask, batch.segment_ids))

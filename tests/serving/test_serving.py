@@ -18,12 +18,16 @@ from conftest import REPO
 from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import FinishReason
+from rljax.config import Config
 from rljax.data.text.tokenizer import load_tokenizer
+from rljax.errors import InputError
+from rljax.evaluation.saved import SavedPolicy
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.stop_strings import text_before_stop
+from rljax.serving.saved import ServeOptions, check_options, make_worker
 from rljax.serving.text import TextStream
 from rljax.serving.worker import Ticket, Worker
 
@@ -552,6 +556,23 @@ def test_the_beginning_of_a_stop_string_is_held_back(tokenizer):
 
 
 @pytest.mark.slow
+def test_a_policy_is_served_in_the_dtype_that_its_run_sampled_in(served, tokenizer):
+    engine, params, *_ = served
+    config = Config()
+    policy = SavedPolicy(config, engine.model, params, tokenizer, None)
+    for of_run, flag, dtype in (
+        ("", "", "float32"), ("bfloat16", "", "bfloat16"), ("bfloat16", "float32", "float32"),
+    ):  # fmt: skip
+        config.sampler.dtype = of_run
+        worker = make_worker(policy, ServeOptions("-", slots=2, tokens=16, dtype=flag))
+        try:
+            assert worker.sampler.engine.model.config.dtype == dtype
+        finally:
+            worker.close()
+    with pytest.raises(InputError, match="--dtype=float16: one of float32, bfloat16"):
+        check_options(ServeOptions("-", dtype="float16"))
+
+
 def test_the_launcher_serves_a_model_folder(tmp_path):
     from tiny_gsm8k import write_model
 

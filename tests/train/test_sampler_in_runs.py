@@ -12,6 +12,7 @@ from tiny_run import tiny_config
 from rljax.batch import behaviour_logprobs
 from rljax.correction.ratios import log_ratio
 from rljax.errors import InputError
+from rljax.evaluation.saved import load_policy
 from rljax.sampler import Sampling, generate
 from rljax.train import train
 from rljax.validation import validate
@@ -47,6 +48,24 @@ def test_stop_strings_end_responses_in_a_run(tmp_path):
     assert not any("1" in text[:-1] or "23" in text[:-1] for text in texts)
 
 
+def test_the_sampler_may_compute_in_another_dtype_than_the_trainer(tmp_path):
+    """Its log-probs are its own, so that the mismatch shows."""
+    fields = dict(mesh__data=1, mesh__fsdp=8)
+    exact, rounded = (
+        run(tmp_path / f"run{dtype}", sampler__dtype=dtype, **fields)[1]
+        for dtype in ("", "bfloat16")
+    )
+    difference = "mismatch/abs_logprob_diff_mean"
+    assert max(row[difference] for row in exact) < 1e-5
+    assert all(1e-4 < row[difference] < 0.1 for row in rounded)
+    assert all(1e-8 < row["mismatch/mismatch_k3_kl"] < 0.1 for row in rounded)
+    # What is read from the folder samples as the run did.
+    config = json.loads((tmp_path / "runbfloat16" / "config.json").read_text())
+    assert config["sampler"]["dtype"] == "bfloat16"
+    policy = load_policy(tmp_path / "runbfloat16")
+    assert policy.actor().decoding.dtype == "bfloat16" and policy.model.config.dtype == "float32"
+
+
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -54,6 +73,8 @@ def test_stop_strings_end_responses_in_a_run(tmp_path):
         ("slots", -1),
         ("loop", "hosts"),
         ("kv_dtype", "int4"),
+        ("dtype", "float16"),
+        ("head_in_float32", "yes"),
         ("stop_strings", ("",)),
     ],
 )

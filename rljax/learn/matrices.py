@@ -1,0 +1,94 @@
+"""Which weights are matrices, how they are stacked, and updates that treat each one by itself.
+
+A weight is [*stacked, *inside, *outside]: a stack of layers, and of experts in each, and the axes
+that its product sums over (heads and head_dim are two) before those that it yields. Optimizers that
+look at a matrix as a whole must not look at the stack, nor at heads as a third axis.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import optax
+
+_VECTORS = ("scale", "bias", "sinks", "correction")
+_OF_EXPERTS = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
+_OUT_OF_HEADS = ("o", "out")
+_STACKS = ("layers", "blocks", "deepstack")
+_TABLES = ("embedding", "head", "positions")
+
+
+def _keys(path) -> tuple[str, ...]:
+    return tuple(entry.key for entry in path)
+
+
+def is_matrix(path: tuple[str, ...]) -> bool:
+    """Whether the weight is no norm scale, bias, sink or correction."""
+    return path[-1] not in _VECTORS and not path[-1].endswith("_bias")
+
+
+def is_hidden(path: tuple[str, ...]) -> bool:
+    """Whether it is a matrix from hidden values to hidden values: neither a table of embeddings nor
+    a head, nor the map that takes in the pixels of an image."""
+    return is_matrix(path) and path[-1] not in _TABLES and "patch_embed" not in path
+
+
+def matrix_axes(path: tuple[str, ...], ndim: int) -> tuple[int, int]:
+    """(how many leading axes are stacked, how many of the next ones are summed over). A vector sums
+    over none."""
+    stacked = int(any(key in _STACKS for key in path[:-1]))
+    stacked += path[-1] in _OF_EXPERTS  # a leaf of that name holds all experts of a layer
+    if not is_matrix(path):
+        return stacked, 0
+    many_inside = path[-1] == "lora_a" or path[-1] == "weight" and path[-2] in _OUT_OF_HEADS
+    return stacked, ndim - stacked - 1 if many_inside else 1
+
+
+def decayed(params):
+    """True for matrices: what weight decay touches."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: is_matrix(_keys(path)), params)
+
+
+def decay_matrices(rate: float) -> optax.GradientTransformation:
+    """Decoupled weight decay of matrices (arXiv 1711.05101), to stand before the learning rate; 0
+    = none."""
+    return optax.add_decayed_weights(rate, decayed) if rate else optax.identity()
+
+
+def per_matrix(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner` on every matrix of every layer and expert by itself, as [inside, outside]; on the
+    vectors of a layer as [size].
+
+    Stacked axes are mapped over, not joined, so that an axis that is split over devices stays so.
+    The state is a tree like the parameters, with a state of `inner` at each.
+    """
+
+    def one(function: Callable, path, weight):
+        """(`function` mapped over what is stacked, the flattening that it expects)."""
+        stacked, inside = matrix_axes(_keys(path), weight.ndim)
+        shape, middle = weight.shape, stacked + inside
+        sizes = [math.prod(shape[stacked:middle])] if inside else []
+        flat = (*shape[:stacked], *sizes, math.prod(shape[middle:]))
+        for _ in range(stacked):
+            function = jax.vmap(function)
+        return function, lambda x: x.reshape(flat)
+
+    def init(params):
+        def start(path, weight):
+            function, flat = one(inner.init, path, weight)
+            return function(flat(weight))
+
+        return jax.tree_util.tree_map_with_path(start, params)
+
+    def update(updates, state, params):
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(updates)
+        states, weights = treedef.flatten_up_to(state), treedef.flatten_up_to(params)
+        new, moved = [], []
+        for (path, gradient), old, weight in zip(leaves, states, weights, strict=True):
+            function, flat = one(inner.update, path, weight)
+            change, after = function(flat(gradient), old, flat(weight))
+            new.append(change.reshape(gradient.shape))
+            moved.append(after)
+        return treedef.unflatten(new), treedef.unflatten(moved)
+
+    return optax.GradientTransformation(init, update)
