@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from rljax.batch import Batch
-from rljax.components import Component
-from rljax.config import AlgorithmConfig
+from rljax.components import Component, resolve
+from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.contracts import spec
 from rljax.dataflows.algorithm import FIELDS, Algorithm
 from rljax.errors import InputError
@@ -141,12 +141,27 @@ def check_fields_read(setup: Setup) -> None:
     settings, default = setup.config.algorithm, AlgorithmConfig()
     for field in dataclasses.fields(AlgorithmConfig):
         value, usual = getattr(settings, field.name), getattr(default, field.name)
-        if value != usual and field.name not in read:
+        if field.name not in read and not _same(field.name, value, usual):
             raise InputError(
                 f"algorithm.{field.name}", value=value,
                 rule=f"dataflow={setup.config.dataflow!r} does not read it",
                 fix=f"algorithm.{field.name}={usual!r}",
             )  # fmt: skip
+
+
+def _same(field: str, value, usual) -> bool:
+    """Whether two values of a field say the same: "dpo" and "dpo(beta=0.1)" may."""
+    home = NAMESPACES.get(field)
+    if home is None or value == usual or not value or not usual:
+        return value == usual
+    one, other = (_meaning(resolve(text, home)) for text in (value, usual))
+    return one == other
+
+
+def _meaning(component: Component) -> tuple:
+    parameters = component.signature.parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return component.function, {**defaults, **component.options}
 
 
 class _Noting(Algorithm):

@@ -52,8 +52,8 @@ def trained_policy(
         own, base = model.split(params)
         params = merged(inputs.copied(own), base)
     settings = OptimizerConfig(
-        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps, weight_decay=weight_decay,
-        clip_norm=clip_norm,
+        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps,
+        weight_decay=weight_decay, clip_norm=clip_norm,
     )  # fmt: skip
     made = inputs.optimizer(settings)
     temperature = inputs.config.sampler.temperature
@@ -68,8 +68,8 @@ def trained_values(
     """A second critic (of costs, say), with metrics named NAME/...; starts as `critic` does. The
     optimizer's options are those of OptimizerConfig."""
     settings = OptimizerConfig(
-        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps, weight_decay=weight_decay,
-        clip_norm=clip_norm,
+        name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps,
+        weight_decay=weight_decay, clip_norm=clip_norm,
     )  # fmt: skip
     made = inputs.optimizer(settings)
     model, body = scalar_start(inputs)

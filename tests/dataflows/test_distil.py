@@ -16,7 +16,7 @@ from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config
+from rljax.config import NAMESPACES, AlgorithmConfig, Config
 from rljax.dataflows.distil import distil
 from rljax.errors import InputError
 from rljax.learn import Steps, token_mean
@@ -143,7 +143,7 @@ def write_teacher(folder, words: int, eos_ids=(1,)):
 def on_policy(tmp_path, **changes) -> Config:
     config = preset_config("grpo")
     config.dataflow, config.steps, config.run_dir = "on_policy_distil()", 30, str(tmp_path / "run")
-    config.algorithm.kl_in_loss, config.sft.steps = 0.0, 0
+    config.algorithm, config.sft.steps = AlgorithmConfig(), 0
     config.model, config.actor_optimizer.lr = STUDENT, 1e-2
     config.teacher_model = write_teacher(tmp_path / "teacher", 7)
     for name, value in changes.items():

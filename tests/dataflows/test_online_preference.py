@@ -13,7 +13,7 @@ from preset_runs import Shared, mean, preset_config
 
 from rljax import setup as build
 from rljax.components import resolve
-from rljax.config import NAMESPACES
+from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.errors import InputError
 from rljax.rollout import AgainstOpponent, GeometricMixture, sampled_by_actor
 from rljax.sampler import Mixed, generate
@@ -46,8 +46,7 @@ def config_of(dataflow: str, seed: int = 0, **changes):
     config = preset_config("grpo", seed)
     config.dataflow, config.steps = dataflow, 40
     other = "nash_md(beta=0.02)" if dataflow.startswith("nash_md") else "dpo(beta=0.1)"
-    config.algorithm.preference_loss = LOSSES.get(dataflow, other)
-    config.algorithm.kl_in_loss = 0.0
+    config.algorithm = AlgorithmConfig(preference_loss=LOSSES.get(dataflow, other))
     config.actor_optimizer.lr = 4e-3
     for name, value in changes.items():
         node, *path = config, *name.split("__")
