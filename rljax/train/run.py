@@ -19,7 +19,7 @@ from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.config import Config, fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
-from rljax.data.online.default_rewards import evaluation_text, reward_text
+from rljax.data.online.default_rewards import evaluation_text, reward_text, training_text
 from rljax.data.online.loader import make_loader
 from rljax.data.online.prompts import Prompts, pad_examples
 from rljax.dataflows.sft import sft
@@ -89,8 +89,7 @@ class Run:
         self.reward = self.eval_reward = None
         self.report = RewardReport()  # of the last step of the dataflow
         if self.setup.needs_reward or data.test_prompts:
-            by_model = config.reward.model and self.setup.needs_reward
-            text = "" if by_model else reward_text(config)
+            text = training_text(config) if self.setup.needs_reward else reward_text(config)
             self.reward = build.reward_role(self.setup, text, dense=self.setup.needs_reward)
             other = evaluation_text(config)
             # Evaluation hears the outcome alone.

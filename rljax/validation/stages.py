@@ -5,7 +5,7 @@ from rljax.components import Component
 from rljax.config import Config
 from rljax.data.kinds import data_kind
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import wanted_fields
+from rljax.rewards.pool.calling import reads_model
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_offline
 from rljax.validation.problems import Problems, resolve_field, value_of
@@ -57,6 +57,17 @@ def _check_signature(problems: Problems, field: str, component: Component, stage
         problems.check(False, field, text, f"{rule}: {error}", fix)
 
 
+def _check_reward_model(config: Config, problems: Problems, field: str, reads: bool) -> None:
+    """A reward that reads model_score needs reward.model; reward.model needs a reader."""
+    text, model = value_of(config, field), config.reward.model
+    rule = "it reads the score of a reward model, and reward.model is ''"
+    problems.check(bool(model) or not reads, field, text, rule, "reward.model=FOLDER")
+    if field == "reward.function" and model:
+        rule = f"reward.function={text!r} does not read its score"
+        fix = "reward.function='' (the model alone), or mixture(rewards=('reward_model()', ...))"
+        problems.check(reads, "reward.model", model, rule, fix)
+
+
 def check_components(config: Config, problems: Problems) -> str:
     """Returns the kind of data that the dataflow reads, "" if there is no such dataflow."""
     found = {}
@@ -83,9 +94,11 @@ def check_components(config: Config, problems: Problems) -> str:
             reward = resolve_field(problems, field, text, "reward")
             if reward is not None:
                 try:
-                    wanted_fields(reward)
+                    reads = reads_model(reward)
                 except InputError as error:
                     problems.add(field, text, error)
+                else:
+                    _check_reward_model(config, problems, field, reads)
     check_judges(config, problems)
     if config.reward.rubrics:
         text = config.reward.rubrics

@@ -66,6 +66,18 @@ def test_metrics_of_a_report():
     assert metrics["data/share/a"] == metrics["data/share/b"] == 0.5
 
 
+def test_the_share_of_responses_without_an_answer():
+    """Parts called extracted, of the reward itself or of a member of a mixture; failed rows say
+    nothing."""
+    found = {"format/extracted": 1.0}
+    rows = (row(1.0, 0, **found), row(0.0, 0, extracted=0.0), row(np.nan, 1), row(0.5, 1))
+    rows += (row(0.5, 1, **{"gsm8k/format/extracted": 0.0}), row(1.0, 1, **found))
+    report = RewardReport(rows)
+    assert report.extraction_failed_fraction == 0.5
+    assert report.metrics()["reward/extraction_failed_fraction"] == 0.5
+    assert RewardReport((row(1.0, 0),)).extraction_failed_fraction is None
+
+
 def test_prompts_of_different_rounds_stay_different_groups():
     """Each round numbers its prompts from 0; both samples of each prompt are equal."""
     rounds = [RewardReport((row(x, 0), row(x, 0))) for x in (0.0, 1.0)]
