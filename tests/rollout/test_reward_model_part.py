@@ -87,19 +87,22 @@ def test_a_failure_of_either_masks_the_row(sampled):
     actor, prompts, scorer, batch, _ = sampled
     text = "mixture(rewards=('model_rewards.without_d', 'reward_model()'))"
 
+    _, report = scored(sampled, "model_rewards.gated")
+    of_text = ["d" in row.sample["response"] for row in report.rows]
+    lost = of_text.index(False)
+
     class OneIsNaN(ModelScorer):
         def score(self, batch):
             found = super().score(batch)
-            return [dataclasses.replace(found[0], value=np.nan), *found[1:]]
+            found[lost] = dataclasses.replace(found[lost], value=np.nan)
+            return found
 
     got, report = scored(sampled, text, OneIsNaN(scorer.model, scorer.params, 3))
-    of_text = ["d" in row.sample["response"] for row in report.rows]
-    assert any(of_text[1:]) and not all(of_text)
-    failed = [i == 0 or has for i, has in enumerate(of_text)]
+    failed = [i == lost or has for i, has in enumerate(of_text)]
+    assert any(of_text) and not all(failed)
     assert [row.score.status != "ok" for row in report.rows] == failed
     np.testing.assert_array_equal(np.asarray(got.mask).any(axis=1), ~np.array(failed))
-    if not of_text[0]:
-        assert "the reward model says nan" in report.rows[0].score.message
+    assert "the reward model says nan" in report.rows[lost].score.message
     # Where the source of a row has a reward of text, the model has no say.
     pairs = zip(prompts.records, "abab", strict=True)
     records = [dataclasses.replace(record, data_source=name) for record, name in pairs]

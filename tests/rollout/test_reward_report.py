@@ -113,18 +113,30 @@ def test_two_rollouts_may_be_in_flight(pool):
         reward(batches[0], asked[0], early=early[1])
 
 
+class Counting(RewardPool):
+    """Counts the samples that were not scored early."""
+
+    late = 0
+
+    def score(self, samples):
+        self.late += len(samples)
+        return super().score(samples)
+
+
 @pytest.mark.parametrize("loop", ["whole", "slots"])
-def test_the_scored_response_begins_at_starts(pool, loop):
+def test_the_scored_response_begins_at_starts(loop):
     """A prompt is continued from one token of a response: it is scored, not sampled."""
     model = tiny_model()
     actor = policy(model, **({"slots": 4} if loop == "slots" else {}))
     plain = asked_prompts(2)
     prompts = dataclasses.replace(plain, starts=plain.lengths - 1)
-    reward = Reward(pool, Letters, model.mesh)
     key = jax.random.key(0)
     long = SHORT if loop == "whole" else ASKED
-    batch, report = sample_scored(actor, reward, prompts, key, long, n=2)
-    _, own = sample_scored(actor, reward, plain, key, long, n=2)
+    with Counting(LENGTH, workers=1) as pool:
+        reward = Reward(pool, Letters, model.mesh)
+        batch, report = sample_scored(actor, reward, prompts, key, long, n=2)
+        assert pool.late == (4 if loop == "whole" else 0)
+        _, own = sample_scored(actor, reward, plain, key, long, n=2)
     for r, (whole, rest) in enumerate(zip(report.rows, own.rows, strict=True)):
         p = r // 2
         prefix = plain.tokens[p, plain.lengths[p] - 1 : plain.lengths[p]].tolist()
