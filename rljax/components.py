@@ -1,32 +1,44 @@
-"""Components named as text: `"ppo_clip(clip_high=0.28)"` or `"my.module.my_loss(width=0.1)"` -> a
-function.
+"""Components named as text -> functions: `"ppo_clip(clip_high=0.28)"`,
+`"my.module.my_loss(width=0.1)"` or `"path/to/file.py:my_loss(width=0.1)"`.
 
-The text is a call: a bare name is looked up in the stage's own module (the module is the
-namespace), a
-dotted name is imported. Options are keyword literals, checked against the function's signature (the
-signature is the schema). Nothing is registered. This file imports no model code.
+The text is a call. A bare name is looked up in the stage's own module (the module is the
+namespace), a dotted name is imported, and a name behind a path is a function of that file. Options
+are keyword literals, checked against the function's signature (the signature is the schema).
+Nothing is registered. This file imports no model code.
 """
 
 import ast
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
+import os
+import re
 import sys
 import traceback
 import types
 import typing
+import zlib
 from collections.abc import Callable
 
 from rljax.errors import InputError
 
+_OF_A_FILE = re.compile(r"\s*([^()'\"]+\.py):(.*)", re.DOTALL)
+
 
 @functools.cache
 def _parse(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
-    """`"a.b(x=1)"` -> ("a.b", (("x", 1),)); a bare name means no options."""
-    fix = 'write it as "name" or "name(option=value)" or "package.module.function(option=value)"'
+    """`"a.b(x=1)"` -> ("a.b", (("x", 1),)), `"a/b.py:c"` -> ("a/b.py:c", ()); a bare name means no
+    options."""
+    fix = (
+        'write it as "name(option=value)", "package.module.function(option=value)" or '
+        '"path/to/file.py:function(option=value)"; without options the brackets may be left out'
+    )
+    of_a_file = _OF_A_FILE.fullmatch(text)
+    written = of_a_file[2] if of_a_file else text
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = ast.parse(written.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
             "a component is not a valid call", value=text, rule=str(error), fix=fix
@@ -39,6 +51,7 @@ def _parse(text: str) -> tuple[str, tuple[tuple[str, object], ...]]:
     if not isinstance(target, ast.Name):
         raise InputError("a component must start with a name", value=text, fix=fix)
     name = ".".join([target.id, *reversed(parts)])
+    name = f"{of_a_file[1]}:{name}" if of_a_file else name
     if call.args:
         raise InputError(
             f"component {name!r} has positional options",
@@ -74,7 +87,10 @@ def _is_public_function(name: str, value: object, home: str) -> bool:
 
 
 def _import(name: str, home: str) -> Callable:
-    """The function called `name`: dotted = imported, bare = an attribute of the `home` module."""
+    """The function called `name`: of a file, imported where it is dotted, else of the `home`
+    module."""
+    if _OF_A_FILE.fullmatch(name):
+        return _of_file(name)
     if "." not in name:
         module = importlib.import_module(home)
         names = [n for n, f in vars(module).items() if _is_public_function(n, f, home)]
@@ -89,10 +105,8 @@ def _import(name: str, home: str) -> Callable:
             )
         return getattr(module, name)
     module_name, _, attribute = name.rpartition(".")
-    if "" not in sys.path:
-        sys.path.insert(
-            0, ""
-        )  # launchers run as files: the user's own module lies in the working folder
+    if "" not in sys.path:  # launchers run as files: the user's module lies in the working folder
+        sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -101,24 +115,55 @@ def _import(name: str, home: str) -> Callable:
             rule=str(error),
             fix=f"put {module_name!r} on PYTHONPATH or in the working folder",
         ) from error
-    except Exception as error:  # the user's module itself is at fault: say where
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = (
-            f"{error.filename}:{error.lineno}"
-            if isinstance(error, SyntaxError)
-            else (f"{place.filename}:{place.lineno}")
-        )
+    except Exception as error:
+        raise _fails_at_import(name, error, f"python -c 'import {module_name}'") from error
+    return _function_of(module, attribute, f"module {module_name!r}")
+
+
+def _of_file(name: str) -> Callable:
+    """The function of "path/to/file.py:function". A file is run once in a process."""
+    path, _, attribute = name.rpartition(":")
+    if not os.path.isfile(path):
         raise InputError(
-            f"component {name!r}: its module fails at import",
-            rule=f"{type(error).__name__}: {error} ({where})",
-            fix=f"make `python -c 'import {module_name}'` work",
-        ) from error
+            f"component {name!r}: there is no file {path!r}",
+            rule=f"a path is absolute or starts at the working folder, {os.getcwd()}",
+            fix="correct the path",
+        )
+    whole = os.path.abspath(path)
+    module_name = f"file_{zlib.crc32(whole.encode()):08x}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        found = importlib.util.spec_from_file_location(module_name, whole)
+        module = sys.modules[module_name] = importlib.util.module_from_spec(found)
+        try:
+            found.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[module_name]
+            raise _fails_at_import(name, error, f"python {path}") from error
+    return _function_of(module, attribute, f"file {path!r}")
+
+
+def _fails_at_import(name: str, error: Exception, command: str) -> InputError:
+    """The user's module itself is at fault: says where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename}:{error.lineno}"
+    else:
+        where = f"{place.filename}:{place.lineno}"
+    return InputError(
+        f"component {name!r}: its module fails at import",
+        rule=f"{type(error).__name__}: {error} ({where})",
+        fix=f"make `{command}` work",
+    )
+
+
+def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callable:
     found = vars(module).get(attribute)
     if not callable(found):
         close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
         raise InputError(
-            f"module {module_name!r} has no function {attribute!r}",
-            fix=f"did you mean {close[0]!r}?" if close else f"define {attribute} in {module_name}",
+            f"{where} has no function {attribute!r}",
+            fix=f"did you mean {close[0]!r}?" if close else f"define {attribute} in it",
         )
     return found
 
@@ -187,6 +232,11 @@ class Component:
         for option, value in self.options.items():
             if option in signature.parameters:
                 _check_option(self.name, option, value, signature.parameters[option].annotation)
+
+    @property
+    def short_name(self) -> str:
+        """The function's own name, without module or file."""
+        return re.split(r"[.:]", self.name)[-1]
 
     def __call__(self, *args, **kwargs):
         return self.function(*args, **{**kwargs, **self.options})

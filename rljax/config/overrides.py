@@ -15,6 +15,8 @@ from rljax.errors import InputError
 
 def is_path(spec: str) -> bool:
     """Whether a text names a file or folder rather than a component."""
+    if ".py:" in spec.partition("(")[0]:  # a function of a file: rljax.components
+        return False
     named = "/" in spec or "\\" in spec or Path(spec).suffix in (".parquet", ".jsonl", ".json")
     from_tfds = spec.startswith("tfds:")
     return from_tfds or os.path.exists(spec) or ("(" not in spec and named)

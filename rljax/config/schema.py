@@ -133,10 +133,13 @@ class SamplerConfig:
 
 @dataclasses.dataclass
 class RewardConfig:
-    """function: of rljax.rewards or dotted; a call, for a sample or group, ends at timeout_s."""
+    """function: of rljax.rewards, dotted, or "file.py:function"; a call ends at timeout_s."""
 
-    function: str = ""  # "" = the task's own; exact_match for a file
-    model: str = ""  # a reward model's folder (outcome scores): scores instead of the function
+    # "" = the task's own; of a file by its data_source (by_source), else exact_match.
+    function: str = ""
+    # A reward model's folder (outcome scores): the only reward where function is "", else its score
+    # is reward_model() in a mixture, or the parameter model_score of your own function.
+    model: str = ""
     judge_model: str = ""  # a chat model's folder, which judge() and rubric() ask, on the mesh
     judge_grades: tuple[str, ...] = ()  # its answers, a token each, worst first; () = 0 to scale
     rubrics: str = ""  # "evolving_rubrics(generator='...')": of each prompt; "" = off

@@ -2,10 +2,11 @@
 
 A reward is a function of two strings, `def my_reward(response, ground_truth) -> float`, or of any
 other fields of the sample that it names as parameters (`prompt`, `data_source`, `extra_info`,
-`num_tokens`, `finish_reason`). It may return a dict of named numbers that contains "score"; all of
-them are metrics, and those without a "/" in their name also reach the advantage (gdpo). An option
-annotated `rewards.calling.RewardText` names another reward, as in `mixture` and `by_source`. A
-`prepare_worker(component)` in a reward's module runs in each worker before the first sample.
+`num_tokens`, `finish_reason`, and `model_score`, the score of reward.model). It may return a dict
+of named numbers that contains "score"; all of them are metrics, and those without a "/" in their
+name also reach the advantage (gdpo). An option annotated `rewards.calling.RewardText` names another
+reward, as in `mixture` and `by_source`. A `prepare_worker(component)` in a reward's module runs in
+each worker before the first sample.
 
 A reward that compares the samples of a prompt declares `responses`, a list of their texts, and is
 called once for all of them: also lists are `num_tokens` and `finish_reasons`, and the prompt's own
@@ -13,9 +14,9 @@ are `prompt`, `ground_truth`, `data_source` and `extra_info`. It returns a score
 for one that failed.
 
 What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
-reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool` runs
-them in killable processes. Nothing here imports jax or numpy: a worker starts in a fraction of a
-second.
+reward of your own is named by its module, `"my_rewards.my_reward"`, or by its file,
+`"path/to/my_rewards.py:my_reward"`. `rewards.pool.RewardPool` runs them in killable processes.
+Nothing here imports jax or numpy: a worker starts in a fraction of a second.
 """
 
 from rljax.rewards.answers.answers import list_match
@@ -25,7 +26,7 @@ from rljax.rewards.answers.minerva import dapo
 from rljax.rewards.groups import diversity, pairwise
 from rljax.rewards.judges.judges import judge
 from rljax.rewards.judges.rubrics import rubric
-from rljax.rewards.mixing import by_source, mixture
+from rljax.rewards.mixing import by_source, mixture, reward_model
 from rljax.rewards.text.gym import reasoning_gym_score
 from rljax.rewards.text.length import l1_exact, l1_max, soft_overlong
 from rljax.rewards.text.rules import (
@@ -74,6 +75,7 @@ __all__ = [
     "reasoning_gym_score",
     "regex_match",
     "repetition",
+    "reward_model",
     "rubric",
     "sandbox_fusion",
     "sequence_match",

@@ -1,10 +1,5 @@
 """Rewards of a whole group: each response is compared with its siblings, the other samples of the
-same prompt.
-
-What lives here: how different a response is, and how often it wins. What does not: what a group is
-handed and when (`worker.py`, `pool.py`), judges (`judging.py`). A reward of a group declares
-`responses` and returns a score for each, in order.
-"""
+same prompt. A reward of a group declares `responses` and returns a score for each, in order."""
 
 import itertools
 import random
@@ -18,7 +13,7 @@ from rljax.rewards.pool.calling import HOME, RewardText, call_reward, wanted_fie
 
 def prepare_worker(component: Component) -> None:
     """Refuses options that fit no group, before the first one."""
-    if component.name.rpartition(".")[2] == "diversity":
+    if component.short_name == "diversity":
         _check_n(component.options.get("n", 1))
     else:
         _check_opponents(component.options.get("opponents", 0))

@@ -1,11 +1,13 @@
-"""Rewards made of rewards: a weighted mixture, and one reward per data source.
+"""Rewards made of rewards: a weighted mixture, one reward per data source, and a reward model's
+score as one of them.
 
-What lives here: sums and choices of other rewards, for one sample. What does not: normalising the
-parts over a batch or a group (`rljax.shaping.scores.mixed_parts`, `rljax.advantages.gdpo`).
+Parts are normalised over a batch or a group by `rljax.shaping.scores.mixed_parts` and
+`rljax.advantages.gdpo`.
 """
 
 import functools
 import math
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from rljax.components import Component, resolve
@@ -29,7 +31,7 @@ def _scored(text: str, sample: dict, where: str) -> tuple[float, dict[str, float
 
 def prepare_worker(component: Component) -> None:
     """Refuses options that fit no sample, before the first one."""
-    if component.name.rpartition(".")[2] == "mixture":
+    if component.short_name == "mixture":
         options = component.options
         _weights(options["rewards"], options.get("weights", ()), options.get("normalise", False))
     for name in ("sources", "defaults"):
@@ -73,7 +75,7 @@ def mixture(
 
 @functools.lru_cache(maxsize=1024)
 def _names(rewards: tuple[str, ...]) -> tuple[str, ...]:
-    names = [_member(text)[0].name.rpartition(".")[2] for text in rewards]
+    names = [_member(text)[0].short_name for text in rewards]
     counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
     return tuple(n if c == 1 else f"{n}_{c}" for n, c in zip(names, counts, strict=True))
 
@@ -95,6 +97,13 @@ def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ..
     return tuple(w / size if normalise else float(w) for w in weights)
 
 
+def reward_model(model_score: float) -> float:
+    """The score of the reward model of reward.model, as one of the rewards of a mixture."""
+    if not math.isfinite(model_score):
+        raise ValueError(f"the reward model says {model_score}")
+    return model_score
+
+
 # What the common data sets call themselves -> the reward of their own evaluation. * is any text.
 SOURCES: tuple[tuple[str, RewardText], ...] = (
     ("openai/gsm8k", "gsm8k()"),
@@ -106,8 +115,15 @@ SOURCES: tuple[tuple[str, RewardText], ...] = (
     ("math_dapo_reasoning", "dapo()"),
     ("math", "boxed()"),
     ("aime*", "dapo()"),
+    ("numina_*", "boxed()"),
     ("searchR1_*", "qa_exact_match()"),
 )
+
+
+def reward_of_source(data_source: str, pairs: Iterable[tuple[str, str]] = SOURCES) -> str:
+    """The reward of the first pair whose name fits the data source; "" if none does."""
+    fits = (text for name, text in pairs if fnmatchcase(str(data_source), name))
+    return next(fits, "")
 
 
 def by_source(
@@ -115,17 +131,19 @@ def by_source(
     *,
     sources: tuple[tuple[str, RewardText], ...] = (),
     defaults: tuple[tuple[str, RewardText], ...] = SOURCES,
+    otherwise: RewardText = "",
     **sample,
 ) -> dict:
     """The reward named for the sample's data_source: sources=(("my_set", "math_verify()"),
     ("aime*", "boxed()")), the first that fits, before those of `SOURCES`; defaults=() for none.
 
-    Raises InputError for a source that none names: it lists those that are named.
+    A source that none names is scored by `otherwise`; where that is "", an InputError lists those
+    that are named.
     """
-    for name, text in (*sources, *defaults):
-        if fnmatchcase(str(data_source), name):
-            sample["data_source"] = data_source
-            return _scored(text, sample, f"data source {data_source!r}, reward")[1]
+    text = reward_of_source(data_source, (*sources, *defaults)) or otherwise
+    if text:
+        sample["data_source"] = data_source
+        return _scored(text, sample, f"data source {data_source!r}, reward")[1]
     known = ", ".join(dict.fromkeys(name for name, _ in (*sources, *defaults)))
     raise InputError(
         f"no reward for data source {data_source!r}", rule=f"named are {known or 'none'}",

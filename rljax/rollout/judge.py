@@ -41,7 +41,7 @@ class MeshJudge:
         self.tokens_per_call = tokens_per_call
         defaults = {k: p.default for k, p in reward.signature.parameters.items()}
         self.options = {**defaults, **reward.options}
-        self.by_rubrics = reward.name.rpartition(".")[2] == "rubric"
+        self.by_rubrics = reward.short_name == "rubric"
         self.grades = tuple(grades) or _numbers(self.options["scale"])
         self.grade_ids = _grade_ids(tokenizer, self.grades)
         self._encode([{"role": "user", "content": "?"}])  # a missing template is found here

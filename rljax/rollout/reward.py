@@ -100,14 +100,27 @@ class RewardReport:
             for name, value in score.parts.items():
                 means.setdefault(f"reward/part/{name}", []).append(value)
         out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
-        if "reward/part/extracted" in out:
-            out["reward/extraction_failed_fraction"] = 1.0 - out["reward/part/extracted"]
+        failed = self.extraction_failed_fraction
+        if failed is not None:
+            out["reward/extraction_failed_fraction"] = failed
         out |= self._equal_scores()
         if len(shares) > 1:
             out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
         for name in self.process[0] if self.process else ():
             out[name] = float(np.mean([metrics[name] for metrics in self.process]))
         return out
+
+    @property
+    def extraction_failed_fraction(self) -> float | None:
+        """The share of the scored samples in which no answer was found: 1 - the mean of the parts
+        called extracted, also of members of a mixture. None without such parts."""
+        extracted = [
+            value
+            for row in self.rows
+            for name, value in row.score.parts.items()
+            if name.rpartition("/")[2] == "extracted"
+        ]
+        return 1.0 - float(np.mean(extracted)) if extracted else None
 
     def _equal_scores(self) -> dict[str, float]:
         """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
@@ -166,7 +179,8 @@ class Reward:
     A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
     and it leaves its group, so that neither the loss nor a baseline sees it. `process` adds the
     scores of lines to the outcome; `scores` stay the outcome's alone. `rubrics` holds the rubrics
-    of each prompt. A call changes nothing here: what it says is its report.
+    of each prompt. `model` scores each row for rewards of text that read it, as model_score. A
+    call changes nothing here: what it says is its report.
     """
 
     def __init__(
@@ -176,20 +190,22 @@ class Reward:
         mesh,
         process: ProcessScorer | None = None,
         rubrics: RubricBuffer | None = None,
+        model: ModelScorer | None = None,
     ):
         self.pool, self.tokenizer, self.mesh, self.process = pool, tokenizer, mesh, process
-        self.rubrics = rubrics
+        self.rubrics, self.model = rubrics, model
 
     def outcome_alone(self) -> "Reward":
         """The same pool without scores of lines and without evolving rubrics: what evaluation
         asks for."""
         plain = self.process is None and self.rubrics is None
-        return self if plain else Reward(self.pool, self.tokenizer, self.mesh)
+        return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
     def start_early(self, prompts: Prompts, n: int) -> "EarlyScores | None":
         """Scoring of a rollout's rows as they end, n samples per prompt, while others decode. None
-        for a reward model, which scores whole batches on the mesh."""
-        return EarlyScores(self, prompts, n) if isinstance(self.pool, RewardPool) else None
+        for a reward model, which scores whole batches on the mesh, and rewards that read it."""
+        by_rows = isinstance(self.pool, RewardPool) and self.model is None
+        return EarlyScores(self, prompts, n) if by_rows else None
 
     def __call__(
         self, batch: Batch, prompts: Prompts, *, early: "EarlyScores | None" = None
@@ -244,6 +260,9 @@ class Reward:
         }
         if isinstance(self.pool, ModelScorer):
             return list(asked.values()), self.pool.score(batch)
+        if self.model is not None:
+            for row, score in enumerate(self.model.score(batch)):
+                asked[row]["model_score"] = score.value
         aborted = {
             row: Score(np.nan, {}, "aborted", 0.0, "the rollout had enough groups")
             for row in rows

@@ -10,6 +10,7 @@ from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.rewards.judges.judges import judge
 from rljax.rewards.judges.rubrics import rubric, rubrics_of
+from rljax.rewards.pool.calling import reads_model
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, ModelScorer, ProcessScorer, Reward
 from rljax.setup.setup import Setup
@@ -18,25 +19,29 @@ from rljax.setup.weights import scalar_model
 
 def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
     """The reward function `text` in a pool of killable workers or, for judge and rubric, asked of
-    reward.judge_model; where it is "" the model of reward.model. `dense`, for training, adds the
-    scores of lines by reward.process_model and the rubrics that evolve, if there are any."""
+    reward.judge_model, with the score of reward.model where it reads that; where it is "" the model
+    alone. `dense`, for training, adds the scores of lines by reward.process_model and the rubrics
+    that evolve, if there are any."""
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
+    scorer = None
+    if not text or reads_model(resolve(text, NAMESPACES["reward"])):
+        model, params = scalar_model(
+            setup.config, setup.model, "reward.model", reward.model, adapted=False
+        )
+        scorer = ModelScorer(model, params, rows)
     if text:
         evolving = dense and bool(reward.rubrics)
         if resolve(text, NAMESPACES["reward"]).function is rubric and not evolving:
             _check_rubrics(setup)
         pool = text_scorer(setup.config, text, mesh)
     else:
-        model, params = scalar_model(
-            setup.config, setup.model, "reward.model", reward.model, adapted=False
-        )
-        pool = ModelScorer(model, params, rows)
+        pool, scorer = scorer, None
     scored = _process_scorer(setup, rows) if dense and reward.process_model else None
     rubrics = None
     if dense and reward.rubrics:
         rubrics = resolve(reward.rubrics, NAMESPACES["rubrics"])(reward.workers)
-    return Reward(pool, setup.tokenizer, mesh, scored, rubrics)
+    return Reward(pool, setup.tokenizer, mesh, scored, rubrics, scorer)
 
 
 def _check_rubrics(setup: Setup) -> None:

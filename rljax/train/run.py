@@ -17,7 +17,7 @@ from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
-from rljax.data.online.default_rewards import evaluation_text, reward_text
+from rljax.data.online.default_rewards import evaluation_text, reward_text, training_text
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.evaluation.policy import accuracy_by_source, bootstrap, greedy_accuracy
@@ -73,8 +73,7 @@ class Run:
         self.owned: list[Reward] = []
         self.reward = self.eval_reward = reward
         if reward is None and (setup.needs_reward or setup.data.test_prompts):
-            by_model = config.reward.model and setup.needs_reward
-            text = "" if by_model else reward_text(config)
+            text = training_text(config) if setup.needs_reward else reward_text(config)
             self.reward = self._opened(text, dense=setup.needs_reward)
             other = evaluation_text(config)
             same = other in ("", text)

@@ -85,7 +85,7 @@ def _check_rubrics(config: Config, problems: Problems) -> None:
     text, component = reward.rubrics, _component(config, "reward.function", "reward")
     fits = component is not None and ("." in component.name or component.function is rubric)
     rule = f"no rubric reaches reward.function={reward.function!r}"
-    problems.check(fits and not reward.model, field, text, rule, "reward.function='rubric(...)'")
+    problems.check(fits, field, text, rule, "reward.function='rubric(...)'")
     buffer = _component(config, field, "rubrics")
     if buffer is not None and buffer.function is evolving_rubrics and "generator" in buffer.options:
         try:

@@ -7,7 +7,7 @@ from rljax.config import NAMESPACES, Config
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import wanted_fields
+from rljax.rewards.pool.calling import reads_model
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
 from rljax.validation.judges import check_judges
@@ -62,7 +62,7 @@ def check_components(config: Config, problems: Problems) -> str:
         check(f"algorithm.{stage}", value_of(config, f"algorithm.{stage}"), stage)
     check("dataflow", config.dataflow, "dataflow")
     for field in ("reward.function", "evaluate.reward"):
-        _check_reward(field, value_of(config, field), problems)
+        _check_reward(config, field, problems)
     check_judges(config, problems)
     if config.reward.rubrics:
         check("reward.rubrics", config.reward.rubrics, "rubrics")
@@ -135,13 +135,23 @@ def _check_signature(
         problems.check(False, field, text, f"{rule}: {error}", fix)
 
 
-def _check_reward(field: str, text: str, problems: Problems) -> None:
+def _check_reward(config: Config, field: str, problems: Problems) -> None:
+    """A reward that reads model_score needs reward.model; reward.model needs a reader."""
+    text, model = value_of(config, field), config.reward.model
     reward = resolve_field(problems, field, text, "reward") if text else None  # "" = the task's own
-    if reward is not None:
-        try:
-            wanted_fields(reward)
-        except InputError as error:
-            problems.add(field, text, error)
+    if reward is None:
+        return
+    try:
+        reads = reads_model(reward)
+    except InputError as error:
+        problems.add(field, text, error)
+        return
+    rule = "it reads the score of a reward model, and reward.model is ''"
+    problems.check(bool(model) or not reads, field, text, rule, "reward.model=FOLDER")
+    if field == "reward.function" and model:
+        rule = f"reward.function={text!r} does not read its score"
+        fix = "reward.function='' (the model alone), or mixture(rewards=('reward_model()', ...))"
+        problems.check(reads, "reward.model", model, rule, fix)
 
 
 def _check_groups(

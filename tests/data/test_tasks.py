@@ -2,6 +2,7 @@
 them uses where its config names no reward."""
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -188,7 +189,8 @@ def test_the_tasks_own_reward_unless_one_is_named(tmp_path):
     assert evaluation_text(named) == "last_line"
     assert reward_text(config_of("program_synthesis()")) == "program_tests()"
     assert evaluation_text(config_of("program_synthesis()")) == "program_tests()"
-    assert reward_text(config_of(str(tmp_path / "x.jsonl"))) == "exact_match()"
+    of_a_file = reward_text(config_of(str(tmp_path / "x.jsonl")))
+    assert of_a_file == "by_source(otherwise='exact_match()')"
     assert reward_text(config_of("test_data.counting")) == "exact_match()"  # has no reward
     assert reward_text(config_of("test_data.plain_rows(needed='1')")) == "exact_match()"
     assert evaluation_of("sorting(test=2)") == "list_match()"
@@ -213,6 +215,37 @@ def test_each_task_of_a_mixture_is_scored_by_its_own_reward(tmp_path):
     assert reward_text(same) == "exact_match()"
     with pytest.raises(InputError, match="reward it differently"):
         reward_text(config_of("arithmetic(test=2)", "arithmetic(test=2, style='short')"))
+
+
+def test_rows_of_a_file_are_scored_as_their_source_is(tmp_path, caplog):
+    """The evaluation of a known data set; equality only where the source is unknown."""
+    row = {"prompt": "1", "ground_truth": "72"}
+    rows = [{**row, "data_source": name} for name in ("openai/gsm8k", "lighteval/MATH", "mine")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    config = config_of(str(path))
+    with caplog.at_level(logging.INFO, "rljax"):
+        load_data(config, CharTokenizer("0123456789"))
+    said = [r.getMessage().removeprefix(f"{path}, ") for r in caplog.records]
+    assert said == [
+        "data source 'lighteval/MATH': reward boxed()",
+        "data source 'mine': reward exact_match() (no reward is known for this source: name one in "
+        "reward.function)",
+        "data source 'openai/gsm8k': reward gsm8k()",
+    ]
+    reward = resolve(reward_text(config), HOME)
+    answers = {"openai/gsm8k": "so #### 72", "lighteval/MATH": "\\boxed{72}", "mine": "72"}
+    for name in answers:
+        row = {"data_source": name, "ground_truth": "72"}
+        scores = {by: call_reward(reward, {**row, "response": x})[0] for by, x in answers.items()}
+        assert scores == {by: float(by == name) for by in answers}, name
+    caplog.clear()
+    for named in (dict(function="last_line"), dict(model="folder")):
+        load_data(config_of(str(path), **named), CharTokenizer("0123456789"))
+    assert not [r for r in caplog.records if "data source" in r.getMessage()]
+    path.write_text(json.dumps({"prompt": "1"}) + "\n")
+    with pytest.raises(InputError, match="ground_truth"):
+        load_data(config, CharTokenizer("0123456789"))
 
 
 def test_a_task_in_one_file_needs_no_further_setting():

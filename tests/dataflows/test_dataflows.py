@@ -180,7 +180,8 @@ def test_correction_weighs_the_policy_loss_and_nothing_else(shared):
         ("only the loss", shifted, setup.algorithm.replace(entropy_coef=0.0)),
         ("metrics only", shifted, setup.algorithm.replace(correction=None)),
     ):
-        _, losses[name] = grpo(made, jax.random.key(0), cfg, actor=copy(roles["actor"]), **rest)
+        given = dict(actor=copy(roles["actor"]), **rest)
+        losses[name] = jax.device_get(grpo(made, jax.random.key(0), cfg, **given)[1])
     weight = np.exp(0.5)
     assert losses["shifted"]["mismatch/rollout_is_mean"] == pytest.approx(weight, rel=1e-3)
     assert losses["as sampled"]["mismatch/rollout_is_mean"] == pytest.approx(1, rel=1e-3)

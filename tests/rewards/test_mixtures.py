@@ -133,6 +133,33 @@ def test_an_unknown_source_is_an_error_that_lists_the_known_ones():
     assert found.status == "error" and "no reward for data source 'nowhere'" in found.message
 
 
+def test_what_no_source_names_may_have_a_reward():
+    text = (
+        "by_source(sources=(('mine', 'length_under(max_tokens=13)'),), otherwise='exact_match()')"
+    )
+    assert score(text, data_source="mine")[0] == 1.0
+    assert score(text, response="#### 72")[0] == 1.0  # openai/gsm8k, of the table
+    assert score(text, data_source="else", response="72")[0] == 1.0
+    assert score(text, data_source="else", response="#### 72")[0] == 0.0
+    with pytest.raises(InputError, match="did you mean exact_match"):
+        RewardPool("by_source(otherwise='exact_mach()')", workers=1)
+
+
+def test_a_rule_says_whether_there_was_an_answer():
+    """The share of responses without one tells format from correctness; learning sees the score."""
+    extracted = lambda text, response: score(text, response=response)[1]["format/extracted"]  # noqa: E731
+    for text in ("gsm8k()", "gsm8k(method='strict')", "gsm8k(method='flexible')"):
+        assert extracted(text, "#### 71") == 1.0 and extracted(text, "none") == 0.0
+    assert extracted("boxed()", "\\boxed{7}") == 1.0 and extracted("boxed()", "72") == 0.0
+    assert score("by_source()", response="so 72")[1] == {"score": 0.0, "format/extracted": 0.0}
+    _, parts = score("mixture(rewards=('gsm8k()', 'format_tags()'))")
+    assert parts["gsm8k/format/extracted"] == 0.0
+    for text, response in (("gsm8k", "#### 72"), ("boxed", "\\boxed{72}")):
+        with RewardPool(text, workers=1) as pool:
+            (found,) = pool.score([SAMPLE | {"response": response}])
+        assert found.parts == {"score": 1.0, "format/extracted": 1.0}
+
+
 # -- what is done once per worker ---------------------------------------------------------------
 
 SLOW = """

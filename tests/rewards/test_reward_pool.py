@@ -127,7 +127,9 @@ def test_scores_come_back_in_order():
             scores = pool.score(data[:count])
             assert [s.value for s in scores] == [[0.25, 1.0, 0.25][i % 3] for i in range(count)]
             assert set(statuses(scores)) <= {"ok"}
-            assert all(s.parts == {"score": s.value} and 0 <= s.seconds < 10 for s in scores)
+            parts = {"format/extracted": 1.0}
+            assert all(s.parts == {"score": s.value, **parts} for s in scores)
+            assert all(0 <= s.seconds < 10 for s in scores)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,18 @@ def test_metrics_of_a_report():
     assert metrics["data/share/a"] == metrics["data/share/b"] == 0.5
 
 
+def test_the_share_of_responses_without_an_answer():
+    """Parts called extracted, of the reward itself or of a member of a mixture; failed rows say
+    nothing."""
+    found = {"format/extracted": 1.0}
+    rows = (row(1.0, 0, **found), row(0.0, 0, extracted=0.0), row(np.nan, 1), row(0.5, 1))
+    rows += (row(0.5, 1, **{"gsm8k/format/extracted": 0.0}), row(1.0, 1, **found))
+    report = RewardReport(rows)
+    assert report.extraction_failed_fraction == 0.5
+    assert report.metrics()["reward/extraction_failed_fraction"] == 0.5
+    assert RewardReport((row(1.0, 0),)).extraction_failed_fraction is None
+
+
 def test_prompts_of_different_rounds_stay_different_groups():
     """Each round numbers its prompts from 0; both samples of each prompt are equal."""
     rounds = [RewardReport((row(x, 0), row(x, 0))) for x in (0.0, 1.0)]
@@ -101,18 +113,30 @@ def test_two_rollouts_may_be_in_flight(pool):
         reward(batches[0], asked[0], early=early[1])
 
 
+class Counting(RewardPool):
+    """Counts the samples that were not scored early."""
+
+    late = 0
+
+    def score(self, samples):
+        self.late += len(samples)
+        return super().score(samples)
+
+
 @pytest.mark.parametrize("loop", ["whole", "slots"])
-def test_the_scored_response_begins_at_starts(pool, loop):
+def test_the_scored_response_begins_at_starts(loop):
     """A prompt is continued from one token of a response: it is scored, not sampled."""
     model = tiny_model()
     actor = policy(model, **({"slots": 4} if loop == "slots" else {}))
     plain = asked_prompts(2)
     prompts = dataclasses.replace(plain, starts=plain.lengths - 1)
-    reward = Reward(pool, Letters, model.mesh)
     key = jax.random.key(0)
     long = SHORT if loop == "whole" else ASKED
-    batch, report = sample_scored(actor, reward, prompts, key, long, n=2)
-    _, own = sample_scored(actor, reward, plain, key, long, n=2)
+    with Counting(LENGTH, workers=1) as pool:
+        reward = Reward(pool, Letters, model.mesh)
+        batch, report = sample_scored(actor, reward, prompts, key, long, n=2)
+        assert pool.late == (4 if loop == "whole" else 0)
+        _, own = sample_scored(actor, reward, plain, key, long, n=2)
     for r, (whole, rest) in enumerate(zip(report.rows, own.rows, strict=True)):
         p = r // 2
         prefix = plain.tokens[p, plain.lengths[p] - 1 : plain.lengths[p]].tolist()

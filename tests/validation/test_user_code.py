@@ -40,9 +40,11 @@ from rljax.roles import program
 
 def my_flow(prompts, key, cfg, *, actor, reward, scale=1.0):
     """REINFORCE without a baseline."""
-    batch = reward(actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt), prompts)
+    batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
+    batch, report = reward(batch, prompts)
     new, metrics = learn(batch, cfg, actor=actor)
-    return new, {**metrics, "my_scale": scale, "my_mean": batch.rewards.sum() / batch.rows}
+    mean = batch.rewards.sum() / batch.rows
+    return new, {**metrics, "report": report, "my_scale": scale, "my_mean": mean}
 
 @program
 def learn(batch, cfg, *, actor):

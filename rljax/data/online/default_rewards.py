@@ -1,32 +1,51 @@
-"""Which rewards a run uses where its config names none: those of its tasks.
+"""The rewards of a run whose config names none: those of its tasks; for files, those of the
+evaluation that a row's data source has (rljax.rewards.mixing.SOURCES)."""
 
-What lives here: the choice. What does not: the rewards (rljax.rewards), what a task says
-(rljax.data.tasks).
-"""
-
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 
 from rljax.config import Config, is_path
 from rljax.data.rows.rows import make_task
 from rljax.errors import InputError
+from rljax.rewards.mixing import reward_of_source
 
-_OF_FILES = "exact_match()"
+LOG = logging.getLogger("rljax")
+_UNKNOWN = "exact_match()"  # a task without a reward, a file whose data source nobody knows
+OF_FILES = f"by_source(otherwise={_UNKNOWN!r})"
 
 
 def reward_text(config: Config) -> str:
-    """reward.function; where it is "", the reward of the config's tasks, exact_match() of files."""
-    return config.reward.function or _own(_specs(config), _reward) or _OF_FILES
+    """reward.function; where it is "", the reward of the config's tasks; of files by data_source,
+    and exact_match() where that is unknown."""
+    files = any(is_path(spec) for spec in _specs(config))
+    text = config.reward.function or _own(_specs(config), _reward)
+    return text or (OF_FILES if files else _UNKNOWN)
+
+
+def training_text(config: Config) -> str:
+    """reward_text; "" where the model of reward.model is the only reward."""
+    return config.reward.function if config.reward.model else reward_text(config)
+
+
+def log_rewards_of_file(config: Config, spec: str, data_sources: Iterable[str]) -> None:
+    """Says which reward each data source of a file has by default."""
+    if config.reward.function or config.reward.model or not is_path(spec):
+        return
+    for name in sorted({*data_sources}):
+        known = reward_of_source(name)
+        why = "" if known else " (no reward is known for this source: name one in reward.function)"
+        LOG.info("%s, data source %r: reward %s%s", spec, name, known or _UNKNOWN, why)
 
 
 def evaluation_text(config: Config) -> str:
-    """What judges held-out answers: evaluate.reward; where it is "", the evaluation of the config's
-    tasks, or the training reward ("" where a model rewards)."""
+    """The reward of held-out answers: evaluate.reward; where it is "", the evaluation of the
+    config's tasks, or the training reward ("" where reward.model has a part in it)."""
     found = config.evaluate.reward or _own(_specs(config), _evaluation)
     return found or ("" if config.reward.model else reward_text(config))
 
 
 def evaluation_of(spec: str, otherwise: str = "") -> str:
-    """What judges the answers to a task's prompts: its evaluation, else `otherwise`, else its
+    """The reward of answers to a task's prompts: its evaluation, else `otherwise`, else its
     reward."""
     return _own([spec], lambda task: _evaluation(task) or otherwise or _reward(task)) or otherwise
 
@@ -62,7 +81,7 @@ def _own(specs: Sequence[str], read) -> str:
                 )
     texts = {*found.values()}
     files = any(is_path(spec) for spec in specs)
-    if len(texts) > 1 or (texts and files and texts != {_OF_FILES}):
-        sources = (*sorted(found.items()), ("*", _OF_FILES))
+    if len(texts) > 1 or (texts and files):
+        sources = (*sorted(found.items()), ("*", OF_FILES if files else _UNKNOWN))
         return f"by_source(sources={sources!r}, defaults=())"
     return texts.pop() if texts else ""

@@ -16,7 +16,12 @@ from rljax.data.kinds import SAMPLED
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.packing import pack_examples
 from rljax.data.offline.rows import load_rows
-from rljax.data.online.default_rewards import evaluation_text, reward_text
+from rljax.data.online.default_rewards import (
+    OF_FILES,
+    evaluation_text,
+    log_rewards_of_file,
+    training_text,
+)
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import (
     PromptRecord,
@@ -115,9 +120,11 @@ def _records(spec: str, config: Config, split: str) -> list[dict] | Stream:
 
 
 def needs_ground_truth(config: Config) -> bool:
-    """Whether what rewards or judges the answers to a file's prompts compares them with one: a
-    model does not, nor does a function that lacks the parameter."""
-    texts = {evaluation_text(config), "" if config.reward.model else reward_text(config)} - {""}
+    """Whether the rewards of a file's prompts compare the answer with a reference: a model does
+    not, nor does a function that lacks the parameter."""
+    texts = {evaluation_text(config), training_text(config)} - {""}
+    if OF_FILES in texts:
+        return True
     fields = [wanted_fields(resolve(text, NAMESPACES["reward"])) for text in texts]
     return any(names is None or "ground_truth" in required for names, required in fields)
 
@@ -135,6 +142,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
             sources.append(_encoded_stream(records, tokenizer, limits, mixed))
             seen += records.first(_STREAM_ITEMS)
             continue
+        log_rewards_of_file(config, spec, (record["data_source"] for record in records))
         prompts, found = encode_prompts(records, tokenizer, **limits)
         sources.append(
             [dataclasses.replace(p, source=mixed, prompt_id=ids + i) for i, p in enumerate(prompts)]

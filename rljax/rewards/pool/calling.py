@@ -1,9 +1,5 @@
-"""The call of one reward on one sample or on a group of them, and what it asks for.
-
-What lives here: which fields a reward is handed (`wanted_fields`), rewards that name rewards
-(`members`), the checks before the first sample, the call. What does not: processes (`worker.py`,
-`crew.py`). Imports nothing heavy.
-"""
+"""The call of one reward on one sample or on a group of them: the fields that it reads, the rewards
+that it names, the checks before the first sample. Imports nothing heavy."""
 
 import inspect
 import math
@@ -23,9 +19,15 @@ FIELDS = (
     "extra_info",
     "num_tokens",
     "finish_reason",
+    "model_score",
 )
 # What differs between the samples of a group, and what a reward of the group calls the list of it.
-OF_EACH = {"response": "responses", "num_tokens": "num_tokens", "finish_reason": "finish_reasons"}
+OF_EACH = {
+    "response": "responses",
+    "num_tokens": "num_tokens",
+    "finish_reason": "finish_reasons",
+    "model_score": "model_scores",
+}
 OF_A_GROUP = tuple(OF_EACH.get(name, name) for name in FIELDS)
 OWN_LIMIT_MARGIN_S = 1.5
 _MESSAGE_CHARS = 500
@@ -104,6 +106,12 @@ def wanted_fields(component: Component) -> Fields:
     return tuple(dict.fromkeys(names)), tuple(required)
 
 
+def reads_model(component: Component) -> bool:
+    """Whether the reward, or one that it names, reads the score of a reward model."""
+    names = wanted_fields(component)[0] or ()
+    return "model_score" in names or "model_scores" in names
+
+
 def members(component: Component) -> list[Component]:
     """The rewards that the options of this one name, "" being none. Raises InputError as `resolve`
     does."""
@@ -142,6 +150,7 @@ def probe_options(component: Component) -> None:
     """The `prepare_worker` of rules that are cheap and refuse their options with InputError: asked
     once of a made-up sample, so that a run does not start in which every reward would fail."""
     sample = {name: "x" for name in FIELDS} | {"num_tokens": 1, "finish_reason": "stop"}
+    sample["model_score"] = 0.0
     sample["extra_info"] = {"target_tokens": 1, "schema": "true"}
     if members(component):
         return  # they are asked by themselves, and may be slow
@@ -271,7 +280,19 @@ def _chosen(component: Component, sample: Mapping, fields: Fields | None) -> dic
     return {name: sample[name] for name in names if name in sample}
 
 
+class Scored(float):
+    """A score with parts beside it, for a reward that is also called as a plain function:
+    Scored(1.0, {"format/extracted": 1.0})."""
+
+    def __new__(cls, value: float, parts: Mapping[str, float]):
+        made = super().__new__(cls, value)
+        made.parts = dict(parts)
+        return made
+
+
 def _value_and_parts(returned: object) -> tuple[float, dict[str, float]]:
+    if isinstance(returned, Scored):
+        returned = {"score": float(returned), **returned.parts}
     parts = returned if isinstance(returned, dict) else {"score": returned}
     if "score" not in parts:
         raise ValueError(f"the reward returned a dict without 'score': {_shown(list(parts))}")

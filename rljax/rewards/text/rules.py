@@ -10,6 +10,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
 
+from rljax.rewards.pool.calling import Scored
+
 # An answer stands at the end; verl's window of 300 characters also bounds the work on a long
 # response.
 _GSM8K_WINDOW = 300
@@ -27,7 +29,8 @@ def gsm8k(
     score: float = 1.0,
     format_score: float = 0.0,
 ) -> float:
-    """GSM8K: `score` for the right answer, `format_score` for another number, 0 for none.
+    """GSM8K: `score` for the right answer, `format_score` for another number, 0 for none. Part:
+    format/extracted, whether there is a number.
 
     Only the last 300 characters are read. Where the answer is, and how it is compared:
       strict    last `#### (-?[0-9.,]+)`, commas deleted, as strings: `#### 72.`, `#### $72` fail
@@ -47,7 +50,11 @@ def gsm8k(
         right = bool(found) and _decimal(found[-1]) == reference
     else:
         raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
-    return float(score if right else format_score if found else 0.0)
+    return _with_format(score if right else format_score if found else 0.0, bool(found))
+
+
+def _with_format(score: float, extracted: bool) -> Scored:
+    return Scored(score, {"format/extracted": float(extracted)})
 
 
 def _decimal(text: str) -> Decimal | None:
@@ -69,20 +76,22 @@ def boxed(response: str, ground_truth: str) -> float:
 
     Equal = the same text after light normalisation (spaces, `\left`, `\dfrac`, units, degrees,
     `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
-    not `2\sqrt{2}`.
+    not `2\sqrt{2}`. Part: format/extracted, whether there is a box.
     """
     check_text(ground_truth)
     answer = last_boxed(response)
-    if answer is None:
-        return 0.0
+    return _with_format(
+        answer is not None and _equal_boxes(answer, ground_truth), answer is not None
+    )
+
+
+def _equal_boxes(answer: str, ground_truth: str) -> bool:
     ours, theirs = _normal_form(answer), _normal_form(ground_truth)
     if not ours or not theirs:
         # Nothing but units or spaces is left, and two such texts are not the same answer.
-        return float(bool(answer.strip()) and answer.strip() == ground_truth.strip())
-    if ours == theirs:
-        return 1.0
+        return bool(answer.strip()) and answer.strip() == ground_truth.strip()
     number = rational(ours)
-    return float(number is not None and number == rational(theirs))
+    return ours == theirs or (number is not None and number == rational(theirs))
 
 
 def last_boxed(text: str) -> str | None:

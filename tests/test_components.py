@@ -1,0 +1,105 @@
+"""A component named by its file: its function and options, in workers too, and what is refused."""
+
+import os
+
+import pytest
+
+from rljax.components import resolve
+from rljax.config import Config, is_path
+from rljax.contracts import spec
+from rljax.data.online.encoded import load_data, load_run_tokenizer
+from rljax.errors import InputError
+from rljax.rewards.mixing import mixture
+from rljax.rewards.pool.calling import HOME
+from rljax.rewards.pool.pool import RewardPool
+
+FILE = '''
+import os
+from rljax.contracts import contract
+
+IMPORTS = []
+
+def shorter(response, *, weight: float = 1.0):
+    """As a user writes it."""
+    return {"score": -weight * len(response), "own": float(os.getpid())}
+
+@contract(rows=2, whole_step=lambda options: options["whole"])
+def loss(policy, batch, *, whole=False):
+    return 0.0, {}
+
+def rows(*, count=4):
+    alike = {"data_source": "mine", "ground_truth": "1", "prompt": "1+0="}
+    made = type("Task", (), {})()
+    made.train, made.test = [alike] * count, [alike]
+    made.alphabet, made.reward = "01+=", ""
+    return made
+'''
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my parts").mkdir()
+    path = tmp_path / "my parts" / "parts.v2.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_function_of_a_file_has_options_like_any_other(file):
+    text = "my parts/parts.v2.py:shorter(weight=2.0)"
+    component = resolve(text, HOME)
+    assert (component.short_name, component.options) == ("shorter", {"weight": 2.0})
+    assert component(response="abc")["score"] == -6.0
+    assert component == resolve(text, HOME) and hash(component) == hash(resolve(text, HOME))
+    absolute = resolve(f" {file}:shorter", HOME)
+    assert absolute.function is component.function  # the file is run once
+    assert resolve(f"{file}:loss(whole=True)", HOME).options == {"whole": True}
+    assert spec(resolve(f"{file}:loss(whole=True)", HOME)).whole_step
+    assert spec(resolve(f"{file}:loss", HOME)).rows == 2
+
+
+def test_it_reaches_the_workers_and_other_rewards(file):
+    inner = f"{file}:shorter(weight=0.5)"
+    for text in (inner, f"mixture(rewards=({inner!r}, 'exact_match()'))"):
+        with RewardPool(text, workers=1) as pool:
+            (found,) = pool.score([{"response": "ab", "ground_truth": "ab"}])
+        assert found.status == "ok", found
+    # Parts are called like the function, whatever the file is called.
+    assert found.parts["shorter"] == -1.0 and found.value == 0.0
+    assert mixture(rewards=(inner,), response="abcd")["shorter"] == -2.0
+
+
+def test_a_task_of_a_file_is_no_path_of_rows(file):
+    spec = f"{file}:rows(count=3)"
+    assert not is_path(spec) and not is_path(f"{file}:rows") and is_path(str(file))
+    config = Config()
+    config.data.train = spec
+    data = load_data(config, load_run_tokenizer(config))
+    assert [p.prompt_text for p in data.prompts] == ["1+0="] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nowhere/parts.py:score", "there is no file 'nowhere/parts.py'.*working folder"),
+        ("my parts/parts.v2.py:shortr", "has no function 'shortr'.*did you mean 'shorter'"),
+        ("my parts/parts.v2.py:IMPORTS", "has no function 'IMPORTS'"),
+        ("my parts/parts.v2.py:shorter(wieght=1.0)", "no option 'wieght'.*did you mean 'weight'"),
+        ("my parts/parts.v2.py:", "not a valid call"),
+        ("my parts/parts.v2.py:shorter(1)", "positional"),
+        ("broken.py:score", r"fails at import; .*ZeroDivisionError.*broken.py:3.*python broken.py"),
+        ("unwritten.py:score", r"fails at import; SyntaxError.*unwritten.py:2"),
+    ],
+)
+def test_what_is_refused(file, tmp_path, text, message):
+    (tmp_path / "broken.py").write_text("def score(response):\n    return 1.0\nscore(1 / 0)\n")
+    (tmp_path / "unwritten.py").write_text("import os\ndef score(response:\n")
+    for _ in range(2):  # a file that failed is not taken for one that was imported
+        with pytest.raises(InputError, match=message):
+            resolve(text, HOME)
+
+
+def test_a_file_that_fails_only_in_a_worker_is_named(file):
+    file.write_text(FILE + f"\nif os.getpid() != {os.getpid()}:\n    raise OSError('no')\n")
+    with pytest.raises(InputError, match="fails at import; OSError: no .*parts.v2.py:"):
+        RewardPool(f"{file}:shorter", workers=1)
