@@ -14,6 +14,7 @@ from rljax import learn as update
 from rljax.arrays import place
 from rljax.batch import Batch, batch_from_rows
 from rljax.errors import InputError
+from rljax.learn import objective as learning
 from rljax.learn import state as train_state
 from rljax.losses import policy
 from rljax.mesh import make_mesh
@@ -212,7 +213,7 @@ def test_epochs_and_minibatches_take_the_steps_they_say(model, params, batch):
 
 def test_a_loss_per_row_is_averaged_over_the_rows_that_have_tokens(batch):
     per_row = jnp.arange(8.0)
-    weights = update._row_weights(batch, 1)
+    weights = learning._row_weights(batch, 1)
     total, sums = update.weighted_loss(per_row, {"m": per_row}, batch, weights)
     assert float(total) == pytest.approx(np.arange(7).mean())
     assert float(sums["m"][0] / sums["m"][1]) == pytest.approx(3.0)

@@ -1,6 +1,7 @@
 """KL forms, value losses and the regressions on whole sequences."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,12 @@ import numpy as np
 from conftest import worked_example
 from test_policy_examples import run, s1
 from test_policy_losses import TOKEN, sample
+from tiny_run import tiny_config
 
 from rljax.losses import kl, policy, q_function, value
 from rljax.losses.distillation import jsd_terms
 from rljax.losses.policy import Policy
+from rljax.train import train
 
 
 def test_value_clip():
@@ -181,3 +184,17 @@ def test_the_partition_function_of_a_group_needs_no_head():
         moved = run(logp.at[1].add(-0.1), batch)[0][first]
         np.testing.assert_allclose(moved[np.array([0, 2])], loss[np.array([0, 2])], rtol=1e-12)
         assert abs(float(moved[3] - loss[3])) > 1e-6
+
+
+def test_a_policy_loss_that_reads_the_reference_gets_one(tmp_path):
+    """Without any KL coefficient: the contract of the loss asks for it."""
+    config = tiny_config(
+        tmp_path,
+        algorithm__policy_loss="trajectory_balance(beta=2.0)",
+        algorithm__reduction="seq_mean_token_mean",
+    )
+    config.steps = 2
+    assert config.algorithm.kl_in_loss == config.algorithm.kl_in_reward == 0
+    train(config)
+    rows = [json.loads(line) for line in open(f"{config.run_dir}/metrics.jsonl")]
+    assert rows[-1]["balance_residual"] > 0

@@ -11,7 +11,7 @@ from rljax import advantages
 from rljax import learn as update
 from rljax.batch import Batch
 from rljax.losses import kl, policy
-from rljax.losses.policy import Policy, selection
+from rljax.losses.policy import Policy, common, selection
 
 
 def s1(example, **fields) -> Batch:
@@ -118,7 +118,7 @@ def test_clip_cov_covariance_and_eligible_tokens():
         batch = update.select_policy_tokens(s1(example))
         logp = jnp.asarray(example["inputs"]["log_prob"], jnp.float64)
         chosen = Policy(logp, logp)
-        difference = policy.log_ratio(chosen, batch, by="test")
+        difference = common.log_ratio(chosen, batch, by="test")
         bounds = {"cov_low": 0.1, "cov_high": 1.0, "fraction": 0.2}
         _, metrics, eligible = selection._clip_cov(
             chosen, batch, difference, jnp.zeros(batch.mask.shape), **CLIP2, **bounds
