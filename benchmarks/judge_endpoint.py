@@ -49,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(ANSWER)
 
     def log_message(self, *_):
-        """Nothing."""
+        """Prints nothing."""
 
 
 def measure(server: Server, workers: int, samples: int, repeats: int) -> dict:
@@ -87,8 +87,8 @@ def main() -> None:
     rows = [measure(server, n, options.samples, options.repeats) for n in options.workers]
     server.shutdown()
     server.server_close()
-    facts = {"cpu_count": os.cpu_count(), "python": platform.python_version()}
-    print(json.dumps({**vars(options), **facts, "load": os.getloadavg(), "rows": rows}, indent=1))
+    machine = {"cpu_count": os.cpu_count(), "python": platform.python_version()}
+    print(json.dumps({**vars(options), **machine, "load": os.getloadavg(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

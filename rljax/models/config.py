@@ -1,7 +1,6 @@
 """ModelConfig: a family (Llama, Gemma, DeepSeek, ...) is a value of this one dataclass.
 
-What lives here: the sizes and switches of the decoder, and which layers repeat. What does not: how
-a Hugging Face config.json becomes one (rljax.models.families).
+rljax.models.families makes one from a Hugging Face config.json.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ from rljax.errors import InputError
 from rljax.models.adapters.quantise import KINDS
 from rljax.models.experts import ExpertsConfig
 from rljax.models.remat import POLICIES
-from rljax.models.vision.vision_config import VisionConfig
+from rljax.models.vision.config import VisionConfig
 
 
 def _check(good: bool, name: str, value, rule: str) -> None:
@@ -138,7 +137,7 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """One decoder. Sizes in elements; dtype is what matmuls run in, weights are kept in
+    """One decoder. Sizes in elements; matmuls run in `dtype`, weights are kept in
     `weight_dtype`."""
 
     family: str  # the Hugging Face model_type: decides weight names at load and save

@@ -18,8 +18,8 @@ them in killable processes. Nothing here imports jax or numpy: a worker starts i
 second.
 """
 
-from rljax.rewards.answers.answers import list_match
 from rljax.rewards.answers.countdown import countdown
+from rljax.rewards.answers.lists import list_match
 from rljax.rewards.answers.math_answers import math_verify
 from rljax.rewards.answers.minerva import dapo
 from rljax.rewards.groups import diversity, pairwise

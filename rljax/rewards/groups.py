@@ -1,9 +1,7 @@
-"""Rewards of a whole group: each response is compared with its siblings, the other samples of the
-same prompt.
+"""Rewards of a whole group: each response is compared with the other samples of the same prompt.
 
-What lives here: how different a response is, and how often it wins. What does not: what a group is
-handed and when (`worker.py`, `pool.py`), judges (`judging.py`). A reward of a group declares
-`responses` and returns a score for each, in order.
+How different a response is, and how often it wins. A reward of a group declares `responses` and
+returns a score for each, in order; the reward pool decides when a group is complete.
 """
 
 import itertools
@@ -49,12 +47,12 @@ def diversity(
     """
     _check_n(n)
     grams = [_grams(response, n, unit) for response in responses]
-    found = []
+    per_group = []
     for i, own in enumerate(grams):
         alike = [_jaccard(own, other) for j, other in enumerate(grams) if j != i]
-        found.append(1.0 - sum(alike) / len(alike) if alike else 1.0)
+        per_group.append(1.0 - sum(alike) / len(alike) if alike else 1.0)
     if not correct:
-        return [{"score": value, "diversity": value} for value in found]
+        return [{"score": value, "diversity": value} for value in per_group]
     of_one = resolve(correct, HOME)
     fields = wanted_fields(of_one)
     shared = {
@@ -64,7 +62,7 @@ def diversity(
         "extra_info": extra_info,
     }
     scores = []
-    for i, (response, value) in enumerate(zip(responses, found, strict=True)):
+    for i, (response, value) in enumerate(zip(responses, per_group, strict=True)):
         sample = {**shared, "response": response}
         sample |= {"num_tokens": num_tokens[i]} if num_tokens else {}
         sample |= {"finish_reason": finish_reasons[i]} if finish_reasons else {}
@@ -127,8 +125,8 @@ def _matches(responses, opponents: int, seed: int) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def _chance(found) -> float:
-    value = found["score"] if isinstance(found, dict) else found
+def _chance(results) -> float:
+    value = results["score"] if isinstance(results, dict) else results
     if not 0 <= value <= 1:
         raise ValueError(f"the judge returned {value!r}: a probability is from 0 to 1")
     return float(value)

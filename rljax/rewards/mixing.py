@@ -1,7 +1,7 @@
 """Rewards made of rewards: a weighted mixture, and one reward per data source.
 
-What lives here: sums and choices of other rewards, for one sample. What does not: normalising the
-parts over a batch or a group (`rljax.shaping.scores.mixed_parts`, `rljax.advantages.gdpo`).
+Sums and choices of other rewards, for one sample. Normalising the parts over a batch or a group is
+rljax.shaping.scores.mixed_parts and rljax.advantages.gdpo.
 """
 
 import functools

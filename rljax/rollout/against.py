@@ -17,7 +17,7 @@ from rljax.mesh import constrain_rows, in_device_memory
 from rljax.models.model import Model
 from rljax.recording import calls
 from rljax.roles.models import Actor, Reference
-from rljax.sampler import Mixed, Sampling, generate
+from rljax.sampler import Sampling, SecondModel, generate
 from rljax.tracking.timing import timed
 
 
@@ -34,14 +34,14 @@ class Mixture:
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
     ) -> Batch:
         """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
-        second = Mixed(
+        second = SecondModel(
             self.reference.model, in_device_memory(self.reference.params), float(self.weight)
         )
         with timed("generate"):
             batch = generate(
                 self.actor.model, self.actor.state.weights, prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, decoding=self.actor.decoding, images=prompts.images,
-                mixed=second, finished=finished,
+                second=second, finished=finished,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 

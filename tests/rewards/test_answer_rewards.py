@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 
 from rljax.components import resolve
-from rljax.rewards import json_match, list_match
-from rljax.rewards.answers import countdown
+from rljax.rewards import countdown, json_match, list_match
 from rljax.rewards.answers.countdown import ExpressionError, evaluate
 from rljax.rewards.pool.calling import HOME, call_reward
 

@@ -11,7 +11,7 @@ from hostile_programs import CHEATS, SQUARE
 from rljax.errors import InputError
 from rljax.rewards import code_tests
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rewards.sandbox.sandbox import sandbox_tier
+from rljax.rewards.sandbox.tiers import sandbox_tier
 from rljax.rewards.unit_tests.code_forms import (
     extract_program,
     read_tests,
@@ -176,7 +176,7 @@ def f(x): return Yes()
                  "{f(1): 1} == {1: 1}", "sorted([f(1)]) == [1]", "f(1) is True"):  # fmt: skip
         assert statuses(program, [f"assert {test}"]) != ["passed"], test
     as_class = "class f:\n    def __init__(s, x): pass\n    def startswith(s, x): return True\n"
-    wire = "import sys\nm = sys.modules['rljax.rewards.sandbox.sandbox_program']\nR = m.Reference\n"
+    wire = "import sys\nm = sys.modules['rljax.rewards.sandbox.program']\nR = m.Reference\n"
     forged = f"{wire}m.Reference = lambda number, kind: R(number, 'class')\n{program}"
     for other in (as_class, forged):  # a function that says it is a class
         assert statuses(other, ["assert f(1).startswith('a')"]) == ["error"]
@@ -425,10 +425,10 @@ def test_a_broken_ground_truth_is_an_error_and_a_broken_program_is_not():
 
 NO_SANDBOX = """
 import os, sys
-from rljax.rewards import sandbox
+from rljax.rewards.sandbox import tiers
 from rljax.rewards.unit_tests.code_run import code_tests
 if sys.argv[0] == "-c":  # in a worker
-    sandbox.TIERS, os.environ["PATH"] = ("bubblewrap",), ""
+    tiers.TIERS, os.environ["PATH"] = ("bubblewrap",), ""
 """
 
 

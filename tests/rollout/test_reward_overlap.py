@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import lanes
-from sampler_cases import EOS, WORDS, prompts, tiny, weights
+from sampler_cases import EOS, VOCAB, prompts, tiny, weights
 
 from rljax.batch import FinishReason
 from rljax.data.online.prompts import Prompts
@@ -267,4 +267,4 @@ def test_a_ctrl_c_while_the_pool_works_ahead_drops_what_was_begun(model):
 
 
 def test_words_are_the_letters_of_this_test():
-    assert len(LETTERS) == WORDS
+    assert len(LETTERS) == VOCAB

@@ -17,14 +17,14 @@ from rljax.sampler.keys import request_keys
 from rljax.sampler.requests import rules_of
 from rljax.tracking import compiles
 
-WORDS, EOS = 13, 1
+VOCAB, EOS = 13, 1
 PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)
 LENGTHS = np.array([3, 2, 4], np.int32)
 
 
 def make_model() -> tuple[Model, dict]:
     config = decoder(
-        WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
+        VOCAB, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
     )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     return model, model.init(jax.random.key(3))
@@ -121,7 +121,7 @@ def test_runtime_settings_never_compile_again_and_are_obeyed(model, params):
 
 
 def test_the_law_of_the_samples_is_the_softmax():
-    """Chi-square over 40,000 draws of one distribution with a heavy head and words of probability
+    """Chi-square over 40,000 draws of one distribution with a heavy head and tokens of probability
     0."""
     logits = jnp.concatenate([jnp.linspace(2.0, -4.0, 100), jnp.full((50,), -jnp.inf)])
     rows = 40_000
@@ -226,12 +226,12 @@ def test_a_stream_of_changing_requests_compiles_at_most_eight_programs(model, pa
             top_p=float(rng.uniform(0.3, 1)),
             min_p=float(rng.uniform(0, 0.2)),
             max_response_tokens=int(rng.integers(1, 10)),
-            stop_ids=tuple(rng.choice(WORDS, size=rng.integers(0, 6), replace=False).tolist()),
+            stop_ids=tuple(rng.choice(VOCAB, size=rng.integers(0, 6), replace=False).tolist()),
             logit_bias=((3, 2.0), (4, -1.0)) if i % 3 == 0 else (),
             allowed_ids=(2, 3, 4, 5) if i % 4 == 0 else (),
             seed=i if i % 5 == 0 else None,
         )
-        prompt = rng.integers(0, WORDS, rng.integers(1, 19))
+        prompt = rng.integers(0, VOCAB, rng.integers(1, 19))
         asked += sampler.submit(prompt, how, n=int(rng.integers(1, 4)))
         if i % 6 == 5:
             sampler.step(params)

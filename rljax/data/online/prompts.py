@@ -23,7 +23,7 @@ def _joined_images(one: dict | None, other: dict | None) -> dict | None:
     if one is None or other is None:
         raise InputError(
             "prompts with images and prompts without cannot be joined",
-            fix="give the others empty images: rljax.data.images.image_rows.prompt_images",
+            fix="give the others empty images: rljax.data.images.rows.prompt_images",
         )
     patches = max(x["pixels"].shape[1] for x in (one, other))
 
@@ -41,7 +41,7 @@ class Prompts:
 
     A record has prompt_text, ground_truth, data_source, extra_info and index. `more(n)` draws n
     further prompts from the same data, for dataflows that need them. `images` are those of the
-    prompts (rljax.data.images.image_rows.prompt_images), None for text alone.
+    prompts (rljax.data.images.rows.prompt_images), None for text alone.
     """
 
     tokens: np.ndarray
@@ -179,7 +179,7 @@ def _cut(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]
     return ids[len(ids) - limit :]
 
 
-def encode_worked_examples(
+def encode_demonstrations(
     records: Sequence[dict], tokenizer: Tokenizer, *, max_tokens: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[str, int]]:
     """Supervised records as (ids [n] int32, loss mask [n] float32), and counts.
@@ -191,7 +191,7 @@ def encode_worked_examples(
     examples, counts = [], dict(total=len(records), kept=0, dropped_empty=0, truncated=0)
     for record in records:
         try:
-            ids, mask = _encode_worked_example(record, tokenizer)
+            ids, mask = encode_demonstration(record, tokenizer)
         except InputError as error:
             raise _in_row(record, error) from None
         counts["truncated"] += len(ids) > max_tokens
@@ -205,14 +205,14 @@ def encode_worked_examples(
     counts["kept"] = len(examples)
     if not examples:
         raise InputError(
-            f"no worked example is left of {len(records)}",
+            f"no demonstration is left of {len(records)}",
             rule=f"none has a token to learn within max_tokens={max_tokens}",
             fix="raise max_tokens",
         )
     return examples, counts
 
 
-def _encode_worked_example(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def encode_demonstration(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     if "messages" in record:
         messages, tools = record["messages"], record.get("tools")
         if "prompt_messages" not in record:
@@ -254,7 +254,7 @@ def pad_examples(
         n = len(ids)
         if n > length:
             raise InputError(
-                f"a worked example has {n} tokens",
+                f"a demonstration has {n} tokens",
                 rule=f"rows are {length} tokens long",
                 fix="encode the examples with max_tokens of at most that length",
             )

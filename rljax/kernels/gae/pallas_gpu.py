@@ -1,8 +1,7 @@
-"""The recurrences as one Triton kernel for GPU. It has never run on one: see below.
+"""The recurrences as one Triton kernel for GPU, in float32. It has never run on one: see below.
 
-What lives here: `gae`, `discounted_sum` and `next_chosen` in float32, with the arguments of
-rljax.kernels.gae.reference. What does not: several devices (rljax.kernels.gae.api splits the rows).
-Tested in interpret mode, and lowered for CUDA on a host without a GPU; "auto" does not take it.
+Takes the arguments of rljax.kernels.gae.reference. Tested in interpret mode, and lowered for CUDA
+on a host without a GPU; "auto" does not take it.
 
 A program of the grid holds one row, cut into C chunks of L consecutive tokens that walk from right
 to left side by side. First every chunk looks for its first chosen token, so that each knows what
@@ -63,7 +62,7 @@ def _run(name, interpret, **given):
 
 
 def _kernel(*refs, name, keys):
-    """One row; `keys` says which inputs there are, in order."""
+    """One row; `keys` names the inputs, in order."""
     ins, outs = dict(zip(keys, refs, strict=False)), refs[len(keys) :]
     tokens = ins["mask"].shape[1]
     length = pl.cdiv(tokens, CHUNKS)
@@ -88,11 +87,11 @@ def _kernel(*refs, name, keys):
     def write(turn, carry):
         later, total = carry
         here = read(turn)
-        found, b, c = _token(name, here, later)
+        out, b, c = _token(name, here, later)
         total = jnp.where(here["keep"], b + c * total, total)
         if name != "next_chosen":
-            found = jnp.where(here["keep"], total, 0.0)
-        triton.store(outs[0].at[row, here["at"]], found, mask=here["inside"])
+            out = jnp.where(here["keep"], total, 0.0)
+        triton.store(outs[0].at[row, here["at"]], out, mask=here["inside"])
         if name == "gae":
             returns = jnp.where(here["keep"], total + here["values"], 0.0)
             triton.store(outs[1].at[row, here["at"]], returns, mask=here["inside"])
@@ -147,7 +146,8 @@ def _tables():
 
 
 def _behind(value, segment, present):
-    """Of every chunk what the nearest chunk to the right with a chosen token has found."""
+    """For each chunk, the state (value, id, presence) of the nearest chunk to the right that has
+    a chosen token."""
     mine, other = _tables()
     nearest = jnp.min(jnp.where((other > mine) & (present[None, :] > 0), other, CHUNKS), axis=1)
     at = other == nearest[:, None]

@@ -1,8 +1,8 @@
-"""The recurrences for XLA: a scan over tokens, which suits a CPU, and log2(S) doublings of whole
-rows, which suit an accelerator where no kernel is used.
+"""The recurrences in XLA: a scan over tokens for CPU, log2(S) doublings of whole
+rows for accelerators.
 
-What lives here: both forms of `gae`, `discounted_sum` and `next_chosen`, with the arguments of
-rljax.kernels.gae.reference, and the choice between the two by platform.
+Takes the arguments of rljax.kernels.gae.reference. The platform that a program is compiled for
+decides between the two.
 
 Why these two: on a CPU an unrolled or an associative scan is slower than a plain one
 (benchmarks/gae.py). For a v5e at 512 x 8192 GAE by jax.lax.associative_scan took 90 s to compile,
@@ -12,7 +12,7 @@ by the doublings 10 s (2026-11-22, two busy cores).
 import jax
 import jax.numpy as jnp
 
-NOBODY = -(2**31)  # the id where no token was chosen
+NO_ID = -(2**31)  # the id where no token was chosen
 
 
 def next_chosen(x, mask, ids) -> jax.Array:
@@ -47,9 +47,9 @@ def gathered_next(x, mask, ids) -> jax.Array:
 
 
 def _one_array(mask, ids):
-    """Mask and ids in one array, NOBODY where the policy chose nothing: columns are transposed
+    """Mask and ids in one array, NO_ID where the policy chose nothing. Columns are transposed
     first, which costs a pass for every array."""
-    return jnp.where(mask > 0, 0 if ids is None else ids, NOBODY).astype(jnp.int32)
+    return jnp.where(mask > 0, 0 if ids is None else ids, NO_ID).astype(jnp.int32)
 
 
 def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
@@ -61,7 +61,7 @@ def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
         ahead = (decay_t if per_token else decay[:, 0]) * total
         if ids is not None:
             # Behind the last token the total is 0, whichever the segment.
-            keep_t, ahead = id_t != NOBODY, jnp.where(segment == id_t, ahead, 0.0)
+            keep_t, ahead = id_t != NO_ID, jnp.where(segment == id_t, ahead, 0.0)
             segment = jnp.where(keep_t, id_t, segment)
         # A token that the policy did not choose hands on what it was handed.
         total = jnp.where(keep_t, x_t + ahead, total)
@@ -80,7 +80,7 @@ def scan_gae(rewards, values, mask, ids, gamma, lam, unroll=1) -> tuple[jax.Arra
     def column(later, here):
         value, advantage, segment = later
         r, v, id_t, lam_t = here
-        keep, lam_t = id_t != NOBODY, lam_t if per_token else lam[:, 0]
+        keep, lam_t = id_t != NO_ID, lam_t if per_token else lam[:, 0]
         ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)
         advantage = jnp.where(keep, r - v + ahead, advantage)
         value, segment = jnp.where(keep, v, value), jnp.where(keep, id_t, segment)
@@ -122,9 +122,9 @@ def _next_and_same(x, mask, ids):
         return tuple(jnp.where(here[0], h, r) for h, r in zip(here, right, strict=True))
 
     ids = jnp.zeros_like(mask, jnp.int32) if ids is None else ids
-    found = _doublings(nearer, (mask > 0, ids, x), (False, 0, 0))
-    found, id_next, x_next = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in found)
-    same = found & (id_next == ids)
+    any_later = _doublings(nearer, (mask > 0, ids, x), (False, 0, 0))
+    any_later, id_next, x_next = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in any_later)
+    same = any_later & (id_next == ids)
     return jnp.where(same, x_next, jnp.zeros_like(x)), same
 
 
@@ -138,7 +138,7 @@ def _linear(b, c) -> jax.Array:
 
 
 def _sum(x, decay, keep, same) -> jax.Array:
-    """x_t + decay_t y_{t+}; a token that was not chosen hands on what it was handed."""
+    """x_t + decay_t y_{t+}; a token that was not chosen passes y on."""
     decay = jnp.where(keep, decay if same is None else jnp.where(same, decay, 0.0), 1.0)
     return jnp.where(keep, _linear(jnp.where(keep, x, 0.0), decay), 0.0)
 

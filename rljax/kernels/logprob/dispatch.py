@@ -1,9 +1,8 @@
-"""Which implementation of the fused log-prob runs on one device's arrays.
+"""Chooses the implementation of the fused log-prob that runs on one device's arrays.
 
-What lives here: the names, and the choice by platform. What does not: meshes (sharded), gradients
-(api). Every implementation is a module with `forward` and `backward`.
+Every implementation is a module with `forward` and `backward`.
 
-Axes: N rows, D embed, V words.
+Axes: N rows, D embed, V vocabulary entries.
 """
 
 import functools

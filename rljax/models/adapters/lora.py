@@ -1,7 +1,6 @@
 """Low-rank adapters: which maps get one, what is trained, merging.
 
-What lives here: LoRA and QLoRA (arXiv 2106.09685, 2305.14314). What does not: the maps themselves
-(rljax.models.layers.Linear), files (rljax.models.huggingface.peft).
+LoRA and QLoRA (arXiv 2106.09685, 2305.14314). The maps themselves are rljax.models.layers.Linear.
 """
 
 import dataclasses

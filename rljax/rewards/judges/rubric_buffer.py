@@ -1,8 +1,7 @@
-"""Which rubrics each prompt has now: a buffer that evolves with the policy.
+"""The buffer of each prompt's rubrics, which evolves with the policy.
 
-What lives here: the buffer's state and one step of it, and the call of a generator in a worker of a
-pool. What does not: scores (rljax.rewards.judges.rubrics), where samples come from
-(rljax.rollout.reward). DR Tulu's RLER, arXiv 2511.19399.
+The buffer's state, one step of it, and the call of a generator in a worker of a pool. DR Tulu's
+RLER, arXiv 2511.19399.
 
 A prompt has persistent rubrics, those of its data, which never change; active ones; and inactive
 ones. A visit: the responses are scored by the persistent and the active ones, a generator contrasts
@@ -45,11 +44,11 @@ def generator_of(text: str) -> Component:
 
 
 def generated(prompt, response, extra_info: Mapping, *, generator: str) -> float:
-    """As a reward: how many rubrics the generator wrote of extra_info["responses"], given
-    extra_info["rubrics"]. They lie in the file extra_info["out"] then: a pool brings numbers
-    back."""
-    found = generator_of(generator)(prompt, extra_info["responses"], extra_info["rubrics"])
-    rubrics = checked_rubrics(found)
+    """Calls a generator as a reward: the score is the number of rubrics that it wrote for
+    extra_info["responses"], given extra_info["rubrics"]. The rubrics are in the file
+    extra_info["out"], as a pool returns numbers only."""
+    new = generator_of(generator)(prompt, extra_info["responses"], extra_info["rubrics"])
+    rubrics = checked_rubrics(new)
     Path(extra_info["out"]).write_text(json.dumps(rubrics))
     return float(len(rubrics))
 
@@ -72,7 +71,7 @@ class RubricBuffer:
             self._pool = None
 
     def forget(self) -> None:
-        """Start the metrics anew."""
+        """Resets the metrics."""
         self._counts = {"added": 0, "deactivated": 0, "generator_failures": 0}
         self._stds: list[float] = []
         self._judged, self._failed = 0, 0
@@ -91,7 +90,8 @@ class RubricBuffer:
     def learn(
         self, samples: Sequence[Mapping], records: Sequence[Mapping], scores: Sequence[Score]
     ) -> None:
-        """One visit of every prompt among the records; `samples` have what `extra_info` said."""
+        """Makes one visit of every prompt among the records; `samples` carry the rubrics of
+        `extra_info`."""
         visited: dict[str, list[int]] = {}
         for row, record in enumerate(records):
             visited.setdefault(_key(record), []).append(row)
@@ -107,10 +107,10 @@ class RubricBuffer:
         )  # fmt: skip
         for (key, rows), new in zip(visited.items(), written, strict=True):
             entry = self._entry(records[rows[0]])
-            asked = samples[rows[0]]["extra_info"]["rubrics"]
-            active = _with_std(entry["active"], asked, [scores[i] for i in rows])
+            own = samples[rows[0]]["extra_info"]["rubrics"]
+            active = _with_std(entry["active"], own, [scores[i] for i in rows])
             self._stds += [r["std"] for r in active if r["std"] is not None]
-            known = {rubric_text(r) for r in self._known(asked, entry)}
+            known = {rubric_text(r) for r in self._known(own, entry)}
             for rubric in new:
                 if rubric_text(rubric) not in known:
                     known.add(rubric_text(rubric))
@@ -130,32 +130,32 @@ class RubricBuffer:
             "inactive": [*entry["inactive"], *(active[i] for i in drop)],
         }
 
-    def _known(self, asked: list[dict], entry: dict) -> list[dict]:
-        """All rubrics of a prompt: a generator is to write others."""
-        return [*asked, *entry["inactive"]]
+    def _known(self, own: list[dict], entry: dict) -> list[dict]:
+        """All rubrics of a prompt, so that a generator writes others."""
+        return [*own, *entry["inactive"]]
 
-    def _generate(self, asked: list[tuple[str, list[str], list[dict]]]) -> list[list[dict]]:
-        """Of each (prompt, responses, rubrics): new rubrics, none where the generator failed."""
+    def _generate(self, questions: list[tuple[str, list[str], list[dict]]]) -> list[list[dict]]:
+        """New rubrics for each (prompt, responses, rubrics); none where the generator failed."""
         if self._pool is None:
             reward = (
                 f"rljax.rewards.judges.rubric_buffer.generated(generator={self.generator.text!r})"
             )
             self._pool = RewardPool(reward, workers=self._workers, timeout_s=self._timeout_s)
         with tempfile.TemporaryDirectory() as folder:
-            places = [Path(folder) / f"{i}.json" for i in range(len(asked))]
-            found = self._pool.score(
+            places = [Path(folder) / f"{i}.json" for i in range(len(questions))]
+            results = self._pool.score(
                 [
                     {
                         "prompt": prompt, "response": "",
-                        "extra_info": {"responses": said, "rubrics": known, "out": str(place)},
+                        "extra_info": {"responses": responses, "rubrics": known, "out": str(place)},
                     }
-                    for (prompt, said, known), place in zip(asked, places, strict=True)
+                    for (prompt, responses, known), place in zip(questions, places, strict=True)
                 ]
             )  # fmt: skip
-            self._counts["generator_failures"] += sum(s.status != "ok" for s in found)
+            self._counts["generator_failures"] += sum(s.status != "ok" for s in results)
             return [
                 json.loads(place.read_text()) if score.status == "ok" else []
-                for score, place in zip(found, places, strict=True)
+                for score, place in zip(results, places, strict=True)
             ]
 
     def metrics(self) -> dict[str, float]:
@@ -174,7 +174,7 @@ class RubricBuffer:
         return {"prompts": self._prompts}
 
     def set_state(self, state: Mapping | None) -> None:
-        """None: of a checkpoint without a buffer."""
+        """Restores the state; None is a checkpoint without a buffer."""
         self._prompts = json.loads(json.dumps(state["prompts"])) if state else {}
 
 
@@ -184,11 +184,11 @@ def _key(record: Mapping) -> str:
     return f"{record['data_source']} {record['index']}" if number is None else str(number)
 
 
-def _with_std(active: list[dict], asked: list[dict], scores: list[Score]) -> list[dict]:
+def _with_std(active: list[dict], own: list[dict], scores: list[Score]) -> list[dict]:
     """The active rubrics with the std of their verdicts on one group; what fewer than two responses
     were judged by keeps the std that it had."""
     judged = [score.parts for score in scores if score.status == "ok"]
-    columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(asked)}
+    columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(own)}
     out = []
     for rubric in active:
         name = columns.get(rubric_text(rubric))

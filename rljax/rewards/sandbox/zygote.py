@@ -1,8 +1,7 @@
 """The process inside the sandbox that forks a fresh process for every program.
 
-What lives here: entering the namespaces, the private root, and the loop {receive descriptors and
-limits, fork, confine, watch, clean}. What does not: system calls (`sandbox_kernel`), what a
-program's process runs (`sandbox_program`), starting and ending zygotes (`sandbox`).
+Enters the namespaces and the private root, then loops: receive descriptors and limits, fork,
+confine, watch, clean. System calls are in `kernel`, what a program's process runs in `program`.
 
 It never sees a program or a test: those go to the forked process over a channel of its own, so
 that nothing of one program is in the memory which the next one inherits. It ends when the control
@@ -27,8 +26,7 @@ import sys
 import tempfile
 import time
 
-from rljax.rewards.sandbox import sandbox_kernel as kernel
-from rljax.rewards.sandbox import sandbox_program
+from rljax.rewards.sandbox import kernel, program
 
 _UNPRIVILEGED = 65534  # what root becomes before it enters the namespaces
 _WATCH_S = 0.02
@@ -60,8 +58,8 @@ def main(spec_text: str) -> None:
     gc.collect()
     gc.freeze()  # a fork does not copy pages only because its collector touched them
     own = scratch if spec["tier"] not in ("namespaces", "bubblewrap") else None
-    said = {"ready": True, "landlock": rules is not None, "scratch": own}
-    control.send(json.dumps(said).encode())
+    report = {"ready": True, "landlock": rules is not None, "scratch": own}
+    control.send(json.dumps(report).encode())
     try:
         _serve(control, spec, scratch, rules)
     except (BrokenPipeError, ConnectionResetError):
@@ -222,7 +220,7 @@ def _wipe(scratch: str) -> None:
 def _become_program(
     zygote: int, descriptors: list[int], limits: dict, spec: dict, scratch: str, rules: int | None
 ) -> None:
-    """In the fork: confine it, then run what comes over the channel. Never returns."""
+    """Confines the forked process, then runs what comes over the channel. Never returns."""
     try:
         os.setsid()
         kernel.prctl(1, signal.SIGKILL)
@@ -243,9 +241,9 @@ def _become_program(
         if spec["tier"] != "unsafe":
             kernel.filter_system_calls(files=spec["tier"] != "closed")
     except BaseException as error:
-        os.write(3, sandbox_program.failure(error))
+        os.write(3, program.failure(error))
         os._exit(1)
-    sandbox_program.main(3)
+    program.main(3)
 
 
 def _limit(limits: dict, tier: str) -> None:

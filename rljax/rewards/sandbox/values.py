@@ -1,9 +1,7 @@
 """Values on the wire between a program in the sandbox and those outside: JSON, no pickle.
 
-What lives here: frames, encode, decode. What does not: who talks to whom (`sandbox`,
-`sandbox_program`). What comes out of `decode` is made of Python's own types only, whatever the
-sender was: a class with an `__eq__` of its own arrives as the list, number or text that it
-extends, or as a `Reference`.
+What comes out of `decode` is made of Python's own types only, whatever the sender was: a class with
+an `__eq__` of its own arrives as the list, number or text that it extends, or as a `Reference`.
 """
 
 import collections

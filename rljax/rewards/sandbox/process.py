@@ -1,8 +1,7 @@
-"""Zygotes and the programs that they fork, seen from the trusted side: pipes, channel, clock.
+"""Zygotes and the programs that they fork, from the trusted side: pipes, channel, clock.
 
-What lives here: starting, keeping and ending zygotes; running one program against its deadline
-while its output is read. What does not: which tier is used (`sandbox`), what happens inside
-(`sandbox_zygote`).
+Starts, keeps and ends zygotes, and runs one program against its deadline while its output is read.
+What happens inside is `zygote`.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from rljax.errors import InputError
-from rljax.rewards.sandbox.sandbox_values import MAX_FRAME_BYTES, WireError, frame, take_frame
+from rljax.rewards.sandbox.values import MAX_FRAME_BYTES, WireError, frame, take_frame
 
 _START_TIMEOUT_S = 30.0
 _KILL_TIMEOUT_S = 2.0
@@ -33,7 +32,7 @@ spec, here, package = sys.argv[1:]
 for name, folder in (("rljax", package), ("rljax.rewards", here)):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from rljax.rewards.sandbox.sandbox_zygote import main
+from rljax.rewards.sandbox.zygote import main
 main(spec)
 """
 _ENVIRONMENT = {
@@ -54,7 +53,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program. `timeout_s` is wall time, `cpu_s` processor time of all its threads,
+    """Limits of one program. `timeout_s` is wall time, `cpu_s` processor time of all its threads,
     `memory_bytes` its address space (the interpreter takes about 30 MB of it)."""
 
     timeout_s: float = 5.0
@@ -115,13 +114,13 @@ class _Zygote:
         finally:
             theirs.close()
         self.control.settimeout(_START_TIMEOUT_S)
-        said = {}
+        reply = {}
         with contextlib.suppress(OSError, ValueError):
-            said = json.loads(self.control.recv(1 << 16) or b"{}")
-        self.landlock, self._scratch = bool(said.get("landlock")), said.get("scratch")
-        if not said.get("ready"):
+            reply = json.loads(self.control.recv(1 << 16) or b"{}")
+        self.landlock, self._scratch = bool(reply.get("landlock")), reply.get("scratch")
+        if not reply.get("ready"):
             self.kill()
-            text = said.get("failed") or self.process.stderr.read(500).decode(errors="replace")
+            text = reply.get("failed") or self.process.stderr.read(500).decode(errors="replace")
             self.process.stderr.close()
             raise SandboxError(f"{tier}: {text.strip() or 'it said nothing'}")
         self.process.stderr.close()
@@ -164,7 +163,7 @@ def _take(tier: str, warm: bool) -> _Zygote:
 
 
 def _readable_paths() -> list[str]:
-    """Where the interpreter's libraries lie; none of them inside another."""
+    """The paths of the interpreter's libraries; none of them inside another."""
     paths = sysconfig.get_paths()
     wanted = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     wanted += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -172,11 +171,11 @@ def _readable_paths() -> list[str]:
         wanted.append(sysconfig.get_config_var("LIBDIR"))
     wanted += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"]
     wanted += ["/usr/share/zoneinfo"]
-    found: list[str] = []
+    readable: list[str] = []
     for path in sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)}):
-        if not any(path.startswith(f"{other}/") for other in found):
-            found.append(path)
-    return found
+        if not any(path.startswith(f"{other}/") for other in readable):
+            readable.append(path)
+    return readable
 
 
 def _library_path() -> list[str]:
@@ -234,7 +233,7 @@ class Process:
         )
         self._frames, self._outgoing = bytearray(), bytearray(frame(header))
         self.texts = {"stdout": bytearray(), "stderr": bytearray()}
-        self._end: dict | None = None  # what the zygote says of the end
+        self._end: dict | None = None  # how the program ended, from the zygote
         self._why, self._note = "", ""  # ended by us: timeout, output, error
         self._selector = selectors.PollSelector()
         self._zygote = _take(tier, warm)
