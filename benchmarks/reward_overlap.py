@@ -112,16 +112,16 @@ def measured(actor, args, reward_s: float) -> dict:
         batch = ways["decoding"]()
         assert np.array_equal(ways["after"](), ways["overlapped"]())  # and all is compiled
         ways["own"] = lambda: reward(batch, data).scores
-        took = {name: [] for name in ways}
+        times = {name: [] for name in ways}
         for _ in range(args.repeats):
             for name, way in ways.items():
-                took[name].append(seconds(way))
+                times[name].append(seconds(way))
 
     def middle(name: str, what: str = "all") -> float:
-        return round(statistics.median(each[what] for each in took[name]), 3)
+        return round(statistics.median(each[what] for each in times[name]), 3)
 
     def spread(name: str, what: str = "all") -> list[float]:
-        every = [each[what] for each in took[name]]
+        every = [each[what] for each in times[name]]
         return [round(min(every), 3), round(max(every), 3)]
 
     tokens = np.asarray(batch.mask).sum(axis=1)

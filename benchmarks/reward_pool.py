@@ -49,7 +49,7 @@ def main() -> None:
         sys.path.insert(0, folder)
         slow = [{"response": "0.25"}] * (2 * args.workers)
         with RewardPool("slow_rewards.sleep", workers=args.workers) as pool:
-            took = seconds(pool, slow, args.repeats)
+            times = seconds(pool, slow, args.repeats)
             many = seconds(pool, [{"response": "0.25"}] * (8 * args.workers), 1)
     print(
         json.dumps(
@@ -57,8 +57,8 @@ def main() -> None:
                 "workers": args.workers,
                 "fast": round(statistics.median(rates)),
                 "fast_all": [round(rate) for rate in rates],
-                "slow_s": round(statistics.median(took), 3),
-                "slow_all_s": [round(s, 3) for s in took],
+                "slow_s": round(statistics.median(times), 3),
+                "slow_all_s": [round(s, 3) for s in times],
                 "slow_8_each_s": round(many[0], 3),
             }
         )

@@ -169,8 +169,8 @@ class Bench:
             ("host", lambda: whole("host")),
             ("static", waiting),
         ):
-            took = measured(run, self.repeats)
-            rows[name] = took | {"tokens_per_s": tokens[name] / took["wall_s"]}
+            times = measured(run, self.repeats)
+            rows[name] = times | {"tokens_per_s": tokens[name] / times["wall_s"]}
         sampler = self.sampler(slots, PROMPT + NEW, stops=len(stops))
         before = compiles.count()
         for p in range(count):

@@ -135,10 +135,10 @@ class Batch:
         of `names` is None."""
         missing = [n for n in names if self.__dict__[n] is None]
         if missing:
-            has = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
+            filled = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
             raise InputError(
                 f"{by} needs batch field {', '.join(missing)}, which no stage has filled",
-                rule=f"the batch has {', '.join(has)}",
+                rule=f"the batch has {', '.join(filled)}",
                 fix="run the stage that fills it first (DESIGN: the dataflow decides the order)",
             )
         return self

@@ -5,7 +5,7 @@ computes twice is not counted twice.
 
 Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
 its cost_estimate, which hides it from the compiler's own count; without one, its body times its
-grid. A loop that ends when the data say so takes `turns`, and one around it one, but inside a
+grid. A loop that ends by its data takes `turns`, and one around it one, but inside a
 kernel it takes one turn and hides nothing outside; of a conditional the cheapest branch counts, in
 a kernel the dearest.
 """
@@ -93,7 +93,7 @@ def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
 
 
 def _passes(eqn) -> int:
-    """A product of narrower operands than float32 takes one."""
+    """Passes of a product; one where the operands are narrower than float32."""
     wide = any(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
     precision = eqn.params.get("precision")
     names = precision if isinstance(precision, tuple) else (precision,)

@@ -107,8 +107,8 @@ class _Walk:
         return None
 
     def _stride(self, condition: str, body: str) -> int:
-        """What a turn adds to the counter of a loop: a product that is overlapped with the sending
-        of its operand goes two devices at a time."""
+        """How much a turn adds to the counter of a loop: a product that is overlapped with the
+        sending of its operand goes two devices at a time."""
         tests, does = ({i.name: i for i in self.parts.get(x, ())} for x in (condition, body))
         root = next((i for i in tests.values() if i.root), None)
         last = next((i for i in does.values() if i.root and i.op == "tuple"), None)
@@ -160,7 +160,7 @@ class _Walk:
         return [name for name in names if name in self.parts]
 
     def _add(self, name: str, times: float, in_open: bool, out: Traffic, visited: set) -> None:
-        """Everything that one run of a computation, `times` over, adds to `out`."""
+        """Adds to `out` the cost of one run of a computation, `times` over."""
         for one in self.parts[name]:
             if one.op == "while":
                 body, turns, is_open = self._loop(one)
@@ -231,7 +231,7 @@ class _Walk:
 
     @functools.cached_property
     def scattered(self) -> set[str]:
-        """The sums of which a device gets its part alone: a TPU's reduce-scatter is a fusion of an
+        """The sums of which a device gets only its part: a TPU's reduce-scatter is a fusion of an
         all-reduce and the slice."""
         parts = [body for name, body in self.parts.items() if name.startswith("all-reduce-scatter")]
         return {one.name for body in parts for one in body}
@@ -319,7 +319,7 @@ class _Walk:
 
 
 def _kind(op: str) -> str:
-    """The collective that an opcode is, "" if none."""
+    """The collective that an opcode stands for, "" if none."""
     op = op.removesuffix("-start")
     return op if op in COLLECTIVES else ""
 

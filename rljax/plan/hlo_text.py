@@ -38,8 +38,8 @@ def array_bytes(types: str, *, in_hbm: bool = False) -> int:
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """({computation: its instructions}, the name of the entry). ValueError: a text of a form that
-    is not known, of which anything counted would be too little."""
+    """({computation: its instructions}, the name of the entry). Raises ValueError for text of an
+    unknown form, of which anything counted would be too little."""
     computations, lines, entry = {}, None, ""
     for line in text.splitlines():
         if lines is None and (head := _HEAD.match(line)):
@@ -113,7 +113,8 @@ def _ids_of_mesh(text: str) -> list[list[int]]:
 
 
 def groups_of(rest: str) -> list[list[int]]:
-    """The devices that talk to each other, from the attributes of a collective; [] if unknown."""
+    """The groups of devices that communicate, from the attributes of a collective; [] if
+    unknown."""
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
         return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
     match = re.search(r"replica_groups=(mesh\[[^\]]*\] ?\{[^}]*\})", rest)

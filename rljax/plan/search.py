@@ -126,13 +126,13 @@ def search(
 
 
 def _differing(config: Config, changes: dict[str, object]) -> dict[str, object]:
-    """The changes that change something: what has to be set to get the candidate."""
+    """The changes that differ from the config: what to set to get the candidate."""
     now = {name: operator.attrgetter(name)(config) for name in changes}
     return {name: value for name, value in changes.items() if value != now[name]}
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
-    """Those whose estimate fits, fastest first by `_rough_s`."""
+    """The candidates whose estimate fits, fastest first by `_rough_s`."""
     ordered = [
         (_rough_s(setup, chip), changes)
         for changes, setup, needs in candidates(config, devices)
@@ -142,7 +142,7 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
 
 
 def _rough_s(setup, chip: Chip) -> float:
-    """Seconds of a step's learning phase, roughly: what orders the candidates, and no more."""
+    """Rough seconds of a step's learning phase, only to order the candidates."""
     model_config, mesh, steps = setup.model.config, setup.model.mesh, setup.recipe.steps
     weights = sum(math.prod(shape) for shape, _ in setup.model.shapes().values())
     batch = setup.config.batch

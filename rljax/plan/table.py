@@ -1,4 +1,4 @@
-"""Prints a plan, as text for people and as JSON for programs."""
+"""A plan as text for people and as JSON for programs."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ def _mesh(sizes: dict[str, int]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """Every program of a plan, and what it comes to."""
+    """Every program of a plan, and their sum, as text."""
     has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
     lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
     if plan.reports:
@@ -105,7 +105,7 @@ def _costs(plan: Plan) -> list[str]:
 
 
 def plan_json(plan: Plan) -> dict:
-    """Everything of a plan; bytes, FLOPs and seconds."""
+    """Everything in a plan as JSON data; bytes, FLOPs and seconds."""
 
     def one(r: Report) -> dict:
         return {**dataclasses.asdict(r), "total": r.total, "binding": r.binding}

@@ -370,7 +370,7 @@ class Tracking:
             return {}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
-        """On resume, cuts the jsonl files back to the checkpoint's `offsets`; warns if
+        """Cuts the jsonl files back to the checkpoint's `offsets` on resume; warns if
         they are shorter."""
         self._jsonl.truncate(offsets)
 

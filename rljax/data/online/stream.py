@@ -79,7 +79,7 @@ class StreamLoader:
             )  # fmt: skip
 
     def get_state(self) -> dict:
-        """What `set_state` needs to go on here; JSON-serialisable."""
+        """The state from which `set_state` goes on; JSON-serialisable."""
         return {"seed": self._seed, "position": self.position, "dropped": self.dropped}
 
     def set_state(self, state: dict) -> None:

@@ -65,10 +65,10 @@ def completion_of(value: object, place: str) -> str | list[dict]:
         require_text(value, place, _REMOVE)
         return value
     messages = messages_of(value, place)
-    for which, message in (("first", messages[0]), ("last", messages[-1])):
+    for position, message in (("first", messages[0]), ("last", messages[-1])):
         if message["role"] != "assistant":
             raise InputError(
-                f"{place}: the {which} message is not the assistant's",
+                f"{place}: the {position} message is not the assistant's",
                 value=message["role"],
                 rule="a completion is what the assistant says, with what tools answer in between",
                 fix="move what precedes it into 'prompt' and drop what follows it",

@@ -35,21 +35,21 @@ def discounted_sum(x, decay, mask, ids, *, interpret=False) -> jax.Array:
 
 def gae(rewards, values, mask, ids, gamma, lam, *, interpret=False):
     """A_t = r_t + gamma (V_{t+} + lam_t A_{t+}) - V_t and A + V where mask > 0, else 0: [B, S]."""
-    given = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
-    return tuple(_run("gae", interpret, **given))
+    arrays = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
+    return tuple(_run("gae", interpret, **arrays))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _run(name, interpret, **given):
+def _run(name, interpret, **arrays):
     """The outputs of the function `name`, [B, S] each."""
-    given = {key: a for key, a in given.items() if a is not None}
-    mask = given["mask"]
+    arrays = {key: a for key, a in arrays.items() if a is not None}
+    mask = arrays["mask"]
     outputs = 2 if name == "gae" else 1
-    size = sum(a.size for a in given.values()) + outputs * mask.size
+    size = sum(a.size for a in arrays.values()) + outputs * mask.size
     varies = jax.typeof(mask).manual_axis_type
     like = jax.ShapeDtypeStruct(mask.shape, jnp.float32, manual_axis_type=varies)
     return pl.pallas_call(
-        functools.partial(_kernel, name=name, keys=tuple(given)),
+        functools.partial(_kernel, name=name, keys=tuple(arrays)),
         grid=(mask.shape[0],),
         out_shape=[like] * outputs,
         compiler_params=triton.CompilerParams(num_warps=4),
@@ -58,7 +58,7 @@ def _run(name, interpret, **given):
         ),
         interpret=interpret,
         name=name,
-    )(*given.values())
+    )(*arrays.values())
 
 
 def _kernel(*refs, name, keys):

@@ -39,19 +39,19 @@ def discounted_sum(x, decay, mask, ids, *, interpret=False) -> jax.Array:
 
 def gae(rewards, values, mask, ids, gamma, lam, *, interpret=False):
     """A_t = r_t + gamma (V_{t+} + lam_t A_{t+}) - V_t and A + V where mask > 0, else 0: [B, S]."""
-    given = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
-    return tuple(_run("gae", interpret, **given))
+    arrays = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
+    return tuple(_run("gae", interpret, **arrays))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _run(name, interpret, **given):
+def _run(name, interpret, **arrays):
     """The outputs of the function `name`, [B, S] each."""
-    rows, tokens = given["mask"].shape
-    given = {key: a for key, a in given.items() if a is not None}
-    per_row = {key for key in ("gamma", "decay") if key in given and given[key].shape[1] == 1}
+    rows, tokens = arrays["mask"].shape
+    arrays = {key: a for key, a in arrays.items() if a is not None}
+    per_row = {key for key in ("gamma", "decay") if key in arrays and arrays[key].shape[1] == 1}
     if tokens < LANES:
         room = ((0, 0), (0, LANES - tokens))
-        given = {key: a if key in per_row else jnp.pad(a, room) for key, a in given.items()}
+        arrays = {key: a if key in per_row else jnp.pad(a, room) for key, a in arrays.items()}
     width = max(tokens, LANES)
     block_rows = rows if rows < 8 else min(BLOCK_ROWS, rows // 8 * 8)
     block = min(BLOCK_TOKENS, width // LANES * LANES)
@@ -59,14 +59,14 @@ def _run(name, interpret, **given):
     wide = pl.BlockSpec((block_rows, block), lambda i, j: (i, steps - 1 - j))
     narrow = pl.BlockSpec((block_rows, 1), lambda i, j: (i, 0))
     outputs = 2 if name == "gae" else 1
-    size = sum(a.size for a in given.values()) + outputs * rows * width
+    size = sum(a.size for a in arrays.values()) + outputs * rows * width
     # In a caller's own shard_map the outputs vary over the mesh axes that the mask varies over.
-    varies = jax.typeof(given["mask"]).manual_axis_type
+    varies = jax.typeof(arrays["mask"]).manual_axis_type
     like = jax.ShapeDtypeStruct((rows, width), jnp.float32, manual_axis_type=varies)
     out = pl.pallas_call(
-        functools.partial(_kernel, name=name, keys=tuple(given), tokens=tokens),
+        functools.partial(_kernel, name=name, keys=tuple(arrays), tokens=tokens),
         grid=(pl.cdiv(rows, block_rows), steps),
-        in_specs=[narrow if key in per_row else wide for key in given],
+        in_specs=[narrow if key in per_row else wide for key in arrays],
         out_specs=[wide] * outputs,
         out_shape=[like] * outputs,
         scratch_shapes=[
@@ -80,7 +80,7 @@ def _run(name, interpret, **given):
         ),
         interpret=interpret,
         name=name,
-    )(*given.values())
+    )(*arrays.values())
     return [o[:, :tokens] for o in out]
 
 

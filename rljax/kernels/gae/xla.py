@@ -67,8 +67,8 @@ def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
         total = jnp.where(keep_t, x_t + ahead, total)
         return (total, segment), total
 
-    which = (keep.T, None) if ids is None else (None, _one_array(mask, ids).T)
-    columns = (x.T, decay.T if per_token else None, *which)
+    masks = (keep.T, None) if ids is None else (None, _one_array(mask, ids).T)
+    columns = (x.T, decay.T if per_token else None, *masks)
     start = (jnp.zeros_like(x[:, 0]), None if ids is None else ids[:, 0])
     total = jax.lax.scan(column, start, columns, reverse=True, unroll=unroll)[1].T
     return jnp.where(keep, total, 0.0)

@@ -47,8 +47,8 @@ def _module(impl: str):
     return reference if impl == "reference" else xla
 
 
-def _run(impl: str | None, which: str, options: Options, *arrays):
-    call = lambda impl: functools.partial(vars(_module(impl))[which], options=options)  # noqa: E731
+def _run(impl: str | None, function: str, options: Options, *arrays):
+    call = lambda impl: functools.partial(vars(_module(impl))[function], options=options)  # noqa: E731
     hidden, head = arrays[:2]
     if not len(hidden):
         impl = "reference"  # no rows make no tiles

@@ -100,9 +100,9 @@ def backward(
     scale = jnp.asarray(scale, F32)
     rows = jnp.stack([top, log_sum, a * scale, b * scale, c * scale], axis=-1).astype(F32)
     inputs = (_scalar(scale), targets, hidden, head, rows)
-    given = dict(options=options, vocab=vocab, rows=shape[0], interpret=interpret)
-    hidden_gradient = _hidden_gradient(*inputs, **given)[: shape[0]]
-    head_gradient = _head_gradient(*inputs, **given)
+    shared = dict(options=options, vocab=vocab, rows=shape[0], interpret=interpret)
+    hidden_gradient = _hidden_gradient(*inputs, **shared)[: shape[0]]
+    head_gradient = _head_gradient(*inputs, **shared)
     return hidden_gradient, head_gradient[: head_shape[0], : head_shape[1]]
 
 

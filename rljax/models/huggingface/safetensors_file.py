@@ -101,21 +101,21 @@ def _whole(values, count: int | None = None) -> bool:
 
 def _entry(path: Path, name: str, fields, start: int) -> Entry:
     """A checked entry of the header; the data start at byte `start` of the file."""
-    which = f"{path}: tensor {name[:200]!r}"
+    place = f"{path}: tensor {name[:200]!r}"
     if not isinstance(fields, dict):
-        raise InputError(which, value=fields, rule="needs dtype, shape and data_offsets")
+        raise InputError(place, value=fields, rule="needs dtype, shape and data_offsets")
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise InputError(f"{which}: dtype", value=dtype, rule=f"known: {', '.join(_BITS)}")
+        raise InputError(f"{place}: dtype", value=dtype, rule=f"known: {', '.join(_BITS)}")
     if not _whole(shape) or len(shape) > _MOST_AXES:
         rule = f"at most {_MOST_AXES} whole numbers >= 0"
-        raise InputError(f"{which}: shape", value=shape, rule=rule)
+        raise InputError(f"{place}: shape", value=shape, rule=rule)
     if not _whole(offsets, 2) or offsets[0] > offsets[1]:
-        raise InputError(f"{which}: data_offsets", value=offsets, rule="[begin, end], begin <= end")
+        raise InputError(f"{place}: data_offsets", value=offsets, rule="[begin, end], begin <= end")
     begin, end = offsets
     if 8 * (end - begin) != math.prod(shape) * _BITS[dtype]:
         raise InputError(
-            f"{which}: data_offsets {offsets} hold {end - begin} bytes",
+            f"{place}: data_offsets {offsets} hold {end - begin} bytes",
             rule=f"{dtype} of shape {tuple(shape)} has {math.prod(shape) * _BITS[dtype] // 8}",
             fix=_COPY_AGAIN,
         )
@@ -163,7 +163,7 @@ def read_header(file: int, path: Path) -> dict[str, Entry]:
 
 
 def new_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> tuple[bytes, dict]:
-    """What a file of {name: (dtype, shape)} starts with, and {name: Entry} of its tensors."""
+    """The beginning of a file of {name: (dtype, shape)}, and {name: Entry} of its tensors."""
     header, spans, at = {"__metadata__": {"format": "pt"}}, {}, 0
     for name, (dtype, shape) in tensors.items():
         end = at + math.prod(shape) * dtype.itemsize

@@ -118,8 +118,8 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 def bind_read_only(source: str, target: str) -> None:
     """`source` at `target`, read-only, with the flags that its own mount may not lose."""
     mount(source, target, "", MS_BIND | MS_REC)
-    has = os.statvfs(target).f_flag
-    kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if has & bit)
+    old_flags = os.statvfs(target).f_flag
+    kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if old_flags & bit)
     mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept)
 
 

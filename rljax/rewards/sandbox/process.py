@@ -297,7 +297,7 @@ class Process:
             self._pump(deadline)
 
     def send(self, message: dict) -> None:
-        """Hand the program a message, without waiting. Raises WireError if it cannot be sent."""
+        """Sends the program a message, without waiting. Raises WireError if it cannot be sent."""
         self._outgoing += frame(message)
         if "channel" in self._open():
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -319,7 +319,7 @@ class Process:
         return self._end is not None
 
     def kill(self, status: str, note: str = "") -> None:
-        """End the program; `status` and `note` say why. The first reason stays."""
+        """Ends the program for the reason `status` and `note`; the first reason stays."""
         if self._end is not None:
             return
         self._why, self._note = self._why or status, self._note or note
@@ -354,10 +354,10 @@ class Process:
         os.close(key.fd)
 
     def _pump(self, deadline: float) -> None:
-        """Move what can be moved; waits for something until `deadline`."""
+        """Moves the data that can be moved; waits for some until `deadline`."""
         for key, events in self._selector.select(max(0.0, deadline - time.monotonic())):
             if key.data == "control":
-                self._hear_end()
+                self._read_end()
             elif key.data == "stdin":
                 self._write(key, self._input)
             elif key.data == "channel":
@@ -368,7 +368,7 @@ class Process:
             else:
                 self._read(key, self.texts[key.data], self.limits.max_output_bytes)
 
-    def _hear_end(self) -> None:
+    def _read_end(self) -> None:
         try:
             data = self._zygote.control.recv(1 << 16)
         except OSError:
@@ -403,7 +403,7 @@ class Process:
                 self._selector.modify(key.fd, selectors.EVENT_READ, key.data)
 
     def _read(self, key: selectors.SelectorKey, into: bytearray, limit: int) -> bool:
-        """Whether something came; beyond the limit the program is ended."""
+        """Whether data came; beyond the limit the program is ended."""
         try:
             data = os.read(key.fd, 1 << 16)
         except BlockingIOError:

@@ -246,7 +246,8 @@ class _Program:
         return Remote(self, Reference(reference.number, kind), made)
 
     def resolve_name(self, name: str, reference: Reference) -> "Remote":
-        """What the tests call by name: a class if they write it with a capital, as `Stack`."""
+        """The object that the tests call by name: a class if they write it with a
+        capital, as `Stack`."""
         is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
         return Remote(self, Reference(reference.number, "class" if is_class else "function"), False)
 
@@ -274,7 +275,7 @@ def _exception(answer: dict, do: str) -> BaseException:
 
 
 def _copy_into(mine: object, theirs: object) -> None:
-    """What a function that works in place did to its argument."""
+    """Copies into our argument what a function that works in place did to its own."""
     if type(mine) is not type(theirs):
         return
     if isinstance(mine, list | bytearray):
@@ -285,13 +286,13 @@ def _copy_into(mine: object, theirs: object) -> None:
 
 
 class Remote:
-    """An object of the program.
+    """An object of the program, as the tests see it.
 
-    The program answers for it, so a test may ask only what has no expected value in it: calls,
-    attributes, items, iteration, length, text. `==` with a value of the test's own is False, and so
-    is `in`; there is no arithmetic and no order. Methods are callable on instances that the test
-    made itself of a class that it names with a capital, `Solution().f(2)`, not on what a function
-    returned: that one could define `startswith` to be always true.
+    The program answers for it, so a test may use only operations that reveal no expected value:
+    calls, attributes, items, iteration, length, text. `==` with a value of the test's own is False,
+    and so is `in`; there is no arithmetic and no order. Methods are callable on instances that the
+    test made itself of a class that it names with a capital, `Solution().f(2)`, not on what a
+    function returned: that one could define `startswith` to be always true.
     """
 
     __slots__ = ("_program", "_reference", "_made", "_callable")

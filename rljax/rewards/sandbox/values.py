@@ -18,7 +18,8 @@ MAX_FRAME_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Reference:
-    """An object that stays where it is: its number there and "class", "function" or "object"."""
+    """A reference to an object that stays in its process: its number there and "class",
+    "function" or "object"."""
 
     number: int
     kind: str

@@ -107,7 +107,8 @@ def is_answer(name: str, text: str) -> bool:
 
 
 def prepare_worker(component) -> None:
-    """The import takes seconds: not those of the first sample's deadline."""
+    """Imports the library before the first sample: it takes seconds, which its deadline
+    does not have."""
     load_library()
 
 

@@ -38,8 +38,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tests:
-    """`kind` stdin: texts in, texts out. calls: argument lists and values of `function`. asserts:
-    statements over the program's names, after `setup`."""
+    """The tests of one ground truth. `kind` stdin: texts in, texts out. calls: argument lists and
+    values of `function`. asserts: statements over the program's names, after `setup`."""
 
     kind: str
     inputs: tuple = ()
@@ -52,8 +52,8 @@ class Tests:
 
 
 def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
-    """Verdicts -> reward. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the share
-    that passed. Raises InputError for no verdicts: nothing was tested."""
+    """The reward for the verdicts. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the
+    share that passed. Raises InputError for no verdicts: nothing was tested."""
     if scale not in ("signed", "binary", "fraction"):
         raise InputError("unit tests: scale", value=scale, rule="signed, binary or fraction")
     if len(passed) == 0:
@@ -218,7 +218,7 @@ def extract_program(
 
 
 def same_output(output: str, expected: str, compare: Compare = "lines", tolerance: float = 0.0):
-    """Whether stdout is right -> bool.
+    """Whether stdout is right.
 
     exact: every character. lines: line by line without the blanks at both ends of a line, blank
     lines at both ends of the text left out. tokens: split at any blank. With `tolerance` > 0, two
@@ -272,7 +272,8 @@ def same_value(value: object, expected: object, tolerance: float = 0.0) -> bool:
 
 
 def wrapped_values(tests: Tests) -> bool:
-    """APPS wraps every value in a list of one; a test set is of that form or it is not."""
+    """Whether every value is in a list of one, as APPS wraps them: a test set is of that form or
+    it is not."""
     return all(isinstance(value, list) and len(value) == 1 for value in tests.outputs)
 
 

@@ -175,7 +175,7 @@ def sandbox_fusion(
     compare: Literal["lines", "tokens", "exact"] = "lines",
     float_tolerance: float = 0.0,
 ) -> dict:
-    """As `code_tests`, run by a SandboxFusion server at `url`, in any language that it has.
+    """`code_tests`, run by a SandboxFusion server at `url`, in any language that it has.
 
     Raises EndpointError, so that the sample is masked, where the server gives no usable answer
     within `total_timeout_s` for all tests; `timeout_s` is the program's own time per test.

@@ -84,7 +84,7 @@ def run_tests(
 
 
 class _Session:
-    """What is tested and how much time is left of it."""
+    """The tests of one program, and the time that is left for them."""
 
     def __init__(self, program, tests, tier, timeout_s, total_timeout_s, memory_bytes):
         self.program, self.tests, self.tier = program, tests, tier
@@ -99,7 +99,7 @@ class _Session:
         return min(self.timeout_s, self.left())
 
     def limits(self) -> Limits:
-        """Of a process that runs one test, or as many as are left."""
+        """The limits of a process that runs one test, or as many as are left."""
         wall = max(_LEAST_S, self.limit() if self.tests.kind == "stdin" else self.left())
         return Limits(timeout_s=wall, cpu_s=wall + 1.0, memory_bytes=self.memory_bytes)
 
