@@ -1,4 +1,4 @@
-"""What rollout correction costs inside a jitted learning step: prints JSON.
+"""The cost of rollout correction inside a jitted learning step: prints JSON.
 
 python benchmarks/correction.py [--repeats=10]
 

@@ -1,5 +1,5 @@
-"""What a judge behind an endpoint costs beside the endpoint's own time: requests per second and the
-most in flight for 1, 2, 4, ... workers, against a server on this machine that answers after a
+"""The cost of a judge behind an endpoint beside the endpoint's own time: requests per second and
+the most in flight for 1, 2, 4, ... workers, against a server on this machine that answers after a
 fixed time. Prints JSON.
 
     python benchmarks/judge_endpoint.py --latency_s=0.1 --samples=400

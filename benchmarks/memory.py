@@ -1,4 +1,4 @@
-"""What rematerialisation and memory of the hosts save, and what they cost: prints JSON.
+"""Bytes that rematerialisation and host memory save, and the seconds they cost: prints JSON.
 
 python benchmarks/memory.py [--devices=8] [--repeats=3] [--model=small] [--rows=16] [--columns=256]
 python benchmarks/memory.py --topology=v5e:2x4 --model=qwen2.5-0.5b --rows=8 --columns=4096

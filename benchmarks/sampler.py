@@ -1,4 +1,4 @@
-"""What decoding costs against the machine's floor: prints JSON.
+"""The cost of decoding against the machine's floor: prints JSON.
 
 python benchmarks/sampler.py [--model=27m] [--parts=a,b,c,d] [--slots=32,128] [--repeats=3]
 

@@ -1,4 +1,4 @@
-"""How fast tasks make problems and their rewards score them, in one process.
+"""The speed of tasks and their rewards in one process.
 
 python benchmarks/tasks.py [--seconds=1] [--gym=basic_arithmetic,countdown,...]
 

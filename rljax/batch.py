@@ -30,7 +30,7 @@ from rljax.kernels import gae as recurrences
 
 
 class FinishReason(enum.IntEnum):
-    """Why a response ended. It is recorded by the sampler and never inferred from a length."""
+    """The reason why a response ended, recorded by the sampler and never inferred from a length."""
 
     STOP = 0
     LENGTH = 1

@@ -102,11 +102,12 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def row_shards(mesh: Mesh) -> int:
-    """How many ways the rows of a batch are split."""
+    """The number of parts into which the rows of a batch are split."""
     return math.prod(mesh.shape[a] for a in BATCH_AXES)
 
 

@@ -117,7 +117,7 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
 
 
 def shardings(caches: list[Cache], mesh: Mesh) -> list[Cache]:
-    """How every array of the caches is split."""
+    """The sharding of every array of the caches."""
     return [jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order), c) for c in caches]
 
 
@@ -179,8 +179,8 @@ def _like(cache: Cache, parts) -> Cache:
 
 
 def _newest(total: jax.Array, columns: int) -> jax.Array:
-    """Which token a ring of T columns holds in each after `total` [B] tokens: [B, T], below 0 where
-    none."""
+    """The token that a ring of T columns holds in each column after `total` [B] tokens: [B, T],
+    below 0 where none."""
     last = total[:, None] - 1
     return last - (last - jnp.arange(columns)[None, :]) % columns
 

@@ -62,7 +62,7 @@ class Rope:
 
     @property
     def amplitude(self) -> float:
-        """What cos and sin are multiplied by: yarn's attention factor, else 1."""
+        """The factor of cos and sin: yarn's attention factor, else 1."""
         if self.kind != "yarn":
             return 1.0
         if self.attention_factor:
@@ -92,7 +92,8 @@ class LatentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind:
-    """What may differ from layer to layer. Layers of one kind share a compiled body."""
+    """The settings that may differ from layer to layer. Layers of one kind share a compiled
+    body."""
 
     window: int = 0  # keys a token sees, itself included; 0 = all
     rope: int = 0  # which of ModelConfig.ropes
@@ -224,12 +225,12 @@ class ModelConfig:
 
     @property
     def rope_dims(self) -> int:
-        """How many elements of a head are rotated."""
+        """The number of elements of a head that are rotated."""
         return self.latent.rope_dim if self.latent else self.head_dim
 
     @property
     def scale(self) -> float:
-        """What q k is multiplied by."""
+        """The factor of q k."""
         dims = self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
         return self.attention_scale or dims**-0.5
 

@@ -27,7 +27,7 @@ from rljax.models.vision.tower import VisionTower
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """What one call of the decoder passes to every layer."""
+    """The arguments of one call of the decoder that every layer gets."""
 
     mesh: Mesh
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope

@@ -108,7 +108,7 @@ def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
 def route(
     logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
 ) -> tuple[jax.Array, jax.Array]:
-    """Which experts a token goes to, best first, and with what weight: ids and weights [N, k].
+    """Chooses the experts of each token: ids, best first, and weights [N, k].
 
     The choice is the top k of score + correction, in DeepSeek-V3 (arXiv 2412.19437) within the best
     groups; equal scores go to the lower id. The weight is the score alone, over the sum of the kept

@@ -1,4 +1,4 @@
-"""Where every weight lies in a Hugging Face checkpoint: its tensor's name, layout and piece.
+"""The place of every weight in a Hugging Face checkpoint: its tensor's name, layout and piece.
 
 One name map per naming scheme, and the layout rules. On disk a linear map is [out, in] with heads
 flattened; ours is [in, out] with heads apart.
@@ -90,7 +90,7 @@ _TOP = {"embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
 
 
 def text_prefix(config: ModelConfig) -> str:
-    """What the decoder's tensors start with."""
+    """The beginning of the names of the decoder's tensors."""
     return "model.language_model." if config.family == "qwen3_vl" else "model."
 
 
@@ -109,7 +109,7 @@ def renamed(name: str, tensors: Collection[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What one tensor on disk holds of one of our weights."""
+    """The part of one of our weights that one tensor on disk holds."""
 
     path: tuple[str, ...]  # of the weight
     index: tuple[int, ...]  # leading axes of the weight: the layer, the expert
@@ -165,7 +165,7 @@ class Piece:
         )
 
     def theirs(self, value):
-        """What is written to disk; of a pair of columns, this one only."""
+        """The tensor to write to disk; of a pair of columns, this one only."""
         if self.column is not None or not (self.inside or self.flat):
             return value
         if self.flat:
@@ -190,7 +190,7 @@ def block_layers(config: ModelConfig) -> dict[str, range]:
 
 
 def _inside(path: tuple[str, ...], axes: tuple[str, ...]) -> int:
-    """How many leading axes of the weight are summed over: 2 for a map out of heads."""
+    """The number of leading axes of the weight that are summed over: 2 for a map out of heads."""
     if path[-1] in ("bias", "scale", "positions") or len(axes) < 2:
         return 0
     return 2 if axes[0] == "heads" else 1

@@ -125,7 +125,7 @@ def _convolution(eqn) -> Work:
 
 
 def _branch(platforms, platform: str) -> int:
-    """Which branch of platform_dependent is lowered; the one for None is the default."""
+    """The branch of platform_dependent that is lowered; the one for None is the default."""
     default = 0
     for i, names in enumerate(platforms):
         if names is None:
@@ -169,7 +169,7 @@ def _turns_of(eqn, body, turns: int) -> int:
 
 
 def _manual_devices(eqn) -> int:
-    """How many devices run the body of a shard_map on parts of their own."""
+    """The number of devices that run the body of a shard_map on parts of their own."""
     sizes = dict(eqn.params["mesh"].shape)
     manual = eqn.params.get("manual_axes", sizes)
     return math.prod(sizes[a] for a in manual)

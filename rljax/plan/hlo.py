@@ -1,4 +1,4 @@
-"""What a compiled program moves: bytes between chips by mesh axis, and bytes of device memory.
+"""Traffic of a compiled program: bytes between chips by mesh axis, and bytes of device memory.
 
 Counts instructions (rljax.plan.hlo_text reads them), loops multiplied by their turns. All numbers
 are of one device.
@@ -65,8 +65,8 @@ class Traffic:
 
 
 def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> float:
-    """What a device sends by a ring of n: an all-gather (n-1)/n of its result, a reduce-scatter of
-    its operand, an all-reduce both."""
+    """Bytes that a device sends by a ring of n: an all-gather (n-1)/n of its result, a
+    reduce-scatter of its operand, an all-reduce both."""
     if op == "collective-permute":
         moving = sum(a != b for a, b in groups)
         return operand * moving / max(len(groups), 1)
@@ -330,5 +330,5 @@ def _members(types: str) -> list[str]:
 
 
 def traffic(text: str, mesh: Mesh, turns: int = 1) -> Traffic:
-    """What one run of a compiled program moves, from its text (`compiled.as_text()`)."""
+    """The traffic of one run of a compiled program, from its text (`compiled.as_text()`)."""
     return _Walk(text, mesh, turns).traffic

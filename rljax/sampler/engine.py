@@ -180,7 +180,7 @@ class Engine:
         return _fork(self, state, source, slots, keys)
 
     def extract(self, state: Slots, slots) -> Prefix:
-        """What slots [M] hold, as a prefix of M rows. The slots stay as they are."""
+        """The contents of slots [M] as a prefix of M rows. The slots stay as they are."""
         return _extract(self, state, slots)
 
     def release(self, state: Slots, slots) -> Slots:

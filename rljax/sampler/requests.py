@@ -21,8 +21,8 @@ BIASED_IDS = 304  # room for tokens with a bias; OpenAI's API allows 300
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to sample. All are runtime values: none causes a compile (max_response_tokens of a whole
-    batch sizes its buffers)."""
+    """The sampling options of a request. All are runtime values: none causes a compile
+    (max_response_tokens of a whole batch sizes its buffers)."""
 
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 = off

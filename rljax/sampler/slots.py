@@ -59,7 +59,7 @@ class Slots:
 
 @_struct
 class Tokens:
-    """What a dispatch decoded: [k, B] each. A slot's valid steps come first."""
+    """The tokens of a dispatch: [k, B] each. A slot's valid steps come first."""
 
     ids: jax.Array
     logp: jax.Array
@@ -247,7 +247,7 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None):
 
 @_struct
 class Entry:
-    """What is written into a slot beside the caches: [M] rows each."""
+    """The state of a slot besides the caches, to be written: [M] rows each."""
 
     length: jax.Array
     token: jax.Array

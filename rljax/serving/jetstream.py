@@ -31,7 +31,7 @@ HEAD_CHUNK_TOKENS = 256
 
 @dataclasses.dataclass(frozen=True)
 class SlotData:
-    """What one slot gave: tokens and valid [1, k], lengths [1], log_prob [1, k]."""
+    """The tokens of one slot: tokens and valid [1, k], lengths [1], log_prob [1, k]."""
 
     tokens: jax.Array | np.ndarray
     valid: jax.Array | np.ndarray
@@ -347,7 +347,7 @@ def _refuse(sampler) -> None:
 
 @jax.jit
 def _entry(cache: Prefix, keys, source, limit, rules) -> tuple[Entry, jax.Array]:
-    """What is written into the slots of rows source [M], and how many tokens each holds."""
+    """The state to write into the slots of rows source [M], and how many tokens each holds."""
     length = cache.length[source]
     keys = keys[jnp.minimum(jnp.arange(source.shape[0]), keys.shape[0] - 1)]
     limit = jnp.full(source.shape, limit, jnp.int32)

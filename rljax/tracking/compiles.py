@@ -33,6 +33,7 @@ def _note(event: str, _seconds: float, **details) -> None:
 
 
 def count() -> int:
+    """The number of programs compiled so far."""
     return len(_names)
 
 

@@ -1,5 +1,5 @@
-"""Where a step's seconds go: `with timed("generate"):` adds to what the enclosing `collect()`
-yields; `decoding` and `scored` note what ran at the same time.
+"""Records where a step's seconds go: `with timed("generate"):` adds to the Timings that the
+enclosing `collect()` yields; `decoding` and `scored` record what ran at the same time.
 
 All clocks are `time.monotonic()`, in seconds.
 """

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: jsonl files (always), console, tensorboard, wandb, mlflow; one call.
+"""Logs a run's numbers with one call: jsonl files (always), console, tensorboard, wandb, mlflow.
 
 The `Tracker` protocol, its implementations, and `Tracking`, which fans out to them. Training
 outranks tracking: a tracker that fails while the run goes on warns and is switched off, it never

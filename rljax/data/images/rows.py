@@ -278,9 +278,9 @@ def prompt_images(
     *,
     patches: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """What `Prompts.images` holds, of right-padded prompts [P, L] whose image tokens are expanded:
-    pixels [P, N, C], patch_coords [P, N, 4], rope_positions [P, L, 3], and shift [P], by which the
-    position of a sampled token differs from its column."""
+    """The arrays of `Prompts.images` for right-padded prompts [P, L] whose image tokens are
+    expanded: pixels [P, N, C], patch_coords [P, N, 4], rope_positions [P, L, 3], and shift [P], by
+    which the position of a sampled token differs from its column."""
     segments = (np.arange(tokens.shape[1])[None, :] < np.asarray(lengths)[:, None]).astype(np.int32)
     pixels, coords = image_rows(tokens, segments, pixel_values, grids, config, patches=patches)
     positions, shift = mrope_positions(tokens, segments, grids, config)

@@ -170,7 +170,7 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
 
 
 def _margin(row: dict, place: str) -> dict:
-    """How much better the chosen completion is, and whether neither is."""
+    """{"margin", "tie"}: how much better the chosen completion is, and whether neither is."""
     margin, tie = row.get("margin"), row.get("tie")
     tie = tie is not None and flag_of(tie, f"{place}, column 'tie'")
     if margin is not None:

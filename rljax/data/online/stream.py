@@ -27,6 +27,7 @@ class Stream:
     __iter__ = None  # `for` would not end
 
     def first(self, count: int) -> list[dict]:
+        """Items 0 to `count` - 1."""
         return [self[index] for index in range(count)]
 
 

@@ -60,7 +60,7 @@ def messages_of(value: object, place: str) -> list[dict]:
 
 
 def completion_of(value: object, place: str) -> str | list[dict]:
-    """What answers a prompt: a text, or messages from the assistant's first to its last."""
+    """A completion: a text, or messages from the assistant's first to its last."""
     if not isinstance(value, list):
         require_text(value, place, _REMOVE)
         return value

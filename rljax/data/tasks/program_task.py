@@ -66,7 +66,7 @@ def _coefficients(program: Sequence[Instruction]) -> list[int]:
 
 
 def function_text(program: Sequence[Instruction]) -> str:
-    """What a program computes, as a polynomial: "x^2-3x+1", highest power first."""
+    """The polynomial that a program computes: "x^2-3x+1", highest power first."""
     terms = []
     for power, c in reversed(list(enumerate(_coefficients(program)))):
         if c:

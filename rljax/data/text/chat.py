@@ -207,7 +207,7 @@ def _require_assistant_last(messages: Sequence[Mapping]) -> None:
 
 
 class Rerendering(enum.Enum):
-    """How the grown log compares with the whole conversation rendered and tokenized anew."""
+    """The grown log against the whole conversation rendered and tokenized anew."""
 
     SAME = "same"  # id for id
     RETOKENIZED = "retokenized"  # the same text in other tokens

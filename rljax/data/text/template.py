@@ -32,7 +32,7 @@ _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
 
 
 class _RaisedByTemplate(jinja2.TemplateError):
-    """What `raise_exception("...")` in a template throws."""
+    """The error of `raise_exception("...")` in a template."""
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -45,7 +45,7 @@ FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize
 
 
 class Tokenizer(abc.ABC):
-    """What the rest of rljax knows of a tokenizer.
+    """The interface of a tokenizer.
 
     `eos_ids` is the stop set; its first id is the tokenizer's own end token, which supervised
     examples get appended. `special_ids` are ids that `decode` leaves out.

@@ -1,4 +1,4 @@
-"""What the implementations of the fused log-prob share: options, results, and formulas on a
+"""Shared by the implementations of the fused log-prob: options, results, and formulas on a
 tile of logits.
 
 Axes: N rows, D embed, V vocabulary entries of the head (or of one shard of it).
@@ -15,7 +15,7 @@ CHUNK_LOGITS = 1 << 23  # held at once where tokens are walked in plain JAX: 32 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is fixed when a program is compiled."""
+    """The options that are fixed when a program is compiled."""
 
     soft_cap: float = 0.0  # c of c tanh(z / c); 0 = none
     vocab_first: bool = False  # the head is an embedding [V, D], else [D, V]
@@ -39,7 +39,7 @@ class Statistics(NamedTuple):
 
 
 def wide_dtype(dtype) -> jnp.dtype:
-    """What logits of this dtype are accumulated and kept in."""
+    """The dtype in which logits of this dtype are accumulated and kept."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -58,6 +58,7 @@ def head_product(hidden, head, float32_head: bool):
 
 
 def vocab_size_of(head: jax.Array, options: Options) -> int:
+    """V of the head, or of this part of it."""
     return head.shape[0 if options.vocab_first else 1]
 
 

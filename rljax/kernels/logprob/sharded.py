@@ -190,7 +190,8 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
 
 
 def _vocab_per_tile(hidden, head, vocab: int) -> int:
-    """How many vocabulary entries are gathered, or their gradients summed, at once."""
+    """The number of vocabulary entries that are gathered, or whose gradients are summed, at
+    once."""
     most = TILE_BYTES // (hidden.shape[1] * head.dtype.itemsize)
     return min(vocab, max(most // 128 * 128, 128))  # whole lanes of a TPU
 

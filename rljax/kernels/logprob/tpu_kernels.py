@@ -213,6 +213,7 @@ def hidden_kernel(
     options,
     vocab,
 ):
+    """A step of hidden's gradient: adds the product of a tile and the head to its rows."""
     j, tile_vocab = pl.program_id(1), z_ref.shape[1]
 
     @pl.when(j == 0)
@@ -268,6 +269,7 @@ def head_kernel(
     options,
     rows,
 ):
+    """A step of the head's gradient: adds the product of a tile and its rows to the head."""
     j, i = pl.program_id(0), pl.program_id(1)
     tile_rows, tile_vocab = z_ref.shape
     left = rows - i * tile_rows

@@ -66,8 +66,8 @@ class Group:
         return count, tuple(min(at, rows - count) for at in range(0, rows, max(count, 1)))
 
     def spans(self, start: int, count: int):
-        """What of each tensor the block at `start` holds: (tensor, its place in the leading axes,
-        first row in the block, first row in the tensor)."""
+        """The parts of each tensor that the block at `start` holds: (tensor, its place in the
+        leading axes, first row in the block, first row in the tensor)."""
         whole = self.disk_shape[0] // self.row_ways
         places = itertools.product(*map(range, self.ways))
         for name, place in zip(self.names, places, strict=True):

@@ -102,7 +102,7 @@ class VisionConfig:
 
     @property
     def merge_area(self) -> int:
-        """How many patches become one token of the decoder."""
+        """The number of patches that become one token of the decoder."""
         return self.merge_size**2
 
     @property

@@ -106,7 +106,7 @@ def _apply(operator: str, values: list[Fraction]) -> None:
 
 
 def answer_text(response: str) -> str:
-    """What the last <answer>...</answer> holds; the whole response where there is none."""
+    """The content of the last <answer>...</answer>; the whole response where there is none."""
     start = response.rfind("<answer>")
     if start < 0:
         return response.strip()

@@ -115,7 +115,7 @@ def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
 
 
 class _Unreadable(Exception):
-    """Why a text is not taken as mathematics."""
+    """The text is not taken as mathematics; the message says why."""
 
 
 @functools.cache

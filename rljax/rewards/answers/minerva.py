@@ -66,7 +66,7 @@ def dapo_answer(response: str, *, strict_box_verify: bool = False) -> str | None
 
 
 def _braced(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds; every brace counts, as in the reference."""
+    r"""The content of the last `\boxed{...}`; every brace counts, as in the reference."""
     start = text.rfind("\\boxed{")
     depth = 0
     for brace in re.finditer("[{}]", text[start:]) if start >= 0 else ():

@@ -44,7 +44,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Wire:
-    """What http.client asks of a socket; `post_once` closes the real one."""
+    """The part of a socket that http.client uses; `post_once` closes the real one."""
 
     def __init__(self, sock: socket.socket, deadline: float):
         self._sock, self._deadline = sock, deadline

@@ -102,7 +102,7 @@ def score_schema(scale: float, reason: bool) -> dict:
 
 
 def score_answer(scale: float, reason: bool) -> str:
-    """How a verdict is to be written."""
+    """Instructions for the form of a verdict."""
     first = '"reason": "<two sentences>", ' if reason else ""
     return f'Answer with JSON alone: {{{first}"score": <a number from 0 to {scale:g}>}}'
 

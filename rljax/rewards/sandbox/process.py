@@ -179,7 +179,7 @@ def _readable_paths() -> list[str]:
 
 
 def _library_path() -> list[str]:
-    """What programs import from: the standard library and the installed packages."""
+    """The folders that programs import from: the standard library and the installed packages."""
     standard = sysconfig.get_paths()["stdlib"]
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     return [standard, os.path.join(standard, "lib-dynload"), *packages]
@@ -421,7 +421,7 @@ class Process:
         return True
 
     def result(self) -> Result:
-        """How it ended, once it has."""
+        """The Result, once the program has ended."""
         end, limits = self._end, self.limits
         exit_code = end["exit"]
         stderr = bytes(self.texts["stderr"])

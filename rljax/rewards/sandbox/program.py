@@ -136,7 +136,7 @@ def _run_source(source: str, name: str, names: dict | None = None) -> dict:
 
 
 def _exit_code(error: BaseException) -> int:
-    """What the interpreter would exit with; the traceback goes to stderr."""
+    """The code that the interpreter would exit with; the traceback goes to stderr."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF

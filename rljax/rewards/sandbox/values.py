@@ -26,7 +26,7 @@ class Reference:
 
 
 class WireError(ValueError):
-    """What arrived is no frame of ours, or a value cannot be sent."""
+    """The bytes are no frame of ours, or a value cannot be sent."""
 
 
 def frame(message: dict) -> bytes:

@@ -86,7 +86,8 @@ def boxed(response: str, ground_truth: str) -> float:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}`, or brace-free `\boxed ...$`, holds; None if there is none."""
+    r"""The content of the last `\boxed{...}`, or brace-free `\boxed ...$`; None if there is
+    none."""
     start = text.rfind("\\boxed")
     if start < 0:
         return None

@@ -65,7 +65,7 @@ def squad_form(text: str) -> str:
 
 
 def _tagged(response: str, tag: str) -> str | None:
-    """What the last <tag>...</tag> holds, stripped; the whole response if the tag is empty."""
+    """The content of the last <tag>...</tag>, stripped; the whole response if the tag is empty."""
     if not tag:
         return response.strip()
     content, at = None, response.find(f"<{tag}>")

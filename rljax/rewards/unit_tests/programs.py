@@ -48,7 +48,7 @@ def parse_program(text: str) -> list[Instruction]:
 
 
 def run_program(instructions: Sequence[Instruction], x: int) -> int:
-    """What the register holds at the end, from x on. Raises ProgramError beyond the limits."""
+    """The value of the register at the end, from x on. Raises ProgramError beyond the limits."""
     register = x
     for step, (operation, operand) in enumerate(instructions):
         if step >= MAX_STEPS:
