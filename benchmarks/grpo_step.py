@@ -39,8 +39,8 @@ ROWS, COLUMNS = PROMPTS * SAMPLES, PROMPT_TOKENS + NEW_TOKENS
 
 
 def matmul_rate(tokens: int, config, repeats: int) -> float:
-    """FLOP/s of x @ w with the model's largest weight: [tokens, embed] x [embed, mlp], best of a
-    few."""
+    """FLOP/s of x @ w with the model's largest weight: [tokens, embed] x [embed, mlp], best of
+    a few."""
     x, w = jnp.ones((tokens, config.embed)), jnp.ones((config.embed, config.mlp))
     product = jax.jit(lambda x, w: x @ w)
     jax.block_until_ready(product(x, w))

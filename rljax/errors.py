@@ -1,7 +1,7 @@
 """InputError: the one exception whose message is written for users.
 
-Launchers print an `InputError` as plain text without a traceback; every other exception is a bug of
-ours.
+Launchers print an `InputError` as plain text without a traceback; every other exception is a bug
+of ours.
 """
 
 

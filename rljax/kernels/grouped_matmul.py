@@ -86,8 +86,8 @@ def _on_tpu_forward(x, w, sizes, interpret):
 
 
 def _on_tpu_backward(interpret, saved, g):
-    """dx[m] = g[m] w[group of m]^T, and dw[group] = the sum over its rows of x[m]^T g[m], summed in
-    float32."""
+    """dx[m] = g[m] w[group of m]^T, and dw[group] = the sum over its rows of x[m]^T g[m], summed
+    in float32."""
     # Imported here: Pallas takes a second to import, and only this path needs it.
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 

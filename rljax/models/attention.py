@@ -39,8 +39,8 @@ def attention(
     sinks: jax.Array | None = None,
     impl: str = "auto",
 ) -> jax.Array:
-    """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S, H,
-    F].
+    """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S,
+    H, F].
 
     Row t sees columns s <= t of its own segment (segments [B, S] int, 0 = padding, whose rows come
     out finite and meaningless), and s > t - window where window > 0. scores = scale q.k, then

@@ -33,8 +33,8 @@ DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """The cache of one layer: (keys, values), both in one, or the one latent that both
-    are made of."""
+    """The cache of one layer: (keys, values), both in one, or the one latent that both are
+    made of."""
 
     parts: tuple[jax.Array, ...]
     scales: tuple[jax.Array, ...]  # of int8 parts, without the last axis; else ()

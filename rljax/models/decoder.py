@@ -286,8 +286,8 @@ class Decoder(nnx.Module):
         return x * jnp.asarray(self.config.embed_scale, x.dtype)
 
     def members(self) -> list[list]:
-        """(static definition, stacked weights) of every member of each stack's unit,
-        stack by stack."""
+        """(static definition, stacked weights) of every member of each stack's unit, stack by
+        stack."""
         split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 

@@ -151,8 +151,8 @@ def _load(logits: jax.Array, ids: jax.Array, keep: jax.Array, config: ExpertsCon
 
 
 def load_metrics(stats: dict) -> dict:
-    """Scalars from the statistics of `Experts`, of one layer or of L stacked ones,
-    summed over microbatches.
+    """Scalars from the statistics of `Experts`, of one layer or of L stacked ones, summed
+    over microbatches.
 
     With f_x the share of the choices that fell on expert x, P_x the mean probability of x:
     load_balance_loss = X sum_x f_x P_x (arXiv 2101.03961, eq. 4), 1 where the load is even, the

@@ -228,8 +228,8 @@ def _layer_types(keys: Keys) -> list | None:
 
 
 def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> list[int]:
-    """The window of every layer: `layer_types` if given; else `default(i)` decides which layers
-    slide."""
+    """The window of every layer: `layer_types` if given; else `default(i)` decides which
+    layers slide."""
     window = keys.get("sliding_window", int, None)
     types = _layer_types(keys)
     if types is None:

@@ -1,7 +1,7 @@
 """Parts of every layer: the declaration of a weight, linear maps, norms, rotary positions.
 
-One declaration per weight gives its shape, init and logical axes (rljax.mesh maps those
-to the mesh).
+One declaration per weight gives its shape, init and logical axes (rljax.mesh maps those to
+the mesh).
 
 Axes: B rows, S tokens, D embed, H heads, E head_dim.
 """

@@ -323,8 +323,8 @@ class Model:
 
 
 def _add_level(x: jax.Array, call: Pass, layer) -> jax.Array:
-    """Adds the vision tower's features at the tokens of images, after each of the first layers
-    (deepstack)."""
+    """Adds the vision tower's features at the tokens of images, after each of the first
+    layers (deepstack)."""
     if call.levels is None:
         return x
     count = call.levels.shape[0]

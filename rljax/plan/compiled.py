@@ -1,5 +1,5 @@
-"""Reports of one compiled program: bytes, FLOPs, traffic, the time that none can
-beat, and warnings.
+"""Reports of one compiled program: bytes, FLOPs, traffic, the time that none can beat, and
+warnings.
 
 Reports of programs (rljax.plan.programs) and of the step they make. Numbers are of one device.
 """

@@ -5,9 +5,9 @@ computes twice is not counted twice.
 
 Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
 its cost_estimate, which hides it from the compiler's own count; without one, its body times its
-grid. A loop that ends by its data takes `turns`, and one around it one, but inside a
-kernel it takes one turn and hides nothing outside; of a conditional the cheapest branch counts, in
-a kernel the dearest.
+grid. A loop that ends by its data takes `turns`, and one around it one, but inside a kernel it
+takes one turn and hides nothing outside; of a conditional the cheapest branch counts, in a kernel
+the dearest.
 """
 
 import dataclasses

@@ -13,9 +13,9 @@ are `prompt`, `ground_truth`, `data_source` and `extra_info`. It returns a score
 for one that failed.
 
 What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
-reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool` runs
-them in killable processes. Nothing here imports jax or numpy: a worker starts in a fraction of a
-second.
+reward of your own is named by its module, `"my_rewards.my_reward"`. `rewards.pool.RewardPool`
+runs them in killable processes. Nothing here imports jax or numpy: a worker starts in a fraction
+of a second.
 """
 
 from rljax.rewards.answers.countdown import countdown

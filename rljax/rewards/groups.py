@@ -89,9 +89,9 @@ def _jaccard(one: set, other: set) -> float:
 def pairwise(
     responses, prompt, *, judge: str, opponents: int = 0, both_orders: bool = True, seed: int = 0
 ) -> list[dict | None]:
-    """Each response's mean chance to win against its siblings, by a judge of two: judge(prompt,
-    first, second) -> P(first is better) (rljax.rewards.judges.judging). A response alone scores
-    0.5.
+    """Each response's mean chance to win against its siblings, by a judge of two:
+    judge(prompt, first, second) -> P(first is better) (rljax.rewards.judges.judging). A
+    response alone scores 0.5.
 
     `opponents`: how many siblings each is matched with, drawn by `seed` and the texts; 0 = all. A
     match counts for both. `both_orders` asks twice, which cancels a judge's taste for a place.

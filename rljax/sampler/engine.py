@@ -161,8 +161,8 @@ class Engine:
 
     def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
         """Decodes up to `steps` tokens in every live slot, or until `enough_free` slots are
-        not live. Returns the state, Tokens of `self.steps` rows, and the steps done.
-        `state` is donated."""
+        not live. Returns the state, Tokens of `self.steps` rows, and the steps done. `state`
+        is donated."""
         enough_free = self.slots if enough_free is None else enough_free
         return _generate(self, params, state, steps, enough_free)
 

@@ -93,16 +93,16 @@ class Partial:
     then: Sample
 
     def take(self) -> Sample:
-        """The sample to go on with: itself the first time, afterwards a new one in the state
-        at the pause."""
+        """The sample to go on with: itself the first time, afterwards a new one in the state at
+        the pause."""
         same = self.sample.resumed == self.then.resumed
         return self.sample if same else self.then.copy()
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """New tokens of one sample: the last `count` of its lists; `sample.finish_reason` once it is
-    done."""
+    """New tokens of one sample: the last `count` of its lists; `sample.finish_reason` once it
+    is done."""
 
     sample: Sample
     count: int

@@ -2,8 +2,8 @@
 
 Every rule is a runtime array and causes no compile.
 
-Axes: B rows, V vocabulary entries, E stop ids, M tokens with a bias, W = ceil(V / 32) words of 32
-bits.
+Axes: B rows, V vocabulary entries, E stop ids, M tokens with a bias, W = ceil(V / 32) words of
+32 bits.
 """
 
 import dataclasses
@@ -128,8 +128,8 @@ def _is_ruled(rules: Rules) -> jax.Array:
 
 
 def sample(logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules) -> Drawn:
-    """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B]
-    of the tokens.
+    """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
+    the tokens.
 
     The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
     position)). temperature 0 is greedy; its log-prob is reported at temperature 1.

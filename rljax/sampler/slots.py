@@ -89,8 +89,8 @@ def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, f
 
 
 def layout(state: Slots, mesh) -> Slots:
-    """The sharding of everything in a decode state: slots over the axes of rows, kv heads over
-    tensor."""
+    """The sharding of everything in a decode state: slots over the axes of rows, kv heads
+    over tensor."""
     rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
     caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
     return dataclasses.replace(rest, caches=caches)
@@ -259,8 +259,8 @@ class Entry:
 
 
 def enter(slots: Slots, entry: Entry, at: jax.Array) -> Slots:
-    """Makes row i of `entry` slot at[i], live; out of range is dropped. Caches are
-    placed apart (`place`)."""
+    """Makes row i of `entry` slot at[i], live; out of range is dropped. Caches are placed
+    apart (`place`)."""
     fields = {
         name: jax.tree.map(
             lambda old, new: old.at[at].set(new, mode="drop"),

@@ -5,8 +5,8 @@ One program for all of it, and the same in turns, between which the host learns 
 ended. Parameters are an argument of every call. Token t of a row lives in column t of the row and
 of its slot.
 
-Axes: P prompts, L prompt columns, n samples per prompt, R = P n rows, B slots, S = L
-+ response columns.
+Axes: P prompts, L prompt columns, n samples per prompt, R = P n rows, B slots,
+S = L + response columns.
 
 Where the rows are split over devices, so are the slots, and a slot serves the rows of its own
 device alone: no key or value moves between devices.
@@ -137,8 +137,8 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
 
 
 def fits_a_turn(shape: Shape, rows: int) -> bool:
-    """Whether every row ends in the first turn, so that no row can be reported before the
-    batch is done."""
+    """Whether every row ends in the first turn, so that no row can be reported before the batch
+    is done."""
     return shape.slots == rows and shape.response_tokens <= TURN_STEPS
 
 
@@ -326,8 +326,8 @@ def _empty_record(prompts, lengths, shape: Shape) -> _Record:
 
 
 def _record(out: _Record, owner, before, slots, tokens: slot.Tokens) -> _Record:
-    """Writes what a dispatch decoded at its rows and columns; `before` [B] is each
-    slot's length then."""
+    """Writes what a dispatch decoded at its rows and columns; `before` [B] is each slot's
+    length then."""
     steps, total = tokens.ids.shape[0], out.tokens.shape[1]
     column = before[None, :] + 1 + jnp.arange(steps)[:, None]
     column = jnp.where(tokens.valid, column, total)

@@ -1,7 +1,7 @@
 """The decode thread: it alone touches the Sampler; every other thread sends it commands.
 
-Hands new tokens to the request that they belong to, and changes the parameters
-between two dispatches.
+Hands new tokens to the request that they belong to, and changes the parameters between two
+dispatches.
 """
 
 import contextlib

@@ -370,8 +370,8 @@ class Tracking:
             return {}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
-        """Cuts the jsonl files back to the checkpoint's `offsets` on resume; warns if
-        they are shorter."""
+        """Cuts the jsonl files back to the checkpoint's `offsets` on resume; warns if they
+        are shorter."""
         self._jsonl.truncate(offsets)
 
     def failures(self) -> dict[str, int]:

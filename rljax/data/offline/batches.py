@@ -1,8 +1,8 @@
 """Rows of offline training as the arrays of a Batch: right-padded, numpy.
 
-Decides which row an item becomes and which field carries what the data say of it. Items
-come encoded (`encode`) and, for SFT, packed (`packing`). The dicts are keyword
-arguments of rljax.batch.Batch.
+Decides which row an item becomes and which field carries what the data say of it. Items come
+encoded (`encode`) and, for SFT, packed (`packing`). The dicts are keyword arguments of
+rljax.batch.Batch.
 
 Axes: B rows, S tokens; a pair is rows 2i (chosen) and 2i + 1 (rejected), a triple is rows 3i
 (reference), 3i + 1 (chosen) and 3i + 2 (rejected).

@@ -161,8 +161,8 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, coun
 
 
 def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:
-    """The prompt's ids, and the columns of each completion: ids, mask, and the values that
-    the data give."""
+    """The prompt's ids, and the columns of each completion: ids, mask, and the values that the
+    data give."""
     if kind == "examples":
         ids, mask = encode_demonstration(record, tokenizer)
         mask = [0, *mask[1:]]  # nothing precedes the first token, so nothing predicts it

@@ -17,8 +17,8 @@ class Loader:
     """An iterator of lists of `batch_size` items.
 
     Each epoch is a new shuffle that holds every item once, and batches run on across the border of
-    epochs, so that nothing is dropped. Without `repeat` the last batch may be shorter.
-    The whole state is the number of items given out: the order is a function of (seed, position).
+    epochs, so that nothing is dropped. Without `repeat` the last batch may be shorter. The whole
+    state is the number of items given out: the order is a function of (seed, position).
     """
 
     def __init__(self, items: Sequence, *, batch_size: int, seed: int, shuffle: bool, repeat: bool):

@@ -1,5 +1,5 @@
-"""Writes a user's rows as train.parquet and test.parquet in verl's columns: mapped,
-checked, counted.
+"""Writes a user's rows as train.parquet and test.parquet in verl's columns: mapped, checked,
+counted.
 
 launchers/prepare_data.py is the command.
 

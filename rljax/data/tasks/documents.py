@@ -80,9 +80,8 @@ def json_extraction(
     """ "... {} is the customer. The quantity is 12." -> {"customer": ..., "quantity": 12}.
 
     `fields` facts about an order, an event or a person in random order, between `noise` sentences
-    that do not matter; the prompt names the keys and their types. "short" writes "k1=v1;k2=v2>"
-    for models of a few layers. Reward: json_match(), the share of the values; evaluation: all of
-    them.
+    that do not matter; the prompt names the keys and their types. "short" writes "k1=v1;k2=v2>" for
+    models of a few layers. Reward: json_match(), the share of the values; evaluation: all of them.
     """
     check_range("json_extraction", "fields", fields, 1, 6)
     check_range("json_extraction", "noise", noise, 0, len(_NOISE))

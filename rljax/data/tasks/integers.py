@@ -187,8 +187,8 @@ def sorting(
 ) -> Task:
     """ "8,31,5>" -> "5,8,31": the numbers in ascending, or `descending`, order.
 
-    Reward: list_match(partial=0.5), the share of right places; evaluation: list_match(), all of
-    them.
+    Reward: list_match(partial=0.5), the share of right places; evaluation: list_match(), all
+    of them.
     """
     check_range("sorting", "items", items, 2, 100)
     check_range("sorting", "max_number", max_number, 2, 10**9)

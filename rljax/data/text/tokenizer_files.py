@@ -135,8 +135,8 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
 
 
 def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
-    """The text of tokenizer.json and the library's tokenizer, without truncation, padding
-    or trimmed offsets."""
+    """The text of tokenizer.json and the library's tokenizer, without truncation, padding or
+    trimmed offsets."""
     if not path.exists():
         raise InputError(
             f"{path} does not exist",

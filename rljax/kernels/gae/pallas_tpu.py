@@ -1,15 +1,15 @@
-"""The recurrences as one Mosaic kernel for TPU, in float32: every array is read once
-and written once.
+"""The recurrences as one Mosaic kernel for TPU, in float32: every array is read once and
+written once.
 
-Takes the arguments of rljax.kernels.gae.reference; rljax.kernels.gae.api splits the
-rows over devices.
+Takes the arguments of rljax.kernels.gae.reference; rljax.kernels.gae.api splits the rows over
+devices.
 
 A program of the grid holds a block of rows [R, T]; blocks of a row are visited from the right, and
-three columns of scratch carry the value, the id and the sum at the nearest chosen token over to the
-block on the left. Inside, tiles [R, 128] are scanned along the lanes in 7 doublings: one pass finds
-for every token the next one that was chosen, one composes the affine maps y -> b + c y. Ragged
-edges are masked in the kernel: nothing is padded or transposed outside, except for rows under 128
-tokens.
+three columns of scratch carry the value, the id and the sum at the nearest chosen token over to
+the block on the left. Inside, tiles [R, 128] are scanned along the lanes in 7 doublings: one pass
+finds for every token the next one that was chosen, one composes the affine maps y -> b + c y.
+Ragged edges are masked in the kernel: nothing is padded or transposed outside, except for rows
+under 128 tokens.
 
 Axes: B rows, S tokens, R rows of a block, T tokens of a block.
 """
@@ -120,8 +120,8 @@ def _kernel(*refs, name, keys, tokens):
 
 
 def _tile(name, here, lane, carry):
-    """128 tokens of every row: returns the outputs [R, 128], and the carry for the tile
-    on the left."""
+    """128 tokens of every row: returns the outputs [R, 128], and the carry for the tile on
+    the left."""
     value_later, id_later, sum_later = carry
     keep, ids = here["keep"], here.get("ids", jnp.zeros_like(lane))
     x, decay, values = (here.get(key) for key in ("x", "decay", "values"))

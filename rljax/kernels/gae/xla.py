@@ -1,5 +1,5 @@
-"""The recurrences in XLA: a scan over tokens for CPU, log2(S) doublings of whole
-rows for accelerators.
+"""The recurrences in XLA: a scan over tokens for CPU, log2(S) doublings of whole rows for
+accelerators.
 
 Takes the arguments of rljax.kernels.gae.reference. The platform that a program is compiled for
 decides between the two.

@@ -1,5 +1,5 @@
-"""token_logprobs: hidden states and the output head -> log-prob, entropy and logsumexp
-of each target.
+"""token_logprobs: hidden states and the output head -> log-prob, entropy and logsumexp of
+each target.
 
 The public function and its gradient; `dispatch` runs it on one device, `sharded` on a mesh.
 

@@ -1,5 +1,5 @@
-"""Shared by the implementations of the fused log-prob: options, results, and formulas on a
-tile of logits.
+"""Shared by the implementations of the fused log-prob: options, results, and formulas on a tile
+of logits.
 
 Axes: N rows, D embed, V vocabulary entries of the head (or of one shard of it).
 """

@@ -7,8 +7,8 @@ at a time.
 Checked by the interpreter and by lowering for CUDA: it has never run on a GPU. JAX 0.12 announces
 the end of this backend of Pallas; `impl="xla"` needs none.
 
-Axes: N rows, D embed, V vocabulary entries, C of them in one chunk; R x W logits of one
-tile, K of D at a time.
+Axes: N rows, D embed, V vocabulary entries, C of them in one chunk; R x W logits of one tile, K of
+D at a time.
 """
 
 import functools
@@ -113,8 +113,8 @@ def _rows(i, count: int):
 
 
 def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: Options) -> jax.Array:
-    """hidden[rows] times W vocabulary entries from `first` on -> [R, W] float32; 0 outside
-    of the arrays."""
+    """hidden[rows] times W vocabulary entries from `first` on -> [R, W] float32; 0 outside of
+    the arrays."""
     depth, vocab = hidden_ref.shape[1], head_ref.shape[0 if options.vocab_first else 1]
     k = K_BYTES // hidden_ref.dtype.itemsize
     real_vocab = first + jnp.arange(W) < vocab

@@ -36,8 +36,8 @@ def forward_bytes(b: Blocks, depth: int, size: int) -> int:
 
 
 def hidden_bytes(b: Blocks, depth: int, size: int) -> int:
-    """Bytes held by the kernel of hidden's gradient: its rows stay, the head's
-    vocabulary streams by."""
+    """Bytes held by the kernel of hidden's gradient: its rows stay, the head's vocabulary
+    streams by."""
     stay = b.rows * depth * (4 + 2 * size)
     stream = 2 * b.vocab * depth * size
     return stay + stream + b.rows * b.vocab * (4 + size) + 4 * LANES * b.rows * 4

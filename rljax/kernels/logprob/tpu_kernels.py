@@ -81,8 +81,8 @@ def _multiply(hidden_ref, head_ref, z_ref, options: Options) -> None:
 def forward_kernel(
     scale_ref, target_ref, hidden_ref, head_ref, out_ref, z_ref, *running, options, vocab
 ):
-    """Running statistics per lane: largest logit, sum of exp, sum of exp times logit,
-    target, best token."""
+    """Running statistics per lane: largest logit, sum of exp, sum of exp times logit, target,
+    best token."""
     j, tile_vocab = pl.program_id(1), z_ref.shape[1]
     rows = z_ref.shape[0]
 

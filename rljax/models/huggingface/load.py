@@ -35,8 +35,8 @@ from rljax.models.trees import nested
 
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
-    """The ModelConfig of a Hugging Face folder. Raises InputError that names config.json and the
-    key."""
+    """The ModelConfig of a Hugging Face folder. Raises InputError that names config.json and
+    the key."""
     path = Path(folder) / "config.json"
     try:
         return from_hf_config(read_json(path), **overrides)

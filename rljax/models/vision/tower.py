@@ -143,9 +143,9 @@ class Merger(nnx.Module):
 
 class VisionTower(nnx.Module):
     """(pixels [B, N, C], coords [B, N, 4]) -> features [B, M, D_text], deepstack [levels, B, M,
-    D_text]: what the decoder puts at image tokens, and adds there after its first layers. Features
-    of padding are finite and mean nothing. Blocks are stacked on axis 0, and so are the deepstack
-    mergers."""
+    D_text]: what the decoder puts at image tokens, and adds there after its first layers.
+    Features of padding are finite and mean nothing. Blocks are stacked on axis 0, and so are the
+    deepstack mergers."""
 
     def __init__(self, rngs: nnx.Rngs, config: VisionConfig):
         self.config = config

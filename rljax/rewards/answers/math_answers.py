@@ -103,8 +103,8 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
 
 
 def _tolerance(decimals: int) -> float:
-    """The relative tolerance of rounded numbers: 1e-7 and 2e-7 round to the same number and
-    are not equal."""
+    """The relative tolerance of rounded numbers: 1e-7 and 2e-7 round to the same number and are
+    not equal."""
     return max(1e-3, 10.0 ** (1 - decimals))
 
 

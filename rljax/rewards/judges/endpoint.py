@@ -34,8 +34,8 @@ _MAX_BODY_BYTES = 4 << 20
 
 
 def strict_json(text: str | bytes) -> object:
-    """JSON as the standard has it: UTF-8, no NaN or Infinity, no name twice in an object. Raises
-    ValueError."""
+    """JSON as the standard has it: UTF-8, no NaN or Infinity, no name twice in an object.
+    Raises ValueError."""
 
     def refuse(word: str):
         raise ValueError(f"{word} is no JSON")

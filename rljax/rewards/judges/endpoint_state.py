@@ -83,8 +83,8 @@ def _breaker(url: str, folder: str) -> Iterator[dict]:
 def enter_breaker(url: str, folder: str, *, failures: int, open_s: float, probe_s: float) -> str:
     """The reason why no call may be made now, "" if one may.
 
-    Once the breaker has been open for `open_s`, one call at a time is let through, for
-    at most `probe_s`.
+    Once the breaker has been open for `open_s`, one call at a time is let through, for at
+    most `probe_s`.
     """
     with _breaker(url, folder) as state:
         now = time.time()

@@ -1,9 +1,9 @@
 """Judges of two completions, and the call of one in a worker of the reward pool.
 
 A judge is a function of texts that config text names, "ask(base_url='...', model='...')":
-judge(prompt, first, second) -> P(first is better), from 0 to 1, or a dict of named
-numbers with that as "score". `prompt` is a text or a list of messages. Scores of one
-response are in rljax.rewards.judges.judges.
+judge(prompt, first, second) -> P(first is better), from 0 to 1, or a dict of named numbers
+with that as "score". `prompt` is a text or a list of messages. Scores of one response are in
+rljax.rewards.judges.judges.
 """
 
 import functools

@@ -3,9 +3,9 @@
 The arithmetic, the form of a rubric, the reward `rubric`, and a generator of rubrics that asks an
 endpoint. DR Tulu's RLER, arXiv 2511.19399.
 
-A rubric is {"title", "description", "weight"}: one of the texts is enough, the weight is 1 unless
-it says otherwise, below 0 for what a response should not do. Those of a prompt stand in its
-extra_info["rubrics"].
+A rubric is {"title", "description", "weight"}: one of the texts is enough, the weight is 1
+unless it says otherwise, below 0 for what a response should not do. Those of a prompt stand in
+its extra_info["rubrics"].
 """
 
 import functools
@@ -190,10 +190,10 @@ def rubric(
     above 0, 1) if `normalise` (DR Tulu, arXiv 2511.19399).
 
     One request per rubric; `timeout_s` bounds all of a sample. `template` shows {prompt},
-    {response}, {rubric} as JSON strings, {scale} and {answer}. A verdict that cannot be read, asked
-    for `attempts` times, is an error that masks the sample; with bad_verdict="zero", as in the
-    paper's code, it counts 0 and part rubric/failed says how many did. The rest is as of
-    rljax.rewards.judges.judges.judge.
+    {response}, {rubric} as JSON strings, {scale} and {answer}. A verdict that cannot be read,
+    asked for `attempts` times, is an error that masks the sample; with bad_verdict="zero", as
+    in the paper's code, it counts 0 and part rubric/failed says how many did. The rest is as
+    of rljax.rewards.judges.judges.judge.
     """
     check_scale(scale)
     rubrics, values, failed = rubrics_of(extra_info), [], 0

@@ -246,8 +246,8 @@ class _Program:
         return Remote(self, Reference(reference.number, kind), made)
 
     def resolve_name(self, name: str, reference: Reference) -> "Remote":
-        """The object that the tests call by name: a class if they write it with a
-        capital, as `Stack`."""
+        """The object that the tests call by name: a class if they write it with a capital, as
+        `Stack`."""
         is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
         return Remote(self, Reference(reference.number, "class" if is_class else "function"), False)
 
@@ -259,8 +259,8 @@ def _own_reference(value: object) -> Reference:
 
 
 def _exception(answer: dict, do: str) -> BaseException:
-    """The exception as a class of Python's own where it is one: a program cannot end the
-    tests with it."""
+    """The exception as a class of Python's own where it is one: a program cannot end the tests
+    with it."""
     kind = getattr(builtins, str(answer["raised"]), None)
     fits = isinstance(kind, type) and issubclass(kind, Exception)
     # Out of a call, StopIteration would end the loop of a test early: all(map(...)) of nothing.

@@ -107,8 +107,8 @@ def is_answer(name: str, text: str) -> bool:
 
 
 def prepare_worker(component) -> None:
-    """Imports the library before the first sample: it takes seconds, which its deadline
-    does not have."""
+    """Imports the library before the first sample: it takes seconds, which its deadline does
+    not have."""
     load_library()
 
 

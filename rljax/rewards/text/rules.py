@@ -1,7 +1,7 @@
 """Rewards that are rules: the answer of a response against a reference, its length, its format.
 
-Pure functions of strings, linear in the length of the response, safe on any text (a response
-is untrusted input).
+Pure functions of strings, linear in the length of the response, safe on any text (a response is
+untrusted input).
 """
 
 import json

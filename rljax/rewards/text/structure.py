@@ -40,8 +40,8 @@ def format_tags(
 
 
 def _span(text: str, tag: str) -> tuple[int, int] | None:
-    """The span from the opening tag to behind the closing one; None unless each stands
-    once around text."""
+    """The span from the opening tag to behind the closing one; None unless each stands once
+    around text."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     if text.count(opening) != 1 or text.count(closing) != 1:
         return None
@@ -98,8 +98,8 @@ def _refuse(constant: str) -> None:
 def json_schema(
     response: str, extra_info: dict | None = None, *, schema: str = "", parsed: float = 0.0
 ) -> dict:
-    """1 if the JSON in the response (`find_json`) is valid by the schema, `parsed` if it
-    holds other JSON, else 0. Parts: parsed, valid.
+    """1 if the JSON in the response (`find_json`) is valid by the schema, `parsed` if it holds
+    other JSON, else 0. Parts: parsed, valid.
 
     `schema`: JSON text or the path of a .json file; without it extra_info["schema"], text or
     object. Nothing is fetched: a remote $ref is an error. Needs the extra [rewards].

@@ -27,9 +27,9 @@ Compare = Literal["lines", "tokens", "exact"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of one test. status: passed, failed (a wrong output or a false assert),
-    error (it raised), timeout, memory, output (too much of it) or killed. Every one but passed
-    is a failed test."""
+    """The verdict of one test. status: passed, failed (a wrong output or a false assert), error
+    (it raised), timeout, memory, output (too much of it) or killed. Every one but passed is a
+    failed test."""
 
     status: str
     seconds: float

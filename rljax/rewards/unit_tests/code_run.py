@@ -1,7 +1,7 @@
 """Unit tests of a program in the sandbox, and the reward that they give.
 
-`run_tests`, one verdict per test, and the reward `code_tests`. The forms of tests
-are in `code_forms`.
+`run_tests`, one verdict per test, and the reward `code_tests`. The forms of tests are in
+`code_forms`.
 
 No expected output is ever in a process that a response controls:
   stdin    the program gets the input; its output is compared here
