@@ -26,6 +26,7 @@ from rljax.rewards.groups import diversity, pairwise
 from rljax.rewards.judges.judges import judge
 from rljax.rewards.judges.rubrics import rubric
 from rljax.rewards.mixing import by_source, mixture
+from rljax.rewards.text.answers import choice, contains, qa_exact_match, regex_match, token_f1
 from rljax.rewards.text.gym import reasoning_gym_score
 from rljax.rewards.text.length import l1_exact, l1_max, soft_overlong
 from rljax.rewards.text.rules import (
@@ -39,7 +40,6 @@ from rljax.rewards.text.rules import (
 )
 from rljax.rewards.text.structure import format_tags, json_match, json_schema
 from rljax.rewards.text.style import language, looping, repetition
-from rljax.rewards.text.text_answers import choice, contains, qa_exact_match, regex_match, token_f1
 from rljax.rewards.unit_tests.code_fusion import sandbox_fusion
 from rljax.rewards.unit_tests.code_run import code_tests
 from rljax.rewards.unit_tests.programs import program_tests

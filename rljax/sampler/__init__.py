@@ -1,4 +1,4 @@
-"""Prompts -> trajectories, on the trainer's mesh, with the trainer's own parameter arrays."""
+"""Samples trajectories from prompts on the trainer's mesh, with its own parameter arrays."""
 
 from rljax.sampler.engine import Engine
 from rljax.sampler.generate import SecondModel, generate

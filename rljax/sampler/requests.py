@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.sampler.sampling import Rules
+from rljax.sampler.draw import Rules
 
 STOP_IDS = 16  # room for stop ids of a request, where none needs more
 LOOPS = ("device", "host")

@@ -1,6 +1,6 @@
 """The decode state: slots that requests are put into, and the loop that decodes all of them.
 
-Pure functions of arrays, to be called inside programs. The draw is in `sampling`, the layout of a
+Pure functions of arrays, to be called inside programs. The draw is in `draw`, the layout of a
 cache in rljax.models.cache.
 
 A slot's tokens so far are `length` tokens whose keys and values are cached, and `token`, the next
@@ -18,8 +18,8 @@ from rljax.batch import FinishReason
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
+from rljax.sampler.draw import Rules, sample
 from rljax.sampler.requests import Sampling
-from rljax.sampler.sampling import Rules, sample
 
 
 def _struct(cls):

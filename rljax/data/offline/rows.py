@@ -19,7 +19,7 @@ from rljax.data.rows.columns import (
     require_text,
     tools_of,
 )
-from rljax.data.rows.rows import Rows, read_rows
+from rljax.data.rows.read import Rows, read_rows
 from rljax.errors import InputError
 
 KINDS = ("examples", "pairs", "labelled", "steps", "trajectories")

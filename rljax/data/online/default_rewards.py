@@ -7,7 +7,7 @@ What lives here: the choice. What does not: the rewards (rljax.rewards), what a 
 from collections.abc import Sequence
 
 from rljax.config import Config, is_path
-from rljax.data.rows.rows import make_task
+from rljax.data.rows.read import make_task
 from rljax.errors import InputError
 
 _OF_FILES = "exact_match()"

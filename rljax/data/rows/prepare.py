@@ -19,7 +19,7 @@ from pathlib import Path
 from rljax.components import resolve
 from rljax.config import is_path
 from rljax.data.online.prompts import encode_prompt
-from rljax.data.rows.rows import SUFFIXES, Rows, make_task, read_rows
+from rljax.data.rows.read import SUFFIXES, Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError

@@ -1,6 +1,6 @@
 """Records of prompts and of demonstrations: what their rows must hold. No tokens here.
 
-Where the rows come from (files, tasks, TFDS, a list) is `rows`; the rows of preference and other
+Where the rows come from (files, tasks, TFDS, a list) is `read`; the rows of preference and other
 offline training are rljax.data.offline.rows. Every row is checked here, before a model loads.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
-from rljax.data.rows.rows import Rows, read_rows
+from rljax.data.rows.read import Rows, read_rows
 from rljax.data.text.chat import check_unicode
 from rljax.errors import InputError
 

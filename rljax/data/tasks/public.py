@@ -6,7 +6,7 @@ Nothing is downloaded but by `path="tfds:gsm8k"`.
 from collections.abc import Callable, Sequence
 
 from rljax.data.rows import maps, offline_samples
-from rljax.data.rows.rows import read_rows
+from rljax.data.rows.read import read_rows
 from rljax.data.tasks.task import TEXT, Task
 from rljax.errors import InputError
 
