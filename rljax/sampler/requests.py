@@ -64,11 +64,11 @@ class Sampling:
         check(all(self.stop_strings), "stop_strings", "no empty string")
         # Each is looked for in every row's text at every dispatch.
         check(len(self.stop_strings) <= STOP_STRINGS, "stop_strings", f"at most {STOP_STRINGS}")
-        check(len(self.logit_bias) <= BIASED_IDS, "logit_bias", f"at most {BIASED_IDS} words")
+        check(len(self.logit_bias) <= BIASED_IDS, "logit_bias", f"at most {BIASED_IDS} tokens")
         biased = [token for token, _ in self.logit_bias]
         check(len(set(biased)) == len(biased), "logit_bias", "each token once")
         numbers = all(abs(bias) <= MOST_BIAS for _, bias in self.logit_bias)
-        rule = f"from {-MOST_BIAS:g} to {MOST_BIAS:g}; forbid words by allowed_ids"
+        rule = f"from {-MOST_BIAS:g} to {MOST_BIAS:g}; forbid tokens by allowed_ids"
         check(numbers, "logit_bias", rule)
         # jax.random.key reads 32 bits of a seed: others would be the same draws.
         seeds = self.seed is None or 0 <= self.seed < 2**32

@@ -107,10 +107,10 @@ def _stream_options(name, value) -> bool:
 
 
 def _bias(name, value) -> tuple[tuple[int, float], ...]:
-    for word in _object(name, value):
-        if not (word.isdecimal() and len(word) < 12):
-            _refuse(name, word, "an object of token ids and numbers")
-    return tuple((int(word), _number(name, bias)) for word, bias in value.items())
+    for token in _object(name, value):
+        if not (token.isdecimal() and len(token) < 12):
+            _refuse(name, token, "an object of token ids and numbers")
+    return tuple((int(token), _number(name, bias)) for token, bias in value.items())
 
 
 def _completion_logprobs(name, value) -> bool:
