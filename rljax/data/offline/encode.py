@@ -18,12 +18,12 @@ import numpy as np
 from rljax.data.offline.rows import KINDS
 from rljax.data.online.prompts import (
     OVERLONG,
-    _at_least_bos,
-    _cut,
-    _ended,
-    _in_row,
-    _require_positive,
+    at_least_bos,
+    cut_ids,
     encode_demonstration,
+    in_row,
+    require_positive,
+    with_end_token,
 )
 from rljax.data.text.chat import Turns, encode_after, encode_turns
 from rljax.data.text.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ def encode_rows(
         try:
             items += _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts)
         except InputError as error:
-            raise _in_row(record, error) from None
+            raise in_row(record, error) from None
     counts["kept"] = len(items)
     if not items:
         raise InputError(
@@ -132,7 +132,7 @@ def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None
     ):  # fmt: skip
         if value not in known:
             raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {known}")
-    _require_positive("max_tokens", max_tokens)
+    require_positive("max_tokens", max_tokens)
 
 
 def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts) -> list:
@@ -195,7 +195,7 @@ def _fit(prompt, columns, max_tokens, overlong, bos_id):
             fix="raise the limit, shorten the row, or set overlong='drop'",
         )
     if overlong == "left" and max_tokens > longest:
-        return _cut(prompt, max_tokens - longest, "left", bos_id), columns, "left"
+        return cut_ids(prompt, max_tokens - longest, "left", bos_id), columns, "left"
     if overlong != "right":  # no cut of the prompt makes room for the completion
         return None
     room = max(max_tokens - len(prompt), 0)
@@ -270,7 +270,7 @@ def _encode_text(record: dict, completion: str, tokenizer: Tokenizer, ended: boo
     else:  # a token spans the border
         ids, offsets = tokenizer.encode_with_offsets(completion)
     if ended:
-        ids = _ended(ids, tokenizer)
+        ids = with_end_token(ids, tokenizer)
         offsets = [*offsets, (len(completion), len(completion))][: len(ids)]
     return Turns(prompt, ids, [1] * len(ids), completion, offsets)
 
@@ -280,7 +280,7 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> list[int]:
         ids = tokenizer.encode(record["prompt"], add_special_tokens=True)
     else:
         ids = tokenizer.encode_chat(record["prompt"], tools=record.get("tools"))
-    return _at_least_bos(ids, tokenizer, record)
+    return at_least_bos(ids, tokenizer, record)
 
 
 def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separator: str) -> dict:
@@ -294,7 +294,7 @@ def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separat
         if not ids and "ended" not in record:
             raise InputError("a step has no tokens", value=step, fix="join it with another step")
         if number == count and record.get("ended"):
-            ids = _ended(ids, tokenizer)
+            ids = with_end_token(ids, tokenizer)
         elif separator:
             ids = ids + encode_after(tokenizer, ids[-1] if ids else last, separator)[0]
         if not ids:  # a blank line, and nothing to tell it by
