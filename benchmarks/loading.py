@@ -27,7 +27,7 @@ def write_checkpoint(folder: Path, size: int, shard: int) -> dict:
     """config.json and bfloat16 safetensors of about `size` bytes in files of at most `shard`."""
     from rljax.models.config import ModelConfig
     from rljax.models.families import to_hf_config
-    from rljax.models.huggingface import INDEX, WHOLE
+    from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE
     from rljax.models.huggingface.safetensors_file import FLOATS, new_header
 
     embed, vocab = (1024, 32_768) if size >= 2**30 else (512, 8192)

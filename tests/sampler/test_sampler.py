@@ -11,7 +11,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, sampling
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, draw, generate
 from rljax.sampler.generate import WHOLE_BATCH
 from rljax.sampler.keys import request_keys
 from rljax.sampler.requests import rules_of
@@ -127,7 +127,7 @@ def test_the_law_of_the_samples_is_the_softmax():
     rows = 40_000
     rules = rules_of([Sampling()] * rows, 150)
     keys, places = request_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32)
-    drawn = jax.jit(sampling.sample)(jnp.broadcast_to(logits, (rows, 150)), keys, places, rules)
+    drawn = jax.jit(draw.sample)(jnp.broadcast_to(logits, (rows, 150)), keys, places, rules)
     ids, logp = drawn.ids, drawn.logp
     p = np.asarray(jax.nn.softmax(logits))
     counts = np.bincount(ids, minlength=150)
@@ -145,7 +145,7 @@ def test_the_rules_keep_the_sets_that_sorting_keeps():
     for how in (dict(top_k=5), dict(top_p=0.8), dict(top_k=7, top_p=0.6), dict(top_p=0.01),
                 dict(min_p=0.2), dict(top_k=9, top_p=0.9, min_p=0.05)):  # fmt: skip
         asked = Sampling(**how)
-        kept = sampling._truncate(weights, rules_of([asked] * 64, 40)) > 0
+        kept = draw._truncate(weights, rules_of([asked] * 64, 40)) > 0
         for row in range(64):
             order = np.argsort(-probs[row])[: asked.top_k or 40]
             mass = probs[row][order] / probs[row][order].sum()
