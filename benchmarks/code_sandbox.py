@@ -1,11 +1,11 @@
-"""Programs per second of the code sandbox, tier by tier, a fork of a warm zygote against a new
-interpreter: prints one JSON object per measurement.
+"""Programs per second of the code sandbox, tier by tier: a fork of a warm zygote against a new
+interpreter. Prints one JSON object per measurement.
 
     python benchmarks/code_sandbox.py --seconds 3 --repeats 5
 
-One worker runs one program after another, so programs/s are of one worker; `processor_s` is the
-processor time of a program with everything that serves it (this process, zygote, program), so
-1 / processor_s is what one core can do. What lives here: the measurement. What does not: a claim.
+One worker runs one program after another, so programs/s are of one worker. `processor_s` is the
+processor time of a program with everything that serves it (this process, zygote, program), so one
+core can do 1 / processor_s.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.rewards.sandbox.sandbox import TIERS, Limits, Process, SandboxError, sandbox_tier
-from rljax.rewards.sandbox.sandbox_process import _idle
+from rljax.rewards.sandbox.process import _idle
+from rljax.rewards.sandbox.tiers import TIERS, Limits, Process, SandboxError, sandbox_tier
 from rljax.rewards.unit_tests.code_forms import read_tests
 from rljax.rewards.unit_tests.code_run import run_tests
 
@@ -63,12 +63,12 @@ def rate(one, seconds: float) -> tuple[float, float]:
 
 def private_bytes(pids: list[int]) -> int:
     """Memory that these processes share with nobody."""
-    found = 0
+    total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith(("Private_Clean:", "Private_Dirty:")):
-                found += int(line.split()[1]) * 1024
-    return found
+                total += int(line.split()[1]) * 1024
+    return total
 
 
 def descendants(parent: int) -> list[int]:
@@ -84,16 +84,16 @@ def zygote_bytes(tier: str) -> int:
 
 def measure(name: str, tier: str, one, arguments) -> dict:
     runs = [rate(one, arguments.seconds) for _ in range(arguments.repeats)]
-    found = {"what": name, "tier": tier}
+    row = {"what": name, "tier": tier}
     for index, key in enumerate(("per_s", "processor_s")):
         values = sorted(run[index] for run in runs)
-        found[key] = round(statistics.median(values), 5)
-        found[f"{key}_range"] = [round(values[0], 5), round(values[-1], 5)]
-    found["per_s_per_core"] = round(1 / found["processor_s"], 1)
+        row[key] = round(statistics.median(values), 5)
+        row[f"{key}_range"] = [round(values[0], 5), round(values[-1], 5)]
+    row["per_s_per_core"] = round(1 / row["processor_s"], 1)
     if tier == "bubblewrap" and name == "cold":  # bwrap does not wait for what it started
         for key in ("processor_s", "processor_s_range", "per_s_per_core"):
-            found[key] = None
-    return found | {"load": os.getloadavg()[0]}
+            row[key] = None
+    return row | {"load": os.getloadavg()[0]}
 
 
 def main() -> None:
@@ -112,10 +112,10 @@ def main() -> None:
         for warm in (True, False):
             name = "warm" if warm else "cold"
             run = lambda warm=warm, tier=tier: one_program(tier, warm)  # noqa: E731
-            found = measure(name, tier, run, arguments)
+            row = measure(name, tier, run, arguments)
             if warm:
-                found["zygote_private_bytes"] = zygote_bytes(tier)
-            print(json.dumps(found), flush=True)
+                row["zygote_private_bytes"] = zygote_bytes(tier)
+            print(json.dumps(row), flush=True)
     try:
         tier = sandbox_tier()
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What rollout correction costs inside a jitted learning step: prints JSON.
+"""The cost of rollout correction inside a jitted learning step: prints JSON.
 
 python benchmarks/correction.py [--repeats=10]
 
@@ -70,9 +70,9 @@ def make_batch():
 
 def memory_bytes(compiled) -> int:
     """Arguments, results and temporaries of the compiled step."""
-    found = compiled.memory_analysis()
+    memory = compiled.memory_analysis()
     kinds = ("argument", "output", "temp")
-    return sum(getattr(found, f"{kind}_size_in_bytes") for kind in kinds)
+    return sum(getattr(memory, f"{kind}_size_in_bytes") for kind in kinds)
 
 
 def main() -> None:

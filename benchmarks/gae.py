@@ -1,4 +1,4 @@
-"""GAE and discounted sums: time on a CPU, and what the TPU's compiler says. Prints JSON.
+"""GAE and discounted sums: time on a CPU, and the TPU compiler's figures. Prints JSON.
 
 python benchmarks/gae.py [--repeats=7] [--rows=512] [--tokens=8192]
 python benchmarks/gae.py --chips=v5e:2x4,v5p:2x2x1,v6e:2x4 [--rows=512] [--tokens=8192]
@@ -37,8 +37,8 @@ def associative_sum(x, decay, mask, ids):
     keep = mask > 0
     maps = jnp.where(keep, x, 0.0), jnp.where(keep, decay, 1.0)
     compose = lambda later, here: (here[0] + here[1] * later[0], here[1] * later[1])  # noqa: E731
-    found = jax.lax.associative_scan(compose, maps, reverse=True, axis=1)
-    return jnp.where(keep, found[0], 0.0)
+    sums = jax.lax.associative_scan(compose, maps, reverse=True, axis=1)
+    return jnp.where(keep, sums[0], 0.0)
 
 
 def plain_gae(rewards, values, mask, ids, gamma, lam):
@@ -118,8 +118,8 @@ def on_this_machine(rows, tokens, repeats) -> dict:
 
 
 def spread(numbers) -> dict:
-    found = statistics.median(numbers), min(numbers), max(numbers)
-    return dict(zip(("median", "least", "greatest"), (round(x, 3) for x in found), strict=True))
+    values = statistics.median(numbers), min(numbers), max(numbers)
+    return dict(zip(("median", "least", "greatest"), (round(x, 3) for x in values), strict=True))
 
 
 def on_chip(chip, rows, tokens) -> dict:

@@ -3,12 +3,10 @@
 python benchmarks/grpo_step.py [--repeats=5]
 
 Model: embed 512, mlp 1536, 8 layers, 8 heads, 4 kv heads, head_dim 64, vocabulary 4096, float32.
-Batch 32
-(4 prompts x 8), prompt 32, 128 new tokens, temperature 1, EOS ignored. FLOPs are counted as 2 per
-weight of the
-layers and the head and token for a forward pass, and 6 with the backward pass, attention scores
-included. The
-floor is the rate that a plain float32 matmul of the model's own sizes reaches in the same process.
+Batch 32 (4 prompts x 8), prompt 32, 128 new tokens, temperature 1, EOS ignored. FLOPs are counted
+as 2 per token and weight of the layers and the head for a forward pass, and 6 with the backward
+pass, attention scores included. The floor is the rate that a plain float32 matmul of the model's
+own sizes reaches in the same process.
 """
 
 import argparse
@@ -41,8 +39,8 @@ ROWS, COLUMNS = PROMPTS * SAMPLES, PROMPT_TOKENS + NEW_TOKENS
 
 
 def matmul_rate(tokens: int, config, repeats: int) -> float:
-    """FLOP/s of x @ w with the model's largest weight: [tokens, embed] x [embed, mlp], best of a
-    few."""
+    """FLOP/s of x @ w with the model's largest weight: [tokens, embed] x [embed, mlp], best of
+    a few."""
     x, w = jnp.ones((tokens, config.embed)), jnp.ones((config.embed, config.mlp))
     product = jax.jit(lambda x, w: x @ w)
     jax.block_until_ready(product(x, w))

@@ -1,5 +1,5 @@
-"""What a judge behind an endpoint costs beside the endpoint's own time: requests per second and the
-most in flight for 1, 2, 4, ... workers, against a server on this machine that answers after a
+"""The cost of a judge behind an endpoint beside the endpoint's own time: requests per second and
+the most in flight for 1, 2, 4, ... workers, against a server on this machine that answers after a
 fixed time. Prints JSON.
 
     python benchmarks/judge_endpoint.py --latency_s=0.1 --samples=400
@@ -49,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(ANSWER)
 
     def log_message(self, *_):
-        """Nothing."""
+        """Prints nothing."""
 
 
 def measure(server: Server, workers: int, samples: int, repeats: int) -> dict:
@@ -87,8 +87,8 @@ def main() -> None:
     rows = [measure(server, n, options.samples, options.repeats) for n in options.workers]
     server.shutdown()
     server.server_close()
-    facts = {"cpu_count": os.cpu_count(), "python": platform.python_version()}
-    print(json.dumps({**vars(options), **facts, "load": os.getloadavg(), "rows": rows}, indent=1))
+    machine = {"cpu_count": os.cpu_count(), "python": platform.python_version()}
+    print(json.dumps({**vars(options), **machine, "load": os.getloadavg(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

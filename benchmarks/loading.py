@@ -27,14 +27,14 @@ def write_checkpoint(folder: Path, size: int, shard: int) -> dict:
     """config.json and bfloat16 safetensors of about `size` bytes in files of at most `shard`."""
     from rljax.models.config import ModelConfig
     from rljax.models.families import to_hf_config
-    from rljax.models.huggingface import INDEX, WHOLE
+    from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE
     from rljax.models.huggingface.safetensors_file import FLOATS, new_header
 
-    embed, words = (1024, 32_768) if size >= 2**30 else (512, 8192)
+    embed, vocab = (1024, 32_768) if size >= 2**30 else (512, 8192)
     sizes = dict(embed=embed, mlp=4 * embed, heads=embed // 64, kv_heads=8, head_dim=64)
     layer = 12 * embed**2 + 2 * embed**2 + 2 * embed * 8 * 64  # mlp, q and o, k and v
-    layers = max((size // 2 - 2 * words * embed) // layer, 1)
-    config = ModelConfig("qwen3", vocab_size=words, layers=layers, qk_norm=True, **sizes)
+    layers = max((size // 2 - 2 * vocab * embed) // layer, 1)
+    config = ModelConfig("qwen3", vocab_size=vocab, layers=layers, qk_norm=True, **sizes)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(to_hf_config(config, eos_ids=(1,))))
     shards, at, names = [{}], 0, {}
@@ -144,11 +144,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        facts = write_checkpoint(folder, int(args.gigabytes * 1e9), int(args.shard_megabytes * 1e6))
-        print(json.dumps(facts | in_a_process(folder, facts, args)))
+        sizes = write_checkpoint(folder, int(args.gigabytes * 1e9), int(args.shard_megabytes * 1e6))
+        print(json.dumps(sizes | in_a_process(folder, sizes, args)))
 
 
-def in_a_process(folder: Path, facts: dict, args) -> dict:
+def in_a_process(folder: Path, sizes: dict, args) -> dict:
     """`measure` in a fresh interpreter, with the ratio."""
     env = dict(os.environ)
     if args.devices:
@@ -159,8 +159,8 @@ def in_a_process(folder: Path, facts: dict, args) -> dict:
     run = subprocess.run(command, env=env, capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(run.stderr)
-    found = json.loads(run.stdout)
-    return found | {"ratio": found["host_bytes"] / facts["largest_file"]}
+    row = json.loads(run.stdout)
+    return row | {"ratio": row["host_bytes"] / sizes["largest_file"]}
 
 
 if __name__ == "__main__":

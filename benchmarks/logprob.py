@@ -2,12 +2,12 @@
 
 python benchmarks/logprob.py [--repeats=5] [--tpu=v5e,v5p,v6e]
 
-Forward and backward, through log-prob and entropy, of N rows, D embed, V words. "plain" builds the
-logits [N, V], "fused" is what `token_logprobs` does on that platform.
+Forward and backward, through log-prob and entropy, of N rows, D embed, V vocabulary. "plain" builds
+the logits [N, V], "fused" is what `token_logprobs` does on that platform.
 
 --tpu compiles ahead of time for one chip of each generation, on a host that has libtpu and no chip:
 seconds of the compile, temporary MB beyond inputs, values and gradients, and the FLOPs that the
-kernels declare over N D V. Where a compile is refused, the compiler's first words.
+kernels declare over N D V. Where a compile is refused, the beginning of the compiler's message.
 
 Without --tpu it runs on the local backend. The two forms alternate; the ratio is that of each
 pair's times: median, smallest and largest of the repeats. On CPU at (4096, 512, 32768) in float32;
@@ -72,7 +72,7 @@ def megabytes(program) -> float:
 
 
 def tpu_sharding(generation: str):
-    """Of an array on one chip of a generation."""
+    """The sharding of an array on one chip of a generation."""
     from jax.experimental import topologies
 
     devices = topologies.get_topology_desc(TOPOLOGIES[generation], platform="tpu").devices
@@ -193,13 +193,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tpu", default="", help="generations, such as v5e,v5p,v6e")
     args = parser.parse_args()
-    found = {"jax": jax.__version__, "load": os.getloadavg()[0]}
+    row = {"jax": jax.__version__, "load": os.getloadavg()[0]}
     if args.tpu:
-        found["ahead_of_time"] = ahead_of_time(args.tpu.split(","))
+        row["ahead_of_time"] = ahead_of_time(args.tpu.split(","))
     else:
-        found["device"] = jax.devices()[0].device_kind
-        found["sizes"] = on_this_host(args.repeats)
-    print(json.dumps(found, indent=1))
+        row["device"] = jax.devices()[0].device_kind
+        row["sizes"] = on_this_host(args.repeats)
+    print(json.dumps(row, indent=1))
 
 
 if __name__ == "__main__":

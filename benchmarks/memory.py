@@ -1,4 +1,4 @@
-"""What rematerialisation and memory of the hosts save, and what they cost: prints JSON.
+"""Bytes that rematerialisation and host memory save, and the seconds they cost: prints JSON.
 
 python benchmarks/memory.py [--devices=8] [--repeats=3] [--model=small] [--rows=16] [--columns=256]
 python benchmarks/memory.py --topology=v5e:2x4 --model=qwen2.5-0.5b --rows=8 --columns=4096
@@ -75,14 +75,14 @@ def recipe(rows: int, microbatch_rows: int) -> Algorithm:
     )
 
 
-def host_batch(rows: int, columns: int, words: int):
+def host_batch(rows: int, columns: int, vocab: int):
     """Rows of full length in groups of eight, the first eighth of each its prompt."""
     rng = np.random.default_rng(0)
     mask = np.broadcast_to(np.arange(columns) >= columns // 8, (rows, columns)).astype(np.float32)
     rewards = np.zeros((rows, columns), np.float32)
     rewards[:, -1] = rng.integers(0, 2, rows)
     return batch_from_rows(
-        jnp.asarray(rng.integers(0, words, (rows, columns)), jnp.int32),
+        jnp.asarray(rng.integers(0, vocab, (rows, columns)), jnp.int32),
         jnp.full(rows, columns, jnp.int32),
         jnp.asarray(mask),
         rewards=jnp.asarray(rewards),
@@ -112,11 +112,11 @@ def abstract_roles(model: Model, optimizer_on_host: bool, reference_on_host: boo
 
 def argument_bytes(tree) -> dict[str, int]:
     """Bytes on one device, by the memory that holds them."""
-    found = {"device": 0, "pinned_host": 0}
+    sizes = {"device": 0, "pinned_host": 0}
     for x in jax.tree.leaves(tree):
         here = int(np.prod(x.sharding.shard_shape(x.shape))) * jnp.dtype(x.dtype).itemsize
-        found[x.sharding.memory_kind or "device"] += here
-    return found
+        sizes[x.sharding.memory_kind or "device"] += here
+    return sizes
 
 
 def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_host: bool):
@@ -127,15 +127,15 @@ def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_hos
         batch, cfg, {"actor": actor}, {"actor": {}}, {"reference": reference}
     ).compile()
     seconds = time.perf_counter() - start
-    found = program.memory_analysis()
+    memory = program.memory_analysis()
     # A donated argument and the output that takes its place are counted once.
-    new = found.output_size_in_bytes - found.alias_size_in_bytes
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return program, {
-        "temp_bytes": found.temp_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
         "argument_bytes": argument_bytes((actor, reference, batch)),
-        "device_bytes": found.argument_size_in_bytes + new + found.temp_size_in_bytes,
-        "host_argument_bytes": found.host_argument_size_in_bytes,
-        "host_temp_bytes": found.host_temp_size_in_bytes,
+        "device_bytes": memory.argument_size_in_bytes + new + memory.temp_size_in_bytes,
+        "host_argument_bytes": memory.host_argument_size_in_bytes,
+        "host_temp_bytes": memory.host_temp_size_in_bytes,
         "compile_s": seconds,
     }
 
@@ -222,12 +222,12 @@ def main() -> None:
     if live:
         seconds = measure_steps(live, jax.device_put(batch, rows), args.repeats)
         first = next(iter(seconds.values()))  # of remat="none", unless --remat leaves it out
-        for name, found in seconds.items():
-            ratios = [a / b for a, b in zip(found, first, strict=True)]
-            out[name]["step_s"] = statistics.median(found)
+        for name, values in seconds.items():
+            ratios = [a / b for a, b in zip(values, first, strict=True)]
+            out[name]["step_s"] = statistics.median(values)
             out[name]["step_over_first"] = statistics.median(ratios)
             out[name]["step_over_first_spread"] = [min(ratios), max(ratios)]
-    facts = {
+    machine = {
         "device": f"{mesh.size} x {mesh.devices.flat[0].device_kind}",
         "mesh": {k: v for k, v in mesh.shape.items() if v > 1},
         "jax": jax.__version__,
@@ -235,7 +235,7 @@ def main() -> None:
         "microbatch_rows": cfg.steps.microbatch_rows,
         "cases": out,
     }
-    print(json.dumps(facts, indent=2))
+    print(json.dumps(machine, indent=2))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def main() -> None:
     depths = [int(d) for d in args.depths.split(",")]
     # The first compile of a process also starts the compiler: it is not one of those reported.
     compile_seconds(model, args.rows, 1)
-    facts = {
+    machine = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "remat": args.remat,
@@ -141,7 +141,7 @@ def main() -> None:
         **measure(model, args.rows, args.repeats),
         "compile": {str(n): compile_seconds(model, args.rows, n) for n in depths},
     }
-    print(json.dumps(facts, indent=2))
+    print(json.dumps(machine, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a chip sends as chips are added, at the same work per chip: prints JSON.
+"""Bytes that a chip sends as chips are added, at the same work per chip: prints JSON.
 
 python benchmarks/plan_scaling.py [--config=configs/ppo_llama3_8b.py] [--rows_per_chip=4]
     [--topologies=v5p:2x2x4,v5p:4x4x4,v5p:4x8x8,v5p:8x8x8] [--tensor=4] [--programs=learn]

@@ -31,7 +31,7 @@ from rljax.rollout import Reward, sample_scored
 from rljax.sampler import Decoding, Sampling
 from rljax.tracking import timing
 
-WORDS, EOS = 128, 1
+VOCAB, EOS = 128, 1
 REWARDS = """
 import time
 
@@ -61,15 +61,15 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def policy(asked) -> Reference:
-    heads = asked.embed // 64
+def policy(args) -> Reference:
+    heads = args.embed // 64
     config = decoder(
-        WORDS, layers=2, embed=asked.embed, mlp=3 * asked.embed, heads=heads, kv_heads=heads,
+        VOCAB, layers=2, embed=args.embed, mlp=3 * args.embed, heads=heads, kv_heads=heads,
         head_dim=64,
     )  # fmt: skip
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     params = model.init(jax.random.key(0))
-    return Reference(params, model, 1.0, Decoding(slots=asked.slots, loop=asked.loop))
+    return Reference(params, model, 1.0, Decoding(slots=args.slots, loop=args.loop))
 
 
 def prompts(count: int) -> Prompts:
@@ -85,7 +85,7 @@ def prompts(count: int) -> Prompts:
 
 
 def seconds(function) -> dict[str, float]:
-    """Of all of it; of scoring after the last token; and of scoring before it."""
+    """Seconds of the whole call, of scoring after the last token, and of scoring before it."""
     with timing.collect() as timings:
         jax.block_until_ready(function())
     return {
@@ -95,13 +95,13 @@ def seconds(function) -> dict[str, float]:
     }
 
 
-def measured(actor, asked, reward_s: float) -> dict:
-    data, key = prompts(asked.prompts), jax.random.key(1)
-    how = Sampling(max_response_tokens=asked.max_tokens, stop_ids=(EOS,))
+def measured(actor, args, reward_s: float) -> dict:
+    data, key = prompts(args.prompts), jax.random.key(1)
+    how = Sampling(max_response_tokens=args.max_tokens, stop_ids=(EOS,))
     text = f"overlap_rewards.sleep(seconds={reward_s})"
-    with RewardPool(text, workers=asked.workers, timeout_s=60) as pool:
+    with RewardPool(text, workers=args.workers, timeout_s=60) as pool:
         reward = Reward(pool, Words, actor.model.mesh)
-        generate = lambda: actor.generate(data, key, how, n=asked.samples)  # noqa: E731
+        generate = lambda: actor.generate(data, key, how, n=args.samples)  # noqa: E731
         ways = {
             "decoding": generate,
             "after": lambda: reward(generate(), data)[0].scores,
@@ -115,20 +115,20 @@ def measured(actor, asked, reward_s: float) -> dict:
         took = {name: [] for name in ways}
         for _ in range(asked.repeats):
             for name, way in ways.items():
-                took[name].append(seconds(way))
+                times[name].append(seconds(way))
 
     def middle(name: str, what: str = "all") -> float:
-        return round(statistics.median(each[what] for each in took[name]), 3)
+        return round(statistics.median(each[what] for each in times[name]), 3)
 
     def spread(name: str, what: str = "all") -> list[float]:
-        every = [each[what] for each in took[name]]
+        every = [each[what] for each in times[name]]
         return [round(min(every), 3), round(max(every), 3)]
 
     tokens = np.asarray(batch.mask).sum(axis=1)
     return {
         "reward_s": reward_s,
         "rows": len(tokens),
-        "workers": asked.workers,
+        "workers": args.workers,
         "tokens_mean": round(float(tokens.mean()), 1),
         "tokens_max": int(tokens.max()),
         **{name: middle(name) for name in ways},
@@ -140,13 +140,13 @@ def measured(actor, asked, reward_s: float) -> dict:
 
 
 def main() -> None:
-    asked = parsed()
-    actor = policy(asked)
+    args = parsed()
+    actor = policy(args)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "overlap_rewards.py").write_text(REWARDS)
         sys.path.insert(0, folder)
-        for reward_s in asked.reward_s:
-            print(json.dumps(measured(actor, asked, reward_s)), flush=True)
+        for reward_s in args.reward_s:
+            print(json.dumps(measured(actor, args, reward_s)), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ def sleep(response):
 
 
 def seconds(pool: RewardPool, samples: list[dict], repeats: int) -> list[float]:
-    """Of scoring all samples, `repeats` times after one that is not counted."""
-    found = []
+    """Seconds of scoring all samples, `repeats` times after one that is not counted."""
+    times = []
     for _ in range(repeats + 1):
         begun = time.perf_counter()
         assert all(score.status == "ok" for score in pool.score(samples))
-        found.append(time.perf_counter() - begun)
-    return found[1:]
+        times.append(time.perf_counter() - begun)
+    return times[1:]
 
 
 def main() -> None:
@@ -40,25 +40,25 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=5)
-    asked = parser.parse_args()
-    fast = [{"response": f"#### {i}", "ground_truth": "1"} for i in range(asked.samples)]
-    with RewardPool("gsm8k", workers=asked.workers) as pool:
-        rates = [asked.samples / s for s in seconds(pool, fast, asked.repeats)]
+    args = parser.parse_args()
+    fast = [{"response": f"#### {i}", "ground_truth": "1"} for i in range(args.samples)]
+    with RewardPool("gsm8k", workers=args.workers) as pool:
+        rates = [args.samples / s for s in seconds(pool, fast, args.repeats)]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "slow_rewards.py").write_text(REWARDS)
         sys.path.insert(0, folder)
-        slow = [{"response": "0.25"}] * (2 * asked.workers)
-        with RewardPool("slow_rewards.sleep", workers=asked.workers) as pool:
-            took = seconds(pool, slow, asked.repeats)
-            many = seconds(pool, [{"response": "0.25"}] * (8 * asked.workers), 1)
+        slow = [{"response": "0.25"}] * (2 * args.workers)
+        with RewardPool("slow_rewards.sleep", workers=args.workers) as pool:
+            times = seconds(pool, slow, args.repeats)
+            many = seconds(pool, [{"response": "0.25"}] * (8 * args.workers), 1)
     print(
         json.dumps(
             {
-                "workers": asked.workers,
+                "workers": args.workers,
                 "fast": round(statistics.median(rates)),
                 "fast_all": [round(rate) for rate in rates],
-                "slow_s": round(statistics.median(took), 3),
-                "slow_all_s": [round(s, 3) for s in took],
+                "slow_s": round(statistics.median(times), 3),
+                "slow_all_s": [round(s, 3) for s in times],
                 "slow_8_each_s": round(many[0], 3),
             }
         )

@@ -28,15 +28,15 @@ _OTHERS = [
 
 def _samples(answers: list[str], count: int) -> list[dict]:
     """Every second answer is right, in another spelling; the others are of the next number."""
-    found = []
+    samples = []
     for i in range(count):
         form = answers[i // 2 % len(answers)]
         truth = form.replace("@", str(101 + i))
-        said = truth.replace("+", "+0+") if i % 2 else form.replace("@", str(102 + i))
-        said = said.replace("Evelyn", "Evelyn" if i % 2 else "Ada")
-        response = f"<think>{_THOUGHTS}</think><answer>\\boxed{{{said} }}\n#### {said}</answer>"
-        found.append({"response": response, "ground_truth": truth, "num_tokens": 500})
-    return found
+        answer = truth.replace("+", "+0+") if i % 2 else form.replace("@", str(102 + i))
+        answer = answer.replace("Evelyn", "Evelyn" if i % 2 else "Ada")
+        response = f"<think>{_THOUGHTS}</think><answer>\\boxed{{{answer} }}\n#### {answer}</answer>"
+        samples.append({"response": response, "ground_truth": truth, "num_tokens": 500})
+    return samples
 
 
 def throughput(reward: str, samples: list[dict], workers: int, repeats: int) -> dict:
@@ -78,11 +78,11 @@ def main() -> None:
         "gsm8k": ("gsm8k()", plain),
         "mixture": (f"mixture(rewards={rules})", plain),
     }
-    found = {
+    row = {
         name: throughput(reward, samples, args.workers, args.repeats)
         for name, (reward, samples) in cases.items()
     }
-    print(json.dumps({"load": os.getloadavg()[0], "workers": args.workers, **found}, indent=1))
+    print(json.dumps({"load": os.getloadavg()[0], "workers": args.workers, **row}, indent=1))
 
 
 if __name__ == "__main__":

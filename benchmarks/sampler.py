@@ -1,4 +1,4 @@
-"""What decoding costs against the machine's floor: prints JSON.
+"""The cost of decoding against the machine's floor: prints JSON.
 
 python benchmarks/sampler.py [--model=27m] [--parts=a,b,c,d] [--slots=32,128] [--repeats=3]
 
@@ -6,7 +6,7 @@ Models: 27m (that of grpo_step.py, float32), 1b (8 layers, bfloat16), 8b (36 lay
 random weights. Prompts of 32 tokens, temperature 1.
 
 (a) 128 new tokens in every slot. (b) 256 requests, groups of 8, over 32 slots, lengths geometric
-with mean 32 and at most 128 (1 word in 32 stops a response): slots that refill (on the device, and
+with mean 32 and at most 128 (1 token in 32 stops a response): slots that refill (on the device, and
 from the host) against batches of 32 that wait for their longest row. (c) as (a) behind 896 tokens.
 (d) time to the first token of one request alone, prompts of 32 and 896 tokens.
 
@@ -36,9 +36,9 @@ from rljax.tracking import compiles
 
 PROMPT, NEW, LONG = 32, 128, 896
 SIZES = {
-    "27m": dict(words=4096, layers=8, embed=512, mlp=1536, heads=8, kv_heads=4, head_dim=64),
-    "1b": dict(words=32768, layers=8, embed=3072, mlp=8192, heads=24, kv_heads=8, head_dim=128),
-    "8b": dict(words=151936, layers=36, embed=4096, mlp=12288, heads=32, kv_heads=8, head_dim=128),
+    "27m": dict(vocab=4096, layers=8, embed=512, mlp=1536, heads=8, kv_heads=4, head_dim=64),
+    "1b": dict(vocab=32768, layers=8, embed=3072, mlp=8192, heads=24, kv_heads=8, head_dim=128),
+    "8b": dict(vocab=151936, layers=36, embed=4096, mlp=12288, heads=32, kv_heads=8, head_dim=128),
 }
 
 
@@ -96,8 +96,8 @@ def measured(function, repeats: int) -> dict:
 class Bench:
     def __init__(self, name: str, repeats: int):
         sizes = dict(SIZES[name])
-        words = sizes.pop("words")
-        config = decoder(words, max_tokens=LONG + NEW, **sizes)
+        vocab = sizes.pop("vocab")
+        config = decoder(vocab, max_tokens=LONG + NEW, **sizes)
         if name != "27m":
             config = dataclasses.replace(config, dtype="bfloat16", weight_dtype="bfloat16")
         self.model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
@@ -117,16 +117,16 @@ class Bench:
             return generate(self.model, self.params, *prompts, jax.random.key(1), how).tokens
 
         engine = Engine(self.model, slots, prompt + NEW, steps=NEW)
-        found = measured(run, self.repeats)
+        row = measured(run, self.repeats)
         prefill = measured(lambda: engine.prefill(self.params, *prompts).length, self.repeats)
         rates = machine(self.config)
-        decode_s = found["wall_s"] - prefill["wall_s"]
+        decode_s = row["wall_s"] - prefill["wall_s"]
         floor = floor_s(self.config, self.params, rates, slots, prompt + NEW / 2)
-        return found | {
+        return row | {
             "slots": slots, "prompt_tokens": prompt, "new_tokens": NEW,
             "prefill_s": prefill["wall_s"],
-            "tokens_per_s": slots * NEW / found["wall_s"],
-            "tokens_per_cpu_s": slots * NEW / found["cpu_s"],
+            "tokens_per_s": slots * NEW / row["wall_s"],
+            "tokens_per_cpu_s": slots * NEW / row["cpu_s"],
             "step_ms": 1e3 * decode_s / NEW,
             "floor_step_ms": 1e3 * floor,
             "share_of_floor": floor / (decode_s / NEW),
@@ -137,7 +137,7 @@ class Bench:
         """(b): refilled slots against batches that wait."""
         count, n, slots = 32, 8, 32
         prompts, lengths = self.prompts(count, PROMPT)
-        # A random model's words are nearly equally likely: 1 in 32 of them ends a response.
+        # A random model's tokens are nearly equally likely: 1 in 32 of them ends a response.
         stops = tuple(range(0, self.config.vocab_size, 32))
         how = Sampling(max_response_tokens=NEW, stop_ids=stops)
         key, tokens = jax.random.key(2), {}
@@ -163,14 +163,14 @@ class Bench:
             tokens["static"] = total
             return out
 
-        found = {}
+        rows = {}
         for name, run in (
             ("device", lambda: whole("device")),
             ("host", lambda: whole("host")),
             ("static", waiting),
         ):
-            took = measured(run, self.repeats)
-            found[name] = took | {"tokens_per_s": tokens[name] / took["wall_s"]}
+            times = measured(run, self.repeats)
+            rows[name] = times | {"tokens_per_s": tokens[name] / times["wall_s"]}
         sampler = self.sampler(slots, PROMPT + NEW, stops=len(stops))
         before = compiles.count()
         for p in range(count):
@@ -183,8 +183,8 @@ class Bench:
             if more:
                 waiting[0] += sampler.slot_steps - counted[0]
                 waiting[1] += sampler.live_slot_steps - counted[1]
-        static = found["static"]["tokens_per_s"]
-        return found | {
+        static = rows["static"]["tokens_per_s"]
+        return rows | {
             "requests": count * n, "slots": slots,
             "mean_tokens": tokens["device"] / (count * n),
             "occupancy_while_requests_wait": waiting[1] / waiting[0],
@@ -192,9 +192,9 @@ class Bench:
             "host_share": sampler.host_s / (sampler.host_s + sampler.device_s),
             "dispatches": sampler.dispatches,
             "compiles_of_the_stream": compiles.count() - before,
-            "device_over_static_cpu": found["static"]["cpu_s"] / found["device"]["cpu_s"],
-            "device_over_static": found["device"]["tokens_per_s"] / static,
-            "host_over_static": found["host"]["tokens_per_s"] / static,
+            "device_over_static_cpu": rows["static"]["cpu_s"] / rows["device"]["cpu_s"],
+            "device_over_static": rows["device"]["tokens_per_s"] / static,
+            "host_over_static": rows["host"]["tokens_per_s"] / static,
         }  # fmt: skip
 
     def sampler(self, slots: int, tokens: int, steps=32, chunk=PROMPT, stops=STOP_IDS) -> Sampler:
@@ -203,7 +203,7 @@ class Bench:
 
     def first_token(self) -> dict:
         """(d): one request in an empty sampler of 32 slots, a step per dispatch."""
-        found = {}
+        rows = {}
         for tokens in (PROMPT, LONG):
             sampler = self.sampler(32, LONG + NEW, steps=1, chunk=256)
             prompt = self.prompts(1, tokens)[0][0]
@@ -213,11 +213,11 @@ class Bench:
                 list(sampler.run(self.params))
                 seconds.append(sample.first_token_s - sample.submitted_s)
             seconds = seconds[1:]  # the first compiles
-            found[f"prompt_{tokens}"] = {
+            rows[f"prompt_{tokens}"] = {
                 "first_token_s": statistics.median(seconds),
                 "range_s": [min(seconds), max(seconds)],
             }
-        return found
+        return rows
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""How fast tasks make problems and their rewards score them, in one process.
+"""The speed of tasks and their rewards in one process.
 
 python benchmarks/tasks.py [--seconds=1] [--gym=basic_arithmetic,countdown,...]
 
@@ -43,7 +43,7 @@ def measured(call, seconds: float) -> dict[str, float]:
 
 def of_task(spec: str, seconds: float) -> dict:
     build_ms, task = timed(resolve(spec, "rljax.data.tasks"))
-    found = {"built_ms": round(build_ms, 1), "row": measured(lambda i: task.train[i], seconds)}
+    row = {"built_ms": round(build_ms, 1), "row": measured(lambda i: task.train[i], seconds)}
     rows, worked = task.test, task.worked_test
     if "code_tests" not in task.reward and len(worked) == len(rows):
         reward = resolve(task.reward, HOME)
@@ -53,8 +53,8 @@ def of_task(spec: str, seconds: float) -> dict:
             sample = {**rows[at], "response": worked[at]["completion"], "prompt": ""}
             return call_reward(reward, sample)[0]
 
-        found["score"] = measured(score, seconds)
-    return found
+        row["score"] = measured(score, seconds)
+    return row
 
 
 def main() -> None:

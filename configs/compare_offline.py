@@ -3,7 +3,7 @@
 python launchers/compare_offline.py --out=runs/compare_offline
 
 The task: "3574>" -> "8\\n5\\n9", running sums modulo 10, one a line; only the last line is judged.
-get_config() is the base policy: SFT on worked examples until it is right in about 4 of 10 cases.
+get_config() is the base policy: SFT on demonstrations until it is right in about 4 of 10 cases.
 methods() start from it. Learning rates tried on seed 0, which the table leaves out: 5e-4 by all;
 1e-4 by DQO, DPO and KTO; 3e-5 by DPO and KTO; 1e-5 by KTO, with right completions at twice their
 weight. DRO and process scores took DQO's, DPO took KTO's 1e-5. DPO and KTO were lowered from 3e-5

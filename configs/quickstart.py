@@ -1,4 +1,4 @@
-"""Quickstart: SFT on 256 worked examples, then GRPO, on an embedded task; no download.
+"""Quickstart: SFT on 256 demonstrations, then GRPO, on an embedded task; no download.
 
 python launchers/train.py --config=configs/quickstart.py
 

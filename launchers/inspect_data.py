@@ -2,7 +2,7 @@
 
 Prints the first rows of a config's data as the model reads them, token by token: learned tokens
 green, the others dim, every second token underlined; without colours (NO_COLOR, a pipe) what is
-learned stands in [[ ]]. Prompts, worked examples, pairs, labelled answers, steps: whatever the
+learned stands in [[ ]]. Prompts, demonstrations, pairs, labelled answers, steps: whatever the
 dataflow reads. Reads a tokenizer and the data, no weights; ends with what was dropped, counted.
 """
 

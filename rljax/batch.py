@@ -1,15 +1,11 @@
-"""Batch: the struct that flows between stages, its axes, and the statistics that respect its mask.
+"""Batch: the struct that flows between stages, its axes, and statistics that respect its mask.
 
-What lives here: the frozen pytree, `check` and `require`, and masked and per-segment helpers. What
-does
-not: models, losses, configs.
-
-Axes: B rows, S tokens in a row, G samples per prompt, P prompts, V words.
+Axes: B rows, S tokens in a row, G samples per prompt, P prompts, V vocabulary entries.
 
 Conventions, stated once:
 - `x[b, t]` always describes `tokens[b, t]`; column 0 of a log-prob or a value carries nothing.
-- `mask` is 1 exactly where the policy chose the token: prompt, tool output, forced text, padding
-are 0.
+- `mask` is 1 exactly where the policy chose the token, and 0 at prompt, tool output, forced text
+  and padding.
 - What stands at mask 0 may be garbage, NaN included: select with `where` before `exp` or `log`.
 - Everything but ids is float32. `None` means that the stage which fills the field has not run.
 - Tokens are the record: nothing is ever inferred from an id (padding may equal EOS).
@@ -34,7 +30,7 @@ from rljax.kernels import gae as recurrences
 
 
 class FinishReason(enum.IntEnum):
-    """Why a response ended. It is recorded by the sampler and never inferred from a length."""
+    """The reason why a response ended, recorded by the sampler and never inferred from a length."""
 
     STOP = 0
     LENGTH = 1
@@ -52,13 +48,13 @@ def _field(axes: str, dtype, *, required: bool = False):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Trajectories and everything later stages say about them. Fields are arrays or None."""
+    """Trajectories, and the results of later stages about them. Fields are arrays or None."""
 
     tokens: jax.Array = _field("B S", jnp.int32, required=True)
     segment_ids: jax.Array = _field("B S", jnp.int32, required=True)
     positions: jax.Array = _field("B S", jnp.int32, required=True)
     mask: jax.Array = _field("B S", jnp.float32, required=True)
-    # Images (rljax.data.images.image_rows): N patches of C pixel values per row, right-padded;
+    # Images (rljax.data.images.rows): N patches of C pixel values per row, right-padded;
     # image id + 1 (0 = padding), frame, row and column of each; time, row and column of every
     # token.
     pixels: jax.Array | None = _field("B N C", jnp.float32)
@@ -84,13 +80,12 @@ class Batch:
     process_rewards: jax.Array | None = _field("B S", jnp.float32)
     step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
     state_ids: jax.Array | None = _field("B S", jnp.int32)  # equal = same environment state
-    sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over words of pi^2
-    entropy: jax.Array | None = _field(
-        "B S", jnp.float32
-    )  # of the choice: the sampler's, else by old_logprobs
+    sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
+    # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
+    entropy: jax.Array | None = _field("B S", jnp.float32)
 
     def replace(self, **fields) -> "Batch":
-        """A copy with these fields; unknown names and wrong axes are refused."""
+        """A copy with these fields. Raises InputError for unknown names and wrong axes."""
         known = [f.name for f in dataclasses.fields(self)]
         for name in fields:
             if name not in known:
@@ -103,7 +98,8 @@ class Batch:
         return dataclasses.replace(self, **fields).check()
 
     def check(self) -> "Batch":
-        """Shapes and dtypes against the declared axes. Runs while tracing; returns self."""
+        """Returns self; raises InputError where shapes or dtypes differ from the declared axes.
+        Runs while tracing."""
         sizes: dict[str, int] = {}
         for field in dataclasses.fields(self):
             value, axes = self.__dict__[field.name], field.metadata["axes"]
@@ -135,14 +131,14 @@ class Batch:
         return self
 
     def require(self, *names: str, by: str) -> "Batch":
-        """Names the stage `by` and the missing fields if any of `names` is still None; returns
-        self."""
+        """Returns self; raises InputError that names the stage `by` and the missing fields if any
+        of `names` is None."""
         missing = [n for n in names if self.__dict__[n] is None]
         if missing:
-            has = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
+            filled = [f.name for f in dataclasses.fields(self) if self.__dict__[f.name] is not None]
             raise InputError(
                 f"{by} needs batch field {', '.join(missing)}, which no stage has filled",
-                rule=f"the batch has {', '.join(has)}",
+                rule=f"the batch has {', '.join(filled)}",
                 fix="run the stage that fills it first (DESIGN: the dataflow decides the order)",
             )
         return self
@@ -175,7 +171,6 @@ def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:
 
 
 # -- masked statistics (formulas: masked_mean = sum m x / max(sum m, 1))
-# ---------------------------------
 
 
 def masked_sum(x: jax.Array, mask: jax.Array, axis=None) -> jax.Array:
@@ -203,7 +198,7 @@ def masked_max(x: jax.Array, mask: jax.Array) -> jax.Array:
 def whiten(
     x: jax.Array, mask: jax.Array, *, eps: float = 1e-8, ddof: int = 1, shift_mean: bool = True
 ):
-    """m (x - mean) / sqrt(var + eps), over the global batch; zeros when fewer than two tokens
+    """m (x - mean) / sqrt(var + eps) over the global batch; zeros where fewer than two tokens
     count."""
     mean = masked_mean(x, mask)
     scaled = jnp.where(mask > 0, x - mean, 0.0) * jax.lax.rsqrt(
@@ -215,12 +210,10 @@ def whiten(
 
 
 # -- segments: a packed row holds several sequences; an unpacked row holds one
-# ------------------------------
 
 
 def segment_sum(x: jax.Array, batch: Batch) -> jax.Array:
-    """Sum of x over the policy tokens of each token's own segment, at every token: [B, S] -> [B,
-    S]."""
+    """Sum of x over the policy tokens of each token's own segment, at every token: [B, S]."""
     values = jnp.where(batch.mask > 0, x, 0.0)
     size = batch.tokens.shape[1] + 1
 

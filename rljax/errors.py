@@ -1,7 +1,7 @@
-"""Errors that users see. What lives here: the one exception type whose message is written for them.
+"""InputError: the one exception whose message is written for users.
 
-Launchers print an `InputError` as plain text without a traceback; every other exception is a bug of
-ours.
+Launchers print an `InputError` as plain text without a traceback; every other exception is a bug
+of ours.
 """
 
 

@@ -1,8 +1,5 @@
 """The device mesh, and the rules that map a weight's logical axes to mesh axes.
 
-What lives here: everything that touches devices. What does not: models (they only name logical
-axes).
-
 Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), expert (rows of
 the batch, and the experts of a mixture), context (tokens of a row), tensor (heads, mlp,
 vocabulary). The rows of a batch are split over data x fsdp x expert.
@@ -79,8 +76,8 @@ def make_mesh(
 def weight_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> NamedSharding:
-    """The sharding of one weight, from its logical axes. An axis that does not divide is
-    refused."""
+    """The sharding of one weight, from its logical axes. Raises InputError for an axis that
+    does not divide."""
     spec = []
     for size, axis in zip(shape, axes, strict=True):
         if axis not in RULES:
@@ -105,11 +102,12 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
+    """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def row_shards(mesh: Mesh) -> int:
-    """How many ways the rows of a batch are split."""
+    """The number of parts into which the rows of a batch are split."""
     return math.prod(mesh.shape[a] for a in BATCH_AXES)
 
 
@@ -181,11 +179,11 @@ def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
-def constrain_words(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a program: keep logits [B, V] split by rows, and by words over tensor."""
+def constrain_vocab(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Inside a program: keep logits [B, V] split by rows, and over tensor by vocabulary."""
     if mesh.size == 1:
         return x
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
-    words = None if x.shape[1] % mesh.shape["tensor"] else "tensor"
-    spec = NamedSharding(mesh, PartitionSpec(rows, words))
+    vocab = None if x.shape[1] % mesh.shape["tensor"] else "tensor"
+    spec = NamedSharding(mesh, PartitionSpec(rows, vocab))
     return jax.lax.with_sharding_constraint(x, spec)

@@ -1,10 +1,11 @@
 """Text and files on one side, token arrays on the other; nothing here touches a device.
 
-The flow: `rows` (files, tasks, TFDS, lists -> raw rows) -> `sources` (checked records) -> `prompts`
-(records -> token ids, padded arrays), with `tokenizer` and `chat` for the text; `loader` decides
-which records come when (`stream` where they have no end). A task (`tasks`) brings its reward along
-(`own`). `prepare` and `show` are what launchers/prepare_data.py and inspect_data.py do.
+Prompts: `rows.read` (files, tasks, TFDS, lists -> raw rows) -> `rows.sources` (checked records) ->
+`online.prompts` (records -> token ids, padded arrays), with `text.tokenizer` and `text.chat` for
+the text. `online.loader` decides which records come when (`online.stream` where they have no end).
+A task (`tasks`) brings its reward along (`online.default_rewards`). `rows.prepare` and `rows.show`
+are what launchers/prepare_data.py and inspect_data.py run.
 
-Offline training has the same stages: `preference_rows` (pairs, labels, steps, trajectories) ->
-`preferences` (ids and masks) -> `packing` -> `row_batches` (a Batch).
+Offline training has the same stages: `offline.rows` (pairs, labels, steps, trajectories) ->
+`offline.encode` (ids and masks) -> `offline.packing` -> `offline.batches` (a Batch).
 """

@@ -26,7 +26,7 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import Prompts, encode_prompts
 from rljax.data.rows.columns import prompt_of, require_text
-from rljax.data.rows.rows import read_rows
+from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy

@@ -1,1 +1,1 @@
-"""Fused hot paths: one public function each, with implementations that agree."""
+"""Fused kernels: one public function each, with implementations that agree."""

@@ -1,9 +1,8 @@
 """Grouped matrix product: the rows of a group times that group's own matrix.
 
-What lives here: one public function; behind it jax.lax.ragged_dot, JAX's megablox kernels for its
-gradient on TPU, and the loop that CPU needs because ragged_dot has no CPU kernel: there it copies
-the rows once per group and multiplies all of them, X times the FLOPs. What does not: routing and
-activations (rljax.models.experts).
+Behind the one public function are jax.lax.ragged_dot, JAX's megablox kernels for its gradient on
+TPU, and a loop for CPU, where ragged_dot has no kernel: it copies the rows once per group and
+multiplies all of them, X times the FLOPs. Routing is in rljax.models.experts.
 
 Axes: M rows sorted by group, D inside, F outside, X groups, T rows in one block of the loop.
 """
@@ -68,8 +67,8 @@ def _tiles(rows: int, groups: int, inside: int, outside: int, itemsize: int):
 
 
 def _on_device(kernel, *arrays: jax.Array) -> jax.Array:
-    """The kernel on what a device holds. It does not say over which mesh axes its result varies, so
-    inside shard_map it has to run where nobody asks."""
+    """Runs the kernel on what one device holds. The kernel does not declare over which mesh axes
+    its result varies, so inside shard_map that check is off."""
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return kernel(*arrays)
     whole = PartitionSpec()
@@ -87,8 +86,8 @@ def _on_tpu_forward(x, w, sizes, interpret):
 
 
 def _on_tpu_backward(interpret, saved, g):
-    """dx[m] = g[m] w[group of m]^T, and dw[group] = the sum over its rows of x[m]^T g[m], summed in
-    float32."""
+    """dx[m] = g[m] w[group of m]^T, and dw[group] = the sum over its rows of x[m]^T g[m], summed
+    in float32."""
     # Imported here: Pallas takes a second to import, and only this path needs it.
     from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 
@@ -106,7 +105,7 @@ def _on_tpu_backward(interpret, saved, g):
     )  # fmt: skip
     dx = _on_device(to_x, g_whole, w, sizes)[:rows]
     dw = _on_device(to_w, x_whole.swapaxes(0, 1), g_whole, sizes)
-    # What varies over the mesh has to say so again (and where no group has rows, dx is garbage).
+    # What varies over the mesh is declared so again; where no group has rows, dx is garbage.
     dx = jnp.where(_grouped_rows(x, sizes), dx, _zeros(x.shape, x.dtype, x))
     return dx, dw + _zeros(w.shape, w.dtype, x), None
 
@@ -123,8 +122,8 @@ def _block_rows(rows: int, groups: int) -> int:
 
 
 def _blocks(sizes: jax.Array, block: int, rows: int):
-    """Of every block its group, its first row, and how many rows the group still has there, in
-    order; and how many blocks there are. Groups without rows have none: in a decode step most."""
+    """For each block its group, its first row and how many rows of the group are left from there;
+    and the number of blocks. Groups without rows, in a decode step most, have no block."""
     each = (sizes + block - 1) // block
     ends, at_most = jnp.cumsum(each), rows // block + sizes.shape[0]
     i = jnp.arange(at_most, dtype=ends.dtype)

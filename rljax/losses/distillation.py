@@ -27,7 +27,7 @@ from rljax.kernels.logprob.options import (
     capped,
     head_product,
     raw_logits,
-    words_of,
+    vocab_size_of,
 )
 from rljax.losses.policy.common import Policy
 
@@ -40,13 +40,13 @@ _LOG_MASS_MAX = -1e-7
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["hidden", "head"],
-    meta_fields=["logit_scale", "soft_cap", "float32_head", "words_first"],
+    meta_fields=["logit_scale", "soft_cap", "float32_head", "vocab_first"],
 )
 @dataclasses.dataclass(frozen=True)
 class Readout:
     """Logits not yet built: cap tanh(scale hidden head / cap); soft_cap 0 = none.
 
-    hidden [..., S, D], head [D, V], or an embedding [V, D] with `words_first`. `float32_head`: full
+    hidden [..., S, D], head [D, V], or an embedding [V, D] with `vocab_first`. `float32_head`: full
     float32 products where the hardware has a faster, coarser one.
     """
 
@@ -55,7 +55,7 @@ class Readout:
     logit_scale: float = 1.0
     soft_cap: float = 0.0
     float32_head: bool = True
-    words_first: bool = False
+    vocab_first: bool = False
 
     @property
     def vocabulary(self) -> int:
@@ -68,7 +68,7 @@ class Readout:
 def _log_softmax(readout: Readout, temperature: float) -> jax.Array:
     """Log-probs of the whole vocabulary at temperature: [..., V]."""
     hidden, head, precision = head_product(readout.hidden, readout.head, readout.float32_head)
-    options = Options(words_first=readout.words_first, precision=precision)
+    options = Options(vocab_first=readout.vocab_first, precision=precision)
     z = capped(raw_logits(hidden, head, options) * readout.logit_scale, readout.soft_cap)
     return jax.nn.log_softmax(z / temperature, axis=-1)
 

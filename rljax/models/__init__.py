@@ -1,1 +1,1 @@
-"""One decoder; families are values of one config."""
+"""One decoder for all families of models; a family is a value of its config."""

@@ -1,7 +1,6 @@
 """Attention for every family: one function to train with, two to decode with.
 
-What lives here: the choice of a path, and attention under a mesh. What does not: the paths
-themselves (rljax.models.attention_paths), projections, rotary positions and caches (the decoder).
+Chooses a path (rljax.models.attention_paths) and runs it over a mesh.
 
 Under a mesh the rows stay split over data x fsdp x expert and the heads over tensor. Where the
 tokens of a row are split over context, an all-to-all trades them for heads and back (Ulysses,
@@ -40,8 +39,8 @@ def attention(
     sinks: jax.Array | None = None,
     impl: str = "auto",
 ) -> jax.Array:
-    """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S, H,
-    F].
+    """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S,
+    H, F].
 
     Row t sees columns s <= t of its own segment (segments [B, S] int, 0 = padding, whose rows come
     out finite and meaningless), and s > t - window where window > 0. scores = scale q.k, then
@@ -140,7 +139,7 @@ def attention_paired(
             PartitionSpec(rows),
         ),
         out_specs=PartitionSpec(rows, heads),
-        check_vma=False,  # Pallas kernels do not say what they vary over
+        check_vma=False,  # Pallas kernels do not declare what they vary over
     )
     return mapped(q[:, 0], pairs, held)[:, None]
 
@@ -162,7 +161,7 @@ def _choose(device, q, v, soft_cap, sinks) -> str:
 
 
 def _cudnn_lacks(device, q, v, soft_cap, sinks) -> str:
-    """Why cuDNN cannot say the request; "" where it can."""
+    """Why cuDNN cannot run the request; "" where it can."""
     if device.platform != "gpu":
         return f"the mesh is made of {device.platform} devices"
     if "cuda" not in device.client.platform_version:
@@ -212,7 +211,7 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks) -> jax.Array:
         mesh=mesh,
         in_specs=(split, split, split, PartitionSpec(rows), sink_split),
         out_specs=split,
-        check_vma=False,  # Pallas kernels do not say what they vary over
+        check_vma=False,  # Pallas kernels do not declare what they vary over
     )
     return mapped(q, k, v, segments, sinks)[:, :tokens]
 

@@ -1,8 +1,7 @@
 """The paths of attention on one device: four ways to compute the same numbers, two to decode.
 
-What lives here: `reference` (plain, any float type), `xla`, `cudnn`, `splash`, the plain form that
-decoding shares with them, and `paged`, which decodes on TPU. What does not: the choice between them
-and the mesh (rljax.models.attention).
+`reference` (plain, any float type), `xla`, `cudnn`, `splash`, the plain form that decoding shares
+with them, and `paged`, which decodes on TPU. rljax.models.attention chooses.
 
 One rule for all: row t attends to columns s <= t of its own segment, and s > t - window where
 window > 0. Padding is segment 0, and attends to padding: every row has a column, so no softmax is
@@ -104,7 +103,7 @@ def xla(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
 
 
 def _some_queries(q, k, v, allowed, sinks, *, scale, soft_cap) -> jax.Array:
-    """jax.nn.dot_product_attention where it can say the request, else the plain form."""
+    """jax.nn.dot_product_attention where it can express the request, else the plain form."""
     if sinks is None and not soft_cap and q.shape[-1] == v.shape[-1]:
         return jax.nn.dot_product_attention(
             q, k, v, mask=allowed[:, None], scale=scale, implementation="xla"
@@ -146,9 +145,9 @@ def _query_blocks(q, k, v, segments, sinks, window, options) -> jax.Array:
 
 
 def cudnn(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
-    """cuDNN's flash attention; `rljax.models.attention` has checked that it can say the request.
+    """cuDNN's flash attention; `rljax.models.attention` has checked that it can run the request.
 
-    It wants equal head sizes and, for a gradient under a mask, an even number of tokens: zeros are
+    It needs equal head sizes and, for a gradient under a mask, an even number of tokens: zeros are
     appended to the shorter of E and F, and to the tokens.
     """
     assert sinks is None and not soft_cap
@@ -222,9 +221,9 @@ def unpaired(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
 def first_held(q, pairs, held, *, scale, soft_cap) -> jax.Array:
     """One query a slot against its first held [B] tokens: q [B, H, E], pairs [B, T, 2 K, E] ->
     [B, H, E]."""
-    seen = jnp.arange(pairs.shape[1])[None, :] < held[:, None]
+    filled = jnp.arange(pairs.shape[1])[None, :] < held[:, None]
     how = dict(scale=scale, soft_cap=soft_cap, order="tokens")
-    return plain(q[:, None], *unpaired(pairs), seen[:, None], None, **how)[:, 0]
+    return plain(q[:, None], *unpaired(pairs), filled[:, None], None, **how)[:, 0]
 
 
 def whole_pages(columns: int) -> int:
@@ -270,7 +269,7 @@ def paged(q, pairs, held, *, scale, soft_cap) -> jax.Array:
 
 
 def paged_arguments(q, pairs, held):
-    """What the kernel is handed: queries, pages, tokens held, the pages of every slot, where each
+    """The kernel's arguments: queries, pages, tokens held, the pages of every slot, where each
     slot's queries begin, how many slots. A slot is a run of pages, so nothing is looked up."""
     slots, columns, *head = pairs.shape
     page = page_tokens(columns)

@@ -1,7 +1,6 @@
-"""What a layer remembers of the tokens it has read: its keys and values, in slots.
+"""The cache of a layer: the keys and values of the tokens it has read, in slots.
 
-What lives here: the layout of a cache, writing to it, and what a call's queries may see of it. What
-does not: attention itself (rljax.models.attention), who owns a slot (rljax.sampler).
+The layout of a cache, writing to it, and which of its columns a call's queries see.
 
 Token p of a slot lives in column p. A layer with a sliding window keeps the window alone: its
 columns are a ring, and token p lives in column p mod T. What stands behind a slot's last token is
@@ -34,7 +33,8 @@ DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """One layer's: (keys, values), both in one, or the one latent that both are made of."""
+    """The cache of one layer: (keys, values), both in one, or the one latent that both are
+    made of."""
 
     parts: tuple[jax.Array, ...]
     scales: tuple[jax.Array, ...]  # of int8 parts, without the last axis; else ()
@@ -117,7 +117,7 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
 
 
 def shardings(caches: list[Cache], mesh: Mesh) -> list[Cache]:
-    """How every array of the caches is split."""
+    """The sharding of every array of the caches."""
     return [jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order), c) for c in caches]
 
 
@@ -179,8 +179,8 @@ def _like(cache: Cache, parts) -> Cache:
 
 
 def _newest(total: jax.Array, columns: int) -> jax.Array:
-    """Which token a ring of T columns holds in each after `total` [B] tokens: [B, T], below 0 where
-    none."""
+    """The token that a ring of T columns holds in each column after `total` [B] tokens: [B, T],
+    below 0 where none."""
     last = total[:, None] - 1
     return last - (last - jnp.arange(columns)[None, :]) % columns
 
@@ -246,8 +246,8 @@ def _write(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Arr
 
 
 def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
-    """The tokens of a call may overwrite what its first ones still see: look at both, then
-    write."""
+    """`remember` in a ring: the tokens of a call may overwrite what its first ones still see, so
+    queries look at both and the write comes after."""
     axis, tokens, held = _token_axis(cache.order), place.shape[1], cache.columns
     counts = jnp.full_like(columns, tokens) if counts is None else counts
     before = _newest(columns, held)
@@ -255,7 +255,7 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
     old = (before >= 0)[:, None, :] & (distance < cache.window)
     near = jnp.arange(tokens)[:, None] - jnp.arange(tokens)[None, :]
     own = jnp.broadcast_to((near >= 0) & (near < cache.window), (len(columns), tokens, tokens))
-    seen = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=axis), cache, new)
+    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=axis), cache, new)
     after = _newest(columns + counts, held)
     fresh = after >= columns[:, None]
     index = jnp.clip(after - columns[:, None], 0, tokens - 1)
@@ -264,7 +264,7 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
         shape = [fresh.shape[0] if i == 0 else held if i == axis else 1 for i in range(old.ndim)]
         return jnp.where(fresh.reshape(shape), _take(new, index, axis), old)
 
-    return jax.tree.map(turned, cache, new), seen, jnp.concatenate([old, own], axis=2)
+    return jax.tree.map(turned, cache, new), joined, jnp.concatenate([old, own], axis=2)
 
 
 def forget(cache: Cache, tokens: jax.Array) -> Cache:
@@ -281,14 +281,16 @@ def forget(cache: Cache, tokens: jax.Array) -> Cache:
 def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
     """The cache after its first counts [B] tokens, zeros in what no later token sees."""
     held = _newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
-    seen = (held >= 0) & (held < counts[:, None])
+    filled = (held >= 0) & (held < counts[:, None])
     if cache.window:
-        seen &= held > (counts - cache.window)[:, None]
+        filled &= held > (counts - cache.window)[:, None]
     axis = _token_axis(cache.order)
 
     def keep(x):
-        shape = [seen.shape[0] if i == 0 else x.shape[i] if i == axis else 1 for i in range(x.ndim)]
-        return jnp.where(seen.reshape(shape), x, 0)
+        shape = [
+            filled.shape[0] if i == 0 else x.shape[i] if i == axis else 1 for i in range(x.ndim)
+        ]
+        return jnp.where(filled.reshape(shape), x, 0)
 
     return jax.tree.map(keep, cache)
 

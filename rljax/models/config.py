@@ -1,7 +1,6 @@
 """ModelConfig: a family (Llama, Gemma, DeepSeek, ...) is a value of this one dataclass.
 
-What lives here: the sizes and switches of the decoder, and which layers repeat. What does not: how
-a Hugging Face config.json becomes one (rljax.models.families).
+rljax.models.families makes one from a Hugging Face config.json.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ from rljax.errors import InputError
 from rljax.models.adapters.quantise import KINDS
 from rljax.models.experts import ExpertsConfig
 from rljax.models.remat import POLICIES
-from rljax.models.vision.vision_config import VisionConfig
+from rljax.models.vision.config import VisionConfig
 
 
 def _check(good: bool, name: str, value, rule: str) -> None:
@@ -63,7 +62,7 @@ class Rope:
 
     @property
     def amplitude(self) -> float:
-        """What cos and sin are multiplied by: yarn's attention factor, else 1."""
+        """The factor of cos and sin: yarn's attention factor, else 1."""
         if self.kind != "yarn":
             return 1.0
         if self.attention_factor:
@@ -93,7 +92,8 @@ class LatentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LayerKind:
-    """What may differ from layer to layer. Layers of one kind share a compiled body."""
+    """The settings that may differ from layer to layer. Layers of one kind share a compiled
+    body."""
 
     window: int = 0  # keys a token sees, itself included; 0 = all
     rope: int = 0  # which of ModelConfig.ropes
@@ -138,7 +138,7 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """One decoder. Sizes in elements; dtype is what matmuls run in, weights are kept in
+    """One decoder. Sizes in elements; matmuls run in `dtype`, weights are kept in
     `weight_dtype`."""
 
     family: str  # the Hugging Face model_type: decides weight names at load and save
@@ -227,12 +227,12 @@ class ModelConfig:
 
     @property
     def rope_dims(self) -> int:
-        """How many elements of a head are rotated."""
+        """The number of elements of a head that are rotated."""
         return self.latent.rope_dim if self.latent else self.head_dim
 
     @property
     def scale(self) -> float:
-        """What q k is multiplied by."""
+        """The factor of q k."""
         dims = self.latent.nope_dim + self.latent.rope_dim if self.latent else self.head_dim
         return self.attention_scale or dims**-0.5
 

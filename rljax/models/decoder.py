@@ -1,7 +1,6 @@
 """The decoder: one Flax NNX definition for every family; sizes and switches come from ModelConfig.
 
-What lives here: attention, the layers, the declaration of every weight. What does not: loading,
-sharding rules, losses. Layers of one kind are stacked on a leading axis (ModelConfig.stacks).
+Declares every weight. Layers of one kind are stacked on a leading axis (ModelConfig.stacks).
 
 Axes: B rows, S query tokens, D embed, H heads, K kv heads, E head_dim, R kv_rank.
 """
@@ -28,7 +27,7 @@ from rljax.models.vision.tower import VisionTower
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """What one call of the decoder hands to every layer."""
+    """The arguments of one call of the decoder that every layer gets."""
 
     mesh: Mesh
     angles: tuple[tuple[jax.Array, jax.Array], ...]  # cos, sin [B, S, E/2] of every rope
@@ -121,14 +120,16 @@ class Attention(nnx.Module):
         if cache is None:
             out = attention(q, k, v, call.segments, mesh=call.mesh, window=self.kind.window, **how)
             return self.o(out), (k, v)
-        cache, seen, allowed = remember(cache, (k, v), call.columns, call.counts)
-        if seen.order == "pairs":  # a layer without sinks
-            held = jnp.minimum(call.columns + 1, seen.columns)
+        cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts)
+        if pairs.order == "pairs":  # a layer without sinks
+            held = jnp.minimum(call.columns + 1, pairs.columns)
             how.pop("sinks")
-            out = attention_paired(q, seen.parts[0], allowed, held, mesh=call.mesh, **how)
+            out = attention_paired(q, pairs.parts[0], allowed, held, mesh=call.mesh, **how)
         else:
-            how |= dict(zip(("k_scales", "v_scales"), seen.scales, strict=False), order=seen.order)
-            out = attention_cached(q, *seen.parts, allowed, **how)
+            how |= dict(
+                zip(("k_scales", "v_scales"), pairs.scales, strict=False), order=pairs.order
+            )
+            out = attention_cached(q, *pairs.parts, allowed, **how)
         # What is stored may be wider than a head (rljax.models.cache).
         return self.o(out[..., : v.shape[-1]]), cache
 
@@ -144,7 +145,7 @@ class LatentAttention(nnx.Module):
     def __init__(self, rngs, config: ModelConfig, kind: LayerKind):
         d, h, lat = config.embed, config.heads, config.latent
         qk, up = lat.nope_dim + lat.rope_dim, ("latent", "heads", "head_dim")
-        # These norms keep transformers' default eps, whatever rms_norm_eps says.
+        # These norms keep transformers' default eps, whatever rms_norm_eps is.
         fixed = dataclasses.replace(config, norm_eps=1e-6)
         if lat.q_rank:
             down = ("embed", "latent")
@@ -186,13 +187,13 @@ class LatentAttention(nnx.Module):
                 v, call.segments, mesh=call.mesh, window=self.kind.window, scale=self.scale,
             )  # fmt: skip
             return self.o(out), (stored,)
-        cache, seen, allowed = remember(cache, (stored,), call.columns, call.counts)
-        joint, scales = seen.parts[0], seen.scales[0] if seen.scales else None
+        cache, pairs, allowed = remember(cache, (stored,), call.columns, call.counts)
+        joint, scales = pairs.parts[0], pairs.scales[0] if pairs.scales else None
         up = self.kv_up.matrix(x.dtype)
         q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
         out = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
-            joint, joint, allowed, scale=self.scale, order=seen.order,
+            joint, joint, allowed, scale=self.scale, order=pairs.order,
             k_scales=scales, v_scales=scales,
         )[..., : lat.kv_rank]  # fmt: skip
         return self.o(jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :])), cache
@@ -285,7 +286,8 @@ class Decoder(nnx.Module):
         return x * jnp.asarray(self.config.embed_scale, x.dtype)
 
     def members(self) -> list[list]:
-        """Stack by stack, (static definition, stacked weights) of every member of its unit."""
+        """(static definition, stacked weights) of every member of each stack's unit, stack by
+        stack."""
         split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
 

@@ -1,8 +1,7 @@
 """Experts: a router sends each token to k of X small MLPs; their weighted sum replaces the MLP.
 
-What lives here: the routing rules of the families (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss), the
-experts and the shared experts, how they spread over the mesh, and the statistics of the load. What
-does not: the grouped matrix product (rljax.kernels.grouped_matmul), the decoder.
+The routing rules of the families (Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss), routed and shared
+experts, their split over the mesh, and statistics of the load.
 
 No token is ever dropped, there is no capacity. The router runs in float32 for every family, on
 every token's whole row of the router's weight, so a mesh changes no choice. (Hugging Face rounds
@@ -109,7 +108,7 @@ def _in_best_groups(choice: jax.Array, config: ExpertsConfig) -> jax.Array:
 def route(
     logits: jax.Array, correction: jax.Array | None, config: ExpertsConfig
 ) -> tuple[jax.Array, jax.Array]:
-    """Which experts a token goes to, best first, and with what weight: ids and weights [N, k].
+    """Chooses the experts of each token: ids, best first, and weights [N, k].
 
     The choice is the top k of score + correction, in DeepSeek-V3 (arXiv 2412.19437) within the best
     groups; equal scores go to the lower id. The weight is the score alone, over the sum of the kept
@@ -152,12 +151,13 @@ def _load(logits: jax.Array, ids: jax.Array, keep: jax.Array, config: ExpertsCon
 
 
 def load_metrics(stats: dict) -> dict:
-    """What `Experts` returned, of one layer or of L stacked ones, summed over microbatches, ->
-    scalars.
+    """Scalars from the statistics of `Experts`, of one layer or of L stacked ones, summed
+    over microbatches.
 
     With f_x the share of the choices that fell on expert x, P_x the mean probability of x:
     load_balance_loss = X sum_x f_x P_x (arXiv 2101.03961, eq. 4), 1 where the load is even, the
     mean over layers. Its gradient goes through P. (Hugging Face's is k times as large.)
+
     expert_load_max and _min are the most and the least loaded expert of any layer, over the mean
     load. router_entropy is the mean entropy of one token's router distribution, in nats.
     """
@@ -322,8 +322,8 @@ def _check_mesh(config: ExpertsConfig, mesh: Mesh) -> None:
 
 
 def _routed_shard(x, part, keep, router, matrices, *, config, platform, rows, columns, inside):
-    """What one device does: x [B', S', D] of its own rows and tokens, its own experts. `part` is x,
-    or its part of D over the axis `inside`."""
+    """One device's part: x [B', S', D] of its own rows and tokens, its own experts. `part` is x, or
+    its part of D over the axis `inside`."""
     logits, ids, weights = _choose(x.reshape(-1, x.shape[-1]), router, config)
     split = (*rows, *columns)
     stats = _load(logits, ids, keep.reshape(-1), config)

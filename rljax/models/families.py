@@ -1,9 +1,8 @@
 """Families: a Hugging Face config.json <-> ModelConfig.
 
-What lives here: one `Family` value per model_type. A key of config.json that a family does not read
-is refused, never dropped. What does not: names of weights (rljax.models.names), tensors
-(rljax.models.huggingface). To add a family, add a value to FAMILIES, and its names where they are
-new.
+One `Family` value per model_type. A key of config.json that a family does not read is refused,
+never dropped. To add a family, add a value to FAMILIES, and its weight names to rljax.models.names
+where they are new.
 """
 
 import dataclasses
@@ -15,22 +14,21 @@ from rljax.models import hf_keys
 from rljax.models.config import LatentConfig, LayerKind, ModelConfig, Rope, yarn_mscale
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import ACTIVATIONS, NUMBER, Keys
-from rljax.models.vision.vision_config import from_hf_vision, to_hf_vision
+from rljax.models.vision.config import from_hf_vision, to_hf_vision
 
 # -- the families
-# -------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What sets one model_type apart.
+    """The differences of one model_type.
 
     architecture: the stem of the transformers classes. keys: config.json key -> field, beside
     COMMON's. defaults: what transformers takes where config.json is silent. fixed: fields that
-    config.json does not say. windows: the window of every layer. names: the map of
-    rljax.models.names. read: further fields of ModelConfig from the keys and the fields
-    so far; write: the reverse. images: the model has a vision tower
-    (rljax.models.vision.vision_config), and its decoder's keys may lie in text_config.
+    config.json does not have. windows: the window of every layer. names: the map of
+    rljax.models.names. read: further fields of ModelConfig from the keys and the fields so far;
+    write: the reverse. images: the model has a vision tower (rljax.models.vision.config), and its
+    decoder's keys may lie in text_config.
     """
 
     architecture: str
@@ -205,14 +203,14 @@ def _gemma(keys: Keys, fields: dict) -> dict:
 
 
 def _gemma3(keys: Keys, fields: dict) -> dict:
-    found = _gemma(keys, fields)
-    if found["attention_soft_cap"]:  # transformers keeps it, and does not apply it
+    fields_read = _gemma(keys, fields)
+    if fields_read["attention_soft_cap"]:  # transformers keeps it, and does not apply it
         raise InputError(
             "config.json: attn_logit_softcapping",
-            value=found["attention_soft_cap"],
+            value=fields_read["attention_soft_cap"],
             rule="a gemma3_text model has none",
         )
-    return found
+    return fields_read
 
 
 def _gemma_out(config: ModelConfig) -> dict:
@@ -349,8 +347,8 @@ FAMILIES: dict[str, Family] = {
 
 
 def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
-    """A Hugging Face config.json (as a dict) -> ModelConfig. Raises InputError for what we would
-    ignore."""
+    """The ModelConfig of a Hugging Face config.json (as a dict). Raises InputError for keys that
+    we would ignore."""
     name = Keys(config).get("model_type", str)
     if name not in FAMILIES:
         raise InputError(
@@ -430,9 +428,9 @@ def to_hf_config(
     if config.vision:
         outer = ("architectures", "torch_dtype", "tie_word_embeddings")
         text = {**out, "model_type": f"{config.family}_text"}
-        told = {key: text.pop(key) for key in outer}
-        told["architectures"] = [family.architecture + "ForConditionalGeneration"]
-        return {**told, **to_hf_vision(config.vision), "text_config": text}
+        extra = {key: text.pop(key) for key in outer}
+        extra["architectures"] = [family.architecture + "ForConditionalGeneration"]
+        return {**extra, **to_hf_vision(config.vision), "text_config": text}
     if head != "lm":
         out["num_labels"] = config.labels
         out["id2label"] = {str(i): f"LABEL_{i}" for i in range(config.labels)}

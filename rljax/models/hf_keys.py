@@ -1,7 +1,6 @@
-"""Reading a Hugging Face config.json: keys that are remembered, rotary settings, layer windows.
+"""Reads a Hugging Face config.json: keys that are remembered, rotary settings, layer windows.
 
-What lives here: what families share. Which family reads what is in
-rljax.models.families.
+Families share these functions; which family reads what is in rljax.models.families.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ class Keys:
     """A config.json that remembers which of its keys were read, so that the rest can be refused."""
 
     def __init__(self, config: Mapping, defaults: Mapping = {}):  # noqa: B006  never written
-        self.config, self.defaults, self.seen = config, defaults, set()
+        self.config, self.defaults, self.known = config, defaults, set()
 
     def fields(self, names: Mapping[str, str], of: type) -> dict:
         """{field: value} for {key: field of the dataclass `of`}, each of the field's type."""
@@ -42,7 +41,7 @@ class Keys:
         """The value, of that type; the family's default, then `default`, where it is absent or
         null. A key "a|b" may be spelled either way."""
         names = key.split("|")
-        self.seen |= set(names)
+        self.known |= set(names)
         value = next((self.config[n] for n in names if self.config.get(n) is not None), None)
         if value is None:
             null = any(n in self.config for n in names)
@@ -66,7 +65,7 @@ class Keys:
         """Raises InputError for a key that nothing read. Exporters write switches that are off
         (use_mrope: false): off is what the decoder does."""
         off = {k for k, v in self.config.items() if v is None or v is False}
-        unknown = sorted(set(self.config) - self.seen - _IGNORED - off)
+        unknown = sorted(set(self.config) - self.known - _IGNORED - off)
         if unknown:
             raise InputError(
                 f"config.json of a {family} model sets {unknown[0]!r}",
@@ -76,7 +75,6 @@ class Keys:
 
 
 # -- rotary positions
-# -------------------------------------------------------------------------------------------------
 
 # key of the rope parameters -> field of Rope
 _ROPE = {
@@ -147,8 +145,8 @@ def ropes(
     sections: bool = False,
     silent: Mapping = MappingProxyType({}),
 ) -> tuple[Rope, ...]:
-    """Both spellings: `rope_parameters` (new) and `rope_theta` + `rope_scaling` (published);
-    `silent` is what transformers takes where neither is there."""
+    """The model's ropes, from either spelling: `rope_parameters` (new), or `rope_theta` +
+    `rope_scaling` (published). `silent` is what transformers takes where neither is there."""
     parameters = keys.get("rope_parameters", Mapping, None) or keys.get(
         "rope_scaling", Mapping, None
     )
@@ -177,7 +175,7 @@ def gemma3_ropes(keys: Keys, theta: float, max_tokens: int) -> tuple[Rope, ...]:
 def mrope(
     keys: Keys, theta: float, max_tokens: int, *, interleaved: bool, sections: tuple[int, ...]
 ) -> tuple[Rope, ...]:
-    """The rope of a model with images, whose family says how the sections lie."""
+    """The rope of a model with images, whose family decides how the sections lie."""
     (rope,) = ropes(keys, theta, max_tokens, sections=True)
     if rope.interleaved_sections and not interleaved:
         raise InputError("config.json: mrope_interleaved", value=True, rule="not of this family")
@@ -189,17 +187,18 @@ def mrope(
 
 
 def gemma3_ropes_out(both: tuple[Rope, ...]) -> dict:
-    """In the published spelling where it can say it: without scaling on layers with a window."""
+    """The published spelling, where it can express the ropes: no scaling on layers with a
+    window."""
     whole, local = both
     if local.kind == "default":
         return {"rope_local_base_freq": local.theta}
-    told = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
-    named = dict(zip(("full_attention", "sliding_attention"), told, strict=True))
+    entries = [{"rope_theta": r.theta, "rope_type": r.kind, **(rope_out(r) or {})} for r in both]
+    named = dict(zip(("full_attention", "sliding_attention"), entries, strict=True))
     return {"rope_parameters": named, "rope_theta": None, "rope_scaling": None}
 
 
 def rope_out(rope: Rope) -> dict | None:
-    """The published spelling of what is not theta."""
+    """The published spelling of everything but theta."""
     out = {"rope_type": rope.kind} if rope.kind != "default" else {}
     default = Rope()
     for key in (*_ROPE_OF_KIND[rope.kind], *_SECTIONS):
@@ -214,7 +213,6 @@ def rope_out(rope: Rope) -> dict | None:
 
 
 # -- which layers are what
-# -------------------------------------------------------------------------------------------------
 
 
 def _layer_types(keys: Keys) -> list | None:
@@ -230,7 +228,8 @@ def _layer_types(keys: Keys) -> list | None:
 
 
 def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> list[int]:
-    """The window of every layer: `layer_types` if given, else `default(i)` says which slide."""
+    """The window of every layer: `layer_types` if given; else `default(i)` decides which
+    layers slide."""
     window = keys.get("sliding_window", int, None)
     types = _layer_types(keys)
     if types is None:
@@ -245,7 +244,7 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
 
 
 def every(keys: Keys, layers: int) -> list[int]:
-    """Mistral: a window, if there is one, on every layer."""
+    """Mistral's windows: one, if there is any, on every layer."""
     window = keys.get("sliding_window", int, None)
     if window is not None and window < 0:
         raise InputError("config.json: sliding_window", value=window, rule="0 or above")
@@ -253,7 +252,7 @@ def every(keys: Keys, layers: int) -> list[int]:
 
 
 def qwen_windows(keys: Keys, layers: int) -> list[int]:
-    """Qwen: a window only where it is switched on, and from max_window_layers upwards."""
+    """Qwen's windows: only where they are switched on, and from max_window_layers upwards."""
     if not keys.get("use_sliding_window", bool, False):
         keys.get("sliding_window", int, None)
         if "sliding_attention" in (_layer_types(keys) or ()):
@@ -287,7 +286,6 @@ def no_windows(keys: Keys, layers: int) -> list[int]:
 
 
 # -- the whole file
-# -------------------------------------------------------------------------------------------------
 
 
 def text_config(config: Mapping) -> dict:
@@ -298,7 +296,7 @@ def text_config(config: Mapping) -> dict:
     outer = {k: v for k, v in config.items() if k not in (*shared, "text_config")}
     if not isinstance(text, Mapping):
         return outer
-    # What is tied is said of the whole model; everything else is the decoder's own.
+    # Tying is a key of the whole model; everything else is the decoder's own.
     keys = Keys(outer)
     keys.get("tie_word_embeddings", bool, False)
     keys.check_all_read(f"{config['model_type']} (outside text_config)")

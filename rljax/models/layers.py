@@ -1,7 +1,7 @@
-"""What every layer is made of: the declaration of a weight, linear maps, norms, rotary positions.
+"""Parts of every layer: the declaration of a weight, linear maps, norms, rotary positions.
 
-What lives here: one declaration per weight gives its shape, init and logical axes (rljax.mesh maps
-those to the mesh). What does not: attention, experts, the decoder.
+One declaration per weight gives its shape, init and logical axes (rljax.mesh maps those to
+the mesh).
 
 Axes: B rows, S tokens, D embed, H heads, E head_dim.
 """
@@ -55,7 +55,7 @@ class Linear(nnx.Module):
         self.codec, self.boost = "", 0.0
 
     def adapt(self, rngs, rank: int, boost: float) -> None:
-        """Add A, uniform in +-1/sqrt(fan in), and B, zero: at first the map is what it was."""
+        """Adds A, uniform in +-1/sqrt(fan in), and B, zero: at first the map is unchanged."""
         fan_in = math.prod(self.shape[: self.contract])
         a = (*self.shape[: self.contract], rank)
         draw = jax.random.uniform(rngs.params(), a, jnp.float32, -1, 1) / math.sqrt(fan_in)
@@ -65,7 +65,7 @@ class Linear(nnx.Module):
         self.boost = boost
 
     def quantise(self, codec: str) -> None:
-        """Hold the weight as codes; blocks run along the last axis that is summed over."""
+        """Holds the weight as codes; blocks run along the last axis that is summed over."""
         axis = self.contract - 1
         codes, scales = quantise(self.weight[...], codec, axis)
         self.codes = nnx.Param(codes, axes=self.axes)

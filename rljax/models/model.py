@@ -1,10 +1,12 @@
 """Model: the static half of a decoder, with pure functions of its parameter pytree.
 
-What lives here: init, the training forward passes (log-probs, values), and the calls that decode
-(prefill, extend, decode_step). What does not: sampling (rljax.sampler), optimizers (rljax.roles).
+Init, the training forward passes (log-probs, values), and the calls that decode
+(prefill, extend, decode_step).
 
-Parameters are a nested dict of arrays; layers are stacked on axis 0. Axes: B rows, S tokens, V
-words. Caches are one rljax.models.cache.Cache per layer; decoding unrolls the layers over them.
+Parameters are a nested dict of arrays; layers are stacked on axis 0. Caches are one
+rljax.models.cache.Cache per layer; decoding unrolls the layers over them.
+
+Axes: B rows, S tokens, V vocabulary entries.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.kernels.logprob.options import Options, head_product, logits
-from rljax.mesh import constrain_tokens, constrain_words, weight_sharding
+from rljax.mesh import constrain_tokens, constrain_vocab, weight_sharding
 from rljax.models import cache
 from rljax.models.adapters import lora
 from rljax.models.cache import Cache
@@ -29,7 +31,7 @@ from rljax.models.layers import add_last
 from rljax.models.multimodal import add_features, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
 from rljax.models.trees import nested, split
-from rljax.models.vision.vision_names import STACKED
+from rljax.models.vision.names import STACKED
 
 
 @functools.cache
@@ -92,14 +94,13 @@ class Model:
         return jax.jit(self.create, out_shardings=self.shardings(), compiler_options=options)(key)
 
     def split(self, params: dict) -> tuple[dict, dict]:
-        """(what an optimizer moves, what stays frozen under adapters)."""
+        """(parameters that an optimizer moves, those frozen under adapters)."""
         return split(params, lambda path: lora.is_trained(path, self.config, self.head))
 
     def _bind(self, params: dict) -> Decoder:
         return nnx.merge(_definition(self.config, self.head)[0], params)
 
     # -- training: scan over layers
-    # --------------------------------------------------------------------
 
     def _layers(self, decoder: Decoder, x, call: Pass, *, keep: str = ""):
         """x through all layers. `keep`: what to return of each layer, in order: "" | "cache" (its
@@ -112,14 +113,14 @@ class Model:
                 weights, repeat = layers
                 out = []
                 for member, (graph, one) in enumerate(zip(graphs, weights, strict=True)):
-                    x, found = self._layer(graph, one, x, call, keep)
+                    x, returned = self._layer(graph, one, x, call, keep)
                     x = _add_level(x, call, first + repeat * len(graphs) + member)
-                    out.append(found)
+                    out.append(returned)
                 return x, out
 
             layers = [weights for _, weights in members], jnp.arange(stack.repeats)
-            x, found = jax.lax.scan(unit, x, layers)
-            for member, of_member in enumerate(found):
+            x, returned = jax.lax.scan(unit, x, layers)
+            for member, of_member in enumerate(returned):
                 for repeat, layer in enumerate(stack.layers_of(member)):
                     if keep:
                         kept[layer] = jax.tree.map(lambda a, r=repeat: a[r], of_member)
@@ -135,7 +136,7 @@ class Model:
         return run(x, weights)
 
     def _start(self, decoder: Decoder, batch: Batch) -> tuple[jax.Array, Pass]:
-        """The embedded tokens, images at their places, and what every layer is told."""
+        """The embedded tokens with images at their places, and the Pass for every layer."""
         x = constrain_tokens(decoder.embed(batch.tokens), self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
         call = Pass(self.mesh, self._angles(positions), batch.segment_ids)
@@ -159,11 +160,11 @@ class Model:
         return self._hidden_and_load(decoder, batch)[0]
 
     def _hidden_and_load(self, decoder: Decoder, batch: Batch):
-        """Final hidden states, and the statistics of every layer with experts, stacked: {} without
-        any."""
-        x, found = self._layers(decoder, *self._start(decoder, batch), keep="stats")
-        found = [stats for stats in found if stats]
-        load = jax.tree.map(lambda *layers: jnp.stack(layers), *found) if found else {}
+        """Final hidden states, and the statistics of every layer with experts, stacked
+        ({} without any)."""
+        x, loads = self._layers(decoder, *self._start(decoder, batch), keep="stats")
+        loads = [stats for stats in loads if stats]
+        load = jax.tree.map(lambda *layers: jnp.stack(layers), *loads) if loads else {}
         return decoder.norm(x), load
 
     def hidden_states(self, params: dict, batch: Batch) -> list[jax.Array]:
@@ -185,41 +186,41 @@ class Model:
         """`logprobs`, and 1 where the token is the model's most likely one: three [B, S]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
-        found = self._of_targets(decoder, hidden, batch, temperature, with_greedy=True)
-        return tuple(_describe_next(found[i]) for i in (0, 1, 3))
+        outputs = self._of_targets(decoder, hidden, batch, temperature, with_greedy=True)
+        return tuple(_describe_next(outputs[i]) for i in (0, 1, 3))
 
     def read(self, params: dict, batch: Batch, temperature=1.0):
-        """`logprobs`, and sums over the batch's tokens of what each layer's experts did (load of
-        experts.load_metrics), {} without experts."""
+        """`logprobs`, and sums over the batch's tokens of the load of each layer's experts
+        (experts.load_metrics); {} without experts."""
         decoder = self._bind(params)
         hidden, load = self._hidden_and_load(decoder, batch)
         logp, entropy, _ = self._of_targets(decoder, hidden, batch, temperature)
         return _describe_next(logp), _describe_next(entropy), load
 
     def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **wanted):
-        """What hidden states say of the tokens behind them (kernels.logprob)."""
+        """The outputs of kernels.logprob at the tokens that follow each hidden state."""
         return token_logprobs(
             hidden,
             decoder.head_weight("lm"),
             jnp.roll(batch.tokens, -1, axis=1),
             temperature=temperature,
             soft_cap=self.config.final_soft_cap,
-            words_first=self.config.tie_embeddings,
+            vocab_first=self.config.tie_embeddings,
             float32_head=self.config.head_in_float32,
             mesh=self.mesh,
             **wanted,
         )
 
     def readout(self, params: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """What the logits of each choice are made of: the hidden state that precedes tokens[b, t],
-        [B, S, D], and the head [D, V] (the embedding [V, D] when tied). Column 0 is 0."""
+        """The hidden state that precedes tokens[b, t], [B, S, D], and the head [D, V] (the
+        embedding [V, D] when tied): what the logits of each choice are made of. Column 0 is 0."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         return jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0))), decoder.head_weight("lm")
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
-        """sum over words of pi(word | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2 logsumexp(z)): [B,
-        S]."""
+        """sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2
+        logsumexp(z)): [B, S]."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         read = functools.partial(self._of_targets, decoder, hidden, batch, with_entropy=False)
@@ -248,7 +249,7 @@ class Model:
         return jnp.take_along_axis(scores, last[:, None, None], axis=1)[:, 0]
 
     def next_logits(self, params: dict, batch: Batch, columns: jax.Array) -> jax.Array:
-        """Of the word after tokens[b, columns[b]]: [B, V] float32."""
+        """Logits of the token after tokens[b, columns[b]]: [B, V] float32."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         hidden = jnp.take_along_axis(hidden, columns[:, None, None], axis=1)[:, 0]
@@ -267,14 +268,13 @@ class Model:
         return logits(hidden, head, 1.0, options)
 
     # -- decoding: layers unrolled over per-layer caches
-    # ---------------------------------------------------
 
     def empty_caches(self, slots: int, columns: int, kv_dtype: str = "") -> list[Cache]:
         """Caches of `slots` slots with room for `columns` tokens (inside a program)."""
         return cache.empty(self.config, self.mesh, slots, columns, kv_dtype)
 
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = ""):
-        """What every layer remembers of right-padded prompts, with room for `columns` tokens."""
+        """The caches of every layer after right-padded prompts, with room for `columns` tokens."""
         decoder = self._bind(params)
         _, kept = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
@@ -310,7 +310,7 @@ class Model:
         x, caches = self._read(unstacked, tokens[:, None], columns, None, caches, shift)
         decoder, _ = unstacked
         logits = self._head_logits(decoder.head_weight("lm"), decoder.norm(x))
-        return constrain_words(logits[:, 0], self.mesh), caches
+        return constrain_vocab(logits[:, 0], self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
@@ -335,7 +335,8 @@ class Model:
 
 
 def _add_level(x: jax.Array, call: Pass, layer) -> jax.Array:
-    """After the first layers, what the vision tower says at the tokens of images (deepstack)."""
+    """Adds the vision tower's features at the tokens of images, after each of the first
+    layers (deepstack)."""
     if call.levels is None:
         return x
     count = call.levels.shape[0]
@@ -344,5 +345,5 @@ def _add_level(x: jax.Array, call: Pass, layer) -> jax.Array:
 
 
 def _describe_next(x: jax.Array) -> jax.Array:
-    """What hidden state t says about token t + 1, moved to column t + 1 (the Batch convention)."""
+    """Outputs of hidden state t about token t + 1, moved to column t + 1 (the Batch convention)."""
     return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))

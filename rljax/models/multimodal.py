@@ -1,8 +1,7 @@
 """Images inside the text decoder: their rotary positions, and their features at their tokens.
 
-What lives here: multimodal rotary angles, which tokens stand for an image, placing features there.
-What does not: the tower (rljax.models.vision.tower), position ids of a row
-(rljax.data.images.image_rows).
+The features come from rljax.models.vision.tower, the position ids of a row from
+rljax.data.images.rows.
 
 Axes: B rows, S tokens, M features of a row, D embed, E head_dim.
 """
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.models.vision.vision_config import VisionConfig
+from rljax.models.vision.config import VisionConfig
 
 
 def mrope_axes(section: tuple[int, int, int], interleaved: bool) -> np.ndarray:
@@ -61,11 +60,11 @@ def vision_tokens(
     """[B, S] bool: where a token stands for a piece of an image.
 
     Such a token was put there by the prompt or the environment. One that the policy chose (`mask`
-    1) is an ordinary word, for the sampler embeds it so; hence no image token is ever trained.
+    1) is an ordinary token, for the sampler embeds it so; hence no image token is ever trained.
     """
-    found = (tokens == config.image_token_id) | (tokens == config.video_token_id)
-    found = found & (segment_ids > 0)
-    return found if mask is None else found & ~(mask > 0)
+    is_vision = (tokens == config.image_token_id) | (tokens == config.video_token_id)
+    is_vision = is_vision & (segment_ids > 0)
+    return is_vision if mask is None else is_vision & ~(mask > 0)
 
 
 def _features_at(where: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -79,12 +78,12 @@ def _features_at(where: jax.Array, features: jax.Array) -> tuple[jax.Array, jax.
 
 def place_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
     """x [B, S, D] with the k-th feature of a row [B, M, D] at its k-th True of `where` [B, S]."""
-    placed, found = _features_at(where, features)
-    return jnp.where(found[..., None], placed.astype(x.dtype), x)
+    placed, inside = _features_at(where, features)
+    return jnp.where(inside[..., None], placed.astype(x.dtype), x)
 
 
 def add_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Array:
     """x + the k-th feature of a row at its k-th True of `where`: one deepstack level (arXiv
     2406.04334), after the decoder layer of the same number."""
-    placed, found = _features_at(where, features)
-    return x + jnp.where(found[..., None], placed.astype(x.dtype), 0)
+    placed, inside = _features_at(where, features)
+    return x + jnp.where(inside[..., None], placed.astype(x.dtype), 0)

@@ -1,7 +1,7 @@
-"""Where every weight lies in a Hugging Face checkpoint: its tensor's name, layout and piece.
+"""The place of every weight in a Hugging Face checkpoint: its tensor's name, layout and piece.
 
-What lives here: the name maps (one per naming scheme), and the layout rules. A linear map is stored
-[out, in] with heads flattened; ours is [in, out] with heads apart. What does not: files.
+One name map per naming scheme, and the layout rules. On disk a linear map is [out, in] with heads
+flattened; ours is [in, out] with heads apart.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from rljax.models.config import ModelConfig
 from rljax.models.families import FAMILIES
-from rljax.models.vision.vision_names import STACKED, VISION_NAMES
+from rljax.models.vision.names import STACKED, VISION_NAMES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,26 +90,26 @@ _TOP = {"embedding": "embed_tokens.weight", "norm.scale": "norm.weight"}
 
 
 def text_prefix(config: ModelConfig) -> str:
-    """What the decoder's tensors start with."""
+    """The beginning of the names of the decoder's tensors."""
     return "model.language_model." if config.family == "qwen3_vl" else "model."
 
 
-def renamed(name: str, found: Collection[str]) -> str:
-    """The name that a checkpoint with the tensors `found` has for what we call `name`: exports of
-    a base model lack "model.", and models with images are published in two ways."""
+def renamed(name: str, tensors: Collection[str]) -> str:
+    """The name of our tensor `name` in a checkpoint that holds the names `tensors`: exports of a
+    base model lack "model.", and models with images are published in two ways."""
     old, new = ("visual.", "model."), ("model.visual.", "model.language_model.")
-    is_new, wants_new = name.startswith(new), any(n.startswith(new[1]) for n in found)
+    is_new, wants_new = name.startswith(new), any(n.startswith(new[1]) for n in tensors)
     if is_new != wants_new and name.startswith((*old, *new)):
         pairs = zip(*((new, old) if is_new else (old, new)), strict=True)
         prefix, other = next((a, b) for a, b in pairs if name.startswith(a))
         return other + name.removeprefix(prefix)
-    base = "embed_tokens.weight" in found and "model.embed_tokens.weight" not in found
+    base = "embed_tokens.weight" in tensors and "model.embed_tokens.weight" not in tensors
     return name.removeprefix("model.") if base else name
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What one tensor on disk holds of one of our weights."""
+    """The part of one of our weights that one tensor on disk holds."""
 
     path: tuple[str, ...]  # of the weight
     index: tuple[int, ...]  # leading axes of the weight: the layer, the expert
@@ -140,8 +140,8 @@ class Piece:
         return (rows, *(self.kernel or (math.prod(self.shape[: self.inside]),)))
 
     def disk_axes(self, axes: tuple) -> tuple:
-        """Of what names our axes (a mesh axis each, or None), that of the axes on disk. Where
-        several are one on disk, only the first of them can be split."""
+        """`axes`, one entry (a mesh axis or None) for each of our axes, as one entry for each axis
+        on disk. Where several are one on disk, only the first of them can be split."""
         if not (self.inside or self.flat):
             return axes
         firsts = (self.inside, 0) if self.inside else (0,)
@@ -152,7 +152,7 @@ class Piece:
     # is split over devices.
 
     def ours(self, block):
-        """The piece, from what is on disk."""
+        """Our piece, from what is on disk."""
         if self.column is not None:
             return block[..., self.column :: 2]
         if self.flat:
@@ -165,7 +165,7 @@ class Piece:
         )
 
     def theirs(self, value):
-        """What goes to disk; of a pair of columns this one only."""
+        """The tensor to write to disk; of a pair of columns, this one only."""
         if self.column is not None or not (self.inside or self.flat):
             return value
         if self.flat:
@@ -190,7 +190,7 @@ def block_layers(config: ModelConfig) -> dict[str, range]:
 
 
 def _inside(path: tuple[str, ...], axes: tuple[str, ...]) -> int:
-    """How many leading axes of the weight are summed over: 2 for a map out of heads."""
+    """The number of leading axes of the weight that are summed over: 2 for a map out of heads."""
     if path[-1] in ("bias", "scale", "positions") or len(axes) < 2:
         return 0
     return 2 if axes[0] == "heads" else 1

@@ -1,8 +1,7 @@
-"""Rematerialisation: what the backward pass finds of a layer, and what it computes again.
+"""Rematerialisation: which values of a layer the backward pass keeps, and which it computes again.
 
-What lives here: the names given to a layer's input and to the output of attention, and the policies
-over them. What does not: the layers (rljax.models.decoder), the scan over them
-(rljax.models.model), what a policy saves (benchmarks/memory.py measures it).
+Names a layer's input and the output of attention, and defines policies over these names.
+benchmarks/memory.py measures what a policy saves.
 
 From the most memory to the least: "none" keeps everything; "dots" the products of activations with
 weights and the output of attention; "attention" that output and the layer's input; "full" the
@@ -21,12 +20,13 @@ LAYER_INPUT, ATTENTION = "layer_input", "attention"
 
 
 def layer_input(x: jax.Array) -> jax.Array:
-    """x, under the name by which a policy finds it."""
+    """x, under the name by which a policy selects it."""
     return checkpoint_name(x, LAYER_INPUT)
 
 
 def recomputed(layer: Callable, policy: str) -> Callable:
-    """The same function, of which the backward pass keeps what `policy` says."""
+    """The same function, whose backward pass keeps what `policy` selects and recomputes the
+    rest."""
     known = jax.checkpoint_policies
     if policy == "none":
         return layer

@@ -1,7 +1,4 @@
-"""What a chip has, and the devices of a topology that need not be there.
-
-What lives here: public figures, and the reading of "v5p:4x4x4". What does not: any program.
-"""
+"""Published figures of chips, and devices of a topology ("v5p:4x4x4") that need not be there."""
 
 import dataclasses
 import os
@@ -16,7 +13,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Of one device, as JAX counts devices. `link_bytes_per_s` is one link's, one way."""
+    """Figures of one device, as JAX counts devices. `link_bytes_per_s` is one link's, one way."""
 
     name: str
     hbm_bytes: float
@@ -72,7 +69,7 @@ def topology_devices(topology: str) -> tuple[list, Chip]:
 
 
 def _part(chip: Chip, devices: int) -> Chip:
-    """Of a chip that JAX sees as several devices, one."""
+    """One of the devices of a chip that JAX sees as several."""
     if devices <= 1:
         return chip
     return dataclasses.replace(

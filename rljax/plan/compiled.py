@@ -1,7 +1,7 @@
-"""One program, compiled: bytes, FLOPs, traffic, the time that none can beat, and what looks wrong.
+"""Reports of one compiled program: bytes, FLOPs, traffic, the time that none can beat, and
+warnings.
 
-What lives here: reports of programs (rljax.plan.programs) and of the step they make. What does not:
-other configs (rljax.plan.search), text (rljax.plan.table). Numbers are of one device.
+Reports of programs (rljax.plan.programs) and of the step they make. Numbers are of one device.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
 
 LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
-# How the TPU's compiler says how much memory a program needs that has none.
+# The TPU compiler's messages about a program that needs too much memory.
 _OVER = (
     re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm"),
     re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \([\d.]+[KMGT]\)"),
@@ -41,8 +41,8 @@ _UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass
 class Report:
-    """Of one program. `beside` is what the run holds and the program does not read; `total` adds
-    it. `seconds`: the least by each limit, "compute", "HBM" and "ICI ...". `error`: why the
+    """Figures of one program. `beside` is what the run holds and the program does not read; `total`
+    adds it. `seconds`: the least by each limit, "compute", "HBM" and "ICI ...". `error`: why the
     compiler refused it."""
 
     name: str
@@ -63,7 +63,7 @@ class Report:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     warnings: list[str] = dataclasses.field(default_factory=list)
     error: str = ""
-    needs: int = 0  # of a refused one, where the compiler says
+    needs: int = 0  # of a refused one, where the compiler reports it
 
     @property
     def total(self) -> int:
@@ -83,8 +83,8 @@ class Report:
 
 @dataclasses.dataclass
 class Plan:
-    """Of a config on some devices. `left`: what this host has of one, where the chip is unknown;
-    `nearest`: {config field: value} with which an estimate that is too large fits."""
+    """The plan of a config on some devices. `left`: what this host has of one, where the chip is
+    unknown; `nearest`: {config field: value} with which an estimate that is too large fits."""
 
     topology: str
     mesh: dict[str, int]
@@ -97,7 +97,7 @@ class Plan:
 
     @property
     def limit(self) -> float | None:
-        """Bytes that a device has; None where it does not say."""
+        """Bytes that a device has; None where it does not report them."""
         return self.chip.hbm_bytes if self.chip else self.left
 
     @property
@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def least_s(self) -> float:
-        """Of a step: its programs one after the other."""
+        """The least seconds of a step: its programs one after the other."""
         return sum(r.least_s for r in self.reports if r.name != "sft")
 
 
@@ -176,9 +176,9 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
 
 def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
     beside, parts = _held(call, held)
-    found = next(filter(None, (one.search(text) for one in _OVER)), None)
-    needs = int(float(found[1]) * _UNIT[found[2]]) if found else 0
-    what = next((line for line in text.splitlines() if found and found[0] in line), text)
+    match = next(filter(None, (one.search(text) for one in _OVER)), None)
+    needs = int(float(match[1]) * _UNIT[match[2]]) if match else 0
+    what = next((line for line in text.splitlines() if match and match[0] in line), text)
     what = what.splitlines()[0]
     return Report(
         call.name, seconds, beside=beside, parts=parts, turns=call.turns, needs=needs, error=what
@@ -213,15 +213,15 @@ def roofline(done: Work, hbm: float, sent: dict, mesh: Mesh, chip: Chip) -> dict
 
 def replicated_arrays(call: Call) -> list[str]:
     """Arguments of LARGE bytes that every device of several holds whole."""
-    found = []
+    warnings = []
     for path, x in jax.tree_util.tree_leaves_with_path(call.arguments):
         layout = getattr(x, "sharding", None)
         if layout is None or layout.num_devices == 1 or not layout.is_fully_replicated:
             continue
         if (size := held_bytes([x])) >= LARGE:
             name = jax.tree_util.keystr(path)
-            found.append(f"{name} {x.shape}, {size / 2**20:.0f} MiB, is whole on every device")
-    return found
+            warnings.append(f"{name} {x.shape}, {size / 2**20:.0f} MiB, is whole on every device")
+    return warnings
 
 
 def lost_donations(lowered, program) -> list[str]:
@@ -257,7 +257,7 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
         return []
     least = min(x.size // x.shape[0] for x in stacked) * 2  # of one layer, in bfloat16
     tensor = next(iter(stacked)).sharding.mesh.shape["tensor"]
-    found: dict[tuple, int] = {}
+    times: dict[tuple, int] = {}
     for one in collectives:
         if one.op not in ("all-gather", "all-to-all"):
             continue
@@ -269,8 +269,8 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
             key = ("all layers are gathered at once:", one.axes, one.result_bytes, one.of)
         else:
             continue
-        found[key] = found.get(key, 0) + 1
+        times[key] = times.get(key, 0) + 1
     return [
         f"{what} {count} x {size / 2**20:.1f} MiB along {' x '.join(axes)} ({of})"
-        for (what, axes, size, of), count in sorted(found.items(), key=lambda x: -x[0][2] * x[1])
+        for (what, axes, size, of), count in sorted(times.items(), key=lambda x: -x[0][2] * x[1])
     ][:8]

@@ -1,14 +1,13 @@
-"""What a traced program computes: FLOPs of its products, loops multiplied, kernels by their own
-declaration.
+"""FLOPs of a traced program: its products, loops multiplied, kernels by their own declaration.
 
-What lives here: a walk over a jaxpr. What does not: bytes (rljax.plan.hlo). Numbers are of all
-devices together, as the program is written: what a layout computes twice is not seen.
+Walks a jaxpr. Numbers are of all devices together, as the program is written: what a layout
+computes twice is not counted twice.
 
 Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
 its cost_estimate, which hides it from the compiler's own count; without one, its body times its
-grid. A loop that ends when the data say so takes `turns`, and one around it one, but inside a
-kernel it takes one turn and hides nothing outside; of a conditional the cheapest branch counts, in
-a kernel the dearest.
+grid. A loop that ends by its data takes `turns`, and one around it one, but inside a kernel it
+takes one turn and hides nothing outside; of a conditional the cheapest branch counts, in a kernel
+the dearest.
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ class Work:
 
 
 def work(jaxpr, *, turns: int = 1, platform: str = "tpu") -> Work:
-    """Of a closed jaxpr (`jitted.trace(...).jaxpr`) that is lowered for `platform`."""
+    """The FLOPs of a closed jaxpr (`jitted.trace(...).jaxpr`) that is lowered for `platform`."""
     return _walk(_open(jaxpr), turns, platform, False)
 
 
@@ -51,12 +50,12 @@ def _open(jaxpr):
 
 def _inner(eqn) -> list:
     """The jaxprs among an equation's parameters."""
-    found = []
+    inner = []
     for value in eqn.params.values():
         for one in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(one, (core.ClosedJaxpr, core.Jaxpr)):
-                found.append(_open(one))
-    return found
+                inner.append(_open(one))
+    return inner
 
 
 def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
@@ -94,12 +93,12 @@ def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
 
 
 def _passes(eqn) -> int:
-    """A product of narrower operands than float32 takes one."""
+    """Passes of a product; one where the operands are narrower than float32."""
     wide = any(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
     precision = eqn.params.get("precision")
     names = precision if isinstance(precision, tuple) else (precision,)
-    found = [_PASSES.get(getattr(one, "name", str(one)), 1) for one in names]
-    return max(found) if wide else 1
+    counts = [_PASSES.get(getattr(one, "name", str(one)), 1) for one in names]
+    return max(counts) if wide else 1
 
 
 def _dot(eqn) -> Work:
@@ -126,7 +125,7 @@ def _convolution(eqn) -> Work:
 
 
 def _branch(platforms, platform: str) -> int:
-    """Which branch of platform_dependent is lowered; the one for None is the default."""
+    """The branch of platform_dependent that is lowered; the one for None is the default."""
     default = 0
     for i, names in enumerate(platforms):
         if names is None:
@@ -147,7 +146,7 @@ def _conditional(eqn, chosen: dict, deeper, in_kernel: bool) -> Work:
 
 
 def _is_open(eqn) -> bool:
-    """Whether a while loop ends when the data say so, and not at a number."""
+    """Whether a while loop ends by its data, and not at a number."""
     condition = _open(eqn.params["cond_jaxpr"])
     [last] = condition.eqns[-1:] or [None]
     counted = last is not None and last.primitive.name in ("lt", "gt")
@@ -170,7 +169,7 @@ def _turns_of(eqn, body, turns: int) -> int:
 
 
 def _manual_devices(eqn) -> int:
-    """How many devices run the body of a shard_map on parts of their own."""
+    """The number of devices that run the body of a shard_map on parts of their own."""
     sizes = dict(eqn.params["mesh"].shape)
     manual = eqn.params.get("manual_axes", sizes)
     return math.prod(sizes[a] for a in manual)
@@ -189,5 +188,5 @@ def _kernel(eqn, platform: str) -> Work:
 
 
 def flops_of(function, *arguments, platform: str = "tpu") -> Work:
-    """Of a jitted function at these arguments."""
+    """The FLOPs of a jitted function at these arguments."""
     return work(jax.jit(function).trace(*arguments).jaxpr, platform=platform)

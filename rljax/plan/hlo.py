@@ -1,11 +1,10 @@
-"""What a compiled program moves: bytes between chips by mesh axis, and bytes of device memory.
+"""Traffic of a compiled program: bytes between chips by mesh axis, and bytes of device memory.
 
-What lives here: counting, loops multiplied by their turns. What does not: reading XLA's text
-(rljax.plan.hlo_text), the counting of FLOPs (rljax.plan.flops), seconds (rljax.plan.compiled). All
-numbers are of one device.
+Counts instructions (rljax.plan.hlo_text reads them), loops multiplied by their turns. All numbers
+are of one device.
 
 The compiler's own cost counts a loop's body once. Here the turns of a loop are read from its
-condition (a counter below a constant); a loop that ends when the data say so takes `turns`, and one
+condition (a counter below a constant); a loop that ends by its data takes `turns`, and one
 around it one. Of a conditional the cheapest branch counts: the others are of options that are off.
 """
 
@@ -46,12 +45,12 @@ class Collective:
     result_bytes: int
     turns: float
     of: str
-    in_open_loop: bool  # a loop that ends when the data say so: decoding
+    in_open_loop: bool  # a loop that ends by its data: decoding
 
 
 @dataclasses.dataclass
 class Traffic:
-    """Of one device in one run of a program."""
+    """The traffic of one device in one run of a program."""
 
     hbm_bytes: float = 0.0
     collectives: list[Collective] = dataclasses.field(default_factory=list)
@@ -66,8 +65,8 @@ class Traffic:
 
 
 def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> float:
-    """What a device sends by a ring of n: an all-gather (n-1)/n of its result, a reduce-scatter of
-    its operand, an all-reduce both."""
+    """Bytes that a device sends by a ring of n: an all-gather (n-1)/n of its result, a
+    reduce-scatter of its operand, an all-reduce both."""
     if op == "collective-permute":
         moving = sum(a != b for a, b in groups)
         return operand * moving / max(len(groups), 1)
@@ -100,16 +99,16 @@ class _Walk:
         for one in body.values():
             if one.root and one.op == "compare" and "direction=LT" in one.rest:
                 for name in one.operands:
-                    found = body.get(name)
-                    if found is not None and found.op == "constant":
-                        return int(re.match(r"(-?\d+)\)", found.rest)[1])
+                    defined = body.get(name)
+                    if defined is not None and defined.op == "constant":
+                        return int(re.match(r"(-?\d+)\)", defined.rest)[1])
             if one.root and one.op == "fusion":
                 return self._fused_turns(one, body)
         return None
 
     def _stride(self, condition: str, body: str) -> int:
-        """What a turn adds to the counter of a loop: a product that is overlapped with the sending
-        of its operand goes two devices at a time."""
+        """How much a turn adds to the counter of a loop: a product that is overlapped with the
+        sending of its operand goes two devices at a time."""
         tests, does = ({i.name: i for i in self.parts.get(x, ())} for x in (condition, body))
         root = next((i for i in tests.values() if i.root), None)
         last = next((i for i in does.values() if i.root and i.op == "tuple"), None)
@@ -124,7 +123,8 @@ class _Walk:
         return max(int(re.match(r"(-?\d+)\)", steps[0].rest)[1]), 1) if len(steps) == 1 else 1
 
     def _fused_turns(self, root: Instruction, body: dict) -> int | None:
-        """As XLA for CPUs writes it: the comparison inside a fusion, the constant an operand."""
+        """The turns of a loop as XLA for CPUs writes it: the comparison inside a fusion, the
+        constant an operand."""
         called = _CALLED.search(root.rest)
         inner = self.parts.get(called[1], ()) if called else ()
         if not any(i.root and i.op == "compare" and "direction=LT" in i.rest for i in inner):
@@ -134,7 +134,7 @@ class _Walk:
         return int(re.match(r"(-?\d+)\)", numbers[0].rest)[1]) if len(numbers) == 1 else None
 
     def _loop(self, one: Instruction) -> tuple[str, float, bool]:
-        """(body, turns, whether it ends when the data say so)."""
+        """(body, turns, whether it ends by its data)."""
         body = re.search(r"body=%?([\w.\-]+)", one.rest)[1]
         condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
         stated = re.search(r'known_trip_count[^}]*?"?n"?:"?(\d+)', one.rest)
@@ -153,62 +153,62 @@ class _Walk:
         return False
 
     def _called(self, one: Instruction) -> list[str]:
-        found = _CALLED.findall(one.rest)
+        names = _CALLED.findall(one.rest)
         branches = re.search(r"branch_computations=\{([^}]*)\}", one.rest)
-        found += re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
-        found += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", one.rest)
-        return [name for name in found if name in self.parts]
+        names += re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
+        names += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", one.rest)
+        return [name for name in names if name in self.parts]
 
-    def _add(self, name: str, times: float, in_open: bool, out: Traffic, seen: set) -> None:
-        """Everything that one run of a computation, `times` over, adds to `out`."""
+    def _add(self, name: str, times: float, in_open: bool, out: Traffic, visited: set) -> None:
+        """Adds to `out` the cost of one run of a computation, `times` over."""
         for one in self.parts[name]:
             if one.op == "while":
                 body, turns, is_open = self._loop(one)
                 # A gather begun outside goes on in pieces beside the turns of a loop: still one.
-                begun = {mark for mark in seen if mark[1]}
+                begun = {mark for mark in visited if mark[1]}
                 self._add(body, times * turns, in_open or is_open, out, begun)
             elif one.op == "conditional":
                 self._add_branch(one, times, in_open, out)
             elif one.op in ("call", "call-start", "async-start") and self._called(one):
                 for called in self._called(one):
-                    self._add(called, times, in_open, out, seen)
+                    self._add(called, times, in_open, out, visited)
             elif one.op in _FREE or one.op.endswith(("-done", "-update")):
                 continue
             else:
-                self._add_one(name, one, times, in_open, out, seen)
+                self._add_one(name, one, times, in_open, out, visited)
 
     def _add_branch(self, one: Instruction, times: float, in_open: bool, out: Traffic) -> None:
         branches = []
         for called in self._called(one):
-            found = Traffic()
-            self._add(called, times, in_open, found, set())
-            branches.append(found)
+            largest = Traffic()
+            self._add(called, times, in_open, largest, set())
+            branches.append(largest)
         if branches:
             sent = lambda t: sum(t.by_axis().values()) + t.hbm_bytes  # noqa: E731
             least = min(branches, key=sent)
             out.hbm_bytes += least.hbm_bytes
             out.collectives += least.collectives
 
-    def _add_one(self, name, one: Instruction, times, in_open, out: Traffic, seen: set) -> None:
+    def _add_one(self, name, one: Instruction, times, in_open, out: Traffic, visited: set) -> None:
         inner = [i for called in self._called(one) for i in self._with_inner(called)]
         home = self._called(one)[0] if inner and one.op == "fusion" else name
-        found = [i for i in inner if _kind(i.op)] if one.op == "fusion" else []
-        found += [one] if _kind(one.op) else []
+        collectives = [i for i in inner if _kind(i.op)] if one.op == "fusion" else []
+        collectives += [one] if _kind(one.op) else []
         fresh = []
-        for each in found:
+        for each in collectives:
             # A gather in pieces, between computations, names its channel in each of them.
             mark = re.search(r"channel_id=(\d+)", each.rest)
             chain = re.search(r'chain_id="(\d+)"', each.rest)
             mark = (mark and mark[1], chain and chain[1], _kind(each.op))
-            if not mark[0] or mark not in seen:
-                seen.add(mark)
+            if not mark[0] or mark not in visited:
+                visited.add(mark)
                 fresh.append(each)
         for each in fresh:
             where = name if each is one else home
             sent = self._collective(where, each, times, in_open)
             out.collectives.append(sent)
             out.hbm_bytes += times * (self._operand_bytes(where, each) + sent.result_bytes)
-        if not found:
+        if not collectives:
             out.hbm_bytes += times * self._hbm_bytes(name, one)
 
     def _with_inner(self, name: str):
@@ -231,7 +231,7 @@ class _Walk:
 
     @functools.cached_property
     def scattered(self) -> set[str]:
-        """The sums of which a device gets its part alone: a TPU's reduce-scatter is a fusion of an
+        """The sums of which a device gets only its part: a TPU's reduce-scatter is a fusion of an
         all-reduce and the slice."""
         parts = [body for name, body in self.parts.items() if name.startswith("all-reduce-scatter")]
         return {one.name for body in parts for one in body}
@@ -246,7 +246,8 @@ class _Walk:
         return next((t[operand] for t in self.types.values() if operand in t), "")
 
     def _result_bytes(self, one: Instruction) -> int:
-        """Of -start forms the tuple (operands, results, ...): its second member."""
+        """Bytes of the result; -start forms have a tuple (operands, results, ...), of which the
+        second member counts."""
         if not one.op.endswith("-start"):
             return array_bytes(one.types)
         sizes = [array_bytes(m[0]) for m in re.finditer(ARRAY, one.types)]
@@ -318,7 +319,7 @@ class _Walk:
 
 
 def _kind(op: str) -> str:
-    """The collective that an opcode is, "" if none."""
+    """The collective that an opcode stands for, "" if none."""
     op = op.removesuffix("-start")
     return op if op in COLLECTIVES else ""
 
@@ -329,5 +330,5 @@ def _members(types: str) -> list[str]:
 
 
 def traffic(text: str, mesh: Mesh, turns: int = 1) -> Traffic:
-    """What one run of a compiled program moves, from its text (`compiled.as_text()`)."""
+    """The traffic of one run of a compiled program, from its text (`compiled.as_text()`)."""
     return _Walk(text, mesh, turns).traffic

@@ -1,7 +1,4 @@
-"""XLA's text of a compiled program as instructions: names, types, operands, groups of devices.
-
-What lives here: reading. What does not: what a run of them costs (rljax.plan.hlo).
-"""
+"""Parses XLA's text of a compiled program: names, types, operands, groups of devices."""
 
 import dataclasses
 import math
@@ -41,24 +38,24 @@ def array_bytes(types: str, *, in_hbm: bool = False) -> int:
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """({computation: its instructions}, the name of the entry). ValueError: a text of a form that
-    is not known, of which anything counted would be too little."""
-    found, lines, entry = {}, None, ""
+    """({computation: its instructions}, the name of the entry). Raises ValueError for text of an
+    unknown form, of which anything counted would be too little."""
+    computations, lines, entry = {}, None, ""
     for line in text.splitlines():
         if lines is None and (head := _HEAD.match(line)):
-            lines = found.setdefault(head[2], [])
+            lines = computations.setdefault(head[2], [])
             entry = head[2] if head[1] else entry
         elif _ENDS.match(line):
             lines = None
         elif lines is not None and (_BEGINS.match(line) or not lines):
             lines.append(line)
         elif lines is not None:
-            # What a kernel says of itself may run over several lines, one of them "}}, ...".
+            # The metadata of a kernel may run over several lines, one of them "}}, ...".
             lines[-1] += "\n" + line
-    read = {name: _instructions(lines) for name, lines in found.items()}
+    read = {name: _instructions(lines) for name, lines in computations.items()}
     for name, body in read.items():
         if sum(one.root for one in body) != 1:  # every computation has one result
-            raise ValueError(f"rljax.plan.hlo_text cannot read {name}: {found[name][-1:]}")
+            raise ValueError(f"rljax.plan.hlo_text cannot read {name}: {computations[name][-1:]}")
     return read, entry
 
 
@@ -116,16 +113,17 @@ def _ids_of_mesh(text: str) -> list[list[int]]:
 
 
 def groups_of(rest: str) -> list[list[int]]:
-    """The devices that talk to each other, from the attributes of a collective; [] if unknown."""
+    """The groups of devices that communicate, from the attributes of a collective; [] if
+    unknown."""
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest):
         return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])]
-    found = re.search(r"replica_groups=(mesh\[[^\]]*\] ?\{[^}]*\})", rest)
-    if found and "device_ids" not in found[1]:
-        return _ids_of_mesh(found[1])
-    if found := re.search(r"replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)", rest):
-        return _ids_of_iota(found[1])
-    if found := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
-        return [[int(n) for n in g.split(",") if n] for g in re.findall(r"\{([\d,]+)\}", found[1])]
+    match = re.search(r"replica_groups=(mesh\[[^\]]*\] ?\{[^}]*\})", rest)
+    if match and "device_ids" not in match[1]:
+        return _ids_of_mesh(match[1])
+    if match := re.search(r"replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)", rest):
+        return _ids_of_iota(match[1])
+    if match := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", rest):
+        return [[int(n) for n in g.split(",") if n] for g in re.findall(r"\{([\d,]+)\}", match[1])]
     return []
 
 

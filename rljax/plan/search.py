@@ -1,7 +1,7 @@
-"""Other meshes, remat policies and microbatches of a config: which fit, and which is fastest.
+"""Tries other meshes, remat policies and microbatches of a config: which fit, and which is fastest.
 
-What lives here: the order in which they are tried. What does not: what one of them needs
-(rljax.plan.memory estimates, rljax.plan.compiled compiles).
+Decides the order in which they are tried; rljax.plan.memory estimates one of them,
+rljax.plan.compiled compiles it.
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
             roles = abstract_roles(setup)
         except InputError:
             continue
-        seen = set()
+        tried = set()
         for remat, tokens in itertools.product(REMATS, sizes):
             rest = {"model_settings.remat": remat, "batch.tokens_per_microbatch": tokens}
             changes = {**mesh, **rest}
@@ -91,8 +91,8 @@ def _with(setup: Setup, config: Config) -> Setup:
 def _of_remat(role, remat: str):
     if not isinstance(role, (Actor, Critic, RewardModel)):
         return role
-    facts = dataclasses.replace(role.model.config, remat=remat)
-    return dataclasses.replace(role, model=dataclasses.replace(role.model, config=facts))
+    config = dataclasses.replace(role.model.config, remat=remat)
+    return dataclasses.replace(role, model=dataclasses.replace(role.model, config=config))
 
 
 def search(
@@ -106,7 +106,7 @@ def search(
     for each microbatch, and layers that are computed again.
     """
     likely = _likely(config, devices, chip)
-    begun, found, tried = time.monotonic(), [], 0
+    begun, fitting, tried = time.monotonic(), [], 0
     for _, changes in likely[:compiles]:
         if time.monotonic() - begun > seconds:
             break
@@ -118,25 +118,25 @@ def search(
             LOG.warning("%s: %s", as_flags(changes), str(error).splitlines()[0])
             continue
         if plan.fits:
-            found.append(Candidate(_differing(config, changes), plan))
-    found.sort(key=lambda one: one.plan.least_s)
-    return found, tried, len(likely) - tried
+            fitting.append(Candidate(_differing(config, changes), plan))
+    fitting.sort(key=lambda one: one.plan.least_s)
+    return fitting, tried, len(likely) - tried
 
 
 def _differing(config: Config, changes: dict[str, object]) -> dict[str, object]:
-    """The changes that change something: what has to be set to get the candidate."""
+    """The changes that differ from the config: what to set to get the candidate."""
     now = {name: operator.attrgetter(name)(config) for name in changes}
     return {name: value for name, value in changes.items() if value != now[name]}
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
-    """Those whose estimate fits, fastest first by `_rough_s`."""
-    found = [
+    """The candidates whose estimate fits, fastest first by `_rough_s`."""
+    ordered = [
         (_rough_s(setup, chip), changes)
         for changes, setup, needs in candidates(config, devices)
         if needs <= chip.hbm_bytes
     ]
-    return sorted(found, key=lambda pair: pair[0])
+    return sorted(ordered, key=lambda pair: pair[0])
 
 
 def _rough_s(setup, chip: Chip) -> float:
@@ -146,12 +146,14 @@ def _rough_s(setup, chip: Chip) -> float:
     batch = setup.config.batch
     rows = batch.prompts_per_step * batch.samples_per_prompt
     tokens = rows * setup.row_tokens / mesh.size
-    again = {"none": 0, "dots": 0.1, "attention": 0.8}.get(facts.remat, 1)
+    again = {"none": 0, "dots": 0.1, "attention": 0.8}.get(model_config.remat, 1)
     compute = (8 + 2 * again) * weights * tokens / chip.flops_per_s
     parts = rows / steps.microbatch_rows
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (again > 0.5))
-    local = tokens * tensor * facts.embed * 2  # of every layer's activations, summed over tensor
-    sums = 8 * local * facts.layers * 2 * (tensor - 1) / tensor
+    local = (
+        tokens * tensor * model_config.embed * 2
+    )  # of every layer's activations, summed over tensor
+    sums = 8 * local * model_config.layers * 2 * (tensor - 1) / tensor
     sums += 8 * weights / tensor / fsdp * parts * (mesh.shape["data"] > 1)
     return compute + (gathers + sums) / (2 * chip.link_bytes_per_s)

@@ -1,7 +1,4 @@
-"""A plan as text for people and as JSON for programs.
-
-What lives here: the wording. What does not: any number's making (rljax.plan.compiled).
-"""
+"""A plan as text for people and as JSON for programs."""
 
 import dataclasses
 import functools
@@ -39,7 +36,7 @@ def _mesh(sizes: dict[str, int]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """Every program of a plan, and what it comes to."""
+    """Every program of a plan, and their sum, as text."""
     has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
     lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
     if plan.reports:
@@ -62,12 +59,12 @@ def _verdict(plan: Plan) -> str:
     share = plan.total / max(plan.limit, 1)
     what = "fits" if plan.fits else "does not fit"
     step = f"; a step of responses at full length takes at least {_seconds(plan.least_s)}"
-    said = f"{what}: {_gib(plan.total)} of {_gib(plan.limit)} GiB, {share:.0%}"
+    line = f"{what}: {_gib(plan.total)} of {_gib(plan.limit)} GiB, {share:.0%}"
     near = ""
     if plan.estimate.total > plan.limit:
         near = f"by the estimate it fits with {as_flags(plan.nearest)}"
         near = "\n" + (near if plan.nearest else "more devices, or a smaller model")
-    return said + (step if plan.least_s else "") + near
+    return line + (step if plan.least_s else "") + near
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -83,8 +80,8 @@ def _memory(plan: Plan) -> list[str]:
         sizes += (r.total, r.host)
         cells = ["refused" if r.error and i in (2, 3, 4) else _gib(n) for i, n in enumerate(sizes)]
         rows.append([r.name, f"{r.compile_s:.0f} s", *cells])
-    said = [f"of generate's temporaries {_gib(kv)} are keys and values"] if kv else []
-    return _rows(rows) + said
+    notes = [f"of generate's temporaries {_gib(kv)} are keys and values"] if kv else []
+    return _rows(rows) + notes
 
 
 def _costs(plan: Plan) -> list[str]:
@@ -108,17 +105,18 @@ def _costs(plan: Plan) -> list[str]:
 
 
 def plan_json(plan: Plan) -> dict:
-    """Everything of a plan; bytes, FLOPs and seconds."""
+    """Everything in a plan as JSON data; bytes, FLOPs and seconds."""
 
     def one(r: Report) -> dict:
         return {**dataclasses.asdict(r), "total": r.total, "binding": r.binding}
 
-    found = plan.estimate
+    estimate = plan.estimate
     return {
         "topology": plan.topology, "mesh": plan.mesh, "fits": plan.fits, "total": plan.total,
         "chip": dataclasses.asdict(plan.chip) if plan.chip else None, "least_s": plan.least_s,
         "left": plan.left, "nearest": plan.nearest,
-        "estimate": {**dataclasses.asdict(found), "total": found.total, "least": found.least},
+        "estimate": dataclasses.asdict(estimate)
+        | {"total": estimate.total, "least": estimate.least},
         "programs": [one(r) for r in plan.reports], "config": plan.config,
     }  # fmt: skip
 
@@ -127,15 +125,15 @@ def _value(config: dict, name: str):
     return functools.reduce(operator.getitem, name.split("."), config)
 
 
-def search_text(found: list[Candidate], tried: int, left: int) -> str:
+def search_text(candidates: list[Candidate], tried: int, left: int) -> str:
     """The candidates that fit, best first."""
-    names = sorted({name for one in found for name in one.changes})
+    names = sorted({name for one in candidates for name in one.changes})
     rows = [[*names, "GiB", "step at least", "bound by"]]
-    for one in found:
+    for one in candidates:
         slowest = max(one.plan.reports, key=lambda r: r.least_s)
         rows.append([
             *[str(_value(one.plan.config, name)) for name in names], _gib(one.plan.total),
             _seconds(one.plan.least_s), f"{slowest.name}: {slowest.binding}",
         ])  # fmt: skip
-    said = f"{tried} compiled, {len(found)} fit, {left} not tried"
-    return "\n".join([*_rows(rows), said]) if found else f"nothing fits: {said}"
+    summary = f"{tried} compiled, {len(candidates)} fit, {left} not tried"
+    return "\n".join([*_rows(rows), summary]) if candidates else f"nothing fits: {summary}"

@@ -19,8 +19,8 @@ reward of your own is named by its module, `"my_rewards.my_reward"`, or by its f
 Nothing here imports jax or numpy: a worker starts in a fraction of a second.
 """
 
-from rljax.rewards.answers.answers import list_match
 from rljax.rewards.answers.countdown import countdown
+from rljax.rewards.answers.lists import list_match
 from rljax.rewards.answers.math_answers import math_verify
 from rljax.rewards.answers.minerva import dapo
 from rljax.rewards.groups import diversity, pairwise
@@ -40,7 +40,6 @@ from rljax.rewards.text.rules import (
 )
 from rljax.rewards.text.structure import format_tags, json_match, json_schema
 from rljax.rewards.text.style import language, looping, repetition
-from rljax.rewards.text.text_answers import choice, contains, qa_exact_match, regex_match, token_f1
 from rljax.rewards.unit_tests.code_fusion import sandbox_fusion
 from rljax.rewards.unit_tests.code_run import code_tests
 from rljax.rewards.unit_tests.programs import program_tests

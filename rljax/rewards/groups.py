@@ -44,12 +44,12 @@ def diversity(
     """
     _check_n(n)
     grams = [_grams(response, n, unit) for response in responses]
-    found = []
+    per_group = []
     for i, own in enumerate(grams):
         alike = [_jaccard(own, other) for j, other in enumerate(grams) if j != i]
-        found.append(1.0 - sum(alike) / len(alike) if alike else 1.0)
+        per_group.append(1.0 - sum(alike) / len(alike) if alike else 1.0)
     if not correct:
-        return [{"score": value, "diversity": value} for value in found]
+        return [{"score": value, "diversity": value} for value in per_group]
     of_one = resolve(correct, HOME)
     fields = wanted_fields(of_one)
     shared = {
@@ -59,7 +59,7 @@ def diversity(
         "extra_info": extra_info,
     }
     scores = []
-    for i, (response, value) in enumerate(zip(responses, found, strict=True)):
+    for i, (response, value) in enumerate(zip(responses, per_group, strict=True)):
         sample = {**shared, "response": response}
         sample |= {"num_tokens": num_tokens[i]} if num_tokens else {}
         sample |= {"finish_reason": finish_reasons[i]} if finish_reasons else {}
@@ -86,9 +86,9 @@ def _jaccard(one: set, other: set) -> float:
 def pairwise(
     responses, prompt, *, judge: str, opponents: int = 0, both_orders: bool = True, seed: int = 0
 ) -> list[dict | None]:
-    """Each response's mean chance to win against its siblings, by a judge of two: judge(prompt,
-    first, second) -> P(first is better) (rljax.rewards.judges.judging). A response alone scores
-    0.5.
+    """Each response's mean chance to win against its siblings, by a judge of two:
+    judge(prompt, first, second) -> P(first is better) (rljax.rewards.judges.judging). A
+    response alone scores 0.5.
 
     `opponents`: how many siblings each is matched with, drawn by `seed` and the texts; 0 = all. A
     match counts for both. `both_orders` asks twice, which cancels a judge's taste for a place.
@@ -122,8 +122,8 @@ def _matches(responses, opponents: int, seed: int) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def _chance(found) -> float:
-    value = found["score"] if isinstance(found, dict) else found
+def _chance(results) -> float:
+    value = results["score"] if isinstance(results, dict) else results
     if not 0 <= value <= 1:
         raise ValueError(f"the judge returned {value!r}: a probability is from 0 to 1")
     return float(value)

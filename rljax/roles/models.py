@@ -236,7 +236,7 @@ def _readout(model: Model, params, batch: Batch) -> Readout:
         *model.readout(params, batch),
         soft_cap=facts.final_soft_cap,
         float32_head=facts.head_in_float32,
-        words_first=facts.tie_embeddings,
+        vocab_first=facts.tie_embeddings,
     )
 
 

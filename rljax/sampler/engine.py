@@ -1,8 +1,8 @@
 """The engine: JetStream's verbs over slots, each one jitted program. It holds no weights.
 
-What lives here: prefill, insert, generate, extend, fork, extract, release. Parameters are an
-argument of every call, so the next call after an update uses the new arrays; the decode state is
-donated. What does not: who waits for a slot (stream), whole batches without a host (rollout).
+prefill, insert, generate, extend, fork, extract, release. Parameters are an argument of every call,
+so the next call after an update uses the new arrays; the decode state is donated. Which request
+gets a slot is decided in `stream`.
 
 Axes: B slots, T columns of a slot, P rows of a prefix, S tokens of a call, M pairs of a slot and a
 row of a prefix, k steps.
@@ -31,8 +31,8 @@ from rljax.sampler.slots import Entry, Slots, Tokens
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """What was read of P sequences, outside of any slot. `length` [P] tokens are cached; `token`
-    [P] is the next to read, -1 where nothing was appended yet."""
+    """The cached beginnings of P sequences, outside of any slot. `length` [P] tokens are cached;
+    `token` [P] is the next to read, -1 where nothing was appended yet."""
 
     caches: list
     length: jax.Array
@@ -45,14 +45,14 @@ class Prefix:
 
     @property
     def columns(self) -> int:
-        """Of the layer that holds the most."""
+        """The columns of the layer that holds the most."""
         return max(one.columns for one in self.caches)
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """Slots of `tokens` tokens each (prompt and response). Static: every program is compiled once
-    for it and a shape of its arguments."""
+    for each shape of its arguments."""
 
     model: Model
     slots: int
@@ -73,10 +73,10 @@ class Engine:
 
     # -- what a request is, as arrays
 
-    def rules(self, asked: list[Sampling]):
-        """The rules of M requests; their shapes do not depend on what is asked."""
-        for one in asked:
-            one.check_words(self.model.config.vocab_size)
+    def rules(self, requests: list[Sampling]):
+        """The rules of M requests; their shapes do not depend on the requests."""
+        for one in requests:
+            one.check_token_ids(self.model.config.vocab_size)
             if len(one.stop_ids) > self.stop_ids:
                 raise InputError(
                     "sampler stop_ids",
@@ -90,18 +90,18 @@ class Engine:
                     value=slot.forcing_room([one]),
                     rule=f"at most its forcing_tokens, {self.forcing_tokens}",
                 )
-        return rules_of(asked, self.model.config.vocab_size, whole=True, room=self.stop_ids)
+        return rules_of(requests, self.model.config.vocab_size, whole=True, room=self.stop_ids)
 
-    def forcing(self, asked: list[Sampling], budgets, prompt_tokens):
+    def forcing(self, requests: list[Sampling], budgets, prompt_tokens):
         """The interruptions of M requests, or None where this engine has no room for any."""
         if not self.forcing_tokens:
             return None
-        return slot.forcing_of(asked, self.forcing_tokens, budgets, prompt_tokens)
+        return slot.forcing_of(requests, self.forcing_tokens, budgets, prompt_tokens)
 
     # -- verbs
 
     def init_state(self) -> Slots:
-        """Slots in which nobody is."""
+        """Empty slots."""
         blank = [Sampling()]
         forcing = self.forcing(blank, np.array([-1]), np.array([0]))
         return _init_state(self, self.rules(blank), forcing)
@@ -114,7 +114,7 @@ class Engine:
         return jax.tree.map(place, state, slot.layout(state, self.model.mesh))
 
     def lower_generate(self):
-        """The program of `generate`, to be compiled ahead of time or looked at."""
+        """The lowered program of `generate`, to compile ahead of time or to inspect."""
         steps = jax.ShapeDtypeStruct((), jnp.int32)
         return _generate.lower(self, self.model.abstract(), self.abstract_state(), steps, steps)
 
@@ -145,8 +145,8 @@ class Engine:
         return _empty_prefix(self, rows)
 
     def append(self, params, prefix: Prefix, tokens, counts) -> Prefix:
-        """tokens [P, S], of which counts [P] are real, behind what `prefix` holds: chunks of a long
-        prompt, a shared beginning, a tool's reply. `prefix` is donated."""
+        """Reads tokens [P, S], of which counts [P] are real, behind what `prefix` holds: chunks of
+        a long prompt, a shared beginning, a tool's reply. `prefix` is donated."""
         return _append(self, params, prefix, tokens, counts)
 
     def widen(self, prefix: Prefix, row, length) -> Prefix:
@@ -154,19 +154,20 @@ class Engine:
         return _widen(self, prefix, row, length)
 
     def insert(self, prefix: Prefix, state: Slots, slots, source, entry: Entry) -> Slots:
-        """Row source [M] of `prefix` into slots [M], live; a slot out of range is dropped. The
+        """Puts row source [M] of `prefix` into slots [M], live; a slot out of range is dropped. The
         samples of a group are one row into many slots. `state` is donated."""
         return _insert(self, prefix, state, slots, source, entry)
 
     def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
-        """Up to `steps` tokens in every live slot, or until `enough_free` slots are not live:
-        state, Tokens of `self.steps` rows, the steps done. `state` is donated."""
+        """Decodes up to `steps` tokens in every live slot, or until `enough_free` slots are
+        not live. Returns the state, Tokens of `self.steps` rows, and the steps done. `state`
+        is donated."""
         enough_free = self.slots if enough_free is None else enough_free
         return _generate(self, params, state, steps, enough_free)
 
     def extend(self, params, state: Slots, slots, tokens, counts) -> Slots:
-        """tokens [M, S], of which counts [M] are real, behind what slots [M] hold; they are live
-        then. `state` is donated. Reads back how much the slots hold."""
+        """Reads tokens [M, S], of which counts [M] are real, behind what slots [M] hold, and makes
+        them live. `state` is donated. Reads back how much the slots hold."""
         held = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
         inside = np.asarray(slots) < self.slots
         if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
@@ -174,20 +175,23 @@ class Engine:
         return _extend(self, params, state, slots, tokens, counts)
 
     def fork(self, state: Slots, source, slots, keys) -> Slots:
-        """Slot `source` into slots [M], which go on with keys [M, 2]. `state` is donated."""
+        """Copies slot `source` into slots [M], which go on with keys [M, 2]. `state` is donated."""
         return _fork(self, state, source, slots, keys)
 
     def extract(self, state: Slots, slots) -> Prefix:
-        """What slots [M] hold, as a prefix of M rows. They stay as they are."""
+        """The contents of slots [M] as a prefix of M rows. The slots stay as they are."""
         return _extract(self, state, slots)
 
     def release(self, state: Slots, slots) -> Slots:
-        """Slots [M] are free. `state` is donated."""
+        """Frees slots [M]. `state` is donated."""
         return _release(self, state, slots)
 
     def clear(self, state: Slots, slots) -> Slots:
-        """Slots [M] are free and hold zeros. A masked NaN is still a NaN in a weighted sum, so
-        those whose logits were not finite must not be reused as they are. `state` is donated."""
+        """Frees slots [M] and fills them with zeros. `state` is donated.
+
+        A masked NaN is still a NaN in a weighted sum, so slots whose logits were not finite must
+        not be reused as they are.
+        """
         return _clear(self, state, slots)
 
 
@@ -213,12 +217,12 @@ def _init_state(engine: Engine, rules, forcing) -> Slots:
 
 @_program()
 def _prefill(engine: Engine, params, tokens, lengths, images) -> Prefix:
-    seen = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
+    prompts = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
     shift = jnp.zeros_like(lengths)
     if images is not None:
         names = ("pixels", "patch_coords", "rope_positions")
-        seen, shift = seen.replace(**{name: images[name] for name in names}), images["shift"]
-    caches = engine.model.prefill(params, seen, tokens.shape[1], engine.kv_dtype)
+        prompts, shift = prompts.replace(**{name: images[name] for name in names}), images["shift"]
+    caches = engine.model.prefill(params, prompts, tokens.shape[1], engine.kv_dtype)
     last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
     return Prefix(caches, lengths - 1, last, shift)
 
@@ -236,7 +240,7 @@ def _append(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
 
 
 def _appended(engine: Engine, params, prefix: Prefix, tokens, counts) -> Prefix:
-    """The token that waited is read first, and the last of the new ones waits."""
+    """Reads the token that waited first; the last of the new ones waits then."""
     none = prefix.token < 0
     line = jnp.concatenate([prefix.token[:, None], tokens], axis=1)
     read = jnp.where(none[:, None], line[:, 1:], line[:, :-1])
@@ -323,8 +327,8 @@ def _clear(engine: Engine, state: Slots, slots) -> Slots:
 
 
 def _taken(engine: Engine, state: Slots, slots) -> Prefix:
-    """Rows of the slots. Where slots are split over devices each gives its own and the sum is
-    everyone's: indexing would gather the whole cache on every device."""
+    """The rows of the slots as a prefix. Where slots are split over devices, each device gives its
+    own and a sum joins them: indexing would gather the whole cache on every device."""
     mesh = engine.model.mesh
     pick = lambda x: jnp.take(x, slots, axis=0)  # noqa: E731
     rows = jax.tree.map(pick, (state.length, state.token, state.shift))

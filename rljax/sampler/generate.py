@@ -1,7 +1,6 @@
-"""Whole-batch rollouts: the public `generate`.
+"""`generate`: samples responses to a whole batch of prompts.
 
-What lives here: checks, and which loop decodes. What does not: the programs (whole_batch), the
-host's loop (host_rollout).
+Checks the arguments and chooses the loop: the device's (whole_batch) or the host's (host_rollout).
 """
 
 import dataclasses
@@ -24,7 +23,14 @@ from rljax.sampler.keys import budgets, request_keys
 from rljax.sampler.memory import check_memory
 from rljax.sampler.requests import Decoding, Sampling, rules_of
 from rljax.sampler.stop_strings import cut_at_stop_strings, cut_row
-from rljax.sampler.whole_batch import Mixed, _rollout, _Shape, _shards, fits_a_turn, in_turns
+from rljax.sampler.whole_batch import (
+    SecondModel,
+    Shape,
+    fits_a_turn,
+    in_turns,
+    rollout,
+    shard_count,
+)
 
 WHOLE_BATCH = Decoding()
 
@@ -41,7 +47,7 @@ def generate(
     version=0,
     decoding: Decoding = WHOLE_BATCH,
     images: dict | None = None,
-    mixed: Mixed | None = None,
+    second: SecondModel | None = None,
     finished: Callable[[int, list[int], int], None] | None = None,
 ) -> Batch:
     """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
@@ -63,19 +69,19 @@ def generate(
         mixed = dataclasses.replace(mixed, model=decoding.of(mixed.model))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding)
-    _check_mixed(model, mixed)
+    _check_second(model, second)
     prompts = prompts.astype(np.int32)
     rows = prompts.shape[0] * n
     if decoding.loop == "host":
-        _refuse_on_host(images, mixed)
-        asked = (prompts, lengths, key, sampling)
+        _refuse_on_host(images, second)
+        inputs = (prompts, lengths, key, sampling)
         options = dict(n=n, version=version, decoding=decoding, finished=finished)
-        return host_rollout(model, params, *asked, **options)
+        return host_rollout(model, params, *inputs, **options)
     images = images and place(images, model.mesh)
-    asked = (prompts, lengths, key, sampling, n, decoding)
-    arguments, shape = _arguments(model, params, *asked, version, images, mixed)
+    inputs = (prompts, lengths, key, sampling, n, decoding)
+    arguments, shape = _arguments(model, params, *inputs, version, images, second)
     if finished is None or jax.process_count() > 1 or fits_a_turn(shape, rows):
-        batch = _rollout(*arguments)
+        batch = rollout(*arguments)
     else:
         stops = (sampling.stop_strings, decoding.decode)
         tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
@@ -87,30 +93,30 @@ def generate(
 
 
 def _arguments(
-    model: Model, params, prompts, lengths, key, sampling, n, decoding, version, images, mixed
+    model: Model, params, prompts, lengths, key, sampling, n, decoding, version, images, second
 ):
-    """Of the program, placed on the mesh; and its shape."""
+    """The program's arguments, placed on the mesh, and its shape."""
     rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
-    shape = _Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype)
+    shape = Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype)
     columns = prompts.shape[1] + sampling.max_response_tokens
     check_memory(model, slots, columns, decoding.kv_dtype)
     key = key if sampling.seed is None else jax.random.key(sampling.seed)
     keys = request_keys(key, rows)
     forcing = None
     if sampling.thinking_tokens:
-        asked = [sampling] * rows
-        room = slot.forcing_room(asked)
+        requests = [sampling] * rows
+        room = slot.forcing_room(requests)
         spent = budgets(keys, sampling)
-        forcing = slot.forcing_of(asked, room, spent, np.repeat(lengths, n))
+        forcing = slot.forcing_of(requests, room, spent, np.repeat(lengths, n))
     rules = rules_of([sampling] * rows, model.config.vocab_size)
     queue = (prompts, lengths, keys, rules)
-    if _shards(model, prompts.shape[0], slots) > 1:
+    if shard_count(model, prompts.shape[0], slots) > 1:
         placed = place(queue, model.mesh)
     else:  # every device serves any row: whole there, nothing of it is sent while prompts are read
         placed = jax.device_put(queue, replicated(model.mesh))
     version = jnp.asarray(version, jnp.int32)
-    return (model, shape, params, *placed, version, forcing, images, mixed), shape
+    return (model, shape, params, *placed, version, forcing, images, second), shape
 
 
 def planned_rollout(
@@ -124,16 +130,16 @@ def planned_rollout(
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
-    shape, asked = _Shape(n, slots, response, decoding.kv_dtype), [sampling] * rows
+    shape, requests = Shape(n, slots, response, decoding.kv_dtype), [sampling] * rows
     forcing = None
     if sampling.thinking_tokens:
         none = np.zeros(rows, np.int32)
-        forcing = slot.forcing_of(asked, slot.forcing_room(asked), none, none)
-    split = _shards(model, count, slots) > 1
+        forcing = slot.forcing_of(requests, slot.forcing_room(requests), none, none)
+    split = shard_count(model, count, slots) > 1
     layout = (row_sharding if split else replicated)(model.mesh)
     array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=layout)  # noqa: E731
     rules = jax.tree.map(
-        lambda x: array(x.shape, x.dtype), rules_of(asked, model.config.vocab_size)
+        lambda x: array(x.shape, x.dtype), rules_of(requests, model.config.vocab_size)
     )
     queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
@@ -147,9 +153,9 @@ def planned_rollout(
     found = jax.eval_shape(functools.partial(_rollout, model, shape), *arguments[2:])
     found = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), found)
     chosen = np.arange(columns + response) >= columns
-    found = found.replace(
-        segment_ids=np.ones_like(found.tokens),
-        mask=np.broadcast_to(chosen, found.tokens.shape).astype(np.float32),
+    batch = batch.replace(
+        segment_ids=np.ones_like(batch.tokens),
+        mask=np.broadcast_to(chosen, batch.tokens.shape).astype(np.float32),
         group=np.repeat(np.arange(count, dtype=np.int32), n),
     )
     here = make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1])
@@ -171,26 +177,28 @@ def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -
             value=lengths.tolist(),
             rule=f"between 1 and the {prompts.shape[1]} columns",
         )
-    words = model.config.vocab_size
+    vocab_size = model.config.vocab_size
     real = prompts[np.arange(prompts.shape[1])[None, :] < lengths[:, None]]
-    if real.min() < 0 or real.max() >= words:
-        bad = real[(real < 0) | (real >= words)][0]
-        raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {words - 1}")
+    if real.min() < 0 or real.max() >= vocab_size:
+        bad = real[(real < 0) | (real >= vocab_size)][0]
+        raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {vocab_size - 1}")
     if sampling.stop_strings and decoding.decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
-    sampling.check_words(words)
+    sampling.check_token_ids(vocab_size)
 
 
-def _check_mixed(model: Model, mixed: Mixed | None) -> None:
-    words = model.config.vocab_size
-    if mixed is not None and mixed.model.config.vocab_size != words:
+def _check_second(model: Model, second: SecondModel | None) -> None:
+    vocab_size = model.config.vocab_size
+    if second is not None and second.model.config.vocab_size != vocab_size:
         raise InputError(
-            "words of the second model", value=mixed.model.config.vocab_size, rule=f"{words}, too"
+            "vocabulary of the second model",
+            value=second.model.config.vocab_size,
+            rule=f"{vocab_size}, too",
         )
 
 
-def _refuse_on_host(images, mixed) -> None:
-    for name, value in (("images", images), ("a mixture of two models", mixed)):
+def _refuse_on_host(images, second) -> None:
+    for name, value in (("images", images), ("a mixture of two models", second)):
         if value is not None:
             raise InputError(
                 f"{name} cannot be decoded by the host's loop", fix="sampler.loop='device'"

@@ -1,7 +1,6 @@
-"""Whole-batch rollouts by the host's loop: the same samples as one program draws.
+"""Whole-batch rollouts by the host's loop: the same samples as the device's loop draws.
 
-What lives here: a batch as requests, and finished samples as a batch. Axes: P prompts, L prompt
-columns, n samples per prompt, R = P n rows, S = L + response columns.
+Axes: P prompts, L prompt columns, n samples per prompt, R = P n rows, S = L + response columns.
 """
 
 from collections.abc import Callable
@@ -32,7 +31,7 @@ def host_rollout(
     decoding: Decoding,
     finished: Callable[[int, list[int], int], bool | None] | None = None,
 ) -> Batch:
-    """As rljax.sampler.generate, whose arguments were checked."""
+    """The batch of rljax.sampler.generate, whose arguments were checked, by the host's loop."""
     count, columns = prompts.shape
     engine = Engine(
         model,

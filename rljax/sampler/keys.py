@@ -1,4 +1,4 @@
-"""What decides a request's draws: its key, [2] uint32, and nothing else of where it is decoded."""
+"""The key of a request, [2] uint32, which alone decides its draws, wherever it is decoded."""
 
 import functools
 

@@ -1,8 +1,4 @@
-"""Whether the slots fit, before anything is allocated.
-
-What lives here: the sizes of the decode state and what the devices have. What does not: layouts
-(rljax.models.cache).
-"""
+"""Checks that the slots fit on the devices, before anything is allocated."""
 
 from pathlib import Path
 
@@ -17,8 +13,8 @@ _GIB = 2**30
 
 
 def device_bytes(device: jax.Device) -> int | None:
-    """Memory that the backend may still hand out on a device; on CPU what the host has free. None
-    where it does not say."""
+    """Bytes that the backend may still hand out on a device; on CPU what the host has free. None
+    where it does not report them."""
     if device.platform == "cpu":
         return _host_bytes()
     stats = device.memory_stats() or {}
@@ -32,8 +28,8 @@ def _host_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None
 
 
 def slots_bytes(model: Model, slots: int, columns: int, kv_dtype: str = "") -> int:
@@ -58,7 +54,7 @@ def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
 def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> None:
     """Raises InputError where the slots alone are larger than what the devices have left."""
     cache.check_dtype(kv_dtype)
-    # A device of another host, or one that is only compiled for, does not say what it has.
+    # A device of another host, or one that is only compiled for, does not report its memory.
     here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
     if not here:
         return

@@ -1,8 +1,7 @@
-"""Beginnings that were read before: system prompts, the turns so far, the same prompt again.
+"""Cache of prefixes that were read before: system prompts, the turns so far, the same prompt again.
 
-What lives here: which cached prefix a prompt shares the most tokens with. What does not: reading
-tokens (engine). A prefix is good for the parameters that read it alone, so it is found by tokens
-and policy version.
+Finds the cached prefix with which a prompt shares the most tokens. A prefix is valid only for the
+parameters that read it, so it is found by tokens and policy version.
 """
 
 import collections
@@ -34,13 +33,13 @@ class PrefixCache:
         self.hits = self.misses = self.reused_tokens = 0
 
     def at_version(self, version: int) -> None:
-        """Forget what other parameters read."""
+        """Drops what other parameters read."""
         if version != self.version:
             self._kept.clear()
             self.version = version
 
     def put(self, tokens: np.ndarray, prefix: Prefix, row: int) -> None:
-        """Remember that `row` of `prefix` has read `tokens`."""
+        """Stores that `row` of `prefix` has read `tokens`."""
         if not 0 < len(tokens) <= self.capacity:
             return
         self._kept[tokens.tobytes()] = Kept(tokens, prefix, row)
@@ -50,7 +49,7 @@ class PrefixCache:
 
     @property
     def held_tokens(self) -> int:
-        """Room for how many tokens the kept prefixes take: all rows and columns of each, as one row
+        """Room, in tokens, that the kept prefixes take: all rows and columns of each, as one row
         keeps the arrays of all alive."""
         prefixes = {id(kept.prefix): kept.prefix for kept in self._kept.values()}
         return sum(prefix.rows * prefix.columns for prefix in prefixes.values())

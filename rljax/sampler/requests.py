@@ -1,8 +1,6 @@
-"""What a request asks of the sampler, and that as arrays.
+"""Sampling: the options of a request, their checks, and the same as arrays.
 
-What lives here: Sampling, its checks, and the rules of B rows. What does not: prompts, slots.
-
-Axes: B rows, V words.
+Axes: B rows, V vocabulary entries.
 """
 
 import dataclasses
@@ -14,31 +12,31 @@ from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.sampler.sampling import Rules
 
-STOP_IDS = 16  # room for stop ids of a request, where nobody asks for more
+STOP_IDS = 16  # room for stop ids of a request, where none needs more
 LOOPS = ("device", "host")
 DTYPES = ("", "float32", "bfloat16")
 SWITCHES = ("", "on", "off")
 LOWEST_TEMPERATURE = 1e-5  # below it logits / temperature leave float32
 MOST_BIAS = 1e4  # far beyond any difference of logits, and float32 stays exact enough
 STOP_STRINGS = 64
-BIASED_IDS = 304  # room for words with a bias; OpenAI's API allows 300
+BIASED_IDS = 304  # room for tokens with a bias; OpenAI's API allows 300
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to sample. All are runtime values: none causes a compile (max_response_tokens of a whole
-    batch sizes its buffers)."""
+    """The sampling options of a request. All are runtime values: none causes a compile
+    (max_response_tokens of a whole batch sizes its buffers)."""
 
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 = off
     top_p: float = 1.0  # 1 = off
-    min_p: float = 0.0  # words below min_p times the likeliest one's probability go; 0 = off
+    min_p: float = 0.0  # drop tokens less likely than min_p times the top token; 0 disables
     max_response_tokens: int = 256
     stop_ids: tuple[int, ...] = ()  # empty: only the length ends a response
     # A response ends with the token that completes one of these; needs a tokenizer.
     stop_strings: tuple[str, ...] = ()
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (word, added to its logit)
-    allowed_ids: tuple[int, ...] = ()  # only these words; () = all
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+    allowed_ids: tuple[int, ...] = ()  # only these tokens; () = all
     seed: int | None = None  # of this request's draws; None = the caller's key decides
     # (low, high): where end_of_thinking_ids has not come after a number of tokens drawn from this
     # range, interrupt_ids are forced. Forced tokens have mask 0 and no log-prob. () = off.
@@ -47,7 +45,7 @@ class Sampling:
     interrupt_ids: tuple[int, ...] = ()
 
     def greedy(self) -> "Sampling":
-        """The same limits, the likeliest word each time."""
+        """The same limits, with the most likely token each time."""
         return dataclasses.replace(self, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
     def __post_init__(self):
@@ -69,11 +67,11 @@ class Sampling:
         check(all(self.stop_strings), "stop_strings", "no empty string")
         # Each is looked for in every row's text at every dispatch.
         check(len(self.stop_strings) <= STOP_STRINGS, "stop_strings", f"at most {STOP_STRINGS}")
-        check(len(self.logit_bias) <= BIASED_IDS, "logit_bias", f"at most {BIASED_IDS} words")
-        words = [word for word, _ in self.logit_bias]
-        check(len(set(words)) == len(words), "logit_bias", "each word once")
+        check(len(self.logit_bias) <= BIASED_IDS, "logit_bias", f"at most {BIASED_IDS} tokens")
+        biased = [token for token, _ in self.logit_bias]
+        check(len(set(biased)) == len(biased), "logit_bias", "each token once")
         numbers = all(abs(bias) <= MOST_BIAS for _, bias in self.logit_bias)
-        rule = f"from {-MOST_BIAS:g} to {MOST_BIAS:g}; forbid words by allowed_ids"
+        rule = f"from {-MOST_BIAS:g} to {MOST_BIAS:g}; forbid tokens by allowed_ids"
         check(numbers, "logit_bias", rule)
         # jax.random.key reads 32 bits of a seed: others would be the same draws.
         seeds = self.seed is None or 0 <= self.seed < 2**32
@@ -85,19 +83,21 @@ class Sampling:
             for name in ("end_of_thinking_ids", "interrupt_ids"):
                 check(len(getattr(self, name)) > 0, name, "at least one id beside thinking_tokens")
 
-    def check_words(self, words: int) -> None:
-        """Raises InputError where an id is not one of the model's `words` words."""
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raises InputError where an id is not below the model's `vocab_size`."""
         named = {
             "stop_ids": self.stop_ids,
-            "logit_bias": [word for word, _ in self.logit_bias],
+            "logit_bias": [token for token, _ in self.logit_bias],
             "allowed_ids": self.allowed_ids,
             "end_of_thinking_ids": self.end_of_thinking_ids,
             "interrupt_ids": self.interrupt_ids,
         }
         for name, ids in named.items():
-            if bad := [i for i in ids if not 0 <= i < words]:
+            if bad := [i for i in ids if not 0 <= i < vocab_size]:
                 raise InputError(
-                    f"sampler {name}", value=bad[0], rule=f"an id of the model, 0 to {words - 1}"
+                    f"sampler {name}",
+                    value=bad[0],
+                    rule=f"an id of the model, 0 to {vocab_size - 1}",
                 )
 
 
@@ -132,34 +132,36 @@ class Decoding:
         return model.in_dtype(self.dtype, self.head_in_float32)
 
 
-def stop_room(asked: Sequence[Sampling]) -> int:
+def stop_room(requests: Sequence[Sampling]) -> int:
     """Room for every row's stop ids: a few sizes only, so that another set does not recompile."""
-    most = max([len(one.stop_ids) for one in asked], default=0)
+    most = max([len(one.stop_ids) for one in requests], default=0)
     return max(STOP_IDS, -(-most // STOP_IDS) * STOP_IDS)
 
 
-def rules_of(asked: Sequence[Sampling], words: int, *, whole: bool = False, room: int = 0) -> Rules:
-    """The rules of B rows as host arrays, for a model of `words` words. `whole`: with the arrays
-    that none asks for, too, so that a program takes any request. `room` for stop ids (0: what is
-    asked)."""
-    count = len(asked)
+def rules_of(
+    requests: Sequence[Sampling], vocab_size: int, *, whole: bool = False, room: int = 0
+) -> Rules:
+    """The rules of B rows as host arrays, for a model of `vocab_size` tokens. `whole`: also with
+    the arrays that no request needs, so that a program takes any request. `room` for stop ids (0:
+    what the requests need)."""
+    count = len(requests)
 
     def column(name, dtype):
-        return np.array([getattr(one, name) for one in asked], dtype)
+        return np.array([getattr(one, name) for one in requests], dtype)
 
-    stop_ids = np.full((count, room or stop_room(asked)), -1, np.int32)
-    for row, one in enumerate(asked):
+    stop_ids = np.full((count, room or stop_room(requests)), -1, np.int32)
+    for row, one in enumerate(requests):
         stop_ids[row, : len(one.stop_ids)] = one.stop_ids
     bias_ids = bias = allowed = None
-    if whole or any(one.logit_bias for one in asked):
-        bias_ids = np.full((count, BIASED_IDS), words, np.int32)
+    if whole or any(one.logit_bias for one in requests):
+        bias_ids = np.full((count, BIASED_IDS), vocab_size, np.int32)
         bias = np.zeros((count, BIASED_IDS), np.float32)
-        for row, one in enumerate(asked):
-            for at, (word, value) in enumerate(one.logit_bias):
-                bias_ids[row, at], bias[row, at] = word, value
-    if whole or any(len(one.allowed_ids) for one in asked):
-        allowed = np.full((count, -(-words // 32)), 0xFFFFFFFF, np.uint32)
-        for row, one in enumerate(asked):
+        for row, one in enumerate(requests):
+            for at, (token, value) in enumerate(one.logit_bias):
+                bias_ids[row, at], bias[row, at] = token, value
+    if whole or any(len(one.allowed_ids) for one in requests):
+        allowed = np.full((count, -(-vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+        for row, one in enumerate(requests):
             if len(one.allowed_ids):
                 bits = np.zeros(32 * allowed.shape[1], bool)
                 bits[list(one.allowed_ids)] = True

@@ -1,6 +1,6 @@
-"""One response, finished or so far, and what is said of it.
+"""Sample: one response, finished or so far, with everything recorded about its tokens.
 
-What lives here: what a caller of the stream holds. What does not: slots and queues (stream).
+Callers of the stream hold these; slots and queues are in `stream`.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from rljax.sampler.requests import Sampling
 _PER_TOKEN = ("tokens", "logprobs", "log_kept", "entropy", "chosen", "versions")
 
 
-@dataclasses.dataclass(eq=False)  # a sample is itself: two requests may ask for the same
+@dataclasses.dataclass(eq=False)  # equal by identity: two requests may be the same
 class Sample:
     """One response, finished or so far. Times are seconds of time.monotonic()."""
 
@@ -48,18 +48,18 @@ class Sample:
         return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
 
     def contains(self, marker: Sequence[int]) -> bool:
-        """Whether what `sampling` is about has these tokens in a row."""
+        """Whether these tokens stand in a row in the part that `sampling` is about."""
         size, ends = len(marker), len(self.tokens) - len(marker) + 1
         rows = (self.tokens[i : i + size] for i in range(self.begun, ends))
         return any(row == list(marker) for row in rows)
 
     def copy(self) -> "Sample":
-        """The same request, as far as it is."""
+        """The same request, at the same point."""
         lists = {name: list(getattr(self, name)) for name in _PER_TOKEN}
         return dataclasses.replace(self, **lists)
 
-    def hear(self, more: Sequence[int], version: int) -> None:
-        """Take tokens that the policy did not choose, and be unfinished again."""
+    def append_observation(self, more: Sequence[int], version: int) -> None:
+        """Appends tokens that the policy did not choose, and makes the sample unfinished again."""
         self.resumed += 1
         if self.finish_reason is not None and self.interrupted:
             self.interrupted = len(self.sampling.interrupt_ids)  # a phrase that was cut is over
@@ -74,7 +74,7 @@ class Sample:
         self.error, self.finished_s = "", 0.0
 
     def drop_last(self, count: int) -> None:
-        """Forget the last `count` tokens, which were all drawn or forced."""
+        """Removes the last `count` tokens, which were all drawn or forced."""
         self.drawn -= count
         self.interrupted -= self.chosen[len(self.chosen) - count :].count(False)
         for name in _PER_TOKEN:
@@ -84,7 +84,8 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Partial:
-    """A paused sample, how it stood then and, unless parameters changed, what was read of it."""
+    """A paused sample, a copy of how it stood then and, unless parameters changed, what was
+    read of it."""
 
     sample: Sample
     prefix: Prefix | None
@@ -92,16 +93,16 @@ class Partial:
     then: Sample
 
     def take(self) -> Sample:
-        """The sample to go on with: itself, or from the second time on another that stands as it
-        stood."""
+        """The sample to go on with: itself the first time, afterwards a new one in the state at
+        the pause."""
         same = self.sample.resumed == self.then.resumed
         return self.sample if same else self.then.copy()
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """New tokens of one sample: the last `count` of its lists; `sample.finish_reason` once it is
-    done."""
+    """New tokens of one sample: the last `count` of its lists; `sample.finish_reason` once it
+    is done."""
 
     sample: Sample
     count: int

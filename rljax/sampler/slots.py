@@ -1,7 +1,7 @@
 """The decode state: slots that requests are put into, and the loop that decodes all of them.
 
-What lives here: pure functions of arrays, to be called inside programs. What does not: programs and
-hosts (engine, generate, stream), the draw (sampling), the layout of a cache (rljax.models.cache).
+Pure functions of arrays, to be called inside programs. The draw is in `draw`, the layout of a
+cache in rljax.models.cache.
 
 A slot's tokens so far are `length` tokens whose keys and values are cached, and `token`, the next
 to be read. Axes: B slots, P rows of a prefix, M pairs of a slot and a row of a prefix, k steps of a
@@ -18,8 +18,8 @@ from rljax.batch import FinishReason
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
+from rljax.sampler.draw import Rules, sample
 from rljax.sampler.requests import Sampling
-from rljax.sampler.sampling import Rules, sample
 
 
 def _struct(cls):
@@ -59,7 +59,7 @@ class Slots:
 
 @_struct
 class Tokens:
-    """What a dispatch decoded: [k, B] each. A slot's valid steps come first."""
+    """The tokens of a dispatch: [k, B] each. A slot's valid steps come first."""
 
     ids: jax.Array
     logp: jax.Array
@@ -70,8 +70,7 @@ class Tokens:
 
 
 def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, forcing) -> Slots:
-    """Slots in which nobody is (inside a program). `rules` and `forcing` are templates of any
-    number of rows."""
+    """Empty slots (inside a program). `rules` and `forcing` are templates of any number of rows."""
     whole = lambda value, dtype: jnp.full((slots,), value, dtype)  # noqa: E731
     blank = lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype)  # noqa: E731
     rules, forcing = jax.tree.map(blank, (rules, forcing))
@@ -90,8 +89,8 @@ def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, f
 
 
 def layout(state: Slots, mesh) -> Slots:
-    """The sharding of everything in a decode state: slots over the axes of rows, kv heads over
-    tensor."""
+    """The sharding of everything in a decode state: slots over the axes of rows, kv heads
+    over tensor."""
     rest = rows_layout(dataclasses.replace(state, caches=()), mesh)
     caches = tuple(cache.shardings(of_model, mesh) for of_model in state.caches)
     return dataclasses.replace(rest, caches=caches)
@@ -106,15 +105,15 @@ def rows_layout(tree, mesh):
 # -- interruptions
 
 
-def forcing_of(asked: list[Sampling], room: int, budgets, prompt_tokens) -> Forcing:
+def forcing_of(requests: list[Sampling], room: int, budgets, prompt_tokens) -> Forcing:
     """The interruptions of B rows with room for F = `room` tokens: budgets [B] tokens of thinking
     (below 0: no interruption), after prompts of prompt_tokens [B]."""
-    count = len(asked)
+    count = len(requests)
 
     def padded(name, backwards=False):
         out = np.full((count, room), -1, np.int32)
         sizes = np.zeros(count, np.int32)
-        for row, one in enumerate(asked):
+        for row, one in enumerate(requests):
             ids = getattr(one, name) if one.thinking_tokens else ()
             ids = ids[:: -1 if backwards else 1]
             out[row, : len(ids)], sizes[row] = ids, len(ids)
@@ -134,31 +133,31 @@ def forcing_of(asked: list[Sampling], room: int, budgets, prompt_tokens) -> Forc
     )
 
 
-def forcing_room(asked: list[Sampling]) -> int:
+def forcing_room(requests: list[Sampling]) -> int:
     """F: a few sizes only, so that another phrase does not recompile."""
-    most = max(max(len(one.interrupt_ids), len(one.end_of_thinking_ids)) for one in asked)
+    most = max(max(len(one.interrupt_ids), len(one.end_of_thinking_ids)) for one in requests)
     return max(8, -(-most // 8) * 8)
 
 
 def _force(forcing: Forcing, ids, total, live):
-    """The next tokens with those of an interruption in place of the sampled ones, where slots have
-    `total` [B] tokens: ids [B], forced [B] bool, forcing."""
+    """Replaces the sampled next tokens by those of an interruption, where slots have `total` [B]
+    tokens. Returns ids [B], forced [B] bool, and forcing."""
     begins = forcing.thinking & (total >= forcing.budget)
     inside = (forcing.forced > 0) & (forcing.forced < forcing.phrase_tokens)
     forced = live & (begins | inside)
     at = jnp.where(begins, 0, forcing.forced)
     width = forcing.phrase.shape[1]
-    word = jnp.take_along_axis(forcing.phrase, jnp.minimum(at, width - 1)[:, None], axis=1)[:, 0]
+    token = jnp.take_along_axis(forcing.phrase, jnp.minimum(at, width - 1)[:, None], axis=1)[:, 0]
     forcing = dataclasses.replace(
         forcing,
         thinking=forcing.thinking & ~begins,
         forced=jnp.where(forced, at + 1, forcing.forced),
     )
-    return jnp.where(forced, word, ids), forced, forcing
+    return jnp.where(forced, token, ids), forced, forcing
 
 
 def _note(forcing: Forcing, ids, emitted) -> Forcing:
-    """Remember the newest tokens; thinking is over where they are the marker."""
+    """Records the newest tokens; thinking is over where they are the marker."""
     recent = jnp.concatenate([ids[:, None], forcing.recent[:, :-1]], axis=1)
     recent = jnp.where(emitted[:, None], recent, forcing.recent)
     back = jnp.arange(recent.shape[1])[None, :]
@@ -171,7 +170,7 @@ def _note(forcing: Forcing, ids, emitted) -> Forcing:
 
 
 def step(models, weight, slots: Slots) -> tuple[Slots, Tokens]:
-    """Read each live slot's token and draw the next one. models: [(Model, unstacked weights)] of
+    """Reads each live slot's token and draws the next one. models: [(Model, unstacked weights)] of
     one model, or of two whose logits are mixed by `weight`."""
     logits, caches = _next_logits(models, weight, slots)
     total = slots.length + 1
@@ -198,27 +197,32 @@ def step(models, weight, slots: Slots) -> tuple[Slots, Tokens]:
         reason=reason.astype(jnp.int32),
         forcing=forcing,
     )
-    said = lambda x: jnp.where(forced, 0.0, x)  # noqa: E731
+    unless_forced = lambda x: jnp.where(forced, 0.0, x)  # noqa: E731
     return slots, Tokens(
-        ids, said(drawn.logp), said(drawn.log_kept), said(drawn.entropy), ~forced, emitted
+        ids,
+        unless_forced(drawn.logp),
+        unless_forced(drawn.log_kept),
+        unless_forced(drawn.entropy),
+        ~forced,
+        emitted,
     )
 
 
 def _next_logits(models, weight, slots: Slots):
-    """Of the one model, or of the mixture: [B, V], and the new caches of each."""
-    found = [
+    """The logits [B, V] of the one model, or of the mixture, and the new caches of each."""
+    outputs = [
         model.decode_step(weights, slots.token, slots.length, caches, slots.shift)
         for (model, weights), caches in zip(models, slots.caches, strict=True)
     ]
-    logits = found[0][0]
-    if len(found) > 1:
-        logits = (1 - weight) * logits + weight * found[1][0]
-    return logits, tuple(caches for _, caches in found)
+    logits = outputs[0][0]
+    if len(outputs) > 1:
+        logits = (1 - weight) * logits + weight * outputs[1][0]
+    return logits, tuple(caches for _, caches in outputs)
 
 
 def decode(models, weight, slots: Slots, steps, room: int, enough_free=None):
-    """Up to `steps` <= room steps; ends early when no slot is live, or when `enough_free` of them
-    are not: slots, Tokens of `room` steps, how many were done."""
+    """Decodes up to `steps` <= room steps. Ends early when no slot is live, or when `enough_free`
+    of them are not. Returns the slots, Tokens of `room` steps, and how many steps were done."""
     count = slots.token.shape[0]
     enough_free = count if enough_free is None else enough_free
 
@@ -238,12 +242,12 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None):
     return slots, tokens, done
 
 
-# -- who is in a slot
+# -- filling slots
 
 
 @_struct
 class Entry:
-    """What is written into a slot beside the caches: [M] rows each."""
+    """The state of a slot besides the caches, to be written: [M] rows each."""
 
     length: jax.Array
     token: jax.Array
@@ -255,7 +259,8 @@ class Entry:
 
 
 def enter(slots: Slots, entry: Entry, at: jax.Array) -> Slots:
-    """Row i of `entry` becomes slot at[i], live; out of range is dropped. Caches apart."""
+    """Makes row i of `entry` slot at[i], live; out of range is dropped. Caches are placed
+    apart (`place`)."""
     fields = {
         name: jax.tree.map(
             lambda old, new: old.at[at].set(new, mode="drop"),
@@ -270,7 +275,7 @@ def enter(slots: Slots, entry: Entry, at: jax.Array) -> Slots:
 
 
 def place(slots: Slots, caches: tuple, at: jax.Array, source: jax.Array) -> Slots:
-    """Rows source [M] of a prefix's caches into slots at [M]."""
+    """Puts rows source [M] of a prefix's caches into slots at [M]."""
     placed = tuple(
         [cache.place_rows(old, new, at, source) for old, new in zip(a, b, strict=True)]
         for a, b in zip(slots.caches, caches, strict=True)

@@ -1,7 +1,5 @@
 """Stop strings: where a response ends, to the token.
 
-What lives here: the search, and cutting a batch. What does not: the tokenizer.
-
 The response ends with the first token after which its text contains a stop string, however the
 string is spread over tokens; the text given out ends before the string.
 """
@@ -41,15 +39,15 @@ def find_stop(
 def cut_row(
     ids: list[int], reason: int, stops: Sequence[str], decode: Callable | None
 ) -> tuple[list[int], int]:
-    """One whole response, and why it ended, as `cut_at_stop_strings` leaves it."""
+    """One whole response and its finish reason, as `cut_at_stop_strings` leaves them."""
     kept = find_stop(ids, stops, decode) if stops and ids else None
     return (ids, reason) if kept is None else (ids[:kept], int(FinishReason.STOP))
 
 
 def text_before_stop(text: str, stops: Sequence[str]) -> str:
     """The text up to the first stop string."""
-    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    return text[: min(found)] if found else text
+    starts = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    return text[: min(starts)] if starts else text
 
 
 def cut_at_stop_strings(

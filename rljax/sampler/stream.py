@@ -1,7 +1,6 @@
 """Continuous batching on the host: requests come in at any time, samples go out as they finish.
 
-What lives here: who waits, who is in which slot, and what a request gets back. What does not: the
-device programs (engine), whole batches without a host (rollout).
+Keeps the queue and the owners of the slots; the device programs are in `engine`.
 
 A step is: read a chunk of what waits, put it into free slots, decode until enough slots are free,
 hand out what finished. Parameters are an argument of every step and are never kept; each token
@@ -93,11 +92,11 @@ class Sampler:
         request_ids: Sequence[int] | None = None,
         keep: bool = False,
     ) -> list[Sample]:
-        """n samples of one prompt, which is read once. Sample i draws with fold_in(key,
-        request_ids[i]), by default the next free numbers; with a seed, fold_in(key(seed), i).
-        `keep`: finished samples can go on (`resume`) without being read again.
+        """Submits n samples of one prompt, which is read once; returns them.
 
-        A request that cannot be served raises InputError and leaves the others alone.
+        Sample i draws with fold_in(key, request_ids[i]), by default the next free numbers; with a
+        seed, fold_in(key(seed), i). `keep`: finished samples can go on (`resume`) without being
+        read again. A request that cannot be served raises InputError and leaves the others alone.
         """
         ids = self._check(prompt, sampling, n)
         if request_ids is None:
@@ -121,16 +120,16 @@ class Sampler:
             ids = np.asarray(prompt)
         except ValueError:
             raise InputError("prompt", value=type(prompt), rule="one list of token ids") from None
-        words, room = self.engine.model.config.vocab_size, self.engine.tokens
+        vocab_size, room = self.engine.model.config.vocab_size, self.engine.tokens
         if n < 1:
             raise InputError("samples per prompt", value=n, rule=">= 1")
         if ids.ndim != 1 or not len(ids):
             raise InputError("prompt", value=ids.shape, rule="at least one token id")
         if not np.issubdtype(ids.dtype, np.integer):
             raise InputError("prompt", value=ids.dtype, rule="token ids, which are integers")
-        if ids.min() < 0 or ids.max() >= words:
-            bad = ids[(ids < 0) | (ids >= words)][0]
-            raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {words - 1}")
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            bad = ids[(ids < 0) | (ids >= vocab_size)][0]
+            raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {vocab_size - 1}")
         if len(ids) + sampling.max_response_tokens > room:
             raise InputError(
                 "a prompt and its response do not fit a slot",
@@ -185,7 +184,7 @@ class Sampler:
             sample.sampling, sample.drawn, sample.turn = sampling, 0, len(sample.tokens)
             sample.begun, sample.interrupted = len(sample.tokens) + len(more), 0
         own = all(version == self._version for version in sample.versions)
-        sample.hear(more, self._version or 0)
+        sample.append_observation(more, self._version or 0)
         group = _Group(ids, collections.deque([sample]))
         if partial.prefix is not None and partial.version == self._version:
             # A copy: reading more writes in place, and a partial may be resumed again.
@@ -211,7 +210,8 @@ class Sampler:
     # -- steps
 
     def step(self, params, *, version: int = 0, keep_cache: bool = True) -> list[Event]:
-        """Admit what waits, decode one dispatch with `params`, and say what is new.
+        """Admits what waits, decodes one dispatch with `params`, and returns the new tokens
+        as events.
 
         `version` names the parameters. Where it changed, samples in flight go on over keys and
         values that older parameters wrote (PipelineRL, arXiv 2509.19128), or with keep_cache=False
@@ -240,7 +240,7 @@ class Sampler:
         return events
 
     def run(self, params, *, version: int = 0) -> Iterator[Sample]:
-        """All that was submitted, each sample as it finishes."""
+        """Yields each submitted sample as it finishes."""
         while self.pending:
             for event in self.step(params, version=version):
                 if event.sample.finish_reason is not None:
@@ -290,10 +290,10 @@ class Sampler:
         """Start from a cached beginning, if there is one."""
         if not self.cache.capacity or len(group.ids) < 2:
             return False
-        found = self.cache.find(group.ids[:-1])
-        if found is None:
+        hit = self.cache.find(group.ids[:-1])
+        if hit is None:
             return False
-        kept, shared = found
+        kept, shared = hit
         if 4 * shared < len(group.ids):
             return False  # not worth a pass of its own
         if shared == len(group.ids) - 1 == len(kept.tokens):
@@ -342,38 +342,38 @@ class Sampler:
                 self._queue.remove(group)
             if not free:
                 break
-        for prefix, *found in placed.values():
-            self._insert(prefix, found)
+        for prefix, *entries in placed.values():
+            self._insert(prefix, entries)
 
-    def _insert(self, prefix: Prefix, found: list) -> None:
+    def _insert(self, prefix: Prefix, entries: list) -> None:
         count = len(self._slots)
         slots, source = np.full(count, count, np.int32), np.zeros(count, np.int32)
         length, token, limit = (np.zeros(count, np.int32) for _ in range(3))
         key = np.zeros((count, 2), np.uint32)
-        asked: list[Sampling] = [Sampling()] * count
-        for i, (at, group, sample) in enumerate(found):
+        requests: list[Sampling] = [Sampling()] * count
+        for i, (at, group, sample) in enumerate(entries):
             slots[i], source[i], key[i] = at, group.row, sample.key
             length[i], token[i] = len(group.ids) - 1, group.ids[-1]
             left = sample.sampling.max_response_tokens - sample.drawn
-            limit[i], asked[i] = len(group.ids) + left, sample.sampling
+            limit[i], requests[i] = len(group.ids) + left, sample.sampling
         entry = Entry(
-            length, token, limit, np.zeros(count, np.int32), key, self.engine.rules(asked),
-            self._forcing(asked, found),
+            length, token, limit, np.zeros(count, np.int32), key, self.engine.rules(requests),
+            self._forcing(requests, entries),
         )  # fmt: skip
         self._state = self.engine.insert(prefix, self._state, slots, source, entry)
 
-    def _forcing(self, asked: list[Sampling], found: list):
-        """Where each sample stands with its interruption; None where this engine has none."""
+    def _forcing(self, requests: list[Sampling], entries: list):
+        """The state of each sample's interruption; None where this engine has none."""
         if not self.engine.forcing_tokens:
             return None
-        spent, start = np.full(len(asked), -1, np.int32), np.zeros(len(asked), np.int32)
-        for i, (_, _, sample) in enumerate(found):
+        spent, start = np.full(len(requests), -1, np.int32), np.zeros(len(requests), np.int32)
+        for i, (_, _, sample) in enumerate(entries):
             start[i] = len(sample.prompt) + sample.begun
             if sample.sampling.thinking_tokens:
                 spent[i] = budgets(sample.key[None], sample.sampling)[0]
-        forcing = self.engine.forcing(asked, spent, start)
+        forcing = self.engine.forcing(requests, spent, start)
         thinking, recent = np.array(forcing.thinking), forcing.recent
-        for i, (_, _, sample) in enumerate(found):
+        for i, (_, _, sample) in enumerate(entries):
             newest = sample.tokens[sample.begun :][: -recent.shape[1] - 1 : -1]
             recent[i, : len(newest)] = newest
             forcing.forced[i] = sample.interrupted
@@ -416,16 +416,16 @@ class Sampler:
         return events
 
     def _cut(self, sample: Sample, new: int) -> int:
-        """End a sample at a stop string: how many of its `new` tokens are beyond it."""
-        stops, said = sample.sampling.stop_strings, sample.tokens[sample.turn :]
+        """Ends a sample at a stop string; returns how many of its `new` tokens are beyond it."""
+        stops, ids = sample.sampling.stop_strings, sample.tokens[sample.turn :]
         if not stops or not new:
             return 0
-        kept = find_stop(said, stops, self.decode, len(said) - new)
+        kept = find_stop(ids, stops, self.decode, len(ids) - new)
         if kept is None:
             return 0
-        sample.drop_last(len(said) - kept)
+        sample.drop_last(len(ids) - kept)
         sample.finish_reason = FinishReason.STOP
-        return len(said) - kept
+        return len(ids) - kept
 
     def _finish(self, sample: Sample, at: int, live: bool, now: float) -> None:
         sample.finished_s = now

@@ -1,11 +1,12 @@
 """The programs of whole-batch rollouts: prefill each prompt once, decode in slots that refill on
 the device as rows end.
 
-What lives here: one program for all of it, and the same in turns, between which the host hears
-which rows have ended. What does not: checks, and the public `generate` (rollout). It holds no
-weights: parameters are an argument of every call. Axes: P prompts, L prompt columns, n samples per
-prompt, R = P n rows, B slots, S = L + response columns. Token t of a row lives in column t of the
-row and of its slot.
+One program for all of it, and the same in turns, between which the host learns which rows have
+ended. Parameters are an argument of every call. Token t of a row lives in column t of the row and
+of its slot.
+
+Axes: P prompts, L prompt columns, n samples per prompt, R = P n rows, B slots,
+S = L + response columns.
 
 Where the rows are split over devices, so are the slots, and a slot serves the rows of its own
 device alone: no key or value moves between devices.
@@ -28,7 +29,7 @@ from rljax.tracking import timing
 
 # Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
 REFILL_STEPS, REFILL = 64, 8
-# Steps of a turn at most: how late the host may hear of a row that has ended.
+# Steps of a turn at most: how late the host may learn that a row has ended.
 TURN_STEPS = 32
 
 
@@ -36,10 +37,10 @@ TURN_STEPS = 32
     jax.tree_util.register_dataclass, data_fields=["params", "weight"], meta_fields=["model"]
 )
 @dataclasses.dataclass(frozen=True)
-class Mixed:
-    """A second model that decodes along. The next word is drawn from the geometric mixture of both,
-    softmax(((1 - weight) z + weight z_second) / temperature), and so is its log-prob. One
-    vocabulary."""
+class SecondModel:
+    """A second model that decodes along. The next token is drawn from the geometric mixture of
+    both, softmax(((1 - weight) z + weight z_second) / temperature), and its log-prob is of that
+    mixture, too. Both have one vocabulary."""
 
     model: Model
     params: dict
@@ -50,7 +51,7 @@ _IMAGE_FIELDS = ("pixels", "patch_coords", "rope_positions")
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shape:
+class Shape:
     """The static half of the program."""
 
     n: int
@@ -60,20 +61,20 @@ class _Shape:
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _rollout(
-    model: Model, shape: _Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    mixed,
+def rollout(
+    model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
+    second,
 ):  # fmt: skip
-    """The program. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of R rows; forcing,
-    images and mixed are None, or arrays."""
+    """The program of a whole batch. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of
+    R rows; forcing, images and second are None, or arrays."""
     rows, count = prompts.shape[0] * shape.n, shape.slots
-    seen, queue, carry = _start(
-        model, shape, params, prompts, lengths, keys, rules, forcing, images, mixed
+    prompt_batch, queue, carry = _start(
+        model, shape, params, prompts, lengths, keys, rules, forcing, images, second
     )
-    models = _unstacked(model, params, mixed)
+    models = _unstacked(model, params, second)
     whole = count == rows
     room = shape.response_tokens if whole else min(REFILL_STEPS, shape.response_tokens)
-    shards = _shards(model, prompts.shape[0], count)
+    shards = shard_count(model, prompts.shape[0], count)
 
     def more(carry):
         slots, _, taken, _ = carry
@@ -81,40 +82,42 @@ def _rollout(
 
     def once(carry):
         carry = _refill_all(carry, queue, shape, shards)
-        return _decode(models, mixed, carry, shape, room, shards)[0]
+        return _decode(models, second, carry, shape, room, shards)[0]
 
     out = jax.lax.while_loop(more, once, carry)[3]
-    return _batch(model, shape, out, lengths, version, images, seen, queue.shift)
+    return _batch(model, shape, out, lengths, version, images, prompt_batch, queue.shift)
 
 
-def _start(model, shape: _Shape, params, prompts, lengths, keys, rules, forcing, images, mixed):
-    """Every prompt read: (the prompts as a batch, what waits, the state of the loop: slots, their
-    owners, how many rows each shard has taken, the record)."""
+def _start(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second):
+    """Reads every prompt. Returns the prompts as a batch, the queue, and the state of the loop:
+    slots, their owners, how many rows each shard has taken, the record."""
     count, total = shape.slots, prompts.shape[1] + shape.response_tokens
     rows = prompts.shape[0] * shape.n
-    seen, shift = _prompts(prompts, lengths, images)
-    models = [(model, params)] + ([(mixed.model, mixed.params)] if mixed else [])
-    prefix = tuple(one.prefill(p, seen, prompts.shape[1], shape.kv_dtype) for one, p in models)
+    prompt_batch, shift = _prompts(prompts, lengths, images)
+    models = [(model, params)] + ([(second.model, second.params)] if second else [])
+    prefix = tuple(
+        one.prefill(p, prompt_batch, prompts.shape[1], shape.kv_dtype) for one, p in models
+    )
     queue = _Queue(prefix, prompts, lengths, shift, keys, rules, forcing)
     first = slot.empty([one for one, _ in models], count, total, shape.kv_dtype, rules, forcing)
     out = _empty_record(jnp.repeat(prompts, shape.n, axis=0), jnp.repeat(lengths, shape.n), shape)
-    taken = jnp.zeros((_shards(model, prompts.shape[0], count),), jnp.int32)
-    return seen, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
+    taken = jnp.zeros((shard_count(model, prompts.shape[0], count),), jnp.int32)
+    return prompt_batch, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
 
 
-def _unstacked(model, params, mixed):
-    models = [(model, params)] + ([(mixed.model, mixed.params)] if mixed else [])
+def _unstacked(model, params, second):
+    models = [(model, params)] + ([(second.model, second.params)] if second else [])
     return [(one, one.unstack(weights)) for one, weights in models]
 
 
-def _refill_all(carry, queue: "_Queue", shape: _Shape, shards: int):
+def _refill_all(carry, queue: "_Queue", shape: Shape, shards: int):
     slots, owner, taken, out = carry
     return *_refill(slots, owner, taken, queue, shape.n, shape, shards), out
 
 
-def _decode(models, mixed, carry, shape: _Shape, room: int, shards: int):
-    """Up to `room` steps, or until enough slots are free for others: the state of the loop, and
-    (each slot's length before, Tokens)."""
+def _decode(models, second, carry, shape: Shape, room: int, shards: int):
+    """Decodes up to `room` steps, or until enough slots are free for others. Returns the state of
+    the loop, and Tokens."""
     slots, owner, taken, out = carry
     count, rows = shape.slots, out.length.shape[0]
     enough_free = count if count == rows else max(1, count // REFILL)
@@ -122,10 +125,10 @@ def _decode(models, mixed, carry, shape: _Shape, room: int, shards: int):
     waiting = jnp.min(taken) < rows // shards
     # What is free now stays free: its shard has no rows left.
     free = jnp.where(waiting, jnp.sum(~slots.live) + enough_free, count)
-    weight = mixed.weight if mixed else 0.0
+    weight = second.weight if second else 0.0
     slots, tokens, done = slot.decode(models, weight, slots, room, room, free)
-    # Adds 0, and says so to nobody: what is sent for the record waits for the loop. Side by
-    # side, devices may begin one or the other and wait for each other for ever.
+    # Adds 0 without the compiler knowing: the communication of the record then waits for the
+    # loop. Side by side, devices may begin one or the other and wait for each other for ever.
     owner, before = (x + jnp.minimum(done, 0) for x in (owner, before))
     return (slots, owner, taken, _record(out, owner, before, slots, tokens)), tokens
 
@@ -133,30 +136,31 @@ def _decode(models, mixed, carry, shape: _Shape, room: int, shards: int):
 # -- the same in turns
 
 
-def fits_a_turn(shape: _Shape, rows: int) -> bool:
-    """Whether every row ends in the first turn: then nobody need be told before."""
+def fits_a_turn(shape: Shape, rows: int) -> bool:
+    """Whether every row ends in the first turn, so that no row can be reported before the batch
+    is done."""
     return shape.slots == rows and shape.response_tokens <= TURN_STEPS
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _begin(model, shape: _Shape, params, prompts, lengths, keys, rules, forcing, images, mixed):
-    seen, queue, carry = _start(
-        model, shape, params, prompts, lengths, keys, rules, forcing, images, mixed
+def _begin(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second):
+    prompt_batch, queue, carry = _start(
+        model, shape, params, prompts, lengths, keys, rules, forcing, images, second
     )
     if shape.slots == keys.shape[0]:  # every row has a slot: nothing is refilled later
-        carry = _refill_all(carry, queue, shape, _shards(model, prompts.shape[0], shape.slots))
-    return seen, queue, _pinned(carry, model)
+        carry = _refill_all(carry, queue, shape, shard_count(model, prompts.shape[0], shape.slots))
+    return prompt_batch, queue, _pinned(carry, model)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"), donate_argnames=("carry",))
-def _turn(model, shape: _Shape, params, mixed, queue: "_Queue", carry):
-    """One turn: the state of the loop, and what the host looks at."""
-    shards = _shards(model, queue.prompts.shape[0], shape.slots)
+def _turn(model, shape: Shape, params, second, queue: "_Queue", carry):
+    """One turn: returns the state of the loop, and what the host reads of it."""
+    shards = shard_count(model, queue.prompts.shape[0], shape.slots)
     if shape.slots < queue.keys.shape[0]:
         carry = _refill_all(carry, queue, shape, shards)
     room = min(TURN_STEPS, shape.response_tokens)
-    models = _unstacked(model, params, mixed)
-    carry, tokens = _decode(models, mixed, carry, shape, room, shards)
+    models = _unstacked(model, params, second)
+    carry, tokens = _decode(models, second, carry, shape, room, shards)
     slots, owner, taken, out = carry
     waiting = jnp.min(taken) < out.length.shape[0] // shards
     look = (owner, slots.live, slots.reason, tokens.ids, tokens.valid, waiting)
@@ -164,12 +168,14 @@ def _turn(model, shape: _Shape, params, mixed, queue: "_Queue", carry):
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _finish(model, shape: _Shape, out: "_Record", queue: "_Queue", version, images, seen) -> Batch:
-    return _batch(model, shape, out, queue.lengths, version, images, seen, queue.shift)
+def _finish(
+    model, shape: Shape, out: "_Record", queue: "_Queue", version, images, prompt_batch
+) -> Batch:
+    return _batch(model, shape, out, queue.lengths, version, images, prompt_batch, queue.shift)
 
 
 def _pinned(carry, model: Model):
-    """Split as at first, so that what is donated can be written in place."""
+    """The state with its first split, so that donated buffers can be written in place."""
     slots, *rest = carry
     split = (slot.layout(slots, model.mesh), *slot.rows_layout(rest, model.mesh))
     return jax.lax.with_sharding_constraint(tuple(carry), split)
@@ -179,18 +185,18 @@ def in_turns(
     model: Model, shape: _Shape, params, prompts, lengths, keys, rules, version, forcing, images,
     mixed, finished: Callable[[int, list[int], int], bool | None],
 ) -> Batch:  # fmt: skip
-    """As `_rollout`, of one process; `finished(row, ids, reason)` is called as rows end, while the
-    devices decode the next turn."""
-    start = (prompts, lengths, keys, rules, forcing, images, mixed)
-    seen, queue, carry = _begin(model, shape, params, *start)
+    """The batch of `rollout`, in one process. `finished(row, ids, reason)` is called as rows end,
+    while the devices decode the next turn."""
+    start = (prompts, lengths, keys, rules, forcing, images, second)
+    prompt_batch, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)
     timing.decoding(shape.slots)
-    carry, look = _turn(model, shape, params, mixed, queue, carry)
+    carry, look = _turn(model, shape, params, second, queue, carry)
     while True:
         owner, live, reason, ids, valid, waiting = fetch(look)
         going = bool(waiting or live.any())
         if going:
-            carry, look = _turn(model, shape, params, mixed, queue, carry)
+            carry, look = _turn(model, shape, params, second, queue, carry)
         timing.decoding(shape.slots if waiting else int(live.sum()))
         ended = [
             finished(row, said, why)
@@ -201,27 +207,27 @@ def in_turns(
 
 
 class _Responses:
-    """What the rows have said so far, on the host."""
+    """The responses so far, row by row, on the host."""
 
     def __init__(self, rows: int):
-        self._said: list[list[int] | None] = [[] for _ in range(rows)]  # None: it was told
+        self._ids: list[list[int] | None] = [[] for _ in range(rows)]  # None: it was reported
 
     def take(self, owner, live, reason, ids, valid) -> Iterator[tuple[int, list[int], int]]:
         """The slots' new tokens [k, B] -> (row, ids, reason) of those that ended with them."""
         for at, row in enumerate(owner):
-            said = self._said[row] if row < len(self._said) else None
-            if said is None:  # nobody, or somebody who ended in an earlier turn
+            response = self._ids[row] if row < len(self._ids) else None
+            if response is None:  # no row, or one that ended in an earlier turn
                 continue
-            said += ids[valid[:, at], at].tolist()
+            response += ids[valid[:, at], at].tolist()
             if not live[at]:
-                self._said[row] = None
-                yield int(row), said, int(reason[at])
+                self._ids[row] = None
+                yield int(row), response, int(reason[at])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Queue:
-    """What waits: everything of P prompts, and of R rows."""
+    """The waiting rows: prefixes of P prompts; keys, rules and forcing of R rows."""
 
     prefix: tuple
     prompts: jax.Array
@@ -235,7 +241,7 @@ class _Queue:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """What was decoded, row by row: [R, S] and [R]."""
+    """The decoded tokens, row by row: [R, S] and [R]."""
 
     tokens: jax.Array
     logp: jax.Array
@@ -246,7 +252,7 @@ class _Record:
     reason: jax.Array
 
 
-def _shards(model: Model, prompts: int, slots: int) -> int:
+def shard_count(model: Model, prompts: int, slots: int) -> int:
     """Into how many parts prompts, rows and slots are split over devices alike."""
     shards = row_shards(model.mesh)
     return shards if prompts % shards == 0 and slots % shards == 0 else 1
@@ -259,9 +265,9 @@ def _pick(x: jax.Array, index: jax.Array, shards: int) -> jax.Array:
     return picked.reshape(-1, *x.shape[1:])
 
 
-def _refill(slots, owner, taken, queue: _Queue, n: int, shape: _Shape, shards: int):
-    """Every free slot takes the next waiting row of its shard: slots, the rows that own them [B]
-    (R: nobody), and how many rows each shard has taken."""
+def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: int):
+    """Gives every free slot the next waiting row of its shard. Returns the slots, the rows that own
+    them [B] (R: none), and how many rows each shard has taken."""
     rows = queue.keys.shape[0] // shards
     free = ~slots.live.reshape(shards, -1)
     row = taken[:, None] + jnp.cumsum(free, axis=1) - 1
@@ -278,7 +284,7 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: _Shape, shards: i
         where = take.reshape((-1,) + (1,) * (old.ndim - 1))
         if old.shape == new.shape:
             return jnp.where(where, new, old)
-        # A prefix has fewer columns; those behind it are garbage that nobody reads.
+        # A prefix has fewer columns; those behind it are garbage that is never read.
         head = tuple(slice(0, size) for size in new.shape)
         return old.at[head].set(jnp.where(where, new, old[head]))
 
@@ -307,7 +313,7 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: _Shape, shards: i
     return fresh, owner, taken
 
 
-def _empty_record(prompts, lengths, shape: _Shape) -> _Record:
+def _empty_record(prompts, lengths, shape: Shape) -> _Record:
     rows, total = prompts.shape[0], prompts.shape[1] + shape.response_tokens
     number = jnp.zeros((rows, total), jnp.float32)
     return _Record(
@@ -322,7 +328,8 @@ def _empty_record(prompts, lengths, shape: _Shape) -> _Record:
 
 
 def _record(out: _Record, owner, before, slots, tokens: slot.Tokens) -> _Record:
-    """What a dispatch decoded, at its rows and columns; `before` [B] is each slot's length then."""
+    """Writes what a dispatch decoded at its rows and columns; `before` [B] is each slot's
+    length then."""
     steps, total = tokens.ids.shape[0], out.tokens.shape[1]
     column = before[None, :] + 1 + jnp.arange(steps)[:, None]
     column = jnp.where(tokens.valid, column, total)
@@ -340,7 +347,9 @@ def _record(out: _Record, owner, before, slots, tokens: slot.Tokens) -> _Record:
     )
 
 
-def _batch(model, shape: _Shape, out: _Record, lengths, version, images, seen, shift) -> Batch:
+def _batch(
+    model, shape: Shape, out: _Record, lengths, version, images, prompt_batch, shift
+) -> Batch:
     index = jnp.arange(out.tokens.shape[1])[None, :]
     mask = out.chosen.astype(jnp.float32)
     batch = batch_from_rows(
@@ -358,22 +367,22 @@ def _batch(model, shape: _Shape, out: _Record, lengths, version, images, seen, s
     if images is None:
         return batch
     start, shift = (jnp.repeat(x, shape.n) for x in (lengths, shift))
-    return _with_images(batch, seen, start, shift, shape.n)
+    return _with_images(batch, prompt_batch, start, shift, shape.n)
 
 
 def _prompts(tokens, lengths, images):
     """(the prompts as a batch, by how much a sample's positions differ from its columns [P])."""
-    seen = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
+    batch = batch_from_rows(tokens, lengths, jnp.zeros(tokens.shape, jnp.float32))
     if images is None:
-        return seen, jnp.zeros_like(lengths)
-    return seen.replace(**{name: images[name] for name in _IMAGE_FIELDS}), images["shift"]
+        return batch, jnp.zeros_like(lengths)
+    return batch.replace(**{name: images[name] for name in _IMAGE_FIELDS}), images["shift"]
 
 
-def _with_images(batch: Batch, seen: Batch, start, shift, n: int) -> Batch:
+def _with_images(batch: Batch, prompts: Batch, start, shift, n: int) -> Batch:
     """Every sample with the images of its prompt, and positions that go on after it."""
-    of_prompt = {name: jnp.repeat(getattr(seen, name), n, axis=0) for name in _IMAGE_FIELDS}
+    of_prompt = {name: jnp.repeat(getattr(prompts, name), n, axis=0) for name in _IMAGE_FIELDS}
     after = (batch.positions + shift[:, None])[..., None]
-    room = [(0, 0), (0, batch.tokens.shape[1] - seen.tokens.shape[1]), (0, 0)]
+    room = [(0, 0), (0, batch.tokens.shape[1] - prompts.tokens.shape[1]), (0, 0)]
     prompt = jnp.pad(of_prompt["rope_positions"], room)
     inside = jnp.arange(batch.tokens.shape[1])[None, :, None] < start[:, None, None]
     of_prompt["rope_positions"] = jnp.where(inside, prompt, after).astype(jnp.int32)

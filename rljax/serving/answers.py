@@ -1,7 +1,4 @@
-"""The JSON of answers: completions, chat completions, their chunks, and errors.
-
-What lives here: OpenAI's shapes. What does not: where tokens come from (worker), routes (app).
-"""
+"""The JSON of answers: completions, chat completions, their chunks, and errors."""
 
 import dataclasses
 import time
@@ -9,9 +6,9 @@ import uuid
 
 from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
-from rljax.serving.fields import Asked
+from rljax.serving.fields import ParsedRequest
 from rljax.serving.text import HALF, TextStream
-from rljax.serving.worker import Piece
+from rljax.serving.worker import TokenChunk
 
 REASONS = {
     FinishReason.STOP: "stop",
@@ -21,13 +18,14 @@ REASONS = {
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None):
-    """OpenAI's error shape."""
+    """An error in OpenAI's form."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
-    """What one piece adds to a choice: text, and its tokens with the places where each begins."""
+class Delta:
+    """The addition of one piece to a choice: text, and its tokens with the places where each
+    begins."""
 
     choice: int
     text: str
@@ -38,16 +36,16 @@ class Said:
 
 
 class Answer:
-    """One request's answer as its pieces come."""
+    """The answer to one request, built from its pieces as they come."""
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, model: str):
-        self.asked, self._tokenizer, self._model = asked, tokenizer, model
-        count = len(asked.requests) * asked.n
-        self._texts = [TextStream(tokenizer.decode, asked.stops) for _ in range(count)]
+    def __init__(self, request: ParsedRequest, tokenizer: Tokenizer, model: str):
+        self.request, self._tokenizer, self._model = request, tokenizer, model
+        count = len(request.requests) * request.n
+        self._texts = [TextStream(tokenizer.decode, request.stops) for _ in range(count)]
         self.left = count  # choices that are not finished
         self.completion_tokens = 0
-        self._said: list[list[Said]] = [[] for _ in range(count)]
-        prefix = "chatcmpl" if asked.chat else "cmpl"
+        self._deltas: list[list[Delta]] = [[] for _ in range(count)]
+        prefix = "chatcmpl" if request.chat else "cmpl"
         self._head = {
             "id": f"{prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -55,8 +53,8 @@ class Answer:
         }
         self._version = 0
 
-    def take(self, piece: Piece) -> Said:
-        """Account for a piece: what it adds."""
+    def take(self, piece: TokenChunk) -> Delta:
+        """Accounts for a piece and returns what it adds."""
         text = self._texts[piece.sample]
         before = len(self._echo(piece.sample))
         parts, offsets = [], []
@@ -69,32 +67,32 @@ class Answer:
         self.completion_tokens += len(piece.tokens)
         self._version = max(self._version, piece.version)
         reason = None if piece.finish_reason is None else REASONS[piece.finish_reason]
-        said = Said(piece.sample, "".join(parts), piece.tokens, piece.logprobs, offsets, reason)
-        if not self.asked.stream:
-            self._said[piece.sample].append(said)
-        return said
+        delta = Delta(piece.sample, "".join(parts), piece.tokens, piece.logprobs, offsets, reason)
+        if not self.request.stream:
+            self._deltas[piece.sample].append(delta)
+        return delta
 
     def whole(self) -> dict:
         """The answer once nothing is left."""
-        kind = "chat.completion" if self.asked.chat else "text_completion"
-        choices = [self._choice(self._joined(said)) for said in self._said]
+        kind = "chat.completion" if self.request.chat else "text_completion"
+        choices = [self._choice(self._joined(deltas)) for deltas in self._deltas]
         return self._framed(kind, choices) | {"usage": self.usage()}
 
-    def chunk(self, said: Said, *, first: bool) -> dict:
+    def chunk(self, delta: Delta, *, first: bool) -> dict:
         """One server-sent chunk; `first` of its choice."""
-        chat = self.asked.chat
-        choice = self._choice(said, first=first, delta=True)
+        chat = self.request.chat
+        choice = self._choice(delta, first=first, delta=True)
         return self._chunked("chat.completion.chunk" if chat else "text_completion", [choice])
 
     def usage_chunk(self) -> dict:
         """The chunk that only counts tokens."""
-        kind = "chat.completion.chunk" if self.asked.chat else "text_completion"
+        kind = "chat.completion.chunk" if self.request.chat else "text_completion"
         return self._framed(kind, []) | {"usage": self.usage()}
 
     def usage(self) -> dict:
         """Tokens that were read and drawn, EOS included; a prompt counts once however many samples
         it has."""
-        prompt = sum(len(ids) for ids, _ in self.asked.requests)
+        prompt = sum(len(ids) for ids, _ in self.request.requests)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self.completion_tokens,
@@ -107,38 +105,38 @@ class Answer:
 
     def _chunked(self, kind: str, choices: list) -> dict:
         framed = self._framed(kind, choices)
-        return framed | {"usage": None} if self.asked.include_usage else framed
+        return framed | {"usage": None} if self.request.include_usage else framed
 
     def _echo(self, choice: int) -> str:
-        return self.asked.echo[choice // self.asked.n]
+        return self.request.echo[choice // self.request.n]
 
-    def _joined(self, said: list[Said]) -> Said:
+    def _joined(self, deltas: list[Delta]) -> Delta:
         tokens, logprobs, offsets = (
-            [value for one in said for value in values(one)]
+            [value for one in deltas for value in values(one)]
             for values in (lambda s: s.tokens, lambda s: s.logprobs, lambda s: s.offsets)
         )
-        text = "".join(one.text for one in said)
-        return Said(said[-1].choice, text, tokens, logprobs, offsets, said[-1].reason)
+        text = "".join(one.text for one in deltas)
+        return Delta(deltas[-1].choice, text, tokens, logprobs, offsets, deltas[-1].reason)
 
-    def _choice(self, said: Said, *, first: bool = True, delta: bool = False) -> dict:
-        choice = {"index": said.choice, "finish_reason": said.reason, "logprobs": None}
-        if not self.asked.chat:
-            choice["text"] = (self._echo(said.choice) if first else "") + said.text
-            if self.asked.logprobs:
+    def _choice(self, piece: Delta, *, first: bool = True, delta: bool = False) -> dict:
+        choice = {"index": piece.choice, "finish_reason": piece.reason, "logprobs": None}
+        if not self.request.chat:
+            choice["text"] = (self._echo(piece.choice) if first else "") + piece.text
+            if self.request.logprobs:
                 choice["logprobs"] = {
-                    "tokens": [self._token(token) for token in said.tokens],
-                    "token_logprobs": said.logprobs,
+                    "tokens": [self._token(token) for token in piece.tokens],
+                    "token_logprobs": piece.logprobs,
                     "top_logprobs": None,
-                    "text_offset": said.offsets,
+                    "text_offset": piece.offsets,
                 }
             return choice
         message = {"role": "assistant"} if first else {}
-        choice["delta" if delta else "message"] = message | {"content": said.text}
-        if self.asked.logprobs:
+        choice["delta" if delta else "message"] = message | {"content": piece.text}
+        if self.request.logprobs:
             choice["logprobs"] = {
                 "content": [
                     self._chat_token(token, logprob)
-                    for token, logprob in zip(said.tokens, said.logprobs, strict=True)
+                    for token, logprob in zip(piece.tokens, piece.logprobs, strict=True)
                 ]
             }
         return choice
@@ -149,5 +147,5 @@ class Answer:
     def _chat_token(self, token: int, logprob: float) -> dict:
         text = self._token(token)
         # Half a character has no bytes that could be told from its text.
-        told = None if HALF in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": told, "top_logprobs": []}
+        raw = None if HALF in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []}

@@ -1,7 +1,6 @@
 """The routes: POST /v1/completions and /v1/chat/completions, GET /v1/models, /health, /metrics.
 
-What lives here: HTTP, server-sent events, and who hung up. What does not: decoding (worker), what a
-body may say (fields), what an answer says (answers). Needs the extra `rljax[serve]`.
+HTTP, server-sent events, and clients that hang up. Needs the extra `rljax[serve]`.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.serving.answers import Answer, error_body
 from rljax.serving.fields import UnknownModel, read_chat, read_completion
-from rljax.serving.worker import Failed, Overloaded, Piece, Ticket, Worker
+from rljax.serving.worker import Failed, Overloaded, Ticket, TokenChunk, Worker
 
 BODY_BYTES = 32 * 2**20  # of a request
 RETRY_S = 1  # what an overloaded server tells clients to wait
@@ -110,14 +109,14 @@ async def _respond(request: Request, worker: Worker, tokenizer, name: str, *, ch
     body = await _body(request)
     if chat:
         tokens = worker.sampler.engine.tokens
-        asked = await asyncio.to_thread(read_chat, body, tokenizer, name, tokens)
+        parsed = await asyncio.to_thread(read_chat, body, tokenizer, name, tokens)
     else:
-        asked = await asyncio.to_thread(read_completion, body, tokenizer, name)
-    answer = Answer(asked, tokenizer, name)
+        parsed = await asyncio.to_thread(read_completion, body, tokenizer, name)
+    answer = Answer(parsed, tokenizer, name)
     pieces, ticket = _ticket()
     try:
-        await asyncio.wrap_future(worker.submit(ticket, asked.requests, asked.n))
-        if asked.stream:
+        await asyncio.wrap_future(worker.submit(ticket, parsed.requests, parsed.n))
+        if parsed.stream:
             return _EventStream(_events(answer, pieces), lambda: worker.abort(ticket))
         whole = await _until_gone(request.receive, _collect(answer, pieces))
     except BaseException:
@@ -133,14 +132,14 @@ def _ticket() -> tuple[asyncio.Queue, Ticket]:
     """A queue of pieces on this loop, and the ticket that fills it from the decode thread."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue()
 
-    def deliver(piece: Piece) -> None:
+    def deliver(piece: TokenChunk) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
     return pieces, Ticket(deliver)
 
 
-async def _next(pieces: asyncio.Queue) -> Piece:
+async def _next(pieces: asyncio.Queue) -> TokenChunk:
     piece = await pieces.get()
     if piece.finish_reason == FinishReason.ABORT:
         raise _Ended(piece.error)
@@ -159,19 +158,19 @@ async def _collect(answer: Answer, pieces: asyncio.Queue) -> dict:
 
 async def _events(answer: Answer, pieces: asyncio.Queue) -> AsyncIterator[str]:
     """The data of each server-sent event."""
-    seen = set()
+    begun = set()
     try:
         while answer.left:
-            said = answer.take(await _next(pieces))
-            first = said.choice not in seen
-            # A piece whose text is held back says nothing yet, unless its tokens were asked for.
-            if first or said.text or said.reason or answer.asked.logprobs:
-                seen.add(said.choice)
-                yield json.dumps(answer.chunk(said, first=first))
+            delta = answer.take(await _next(pieces))
+            first = delta.choice not in begun
+            # A piece whose text is held back sends nothing yet, unless its tokens were asked for.
+            if first or delta.text or delta.reason or answer.request.logprobs:
+                begun.add(delta.choice)
+                yield json.dumps(answer.chunk(delta, first=first))
     except _Ended as error:
         yield json.dumps(error_body(str(error), "server_error"))
         return
-    if answer.asked.include_usage:
+    if answer.request.include_usage:
         yield json.dumps(answer.usage_chunk())
     yield "[DONE]"
 
@@ -224,36 +223,36 @@ class _EventStream(Response):
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        sock.bind((host, port))
     except (OSError, OverflowError) as error:
-        found.close()
+        sock.close()
         place, fix = f"{host}:{port}", "another port, or 0 for a free one"
         raise InputError("cannot listen", value=place, rule=str(error), fix=fix) from None
-    return found
+    return sock
 
 
 def http_server(app: Starlette) -> uvicorn.Server:
-    """Of `app`; its run(sockets=[...]) returns after SIGINT or SIGTERM."""
+    """The server of `app`; its run(sockets=[...]) returns after SIGINT or SIGTERM."""
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)
     return uvicorn.Server(config)
 
 
 @contextlib.contextmanager
 def in_background(app: Starlette, host: str = "127.0.0.1", port: int = 0):
-    """Serve `app` on a thread of its own: for notebooks, and a trainer that serves its policy.
-    Gives the address."""
-    server, found = http_server(app), listen(host, port)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [found]}, daemon=True)
+    """Serves `app` on a thread of its own and yields the address: for notebooks, and for a trainer
+    that serves its policy."""
+    server, sock = http_server(app), listen(host, port)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     while not server.started:
         if not thread.is_alive():
             raise RuntimeError("the HTTP server did not start")
         time.sleep(0.01)
     try:
-        yield f"http://{host}:{found.getsockname()[1]}"
+        yield f"http://{host}:{sock.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

@@ -1,8 +1,7 @@
-"""What a request asks, from OpenAI's JSON to prompts and Sampling.
+"""Parses a request: from OpenAI's JSON to prompts and Sampling.
 
-What lives here: the fields, their types, and what is refused. What does not: routes, answers. A
-field that we do not know, or cannot honour, is refused by its name: a client must not believe that
-it was obeyed.
+A field that we do not know, or cannot honour, is refused by its name: a client must not believe
+that it was obeyed.
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ from rljax.errors import InputError
 from rljax.sampler import Sampling
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions
-# What OpenAI's clients and other tools send with a value that asks for nothing.
+# What OpenAI's clients and other tools send with a value that has no effect.
 NEUTRAL = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -28,7 +27,7 @@ NEUTRAL = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request that was read. `requests`: ids and Sampling of each prompt; n samples of each."""
 
     chat: bool
@@ -108,10 +107,10 @@ def _stream_options(name, value) -> bool:
 
 
 def _bias(name, value) -> tuple[tuple[int, float], ...]:
-    for word in _object(name, value):
-        if not (word.isdecimal() and len(word) < 12):
-            _refuse(name, word, "an object of token ids and numbers")
-    return tuple((int(word), _number(name, bias)) for word, bias in value.items())
+    for token in _object(name, value):
+        if not (token.isdecimal() and len(token) < 12):
+            _refuse(name, token, "an object of token ids and numbers")
+    return tuple((int(token), _number(name, bias)) for token, bias in value.items())
 
 
 def _completion_logprobs(name, value) -> bool:
@@ -143,7 +142,7 @@ def _prompts(name, value) -> list[str | list[int]]:
     return [_ids(value)]
 
 
-_ANY = lambda name, value: value  # noqa: E731  checked by whom it is handed to
+_ANY = lambda name, value: value  # noqa: E731  checked by its reader
 # name: (value where it is absent or null, reader)
 _BOTH: dict[str, tuple[object, Callable]] = {
     "model": (None, _text),
@@ -192,49 +191,49 @@ def _read(body: object, known: dict) -> dict:
 # -- requests
 
 
-def read_completion(body: object, tokenizer: Tokenizer, name: str) -> Asked:
+def read_completion(body: object, tokenizer: Tokenizer, name: str) -> ParsedRequest:
     """The body of POST /v1/completions for the model that is served as `name`."""
-    found = _read(body, _COMPLETIONS)
-    _check_model(found, name)
-    if found["prompt"] is None:
+    fields = _read(body, _COMPLETIONS)
+    _check_model(fields, name)
+    if fields["prompt"] is None:
         _refuse("prompt", None, "the request has none")
-    if found["best_of"] not in (None, found["n"]):
-        _refuse("best_of", found["best_of"], "n, or absent: no other sample is drawn")
-    if found["echo"] and found["logprobs"]:
+    if fields["best_of"] not in (None, fields["n"]):
+        _refuse("best_of", fields["best_of"], "n, or absent: no other sample is drawn")
+    if fields["echo"] and fields["logprobs"]:
         _refuse("echo", True, "not together with logprobs: those of a prompt are not returned")
-    limit = COMPLETION_TOKENS if found["max_tokens"] is None else found["max_tokens"]
-    sampling = _sampling(found, tokenizer, limit)
-    requests = [(_encode(tokenizer, prompt), sampling) for prompt in found["prompt"]]
+    limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
+    sampling = _sampling(fields, tokenizer, limit)
+    requests = [(_encode(tokenizer, prompt), sampling) for prompt in fields["prompt"]]
     echo = [""] * len(requests)
-    if found["echo"]:
-        echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in found["prompt"]]
-    return _asked(False, requests, found, echo)
+    if fields["echo"]:
+        echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in fields["prompt"]]
+    return _parsed(False, requests, fields, echo)
 
 
-def read_chat(body: object, tokenizer: Tokenizer, name: str, slot_tokens: int) -> Asked:
+def read_chat(body: object, tokenizer: Tokenizer, name: str, slot_tokens: int) -> ParsedRequest:
     """The body of POST /v1/chat/completions. Without a limit the response fills the slot."""
-    found = _read(body, _CHAT)
-    _check_model(found, name)
-    if found["messages"] is None:
+    fields = _read(body, _CHAT)
+    _check_model(fields, name)
+    if fields["messages"] is None:
         _refuse("messages", None, "the request has none")
-    ids = tokenizer.encode_chat(found["messages"], variables=found["chat_template_kwargs"])
-    limits = [found[n] for n in ("max_completion_tokens", "max_tokens") if found[n] is not None]
+    ids = tokenizer.encode_chat(fields["messages"], variables=fields["chat_template_kwargs"])
+    limits = [fields[n] for n in ("max_completion_tokens", "max_tokens") if fields[n] is not None]
     limit = limits[0] if limits else max(1, slot_tokens - len(ids))
-    return _asked(True, [(ids, _sampling(found, tokenizer, limit))], found, [""])
+    return _parsed(True, [(ids, _sampling(fields, tokenizer, limit))], fields, [""])
 
 
-def _asked(chat: bool, requests, found: dict, echo: list[str]) -> Asked:
-    if found["n"] < 1:
-        _refuse("n", found["n"], "at least 1")
-    return Asked(
-        chat, requests, found["n"], found["stream"], found["stream_options"],
-        found["logprobs"], echo,
+def _parsed(chat: bool, requests, fields: dict, echo: list[str]) -> ParsedRequest:
+    if fields["n"] < 1:
+        _refuse("n", fields["n"], "at least 1")
+    return ParsedRequest(
+        chat, requests, fields["n"], fields["stream"], fields["stream_options"],
+        fields["logprobs"], echo,
     )  # fmt: skip
 
 
-def _check_model(found: dict, name: str) -> None:
-    if found["model"] not in (None, name):
-        raise UnknownModel("model", value=found["model"], rule=f"only {name!r} is served")
+def _check_model(fields: dict, name: str) -> None:
+    if fields["model"] not in (None, name):
+        raise UnknownModel("model", value=fields["model"], rule=f"only {name!r} is served")
 
 
 def _encode(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
@@ -244,15 +243,15 @@ def _encode(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
     return ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
 
 
-def _sampling(found: dict, tokenizer: Tokenizer, limit: int) -> Sampling:
+def _sampling(fields: dict, tokenizer: Tokenizer, limit: int) -> Sampling:
     return Sampling(
-        temperature=found["temperature"],
-        top_k=found["top_k"],
-        top_p=found["top_p"],
-        min_p=found["min_p"],
+        temperature=fields["temperature"],
+        top_k=fields["top_k"],
+        top_p=fields["top_p"],
+        min_p=fields["min_p"],
         max_response_tokens=limit,
         stop_ids=tuple(tokenizer.eos_ids),
-        stop_strings=found["stop"],
-        logit_bias=found["logit_bias"],
-        seed=found["seed"],
+        stop_strings=fields["stop"],
+        logit_bias=fields["logit_bias"],
+        seed=fields["seed"],
     )

@@ -1,9 +1,9 @@
-"""JetStream's Engine surface over our engine, for what was written for JetStream.
+"""JetStream's Engine interface over our engine, for code that was written for JetStream.
 
-What lives here: the methods, properties and results of `jetstream.engine.engine_api` as of
-google-jetstream 0.2.2 (JetStreamEngine) and of its last source, 0.3 (JetStreamHeadEngine: prefill
-draws the first token). What does not: decoding (engine). JetStream is not imported, and so neither
-is the TensorFlow that it brings; `register` makes its isinstance checks true where it is there.
+The methods, properties and results of `jetstream.engine.engine_api` as of google-jetstream 0.2.2
+(JetStreamEngine) and of its last source, 0.3 (JetStreamHeadEngine: prefill draws the first token).
+JetStream is not imported, and so neither is the TensorFlow that it brings; `register` makes its
+isinstance checks true where it is there.
 
 JetStream's requests carry no sampling rules and no seed: they are those of the adapter.
 
@@ -31,7 +31,7 @@ HEAD_CHUNK_TOKENS = 256
 
 @dataclasses.dataclass(frozen=True)
 class SlotData:
-    """What one slot gave: tokens and valid [1, k], lengths [1], log_prob [1, k]."""
+    """The tokens of one slot: tokens and valid [1, k], lengths [1], log_prob [1, k]."""
 
     tokens: jax.Array | np.ndarray
     valid: jax.Array | np.ndarray
@@ -157,11 +157,11 @@ class JetStreamEngine:
         return self._load()
 
     def get_prefix_destination_sharding(self) -> jax.sharding.NamedSharding:
-        """Where a prefix that another engine read must be."""
+        """The sharding that a prefix which another engine read must have."""
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
 
     def get_tokenizer(self) -> None:
-        """Nothing to build one from: build_tokenizer has it."""
+        """None: there is nothing to build a tokenizer from; use build_tokenizer."""
         return None
 
     def build_tokenizer(self, metadata) -> JetStreamTokenizer:
@@ -291,10 +291,11 @@ class JetStreamHeadEngine(JetStreamEngine):
         return super().generate(params, decode_state)
 
     def free_resource(self, slot: int) -> None:
-        """Nothing to free: a slot's memory is its own."""
+        """Does nothing: a slot's memory is its own."""
 
     def _first(self, params, existing, padded_tokens, true_length, sampler, keys):
-        """Every draw is made where all are: in slots, here of an engine of as many as samples."""
+        """Draws the first tokens in slots, as all draws are made: here of an engine with as many
+        slots as samples."""
         _refuse(sampler)
         read = self._read_behind(params, existing, padded_tokens, true_length)
         prefix = {"cache": read, "keys": keys[:1]}
@@ -346,7 +347,7 @@ def _refuse(sampler) -> None:
 
 @jax.jit
 def _entry(cache: Prefix, keys, source, limit, rules) -> tuple[Entry, jax.Array]:
-    """What is written into the slots of rows source [M], and how many tokens each holds."""
+    """The state to write into the slots of rows source [M], and how many tokens each holds."""
     length = cache.length[source]
     keys = keys[jnp.minimum(jnp.arange(source.shape[0]), keys.shape[0] - 1)]
     limit = jnp.full(source.shape, limit, jnp.int32)

@@ -1,8 +1,7 @@
 """The text of one response while its tokens come, one at a time.
 
-What lives here: what of the text may be sent already. What does not: when a response ends
-(rljax.sampler.stop_strings). The pieces do not depend on how the tokens came in dispatches, so a
-streamed text and a whole one are the same.
+Decides which part of the text may be sent already. The pieces do not depend on how the tokens came
+in dispatches, so a streamed text and a whole one are the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ class TextStream:
         self.characters = 0  # of the text so far, held back or not
 
     def push(self, token: int) -> str:
-        """Take one more token: the text that can be sent now."""
+        """Takes one more token; returns the text that can be sent now."""
         self._ids.append(token)
         new, window = self._new()
         if not new or window.endswith(HALF):
@@ -34,7 +33,7 @@ class TextStream:
         return self._release(new, final=False)
 
     def finish(self) -> str:
-        """No more tokens: the rest of the text."""
+        """Ends the stream; returns the rest of the text."""
         new, _ = self._new()
         self._start = self._read = len(self._ids)
         return self._release(new, final=True)
@@ -49,10 +48,10 @@ class TextStream:
         if self._ended:
             return ""
         self._held += new
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        self._ended = bool(found)
-        if found:
-            size = min(found)
+        starts = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        self._ended = bool(starts)
+        if starts:
+            size = min(starts)
         else:
             size = len(self._held) - (0 if final else self._beginning())
         out, self._held = self._held[:size], self._held[size:]

@@ -1,7 +1,7 @@
 """The decode thread: it alone touches the Sampler; every other thread sends it commands.
 
-What lives here: who submitted what, handing out new tokens, changing the parameters between two
-dispatches. What does not: HTTP, text.
+Hands new tokens to the request that they belong to, and changes the parameters between two
+dispatches.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Failed(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class TokenChunk:
     """New tokens of one sample of a ticket. `finish_reason` with the last ones."""
 
     sample: int  # prompt * n + i
@@ -41,9 +41,9 @@ class Piece:
 
 
 class Ticket:
-    """A request's handle. `deliver` is called on the decode thread with each Piece."""
+    """A request's handle. `deliver` is called on the decode thread with each TokenChunk."""
 
-    def __init__(self, deliver: Callable[[Piece], None]):
+    def __init__(self, deliver: Callable[[TokenChunk], None]):
         self.deliver = deliver
         self.unfinished: dict[int, Sample] = {}  # the decode thread's
 
@@ -69,17 +69,17 @@ class Worker:
     def submit(
         self, ticket: Ticket, requests: Sequence[tuple[Sequence[int], Sampling]], n: int
     ) -> Future:
-        """n samples of each (prompt, sampling), all or none. Its result is None; it raises
-        InputError for what can never be served, Overloaded, or Failed."""
+        """Submits n samples of each (prompt, sampling), all or none. The future's result is None;
+        it raises InputError for what can never be served, Overloaded, or Failed."""
         return self._call(lambda: self._submit(ticket, requests, n))
 
     def abort(self, ticket: Ticket) -> Future:
-        """Free what a ticket still holds. Harmless once it is done."""
+        """Frees what a ticket still holds. Harmless once it is done."""
         return self._call(lambda: self._abort(ticket))
 
     def swap(self, params, version: int | None = None, *, keep_cache: bool = True) -> int:
-        """Decode with `params` from the next dispatch on; `version` names them (by default the next
-        number). keep_cache as in Sampler.step. Returns the version."""
+        """Decodes with `params` from the next dispatch on; `version` names them (by default the
+        next number). keep_cache as in Sampler.step. Returns the version."""
         return self._call(lambda: self._swap(params, version, keep_cache)).result()
 
     def statistics(self) -> dict[str, float]:
@@ -101,7 +101,7 @@ class Worker:
         }
 
     def close(self) -> None:
-        """End the thread; what is unfinished is told that it failed."""
+        """Ends the thread; unfinished requests fail."""
         self._commands.put(None)
         self._thread.join()
 
@@ -113,7 +113,7 @@ class Worker:
         return future
 
     def _refuse_all(self) -> None:
-        """Commands that nobody will do."""
+        """Fails all commands that are still queued."""
         while not self._commands.empty():
             with contextlib.suppress(queue.Empty):  # another thread may have taken it
                 _refuse(self._commands.get(block=False), "the decode thread has ended")
@@ -122,7 +122,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._run_commands():
                 if not self.sampler.pending:
                     continue
                 events = self.sampler.step(
@@ -131,7 +131,7 @@ class Worker:
                 self._keep_cache = True
                 for event in events:
                     self._hand_out(event)
-        except Exception as error:  # whatever the device says: tell those who wait, serve no more
+        except Exception as error:  # any device error: fail all that wait, serve no more
             _LOG.exception("the decode thread failed")
             self.failure = error
             self._end("the decoder failed")
@@ -141,9 +141,9 @@ class Worker:
             self._end("the server is shutting down")
         self._refuse_all()
 
-    def _obey(self) -> bool:
-        """Do what was asked since the last dispatch; wait for something where nobody decodes. False
-        when it is over."""
+    def _run_commands(self) -> bool:
+        """Runs the commands that came since the last dispatch; waits for one where nothing is
+        decoding. False when the worker is closed."""
         while True:
             try:
                 command = self._commands.get(block=not self.sampler.pending)
@@ -197,7 +197,7 @@ class Worker:
         if sample.finish_reason is not None:
             del self._tickets[id(sample)], ticket.unfinished[place]
         ticket.deliver(
-            Piece(
+            TokenChunk(
                 place, sample.tokens[first:], sample.logprobs[first:], self.version,
                 sample.finish_reason, sample.error,
             )
@@ -205,7 +205,7 @@ class Worker:
 
     def _end(self, why: str) -> None:
         for ticket, place in self._tickets.values():
-            ticket.deliver(Piece(place, [], [], self.version, FinishReason.ABORT, why))
+            ticket.deliver(TokenChunk(place, [], [], self.version, FinishReason.ABORT, why))
         self._tickets.clear()
 
 

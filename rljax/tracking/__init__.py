@@ -1,1 +1,1 @@
-"""What a run shows while it lives: trackers, the console, charts, timing, compile counts."""
+"""Shows a run while it lives: trackers, the console, charts, timing, compile counts."""

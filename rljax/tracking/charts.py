@@ -1,8 +1,8 @@
 """Pictures of numbers: short number formats, sparklines, SVG line charts and bars as text.
 
-What lives here: pure functions from numbers to strings, used by `console.py` and `report.py`.
-What does not: which metric goes into which chart, and any file. Charts are drawn for a box of 360 x
-190 that scales with the page; colours are CSS classes (s0..s4): the page decides light or dark.
+Pure functions from numbers to strings, for `console.py` and the report. Charts are drawn for a
+box of 360 x 190 that scales with the page; colours are CSS classes (s0..s4): the page decides
+light or dark.
 """
 
 import dataclasses

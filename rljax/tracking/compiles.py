@@ -1,4 +1,4 @@
-"""How many programs XLA has compiled, and which: a recompile in mid-run is a fault worth a line.
+"""Counts the programs that XLA compiles: a recompile in mid-run is a fault worth a line.
 
 Counts every backend compile of the process, those that the persistent cache answers included.
 """
@@ -13,14 +13,14 @@ _watching = False
 
 
 def use_cache(folder: str) -> None:
-    """Keep compiled programs in `folder` for the next process; "" = do not."""
+    """Keeps compiled programs in `folder` for the next process; "" = does not."""
     if folder:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def watch() -> None:
-    """Start counting; calling it again changes nothing."""
+    """Starts counting; calling it again changes nothing."""
     global _watching
     if not _watching:
         jax.monitoring.register_event_duration_secs_listener(_note)
@@ -33,6 +33,7 @@ def _note(event: str, _seconds: float, **details) -> None:
 
 
 def count() -> int:
+    """The number of programs compiled so far."""
     return len(_names)
 
 

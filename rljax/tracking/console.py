@@ -1,9 +1,9 @@
 """The run on your screen: progress, key numbers with their trend, and the latest completions.
 
-What lives here: the `Console` tracker. On a terminal it draws in place, from a thread that redraws
-four times a second, so that a log call only stores numbers. Where output is no terminal (CI, a log
-file, a notebook) it prints one plain line every `every` steps. Completions are untrusted text: they
-are shown as text, never as markup, and control characters never reach the terminal.
+On a terminal the `Console` tracker draws in place, from a thread that redraws four times a second,
+so that a log call only stores numbers. Where output is no terminal (CI, a log file, a notebook) it
+prints one plain line every `every` steps. Completions are untrusted text: they are shown as text,
+never as markup, and control characters never reach the terminal.
 """
 
 import atexit

@@ -1,5 +1,5 @@
-"""Where a step's seconds go: `with timed("generate"):` adds to what the enclosing `collect()`
-yields; `decoding` and `scored` note what ran at the same time.
+"""Records where a step's seconds go: `with timed("generate"):` adds to the Timings that the
+enclosing `collect()` yields; `decoding` and `scored` record what ran at the same time.
 
 All clocks are `time.monotonic()`, in seconds.
 """
@@ -12,7 +12,7 @@ import time
 
 @dataclasses.dataclass
 class Timings:
-    """What was noted within one `collect()`."""
+    """The records of one `collect()`."""
 
     begun_s: float
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # by name
@@ -26,7 +26,7 @@ _timings: contextvars.ContextVar[Timings | None] = contextvars.ContextVar("timin
 
 @contextlib.contextmanager
 def collect():
-    """Within the block, everything here is noted in what this yields."""
+    """Yields the Timings that everything within the block is recorded in."""
     token = _timings.set(Timings(time.monotonic()))
     try:
         yield _timings.get()
@@ -36,24 +36,24 @@ def collect():
 
 @contextlib.contextmanager
 def timed(name: str):
-    """Add the seconds of the block to `name`; free of effect outside `collect`."""
+    """Adds the seconds of the block to `name`; does nothing outside `collect`."""
     start = time.monotonic()
     try:
         yield
     finally:
-        found, end = _timings.get(), time.monotonic()
-        if found is not None:
-            found.seconds[name] = found.seconds.get(name, 0.0) + end - start
-            found.spans.append((name, start, end))
+        timings, end = _timings.get(), time.monotonic()
+        if timings is not None:
+            timings.seconds[name] = timings.seconds.get(name, 0.0) + end - start
+            timings.spans.append((name, start, end))
 
 
 def decoding(live: int) -> None:
-    """So many sequences are being decoded from now on."""
-    if (found := _timings.get()) is not None:
-        found.live.append((time.monotonic(), live))
+    """Records the number of live sequences from now on."""
+    if (timings := _timings.get()) is not None:
+        timings.live.append((time.monotonic(), live))
 
 
 def scored(begun_s: float, ended_s: float) -> None:
-    """A sample was being scored from then till then."""
-    if (found := _timings.get()) is not None:
-        found.scoring.append((begun_s, ended_s))
+    """Records that a sample was scored from `begun_s` to `ended_s`."""
+    if (timings := _timings.get()) is not None:
+        timings.scoring.append((begun_s, ended_s))

@@ -1,9 +1,8 @@
-"""Where a run's numbers go: jsonl files (always), console, tensorboard, wandb, mlflow; one call.
+"""Logs a run's numbers with one call: jsonl files (always), console, tensorboard, wandb, mlflow.
 
-What lives here: the `Tracker` protocol, its implementations, and `Tracking`, which fans out to
-them. What does not: drawing (`console.py`), the HTML report (`report.py`). Training outranks
-tracking: a tracker that fails while the run goes on warns and is switched off, it never stops a
-step. In a run of several processes only the first one opens a tracking.
+The `Tracker` protocol, its implementations, and `Tracking`, which fans out to them. Training
+outranks tracking: a tracker that fails while the run goes on warns and is switched off, it never
+stops a step. In a run of several processes only the first one opens a tracking.
 
 The run folder gets `metrics.jsonl` {"step": 3, "reward/mean": 0.5, ...} and `samples.jsonl`
 {"step": 3, "prompt": ..., "response": ..., "reward": ...}, one JSON object a line. Strict JSON has
@@ -288,8 +287,8 @@ class MlflowTracker:
             self.client.update_run(self.run_id, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment)
-        found = self.client.get_experiment_by_name(name)
-        place = found.experiment_id if found else self.client.create_experiment(name)
+        known = self.client.get_experiment_by_name(name)
+        place = known.experiment_id if known else self.client.create_experiment(name)
         self.run_id = self.client.create_run(place, run_name=run_dir.resolve().name).info.run_id
         self.client.log_dict(self.run_id, _encode(plain(config)), "config.json")
         id_file.write_text(self.run_id + "\n")
@@ -371,7 +370,8 @@ class Tracking:
             return {}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
-        """On resume: cut the jsonl files back to the checkpoint's `offsets`; warns if shorter."""
+        """Cuts the jsonl files back to the checkpoint's `offsets` on resume; warns if they
+        are shorter."""
         self._jsonl.truncate(offsets)
 
     def failures(self) -> dict[str, int]:
@@ -431,7 +431,7 @@ def open_tracking(
         except InputError:
             raise
         except Exception as error:
-            if not resumed:  # the user is still watching: say it before hours go unrecorded
+            if not resumed:  # the user is still watching: fail before hours go unrecorded
                 raise InputError(
                     f"tracker {name!r} does not start",
                     rule=f"{type(error).__name__}: {error}",

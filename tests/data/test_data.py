@@ -10,7 +10,7 @@ import pytest
 from tiny_data import gsm8k_row, write_gsm8k_parquet
 from tiny_tokenizer import write_json
 
-from rljax.data.rows.sources import load_prompts, load_records, load_worked_examples
+from rljax.data.rows.sources import load_demonstrations, load_prompts, load_records
 from rljax.errors import InputError
 
 
@@ -115,7 +115,7 @@ def test_tasks():
     ]
     (record,) = load_prompts("test_data.counting", "test")
     assert (record["ground_truth"], record["data_source"]) == ("4", "test_data.counting")
-    (example,) = load_worked_examples("test_data.counting", "train")
+    (example,) = load_demonstrations("test_data.counting", "train")
     assert example == {"prompt": "1 1", "completion": "2", "index": 0}
     assert load_prompts("test_data.plain_rows(needed=1)", "train")[0]["ground_truth"] == "1"
 
@@ -137,8 +137,8 @@ def test_tasks():
         ),
     ],
 )
-def test_worked_example_forms(tmp_path, row, expected):
-    (record,) = load_worked_examples(write_lines(tmp_path / "a.jsonl", row), "train")
+def test_demonstration_forms(tmp_path, row, expected):
+    (record,) = load_demonstrations(write_lines(tmp_path / "a.jsonl", row), "train")
     assert record == {**expected, "index": 0}
 
 
@@ -225,9 +225,9 @@ def test_malformed_rows(tmp_path, rows, says):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"prompt": "a"}, "no worked example"),
-        ({}, "no worked example"),
-        ({"messages": None}, "no worked example"),
+        ({"prompt": "a"}, "no demonstration"),
+        ({}, "no demonstration"),
+        ({"messages": None}, "no demonstration"),
         ({"messages": "hi"}, "not a list"),
         ({"messages": []}, "empty"),
         ({"messages": [{"role": "user", "content": "a"}]}, "no message of the assistant"),
@@ -240,9 +240,9 @@ def test_malformed_rows(tmp_path, rows, says):
         ({"text": ["a"]}, "'text' is not a text"),
     ],
 )
-def test_malformed_worked_examples(tmp_path, row, says):
+def test_malformed_demonstrations(tmp_path, row, says):
     path = write_lines(tmp_path / "bad.jsonl", {"text": "good"}, row)
-    check_error(load_worked_examples, "bad.jsonl: row 1 (line 2)", says, path, "train")
+    check_error(load_demonstrations, "bad.jsonl: row 1 (line 2)", says, path, "train")
 
 
 @pytest.mark.parametrize(

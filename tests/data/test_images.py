@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from rljax.data.images.images import (
+from rljax.data.images.patches import (
     ImageProcessing,
     from_hf_processor,
     image_patches,

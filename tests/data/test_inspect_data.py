@@ -35,7 +35,7 @@ def printed(config, *, colours=False, rows=2, split="train", ids=False):
     return file.getvalue()
 
 
-def test_prompts_and_the_mask_of_worked_examples_in_colour():
+def test_prompts_and_the_mask_of_demonstrations_in_colour():
     text = printed(config_of(sft=1), colours=True, rows=1)
     prompt, example = [block for block in text.split("--- ") if "tokens" in block]
     assert (
@@ -92,7 +92,7 @@ def test_ids_are_a_table_and_chat_is_rendered(tmp_path):
     assert counts["dropped_overlong"] == 0
     table = printed(config, rows=1, ids=True)
     assert all(f" {int(i)} " in table for i in found.ids) and "'<|im_start|>'" in table
-    # The mask of a worked example stands in the table, and in its colours.
+    # The mask of a demonstration stands in the table, and in its colours.
     table = printed(config_of(sft=1), rows=1, ids=True).split("--- example 0")[1]
     cells = [line.strip("\u2502 ").split("\u2502") for line in table.splitlines()]
     masks = [row[3].strip() for row in cells if len(row) == 4 and row[0].strip().isdecimal()]

@@ -25,7 +25,7 @@ from rljax.models.attention_paths import allowed_columns
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
 
-WORDS = 23
+VOCAB = 23
 
 
 def random_examples(seed: int, lengths) -> list[Example]:
@@ -34,7 +34,7 @@ def random_examples(seed: int, lengths) -> list[Example]:
     for n in lengths:
         mask = (rng.random(n) < 0.6).astype(np.float32)
         mask[-1] = 1
-        out.append(Example(rng.integers(1, WORDS, n).astype(np.int32), mask))
+        out.append(Example(rng.integers(1, VOCAB, n).astype(np.int32), mask))
     return out
 
 
@@ -149,7 +149,7 @@ def test_packed_equals_unpacked(monkeypatch, impl):
     # The model leaves the choice of a path to the device; here each path is chosen in turn.
     monkeypatch.setattr(attention, "_choose", lambda *args: impl)
     config = decoder(
-        WORDS, layers=1, embed=16, mlp=32, heads=2, kv_heads=1, head_dim=8, init_std=0.3
+        VOCAB, layers=1, embed=16, mlp=32, heads=2, kv_heads=1, head_dim=8, init_std=0.3
     )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     params = model.init(jax.random.key(0))

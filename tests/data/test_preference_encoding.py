@@ -10,7 +10,7 @@ from rljax.batch import Batch, FinishReason
 from rljax.data.offline.batches import batch_arrays, longest_row, mismatched_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.online.prompts import encode_worked_examples
+from rljax.data.online.prompts import encode_demonstrations
 from rljax.data.text.chat import encode_conversation, encode_last_turn, encode_turns
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
@@ -114,13 +114,13 @@ def test_turns_of_the_prompt_are_not_learned(families):
         assert said(tokenizer, end.ids, end.mask) == answers[len(answers) // 2 - 1 :]
 
 
-def test_examples_are_the_worked_examples_of_before(tokenizer):
+def test_examples_are_the_demonstrations(tokenizer):
     rows = [
         dict(prompt="the a", completion="nswer"), dict(text="42 is"),
         dict(messages=[user("1"), assistant("42"), user("2"), assistant("43")]),
     ]  # fmt: skip
     records = load_rows(rows, "train", "examples")
-    want, _ = encode_worked_examples(records, tokenizer, max_tokens=999)
+    want, _ = encode_demonstrations(records, tokenizer, max_tokens=999)
     found, counts = encode_rows(records, tokenizer, "examples", max_tokens=999)
     assert counts == dict(total=3, kept=3, dropped_overlong=0, dropped_empty=0, truncated=0)
     for item, (ids, mask) in zip(found, want, strict=True):

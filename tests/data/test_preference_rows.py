@@ -12,7 +12,7 @@ from conftest import REPO
 from tiny_tokenizer import write_json
 
 from rljax.data.offline.rows import KINDS, load_rows
-from rljax.data.rows.sources import load_worked_examples
+from rljax.data.rows.sources import load_demonstrations
 from rljax.errors import InputError
 
 U, V = {"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}
@@ -133,10 +133,10 @@ def test_forms_of_rows(kind, row, expected):
     assert load_rows([row], "train", kind) == [{**expected, "index": 0}]
 
 
-def test_examples_are_those_of_the_worked_examples(tmp_path):
+def test_examples_are_the_demonstrations(tmp_path):
     rows = [row for kind, row, _ in FORMS if kind == "examples"] + [{"text": "t"}]
     write_json(tmp_path / "train.json", rows)
-    assert load_rows(str(tmp_path), "train", "examples") == load_worked_examples(
+    assert load_rows(str(tmp_path), "train", "examples") == load_demonstrations(
         str(tmp_path), "train"
     )
 

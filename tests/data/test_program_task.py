@@ -10,7 +10,7 @@ import pytest
 from rljax.components import resolve
 from rljax.config import Config
 from rljax.data import tasks
-from rljax.data.rows.sources import load_prompts, load_worked_examples
+from rljax.data.rows.sources import load_demonstrations, load_prompts
 from rljax.data.tasks.program_task import function_text, instructions, program_text, recoverable
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.search import best_of, search_labels
@@ -136,7 +136,7 @@ def test_config_and_files_know_it():
     records = load_prompts(spec, "train")
     assert json.loads(records[0]["ground_truth"])["max_lines"] == 3
     assert records[0]["data_source"] == "program_synthesis"
-    assert len(load_worked_examples(spec, "train")) == 5
+    assert len(load_demonstrations(spec, "train")) == 5
     reward = resolve("program_tests(partial=0.5)", "rljax.rewards")
     assert reward("", records[0]["ground_truth"])["score"] == -1.0
     made = Config()

@@ -1,4 +1,4 @@
-"""Records to arrays: prompts, worked examples, their masks and their padding."""
+"""Records to arrays: prompts, demonstrations, their masks and their padding."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_tokenizer import write_json, write_tokenizer
 
-from rljax.data.online.prompts import Prompts, encode_prompts, encode_worked_examples, pad_examples
+from rljax.data.online.prompts import Prompts, encode_demonstrations, encode_prompts, pad_examples
 from rljax.data.text.tokenizer import CharTokenizer, HuggingFaceTokenizer
 from rljax.errors import InputError
 
@@ -101,11 +101,11 @@ def test_prompts_that_cannot_be_encoded_name_the_row(tokenizer):
         encode_prompts(texts([{"role": "user", "content": "1"}]), CHARS, max_prompt_tokens=9)
 
 
-# -- worked examples --
+# -- demonstrations --
 
 
 def test_completion_and_its_end_are_learned():
-    examples, counts = encode_worked_examples(
+    examples, counts = encode_demonstrations(
         [dict(prompt="12", completion="34", index=0)], CHARS, max_tokens=9
     )
     ids, mask = examples[0]
@@ -118,7 +118,7 @@ def test_the_prompt_of_an_example_is_encoded_as_when_sampling(tokenizer):
     # "of" + " her" keep their borders; "an" + "s" + "wer" would merge across ours.
     for prompt, completion in (("the answer", " is 42"), ("the a", "nswer"), ("42 ", "is")):
         record = dict(prompt=prompt, completion=completion, index=0)
-        ((ids, mask),), _ = encode_worked_examples([record], tokenizer, max_tokens=99)
+        ((ids, mask),), _ = encode_demonstrations([record], tokenizer, max_tokens=99)
         n = int((mask == 0).sum())
         assert ids[:n].tolist() == tokenizer.encode(prompt)
         assert tokenizer.decode(ids[n:]) == completion
@@ -126,17 +126,17 @@ def test_the_prompt_of_an_example_is_encoded_as_when_sampling(tokenizer):
 
 
 def test_text_is_learned_whole_but_for_its_first_token(tmp_path, tokenizer):
-    ((ids, mask),), _ = encode_worked_examples([dict(text="12", index=0)], CHARS, max_tokens=9)
+    ((ids, mask),), _ = encode_demonstrations([dict(text="12", index=0)], CHARS, max_tokens=9)
     assert (ids.tolist(), mask.tolist()) == ([3, 4, 1], [0, 1, 1])
     with_bos = HuggingFaceTokenizer(write_tokenizer(tmp_path, bos="<s>"))
-    ((ids, mask),), _ = encode_worked_examples([dict(text="1", index=0)], with_bos, max_tokens=9)
+    ((ids, mask),), _ = encode_demonstrations([dict(text="1", index=0)], with_bos, max_tokens=9)
     assert ids.tolist() == [with_bos.bos_id, *with_bos.encode("1"), with_bos.eos_ids[0]]
     assert mask.tolist() == [0, 1, 1]
 
 
 def test_an_end_token_in_the_text_is_not_doubled(tokenizer):
     record = dict(prompt="4", completion="2<|endoftext|>", index=0)
-    ((ids, _),), _ = encode_worked_examples([record], tokenizer, max_tokens=9)
+    ((ids, _),), _ = encode_demonstrations([record], tokenizer, max_tokens=9)
     assert ids.tolist() == tokenizer.encode("42<|endoftext|>")
 
 
@@ -146,18 +146,18 @@ def test_truncated_and_emptied_examples_are_counted(tokenizer):
         dict(prompt="123", completion="4", index=1),
         dict(prompt="1", completion="4", index=2),
     ]
-    examples, counts = encode_worked_examples(records, CHARS, max_tokens=3)
+    examples, counts = encode_demonstrations(records, CHARS, max_tokens=3)
     assert counts == dict(total=3, kept=2, dropped_empty=1, truncated=2)
     assert [mask.tolist() for _, mask in examples] == [[0, 0, 1], [0, 1, 1]]
-    with pytest.raises(InputError, match="no worked example is left of 3"):
-        encode_worked_examples(records, CHARS, max_tokens=1)
+    with pytest.raises(InputError, match="no demonstration is left of 3"):
+        encode_demonstrations(records, CHARS, max_tokens=1)
     with pytest.raises(InputError, match="row 0 has no tokens"):
-        encode_worked_examples([dict(prompt="", completion="4", index=0)], CHARS, max_tokens=9)
+        encode_demonstrations([dict(prompt="", completion="4", index=0)], CHARS, max_tokens=9)
 
 
 def test_chat_examples_use_the_conversation_mask(tokenizer):
     messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "42"}]
-    ((ids, mask),), _ = encode_worked_examples(
+    ((ids, mask),), _ = encode_demonstrations(
         [dict(messages=messages, index=0)], tokenizer, max_tokens=99
     )
     learned = tokenizer.decode(ids[mask == 1], skip_special_tokens=False)
@@ -166,7 +166,7 @@ def test_chat_examples_use_the_conversation_mask(tokenizer):
 
 def test_padding_of_examples():
     records = [dict(prompt="1", completion="2", index=0), dict(prompt="1", completion="", index=1)]
-    examples, _ = encode_worked_examples(records, CHARS, max_tokens=9)
+    examples, _ = encode_demonstrations(records, CHARS, max_tokens=9)
     batch = pad_examples(examples, length=4)
     assert batch["tokens"].tolist() == [[3, 4, 1, 0], [3, 1, 0, 0]]
     assert batch["mask"].tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]

@@ -73,7 +73,7 @@ def test_a_form_is_read_and_its_answer_is_what_is_learned(
     if kind == "prompt-only":
         assert texts == [""] and "sky" in tokenizer.decode(list(found[0].ids))
     elif kind == "stepwise":
-        assert found[0].facts["labels"] == [1.0, -1.0, -1.0]
+        assert found[0].metadata["labels"] == [1.0, -1.0, -1.0]
     elif kind.startswith("preference"):
         assert "blue" in texts[0] and "green" in texts[1]
         assert "sky" not in texts[0] + texts[1]

@@ -43,34 +43,34 @@ class Algorithm:
     reduction: object = token_mean
 
 
-def model_of(text: str, words: int, **changes) -> Model:
-    config = dataclasses.replace(resolve(text, NAMESPACES["model"])(words), remat="none", **changes)
+def model_of(text: str, vocab: int, **changes) -> Model:
+    config = dataclasses.replace(resolve(text, NAMESPACES["model"])(vocab), remat="none", **changes)
     return Model(config, make_mesh(devices=jax.devices()[:1]))
 
 
-def pair_of(words: int, optimizer=None, **changes):
+def pair_of(vocab: int, optimizer=None, **changes):
     """(actor, teacher) with random weights; one SGD step of length 1 is minus the gradient."""
     optimizer = optimizer or optax.sgd(1.0)
-    student, teacher = model_of(STUDENT, words, **changes), model_of(TEACHER, words, **changes)
+    student, teacher = model_of(STUDENT, vocab, **changes), model_of(TEACHER, vocab, **changes)
     params = student.init(jax.random.key(0))
     actor = Actor(start_training(student, params, optimizer), student, optimizer, 1.0)
     return actor, Reference(teacher.init(jax.random.key(1)), teacher, 1.0)
 
 
-def rows(count: int, tokens: int, words: int, seed: int = 0):
+def rows(count: int, tokens: int, vocab: int, seed: int = 0):
     """Rows of several lengths, with holes in the mask."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, tokens + 1, count).astype(np.int32)
     mask = rng.integers(0, 2, (count, tokens)) * (np.arange(tokens)[None, :] < lengths[:, None])
     mask[:, 0] = 0
-    ids = rng.integers(0, words, (count, tokens)).astype(np.int32)
+    ids = rng.integers(0, vocab, (count, tokens)).astype(np.int32)
     return batch_from_rows(jnp.asarray(ids), jnp.asarray(lengths), jnp.asarray(mask, jnp.float32))
 
 
 @pytest.mark.parametrize(("beta", "microbatch"), [(0.0, 8), (0.3, 2), (1.0, 2)])
 def test_values_and_gradient_are_those_of_the_loss_on_all_logits(beta, microbatch):
-    batch, temperature, words = rows(8, 9, 23), 1.3, 23
-    actor, teacher = pair_of(words, final_soft_cap=3.0)
+    batch, temperature, vocab = rows(8, 9, 23), 1.3, 23
+    actor, teacher = pair_of(vocab, final_soft_cap=3.0)
     start = jax.device_get(actor.state.params)
 
     def dense(params):
@@ -107,11 +107,11 @@ def _same(one, other) -> bool:
     return all((np.asarray(a) == np.asarray(b)).all() for a, b in pairs)
 
 
-def test_no_array_of_all_tokens_times_all_words(monkeypatch):
+def test_no_array_of_all_tokens_times_the_vocabulary(monkeypatch):
     """Of the compiled program, backward pass and teacher included."""
-    count, tokens, words = 8, 96, 2048
-    batch, (actor, teacher) = rows(count, tokens, words), pair_of(words)
-    whole = 4 * count * tokens * words
+    count, tokens, vocab = 8, 96, 2048
+    batch, (actor, teacher) = rows(count, tokens, vocab), pair_of(vocab)
+    whole = 4 * count * tokens * vocab
 
     def compiled(chunk_logits: int, temperature: float):
         monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk_logits)
@@ -123,7 +123,7 @@ def test_no_array_of_all_tokens_times_all_words(monkeypatch):
         shapes = re.findall(r"f32\[([\d,]+)\]", program.as_text())
         return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
-    large, small = compiled(1 << 23, 1.0), compiled(4 * count * words, 1.1)
+    large, small = compiled(1 << 23, 1.0), compiled(4 * count * vocab, 1.1)
     assert largest(large) >= whole // 4  # the check sees one
     assert large.memory_analysis().temp_size_in_bytes > whole
     assert largest(small) < whole // 4 // 8
@@ -133,8 +133,8 @@ def test_no_array_of_all_tokens_times_all_words(monkeypatch):
 # -- runs --
 
 
-def write_teacher(folder, words: int, eos_ids=(1,)):
-    model = model_of(TEACHER, words)
+def write_teacher(folder, vocab: int, eos_ids=(1,)):
+    model = model_of(TEACHER, vocab)
     params = model.init(jax.random.key(5))
     save_params(folder, model, params, bos_id=None, eos_ids=eos_ids, pad_id=0)
     return str(folder)
@@ -202,8 +202,8 @@ def test_a_student_comes_near_its_teacher_on_given_completions(tmp_path):
     with one_device():
         from rljax.data.online.encoded import load_run_tokenizer
 
-        words = load_run_tokenizer(config).vocab_size
-        config.teacher_model = write_teacher(tmp_path / "teacher", words)
+        vocab = load_run_tokenizer(config).vocab_size
+        config.teacher_model = write_teacher(tmp_path / "teacher", vocab)
         summary = train(config)
     before, after = (summary[k]["eval/loss"] for k in ("eval_before", "eval_after"))
     assert before > 0.2 and after < 0.3 * before, (before, after)

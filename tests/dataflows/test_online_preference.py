@@ -217,16 +217,16 @@ def test_the_ends_of_the_mixture_are_the_two_models(shared):
     moved = jax.tree.map(lambda x: x * 1.1, reference.params)
     prompts, key, sampling = run.source.draw(4), jax.random.key(3), run.setup.rollouts.sampling
 
-    def drawn(params, mixed):
+    def drawn(params, second):
         batch = generate(actor.model, params, prompts.tokens, prompts.lengths, key, sampling, n=8,
-                        mixed=mixed)  # fmt: skip
+                        second=second)  # fmt: skip
         return np.asarray(batch.tokens)
 
     one, other = drawn(reference.params, None), drawn(moved, None)
     assert (one != other).any()
     for weight, want in ((0.0, one), (1.0, other)):
-        mixed = Mixed(actor.model, moved, weight)
-        np.testing.assert_array_equal(drawn(reference.params, mixed), want)
+        second = SecondModel(actor.model, moved, weight)
+        np.testing.assert_array_equal(drawn(reference.params, second), want)
 
 
 def test_two_samplers_take_turns(shared):

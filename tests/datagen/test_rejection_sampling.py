@@ -15,7 +15,7 @@ from rljax.config import Config
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.rows.sources import load_worked_examples
+from rljax.data.rows.sources import load_demonstrations
 from rljax.data.tasks import running_sum
 from rljax.datagen.rejection import (
     RejectionOptions,
@@ -170,7 +170,7 @@ def rows_of(path):
 def test_sft_reads_the_file_unchanged(drawn):
     options, meta = drawn
     rows = rows_of(options.out)
-    read = load_worked_examples(options.out, "train")
+    read = load_demonstrations(options.out, "train")
     assert [(r["prompt"], r["completion"]) for r in rows] == [
         (r["prompt"], r["completion"]) for r in read
     ]

@@ -349,7 +349,7 @@ SQUARE = {
 
 def run(name: str, tier: str, canary: str) -> dict:
     """One program of HOLD or EXHAUST in one tier -> its name, status, output and wall time."""
-    from rljax.rewards.sandbox.sandbox import Limits, Process
+    from rljax.rewards.sandbox.tiers import Limits, Process
 
     source = HOLD.get(name) or EXHAUST[name][1]
     source = PRELUDE.format(canary=canary, host=str(Path(canary).parent)) + source

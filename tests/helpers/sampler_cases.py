@@ -14,14 +14,14 @@ from rljax.models.config import LayerKind
 from rljax.models.model import Model
 from rljax.sampler import Sampling
 
-WORDS, EOS, LONGEST, NEW = 29, 1, 11, 12
+VOCAB, EOS, LONGEST, NEW = 29, 1, 11, 12
 ROOM = LONGEST + NEW  # the longest prompt and response fill a slot exactly
 
 
 def tiny(window: int = 0, **changes) -> Model:
     """Two layers, the first with a sliding window where one is asked for."""
     config = decoder(
-        WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
+        VOCAB, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
     )
     if window:
         config = dataclasses.replace(config, kinds=(LayerKind(window=window), LayerKind()))
@@ -34,11 +34,11 @@ def weights(model: Model, seed: int = 3):
     return model.init(jax.random.key(seed))
 
 
-def prompts(count: int = 8, longest: int = LONGEST, seed: int = 0, words: int = WORDS):
+def prompts(count: int = 8, longest: int = LONGEST, seed: int = 0, vocab: int = VOCAB):
     """Right-padded prompts [P, L] of every length, 1 and L among them, and their lengths."""
     rng = np.random.default_rng(seed)
     lengths = np.concatenate([[1, longest], rng.integers(1, longest + 1, count - 2)])
-    tokens = rng.integers(2, words, (count, longest))
+    tokens = rng.integers(2, vocab, (count, longest))
     return np.where(np.arange(longest) < lengths[:, None], tokens, 0).astype(np.int32), lengths
 
 
@@ -64,7 +64,7 @@ def _logits(model, params, tokens, lengths):
 
 
 def forward(model: Model, params, rows, width: int = ROOM) -> list[np.ndarray]:
-    """The full forward's logits of the word behind each token of each row: [tokens, V] float64."""
+    """The full forward's logits of the token behind each token of each row: [tokens, V] float64."""
     tokens, lengths = np.zeros((len(rows), width), np.int32), np.array([len(r) for r in rows])
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = row
@@ -81,8 +81,8 @@ def kept_by_sorting(logits: np.ndarray, asked: Sampling) -> tuple[np.ndarray, np
     """(probabilities [V] of the draw, log-probs [V] at the temperature without the rules)."""
     warmth = asked.temperature or 1.0
     shaped = logits.copy()
-    for word, bias in asked.logit_bias:
-        shaped[word] += bias
+    for token, bias in asked.logit_bias:
+        shaped[token] += bias
     if asked.allowed_ids:
         shaped[[w for w in range(len(logits)) if w not in asked.allowed_ids]] = -np.inf
     if asked.temperature == 0:
@@ -107,5 +107,5 @@ def uniforms(key, places):
 
 
 def could_draw(probs: np.ndarray, u: float, slack: float = 1e-5) -> set[int]:
-    """The words at which the running sum of probs passes u; two where it is within rounding."""
+    """The tokens at which the running sum of probs passes u; two where it is within rounding."""
     return {int(np.searchsorted(np.cumsum(probs), x, side="right")) for x in (u - slack, u + slack)}

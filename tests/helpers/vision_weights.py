@@ -7,8 +7,8 @@ from flax import nnx
 
 from rljax.models.names import vision_pieces
 from rljax.models.trees import nested
+from rljax.models.vision.names import STACKED
 from rljax.models.vision.tower import VisionTower
-from rljax.models.vision.vision_names import STACKED
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 """kernels.logprob: every implementation says what float64 says, in value and gradient, whatever the
-shape; none keeps an array of rows times words; the platform chooses."""
+shape; none keeps an array of rows times vocabulary; the platform chooses."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ IMPLS = {
     "xla": vars(xla),
     "pallas_gpu": INTERPRETED,
 }
-# N, D, V, soft cap, words first
+# N, D, V, soft cap, vocabulary first
 SHAPES = [(1, 9, 257, 0.0, False), (7, 70, 5, 3.0, True), (129, 33, 257, 3.0, False)]
 
 
@@ -32,19 +32,19 @@ SHAPES = [(1, 9, 257, 0.0, False), (7, 70, 5, 3.0, True), (129, 33, 257, 3.0, Fa
 def small_tiles(monkeypatch):
     """Several tiles both ways, the last of each begun early."""
     monkeypatch.setattr(xla, "ROWS", 40)  # of 129 four times 33
-    monkeypatch.setattr(xla, "WORDS", 100)
+    monkeypatch.setattr(xla, "VOCAB", 100)
     monkeypatch.setattr(pallas_gpu, "R", 32)
     monkeypatch.setattr(pallas_gpu, "W", 32)
     monkeypatch.setattr(pallas_gpu, "SPLIT", 128)
     monkeypatch.setattr(pallas_gpu, "GRADIENT_BYTES", 129 * 4 * 96)
 
 
-def data(n, d, v, words_first=False, dtype=np.float32, scale=1.0):
+def data(n, d, v, vocab_first=False, dtype=np.float32, scale=1.0):
     rng = np.random.default_rng(v)
     hidden, head = rng.normal(size=(n, d)) * scale, rng.normal(size=(d, v))
     targets = rng.integers(0, v, n)
     targets[n // 2 :] = targets[n // 2]  # repeated
-    head = head.T if words_first else head
+    head = head.T if vocab_first else head
     return jnp.asarray(hidden, dtype), jnp.asarray(head, dtype), jnp.asarray(targets, jnp.int32)
 
 
@@ -52,11 +52,11 @@ def cotangents(n):
     return np.random.default_rng(n).normal(size=(3, n))
 
 
-def float64_answer(hidden, head, targets, temperature, soft_cap, words_first, weights):
+def float64_answer(hidden, head, targets, temperature, soft_cap, vocab_first, weights):
     """(log-prob, entropy, logsumexp), gradients of their weighted sum; by JAX's own softmax."""
 
     def total(hidden, head):
-        z = hidden @ (head.T if words_first else head)
+        z = hidden @ (head.T if vocab_first else head)
         z = (soft_cap * jnp.tanh(z / soft_cap) if soft_cap else z) / temperature
         logp = jax.nn.log_softmax(z)
         entropy = -jnp.sum(jnp.exp(logp) * logp, axis=-1)
@@ -98,11 +98,11 @@ def close(got, want, tolerance):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("impl", IMPLS)
 def test_values_and_gradients_are_those_of_float64(impl, shape, small_tiles):
-    n, d, v, soft_cap, words_first = shape
-    hidden, head, targets = data(n, d, v, words_first)
+    n, d, v, soft_cap, vocab_first = shape
+    hidden, head, targets = data(n, d, v, vocab_first)
     weights = cotangents(n)
-    want = float64_answer(hidden, head, targets, 0.7, soft_cap, words_first, weights)
-    options = Options(soft_cap, words_first, greedy=True, precision=HIGHEST)
+    want = float64_answer(hidden, head, targets, 0.7, soft_cap, vocab_first, weights)
+    options = Options(soft_cap, vocab_first, greedy=True, precision=HIGHEST)
     *got, found = answer(impl, hidden, head, targets, 0.7, options, weights)
     close(got, want, 3e-6)
     z = np.asarray(logits(hidden, head, 1.0, options))
@@ -147,13 +147,13 @@ def test_extreme_logits_and_words_of_probability_zero(impl, small_tiles):
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_a_target_in_another_shard_is_none_of_these_words(impl, small_tiles):
+def test_a_target_in_another_shard_is_none_of_these_tokens(impl, small_tiles):
     hidden, head, targets = data(7, 9, 257)
     elsewhere = targets.at[:3].set(jnp.asarray([-1, 257, 100000]))
     options, weights = Options(precision=HIGHEST), cotangents(7)
     values, gradients, found = answer(impl, hidden, head, elsewhere, 1.0, options, weights)
     assert (np.asarray(found.target)[:3] == 0).all()
-    weights[0, :3] = 0  # of a word that is elsewhere, only the softmax is left
+    weights[0, :3] = 0  # of a token that is elsewhere, only the softmax is left
     want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
     weights[2, :3] -= cotangents(7)[0, :3]
     want = want[0], float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)[1]
@@ -184,7 +184,7 @@ def test_any_leading_axes_by_any_name(shape, small_tiles):
         targets = jnp.asarray(rng.integers(0, 257, shape), jnp.int32)
         how = dict(temperature=0.7, soft_cap=4.0, with_greedy=True)
         want = by_api(hidden, head, targets, impl="reference", **how)
-        found, (of_hidden, of_head) = by_api(hidden, head.T, targets, words_first=True, **how)
+        found, (of_hidden, of_head) = by_api(hidden, head.T, targets, vocab_first=True, **how)
         close((found, (of_hidden, of_head.T)), want, 1e-12)
         assert all(x.shape == shape for x in found)
 
@@ -211,8 +211,8 @@ def test_wrong_input_is_named():
     with pytest.raises(InputError, match="impl"):
         token_logprobs(hidden, head, targets, impl="triton")
     with pytest.raises(InputError, match=r"\[V, D\]"):
-        token_logprobs(hidden, head, targets, words_first=True)
-    for shape in ((31,), (4, 1)):  # of a word, of a row
+        token_logprobs(hidden, head, targets, vocab_first=True)
+    for shape in ((31,), (4, 1)):  # of a token, of a row
         with pytest.raises(InputError, match="temperature"):
             token_logprobs(hidden, head, targets, temperature=jnp.ones(shape))
     found = token_logprobs(hidden, head, targets.at[1].set(31), impl="xla")[0]
@@ -252,7 +252,7 @@ def test_the_sampler_reads_the_same_head():
         hidden = jnp.asarray(rng.normal(size=(2, 5, 16)), dtype)
         head = jnp.asarray(rng.normal(size=(31, 16)), dtype)
         targets = jnp.asarray(rng.integers(0, 31, (2, 5)), jnp.int32)
-        how = dict(soft_cap=3.0, words_first=True)
+        how = dict(soft_cap=3.0, vocab_first=True)
         h, w, precision = head_product(hidden, head, float32_head)
         sampled = jax.nn.log_softmax(logits(h, w, 1.0, Options(**how, precision=precision)) / 0.7)
         want = jnp.take_along_axis(sampled, targets[..., None], axis=-1)[..., 0]
@@ -286,25 +286,25 @@ def test_logprob_and_entropy_equal_verl():
 # -- what is compiled
 
 
-def gradient_of(rows, embed, words, dtype=jnp.float32, **options):
+def gradient_of(rows, embed, vocab, dtype=jnp.float32, **options):
     """The gradient's program, traced for arrays of these sizes."""
     of = jax.ShapeDtypeStruct
     f = lambda h, w, y: sum(map(jnp.sum, token_logprobs(h, w, y, **options)))  # noqa: E731
-    arrays = of((rows, embed), dtype), of((embed, words), dtype), of((rows,), jnp.int32)
+    arrays = of((rows, embed), dtype), of((embed, vocab), dtype), of((rows,), jnp.int32)
     return jax.jit(jax.grad(f, argnums=(0, 1))).trace(*arrays)
 
 
 def test_no_array_of_rows_times_words_is_ever_built():
     """The compiled gradient's temporaries are under a tenth of the plain form's."""
-    rows, embed, words = 4096, 32, 8192
+    rows, embed, vocab = 4096, 32, 8192
 
     def temporaries(impl):
-        compiled = gradient_of(rows, embed, words, impl=impl).lower().compile()
+        compiled = gradient_of(rows, embed, vocab, impl=impl).lower().compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     plain = temporaries("reference")
-    assert plain >= rows * words * 4
-    assert temporaries("xla") < 0.1 * 2 * rows * words * 4
+    assert plain >= rows * vocab * 4
+    assert temporaries("xla") < 0.1 * 2 * rows * vocab * 4
 
 
 def a_gpu_in_name():

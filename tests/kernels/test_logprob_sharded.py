@@ -17,25 +17,25 @@ MESHES = {
     "tensor=4 x fsdp=2": dict(fsdp=2, tensor=4),
     "data=2 x tensor=2 x context=2": dict(data=2, fsdp=1, tensor=2, context=2),
 }
-# B, S, D, V: all divide; then none does (the rows by 2, the words by none); then of fsdp=8 the
+# B, S, D, V: all divide; then none does (the rows by 2, the vocabulary by none); then of fsdp=8 the
 # embed axis alone, whose devices have the same rows
 SHAPES = {"fitting": (8, 6, 16, 264), "odd": (6, 5, 9, 257), "same rows": (6, 5, 16, 257)}
 
 
-def data(shape, words_first, dtype):
+def data(shape, vocab_first, dtype):
     b, s, d, v = shape
     rng = np.random.default_rng(v)
-    head = rng.normal(size=(v, d) if words_first else (d, v))
+    head = rng.normal(size=(v, d) if vocab_first else (d, v))
     targets = rng.integers(0, v, (b, s))
     arrays = jnp.asarray(rng.normal(size=(b, s, d)), dtype), jnp.asarray(head, dtype)
     return (*arrays, jnp.asarray(targets, jnp.int32))
 
 
-def program(mesh, words_first, soft_cap=4.0, **options):
+def program(mesh, vocab_first, soft_cap=4.0, **options):
     def total(hidden, head, targets, temperature):
         found = token_logprobs(
             hidden, head, targets, temperature=temperature, soft_cap=soft_cap,
-            words_first=words_first, with_greedy=True, mesh=mesh, **options,
+            vocab_first=vocab_first, with_greedy=True, mesh=mesh, **options,
         )  # fmt: skip
         weights = (1.0, 0.3, -0.2)
         return sum(w * jnp.sum(jnp.sin(x)) for w, x in zip(weights, found[:3], strict=True)), found
@@ -43,7 +43,7 @@ def program(mesh, words_first, soft_cap=4.0, **options):
     return jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
 
 
-def place(mesh, hidden, head, targets, words_first):
+def place(mesh, hidden, head, targets, vocab_first):
     """As the model has them, where they divide."""
 
     def put(x, *spec):
@@ -54,7 +54,7 @@ def place(mesh, hidden, head, targets, words_first):
         axes = (axes,) if isinstance(axes, str) else axes or ()
         return int(np.prod([mesh.shape[a] for a in axes]))
 
-    of_head = ("tensor", "fsdp") if words_first else ("fsdp", "tensor")
+    of_head = ("tensor", "fsdp") if vocab_first else ("fsdp", "tensor")
     rows = (BATCH_AXES, "context", None)
     return put(hidden, *rows), put(head, *of_head), put(targets, *rows)
 
@@ -64,16 +64,16 @@ def place(mesh, hidden, head, targets, words_first):
     [(m, s) for m in MESHES for s in ("fitting", "odd")] + [("fsdp=8", "same rows")],
 )
 def test_a_mesh_says_what_one_device_says(name, shape, monkeypatch):
-    words_first = name != "fsdp=8"
-    # Tiles of 128 words: of 264 two and a rest.
+    vocab_first = name != "fsdp=8"
+    # Tiles of 128 tokens of the vocabulary: of 264 two and a rest.
     monkeypatch.setattr(sharded, "TILE_BYTES", 1)
     mesh = make_mesh(**MESHES[name])
     for dtype, tolerance in ((np.float32, 1e-6), (np.float64, 1e-10)):
         with jax.enable_x64(dtype == np.float64):
-            arrays = data(SHAPES[shape], words_first, dtype)
-            (_, want), want_gradients = program(None, words_first, impl="xla")(*arrays, 0.7)
-            placed = place(mesh, *arrays, words_first)
-            (_, got), gradients = program(mesh, words_first)(*placed, 0.7)
+            arrays = data(SHAPES[shape], vocab_first, dtype)
+            (_, want), want_gradients = program(None, vocab_first, impl="xla")(*arrays, 0.7)
+            placed = place(mesh, *arrays, vocab_first)
+            (_, got), gradients = program(mesh, vocab_first)(*placed, 0.7)
             pairs = zip((*got, *gradients), (*want, *want_gradients), strict=True)
             for one, other in pairs:
                 scale = np.max(np.abs(other))
@@ -94,7 +94,7 @@ def test_a_program_from_the_cache_on_disk_says_the_same(monkeypatch):
 
 
 def test_extreme_shards_and_words_of_probability_zero():
-    """A shard of words that are all -inf, and one whose logits are far below the others'."""
+    """One shard whose logits are all -inf, and one whose logits are far below the others'."""
     mesh = make_mesh(fsdp=1, tensor=4, data=2)
     hidden, head, targets = (np.array(x) for x in data((2, 3, 4, 32), False, np.float32))
     hidden[..., 0] = 10.0

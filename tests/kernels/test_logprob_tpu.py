@@ -32,7 +32,7 @@ def run(hidden, head, targets, scale, weights, *, options):
 def expect(hidden, head, targets, scale, weights, options):
     """The same in float64, by the formulas: top, log_sum, target, expected, best; gradients."""
     h, w = (np.asarray(x, np.float64) for x in (hidden, head))
-    w = w.T if options.words_first else w
+    w = w.T if options.vocab_first else w
     x, c = h @ w, options.soft_cap
     z = (c * np.tanh(x / c) if c else x) * scale
     top = z.max(axis=1)
@@ -50,17 +50,17 @@ def expect(hidden, head, targets, scale, weights, options):
         (p * (z - top[:, None])).sum(axis=1),
         z.argmax(axis=1),
     )
-    return values, (dz @ w.T, dw.T if options.words_first else dw)
+    return values, (dz @ w.T, dw.T if options.vocab_first else dw)
 
 
-def problem(n, depth, words, dtype, options, seed=0):
-    """Logits of standard deviation 1; targets from before the first word to past the last, many of
+def problem(n, depth, vocab, dtype, options, seed=0):
+    """Logits of standard deviation 1; targets from before the first token to past the last, many of
     them equal."""
     rng = np.random.default_rng(seed)
-    shape = (words, depth) if options.words_first else (depth, words)
+    shape = (vocab, depth) if options.vocab_first else (depth, vocab)
     hidden = jnp.asarray(rng.normal(size=(n, depth)), dtype)
     head = jnp.asarray(rng.normal(size=shape) / np.sqrt(depth), dtype)
-    targets = rng.choice([-1, 0, words // 2, words - 1, words, words + 9], n)
+    targets = rng.choice([-1, 0, vocab // 2, vocab - 1, vocab, vocab + 9], n)
     weights = [jnp.asarray(rng.normal(size=n), jnp.float32) for _ in range(3)]
     return hidden, head, jnp.asarray(targets, jnp.int32), weights
 
@@ -89,19 +89,19 @@ SHAPES = {
     "one row": (1, 9, 257, Options(precision=HIGHEST)),
     "seven rows, slices of D": (
         *(7, 300, 257),
-        Options(words_first=True, soft_cap=5.0, greedy=True, precision=HIGHEST),
+        Options(vocab_first=True, soft_cap=5.0, greedy=True, precision=HIGHEST),
     ),
     "tiles with tails": (129, 40, 1300, Options(greedy=True, precision=HIGHEST)),
-    "few words": (33, 128, 100, Options(words_first=True, entropy=False, precision=HIGHEST)),
-    "many rows": (2500, 24, 513, Options(words_first=True, soft_cap=3.0, precision=HIGHEST)),
+    "small vocabulary": (33, 128, 100, Options(vocab_first=True, entropy=False, precision=HIGHEST)),
+    "many rows": (2500, 24, 513, Options(vocab_first=True, soft_cap=3.0, precision=HIGHEST)),
     "no tail": (256, 16, 1024, Options(greedy=True, precision=HIGHEST)),
 }
 
 
 @pytest.mark.parametrize("name", lanes(list(SHAPES)[:4], list(SHAPES)[4:]))
 def test_float32_equals_float64(name):
-    n, depth, words, options = SHAPES[name]
-    hidden, head, targets, weights = problem(n, depth, words, jnp.float32, options)
+    n, depth, vocab, options = SHAPES[name]
+    hidden, head, targets, weights = problem(n, depth, vocab, jnp.float32, options)
     if not options.entropy:
         weights[2] = jnp.zeros(n)
     got = run(hidden, head, targets, SCALE, weights, options=options)
@@ -116,9 +116,9 @@ def test_float32_equals_float64(name):
         assert run._cache_size() == compiled
 
 
-@pytest.mark.parametrize("words_first", lanes([False], [True]))
-def test_bfloat16_equals_float64(words_first):
-    options = Options(words_first=words_first, greedy=True)
+@pytest.mark.parametrize("vocab_first", lanes([False], [True]))
+def test_bfloat16_equals_float64(vocab_first):
+    options = Options(vocab_first=vocab_first, greedy=True)
     hidden, head, targets, weights = problem(129, 72, 257, jnp.bfloat16, options)
     got = run(hidden, head, targets, SCALE, weights, options=options)
     assert [x.dtype for x in got[1]] == [jnp.bfloat16] * 2
@@ -128,20 +128,20 @@ def test_bfloat16_equals_float64(words_first):
 
 def test_extreme_and_infinite_logits():
     """Whole numbers, so that float32 holds the logits, up to 1e4, and their differences exactly;
-    and words whose logit overflows to -inf."""
+    and tokens whose logit overflows to -inf."""
     options = Options(greedy=True, precision=HIGHEST)
     rng = np.random.default_rng(3)
-    n, words = 20, 257
+    n, vocab = 20, 257
     hidden = np.concatenate([np.ones((n, 1)), rng.integers(-12, 13, (n, 6))], axis=1)
-    head = rng.integers(-140, 141, (7, words)).astype(np.float64)
-    # Equal largest words of row 0, two of them in one lane: the first wins.
+    head = rng.integers(-140, 141, (7, vocab)).astype(np.float64)
+    # Equal largest logits of row 0, two of them in one lane: the first wins.
     head[:, [4, 70, 132]] = 140 * np.sign(hidden[0])[:, None]
     head[0, 5::9] = -1e25  # times 1e25: -inf
-    hidden[:, 0] = np.where(np.arange(n) % 2, 1e25, 1.0)  # every other row has such words
+    hidden[:, 0] = np.where(np.arange(n) % 2, 1e25, 1.0)  # every other row has such tokens
     head[0, 0:5] = head[0, 6] = 0.0
     targets = jnp.asarray(rng.choice([0, 4, 70, 6], n), jnp.int32)
-    keep = np.arange(words) % 9 == 5
-    head[0, ~keep] = 0.0  # the rest of the words are finite in all rows
+    keep = np.arange(vocab) % 9 == 5
+    head[0, ~keep] = 0.0  # the rest of the logits are finite in all rows
     hidden, head = jnp.asarray(hidden, jnp.float32), jnp.asarray(head, jnp.float32)
     weights = [jnp.asarray(rng.normal(size=n), jnp.float32) for _ in range(3)]
     got = run(hidden, head, targets, 1.0, weights, options=options)
@@ -157,8 +157,8 @@ def test_extreme_and_infinite_logits():
     assert_close(gradients[1][1:], want_gradients[1][1:], 1e-6, "head")
 
 
-def test_a_row_without_any_word():
-    """As in a shard whose words are all padding: no mass, and nothing that is NaN."""
+def test_a_row_without_any_token():
+    """As in a shard whose tokens are all padding: no mass, and nothing that is NaN."""
     options = Options(precision=HIGHEST)
     hidden = jnp.asarray([[1e25, 1.0], [1.0, 1.0]], jnp.float32)
     head = jnp.full((2, 200), -1e25, jnp.float32).at[1].set(jnp.arange(200.0) / 100)
@@ -192,20 +192,20 @@ def test_tiles_fit_and_cover_any_shape(vmem):
     kernels = (
         (tpu_blocks.forward_bytes, "rows"),
         (tpu_blocks.hidden_bytes, "rows"),
-        (tpu_blocks.head_bytes, "words"),
+        (tpu_blocks.head_bytes, "vocab"),
     )
     for held, stays in kernels:
         for n in (1, 7, 16, 129, 1000, 8192, 100_003):
             for depth in (9, 576, 2880, 4096, 8192, 16384):
-                for words in (1, 257, 50257, 256_000):
+                for vocab in (1, 257, 50257, 256_000):
                     for size in (2, 4):
-                        shape = n, depth, words
+                        shape = n, depth, vocab
                         blocks = tpu_blocks.choose_blocks(held, stays, shape, size, budget)
                         if depth * size <= vmem // 2**10:  # 4096 in float32 in the smallest
                             assert held(blocks, depth, size) <= budget
-                        assert blocks.rows % 16 == 0 and blocks.words % 128 == 0
+                        assert blocks.rows % 16 == 0 and blocks.vocab % 128 == 0
                         # No block is larger than the padded array.
-                        assert blocks.rows < n + 16 and blocks.words <= max(words, 128)
+                        assert blocks.rows < n + 16 and blocks.vocab <= max(vocab, 128)
                         if n > 256:
                             assert blocks.rows <= -(-n // 2) + 127  # two cores share the rows
 
@@ -215,6 +215,6 @@ def test_small_memory_gives_the_same_result(monkeypatch):
     hidden, head, targets, weights = problem(129, 40, 700, jnp.float32, options)
     monkeypatch.setattr(pallas_tpu, "_budget", lambda: 250_000)
     tiles = tpu_blocks.choose_blocks(tpu_blocks.hidden_bytes, "rows", (129, 40, 700), 4, 250_000)
-    assert tiles.rows < 128 and tiles.words < 512
+    assert tiles.rows < 128 and tiles.vocab < 512
     got = run(hidden, head, targets, SCALE, weights, options=options)
     assert_equal(got, expect(hidden, head, targets, SCALE, weights, options), (1e-6, 1e-6))

@@ -23,16 +23,16 @@ HIGHEST = jax.lax.Precision.HIGHEST
 # N, D, V, options
 LOGPROB = {
     "Qwen3 8B": (8192, 4096, 151936, Options()),
-    "Llama 3.2 1B": (4096, 2048, 128256, Options(words_first=True)),
-    "soft cap": (8192, 8192, 256000, Options(words_first=True, soft_cap=30.0, greedy=True)),
+    "Llama 3.2 1B": (4096, 2048, 128256, Options(vocab_first=True)),
+    "soft cap": (8192, 8192, 256000, Options(vocab_first=True, soft_cap=30.0, greedy=True)),
 }
 ODD = {
     "one row": (1, 9, 257, jnp.float32, Options(soft_cap=5.0, greedy=True, precision=HIGHEST)),
     "D of 4.5 lanes": (129, 576, 50257, jnp.bfloat16, Options(greedy=True)),
-    "few words": (7, 64, 100, jnp.float32, Options(words_first=True, precision=HIGHEST)),
+    "small vocabulary": (7, 64, 100, jnp.float32, Options(vocab_first=True, precision=HIGHEST)),
     "wide, in float32": (
         *(8192, 8192, 128000, jnp.float32),
-        Options(words_first=True, soft_cap=30.0, precision=HIGHEST),
+        Options(vocab_first=True, soft_cap=30.0, precision=HIGHEST),
     ),
     "very wide": (4096, 16384, 32000, jnp.bfloat16, Options(greedy=True)),
 }
@@ -64,7 +64,7 @@ def plain(hidden, head, targets, scale, g_logprob, g_entropy, options):
     """The same results from an array of logits."""
 
     def run(hidden, head):
-        z = hidden @ (head.T if options.words_first else head)
+        z = hidden @ (head.T if options.vocab_first else head)
         z = z.astype(jnp.float32)
         z = (options.soft_cap * jnp.tanh(z / options.soft_cap) if options.soft_cap else z) * scale
         logp = jax.nn.log_softmax(z)
@@ -75,9 +75,9 @@ def plain(hidden, head, targets, scale, g_logprob, g_entropy, options):
     return out, back((g_logprob, g_entropy))
 
 
-def compile_for(sharding, function, n, depth, words, dtype, options):
+def compile_for(sharding, function, n, depth, vocab, dtype, options):
     array = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # noqa: E731
-    head = (words, depth) if options.words_first else (depth, words)
+    head = (vocab, depth) if options.vocab_first else (depth, vocab)
     rows = array((n,), jnp.float32)
     return (
         jax.jit(function, static_argnames="options")
@@ -102,22 +102,22 @@ def declared_flops(program) -> list[int]:
 @pytest.mark.parametrize("name", LOGPROB)
 @pytest.mark.parametrize("generation", TOPOLOGIES)
 def test_the_log_prob_fits_and_holds_no_logits(one_chip, generation, name):
-    n, depth, words, options = LOGPROB[name]
+    n, depth, vocab, options = LOGPROB[name]
     sharding = one_chip(generation)
-    program = compile_for(sharding, kernels, n, depth, words, jnp.bfloat16, options)
+    program = compile_for(sharding, kernels, n, depth, vocab, jnp.bfloat16, options)
     assert program.memory_analysis().temp_size_in_bytes <= 64e6
     flops = declared_flops(program)
     assert len(flops) == 3  # the statistics, hidden's gradient, the head's
-    assert sum(flops) <= 10 * n * depth * words
-    assert not re.findall(rf"\[(\d+,)*{n},{words}\]", program.as_text())
+    assert sum(flops) <= 10 * n * depth * vocab
+    assert not re.findall(rf"\[(\d+,)*{n},{vocab}\]", program.as_text())
 
 
 def test_the_bounds_above_are_broken_by_the_plain_form(one_chip):
-    n, depth, words, options = 1024, 256, 32768, Options(words_first=True)
-    program = compile_for(one_chip("v5e"), plain, n, depth, words, jnp.bfloat16, options)
+    n, depth, vocab, options = 1024, 256, 32768, Options(vocab_first=True)
+    program = compile_for(one_chip("v5e"), plain, n, depth, vocab, jnp.bfloat16, options)
     assert "tpu_custom_call" not in program.as_text()
     assert program.memory_analysis().temp_size_in_bytes > 64e6
-    assert re.findall(rf"\[{n},{words}\]", program.as_text())
+    assert re.findall(rf"\[{n},{vocab}\]", program.as_text())
 
 
 @pytest.mark.slow

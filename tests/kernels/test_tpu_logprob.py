@@ -26,7 +26,7 @@ MESHES = {
 }
 
 
-def compiled(mesh, words_first, of=(0, 1)):
+def compiled(mesh, vocab_first, of=(0, 1)):
     """The gradient of log-probs and entropies with bfloat16 arrays, split as the model's are."""
 
     def array(shape, dtype, *axes):
@@ -34,12 +34,12 @@ def compiled(mesh, words_first, of=(0, 1)):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     def total(hidden, head, targets):
-        found = token_logprobs(hidden, head, targets, words_first=words_first, mesh=mesh)
+        found = token_logprobs(hidden, head, targets, vocab_first=vocab_first, mesh=mesh)
         return jnp.sum(found[0]) + 0.1 * jnp.sum(found[1])
 
     hidden = array((B, S, D), jnp.bfloat16, BATCH_AXES, "context")
-    head = array((V, D) if words_first else (D, V), jnp.bfloat16,
-                 *(("tensor", "fsdp") if words_first else ("fsdp", "tensor")))  # fmt: skip
+    head = array((V, D) if vocab_first else (D, V), jnp.bfloat16,
+                 *(("tensor", "fsdp") if vocab_first else ("fsdp", "tensor")))  # fmt: skip
     targets = array((B, S), jnp.int32, BATCH_AXES, "context")
     return jax.jit(jax.value_and_grad(total, argnums=of)).lower(hidden, head, targets).compile()
 
@@ -54,15 +54,15 @@ def sizes(text: str, kind: str) -> list[int]:
 @pytest.mark.parametrize("name", MESHES)
 def test_the_head_is_gathered_in_tiles_and_logits_are_never_whole(chips, name):
     mesh = make_mesh(**MESHES[name], devices=chips)
-    program = compiled(mesh, words_first=name == "fsdp=2 x tensor=4")
+    program = compiled(mesh, vocab_first=name == "fsdp=2 x tensor=4")
     text = program.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') >= 3
     tile = sharded.TILE_BYTES // 2
     assert max(sizes(text, "all-gather"), default=0) <= tile
     assert bool(sizes(text, "all-gather")) == (mesh.shape["fsdp"] > 1)
-    words = V // mesh.shape["tensor"]
+    vocab = V // mesh.shape["tensor"]
     rows = B * S * mesh.shape["tensor"] // mesh.size
-    assert not re.findall(rf"\w+\[[\d,]*(?:{rows}|{S}),{words}\]", text)
+    assert not re.findall(rf"\w+\[[\d,]*(?:{rows}|{S}),{vocab}\]", text)
     assert not re.findall(rf"\w+\[[\d,]*{rows},{V}\]", text)
     # A tile, its gradient in float32, and the float32 gradient of the hidden states.
     least = 4 * rows * D + 4 * sharded.TILE_BYTES

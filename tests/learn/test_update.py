@@ -27,7 +27,7 @@ REDUCTIONS = [
 ROWS, COLUMNS = 8, 10
 
 
-WORDS = 12
+VOCAB = 12
 
 
 class Bigram:
@@ -47,13 +47,13 @@ def model() -> Bigram:
 
 @pytest.fixture(scope="module")
 def params():
-    return jax.random.normal(jax.random.key(0), (WORDS, WORDS))
+    return jax.random.normal(jax.random.key(0), (VOCAB, VOCAB))
 
 
 @pytest.fixture(scope="module")
 def transformer() -> Model:
     config = decoder(
-        WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3
+        VOCAB, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3
     )
     return Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
 
@@ -73,7 +73,7 @@ def batch() -> Batch:
     mask[0, 4:6] = False
     mask[7] = False
     made = batch_from_rows(
-        jnp.asarray(rng.integers(0, WORDS, (ROWS, COLUMNS)), jnp.int32), jnp.asarray(lengths),
+        jnp.asarray(rng.integers(0, VOCAB, (ROWS, COLUMNS)), jnp.int32), jnp.asarray(lengths),
         jnp.asarray(mask, jnp.float32), group=jnp.array([0, 1, 0, 2, 1, 2, 0, 1], jnp.int32),
     )  # fmt: skip
     normal = lambda s: jnp.asarray(rng.normal(size=(ROWS, COLUMNS)) * s, jnp.float32)  # noqa: E731

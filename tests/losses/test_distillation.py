@@ -1,4 +1,4 @@
-"""Distillation: chunks, memory, garbage, zero probabilities, the top words, its minimum."""
+"""Distillation: chunks, memory, garbage, zero probabilities, the top tokens, its minimum."""
 
 import math
 
@@ -14,7 +14,7 @@ from rljax.losses import distillation as distill
 from rljax.losses.distillation import Readout
 from rljax.losses.policy import Policy
 
-ROWS, TOKENS, EMBED, WORDS = 2, 7, 5, 23
+ROWS, TOKENS, EMBED, VOCAB = 2, 7, 5, 23
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,8 @@ def wide():
 def readouts(seed=0, **options):
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape))  # noqa: E731
-    student = Readout(draw(ROWS, TOKENS, EMBED), draw(EMBED, WORDS), **options)
-    return student, Readout(draw(ROWS, TOKENS, 3), draw(3, WORDS), **options)
+    student = Readout(draw(ROWS, TOKENS, EMBED), draw(EMBED, VOCAB), **options)
+    return student, Readout(draw(ROWS, TOKENS, 3), draw(3, VOCAB), **options)
 
 
 def plain(readout, temperature):
@@ -94,7 +94,7 @@ def largest_array(jaxpr) -> int:
     return max(sizes)
 
 
-def test_no_array_of_all_tokens_times_all_words(monkeypatch):
+def test_no_array_of_all_tokens_times_the_vocabulary(monkeypatch):
     student, teacher = readouts()
     ids = jnp.zeros((ROWS, TOKENS, 2), jnp.int32)
 
@@ -108,10 +108,10 @@ def test_no_array_of_all_tokens_times_all_words(monkeypatch):
         )  # fmt: skip
         return [largest_array(jax.make_jaxpr(jax.grad(f))(student).jaxpr) for f in sums]
 
-    whole = ROWS * TOKENS * WORDS
+    whole = ROWS * TOKENS * VOCAB
     assert min(programs()) >= whole  # the check sees one: all tokens fit one chunk
     monkeypatch.setattr(distill, "CHUNK_LOGITS", 1)
-    assert max(programs()) <= max(EMBED, 2 * ROWS) * WORDS < whole / 2
+    assert max(programs()) <= max(EMBED, 2 * ROWS) * VOCAB < whole / 2
 
 
 def test_equal_distributions_are_the_minimum():
@@ -159,10 +159,10 @@ def test_top_words_by_numpy(side, tail):
         student, teacher, beta=0.0, top_k=k, top_k_of=side, tail=tail, temperature=1.2
     )
     s, t = plain(student, 1.2), plain(teacher, 1.2)
-    words = np.argsort(-(s if side == "student" else t), axis=-1)[..., :k]
+    ids = np.argsort(-(s if side == "student" else t), axis=-1)[..., :k]
 
     def kept(x):
-        p = np.take_along_axis(np.exp(x), words, -1)
+        p = np.take_along_axis(np.exp(x), ids, -1)
         rest = 1 - p.sum(-1, keepdims=True)
         return np.log(np.concatenate([p, rest], -1) if tail else p / p.sum(-1, keepdims=True))
 
@@ -173,7 +173,7 @@ def test_all_words_as_top_words_are_the_whole():
     student, teacher = readouts()
     whole, _ = distill.distillation(student, teacher, beta=0.5)
     for tail in (True, False):
-        got, _ = distill.distillation(student, teacher, beta=0.5, top_k=WORDS, tail=tail)
+        got, _ = distill.distillation(student, teacher, beta=0.5, top_k=VOCAB, tail=tail)
         np.testing.assert_allclose(got, whole, atol=1e-5 if tail else 1e-12)
 
 
@@ -221,14 +221,14 @@ def test_a_student_learns_its_teacher(beta):
     def learn(hidden):
         def step(_, hidden):
             # Under a head of ones the hidden states are the logits.
-            free = Readout(hidden, jnp.eye(WORDS))
+            free = Readout(hidden, jnp.eye(VOCAB))
             return hidden - 20 * gradients(free, teacher, weights, beta=beta)[0].hidden
 
         return jax.lax.fori_loop(0, 400, step, hidden)
 
-    start = jnp.zeros((ROWS, TOKENS, WORDS))
+    start = jnp.zeros((ROWS, TOKENS, VOCAB))
     first, last = (
-        float(jnp.mean(distill.distillation(Readout(x, jnp.eye(WORDS)), teacher, beta=beta)[0]))
+        float(jnp.mean(distill.distillation(Readout(x, jnp.eye(VOCAB)), teacher, beta=beta)[0]))
         for x in (start, learn(start))
     )
     assert last < 0.05 * first and first > 0.1
@@ -239,7 +239,7 @@ def test_bad_options():
     for options, word in (
         ({"beta": 1.5}, "beta"),
         ({"temperature": 0.0}, "temperature"),
-        ({"top_k": WORDS + 1}, "top_k"),
+        ({"top_k": VOCAB + 1}, "top_k"),
         ({"top_k_of": "both"}, "top_k_of"),
     ):
         with pytest.raises(InputError, match=word):

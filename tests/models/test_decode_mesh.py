@@ -17,7 +17,7 @@ from rljax.models.config import LatentConfig
 from rljax.models.experts import ExpertsConfig
 from rljax.models.model import Model
 
-WORDS, STEPS = 24, 2
+VOCAB, STEPS = 24, 2
 MESHES = {
     "fsdp=8": dict(fsdp=8),
     "fsdp=2 x tensor=4": dict(fsdp=2, tensor=4),
@@ -28,7 +28,7 @@ MESHES = {
 
 
 def config(family: str):
-    made = decoder(WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=4, head_dim=8, init_std=0.4)
+    made = decoder(VOCAB, layers=2, embed=16, mlp=32, heads=4, kv_heads=4, head_dim=8, init_std=0.4)
     if family == "latent":
         latent = LatentConfig(kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8, q_rank=8)
         return dataclasses.replace(made, latent=latent, head_dim=4, qk_norm=False)
@@ -54,7 +54,7 @@ def logits(family: str, rows: int, **sizes) -> np.ndarray:
     """Of STEPS decode steps in empty slots of different lengths: [STEPS, rows, V]."""
     devices = jax.devices() if sizes else jax.devices()[:1]
     model = Model(config(family), make_mesh(**(sizes or dict(fsdp=1)), devices=devices))
-    tokens = jax.random.randint(jax.random.key(5), (STEPS, rows), 0, WORDS)
+    tokens = jax.random.randint(jax.random.key(5), (STEPS, rows), 0, VOCAB)
 
     @jax.jit
     def run(params, tokens):

@@ -17,7 +17,7 @@ import pytest
 from conftest import GOLDEN
 
 from rljax.batch import Batch
-from rljax.data.images.image_rows import image_rows, mrope_positions
+from rljax.data.images.rows import image_rows, mrope_positions
 from rljax.mesh import make_mesh
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params

@@ -55,8 +55,8 @@ def moved(params, key=1, size=0.05):
     return nested(flat)
 
 
-def tokens(rows=2, columns=12, words=300):
-    ids = jax.random.randint(jax.random.key(3), (rows, columns), 3, words)
+def tokens(rows=2, columns=12, vocab=300):
+    ids = jax.random.randint(jax.random.key(3), (rows, columns), 3, vocab)
     return batch_from_rows(ids, jnp.full(rows, columns), jnp.ones((rows, columns)))
 
 

@@ -73,7 +73,7 @@ def test_saved_as_bfloat16(tiny, tmp_path):  # noqa: F811
 SAVE = """
 import sys, jax
 from rljax.mesh import make_mesh
-from rljax.models import huggingface, safetensors_file
+from rljax.models.huggingface import load as huggingface
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 import os, signal

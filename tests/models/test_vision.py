@@ -13,7 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 from vision_weights import pieces_below, vision_definition, vision_params
 
-from rljax.data.images.image_rows import (
+from rljax.data.images.rows import (
     expand_image_tokens,
     image_rows,
     mrope_positions,
@@ -32,9 +32,9 @@ from rljax.models.multimodal import (
     vision_tokens,
 )
 from rljax.models.trees import nested
+from rljax.models.vision.config import VisionConfig, from_hf_vision, to_hf_vision
+from rljax.models.vision.names import VISION_NAMES
 from rljax.models.vision.tower import attend_within
-from rljax.models.vision.vision_config import VisionConfig, from_hf_vision, to_hf_vision
-from rljax.models.vision.vision_names import VISION_NAMES
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 

@@ -10,7 +10,7 @@ import pytest
 from rljax.errors import InputError
 from rljax.rewards import sandbox_fusion
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rewards.sandbox.sandbox import Limits, run_program, sandbox_tier
+from rljax.rewards.sandbox.tiers import Limits, run_program, sandbox_tier
 
 IO = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
 ADD = "a, b = map(int, input().split())\nprint(a + b)"

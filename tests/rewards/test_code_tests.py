@@ -178,7 +178,7 @@ def f(x): return Yes()
                  "{f(1): 1} == {1: 1}", "sorted([f(1)]) == [1]", "f(1) is True"):  # fmt: skip
         assert statuses(program, [f"assert {test}"]) != ["passed"], test
     as_class = "class f:\n    def __init__(s, x): pass\n    def startswith(s, x): return True\n"
-    wire = "import sys\nm = sys.modules['rljax.rewards.sandbox.sandbox_program']\nR = m.Reference\n"
+    wire = "import sys\nm = sys.modules['rljax.rewards.sandbox.program']\nR = m.Reference\n"
     forged = f"{wire}m.Reference = lambda number, kind: R(number, 'class')\n{program}"
     for other in (as_class, forged):  # a function that says it is a class
         assert statuses(other, ["assert f(1).startswith('a')"]) == ["error"]

@@ -18,8 +18,9 @@ import pytest
 from hostile_programs import EXHAUST, HOLD, problem, run
 
 from rljax.errors import InputError
-from rljax.rewards.sandbox import sandbox, sandbox_kernel, sandbox_process
-from rljax.rewards.sandbox.sandbox import Limits, Process, SandboxError, run_program, sandbox_tier
+from rljax.rewards.sandbox import kernel, tiers
+from rljax.rewards.sandbox import process as zygotes
+from rljax.rewards.sandbox.tiers import Limits, Process, SandboxError, run_program, sandbox_tier
 
 REPO = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -42,8 +43,8 @@ def fresh_zygotes(tmp_path, monkeypatch):
 
 
 def drop_zygotes():
-    while sandbox_process._idle:
-        sandbox_process._idle.pop().close()
+    while zygotes._idle:
+        zygotes._idle.pop().close()
 
 
 def start(source: str, tier: str, stdin="", warm=True, **limits):
@@ -53,7 +54,7 @@ def start(source: str, tier: str, stdin="", warm=True, **limits):
         return process.wait()
 
 
-@pytest.fixture(params=sandbox.TIERS)
+@pytest.fixture(params=tiers.TIERS)
 def tier(request):
     try:
         start("pass", request.param)
@@ -232,7 +233,7 @@ def test_a_program_reads_stdin_and_writes_both_outputs(best, warm):
     result = start(source, best, stdin="1\n" * 100_000, warm=warm)
     assert (result.status, result.stdout, result.stderr) == ("ok", b"100000\n", b"note\n")
     assert result.exit_code == 0 and result.tier == best and result.max_rss_bytes > 1 << 20
-    assert bool(sandbox_process._idle) == warm
+    assert bool(zygotes._idle) == warm
 
 
 def test_a_program_may_use_threads_files_asyncio_and_packages(best):
@@ -328,7 +329,7 @@ except OSError: print([])
 print(any(isinstance(o, str) and o == "5f" + "3e" for o in gc.get_objects()))
 """
     one, two = start(first, tier), start(second, tier)
-    assert len(sandbox_process._idle) == 1  # both in one zygote
+    assert len(zygotes._idle) == 1  # both in one zygote
     pid, *rest = two.stdout.decode().splitlines()
     assert rest == ["False None 1000", "[1]", "[]", "False"], two
     assert one.stdout.decode().strip() != pid
@@ -336,7 +337,7 @@ print(any(isinstance(o, str) and o == "5f" + "3e" for o in gc.get_objects()))
 
 def test_a_program_cannot_write_into_its_zygote(tier):
     start("import os\nprint(os.getppid())", tier)
-    (zygote,) = sandbox_process._idle
+    (zygote,) = zygotes._idle
     source = (
         "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
         "for n in (101, 310, 311, 434, 438):\n"
@@ -344,12 +345,12 @@ def test_a_program_cannot_write_into_its_zygote(tier):
         "try: open(f'/proc/{os.getppid()}/mem', 'r+b')\nexcept OSError as e: print('held')\n"
     )
     assert start(source, tier).stdout.split() == [b"-1"] * 5 + [b"held"]
-    assert sandbox_process._idle == [zygote]
+    assert zygotes._idle == [zygote]
 
 
 def test_a_dead_zygote_is_replaced(best):
     start("pass", best)
-    (zygote,) = sandbox_process._idle
+    (zygote,) = zygotes._idle
     os.killpg(zygote.process.pid, signal.SIGKILL)
     zygote.process.wait()
     assert start("print(1)", best).stdout == b"1\n"
@@ -357,7 +358,7 @@ def test_a_dead_zygote_is_replaced(best):
 
 FORKS = """
 import contextlib, os
-from rljax.rewards.sandbox.sandbox import Limits, Process
+from rljax.rewards.sandbox.tiers import Limits, Process
 def start(source):
     with Process({{"mode": "script", "source": source}}, Limits(timeout_s=20), {tier!r}) as p:
         return p.wait().stdout
@@ -387,7 +388,7 @@ def test_a_fork_of_the_caller_has_zygotes_of_its_own(best):
 VICTIM = """
 import sys, tempfile
 tempfile.tempdir = {folder!r}
-from rljax.rewards.sandbox.sandbox import Limits, Process
+from rljax.rewards.sandbox.tiers import Limits, Process
 endless = {{"mode": "script", "source": "while True: pass"}}
 with Process(endless, Limits(timeout_s=60), {tier!r}) as p:
     print("ready", flush=True)
@@ -420,16 +421,16 @@ def test_a_program_ends_with_the_caller_that_is_killed(tier, tmp_path):
 
 
 def test_without_a_sandbox_it_refuses_until_it_is_told(monkeypatch):
-    monkeypatch.setattr(sandbox, "TIERS", ("bubblewrap",))
+    monkeypatch.setattr(tiers, "TIERS", ("bubblewrap",))
     monkeypatch.setenv("PATH", "")
-    sandbox._choose_tier.cache_clear()
+    tiers._choose_tier.cache_clear()
     try:
         with pytest.raises(InputError, match="no bwrap on PATH.*allow_unsafe_execution=True"):
             run_program("print(1)")
         found = run_program("print(1)", allow_unsafe_execution=True)
         assert (found.stdout, found.tier) == (b"1\n", "unsafe")
     finally:
-        sandbox._choose_tier.cache_clear()
+        tiers._choose_tier.cache_clear()
 
 
 def test_allowing_the_unsafe_does_not_choose_it(best):
@@ -437,7 +438,7 @@ def test_allowing_the_unsafe_does_not_choose_it(best):
 
 
 def test_a_failure_of_the_sandbox_is_no_result(best, monkeypatch):
-    monkeypatch.setattr(sandbox_process, "_BOOT", "raise SystemExit('broken')")
+    monkeypatch.setattr(zygotes, "_BOOT", "raise SystemExit('broken')")
     with pytest.raises(SandboxError, match="broken"):
         start("print(1)", best)
 
@@ -452,8 +453,8 @@ def test_limits_are_checked(limits):
 
 
 def test_no_system_call_is_named_twice():
-    tables = {**sandbox_kernel._ALLOWED, **sandbox_kernel._FILES}
-    tables |= {name: pair for name, (pair, _, _) in sandbox_kernel._ONLY.items()}
+    tables = {**kernel._ALLOWED, **kernel._FILES}
+    tables |= {name: pair for name, (pair, _, _) in kernel._ONLY.items()}
     for machine in (0, 1):
         numbers = [pair[machine] for pair in tables.values() if pair[machine] >= 0]
         assert len(numbers) == len(set(numbers))

@@ -241,4 +241,4 @@ def test_a_ctrl_c_while_the_pool_works_ahead_drops_what_was_begun(model):
 
 
 def test_words_are_the_letters_of_this_test():
-    assert len(LETTERS) == WORDS
+    assert len(LETTERS) == VOCAB

@@ -11,20 +11,20 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.model import Model
-from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, sampling
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, draw, generate
 from rljax.sampler.generate import WHOLE_BATCH
 from rljax.sampler.keys import request_keys
 from rljax.sampler.requests import rules_of
 from rljax.tracking import compiles
 
-WORDS, EOS = 13, 1
+VOCAB, EOS = 13, 1
 PROMPTS = np.array([[3, 4, 5, 0], [6, 7, 0, 0], [8, 9, 10, 11]], np.int32)
 LENGTHS = np.array([3, 2, 4], np.int32)
 
 
 def make_model() -> tuple[Model, dict]:
     config = decoder(
-        WORDS, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
+        VOCAB, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.5
     )
     model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     return model, model.init(jax.random.key(3))
@@ -154,13 +154,13 @@ def test_runtime_settings_never_compile_again_and_are_obeyed(model, params):
 
 
 def test_the_law_of_the_samples_is_the_softmax():
-    """Chi-square over 40,000 draws of one distribution with a heavy head and words of probability
+    """Chi-square over 40,000 draws of one distribution with a heavy head and tokens of probability
     0."""
     logits = jnp.concatenate([jnp.linspace(2.0, -4.0, 100), jnp.full((50,), -jnp.inf)])
     rows = 40_000
     rules = rules_of([Sampling()] * rows, 150)
     keys, places = request_keys(jax.random.key(0), rows), jnp.zeros(rows, jnp.int32)
-    drawn = jax.jit(sampling.sample)(jnp.broadcast_to(logits, (rows, 150)), keys, places, rules)
+    drawn = jax.jit(draw.sample)(jnp.broadcast_to(logits, (rows, 150)), keys, places, rules)
     ids, logp = drawn.ids, drawn.logp
     p = np.asarray(jax.nn.softmax(logits))
     counts = np.bincount(ids, minlength=150)
@@ -178,7 +178,7 @@ def test_the_rules_keep_the_sets_that_sorting_keeps():
     for how in (dict(top_k=5), dict(top_p=0.8), dict(top_k=7, top_p=0.6), dict(top_p=0.01),
                 dict(min_p=0.2), dict(top_k=9, top_p=0.9, min_p=0.05)):  # fmt: skip
         asked = Sampling(**how)
-        kept = sampling._truncate(weights, rules_of([asked] * 64, 40)) > 0
+        kept = draw._truncate(weights, rules_of([asked] * 64, 40)) > 0
         for row in range(64):
             order = np.argsort(-probs[row])[: asked.top_k or 40]
             mass = probs[row][order] / probs[row][order].sum()
@@ -259,12 +259,12 @@ def test_a_stream_of_changing_requests_compiles_at_most_eight_programs(model, pa
             top_p=float(rng.uniform(0.3, 1)),
             min_p=float(rng.uniform(0, 0.2)),
             max_response_tokens=int(rng.integers(1, 10)),
-            stop_ids=tuple(rng.choice(WORDS, size=rng.integers(0, 6), replace=False).tolist()),
+            stop_ids=tuple(rng.choice(VOCAB, size=rng.integers(0, 6), replace=False).tolist()),
             logit_bias=((3, 2.0), (4, -1.0)) if i % 3 == 0 else (),
             allowed_ids=(2, 3, 4, 5) if i % 4 == 0 else (),
             seed=i if i % 5 == 0 else None,
         )
-        prompt = rng.integers(0, WORDS, rng.integers(1, 19))
+        prompt = rng.integers(0, VOCAB, rng.integers(1, 19))
         asked += sampler.submit(prompt, how, n=int(rng.integers(1, 4)))
         if i % 6 == 5:
             sampler.step(params)

@@ -11,7 +11,7 @@ from sampler_cases import (
     EOS,
     NEW,
     ROOM,
-    WORDS,
+    VOCAB,
     assert_same,
     forward,
     log_softmax,
@@ -188,7 +188,7 @@ def test_other_meshes(model, whole, mesh):
 
 
 def test_the_law_of_the_samples_through_all_of_it(model):
-    """Chi-square of the first word, and of the second behind the likeliest first, over 3,000
+    """Chi-square of the first token, and of the second behind the likeliest first, over 3,000
     samples of one request in slots that refill."""
     engine, params = Engine(model, 64, ROOM, steps=16), weights(model)
     sampler = Sampler(engine, key=jax.random.key(2), chunk_tokens=4)
@@ -203,7 +203,7 @@ def test_the_law_of_the_samples_through_all_of_it(model):
 
     def chi2(samples, law, at=0):
         law = law / law.sum()
-        counts = np.bincount([s.tokens[at] for s in samples], minlength=WORDS)
+        counts = np.bincount([s.tokens[at] for s in samples], minlength=VOCAB)
         assert counts[law == 0].sum() == 0
         sure = law * len(samples) >= 5  # the rare ones together
         seen = np.append(counts[sure], counts[~sure].sum())
@@ -216,14 +216,14 @@ def test_the_law_of_the_samples_through_all_of_it(model):
     assert chi2(plain, law) < 4
     order = np.argsort(-law)
     kept = order[(np.cumsum(law[order]) - law[order]) < 0.8]
-    truncated = np.where(np.isin(np.arange(WORDS), kept), law, 0)
-    assert len(kept) < WORDS and chi2(cut, truncated) < 4
+    truncated = np.where(np.isin(np.arange(VOCAB), kept), law, 0)
+    assert len(kept) < VOCAB and chi2(cut, truncated) < 4
     assert chi2(cut, law + 1e-9) > 30  # the test can fail
     likeliest = int(order[0])
     behind = forward(model, params, [[*TOKENS[1], likeliest]])[0][-1]
     second = [s for s in plain if s.tokens[0] == likeliest]
     assert len(second) > 300 and chi2(second, np.exp(log_softmax(behind / 3)), at=1) < 4
-    # The log-prob of the draw is logp - log_kept: over the words it sums to 1.
+    # The log-prob of the draw is logp - log_kept: over the vocabulary it sums to 1.
     drawn = {s.tokens[0]: s.logprobs[0] - s.log_kept[0] for s in cut}
     assert set(drawn) == set(kept.tolist())
     np.testing.assert_allclose(sum(np.exp(list(drawn.values()))), 1, atol=1e-5)
@@ -231,7 +231,7 @@ def test_the_law_of_the_samples_through_all_of_it(model):
 
 @pytest.mark.slow
 def test_bfloat16_says_how_many_tokens_it_moves(model):
-    """Not a guarantee: rounding decides near an edge. The first differing word ends a row's
+    """Not a guarantee: rounding decides near an edge. The first differing token ends a row's
     likeness."""
     half = tiny(dtype="bfloat16")
     params = weights(model)

@@ -38,8 +38,8 @@ def family(name, **changes):
 
 
 def requests(model):
-    words = min(300, model.config.vocab_size)
-    return prompts(4, LONGEST, seed=2, words=words)
+    vocab = min(300, model.config.vocab_size)
+    return prompts(4, LONGEST, seed=2, vocab=vocab)
 
 
 def differences(model, params, temperature=ASKED.temperature, kv_dtype="", host=True, **how):

@@ -1,4 +1,4 @@
-"""Every request with its own rules, in one batch of slots: each word is the one that a slow
+"""Every request with its own rules, in one batch of slots: each token is the one that a slow
 reference in numpy draws, and what is refused is refused when it is asked."""
 
 import dataclasses
@@ -9,7 +9,7 @@ import pytest
 from sampler_cases import (
     NEW,
     ROOM,
-    WORDS,
+    VOCAB,
     could_draw,
     forward,
     kept_by_sorting,
@@ -41,34 +41,34 @@ def engine(model):
 def random_rules(rng) -> Sampling:
     """Each rule is asked for about every third time, all in any combination."""
     some = lambda values, off: values[rng.integers(len(values))] if rng.random() < 0.35 else off  # noqa: E731
-    words = rng.permutation(WORDS)
-    bias = tuple((int(w), float(b)) for w, b in zip(words[:6], rng.normal(0, 3, 6), strict=True))
+    ids = rng.permutation(VOCAB)
+    bias = tuple((int(w), float(b)) for w, b in zip(ids[:6], rng.normal(0, 3, 6), strict=True))
     return Sampling(
         temperature=some([0.0, 0.3, 0.7, 1.7], 1.0),
         top_k=some([1, 2, 5, 100], 0),
         top_p=some([0.1, 0.5, 0.9, 0.999], 1.0),
         min_p=some([0.01, 0.2, 1.0], 0.0),
         max_response_tokens=int(rng.integers(1, NEW + 1)),
-        stop_ids=tuple(int(w) for w in words[: rng.integers(0, 17)]) if rng.random() < 0.3 else (),
+        stop_ids=tuple(int(w) for w in ids[: rng.integers(0, 17)]) if rng.random() < 0.3 else (),
         logit_bias=some([bias, bias[:1]], ()),
-        allowed_ids=some([tuple(int(w) for w in words[:9]), (int(words[0]),)], ()),
+        allowed_ids=some([tuple(int(w) for w in ids[:9]), (int(ids[0]),)], ()),
         seed=some([0, 7, 2**32 - 1], None),
     )
 
 
 def check(sample, model, logits) -> None:
-    """The words, log-probs, kept masses and the end of one sample, against sorting."""
+    """The tokens, log-probs, kept masses and the end of one sample, against sorting."""
     asked, start = sample.sampling, len(sample.prompt)
     places = start + np.arange(len(sample.tokens))
     for t, u in enumerate(np.asarray(uniforms(sample.key, places), np.float64)):
         probs, logp = kept_by_sorting(logits[start + t - 1], asked)
-        word = sample.tokens[t]
-        assert word in could_draw(probs, u), (asked, t)
-        assert abs(sample.logprobs[t] - logp[word]) < 2e-5, (asked, t)
+        token = sample.tokens[t]
+        assert token in could_draw(probs, u), (asked, t)
+        assert abs(sample.logprobs[t] - logp[token]) < 2e-5, (asked, t)
         draw = sample.logprobs[t] - sample.log_kept[t]
-        assert abs(draw - np.log(probs[word])) < 5e-5, (asked, t)
+        assert abs(draw - np.log(probs[token])) < 5e-5, (asked, t)
         assert abs(sample.entropy[t] + np.sum(np.exp(logp) * logp)) < 5e-5, (asked, t)
-    stops = [t for t, word in enumerate(sample.tokens) if word in asked.stop_ids]
+    stops = [t for t, token in enumerate(sample.tokens) if token in asked.stop_ids]
     if sample.finish_reason == FinishReason.STOP:
         assert stops == [len(sample.tokens) - 1]
     else:
@@ -103,7 +103,7 @@ def test_each_request_has_its_own_rules_and_none_compiles(model, engine, trial):
 
 
 def test_whole_batches_may_have_more_stop_ids_than_a_slot(model):
-    key, most = jax.random.key(0), tuple(range(2, WORDS))
+    key, most = jax.random.key(0), tuple(range(2, VOCAB))
     asked = Sampling(max_response_tokens=NEW, stop_ids=most)
     batch = generate(model, weights(model), TOKENS[:2], LENGTHS[:2], key, asked, n=8)
     for row, end in enumerate(np.asarray(batch.segment_ids.sum(axis=1))):
@@ -116,13 +116,13 @@ def test_whole_batches_may_have_more_stop_ids_than_a_slot(model):
 BAD = {
     "empty": ([], {}, {}, "prompt.*at least one token"),
     "long": ([3] * (ROOM - 3), dict(max_response_tokens=4), {}, "do not fit a slot.*fix|at most"),
-    "id": ([3, WORDS], {}, {}, f"prompt: got {WORDS}"),
+    "id": ([3, VOCAB], {}, {}, f"prompt: got {VOCAB}"),
     "below": ([3, -1], {}, {}, "prompt: got -1"),
     "huge": ([3, 2**40], {}, {}, "prompt: got"),
     "text": ([3.5], {}, {}, "prompt.*integers"),
     "nested": ([[3]], {}, {}, "prompt"),
     "n": ([3], {}, dict(n=0), "samples per prompt: got 0"),
-    "stop": ([3], dict(stop_ids=(WORDS,)), {}, "stop_ids: got 29"),
+    "stop": ([3], dict(stop_ids=(VOCAB,)), {}, "stop_ids: got 29"),
     "stop below": ([3], dict(stop_ids=(-1,)), {}, "stop_ids: got -1"),
     "stops": ([3], dict(stop_ids=tuple(range(17))), {}, "stop_ids: got 17; at most 16"),
     "bias": ([3], dict(logit_bias=((99, 1.0),)), {}, "logit_bias: got 99"),
@@ -158,7 +158,7 @@ def test_what_cannot_be_served_is_refused_and_the_others_go_on(model, engine):
         (dict(temperature=1e-30), "temperature"),
         (dict(min_p=1.5), "min_p"),
         (dict(stop_strings=("",)), "stop_strings"),
-        (dict(logit_bias=((3, 1.0), (3, 2.0))), "each word once"),
+        (dict(logit_bias=((3, 1.0), (3, 2.0))), "each token once"),
         (dict(logit_bias=((3, float("nan")),)), "logit_bias"),
         (dict(logit_bias=tuple((i, 1.0) for i in range(305))), "at most 304"),
         (dict(seed=-1), "seed"),
@@ -226,8 +226,8 @@ def test_slots_that_cannot_fit_are_refused_with_numbers(model):
 
 
 def test_logits_that_are_not_finite_end_their_request_alone():
-    """One word's embedding is NaN: who reads it ends; who sits in its slot next does not notice."""
-    model, poison = tiny(window=3), WORDS - 1
+    """One token's embedding is NaN: a request that reads it ends; its slot's next is unharmed."""
+    model, poison = tiny(window=3), VOCAB - 1
     params = dict(weights(model))
     params["embedding"] = params["embedding"].at[poison].set(np.nan)
     clean = tuple(range(poison))
@@ -242,7 +242,7 @@ def test_logits_that_are_not_finite_end_their_request_alone():
     lines[4] = [*lines[3][: lines[3].index(poison)], 5, 6, 7][:11]
     want = Sampler(Engine(model, 24, ROOM), key=jax.random.key(1))
     for i, line in enumerate(lines):
-        want.submit([5 if word == poison else word for word in line], asked, request_ids=[i])
+        want.submit([5 if token == poison else token for token in line], asked, request_ids=[i])
     want = {s.id: s for s in want.run(weights(model))}
     for how in (dict(chunk_tokens=16, prefill_rows=4), dict(chunk_tokens=3)):
         sampler = Sampler(

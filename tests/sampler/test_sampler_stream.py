@@ -12,7 +12,7 @@ from sampler_cases import (
     LONGEST,
     NEW,
     ROOM,
-    WORDS,
+    VOCAB,
     assert_same,
     forward,
     log_softmax,
@@ -45,28 +45,28 @@ def assert_read_right(sample, model, params):
     """Its log-probs are those of one forward pass over all of its tokens."""
     logits = forward(model, params, [sample.ids])[0]
     start = len(sample.prompt)
-    for t, (word, logp, chosen) in enumerate(
+    for t, (token, logp, chosen) in enumerate(
         zip(sample.tokens, sample.logprobs, sample.chosen, strict=True)
     ):
-        want = log_softmax(logits[start + t - 1])[word] if chosen else 0.0
+        want = log_softmax(logits[start + t - 1])[token] if chosen else 0.0
         assert abs(logp - want) < 2e-5, (t, logp, want)
 
 
 # -- stop strings
 
 
-def random_tokenizer(rng, words=WORDS):
+def random_tokenizer(rng, vocab=VOCAB):
     """Ids -> text through bytes: tokens of one to four bytes of a text in which characters take up
     to four, so that a character or a stop string begins and ends anywhere."""
     text = "".join(rng.choice(list("aab é漢🙂."), 40)).encode()
-    cuts = [(i, i + int(rng.integers(1, 5))) for i in rng.integers(0, len(text) - 4, words)]
+    cuts = [(i, i + int(rng.integers(1, 5))) for i in rng.integers(0, len(text) - 4, vocab)]
     pieces = [text[a:b] for a, b in cuts]
     return lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace")
 
 
 def random_stops(rng, decode):
     """Strings that do occur: pieces of what random ids say, one inside another at times."""
-    text = decode(rng.integers(0, WORDS, 60)).replace("\ufffd", "")
+    text = decode(rng.integers(0, VOCAB, 60)).replace("\ufffd", "")
     stops = []
     while len(stops) < 3:
         at, size = rng.integers(0, len(text) - 6), rng.integers(1, 6)
@@ -86,7 +86,7 @@ def test_the_first_token_that_completes_a_stop_string_is_found():
     rng, found = np.random.default_rng(0), []
     for _ in range(400):
         decode = random_tokenizer(rng)
-        stops, ids = random_stops(rng, decode), rng.integers(0, WORDS, rng.integers(1, 40)).tolist()
+        stops, ids = random_stops(rng, decode), rng.integers(0, VOCAB, rng.integers(1, 40)).tolist()
         want = first_stop(ids, stops, decode)
         assert find_stop(ids, stops, decode) == want
         free = int(rng.integers(0, want or len(ids) + 1))
@@ -181,7 +181,7 @@ def test_any_way_of_reading_gives_one_cache(monkeypatch, order, kv_dtype, window
     model = tiny(window=window)
     params = weights(model)
     rng = np.random.default_rng(window)
-    line, total = jnp.asarray(rng.integers(2, WORDS, (3, 15)), jnp.int32), np.array([15, 9, 4])
+    line, total = jnp.asarray(rng.integers(2, VOCAB, (3, 15)), jnp.int32), np.array([15, 9, 4])
 
     @jax.jit
     def read(caches, chunk, at, counts):
@@ -209,8 +209,8 @@ def test_shared_beginnings_are_read_once_and_change_nothing(engine, params):
     """Prompts that share any number of tokens with one that was read, windows gone round or not."""
     rng = np.random.default_rng(5)
     asked = Sampling(max_response_tokens=4)
-    stem = rng.integers(2, WORDS, LONGEST).tolist()
-    lines = [stem[:k] + rng.integers(2, WORDS, LONGEST - k).tolist()[:more]
+    stem = rng.integers(2, VOCAB, LONGEST).tolist()
+    lines = [stem[:k] + rng.integers(2, VOCAB, LONGEST - k).tolist()[:more]
              for k in range(1, LONGEST) for more in (0, 1, 3)]  # fmt: skip
     for chunk, rows, room in ((16, 4, 10_000), (16, 1, 60), (3, 4, 10_000)):
         sampler = Sampler(engine, chunk_tokens=chunk, prefill_rows=rows, prefix_cache_tokens=room)

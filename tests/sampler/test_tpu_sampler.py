@@ -28,7 +28,7 @@ from rljax.sampler.engine import Engine
 from rljax.sampler.requests import rules_of
 
 pytestmark = pytest.mark.tpu_aot
-WORDS, LAYERS, SLOTS, TOKENS = 8192, 2, 64, 8192
+VOCAB, LAYERS, SLOTS, TOKENS = 8192, 2, 64, 8192
 MESHES = {
     "data=2 x tensor=4": dict(data=2, fsdp=1, tensor=4),
     "fsdp=2 x tensor=4": dict(fsdp=2, tensor=4),
@@ -37,7 +37,7 @@ MESHES = {
 
 
 def config(family: str = "dense"):
-    made = dense(WORDS, layers=LAYERS, embed=1024, mlp=3072, heads=16, kv_heads=8, head_dim=128)
+    made = dense(VOCAB, layers=LAYERS, embed=1024, mlp=3072, heads=16, kv_heads=8, head_dim=128)
     made = dataclasses.replace(made, dtype="bfloat16", weight_dtype="bfloat16", max_tokens=TOKENS)
     if family == "latent":
         latent = LatentConfig(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
@@ -244,7 +244,7 @@ def test_insert_writes_in_place_and_extract_moves_the_rows_alone(chips, mesh):
 def test_a_whole_batch_holds_its_cache_once(chips):
     model = Model(config(), make_mesh(**MESHES["fsdp=2 x tensor=4"], devices=chips))
     prompts, length = 32, 512
-    asked = rules_of([Sampling(max_response_tokens=TOKENS - length)], WORDS)
+    asked = rules_of([Sampling(max_response_tokens=TOKENS - length)], VOCAB)
     rows = row_sharding(model.mesh)
 
     def array(shape, dtype):

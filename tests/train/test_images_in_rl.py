@@ -13,7 +13,7 @@ from conftest import golden, lanes
 from rljax.batch import last_token
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.data.images.image_rows import prompt_images
+from rljax.data.images.rows import prompt_images
 from rljax.data.online.prompts import Prompts
 from rljax.dataflows.algorithm import Algorithm
 from rljax.dataflows.grpo import learn

@@ -1,9 +1,11 @@
-"""Items of offline training as the arrays of a Batch: right-padded rows, numpy.
+"""Rows of offline training as the arrays of a Batch: right-padded, numpy.
 
-What lives here: which row an item becomes, and which field carries what the data say of it. What
-does not: encoding (`preferences`), which examples share a row (`packing`). Axes: B rows, S tokens;
-a pair is rows 2i (chosen) and 2i + 1 (rejected), a triple is rows 3i (reference), 3i + 1 (chosen)
-and 3i + 2 (rejected). The dicts are keyword arguments of rljax.batch.Batch.
+Decides which row an item becomes and which field carries what the data say of it. Items come
+encoded (`encode`) and, for SFT, packed (`packing`). The dicts are keyword arguments of
+rljax.batch.Batch.
+
+Axes: B rows, S tokens; a pair is rows 2i (chosen) and 2i + 1 (rejected), a triple is rows 3i
+(reference), 3i + 1 (chosen) and 3i + 2 (rejected).
 """
 
 from collections.abc import Sequence
@@ -67,10 +69,11 @@ def _longest_completion(pair: Pair) -> int:
 
 
 def mismatched_arrays(items: Sequence[Labelled], *, length: int) -> dict[str, np.ndarray]:
-    """Row i is prompt i with the completion of row i - 1 (of the last, for row 0): KTO's estimate
-    of the KL divergence (2402.01306). One item alone has no other completion: its mask is 0.
+    """Rows for KTO's estimate of the KL divergence (2402.01306): row i is prompt i with the
+    completion of row i - 1 (of the last, for row 0).
 
-    A completion is cut where the row ends: longer rows would pad all others, for an estimate.
+    One item alone has no other completion: its mask is 0. A completion is cut where the row ends:
+    longer rows would pad all others, for an estimate.
     """
     rows = []
     for i, item in enumerate(items):

@@ -1,8 +1,9 @@
-"""Records of offline training to token arrays: examples, pairs, labels, steps, trajectories.
+"""Encodes records of offline training: examples, pairs, labels, steps, trajectories.
 
-What lives here: ids, masks and what the data say of a token, for one item at a time, and what
-becomes of items that are too long. What does not: columns (`preference_rows`), rows of a batch
-(`row_batches`). Axes: n tokens of one completion, numpy; limits are in tokens.
+Makes the ids, the masks and the per-token data of one item at a time, and cuts or drops items that
+are too long. Which columns a record has is `rows`.
+
+Axes: n tokens of one completion, numpy; limits are in tokens.
 
 Conversations go through the chat template, and a prompt is encoded alone, as it is for the sampler:
 no token spans the border. A text gets the end token, which is learned.
@@ -17,14 +18,14 @@ import numpy as np
 from rljax.data.offline.rows import KINDS
 from rljax.data.online.prompts import (
     OVERLONG,
-    _at_least_bos,
-    _cut,
-    _encode_worked_example,
-    _ended,
-    _in_row,
-    _require_positive,
+    at_least_bos,
+    cut_ids,
+    encode_demonstration,
+    in_row,
+    require_positive,
+    with_end_token,
 )
-from rljax.data.text.chat import Turns, _encode_after, encode_turns
+from rljax.data.text.chat import Turns, encode_after, encode_turns
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 
@@ -113,7 +114,7 @@ def encode_rows(
         try:
             items += _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts)
         except InputError as error:
-            raise _in_row(record, error) from None
+            raise in_row(record, error) from None
     counts["kept"] = len(items)
     if not items:
         raise InputError(
@@ -131,7 +132,7 @@ def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None
     ):  # fmt: skip
         if value not in known:
             raise InputError(f"unknown {name!r}", value=value, fix=f"use one of {known}")
-    _require_positive("max_tokens", max_tokens)
+    require_positive("max_tokens", max_tokens)
 
 
 def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts) -> list:
@@ -160,9 +161,10 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, coun
 
 
 def _columns(record, tokenizer, kind, separator) -> tuple[list[int], dict[str, dict]]:
-    """The prompt's ids, and of each completion its columns: ids, mask, and what the data say."""
+    """The prompt's ids, and the columns of each completion: ids, mask, and the values that the
+    data give."""
     if kind == "examples":
-        ids, mask = _encode_worked_example(record, tokenizer)
+        ids, mask = encode_demonstration(record, tokenizer)
         mask = [0, *mask[1:]]  # nothing precedes the first token, so nothing predicts it
         first = mask.index(1) if 1 in mask else len(mask)
         return ids[:first], {"all": {"ids": ids[first:], "mask": mask[first:]}}
@@ -193,7 +195,7 @@ def _fit(prompt, columns, max_tokens, overlong, bos_id):
             fix="raise the limit, shorten the row, or set overlong='drop'",
         )
     if overlong == "left" and max_tokens > longest:
-        return _cut(prompt, max_tokens - longest, "left", bos_id), columns, "left"
+        return cut_ids(prompt, max_tokens - longest, "left", bos_id), columns, "left"
     if overlong != "right":  # no cut of the prompt makes room for the completion
         return None
     room = max(max_tokens - len(prompt), 0)
@@ -213,17 +215,21 @@ def _items(record, kind, prompt, columns, cut) -> list:
     if kind in ("examples", "stepwise"):
         found = of["all"]
         unlearned = np.zeros(len(before), np.float32)
-        rest = {k: np.concatenate([unlearned, x]) for k, x in found.items() if k != "ids"}
+        rest = {k: np.concatenate([unlearned, x]) for k, x in items.items() if k != "ids"}
         make = Example if kind == "examples" else Stepwise
         return [make(ids=np.concatenate([before, found["ids"]]), **rest)]
     if kind == "unpaired":
         said = of["completion"]
         return [Labelled(before, said["ids"], said["mask"], record["label"])]
     if kind == "trajectories":
-        said = of["completion"]
-        more = {key: said.get(key) for key in ("process_scores", "logprobs")}
+        completion = of["completion"]
+        more = {key: completion.get(key) for key in ("process_scores", "logprobs")}
         truncated = record["truncated"] or cut == "right"
-        return [Trajectory(before, said["ids"], said["mask"], record["reward"], truncated, **more)]
+        return [
+            Trajectory(
+                before, completion["ids"], completion["mask"], record["reward"], truncated, **more
+            )
+        ]
     reference = tuple(of["reference"].values()) if "reference" in of else ()
     chosen, rejected = tuple(of["chosen"].values()), tuple(of["rejected"].values())
     pair = Pair(before, *chosen, *rejected, record["margin"], *reference)
@@ -245,7 +251,7 @@ def _encode_answer(
     first = len(record["prompt"])
     turns = encode_turns(tokenizer, messages, first, tools=record.get("tools"))
     ids, mask, offsets = list(turns.ids), list(turns.mask), list(turns.offsets)
-    # What the template writes after the end token is nobody's, and nothing follows it here.
+    # What the template writes after the end token belongs to no turn, and nothing follows it here.
     while mask and not mask[-1]:
         ids.pop(), mask.pop(), offsets.pop()
     while ids and not ended and ids[-1] in tokenizer.eos_ids:
@@ -264,7 +270,7 @@ def _encode_text(record: dict, completion: str, tokenizer: Tokenizer, ended: boo
     else:  # a token spans the border
         ids, offsets = tokenizer.encode_with_offsets(completion)
     if ended:
-        ids = _ended(ids, tokenizer)
+        ids = with_end_token(ids, tokenizer)
         offsets = [*offsets, (len(completion), len(completion))][: len(ids)]
     return Turns(prompt, ids, [1] * len(ids), completion, offsets)
 
@@ -274,7 +280,7 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> list[int]:
         ids = tokenizer.encode(record["prompt"], add_special_tokens=True)
     else:
         ids = tokenizer.encode_chat(record["prompt"], tools=record.get("tools"))
-    return _at_least_bos(ids, tokenizer, record)
+    return at_least_bos(ids, tokenizer, record)
 
 
 def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separator: str) -> dict:
@@ -284,13 +290,13 @@ def _encode_steps(record: dict, prompt: list[int], tokenizer: Tokenizer, separat
     last, count = prompt[-1], len(record["completions"])
     steps = zip(record["completions"], record["labels"], strict=True)
     for number, (step, label) in enumerate(steps, start=1):
-        ids = _encode_after(tokenizer, last, step)[0] if step else []
+        ids = encode_after(tokenizer, last, step)[0] if step else []
         if not ids and "ended" not in record:
             raise InputError("a step has no tokens", value=step, fix="join it with another step")
         if number == count and record.get("ended"):
-            ids = _ended(ids, tokenizer)
+            ids = with_end_token(ids, tokenizer)
         elif separator:
-            ids = ids + _encode_after(tokenizer, ids[-1] if ids else last, separator)[0]
+            ids = ids + encode_after(tokenizer, ids[-1] if ids else last, separator)[0]
         if not ids:  # a blank line, and nothing to tell it by
             raise InputError("a step has no tokens", value=step, fix="join it with another step")
         columns["ids"] += ids
@@ -351,5 +357,5 @@ def _at_mask(values: list[float], mask: list[int]) -> list[float]:
             rule="one of each token of the completion, its end token included unless 'truncated'",
             fix="record the log-probabilities with this tokenizer, or drop the column",
         )
-    found = iter(values)
-    return [next(found) if chosen else 0.0 for chosen in mask]
+    remaining = iter(values)
+    return [next(remaining) if chosen else 0.0 for chosen in mask]

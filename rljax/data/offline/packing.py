@@ -1,8 +1,7 @@
 """Packing: several sequences in one row, so that fewer tokens are padding.
 
-What lives here: which sequence, or which piece of one, goes into which row. What does not: the
-arrays of the rows (rljax.data.offline.batches), attention within a segment (the model's). Lengths
-and row sizes are in tokens; nothing here reads a token.
+Decides which sequence, or which piece of one, goes into which row, from lengths alone. Lengths and
+row sizes are in tokens.
 """
 
 import bisect
@@ -18,7 +17,7 @@ Strategy = Literal["bfd", "bfd_split", "wrapped"]
 STRATEGIES = ("bfd", "bfd_split", "wrapped")
 
 
-class Piece(NamedTuple):
+class SequenceSlice(NamedTuple):
     """Tokens [start, stop) of sequence `index`."""
 
     index: int
@@ -33,7 +32,9 @@ class PackedRows(NamedTuple):
     efficiency: float
 
 
-def pack(lengths: Sequence[int], row_tokens: int, strategy: Strategy = "bfd") -> list[list[Piece]]:
+def pack(
+    lengths: Sequence[int], row_tokens: int, strategy: Strategy = "bfd"
+) -> list[list[SequenceSlice]]:
     """Rows of at most `row_tokens` tokens, each a list of pieces in the order they stand in it.
 
     bfd: best-fit decreasing; longest first, each into the fullest row that still has room, equal
@@ -50,15 +51,17 @@ def pack(lengths: Sequence[int], row_tokens: int, strategy: Strategy = "bfd") ->
         return _wrapped(lengths, row_tokens)
     starts = {"bfd": lambda n: range(1), "bfd_split": lambda n: range(0, n, row_tokens)}[strategy]
     pieces = [
-        Piece(index, start, min(start + row_tokens, length))
+        SequenceSlice(index, start, min(start + row_tokens, length))
         for index, length in enumerate(lengths)
         for start in starts(length)
     ]
     return _best_fit_decreasing(pieces, row_tokens)
 
 
-def _best_fit_decreasing(pieces: Sequence[Piece], row_tokens: int) -> list[list[Piece]]:
-    rows: list[list[Piece]] = []
+def _best_fit_decreasing(
+    pieces: Sequence[SequenceSlice], row_tokens: int
+) -> list[list[SequenceSlice]]:
+    rows: list[list[SequenceSlice]] = []
     # The rows with room: by their number of free tokens, first come first served among equals.
     waiting: dict[int, deque[int]] = {}
     free_sizes: list[int] = []  # the keys of `waiting`, ascending
@@ -82,8 +85,8 @@ def _best_fit_decreasing(pieces: Sequence[Piece], row_tokens: int) -> list[list[
     return rows
 
 
-def _wrapped(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
-    rows: list[list[Piece]] = []
+def _wrapped(lengths: Sequence[int], row_tokens: int) -> list[list[SequenceSlice]]:
+    rows: list[list[SequenceSlice]] = []
     free = 0
     for index, length in enumerate(lengths):
         start = 0
@@ -92,7 +95,7 @@ def _wrapped(lengths: Sequence[int], row_tokens: int) -> list[list[Piece]]:
                 rows.append([])
                 free = row_tokens
             stop = min(start + free, length)
-            rows[-1].append(Piece(index, start, stop))
+            rows[-1].append(SequenceSlice(index, start, stop))
             free -= stop - start
             start = stop
     return rows

@@ -1,8 +1,7 @@
-"""Records for offline training: which columns each kind of row has, checked before a model loads.
+"""Records for offline training: the columns of each kind of row, checked before a model loads.
 
-What lives here: rows to records, with the border between prompt and completion found. What does
-not: reading files (`rows`), single columns (`columns`), tokens (`preferences`). In a record, prompt
-and completions are all texts or all lists of messages; `index` is the row's number.
+Turns rows into records and finds the border between prompt and completion. In a record, prompt and
+completions are all texts or all lists of messages; `index` is the row's number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from rljax.data.rows.columns import (
     completion_of,
     decoded,
+    demonstration_record,
     first_of,
     flag_of,
     list_of,
@@ -18,9 +18,8 @@ from rljax.data.rows.columns import (
     prompt_of,
     require_text,
     tools_of,
-    worked_record,
 )
-from rljax.data.rows.rows import Rows, read_rows
+from rljax.data.rows.read import Rows, read_rows
 from rljax.errors import InputError
 
 KINDS = ("examples", "pairs", "unpaired", "stepwise", "trajectories")
@@ -45,7 +44,7 @@ def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict
     """
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
-    rows = read_rows(spec, split, worked=kind == "examples")
+    rows = read_rows(spec, split, demonstrations=kind == "examples")
     read = dict(
         examples=_example,
         pairs=_pair,
@@ -78,7 +77,7 @@ def _require_everywhere_or_nowhere(records: list[dict], rows: Rows, name: str) -
 
 
 def _example(row: dict, place: str, index: int) -> dict:
-    record = worked_record(row, place, index)
+    record = demonstration_record(row, place, index)
     if "messages" in record:
         messages_of(record["messages"], f"{place}, messages")
     return record
@@ -152,7 +151,7 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
     if all(len(value) == n for value in values):  # identical: dropped, and counted, when encoded
         n = n - 1 if any(as_messages) else 0
     elif not any(as_messages) and n and values[0][n - 1] == " ":
-        n -= 1  # a word keeps the space before it
+        n -= 1  # the space before the difference stays with the completion
     short = [name for name, value in completions.items() if len(value) == n]
     if short and len(short) < len(values):
         other = next(name for name in completions if name not in short)
@@ -171,7 +170,7 @@ def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, 
 
 
 def _margin(row: dict, place: str) -> dict:
-    """How much better the chosen completion is, and whether neither is."""
+    """{"margin", "tie"}: how much better the chosen completion is, and whether neither is."""
     margin, tie = row.get("margin"), row.get("tie")
     tie = tie is not None and flag_of(tie, f"{place}, column 'tie'")
     if margin is not None:

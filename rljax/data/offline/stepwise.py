@@ -1,7 +1,6 @@
-"""A prompt and labelled steps as one row of ids: what a process reward model is trained on.
+"""A prompt and labelled steps as one row of ids, to train a process reward model on.
 
-What lives here: a pure function of ids. What does not: text, sources, batches. Lengths are in
-tokens.
+Lengths are in tokens.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which prompts are drawn: a weighted mixture of sources, without those that are solved.
+"""Draws prompts from a weighted mixture of sources, without those that are solved.
 
 The shuffle of one source is `loader`'s.
 """
@@ -18,13 +18,13 @@ LOG = logging.getLogger("rljax")
 
 def mixture(name: str, weights: Sequence[float], sources: int) -> np.ndarray:
     """Weights -> chances [sources]; () = equal."""
-    found = np.asarray(weights if len(weights) else [1.0] * sources, np.float64)
-    if len(found) != sources or (found < 0).any() or found.sum() <= 0:
+    shares = np.asarray(weights if len(weights) else [1.0] * sources, np.float64)
+    if len(shares) != sources or (shares < 0).any() or shares.sum() <= 0:
         raise InputError(
             name, value=tuple(weights), rule=f"{sources} weights >= 0, one for data.train and one "
             "for each of data.sources, not all 0",
         )  # fmt: skip
-    return found / found.sum()
+    return shares / shares.sum()
 
 
 def _prompt_id(item: PromptRecord | dict) -> int:
@@ -70,7 +70,7 @@ class Curriculum:
         self._dropped: set[int] = set()
 
     def chances(self) -> np.ndarray:
-        """Of each source, for the next draw."""
+        """The chance of each source for the next draw."""
         share = min(self.position / self.horizon, 1.0)
         return (1 - share) * self._start + share * self._end
 
@@ -126,24 +126,24 @@ class Curriculum:
         self._retired = (self._retired - ids) | solved
 
     def record(self, outcomes: Sequence[tuple[int, float]], correct_at: float) -> None:
-        """(prompt_id, score) of every scored sample."""
+        """Records (prompt_id, score) of every scored sample."""
         for prompt, score in outcomes:
             entry = self._passes.setdefault(prompt, [0, 0])
             entry[0] += int(score >= correct_at)
             entry[1] += 1
 
     def drop_above(self, pass_rate: float) -> int:
-        """Skip for good the prompts whose recorded pass rate is above this; how many those are."""
-        found = {i for i, (right, n) in self._passes.items() if right > pass_rate * n}
+        """Skips for good the prompts whose recorded pass rate is above this; returns how many."""
+        solved = {i for i, (right, n) in self._passes.items() if right > pass_rate * n}
         for ids in self._ids:
-            if ids and ids <= found:
+            if ids and ids <= solved:
                 raise InputError(
                     "data.drop_above_pass_rate leaves a source without prompts",
                     value=pass_rate,
                     fix="raise it, or use harder prompts",
                 )
-        self._dropped |= found
-        return len(found)
+        self._dropped |= solved
+        return len(solved)
 
     def get_state(self) -> dict:
         return {

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from rljax.config import Config, is_path
-from rljax.data.rows.rows import make_task
+from rljax.data.rows.read import make_task
 from rljax.errors import InputError
 from rljax.rewards.mixing import reward_of_source
 

@@ -30,7 +30,7 @@ from rljax.data.online.prompts import (
     encode_worked_examples,
 )
 from rljax.data.online.stream import Stream
-from rljax.data.rows.sources import load_endless_prompts, load_prompts, load_worked_examples
+from rljax.data.rows.sources import load_demonstrations, load_endless_prompts, load_prompts
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import wanted_fields
@@ -206,9 +206,9 @@ def _worked(config: Config, tokenizer: Tokenizer, spec: str) -> tuple[list[dict]
     steps."""
     if not config.sft.steps:
         return [], [], {}
-    worked = load_worked_examples(spec, "train")
+    worked = load_demonstrations(spec, "train")
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    examples, found = encode_worked_examples(worked, tokenizer, max_tokens=total)
+    examples, found = encode_demonstrations(worked, tokenizer, max_tokens=total)
     return worked, examples, {f"examples_{k}": v for k, v in found.items()}
 
 

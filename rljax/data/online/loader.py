@@ -1,4 +1,4 @@
-"""Which items come in which batch: an endless shuffled order that can be resumed at any batch.
+"""Batches of items in an endless shuffled order that can be resumed at any batch.
 
 The items stay in memory, in a grain pipeline of their numbers; nothing is read or tokenized here.
 """
@@ -17,8 +17,8 @@ class Loader:
     """An iterator of lists of `batch_size` items.
 
     Each epoch is a new shuffle that holds every item once, and batches run on across the border of
-    epochs, so that nothing is dropped. Without `repeat` the last batch may be shorter.
-    The whole state is the number of items given out: the order is a function of (seed, position).
+    epochs, so that nothing is dropped. Without `repeat` the last batch may be shorter. The whole
+    state is the number of items given out: the order is a function of (seed, position).
     """
 
     def __init__(self, items: Sequence, *, batch_size: int, seed: int, shuffle: bool, repeat: bool):
@@ -75,7 +75,7 @@ class Loader:
         return batch
 
     def get_state(self) -> dict:
-        """What `set_state` needs to go on here; JSON-serialisable."""
+        """The state from which `set_state` goes on; JSON-serialisable."""
         return dict(self._identity, position=self.position)
 
     def set_state(self, state: dict) -> None:

@@ -23,7 +23,7 @@ def _joined_images(one: dict | None, other: dict | None) -> dict | None:
     if one is None or other is None:
         raise InputError(
             "prompts with images and prompts without cannot be joined",
-            fix="give the others empty images: rljax.data.images.image_rows.prompt_images",
+            fix="give the others empty images: rljax.data.images.rows.prompt_images",
         )
     patches = max(x["pixels"].shape[1] for x in (one, other))
 
@@ -152,7 +152,7 @@ def encode_prompt(
     """
     if overlong not in OVERLONG:
         raise InputError("unknown 'overlong'", value=overlong, fix=f"use one of {OVERLONG}")
-    _require_positive("max_prompt_tokens", max_prompt_tokens)
+    require_positive("max_prompt_tokens", max_prompt_tokens)
     text, ids = _encode_prompt(record, tokenizer)
     cut = len(ids) > max_prompt_tokens
     if cut and overlong == "error":
@@ -164,7 +164,7 @@ def encode_prompt(
     if cut and overlong == "drop":
         return None, False
     if cut:
-        ids = _cut(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
+        ids = cut_ids(ids, max_prompt_tokens, overlong, tokenizer.bos_id)
     rest = {name: value for name, value in record.items() if name != "prompt"}
     messages = None if isinstance(record["prompt"], str) else tuple(record["prompt"])
     ids = np.array(ids, np.int32)
@@ -181,11 +181,12 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> tuple[str, list[int]]:
             text = tokenizer.render_chat(prompt)
             ids = tokenizer.encode(text)
     except InputError as error:
-        raise _in_row(record, error) from None
-    return text, _at_least_bos(ids, tokenizer, record)
+        raise in_row(record, error) from None
+    return text, at_least_bos(ids, tokenizer, record)
 
 
-def _at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int]:
+def at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[int]:
+    """The ids, or the BOS token where there are none. Raises InputError without either."""
     if ids:
         return ids
     if tokenizer.bos_id is not None:
@@ -198,11 +199,12 @@ def _at_least_bos(ids: list[int], tokenizer: Tokenizer, record: dict) -> list[in
     )
 
 
-def _in_row(record: dict, error: InputError) -> InputError:
+def in_row(record: dict, error: InputError) -> InputError:
+    """The error with the row that it is about."""
     return InputError(f"row {record['index']} cannot be encoded: {error}")
 
 
-def _cut(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]:
+def cut_ids(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]:
     """The limit's worth of tokens; a leading BOS survives a cut on the left."""
     if side == "right":
         return ids[:limit]
@@ -211,7 +213,7 @@ def _cut(ids: list[int], limit: int, side: str, bos_id: int | None) -> list[int]
     return ids[len(ids) - limit :]
 
 
-def encode_worked_examples(
+def encode_demonstrations(
     records: Sequence[dict], tokenizer: Tokenizer, *, max_tokens: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], dict[str, int]]:
     """Supervised records as (ids [n] int32, loss mask [n] float32), and counts.
@@ -219,13 +221,13 @@ def encode_worked_examples(
     The mask is 1 on completion or assistant tokens and the end token after them; `text` is learned
     whole. Longer examples are cut on the right; one with nothing left to learn is dropped.
     """
-    _require_positive("max_tokens", max_tokens)
+    require_positive("max_tokens", max_tokens)
     examples, counts = [], dict(total=len(records), kept=0, dropped_empty=0, truncated=0)
     for record in records:
         try:
-            ids, mask = _encode_worked_example(record, tokenizer)
+            ids, mask = encode_demonstration(record, tokenizer)
         except InputError as error:
-            raise _in_row(record, error) from None
+            raise in_row(record, error) from None
         counts["truncated"] += len(ids) > max_tokens
         ids = np.array(ids[:max_tokens], np.int32)
         mask = np.array(mask[:max_tokens], np.float32)
@@ -237,14 +239,15 @@ def encode_worked_examples(
     counts["kept"] = len(examples)
     if not examples:
         raise InputError(
-            f"no worked example is left of {len(records)}",
+            f"no demonstration is left of {len(records)}",
             rule=f"none has a token to learn within max_tokens={max_tokens}",
             fix="raise max_tokens",
         )
     return examples, counts
 
 
-def _encode_worked_example(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def encode_demonstration(record: dict, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Token ids of one supervised record, and its mask."""
     if "messages" in record:
         messages, tools = record["messages"], record.get("tools")
         if "prompt_messages" not in record:
@@ -252,19 +255,19 @@ def _encode_worked_example(record: dict, tokenizer: Tokenizer) -> tuple[list[int
         turns = encode_turns(tokenizer, messages, record["prompt_messages"], tools=tools)
         return turns.prompt + turns.ids, [0] * len(turns.prompt) + turns.mask
     if "text" in record:
-        ids = _ended(tokenizer.encode(record["text"], add_special_tokens=True), tokenizer)
+        ids = with_end_token(tokenizer.encode(record["text"], add_special_tokens=True), tokenizer)
         return ids, [1] * len(ids)
     prompt = tokenizer.encode(record["prompt"], add_special_tokens=True)
-    prompt = _at_least_bos(prompt, tokenizer, record)
+    prompt = at_least_bos(prompt, tokenizer, record)
     whole = tokenizer.encode(record["prompt"] + record["completion"], add_special_tokens=True)
     if whole[: len(prompt)] != prompt:
         # A token spans the border. When sampling, the prompt is encoded alone, so it is here too.
         whole = prompt + tokenizer.encode(record["completion"])
-    whole = _ended(whole, tokenizer)
+    whole = with_end_token(whole, tokenizer)
     return whole, [0] * len(prompt) + [1] * (len(whole) - len(prompt))
 
 
-def _ended(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+def with_end_token(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     """The ids with an end token, unless the text itself wrote one."""
     if ids and ids[-1] in tokenizer.eos_ids:
         return ids
@@ -286,7 +289,7 @@ def pad_examples(
         n = len(ids)
         if n > length:
             raise InputError(
-                f"a worked example has {n} tokens",
+                f"a demonstration has {n} tokens",
                 rule=f"rows are {length} tokens long",
                 fix="encode the examples with max_tokens of at most that length",
             )
@@ -297,6 +300,7 @@ def pad_examples(
     return batch
 
 
-def _require_positive(name: str, value: object) -> None:
+def require_positive(name: str, value: object) -> None:
+    """Raises InputError unless the value is a positive whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} must be a positive number of tokens", value=value)

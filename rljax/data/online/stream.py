@@ -1,8 +1,4 @@
-"""Rows without end: a stream is a function of the index, and a resumed run needs a position alone.
-
-What lives here: streams and the order in which a run takes from them. What does not: what the rows
-are (rljax.data.tasks), how one is encoded (prompts).
-"""
+"""Rows without end: a stream is a function of the index, so resuming needs a position alone."""
 
 import logging
 from collections.abc import Callable
@@ -31,14 +27,15 @@ class Stream:
     __iter__ = None  # `for` would not end
 
     def first(self, count: int) -> list[dict]:
+        """Items 0 to `count` - 1."""
         return [self[index] for index in range(count)]
 
 
 class StreamLoader:
     """Loader's interface over a stream: items in the order of their indices, none repeated.
 
-    `seed` says where the run begins. The whole state is how many items were given out and how many
-    were dropped on the way.
+    `seed` decides where the run begins. The whole state is how many items were given out and how
+    many were dropped on the way.
     """
 
     def __init__(self, stream: Stream, *, batch_size: int, seed: int):
@@ -56,11 +53,11 @@ class StreamLoader:
 
     def take(self, count: int) -> list:
         """The next `count` items that can be used."""
-        found, position, dropped, in_a_row = [], self.position, self.dropped, 0
-        while len(found) < count:
+        items, position, dropped, in_a_row = [], self.position, self.dropped, 0
+        while len(items) < count:
             item = self._stream[self._seed * _RUNS_APART + position + dropped]
             if item is not None:
-                found.append(item)
+                items.append(item)
                 position, in_a_row = position + 1, 0
                 continue
             dropped, in_a_row = dropped + 1, in_a_row + 1
@@ -71,19 +68,19 @@ class StreamLoader:
                 )
         self.position, self.dropped = position, dropped
         self._warn()
-        return found
+        return items
 
     def _warn(self) -> None:
-        seen = self.position + self.dropped
-        if not self._warned and seen >= _WARN_AFTER and self.dropped > _WARN_ABOVE * seen:
+        drawn = self.position + self.dropped
+        if not self._warned and drawn >= _WARN_AFTER and self.dropped > _WARN_ABOVE * drawn:
             self._warned = True
             LOG.warning(
                 "%d of the first %d prompts of the stream are dropped: longer than "
-                "data.max_prompt_tokens", self.dropped, seen,
+                "data.max_prompt_tokens", self.dropped, drawn,
             )  # fmt: skip
 
     def get_state(self) -> dict:
-        """What `set_state` needs to go on here; JSON-serialisable."""
+        """The state from which `set_state` goes on; JSON-serialisable."""
         return {"seed": self._seed, "position": self.position, "dropped": self.dropped}
 
     def set_state(self, state: dict) -> None:

@@ -1,8 +1,6 @@
-"""What a column of a row must hold: texts, messages, numbers, and the columns of a worked example.
+"""Checks of a row's columns: texts, messages, numbers, and the columns of a demonstration.
 
-What lives here: one row at a time, and errors that name it; `place` is the file, the row and its
-line. What does not: where rows come from (`rows`), which kinds of rows there are (`sources`,
-`preference_rows`).
+One row at a time, with errors that name it: `place` is the file, the row and its line.
 """
 
 import difflib
@@ -62,25 +60,25 @@ def messages_of(value: object, place: str) -> list[dict]:
 
 
 def completion_of(value: object, place: str) -> str | list[dict]:
-    """What answers a prompt: a text, or messages from the assistant's first to its last."""
+    """A completion: a text, or messages from the assistant's first to its last."""
     if not isinstance(value, list):
         require_text(value, place, _REMOVE)
         return value
     messages = messages_of(value, place)
-    for which, message in (("first", messages[0]), ("last", messages[-1])):
+    for position, message in (("first", messages[0]), ("last", messages[-1])):
         if message["role"] != "assistant":
             raise InputError(
-                f"{place}: the {which} message is not the assistant's",
+                f"{place}: the {position} message is not the assistant's",
                 value=message["role"],
                 rule="a completion is what the assistant says, with what tools answer in between",
                 fix="move what precedes it into 'prompt' and drop what follows it",
             )
-    if not any(said(message) for message in messages):
+    if not any(has_answer(message) for message in messages):
         raise InputError(f"{place} is empty: the assistant says nothing", fix=_REMOVE)
     return messages
 
 
-def said(message: dict) -> bool:
+def has_answer(message: dict) -> bool:
     """Whether a turn of the assistant holds anything to learn."""
     return message["role"] == "assistant" and bool(
         message.get("content") or message.get("tool_calls")
@@ -135,7 +133,7 @@ def tools_of(row: dict, place: str) -> dict:
     return {"tools": validate_objects(tools, f"{place}, column 'tools':")}
 
 
-def worked_record(row: dict, place: str, index: int) -> dict:
+def demonstration_record(row: dict, place: str, index: int) -> dict:
     """A supervised record: `messages`, or `prompt` + `completion`, or `text`; tools; and index.
 
     `prompt_messages`, where it is there, is how many of the messages are a prompt whose own turns
@@ -171,7 +169,7 @@ def worked_record(row: dict, place: str, index: int) -> dict:
         require_text(row["text"], f"{place}, column 'text'", _REMOVE)
         return dict(text=row["text"], index=index)
     raise InputError(
-        f"{place} is no worked example",
+        f"{place} is no demonstration",
         value=sorted(map(str, row)),
         rule="it needs 'messages', or 'prompt' and 'completion' (or 'response'), or 'text'",
         fix="rename the columns",

@@ -1,8 +1,7 @@
 """Maps from the columns of published data sets to ours: one function of (example, index) each.
 
-What lives here: `gsm8k`, `math` and the parts that a map of your own needs. A map returns
-{"prompt", "ground_truth"} and maybe more columns, or None to drop the row. What does not: reading
-and writing files (rljax.data.rows.prepare).
+`gsm8k`, `math` and the parts that a map of your own needs. A map returns {"prompt", "ground_truth"}
+and maybe more columns, or None to drop the row.
 """
 
 from rljax.errors import InputError
@@ -22,7 +21,7 @@ def column(example: dict, name: str) -> str:
     return value
 
 
-def asked(question: str, instruction: str) -> str:
+def with_instruction(question: str, instruction: str) -> str:
     """The question, then the instruction, where there is one."""
     return f"{question} {instruction}" if instruction else question
 
@@ -35,7 +34,7 @@ def gsm8k(example: dict, index: int, *, instruction: str = GSM8K_INSTRUCTION) ->
     if not mark or not final:
         raise InputError("column 'answer' has no number after '#### '", value=answer[-80:])
     return dict(
-        prompt=asked(question, instruction), ground_truth=final, ability="math",
+        prompt=with_instruction(question, instruction), ground_truth=final, ability="math",
         extra_info={"question": question, "answer": answer},
     )  # fmt: skip
 
@@ -51,6 +50,6 @@ def math(
         raise InputError(f"column {solution_column!r} has no \\boxed{{...}}", value=solution[-80:])
     others = {k: example[k] for k in ("level", "type", "subject") if k in example}
     return dict(
-        prompt=asked(problem, instruction), ground_truth=answer.strip(), ability="math",
+        prompt=with_instruction(problem, instruction), ground_truth=answer.strip(), ability="math",
         extra_info={**others, "solution": solution},
     )  # fmt: skip

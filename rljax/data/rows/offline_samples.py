@@ -1,7 +1,7 @@
-"""A few rows in the columns of GSM8K and MATH, to try the pipeline where nothing is downloaded.
+"""A few rows in the columns of GSM8K and MATH, to try the pipeline without a download.
 
-What lives here: problems written for this purpose; none is of those data sets, and there are too
-few to learn from.
+The problems were written for this purpose; none is of those data sets, and there are too few to
+learn from.
 """
 
 GSM8K = [

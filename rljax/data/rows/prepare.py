@@ -1,7 +1,7 @@
-"""A user's rows -> train.parquet and test.parquet in verl's columns: mapped, checked, counted.
+"""Writes a user's rows as train.parquet and test.parquet in verl's columns: mapped, checked,
+counted.
 
-What lives here: what launchers/prepare_data.py does. What does not: reading rows (`rows`), maps of
-published data sets (`maps`), what a row must hold (`sources`).
+launchers/prepare_data.py is the command.
 
 Which side of the split a row is on is a function of its prompt alone: it stays there when rows are
 added or reordered, and two rows with one prompt are never on both.
@@ -19,7 +19,7 @@ from pathlib import Path
 from rljax.components import resolve
 from rljax.config import is_path
 from rljax.data.online.prompts import encode_prompt
-from rljax.data.rows.rows import SUFFIXES, Rows, make_task, read_rows
+from rljax.data.rows.read import SUFFIXES, Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
@@ -46,8 +46,8 @@ def prepare(options: PrepareOptions) -> dict:
     _check(options)
     mapped, counts = {}, {}
     for split in ("train", "test") if _has_own_test(options) else ("train",):
-        mapped[split], found = _mapped(options, split)
-        counts |= {name: counts.get(name, 0) + n for name, n in found.items()}
+        mapped[split], part_counts = _mapped(options, split)
+        counts |= {name: counts.get(name, 0) + n for name, n in part_counts.items()}
     if options.test_fraction:
         every = mapped["train"]
         mapped = {"train": [], "test": []}
@@ -55,11 +55,11 @@ def prepare(options: PrepareOptions) -> dict:
             held_out = held_out_by_hash(_text(row["prompt"]), options.test_fraction)
             mapped["test" if held_out else "train"].append(row)
     # The test split first: what it holds leaves the training split.
-    kept, seen = {}, {}
+    kept, first_places = {}, {}
     for split in ("test", "train"):
         if split in mapped:
-            kept[split], found = _without_repeats(mapped[split], seen, split)
-            counts |= {name: counts.get(name, 0) + n for name, n in found.items()}
+            kept[split], part_counts = _without_repeats(mapped[split], first_places, split)
+            counts |= {name: counts.get(name, 0) + n for name, n in part_counts.items()}
     for split, rows in kept.items():
         counts[split] = len(rows)
         fix = "more rows, or a larger --test_fraction" if split == "test" else "check the source"
@@ -123,8 +123,10 @@ def _mapped(options: PrepareOptions, split: str) -> tuple[list[dict], dict[str, 
         if isinstance(record["prompt"], str):
             record["prompt"] = [{"role": "user", "content": record["prompt"]}]
         if tokenizer is not None:
-            found, _ = encode_prompt(record, tokenizer, max_prompt_tokens=options.max_prompt_tokens)
-            if found is None:
+            encoded, _ = encode_prompt(
+                record, tokenizer, max_prompt_tokens=options.max_prompt_tokens
+            )
+            if encoded is None:
                 counts["dropped_overlong"] += 1
                 continue
         records.append(record)
@@ -174,25 +176,26 @@ def _called(function: Callable, row: dict, index: int, rows: Rows) -> dict | Non
 
 
 def _text(prompt: list[dict]) -> str:
-    """What identifies a prompt: who says what."""
+    """The text that identifies a prompt: roles and contents."""
     contents = [m.get("content") for m in prompt]
     texts = [c if isinstance(c, str) else json.dumps(c, sort_keys=True) for c in contents]
     return "\n".join(f"{m['role']}: {text}" for m, text in zip(prompt, texts, strict=True))
 
 
 def _without_repeats(
-    rows: list[dict], seen: dict[str, tuple[str, str]], split: str
+    rows: list[dict], first_places: dict[str, tuple[str, str]], split: str
 ) -> tuple[list[dict], dict[str, int]]:
-    """The first row of every prompt that is not in `seen`: prompt -> (split, ground truth)."""
+    """The first row of every prompt that is not in `first_places` (prompt -> (split, ground
+    truth)), and counts."""
     kept, counts = [], dict(duplicates=0, contradicting=0, also_in_test=0)
     for row in rows:
         text = _text(row["prompt"])
         key = " ".join(text.lower().split())
-        if key not in seen:
-            seen[key] = (split, row["ground_truth"])
+        if key not in first_places:
+            first_places[key] = (split, row["ground_truth"])
             kept.append(row)
             continue
-        where, truth = seen[key]
+        where, truth = first_places[key]
         counts["duplicates" if where == split else "also_in_test"] += 1
         counts["contradicting"] += truth != row["ground_truth"]
     return kept, counts
@@ -240,7 +243,7 @@ def _table(rows: list[dict], split: str):
 
 
 def _empty_struct(kind, place: str) -> str:
-    """Where in a column's type an object has no key at all; "" if nowhere."""
+    """The place in a column's type where an object has no key at all; "" if nowhere."""
     import pyarrow
 
     if pyarrow.types.is_list(kind):

@@ -1,7 +1,6 @@
-"""What a config's data looks like as tokens: each of them coloured by whether it is learned.
+"""Shows what a config's data looks like as tokens: each coloured by whether it is learned.
 
-What lives here: rows as pieces of text with their ids and masks, and how they are drawn. What does
-not: encoding (`encoded`); no weights are read, a tokenizer is enough.
+Encoding is rljax.data.online.encoded; no weights are read, a tokenizer is enough.
 
 Learned tokens are green, the others dim; every second token is underlined, so that borders show.
 Where there are no colours, what is learned stands between [[ and ]].
@@ -31,12 +30,12 @@ from rljax.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """One sequence: ids [n], mask [n] (1 = learned), and the facts that stand beside it."""
+    """One sequence: ids [n], mask [n] (1 = learned), and what stands beside it."""
 
     title: str
     ids: np.ndarray
     mask: np.ndarray
-    facts: dict[str, object]
+    metadata: dict[str, object]
 
 
 def shown_rows(config: Config, *, rows: int, split: str = "train") -> tuple[list[Shown], dict]:
@@ -48,25 +47,25 @@ def shown_rows(config: Config, *, rows: int, split: str = "train") -> tuple[list
     data = load_data(config, load_run_tokenizer(config), kind)
     if kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
-        found = [s for i, x in enumerate(items[:rows]) for s in _of_kind(kind, i, x["item"])]
-        return _required(found, split), data.counts
+        shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(kind, i, x["item"])]
+        return _required(shown, split), data.counts
     if split == "test":
         return _required([_of_prompt(p) for p in data.test_prompts[:rows]], split), data.counts
-    found, counts = [], dict(data.counts)
+    shown, counts = [], dict(data.counts)
     for source in data.sources:
         loader = make_loader(source, batch_size=1, seed=config.seed)
         enough = rows if isinstance(source, Stream) else min(rows, len(source))
-        found += [_of_prompt(p) for p in loader.take(enough)]
+        shown += [_of_prompt(p) for p in loader.take(enough)]
         if loader.dropped:
             counts["dropped_overlong_of_stream"] = loader.dropped
-    found += [s for i, e in enumerate(data.examples[:rows]) for s in _of_kind("examples", i, e)]
-    return found, counts
+    shown += [s for i, e in enumerate(data.examples[:rows]) for s in _of_kind("examples", i, e)]
+    return shown, counts
 
 
-def _required(found: list[Shown], split: str) -> list[Shown]:
-    if not found:
+def _required(shown: list[Shown], split: str) -> list[Shown]:
+    if not shown:
         raise InputError(f"the config has no {split} rows", fix="set data.test, or --split=train")
-    return found
+    return shown
 
 
 def _of_prompt(prompt: PromptRecord) -> Shown:
@@ -104,11 +103,11 @@ def _of_kind(kind: str, index: int, item) -> list[Shown]:
     return [_joined(title, item, "completion", facts)]
 
 
-def _joined(title: str, item, name: str, facts: dict) -> Shown:
+def _joined(title: str, item, name: str, metadata: dict) -> Shown:
     fields = vars(item)
     prompt, ids, mask = item.prompt_ids, fields[f"{name}_ids"], fields[f"{name}_mask"]
     whole = np.concatenate([np.zeros(len(prompt)), mask])
-    return Shown(title, np.concatenate([prompt, ids]), whole, facts)
+    return Shown(title, np.concatenate([prompt, ids]), whole, metadata)
 
 
 # -- drawing --
@@ -116,16 +115,16 @@ def _joined(title: str, item, name: str, facts: dict) -> Shown:
 
 def pieces(ids: Sequence[int], tokenizer: Tokenizer) -> list[str]:
     """The text of each token; a character that several tokens spell stands at the last of them."""
-    found, pending = [], []
+    out, pending = [], []
     for token in ids:
         pending.append(int(token))
         text = tokenizer.decode(pending, skip_special_tokens=False)
         whole = not text.endswith("\ufffd")
-        found.append(text if whole or len(pending) > 4 else "")
+        out.append(text if whole or len(pending) > 4 else "")
         pending = [] if whole or len(pending) > 4 else pending
     if pending:
-        found[-1] = tokenizer.decode(pending, skip_special_tokens=False)
-    return found
+        out[-1] = tokenizer.decode(pending, skip_special_tokens=False)
+    return out
 
 
 def coloured(shown: Shown, tokenizer: Tokenizer, *, colours: bool) -> Text:
@@ -157,13 +156,13 @@ def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
 def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) -> None:
     """Prints rows and counts."""
     tokenizer = load_run_tokenizer(config)
-    found, counts = shown_rows(config, rows=rows, split=split)
+    rows_shown, counts = shown_rows(config, rows=rows, split=split)
     colours = console.is_terminal and not console.no_color
-    for shown in found:
-        facts = ", ".join(f"{name}={value!r}" for name, value in shown.facts.items())
+    for shown in rows_shown:
+        fields = ", ".join(f"{name}={value!r}" for name, value in shown.metadata.items())
         learned = int(np.sum(np.asarray(shown.mask) > 0))
         title = f"--- {shown.title}: {len(shown.ids)} tokens, {learned} learned"
-        console.print(Text(title + (f"; {facts}" if facts else ""), style="bold"), soft_wrap=True)
+        console.print(Text(title + (f"; {fields}" if fields else ""), style="bold"), soft_wrap=True)
         text = id_table(shown, tokenizer) if ids else coloured(shown, tokenizer, colours=colours)
         console.print(text, soft_wrap=not ids)
     listed = ", ".join(f"{name}={value:g}" for name, value in counts.items())

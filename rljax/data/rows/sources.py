@@ -1,7 +1,7 @@
-"""Records of prompts and of worked examples: what their rows must hold. No tokens here.
+"""Records of prompts and of demonstrations: what their rows must hold. No tokens here.
 
-Where the rows come from (files, tasks, TFDS, a list) is `rows`; the rows of preference and other
-offline training are `preference_rows`. Every row is checked here, before a model loads.
+Where the rows come from (files, tasks, TFDS, a list) is `read`; the rows of preference and other
+offline training are rljax.data.offline.rows. Every row is checked here, before a model loads.
 """
 
 import json
@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 
 from rljax.data.online.stream import Stream
-from rljax.data.rows.columns import first_of, prompt_of, require_text, worked_record
-from rljax.data.rows.rows import Rows, read_rows
+from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
+from rljax.data.rows.read import Rows, read_rows
 from rljax.data.text.chat import check_unicode
 from rljax.errors import InputError
 
@@ -41,13 +41,13 @@ def load_endless_prompts(spec: str, *, need_ground_truth: bool = True) -> list[d
     return Stream(lambda index: prompt_record(rows.rows[index], index, rows, need_ground_truth))
 
 
-def load_worked_examples(spec: str, split: str) -> list[dict]:
+def load_demonstrations(spec: str, split: str) -> list[dict]:
     """Supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
 
-    A task's worked examples are its training split.
+    A task's demonstrations are its training split.
     """
-    rows = read_rows(spec, split, worked=True)
-    return [worked_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
+    rows = read_rows(spec, split, demonstrations=True)
+    return [demonstration_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
 
 
 def load_records(spec: str, *, split: str) -> Sequence[dict]:

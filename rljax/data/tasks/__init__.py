@@ -4,8 +4,8 @@ What is importable here is what a config may call by its bare name; a task of yo
 that returns a `Task`, named by its module, `"my_task.my_task(size=3)"`. Where reward.function is ""
 the reward is the task's own, and where evaluate.reward is "" so is the evaluation.
 
-What lives here: functions that return a Task, by theme. A task's splits are disjoint: held-out
-prompts are never trained on. What does not: the rewards (rljax.rewards).
+Functions that return a Task, by theme. A task's splits are disjoint: held-out prompts are never
+trained on.
 """
 
 from rljax.data.online.stream import Stream

@@ -1,8 +1,7 @@
-"""JSON extraction: a text with facts in it -> one JSON object. An endless stream unless `prompts`
-is set.
+"""JSON extraction: a text with facts in it -> one JSON object. An endless stream unless
+`prompts` is set.
 
-What lives here: kinds of documents, their facts and the sentences that say them. What does not: the
-reward (rljax.rewards.answers.answers).
+Kinds of documents, their facts and the sentences that say them.
 """
 
 import json
@@ -81,9 +80,8 @@ def json_extraction(
     """ "... {} is the customer. The quantity is 12." -> {"customer": ..., "quantity": 12}.
 
     `fields` facts about an order, an event or a person in random order, between `noise` sentences
-    that do not matter; the prompt names the keys and their types. "short" writes "k1=v1;k2=v2>"
-    for models of a few layers. Reward: json_match(), the share of the values; evaluation: all of
-    them.
+    that do not matter; the prompt names the keys and their types. "short" writes "k1=v1;k2=v2>" for
+    models of a few layers. Reward: json_match(), the share of the values; evaluation: all of them.
     """
     check_range("json_extraction", "fields", fields, 1, 6)
     check_range("json_extraction", "noise", noise, 0, len(_NOISE))
@@ -93,9 +91,9 @@ def json_extraction(
     def draw(rng: random.Random) -> Problem:
         if style == "short":
             keys = rng.sample("abcdefgh", fields)
-            facts = {key: rng.randint(0, 99) for key in keys}
-            text = ";".join(f"{k}={v}" for k, v in facts.items()) + ">"
-            truth = json.dumps(facts, separators=(",", ":"), sort_keys=True)
+            record = {key: rng.randint(0, 99) for key in keys}
+            text = ";".join(f"{k}={v}" for k, v in record.items()) + ">"
+            truth = json.dumps(record, separators=(",", ":"), sort_keys=True)
             return Problem(text, truth, truth)
         kind = rng.choice(sorted(_KINDS))
         names = rng.sample(sorted(_KINDS[kind]), fields)

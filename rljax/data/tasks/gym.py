@@ -1,7 +1,7 @@
 """The generators of reasoning-gym by name (the extra `[tasks]`).
 
-What lives here: problems, difficulty, train and test without overlap. What does not: scoring
-(rljax.rewards.text.gym). The library takes seconds to import, and is, only when the task is named.
+Problems and their difficulty, with train and test disjoint; the scores are rljax.rewards.text.gym.
+The library takes seconds to import, so it is imported only when the task is named.
 """
 
 import dataclasses
@@ -36,14 +36,14 @@ def reasoning_gym(
     of their own. Reward: reasoning_gym_score(), evaluation the same: the answer between
     <answer> and </answer>.
     """
-    wish = (name, difficulty, size, test, worked_examples, chat, seed)
-    return _made(*wish, tuple(sorted(options.items())))
+    settings = (name, difficulty, size, test, worked_examples, chat, seed)
+    return _made(*settings, tuple(sorted(options.items())))
 
 
 @functools.lru_cache(maxsize=4)
 def _made(name, difficulty, size, test, worked_examples, chat, seed, options) -> Task:
-    """The task, kept: a run asks for it several times, and some generators take half a second an
-    item."""
+    """The task, cached: a run makes it several times, and some generators take half a second
+    an item."""
     chosen = _config(name, difficulty, dict(options))
 
     def numbered(split: str, number: int) -> Problem:
@@ -65,8 +65,8 @@ def _made(name, difficulty, size, test, worked_examples, chat, seed, options) ->
         prompts=size, test=test, worked_examples=worked_examples,
     )  # fmt: skip
     shown = [*task.worked_examples, *task.worked_test, *task.test]
-    seen = {c for row in shown for text in row.values() for c in str(text)}
-    return dataclasses.replace(task, alphabet=TEXT + "".join(sorted(seen - {*TEXT})))
+    characters = {c for row in shown for text in row.values() for c in str(text)}
+    return dataclasses.replace(task, alphabet=TEXT + "".join(sorted(characters - {*TEXT})))
 
 
 @functools.lru_cache(maxsize=4)

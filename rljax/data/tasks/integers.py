@@ -1,8 +1,7 @@
 """Tasks about numbers: countdown, arithmetic, sorting. Endless streams unless `prompts` is set.
 
 `style` "words" asks in English, for models that read; "short" in a few characters, for models of a
-few layers. What does not live here: the rewards (rljax.rewards).
-"""
+few layers."""
 
 import json
 import random
@@ -128,8 +127,8 @@ def arithmetic(
     """ "37+58*2=" -> "153": the value of an expression of `terms` numbers of up to `digits` digits.
 
     The result is a whole number; with "/" among the operations, divisions come out even. Harder
-    with more terms, digits, operations and `brackets`. Reward in words: gsm8k(), the number after
-    "####"; short: exact_match().
+    with more terms, digits, operations and `brackets`. Reward of style "words": gsm8k(), the number
+    after "####"; of "short": exact_match().
     """
     check_range("arithmetic", "terms", terms, 2, 10)
     check_range("arithmetic", "digits", digits, 1, 9)
@@ -188,8 +187,8 @@ def sorting(
 ) -> Task:
     """ "8,31,5>" -> "5,8,31": the numbers in ascending, or `descending`, order.
 
-    Reward: list_match(partial=0.5), the share of right places; evaluation: list_match(), all of
-    them.
+    Reward: list_match(partial=0.5), the share of right places; evaluation: list_match(), all
+    of them.
     """
     check_range("sorting", "items", items, 2, 100)
     check_range("sorting", "max_number", max_number, 2, 10**9)

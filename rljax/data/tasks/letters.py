@@ -1,7 +1,7 @@
 """Small tasks over a few characters, for models of a few layers: a fixed set of prompts each.
 
-What lives here: tasks whose prompts are all drawn at once and split at random. What does not:
-problems in words and endless streams (`integers`, `documents`, `programs`).
+All prompts are drawn at once and split at random. Endless streams are in `integers`,
+`documents` and `programs`.
 """
 
 import dataclasses
@@ -20,16 +20,20 @@ def _check_prompts(name: str, prompts: int) -> None:
         raise InputError(f"{name}(prompts)", value=prompts, rule="at least 2: it is split in two")
 
 
-def _split(name: str, alphabet: str, pairs: list[tuple[str, str]], test: int, worked: int) -> Task:
+def _split(
+    name: str, alphabet: str, pairs: list[tuple[str, str]], test: int, demonstrations: int
+) -> Task:
     if not 0 < test < len(pairs):
         raise InputError(
             f"{name}(test)",
             value=test,
             rule=f"between 1 and {len(pairs) - 1}, the distinct prompts",
         )
-    if not 0 < worked <= len(pairs) - test:
+    if not 0 < demonstrations <= len(pairs) - test:
         raise InputError(
-            f"{name}(worked_examples)", value=worked, rule=f"between 1 and {len(pairs) - test}"
+            f"{name}(worked_examples)",
+            value=demonstrations,
+            rule=f"between 1 and {len(pairs) - test}",
         )
     records = [
         {"prompt": p, "ground_truth": a, "data_source": name, "extra_info": {}, "index": i}
@@ -38,7 +42,7 @@ def _split(name: str, alphabet: str, pairs: list[tuple[str, str]], test: int, wo
     train = records[test:]
     examples, held_out = (
         [{"prompt": r["prompt"], "completion": r["ground_truth"]} for r in part]
-        for part in (train[:worked], records[:test])
+        for part in (train[:demonstrations], records[:test])
     )
     return Task(alphabet, train, records[:test], examples, held_out)
 
@@ -219,14 +223,14 @@ def program_synthesis(
         random.Random(seed), lines=lines, max_constant=max_constant, operations=operations,
         with_input=with_input, show=show, examples=examples,
     )  # fmt: skip
-    found = {p.prompt: p for p in itertools.islice(drawn, prompts)}
-    # _split puts an answer beside each prompt: the program is the worked one, the tests judge.
+    distinct = {p.prompt: p for p in itertools.islice(drawn, prompts)}
+    # _split puts an answer beside each prompt: the program is the demonstration, the tests judge.
     alphabet = "0123456789+-*x^>,:\n"
     task = _split(
-        "program_synthesis", alphabet, [(p.prompt, p.program) for p in found.values()],
+        "program_synthesis", alphabet, [(p.prompt, p.program) for p in distinct.values()],
         test, worked_examples,
     )  # fmt: skip
-    judged = lambda rows: [r | {"ground_truth": found[r["prompt"]].ground_truth} for r in rows]  # noqa: E731
+    judged = lambda rows: [r | {"ground_truth": distinct[r["prompt"]].ground_truth} for r in rows]  # noqa: E731
     return dataclasses.replace(
         task, train=judged(task.train), test=judged(task.test), reward="program_tests()"
     )

@@ -1,9 +1,8 @@
-"""Problems for the language of rljax.rewards.unit_tests.programs: what a program shall compute, and
-its tests.
+"""Problems for the language of rljax.rewards.unit_tests.programs, with their tests.
 
-What lives here: the procedural generator, and the oracle that knows whether the start of a program
-can still be completed to one that passes (process labels are checked against it). The task itself
-is rljax.data.tasks.program_synthesis; parser, interpreter and reward are the reward's.
+The procedural generator, and the oracle that knows whether the start of a program can still be
+completed to one that passes (process labels are checked against it). The task itself is
+rljax.data.tasks.program_synthesis; parser, interpreter and reward are the reward's.
 """
 
 import dataclasses
@@ -33,14 +32,14 @@ class Problem:
 
 def instructions(max_constant: int, operations: str, with_input: bool) -> list[Instruction]:
     """All instructions a problem may need: +1..+c, -1..-c, *2..*c, and with x as operand."""
-    found = []
+    out = []
     for operation in operations:
         # Times 1 does nothing.
         first = 2 if operation == "*" else 1
-        found += [(operation, str(c)) for c in range(first, max_constant + 1)]
+        out += [(operation, str(c)) for c in range(first, max_constant + 1)]
         if with_input:
-            found.append((operation, "x"))
-    return found
+            out.append((operation, "x"))
+    return out
 
 
 def program_text(program: Sequence[Instruction]) -> str:
@@ -67,7 +66,7 @@ def _coefficients(program: Sequence[Instruction]) -> list[int]:
 
 
 def function_text(program: Sequence[Instruction]) -> str:
-    """What a program computes, as a polynomial: "x^2-3x+1", highest power first."""
+    """The polynomial that a program computes: "x^2-3x+1", highest power first."""
     terms = []
     for power, c in reversed(list(enumerate(_coefficients(program)))):
         if c:

@@ -1,7 +1,7 @@
 """Code tests: a small program over a list of integers, judged by inputs and outputs.
 
-What lives here: the problems, their reference programs and tests. What does not: running programs
-(the reward code_tests, rljax.rewards). An endless stream unless `prompts` is set.
+The problems, their reference programs and tests; the reward is `code_tests`. An endless stream
+unless `prompts` is set.
 """
 
 import json
@@ -29,7 +29,7 @@ _MAP: tuple[Step, ...] = (
     ("change the sign of each", "-x", lambda x, k: -x),
     ("take the remainder of each after division by {k}", "x % {k}", lambda x, k: x % k),
 )
-# What is printed at the end; an empty list sums to 0, and its largest is 0 by the prompt's word.
+# What is printed at the end; an empty list sums to 0, and its largest is 0, as the prompt says.
 _REDUCE: tuple[tuple[str, str, Callable[[list[int]], str]], ...] = (
     ("the sum", "print(sum(numbers))", lambda v: str(sum(v))),
     ("how many are left", "print(len(numbers))", lambda v: str(len(v))),
@@ -74,12 +74,12 @@ def code_tests(
                 return problem
 
     def drawn(rng: random.Random) -> Problem:
-        said, lines, pipeline = [], ["numbers = [int(word) for word in input().split()]"], []
+        texts, lines, pipeline = [], ["numbers = [int(word) for word in input().split()]"], []
         for _ in range(steps):
             keeps = rng.random() < 0.4
             text, code, function = rng.choice(_KEEP if keeps else _MAP)
             k = rng.randint(2, 9)
-            said.append(text.format(k=k))
+            texts.append(text.format(k=k))
             code = code.format(k=k)
             items = f"x for x in numbers if {code}" if keeps else f"{code} for x in numbers"
             lines.append(f"numbers = [{items}]")
@@ -93,7 +93,7 @@ def code_tests(
         outputs = [_run(pipeline, reduce, text) + "\n" for text in inputs]
         prompt = (
             "Write a Python program. It reads integers, parted by blanks, from one line of "
-            f"standard input, which may be empty. Steps: {', then '.join(said)}. Print {result}.\n"
+            f"standard input, which may be empty. Steps: {', then '.join(texts)}. Print {result}.\n"
         )
         for given, wanted in list(zip(inputs, outputs, strict=True))[:shown]:
             prompt += f"Input: {given}Output: {wanted}"

@@ -1,13 +1,12 @@
 """GSM8K and MATH from files: their data, reward and evaluation.
 
-What lives here: the two tasks. What does not: their columns (rljax.data.rows.maps), their rewards
-(rljax.rewards). Nothing is downloaded but by `path="tfds:gsm8k"`.
+Nothing is downloaded but by `path="tfds:gsm8k"`.
 """
 
 from collections.abc import Callable, Sequence
 
 from rljax.data.rows import maps, offline_samples
-from rljax.data.rows.rows import read_rows
+from rljax.data.rows.read import read_rows
 from rljax.data.tasks.task import TEXT, Task
 from rljax.errors import InputError
 
@@ -42,13 +41,13 @@ def _public(
 ) -> Task:
     held_out = len(sample) // 4
     splits = {"train": sample[held_out:], "test": sample[:held_out]}
-    made, worked = {}, {}
+    made, shown = {}, {}
     for split, rows in splits.items():
         place = lambda i: f"the sample of {name}: row {i}"  # noqa: E731
         if path:
             read = read_rows(path, split)
             rows, place = read.rows, read.place
-        made[split], worked[split] = [], []
+        made[split], shown[split] = [], []
         for index, row in enumerate(rows):
             if "reward_model" in row or "ground_truth" in row:  # prepared before
                 made[split].append({"data_source": name, **row})
@@ -60,7 +59,7 @@ def _public(
             prompt = record["prompt"]
             written = [{"role": "user", "content": prompt}] if chat else prompt
             made[split].append({**record, "prompt": written, "data_source": name})
-            worked[split].append({"prompt": written, "completion": solved(record)})
+            shown[split].append({"prompt": written, "completion": solved(record)})
     return Task(
-        TEXT, made["train"], made["test"], worked["train"], worked["test"], reward=reward
+        TEXT, made["train"], made["test"], shown["train"], shown["test"], reward=reward
     )  # fmt: skip

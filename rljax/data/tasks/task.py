@@ -1,7 +1,4 @@
-"""What a task is, and how a generator of problems becomes one.
-
-What lives here: `Task`, `procedural`. What does not: any particular task.
-"""
+"""`Task`, and `procedural`, which makes one from a generator of problems."""
 
 import dataclasses
 import random
@@ -99,8 +96,8 @@ def procedural(
         alphabet=alphabet,
         train=train,
         test=[row(p, i) for i, p in enumerate(held_out.values())],
-        worked_examples=_worked(first[:worked_examples], chat),
-        worked_test=_worked(held_out.values(), chat),
+        worked_examples=_demonstrations(first[:worked_examples], chat),
+        worked_test=_demonstrations(held_out.values(), chat),
         reward=reward,
         evaluation=evaluation,
     )
@@ -131,7 +128,7 @@ def _written(prompt: str, chat: bool) -> str | list[dict]:
     return [{"role": "user", "content": prompt}] if chat else prompt
 
 
-def _worked(problems, chat: bool) -> list[dict]:
+def _demonstrations(problems, chat: bool) -> list[dict]:
     return [
         {"prompt": _written(p.prompt, chat), "completion": p.completion}
         for p in problems

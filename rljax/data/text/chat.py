@@ -1,6 +1,6 @@
 """Conversations as token ids: which tokens the assistant wrote, and how a log of ids grows.
 
-A template renders the text (`template`), a tokenizer is handed in. Token indices count from the
+A template renders the text (`template`), a tokenizer is an argument. Token indices count from the
 first id of the conversation; a mask is 1 where the assistant chose the token. Tokens are the
 record: what was sampled is never tokenized again.
 """
@@ -100,7 +100,7 @@ def encode_turns(
         ids = ids[len(prompt) :]
         offsets = [(max(a - len(before), 0), b - len(before)) for a, b in offsets[len(prompt) :]]
     else:
-        ids, offsets = _encode_after(tokenizer, prompt[-1], rest)
+        ids, offsets = encode_after(tokenizer, prompt[-1], rest)
     if first == len(messages) - 1:
         learned = _without_tail(range(len(ids)), ids, offsets, rest, tokenizer.special_ids)
     elif spans is not None:
@@ -207,7 +207,7 @@ def _require_assistant_last(messages: Sequence[Mapping]) -> None:
 
 
 class Rerendering(enum.Enum):
-    """How the grown log compares with the whole conversation rendered and tokenized anew."""
+    """The grown log against the whole conversation rendered and tokenized anew."""
 
     SAME = "same"  # id for id
     RETOKENIZED = "retokenized"  # the same text in other tokens
@@ -239,7 +239,7 @@ def append_messages(
     documents: Sequence[Mapping] | None = None,
     variables: Mapping[str, object] | None = None,
 ) -> Appended:
-    """What a log of ids grows by when `new` messages (a tool's answer, a user) follow a turn.
+    """The ids by which a log grows when `new` messages (a tool's answer, a user) follow a turn.
 
     `ids` are the log so far: a prompt and what was sampled on it. `messages` are the same as
     messages, ending with the assistant's sampled turn. The next prompt is `ids + appended.ids`, so
@@ -262,7 +262,7 @@ def append_messages(
     ended = ids[-1] in tokenizer.eos_ids
     if ended:  # the policy wrote an end token itself: it is not written again
         closing = _without_stop(tokenizer, closing)
-    appended, offsets = _encode_after(tokenizer, ids[-1], closing + suffix)
+    appended, offsets = encode_after(tokenizer, ids[-1], closing + suffix)
     cut = 0 if ended else sum(stop <= len(closing) for _, stop in offsets)
     grown, again = [*ids, *appended], tokenizer.encode(whole)
     if grown == again:
@@ -291,9 +291,9 @@ def _new_text(render, messages, new, prompt: bool, whole: str) -> tuple[str, str
     for stand_in in (last, {"role": last["role"], "content": _PROBE}):
         history = [*messages[:-1], stand_in]
         base, longer = render(history), render(history, new, prompt)
-        _, found, after = base.partition(_PROBE)
+        _, probe, after = base.partition(_PROBE)
         _, found_too, longer_after = longer.partition(_PROBE)
-        if found and found_too and longer_after.startswith(after):
+        if probe and found_too and longer_after.startswith(after):
             return base, longer_after[len(after) :]
     raise InputError(
         "the chat template changes how a turn ends when messages follow it",
@@ -335,7 +335,7 @@ def _stop_texts(tokenizer) -> list[str]:
     return sorted(texts - {""}, key=len, reverse=True)
 
 
-def _encode_after(tokenizer, last: int, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+def encode_after(tokenizer, last: int, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     """Ids and offsets of a text that stands behind a token, not at the beginning of a text.
 
     Tokenizers of the sentencepiece kind put a space in front of a text; encoded behind a special

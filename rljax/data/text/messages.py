@@ -39,19 +39,19 @@ def check_unicode(text: str, place: str) -> None:
 
 
 def template_view(messages: object) -> list[dict]:
-    """What a template sees of the messages: plain values, no key that is None, parts as they are.
+    """The messages as a template sees them: plain values, no key that is None, parts as they are.
 
     Templates ask whether a key is there (`message.tool_calls is defined`), while APIs and parquet
-    write None for what is absent. A message's reasoning is seen under each of its usual names.
+    write None for what is absent. A message's reasoning is given under each of its usual names.
     """
-    seen = []
+    views = []
     for message, _ in _checked(messages, "chat messages"):
         view = {name: plain(value) for name, value in message.items() if value is not None}
         reasoning = next((view[name] for name in REASONING if name in view), None)
         if reasoning is not None:
             view = {"thinking": reasoning, **view, "reasoning_content": reasoning}
-        seen.append(view)
-    return seen
+        views.append(view)
+    return views
 
 
 def joined_parts(view: Sequence[Mapping]) -> list[dict]:
@@ -104,7 +104,7 @@ def _checked(messages: object, where: str) -> list[tuple[Mapping, str | None]]:
         raise InputError(f"{where}: not a list of messages", value=messages, fix=fix)
     if not messages:
         raise InputError(f"{where}: the list of messages is empty", fix=fix)
-    found = []
+    messages_out = []
     for number, message in enumerate(messages):
         place = f"{where}: message {number}"
         if not isinstance(message, Mapping):
@@ -114,8 +114,8 @@ def _checked(messages: object, where: str) -> list[tuple[Mapping, str | None]]:
             raise InputError(f"{place}: 'role' must be a text", value=role, fix=fix)
         text = _content(message, place)
         check_unicode(text or "", f"{place}: 'content'")
-        found.append((message, text))
-    return found
+        messages_out.append((message, text))
+    return messages_out
 
 
 def _content(message: Mapping, place: str) -> str | None:

@@ -32,7 +32,7 @@ _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
 
 
 class _RaisedByTemplate(jinja2.TemplateError):
-    """What `raise_exception("...")` in a template throws."""
+    """The error of `raise_exception("...")` in a template."""
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -190,7 +190,7 @@ class ChatTemplate:
         A list of text parts reaches the template, and one string where it cannot read the list.
         """
         view = template_view(messages)
-        seen = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
+        context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
         if continue_final_message:
             if add_generation_prompt:
                 raise InputError(
@@ -198,8 +198,8 @@ class ChatTemplate:
                     rule="a turn is continued or a new one begun",
                     fix="set one of them to False",
                 )
-            return self._continued(view, seen)
-        return self._text_of(view, seen)
+            return self._continued(view, context)
+        return self._text_of(view, context)
 
     def render_marked(
         self,
@@ -213,10 +213,10 @@ class ChatTemplate:
     ) -> tuple[str, list[tuple[int, int]]]:
         """The text of `render`, and where its `{% generation %}` blocks are: characters [a, b)."""
         view = template_view(messages)
-        seen = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
-        text = self._text_of(view, seen)
+        context = _seen(special_tokens, add_generation_prompt, tools, documents, variables)
+        text = self._text_of(view, context)
         first, last = [c for c in map(chr, range(0xE000, 0xF8FF)) if c not in text][:2]
-        marked = self._text_of(view, {**seen, MARKS: (first, last)})
+        marked = self._text_of(view, {**context, MARKS: (first, last)})
         spans, start, size = [], None, 0
         for character in marked:
             if character == first:
@@ -233,19 +233,19 @@ class ChatTemplate:
             )
         return text, [(a, b) for a, b in spans if b > a]
 
-    def _text_of(self, view: list[dict], seen: Mapping) -> str:
+    def _text_of(self, view: list[dict], context: Mapping) -> str:
         if not any(isinstance(message.get("content"), list) for message in view):
-            return self._run(view, seen)
+            return self._run(view, context)
         parts = [message["content"] for message in view if isinstance(message.get("content"), list)]
         try:
-            text = self._run(view, seen)
+            text = self._run(view, context)
             if not any(str(content) in text for content in parts if content):
                 return text
         except InputError:
-            pass  # the template takes text only: its own words on that are of no use
-        return self._run(joined_parts(view), seen)
+            pass  # the template takes text only, and its message about that is of no use
+        return self._run(joined_parts(view), context)
 
-    def _continued(self, view: list[dict], seen: Mapping) -> str:
+    def _continued(self, view: list[dict], context: Mapping) -> str:
         """The text up to the end of the last message's content."""
         content = view[-1].get("content")
         if isinstance(content, list) and content:
@@ -259,7 +259,7 @@ class ChatTemplate:
                 value=view[-1],
                 fix="give it a 'content', or do not set continue_final_message",
             )
-        text = self._text_of([*view[:-1], {**view[-1], "content": ended}], seen)
+        text = self._text_of([*view[:-1], {**view[-1], "content": ended}], context)
         at = text.rfind(_END.strip())
         if at < 0 or final.strip() not in text[:at]:
             raise InputError(
@@ -271,21 +271,21 @@ class ChatTemplate:
         kept = text.startswith(_END, at)
         return text[:at] if kept else text[:at].rstrip()
 
-    def _run(self, view: list[dict], seen: Mapping) -> str:
+    def _run(self, view: list[dict], context: Mapping) -> str:
         pieces, size = [], 0
         try:
-            for piece in self._template.generate(**seen, messages=view, range=_bounded_range()):
+            for piece in self._template.generate(**context, messages=view, range=_bounded_range()):
                 pieces.append(piece)
                 size += len(piece)
                 if size > MAX_OUTPUT:
                     raise SecurityError(f"writes more than {MAX_OUTPUT} characters")
         except Exception as error:  # the template is input: whatever it raises is about the input
-            own_words = isinstance(error, _RaisedByTemplate)
+            refused = isinstance(error, _RaisedByTemplate)
             roles = [message["role"] for message in view[:8]]
             raise InputError(
-                f"{self.source}: the chat template {'refuses' if own_words else 'fails on'} "
+                f"{self.source}: the chat template {'refuses' if refused else 'fails on'} "
                 f"{len(view)} messages with roles {roles}",
-                rule=f"it says {str(error)!r}" if own_words else f"{type(error).__name__}: {error}",
+                rule=f"it says {str(error)!r}" if refused else f"{type(error).__name__}: {error}",
                 fix="use roles and turns that this template knows, or correct the template",
             ) from None
         text = "".join(pieces)

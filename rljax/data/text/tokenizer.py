@@ -45,7 +45,7 @@ FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize
 
 
 class Tokenizer(abc.ABC):
-    """What the rest of rljax knows of a tokenizer.
+    """The interface of a tokenizer.
 
     `eos_ids` is the stop set; its first id is the tokenizer's own end token, which supervised
     examples get appended. `special_ids` are ids that `decode` leaves out.
@@ -294,8 +294,8 @@ class HuggingFaceTokenizer(Tokenizer):
         return list(value) if isinstance(value, list) else [value]
 
     def _reads_prefix(self) -> tuple[bool, list[int]]:
-        """Whether plain text gets a BOS, and all ids in front of it: what the config says, else
-        what tokenizer.json does."""
+        """Whether plain text gets a BOS, and all ids in front of it: by the config, else by
+        tokenizer.json."""
         rule = read_optional(self.folder, "tokenizer_config.json").get("add_bos_token")
         if rule is not None and not isinstance(rule, bool):
             raise InputError(

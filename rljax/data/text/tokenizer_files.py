@@ -91,10 +91,10 @@ def complete_added_tokens(
 
 
 def _listed_tokens(listed: object, place: str) -> dict[int, tokenizers.AddedToken]:
-    found = {}
+    tokens = {}
     try:
         for number, entry in listed.items():
-            found[int(number)] = tokenizers.AddedToken(**entry)
+            tokens[int(number)] = tokenizers.AddedToken(**entry)
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(
             f"{place} is malformed",
@@ -102,7 +102,7 @@ def _listed_tokens(listed: object, place: str) -> dict[int, tokenizers.AddedToke
             rule=f'it is {{"id": {{"content": text, "special": true, ...}}}} ({error})',
             fix=COPY_AGAIN,
         ) from None
-    return found
+    return tokens
 
 
 def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, ChatTemplate]:
@@ -135,7 +135,8 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
 
 
 def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
-    """The text of tokenizer.json and the library's tokenizer, set to do only what it is told."""
+    """The text of tokenizer.json and the library's tokenizer, without truncation, padding or
+    trimmed offsets."""
     if not path.exists():
         raise InputError(
             f"{path} does not exist",
@@ -171,12 +172,12 @@ def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
 
 
 def _untrim(post_processor: object) -> bool:
-    """Sets every 'trim_offsets' in the post processor to false; says whether it found one."""
+    """Sets every 'trim_offsets' in the post processor to false; returns whether there was one."""
     if isinstance(post_processor, list):
         return any([_untrim(item) for item in post_processor])
     if not isinstance(post_processor, dict):
         return False
-    found = bool(post_processor.get("trim_offsets"))
-    if found:
+    trims = bool(post_processor.get("trim_offsets"))
+    if trims:
         post_processor["trim_offsets"] = False
-    return any([found, *[_untrim(value) for value in post_processor.values()]])
+    return any([trims, *[_untrim(value) for value in post_processor.values()]])

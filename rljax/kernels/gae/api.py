@@ -1,9 +1,7 @@
-"""gae, discounted_sum, next_chosen: the public functions, their checks, the choice of
-implementation.
+"""The public functions gae, discounted_sum and next_chosen: checks, gradients, dispatch.
 
-What lives here: defaults, the choice by the platform that a program is compiled for, the split of
-rows over a mesh, and the gradient. What does not: the recurrences (reference.py, xla.py,
-pallas_tpu.py, pallas_gpu.py beside this file).
+The implementation is chosen by the platform that a program is compiled for, and rows are split over
+a mesh here. The recurrences are in reference.py, xla.py, pallas_tpu.py and pallas_gpu.py.
 
 Axes: B rows, S tokens. t+ is the next token of the row that the policy chose (mask > 0), provided
 that it is of the same segment as t; tool output, forced text and padding are skipped, and hold
@@ -157,9 +155,9 @@ def _backward(impl, saved, g):
     x, decay, mask, ids, y = saved
     keep = mask > 0
     flip = lambda a: a if a is None or a.shape[1] == 1 else a[:, ::-1]  # noqa: E731
-    handed = (jnp.where(keep, decay * g, 0.0), decay, mask, ids)
-    handed = _discounted_sum(impl, *(flip(a) for a in handed))
-    to_x = jnp.where(keep, g + flip(_next_chosen(impl, handed, flip(mask), flip(ids))), 0.0)
+    carried = (jnp.where(keep, decay * g, 0.0), decay, mask, ids)
+    carried = _discounted_sum(impl, *(flip(a) for a in carried))
+    to_x = jnp.where(keep, g + flip(_next_chosen(impl, carried, flip(mask), flip(ids))), 0.0)
     to_decay = to_x * _next_chosen(impl, y, mask, ids)
     if decay.shape != x.shape:
         to_decay = jnp.sum(to_decay, axis=1, keepdims=True)

@@ -1,8 +1,7 @@
-"""The recurrences as one Triton kernel for GPU. It has never run on one: see below.
+"""The recurrences as one Triton kernel for GPU, in float32. It has never run on one: see below.
 
-What lives here: `gae`, `discounted_sum` and `next_chosen` in float32, with the arguments of
-rljax.kernels.gae.reference. What does not: several devices (rljax.kernels.gae.api splits the rows).
-Tested in interpret mode, and lowered for CUDA on a host without a GPU; "auto" does not take it.
+Takes the arguments of rljax.kernels.gae.reference. Tested in interpret mode, and lowered for CUDA
+on a host without a GPU; "auto" does not take it.
 
 A program of the grid holds one row, cut into C chunks of L consecutive tokens that walk from right
 to left side by side. First every chunk looks for its first chosen token, so that each knows what
@@ -36,21 +35,21 @@ def discounted_sum(x, decay, mask, ids, *, interpret=False) -> jax.Array:
 
 def gae(rewards, values, mask, ids, gamma, lam, *, interpret=False):
     """A_t = r_t + gamma (V_{t+} + lam_t A_{t+}) - V_t and A + V where mask > 0, else 0: [B, S]."""
-    given = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
-    return tuple(_run("gae", interpret, **given))
+    arrays = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
+    return tuple(_run("gae", interpret, **arrays))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _run(name, interpret, **given):
+def _run(name, interpret, **arrays):
     """The outputs of the function `name`, [B, S] each."""
-    given = {key: a for key, a in given.items() if a is not None}
-    mask = given["mask"]
+    arrays = {key: a for key, a in arrays.items() if a is not None}
+    mask = arrays["mask"]
     outputs = 2 if name == "gae" else 1
-    size = sum(a.size for a in given.values()) + outputs * mask.size
+    size = sum(a.size for a in arrays.values()) + outputs * mask.size
     varies = jax.typeof(mask).manual_axis_type
     like = jax.ShapeDtypeStruct(mask.shape, jnp.float32, manual_axis_type=varies)
     return pl.pallas_call(
-        functools.partial(_kernel, name=name, keys=tuple(given)),
+        functools.partial(_kernel, name=name, keys=tuple(arrays)),
         grid=(mask.shape[0],),
         out_shape=[like] * outputs,
         compiler_params=triton.CompilerParams(num_warps=4),
@@ -59,11 +58,11 @@ def _run(name, interpret, **given):
         ),
         interpret=interpret,
         name=name,
-    )(*given.values())
+    )(*arrays.values())
 
 
 def _kernel(*refs, name, keys):
-    """One row; `keys` says which inputs there are, in order."""
+    """One row; `keys` names the inputs, in order."""
     ins, outs = dict(zip(keys, refs, strict=False)), refs[len(keys) :]
     tokens = ins["mask"].shape[1]
     length = pl.cdiv(tokens, CHUNKS)
@@ -88,11 +87,11 @@ def _kernel(*refs, name, keys):
     def write(turn, carry):
         later, total = carry
         here = read(turn)
-        found, b, c = _token(name, here, later)
+        out, b, c = _token(name, here, later)
         total = jnp.where(here["keep"], b + c * total, total)
         if name != "next_chosen":
-            found = jnp.where(here["keep"], total, 0.0)
-        triton.store(outs[0].at[row, here["at"]], found, mask=here["inside"])
+            out = jnp.where(here["keep"], total, 0.0)
+        triton.store(outs[0].at[row, here["at"]], out, mask=here["inside"])
         if name == "gae":
             returns = jnp.where(here["keep"], total + here["values"], 0.0)
             triton.store(outs[1].at[row, here["at"]], returns, mask=here["inside"])
@@ -147,7 +146,8 @@ def _tables():
 
 
 def _behind(value, segment, present):
-    """Of every chunk what the nearest chunk to the right with a chosen token has found."""
+    """For each chunk, the state (value, id, presence) of the nearest chunk to the right that has
+    a chosen token."""
     mine, other = _tables()
     nearest = jnp.min(jnp.where((other > mine) & (present[None, :] > 0), other, CHUNKS), axis=1)
     at = other == nearest[:, None]

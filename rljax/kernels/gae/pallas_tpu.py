@@ -1,14 +1,15 @@
-"""The recurrences as one Mosaic kernel for TPU: every array is read once and written once.
+"""The recurrences as one Mosaic kernel for TPU, in float32: every array is read once and
+written once.
 
-What lives here: `gae`, `discounted_sum` and `next_chosen` in float32, with the arguments of
-rljax.kernels.gae.reference. What does not: several devices (rljax.kernels.gae.api splits the rows).
+Takes the arguments of rljax.kernels.gae.reference; rljax.kernels.gae.api splits the rows over
+devices.
 
 A program of the grid holds a block of rows [R, T]; blocks of a row are visited from the right, and
-three columns of scratch carry the value, the id and the sum at the nearest chosen token over to the
-block on the left. Inside, tiles [R, 128] are scanned along the lanes in 7 doublings: one pass finds
-for every token the next one that was chosen, one composes the affine maps y -> b + c y. Ragged
-edges are masked in the kernel: nothing is padded or transposed outside, except for rows under 128
-tokens.
+three columns of scratch carry the value, the id and the sum at the nearest chosen token over to
+the block on the left. Inside, tiles [R, 128] are scanned along the lanes in 7 doublings: one pass
+finds for every token the next one that was chosen, one composes the affine maps y -> b + c y.
+Ragged edges are masked in the kernel: nothing is padded or transposed outside, except for rows
+under 128 tokens.
 
 Axes: B rows, S tokens, R rows of a block, T tokens of a block.
 """
@@ -22,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
 BLOCK_ROWS, BLOCK_TOKENS = 32, 1024
-NOBODY = -(2**31)  # the id where no token was chosen
+NO_ID = -(2**31)  # the id where no token was chosen
 FLOPS = 80  # per token, of both passes
 
 
@@ -38,19 +39,19 @@ def discounted_sum(x, decay, mask, ids, *, interpret=False) -> jax.Array:
 
 def gae(rewards, values, mask, ids, gamma, lam, *, interpret=False):
     """A_t = r_t + gamma (V_{t+} + lam_t A_{t+}) - V_t and A + V where mask > 0, else 0: [B, S]."""
-    given = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
-    return tuple(_run("gae", interpret, **given))
+    arrays = dict(x=rewards, values=values, mask=mask, ids=ids, gamma=gamma, decay=lam)
+    return tuple(_run("gae", interpret, **arrays))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _run(name, interpret, **given):
+def _run(name, interpret, **arrays):
     """The outputs of the function `name`, [B, S] each."""
-    rows, tokens = given["mask"].shape
-    given = {key: a for key, a in given.items() if a is not None}
-    per_row = {key for key in ("gamma", "decay") if key in given and given[key].shape[1] == 1}
+    rows, tokens = arrays["mask"].shape
+    arrays = {key: a for key, a in arrays.items() if a is not None}
+    per_row = {key for key in ("gamma", "decay") if key in arrays and arrays[key].shape[1] == 1}
     if tokens < LANES:
         room = ((0, 0), (0, LANES - tokens))
-        given = {key: a if key in per_row else jnp.pad(a, room) for key, a in given.items()}
+        arrays = {key: a if key in per_row else jnp.pad(a, room) for key, a in arrays.items()}
     width = max(tokens, LANES)
     block_rows = rows if rows < 8 else min(BLOCK_ROWS, rows // 8 * 8)
     block = min(BLOCK_TOKENS, width // LANES * LANES)
@@ -58,14 +59,14 @@ def _run(name, interpret, **given):
     wide = pl.BlockSpec((block_rows, block), lambda i, j: (i, steps - 1 - j))
     narrow = pl.BlockSpec((block_rows, 1), lambda i, j: (i, 0))
     outputs = 2 if name == "gae" else 1
-    size = sum(a.size for a in given.values()) + outputs * rows * width
+    size = sum(a.size for a in arrays.values()) + outputs * rows * width
     # In a caller's own shard_map the outputs vary over the mesh axes that the mask varies over.
-    varies = jax.typeof(given["mask"]).manual_axis_type
+    varies = jax.typeof(arrays["mask"]).manual_axis_type
     like = jax.ShapeDtypeStruct((rows, width), jnp.float32, manual_axis_type=varies)
     out = pl.pallas_call(
-        functools.partial(_kernel, name=name, keys=tuple(given), tokens=tokens),
+        functools.partial(_kernel, name=name, keys=tuple(arrays), tokens=tokens),
         grid=(pl.cdiv(rows, block_rows), steps),
-        in_specs=[narrow if key in per_row else wide for key in given],
+        in_specs=[narrow if key in per_row else wide for key in arrays],
         out_specs=[wide] * outputs,
         out_shape=[like] * outputs,
         scratch_shapes=[
@@ -79,12 +80,12 @@ def _run(name, interpret, **given):
         ),
         interpret=interpret,
         name=name,
-    )(*given.values())
+    )(*arrays.values())
     return [o[:, :tokens] for o in out]
 
 
 def _kernel(*refs, name, keys, tokens):
-    """One block; `keys` says which inputs there are, in order."""
+    """One block; `keys` names the inputs, in order."""
     ins, refs = dict(zip(keys, refs, strict=False)), refs[len(keys) :]
     *outs, value_carry, id_carry, sum_carry = refs
     block_rows, block = ins["mask"].shape
@@ -93,7 +94,7 @@ def _kernel(*refs, name, keys, tokens):
     @pl.when(step == 0)
     def _():
         value_carry[...] = jnp.zeros_like(value_carry)
-        id_carry[...] = jnp.full_like(id_carry, NOBODY)
+        id_carry[...] = jnp.full_like(id_carry, NO_ID)
         sum_carry[...] = jnp.zeros_like(sum_carry)
 
     lane = jax.lax.broadcasted_iota(jnp.int32, (block_rows, LANES), 1)
@@ -109,8 +110,8 @@ def _kernel(*refs, name, keys, tokens):
 
         here = {key: read(ref) for key, ref in ins.items()}
         here["keep"] = (lane < in_row - start) & (here["mask"] > 0)
-        found, carry = _tile(name, here, lane, carry)
-        for out, y in zip(outs, found, strict=True):
+        tiles, carry = _tile(name, here, lane, carry)
+        for out, y in zip(outs, tiles, strict=True):
             out[:, pl.ds(start, LANES)] = y
         return carry
 
@@ -119,7 +120,8 @@ def _kernel(*refs, name, keys, tokens):
 
 
 def _tile(name, here, lane, carry):
-    """128 tokens of every row: the outputs [R, 128], and what the tile on the left is handed."""
+    """128 tokens of every row: returns the outputs [R, 128], and the carry for the tile on
+    the left."""
     value_later, id_later, sum_later = carry
     keep, ids = here["keep"], here.get("ids", jnp.zeros_like(lane))
     x, decay, values = (here.get(key) for key in ("x", "decay", "values"))
@@ -135,23 +137,23 @@ def _tile(name, here, lane, carry):
         x = x + here["gamma"] * value_next - values
         decay = here["gamma"] * decay
     y = _compose(jnp.where(keep, x, 0.0), jnp.where(keep, decay, 1.0), lane, sum_later)
-    found = [jnp.where(keep, y, 0.0)]
+    out = [jnp.where(keep, y, 0.0)]
     if name == "gae":
-        found.append(jnp.where(keep, y + values, 0.0))
-    return found, (value_later, id_later, y[:, :1])
+        out.append(jnp.where(keep, y + values, 0.0))
+    return out, (value_later, id_later, y[:, :1])
 
 
 def _next(keep, values, ids, lane, carry):
-    """Value and id at the next chosen token of the row, and those to hand on to the left."""
+    """Value and id at the next chosen token of the row, and those to carry to the left."""
     value_later, id_later, _ = carry
-    nearest_id, nearest = jnp.where(keep, ids, NOBODY), values
+    nearest_id, nearest = jnp.where(keep, ids, NO_ID), values
     for distance in _doublings():
-        take = (nearest_id == NOBODY) & (lane < LANES - distance)
+        take = (nearest_id == NO_ID) & (lane < LANES - distance)
         nearest = jnp.where(take, _from_right(nearest, distance), nearest)
         nearest_id = jnp.where(take, _from_right(nearest_id, distance), nearest_id)
-    nobody = nearest_id == NOBODY
-    nearest = jnp.where(nobody, value_later, nearest)
-    nearest_id = jnp.where(nobody, id_later, nearest_id)
+    is_missing = nearest_id == NO_ID
+    nearest = jnp.where(is_missing, value_later, nearest)
+    nearest_id = jnp.where(is_missing, id_later, nearest_id)
     last = lane == LANES - 1
     value_next = jnp.where(last, value_later, _from_right(nearest, 1))
     id_next = jnp.where(last, id_later, _from_right(nearest_id, 1))

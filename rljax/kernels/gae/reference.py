@@ -1,8 +1,6 @@
 """The recurrences written out, one row and one token at a time: what the others must equal.
 
-What lives here: `gae`, `discounted_sum` and `next_chosen` in the inputs' own precision, float64
-included. What does not: checks, defaults and the choice of an implementation
-(rljax.kernels.gae.api).
+They run in the inputs' own precision, float64 included.
 
 Every implementation has these three functions with these arguments. Axes: B rows, S tokens. mask
 [B, S] is above 0 where the policy chose the token; floats at mask 0 may be garbage. t+ is the next

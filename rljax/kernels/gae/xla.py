@@ -1,8 +1,8 @@
-"""The recurrences for XLA: a scan over tokens, which suits a CPU, and log2(S) doublings of whole
-rows, which suit an accelerator where no kernel is used.
+"""The recurrences in XLA: a scan over tokens for CPU, log2(S) doublings of whole rows for
+accelerators.
 
-What lives here: both forms of `gae`, `discounted_sum` and `next_chosen`, with the arguments of
-rljax.kernels.gae.reference, and the choice between the two by platform.
+Takes the arguments of rljax.kernels.gae.reference. The platform that a program is compiled for
+decides between the two.
 
 Why these two: on a CPU an unrolled or an associative scan is slower than a plain one
 (benchmarks/gae.py). For a v5e at 512 x 8192 GAE by jax.lax.associative_scan took 90 s to compile,
@@ -12,7 +12,7 @@ by the doublings 10 s (2026-11-22, two busy cores).
 import jax
 import jax.numpy as jnp
 
-NOBODY = -(2**31)  # the id where no token was chosen
+NO_ID = -(2**31)  # the id where no token was chosen
 
 
 def next_chosen(x, mask, ids) -> jax.Array:
@@ -35,6 +35,7 @@ def gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
 
 
 def gathered_next(x, mask, ids) -> jax.Array:
+    """`next_chosen` by the index of the next chosen token."""
     size = x.shape[1]
     column = jnp.where(mask > 0, jnp.arange(size, dtype=jnp.int32)[None, :], size)
     here_or_later = jax.lax.cummin(column, axis=1, reverse=True)
@@ -47,12 +48,13 @@ def gathered_next(x, mask, ids) -> jax.Array:
 
 
 def _one_array(mask, ids):
-    """Mask and ids in one array, NOBODY where the policy chose nothing: columns are transposed
+    """Mask and ids in one array, NO_ID where the policy chose nothing. Columns are transposed
     first, which costs a pass for every array."""
-    return jnp.where(mask > 0, 0 if ids is None else ids, NOBODY).astype(jnp.int32)
+    return jnp.where(mask > 0, 0 if ids is None else ids, NO_ID).astype(jnp.int32)
 
 
 def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
+    """`discounted_sum` as a scan over columns, from the right."""
     per_token, keep = decay.shape == x.shape, mask > 0
 
     def column(later, here):
@@ -61,26 +63,27 @@ def scan_sum(x, decay, mask, ids, unroll=1) -> jax.Array:
         ahead = (decay_t if per_token else decay[:, 0]) * total
         if ids is not None:
             # Behind the last token the total is 0, whichever the segment.
-            keep_t, ahead = id_t != NOBODY, jnp.where(segment == id_t, ahead, 0.0)
+            keep_t, ahead = id_t != NO_ID, jnp.where(segment == id_t, ahead, 0.0)
             segment = jnp.where(keep_t, id_t, segment)
         # A token that the policy did not choose hands on what it was handed.
         total = jnp.where(keep_t, x_t + ahead, total)
         return (total, segment), total
 
-    which = (keep.T, None) if ids is None else (None, _one_array(mask, ids).T)
-    columns = (x.T, decay.T if per_token else None, *which)
+    masks = (keep.T, None) if ids is None else (None, _one_array(mask, ids).T)
+    columns = (x.T, decay.T if per_token else None, *masks)
     start = (jnp.zeros_like(x[:, 0]), None if ids is None else ids[:, 0])
     total = jax.lax.scan(column, start, columns, reverse=True, unroll=unroll)[1].T
     return jnp.where(keep, total, 0.0)
 
 
 def scan_gae(rewards, values, mask, ids, gamma, lam, unroll=1) -> tuple[jax.Array, jax.Array]:
+    """`gae` as a scan over columns, from the right."""
     per_token = lam.shape == rewards.shape
 
     def column(later, here):
         value, advantage, segment = later
         r, v, id_t, lam_t = here
-        keep, lam_t = id_t != NOBODY, lam_t if per_token else lam[:, 0]
+        keep, lam_t = id_t != NO_ID, lam_t if per_token else lam[:, 0]
         ahead = jnp.where(segment == id_t, gamma[:, 0] * (value + lam_t * advantage), 0.0)
         advantage = jnp.where(keep, r - v + ahead, advantage)
         value, segment = jnp.where(keep, v, value), jnp.where(keep, id_t, segment)
@@ -122,9 +125,9 @@ def _next_and_same(x, mask, ids):
         return tuple(jnp.where(here[0], h, r) for h, r in zip(here, right, strict=True))
 
     ids = jnp.zeros_like(mask, jnp.int32) if ids is None else ids
-    found = _doublings(nearer, (mask > 0, ids, x), (False, 0, 0))
-    found, id_next, x_next = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in found)
-    same = found & (id_next == ids)
+    any_later = _doublings(nearer, (mask > 0, ids, x), (False, 0, 0))
+    any_later, id_next, x_next = (jnp.pad(a[:, 1:], ((0, 0), (0, 1))) for a in any_later)
+    same = any_later & (id_next == ids)
     return jnp.where(same, x_next, jnp.zeros_like(x)), same
 
 
@@ -138,21 +141,24 @@ def _linear(b, c) -> jax.Array:
 
 
 def _sum(x, decay, keep, same) -> jax.Array:
-    """x_t + decay_t y_{t+}; a token that was not chosen hands on what it was handed."""
+    """x_t + decay_t y_{t+}; a token that was not chosen passes y on."""
     decay = jnp.where(keep, decay if same is None else jnp.where(same, decay, 0.0), 1.0)
     return jnp.where(keep, _linear(jnp.where(keep, x, 0.0), decay), 0.0)
 
 
 def doubled_next(x, mask, ids) -> jax.Array:
+    """`next_chosen` by doublings."""
     return _next_and_same(x, mask, ids)[0]
 
 
 def doubled_sum(x, decay, mask, ids) -> jax.Array:
+    """`discounted_sum` by doublings."""
     same = None if ids is None else _next_and_same(x, mask, ids)[1]
     return _sum(x, decay, mask > 0, same)
 
 
 def doubled_gae(rewards, values, mask, ids, gamma, lam) -> tuple[jax.Array, jax.Array]:
+    """`gae` by doublings."""
     keep = mask > 0
     value_next, same = _next_and_same(values, mask, ids)
     advantages = _sum(rewards + gamma * value_next - values, gamma * lam, keep, same)

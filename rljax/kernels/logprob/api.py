@@ -1,10 +1,9 @@
-"""token_logprobs: hidden states and the output head -> log-prob, entropy and logsumexp of each
-target.
+"""token_logprobs: hidden states and the output head -> log-prob, entropy and logsumexp of
+each target.
 
-What lives here: the one public function and its gradient. What does not: what runs on one device
-(dispatch and the implementations beside it), what runs on a mesh (sharded).
+The public function and its gradient; `dispatch` runs it on one device, `sharded` on a mesh.
 
-Axes: S tokens, D embed, V words; any leading axes.
+Axes: S tokens, D embed, V vocabulary entries; any leading axes.
 """
 
 import functools
@@ -15,7 +14,7 @@ from jax.sharding import Mesh
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import dispatch, sharded
-from rljax.kernels.logprob.options import Options, head_product, wide_dtype, words_of
+from rljax.kernels.logprob.options import Options, head_product, vocab_size_of, wide_dtype
 
 
 def token_logprobs(
@@ -25,7 +24,7 @@ def token_logprobs(
     *,
     temperature=1.0,
     soft_cap: float = 0.0,
-    words_first: bool = False,
+    vocab_first: bool = False,
     float32_head: bool = True,
     with_entropy: bool = True,
     with_greedy: bool = False,
@@ -34,30 +33,30 @@ def token_logprobs(
 ):
     """log softmax(c tanh(hidden head / c) / temperature)[target], its entropy, and logsumexp.
 
-    hidden [..., S, D], head [D, V], or the embedding [V, D] with `words_first`, targets [..., S]
-    int32 -> three arrays [..., S], float32 (float64 of float64); the entropy None without
-    `with_entropy`.
+    hidden [..., S, D], head [D, V], or the embedding [V, D] with `vocab_first`, targets
+    [..., S] int32 -> three arrays [..., S], float32 (float64 of float64); the entropy is
+    None without `with_entropy`.
+
     log-prob = z_y - logsumexp(z); entropy = logsumexp(z) - sum_v softmax(z)_v z_v (ALGORITHMS 0.4).
     A target outside [0, V) has log-prob NaN. `soft_cap` is c; 0 = none (Gemma 2 has one).
     `temperature` is a number or a scalar array, and gets no gradient.
-    `with_greedy` adds a fourth, without gradient: 1 where the target is the most likely word, the
-    first of equals.
-    `float32_head` asks for full float32 multiplication where the hardware has a faster, coarser
-    one.
-    `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says (see sharded).
-    `impl`: None = what suits the platform that the program is lowered for; or a name of
-    dispatch.IMPLS.
+
+    `with_greedy` adds a fourth, without gradient: 1 where the target is the most likely token (the
+    first of equals). `float32_head` asks for full float32 products where the hardware has a
+    faster, coarser one. `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says
+    (see sharded). `impl`: None = what suits the platform that the program is lowered for; or a
+    name of dispatch.IMPLS.
     """
     dispatch.check(impl)
     hidden, head, precision = head_product(hidden, head, float32_head)
-    options = Options(float(soft_cap), words_first, with_entropy, with_greedy, precision)
-    if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head.shape[int(words_first)]:
+    options = Options(float(soft_cap), vocab_first, with_entropy, with_greedy, precision)
+    if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head.shape[int(vocab_first)]:
         raise InputError(
             "token_logprobs: hidden, head, targets",
             value=(hidden.shape, head.shape, targets.shape),
-            rule=f"[..., D], {'[V, D]' if words_first else '[D, V]'} and [...]",
+            rule=f"[..., D], {'[V, D]' if vocab_first else '[D, V]'} and [...]",
         )
-    if jnp.ndim(temperature):  # [V] of them would multiply word by word
+    if jnp.ndim(temperature):  # [V] temperatures would scale each token of the vocabulary
         raise InputError(
             "token_logprobs(temperature)", value=jnp.shape(temperature), rule="one number, for all"
         )
@@ -71,14 +70,14 @@ def _described(hidden, head, targets, scale, options: Options, mesh, impl):
 
 
 def _forward(hidden, head, targets, scale, options: Options, mesh, impl):
-    found = sharded.forward(mesh, impl, hidden, head, targets, scale, options)
-    exists = (targets >= 0) & (targets < words_of(head, options))
-    logprob = jnp.where(exists, found.target - found.log_sum, jnp.nan)
-    entropy = found.log_sum - found.expected if options.entropy else None
-    out = logprob, entropy, found.top + found.log_sum
+    stats = sharded.forward(mesh, impl, hidden, head, targets, scale, options)
+    exists = (targets >= 0) & (targets < vocab_size_of(head, options))
+    logprob = jnp.where(exists, stats.target - stats.log_sum, jnp.nan)
+    entropy = stats.log_sum - stats.expected if options.entropy else None
+    out = logprob, entropy, stats.top + stats.log_sum
     if options.greedy:
-        out += ((found.best == targets).astype(logprob.dtype),)
-    return out, (hidden, head, targets, scale, found.top, found.log_sum, entropy)
+        out += ((stats.best == targets).astype(logprob.dtype),)
+    return out, (hidden, head, targets, scale, stats.top, stats.log_sum, entropy)
 
 
 def _backward(options: Options, mesh, impl, saved, cotangents):

@@ -1,9 +1,8 @@
-"""Which implementation of the fused log-prob runs on one device's arrays.
+"""Chooses the implementation of the fused log-prob that runs on one device's arrays.
 
-What lives here: the names, and the choice by platform. What does not: meshes (sharded), gradients
-(api). Every implementation is a module with `forward` and `backward`.
+Every implementation is a module with `forward` and `backward`.
 
-Axes: N rows, D embed, V words.
+Axes: N rows, D embed, V vocabulary entries.
 """
 
 import functools
@@ -48,8 +47,8 @@ def _module(impl: str):
     return reference if impl == "reference" else xla
 
 
-def _run(impl: str | None, which: str, options: Options, *arrays):
-    call = lambda impl: functools.partial(vars(_module(impl))[which], options=options)  # noqa: E731
+def _run(impl: str | None, function: str, options: Options, *arrays):
+    call = lambda impl: functools.partial(vars(_module(impl))[function], options=options)  # noqa: E731
     hidden, head = arrays[:2]
     if not len(hidden):
         impl = "reference"  # no rows make no tiles

@@ -1,10 +1,7 @@
-"""What every implementation of the fused log-prob shares: its options, its results, and the
-formulas on a tile of logits.
+"""Shared by the implementations of the fused log-prob: options, results, and formulas on a tile
+of logits.
 
-What lives here: the rule of cap and scale, the statistics of a tile and their merge, the gradient
-at the logits. What does not: products with the head, loops, devices.
-
-Axes: N rows, D embed, V words of the head (or of one shard of it).
+Axes: N rows, D embed, V vocabulary entries of the head (or of one shard of it).
 """
 
 import dataclasses
@@ -13,36 +10,36 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-CHUNK_LOGITS = 1 << 23  # held at once by who walks tokens in plain JAX: 32 MiB of float32
+CHUNK_LOGITS = 1 << 23  # held at once where tokens are walked in plain JAX: 32 MiB of float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is fixed when a program is compiled."""
+    """The options that are fixed when a program is compiled."""
 
     soft_cap: float = 0.0  # c of c tanh(z / c); 0 = none
-    words_first: bool = False  # the head is an embedding [V, D], else [D, V]
+    vocab_first: bool = False  # the head is an embedding [V, D], else [D, V]
     entropy: bool = True  # `expected` is wanted
     greedy: bool = False  # `best` is wanted
     precision: jax.lax.Precision | None = None  # of products of float32 inputs
 
 
 class Statistics(NamedTuple):
-    """Of rows of logits z, five arrays [N]; logprob = target - log_sum, entropy = log_sum -
-    expected, logsumexp = top + log_sum.
+    """Five arrays [N] that describe rows of logits z: logprob = target - log_sum, entropy = log_sum
+    - expected, logsumexp = top + log_sum.
 
     All but `top` are relative to it: differences of numbers near 1e4 lose their digits in float32.
     """
 
     top: jax.Array  # max_v z; 0 where that is not finite
     log_sum: jax.Array  # log sum_v exp(z - top)
-    target: jax.Array  # z_y - top; 0 where y is not among these words
-    expected: jax.Array | None  # sum_v p (z - top), p = softmax(z) over these words
-    best: jax.Array | None  # int32: the first word of the largest logit
+    target: jax.Array  # z_y - top; 0 where y is not in this part of the vocabulary
+    expected: jax.Array | None  # sum_v p (z - top), p = softmax(z) over this part of it
+    best: jax.Array | None  # int32: the first token with the largest logit
 
 
 def wide_dtype(dtype) -> jnp.dtype:
-    """What logits of this dtype are accumulated and kept in."""
+    """The dtype in which logits of this dtype are accumulated and kept."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -60,20 +57,21 @@ def head_product(hidden, head, float32_head: bool):
     return hidden.astype(dtype), head.astype(dtype), jax.lax.Precision.HIGHEST
 
 
-def words_of(head: jax.Array, options: Options) -> int:
-    return head.shape[0 if options.words_first else 1]
+def vocab_size_of(head: jax.Array, options: Options) -> int:
+    """V of the head, or of this part of it."""
+    return head.shape[0 if options.vocab_first else 1]
 
 
 def hidden_gradient(dz: jax.Array, head: jax.Array, options: Options) -> jax.Array:
     """dz [N, V] times the head, transposed -> [N, D], in float32 or wider."""
-    layout = "nv,vd->nd" if options.words_first else "nv,dv->nd"
+    layout = "nv,vd->nd" if options.vocab_first else "nv,dv->nd"
     wide = wide_dtype(dz.dtype)
     return jnp.einsum(layout, dz, head, preferred_element_type=wide, precision=options.precision)
 
 
 def head_gradient(dz: jax.Array, hidden: jax.Array, options: Options) -> jax.Array:
     """hidden [N, D], transposed, times dz [N, V] -> like the head, in float32 or wider."""
-    layout = "nv,nd->vd" if options.words_first else "nv,nd->dv"
+    layout = "nv,nd->vd" if options.vocab_first else "nv,nd->dv"
     wide = wide_dtype(dz.dtype)
     return jnp.einsum(layout, dz, hidden, preferred_element_type=wide, precision=options.precision)
 
@@ -85,7 +83,7 @@ def capped(products: jax.Array, soft_cap: float) -> jax.Array:
 
 def raw_logits(hidden: jax.Array, head: jax.Array, options: Options) -> jax.Array:
     """hidden [..., D] times the head -> [..., V], accumulated and kept in float32 or wider."""
-    layout = "...d,vd->...v" if options.words_first else "...d,dv->...v"
+    layout = "...d,vd->...v" if options.vocab_first else "...d,dv->...v"
     return jnp.einsum(
         layout,
         hidden,
@@ -101,14 +99,14 @@ def logits(hidden: jax.Array, head: jax.Array, scale, options: Options) -> jax.A
 
 
 def tile_statistics(z: jax.Array, targets: jax.Array, options: Options) -> Statistics:
-    """Of whole rows of logits z [N, V] and targets [N]."""
+    """Statistics of whole rows of logits z [N, V] at targets [N]."""
     top = jnp.max(z, axis=-1)
     top = jnp.where(jnp.isfinite(top), top, 0.0)
     shifted = z - top[:, None]
     e = jnp.exp(shifted)
     total = jnp.sum(e, axis=-1)
     expected = None
-    if options.entropy:  # a word of probability 0 may have z = -inf; 0 * inf must not become NaN
+    if options.entropy:  # a token of probability 0 may have z = -inf; 0 * inf must not become NaN
         expected = jnp.sum(jnp.where(e > 0, e * shifted, 0.0), axis=-1) / total
     best = jnp.argmax(z, axis=-1).astype(jnp.int32) if options.greedy else None
     return Statistics(top, jnp.log(total), picked(shifted, targets), expected, best)
@@ -116,19 +114,19 @@ def tile_statistics(z: jax.Array, targets: jax.Array, options: Options) -> Stati
 
 def picked(z: jax.Array, targets: jax.Array) -> jax.Array:
     """z [N, V] at targets [N]; 0 where they are not in [0, V)."""
-    words = z.shape[-1]
-    at = jnp.take_along_axis(z, jnp.clip(targets, 0, words - 1)[:, None], axis=-1)[:, 0]
-    return jnp.where((targets >= 0) & (targets < words), at, 0.0)
+    vocab = z.shape[-1]
+    at = jnp.take_along_axis(z, jnp.clip(targets, 0, vocab - 1)[:, None], axis=-1)[:, 0]
+    return jnp.where((targets >= 0) & (targets < vocab), at, 0.0)
 
 
 def merged(parts: Statistics, inside: jax.Array, largest, total) -> Statistics:
-    """Of disjoint sets of words, each with its own `parts`, whose `best` counts from one 0.
+    """Merges statistics of disjoint parts of the vocabulary, whose `best` counts from one common 0.
 
-    `inside`: whether the target lies in the set. `largest` and `total` reduce over the sets, and
-    keep the axis: a maximum and a sum over an axis of the arrays, or over one of the mesh. They are
-    called one after the other: collectives that do not wait for each other can meet out of order.
+    `inside`: whether the target lies in the part. `largest` and `total` reduce over the parts and
+    keep the axis: a maximum and a sum, over an axis of the arrays or of the mesh. They are called
+    one after the other: collectives that do not wait for each other can meet out of order.
     """
-    # A set of nothing but -inf says top 0, and must not be the largest.
+    # A part with nothing but -inf has top 0, and must not be the largest.
     empty = jnp.isneginf(parts.log_sum)
     tops = jnp.where(empty, -jnp.inf, parts.top)
     highest = largest(tops)
@@ -140,8 +138,8 @@ def merged(parts: Statistics, inside: jax.Array, largest, total) -> Statistics:
         sums.append(jnp.where(share > 0, share * (parts.expected + shift), 0.0))
     best = None
     if parts.best is not None:  # the least of those that have the largest logit
-        no_word = jnp.iinfo(jnp.int32).max
-        best = -largest(-jnp.where(tops == highest, parts.best, no_word))
+        no_token = jnp.iinfo(jnp.int32).max
+        best = -largest(-jnp.where(tops == highest, parts.best, no_token))
         sums, best = jax.lax.optimization_barrier((sums, best))
     whole, target, *expected = total(jnp.stack(sums))
     expected = expected[0] / whole if expected else None
@@ -173,7 +171,7 @@ def logit_gradient(
     q = (z - top[:, None]) - log_sum[:, None]
     p = jnp.exp(q)
     through_softmax = p * (b + c * q) if options.entropy else p * b
-    word = jax.lax.broadcasted_iota(jnp.int32, (1, raw.shape[1]), 1)
-    at_target = jnp.where(word == targets[:, None], a, 0.0)
-    # A word of probability 0 may have q = -inf; 0 * inf must not become NaN.
+    token_id = jax.lax.broadcasted_iota(jnp.int32, (1, raw.shape[1]), 1)
+    at_target = jnp.where(token_id == targets[:, None], a, 0.0)
+    # A token of probability 0 may have q = -inf; 0 * inf must not become NaN.
     return (jnp.where(p > 0, through_softmax, 0.0) + at_target) * slope

@@ -1,13 +1,14 @@
 """The fused log-prob on GPUs, by Triton kernels of Pallas.
 
-What lives here: a kernel that describes tiles of logits, and one that makes their gradient. What
-does not: the products of the backward pass with the whole hidden size D, whose sums fit no
-registers: they are XLA's (cuBLAS), over a chunk of words at a time.
+One kernel describes tiles of logits, one makes their gradient. The products of the backward pass
+with the whole hidden size D fit no registers: XLA (cuBLAS) makes them, a chunk of the vocabulary
+at a time.
 
 Checked by the interpreter and by lowering for CUDA: it has never run on a GPU. JAX 0.12 announces
 the end of this backend of Pallas; `impl="xla"` needs none.
 
-Axes: N rows, D embed, V words, C words of one chunk; R x W logits of one tile, K of D at a time.
+Axes: N rows, D embed, V vocabulary entries, C of them in one chunk; R x W logits of one tile, K of
+D at a time.
 """
 
 import functools
@@ -26,15 +27,15 @@ from rljax.kernels.logprob.options import (
     hidden_gradient,
     logit_gradient,
     merged_tiles,
-    words_of,
+    vocab_size_of,
 )
-from rljax.kernels.logprob.xla import tiles, words_at
+from rljax.kernels.logprob.xla import tiles, vocab_slice
 
 R, W = 128, 128
 K_BYTES = 128  # of a row of hidden states that are multiplied at once
-SPLIT = 4096  # words that one program of the forward kernel walks
+SPLIT = 4096  # vocabulary entries that one program of the forward kernel walks
 GRADIENT_BYTES = 64 << 20  # of the gradient at the logits that is held at once
-NO_WORD = jnp.iinfo(jnp.int32).max
+NO_TOKEN = jnp.iinfo(jnp.int32).max
 
 
 def fits(hidden: jax.Array, head: jax.Array) -> bool:
@@ -46,9 +47,9 @@ def forward(
     hidden, head, targets, scale, options: Options, *, interpret: bool = False
 ) -> Statistics:
     """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
-    rows, words = len(hidden), words_of(head, options)
-    split = min(SPLIT, -(-words // W) * W)
-    grid = (pl.cdiv(rows, R), pl.cdiv(words, split))
+    rows, vocab = len(hidden), vocab_size_of(head, options)
+    split = min(SPLIT, -(-vocab // W) * W)
+    grid = (pl.cdiv(rows, R), pl.cdiv(vocab, split))
     kinds = [jnp.float32] * 4 + [jnp.int32]
     parts = pl.pallas_call(
         functools.partial(_describe, options=options, split=split),
@@ -57,28 +58,28 @@ def forward(
         **_call_options(interpret),
         name="token_logprobs_statistics",
     )(scale.reshape(1), targets, hidden, head)
-    found = Statistics(*parts)
-    found = found._replace(
-        expected=found.expected if options.entropy else None,
-        best=found.best if options.greedy else None,
+    stats = Statistics(*parts)
+    stats = stats._replace(
+        expected=stats.expected if options.entropy else None,
+        best=stats.best if options.greedy else None,
     )
     first = (jnp.arange(grid[1], dtype=jnp.int32) * split)[:, None]
     y = targets[None]
-    inside = (y >= first) & (y < jnp.minimum(first + split, words))
-    return merged_tiles(found, inside)
+    inside = (y >= first) & (y < jnp.minimum(first + split, vocab))
+    return merged_tiles(stats, inside)
 
 
 def backward(
     hidden, head, targets, scale, top, log_sum, a, b, c, options: Options, *, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
     """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
-    rows, words = len(hidden), words_of(head, options)
-    axis, most = 0 if options.words_first else 1, GRADIENT_BYTES // (rows * hidden.dtype.itemsize)
-    count, size = tiles(words, max(most // W * W, W))
+    rows, vocab = len(hidden), vocab_size_of(head, options)
+    axis, most = 0 if options.vocab_first else 1, GRADIENT_BYTES // (rows * hidden.dtype.itemsize)
+    count, size = tiles(vocab, max(most // W * W, W))
 
-    def of_words(sums, j):
-        first = jnp.minimum(j * size, words - size)
-        w = words_at(head, first, size, options)
+    def of_vocab(sums, j):
+        first = jnp.minimum(j * size, vocab - size)
+        w = vocab_slice(head, first, size, options)
         place = jnp.stack([first, j * size - first]).astype(jnp.int32)
         dz = pl.pallas_call(
             functools.partial(_differentiate, options=options),
@@ -87,13 +88,13 @@ def backward(
             **_call_options(interpret),
             name="token_logprobs_gradient",
         )(place, scale.reshape(1), targets, top, log_sum, a, b, c, hidden, w)
-        of_words = head_gradient(dz, hidden, options).astype(head.dtype)
-        of_words += lax.dynamic_slice_in_dim(sums[1], first, size, axis)  # 0 but where they overlap
-        of_head = lax.dynamic_update_slice_in_dim(sums[1], of_words, first, axis)
+        of_vocab = head_gradient(dz, hidden, options).astype(head.dtype)
+        of_vocab += lax.dynamic_slice_in_dim(sums[1], first, size, axis)  # 0 but where they overlap
+        of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
         return (sums[0] + hidden_gradient(dz, w, options), of_head), None
 
     empty = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros_like(head)
-    (of_hidden, of_head), _ = lax.scan(of_words, empty, jnp.arange(count))
+    (of_hidden, of_head), _ = lax.scan(of_vocab, empty, jnp.arange(count))
     return of_hidden.astype(hidden.dtype), of_head
 
 
@@ -112,23 +113,24 @@ def _rows(i, count: int):
 
 
 def _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options: Options) -> jax.Array:
-    """hidden[rows] times W words from `first` on -> [R, W] float32; 0 outside of the arrays."""
-    depth, words = hidden_ref.shape[1], head_ref.shape[0 if options.words_first else 1]
+    """hidden[rows] times W vocabulary entries from `first` on -> [R, W] float32; 0 outside of
+    the arrays."""
+    depth, vocab = hidden_ref.shape[1], head_ref.shape[0 if options.vocab_first else 1]
     k = K_BYTES // hidden_ref.dtype.itemsize
-    real_words = first + jnp.arange(W) < words
+    real_vocab = first + jnp.arange(W) < vocab
 
     def add(j, total):
         at, real = pl.ds(j * k, k), j * k + jnp.arange(k) < depth
         x = triton.load(hidden_ref.at[rows, at], mask=real_rows[:, None] & real[None, :], other=0.0)
-        if options.words_first:
-            place, mask = (pl.ds(first, W), at), real_words[:, None] & real[None, :]
+        if options.vocab_first:
+            place, mask = (pl.ds(first, W), at), real_vocab[:, None] & real[None, :]
         else:
-            place, mask = (at, pl.ds(first, W)), real[:, None] & real_words[None, :]
+            place, mask = (at, pl.ds(first, W)), real[:, None] & real_vocab[None, :]
         w = triton.load(head_ref.at[place], mask=mask, other=0.0)
         return total + lax.dot_general(
             x,
             w,
-            (((1,), (1 if options.words_first else 0,)), ((), ())),
+            (((1,), (1 if options.vocab_first else 0,)), ((), ())),
             precision=options.precision,
             preferred_element_type=jnp.float32,
         )
@@ -140,8 +142,8 @@ def _describe(
     scale_ref, targets_ref, hidden_ref, head_ref,
     top_ref, log_sum_ref, target_ref, expected_ref, best_ref, *, options: Options, split: int
 ):  # fmt: skip
-    """Statistics of R rows over `split` words, running over tiles of W."""
-    words = head_ref.shape[0 if options.words_first else 1]
+    """Statistics of R rows over `split` vocabulary entries, running over tiles of W."""
+    vocab = head_ref.shape[0 if options.vocab_first else 1]
     rows, real_rows = _rows(pl.program_id(0), hidden_ref.shape[0])
     y = triton.load(targets_ref.at[rows], mask=real_rows, other=-1)
     scale, start = scale_ref[0], pl.program_id(1) * split
@@ -149,35 +151,35 @@ def _describe(
     def of_tile(j, running):
         top, total, target, expected, best = running
         first = start + j * W
-        word = first + lax.broadcasted_iota(jnp.int32, (R, W), 1)
+        token_id = first + lax.broadcasted_iota(jnp.int32, (R, W), 1)
         raw = _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options)
-        z = jnp.where(word < words, capped(raw, options.soft_cap) * scale, -jnp.inf)
+        z = jnp.where(token_id < vocab, capped(raw, options.soft_cap) * scale, -jnp.inf)
         here = jnp.max(z, axis=1)
         new = jnp.maximum(top, here)
         base = jnp.where(jnp.abs(new) < jnp.inf, new, 0.0)
         decay = jnp.where(top == -jnp.inf, 0.0, jnp.exp(top - base))
         e = jnp.exp(z - base[:, None])
-        target += jnp.sum(jnp.where((word == y[:, None]) & (word < words), z, 0.0), axis=1)
+        target += jnp.sum(jnp.where((token_id == y[:, None]) & (token_id < vocab), z, 0.0), axis=1)
         if options.entropy:  # sums of e (z - base), of which the old ones had another base
             shift = jnp.where(top == -jnp.inf, 0.0, top - base)
             tile = jnp.where(e > 0, e * (z - base[:, None]), 0.0)
             expected = decay * (expected + total * shift) + jnp.sum(tile, axis=1)
         if options.greedy:
-            at = jnp.min(jnp.where(z == here[:, None], word, NO_WORD), axis=1)
+            at = jnp.min(jnp.where(z == here[:, None], token_id, NO_TOKEN), axis=1)
             best = jnp.where(here > top, at, best)
         return new, total * decay + jnp.sum(e, axis=1), target, expected, best
 
     zero = jnp.zeros((R,), jnp.float32)
     lowest = jnp.full((R,), -jnp.inf, jnp.float32)
-    count = pl.cdiv(jnp.minimum(split, words - start), W)
+    count = pl.cdiv(jnp.minimum(split, vocab - start), W)
     top, total, target, expected, best = lax.fori_loop(
-        0, count, of_tile, (lowest, zero, zero, zero, jnp.full((R,), NO_WORD, jnp.int32))
+        0, count, of_tile, (lowest, zero, zero, zero, jnp.full((R,), NO_TOKEN, jnp.int32))
     )
     base = jnp.where(jnp.abs(top) < jnp.inf, top, 0.0)
-    inside = (y >= start) & (y < jnp.minimum(start + split, words))
-    found = base, jnp.log(total), jnp.where(inside, target - base, 0.0), expected / total, best
+    inside = (y >= start) & (y < jnp.minimum(start + split, vocab))
+    stats = base, jnp.log(total), jnp.where(inside, target - base, 0.0), expected / total, best
     refs = top_ref, log_sum_ref, target_ref, expected_ref, best_ref
-    for ref, value in zip(refs, found, strict=True):
+    for ref, value in zip(refs, stats, strict=True):
         triton.store(ref.at[pl.program_id(1), rows], value, mask=real_rows)
 
 
@@ -185,15 +187,15 @@ def _differentiate(
     place_ref, scale_ref, targets_ref, top_ref, log_sum_ref, a_ref, b_ref, c_ref, hidden_ref,
     head_ref, dz_ref, *, options: Options
 ):  # fmt: skip
-    """A tile of options.logit_gradient for the words of a chunk; 0 for those that the chunk before
-    had too. place: [its first word, how many of its words are not its own]."""
+    """One tile of options.logit_gradient for a chunk of the vocabulary, with 0 for the entries that
+    the chunk before had too. place: [its first entry, how many of its entries are not its own]."""
     rows, real_rows = _rows(pl.program_id(0), hidden_ref.shape[0])
-    words, first = dz_ref.shape[1], pl.program_id(1) * W
+    vocab, first = dz_ref.shape[1], pl.program_id(1) * W
     y = triton.load(targets_ref.at[rows], mask=real_rows, other=-1) - place_ref[0] - first
     refs = top_ref, log_sum_ref, a_ref, b_ref, c_ref
     row = [triton.load(ref.at[rows], mask=real_rows, other=0.0) for ref in refs]
     raw = _raw_tile(hidden_ref, head_ref, rows, real_rows, first, options)
     dz = logit_gradient(raw, y, scale_ref[0], *row, options)
-    word = first + lax.broadcasted_iota(jnp.int32, (R, W), 1)
-    dz = jnp.where(word >= place_ref[1], dz, 0.0).astype(dz_ref.dtype)
-    triton.store(dz_ref.at[rows, pl.ds(first, W)], dz, mask=real_rows[:, None] & (word < words))
+    token_id = first + lax.broadcasted_iota(jnp.int32, (R, W), 1)
+    dz = jnp.where(token_id >= place_ref[1], dz, 0.0).astype(dz_ref.dtype)
+    triton.store(dz_ref.at[rows, pl.ds(first, W)], dz, mask=real_rows[:, None] & (token_id < vocab))

@@ -1,25 +1,24 @@
-"""Fused log-prob on TPU: `forward` and `backward` as three calls of Mosaic kernels.
+"""The fused log-prob on TPU: `forward` and `backward` as three calls of Mosaic kernels.
 
-What lives here: grids, blocks and declared cost of the three calls. What does not: the insides of
-the kernels (tpu_kernels.py), tile sizes (tpu_blocks.py), the gradients of the statistics and the
-choice of implementation (api.py), words in shards (sharded.py).
+Grids, blocks and declared cost of the three calls. The insides of the kernels are in
+tpu_kernels.py, tile sizes in tpu_blocks.py.
 
-The forward kernel walks the words for each block of rows and keeps running statistics per lane. The
-backward has one kernel per gradient, and each recomputes its logits: 2 N D V FLOP forward, twice
-4 N D V backward, 10 in all. One kernel for both gradients would make it 8, but has to add up one of
-them in HBM in float32: N D 4 bytes for each core behind the device, 134 MB at N = 8192, D = 4096 on
-one core. This file holds 0 MB beside its results on v5e and v6e and 9 to 17 MB on v5p, where the
-plain form holds 4.2 to 21 GB (three sizes up to N = D = 8192, V = 256000, 2026-11-22: run
-benchmarks/logprob.py --tpu=v5e,v5p,v6e).
+The forward kernel walks the vocabulary for each block of rows and keeps running statistics per
+lane. The backward has one kernel per gradient, and each recomputes its logits: 2 N D V FLOP
+forward, twice 4 N D V backward, 10 in all. One kernel for both gradients would make it 8, but has
+to add up one of them in HBM in float32: N D 4 bytes for each core behind the device, 134 MB at
+N = 8192, D = 4096 on one core. This file holds 0 MB beside its results on v5e and v6e and 9 to 17
+MB on v5p, where the plain form holds 4.2 to 21 GB (three sizes up to N = D = 8192, V = 256000,
+2026-11-22: run benchmarks/logprob.py --tpu=v5e,v5p,v6e).
 
 tokamax's linear_softmax_cross_entropy_loss (0.0.17, its Mosaic kernel) is that one kernel. It
-returns the loss alone: no entropy, soft cap, temperature, most likely word or target in another
+returns the loss alone: no entropy, soft cap, temperature, most likely token or target in another
 shard, a head of [D, V] only, and logits may not be -inf. Its gradient of the hidden states is that
 float32 array. Compiled ahead of time in bfloat16 (2026-11-22) it holds, beside float32 results, 0
 MB on v5e, and on v5p 67 MB at (N, D, V) = (4096, 2048, 128256) and 2,785 MB at (8192, 4096,
 151936). So ours is used.
 
-Axes: N rows, D embed, V words; a tile is R rows x W words; 128 lanes.
+Axes: N rows, D embed, V vocabulary entries; a tile is R rows x W vocabulary entries; 128 lanes.
 """
 
 import functools
@@ -51,16 +50,16 @@ def forward(hidden, head, targets, scale, options: Options, *, interpret=False) 
     """
     _check_dtype(hidden, head)
     n, depth = hidden.shape
-    hidden, head, words = _padded(hidden, head, options)
+    hidden, head, vocab = _padded(hidden, head, options)
     size = hidden.dtype.itemsize
-    blocks = choose_blocks(forward_bytes, "rows", (n, depth, words), size, _budget())
-    grid = (pl.cdiv(n, blocks.rows), pl.cdiv(words, blocks.words))
-    row_of, word_of = (lambda i, j: i), (lambda i, j: j)
+    blocks = choose_blocks(forward_bytes, "rows", (n, depth, vocab), size, _budget())
+    grid = (pl.cdiv(n, blocks.rows), pl.cdiv(vocab, blocks.vocab))
+    row_of, vocab_of = (lambda i, j: i), (lambda i, j: j)
     statistics = pltpu.VMEM((blocks.rows, LANES), F32)
     out = pl.pallas_call(
-        functools.partial(forward_kernel, options=options, words=words),
+        functools.partial(forward_kernel, options=options, vocab=vocab),
         grid=grid,
-        in_specs=_specs(blocks, depth, options, row_of, word_of, stays="rows")[:-1],
+        in_specs=_specs(blocks, depth, options, row_of, vocab_of, stays="rows")[:-1],
         out_specs=pl.BlockSpec((blocks.rows, LANES), lambda i, j: (i, 0)),
         out_shape=jax.ShapeDtypeStruct((grid[0] * blocks.rows, LANES), jnp.int32),
         scratch_shapes=[
@@ -70,9 +69,9 @@ def forward(hidden, head, targets, scale, options: Options, *, interpret=False) 
         ],
         compiler_params=_compiler_params(),
         cost_estimate=pl.CostEstimate(
-            flops=2 * n * depth * words,
-            transcendentals=n * words * (2 if options.soft_cap else 1),
-            bytes_accessed=size * depth * (n + grid[0] * words) + 8 * LANES * n,
+            flops=2 * n * depth * vocab,
+            transcendentals=n * vocab * (2 if options.soft_cap else 1),
+            bytes_accessed=size * depth * (n + grid[0] * vocab) + 8 * LANES * n,
         ),
         interpret=interpret,
         name="token_logprobs_forward",
@@ -97,27 +96,27 @@ def backward(
     added up in float32.
     """
     shape, head_shape = hidden.shape, head.shape
-    hidden, head, words = _padded(hidden, head, options)
+    hidden, head, vocab = _padded(hidden, head, options)
     scale = jnp.asarray(scale, F32)
     rows = jnp.stack([top, log_sum, a * scale, b * scale, c * scale], axis=-1).astype(F32)
     inputs = (_scalar(scale), targets, hidden, head, rows)
-    given = dict(options=options, words=words, rows=shape[0], interpret=interpret)
-    hidden_gradient = _hidden_gradient(*inputs, **given)[: shape[0]]
-    head_gradient = _head_gradient(*inputs, **given)
+    shared = dict(options=options, vocab=vocab, rows=shape[0], interpret=interpret)
+    hidden_gradient = _hidden_gradient(*inputs, **shared)[: shape[0]]
+    head_gradient = _head_gradient(*inputs, **shared)
     return hidden_gradient, head_gradient[: head_shape[0], : head_shape[1]]
 
 
-def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, words, rows, interpret):
-    """[N, D]: rows stay, words stream by."""
+def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, vocab, rows, interpret):
+    """[N, D]: rows stay, the vocabulary streams by."""
     depth, size = hidden.shape[1], hidden.dtype.itemsize
-    blocks = choose_blocks(hidden_bytes, "rows", (rows, depth, words), size, _budget())
-    grid = (pl.cdiv(rows, blocks.rows), pl.cdiv(words, blocks.words))
-    row_of, word_of = (lambda i, j: i), (lambda i, j: j)
+    blocks = choose_blocks(hidden_bytes, "rows", (rows, depth, vocab), size, _budget())
+    grid = (pl.cdiv(rows, blocks.rows), pl.cdiv(vocab, blocks.vocab))
+    row_of, vocab_of = (lambda i, j: i), (lambda i, j: j)
     padded = grid[0] * blocks.rows
     return pl.pallas_call(
-        functools.partial(hidden_kernel, options=options, words=words),
+        functools.partial(hidden_kernel, options=options, vocab=vocab),
         grid=grid,
-        in_specs=_specs(blocks, depth, options, row_of, word_of, stays="rows"),
+        in_specs=_specs(blocks, depth, options, row_of, vocab_of, stays="rows"),
         out_specs=pl.BlockSpec(
             (blocks.rows, depth), lambda i, j: (i, 0), pipeline_mode=pl.Buffered(1)
         ),
@@ -129,38 +128,38 @@ def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, words
         ],
         compiler_params=_compiler_params(),
         cost_estimate=pl.CostEstimate(
-            flops=4 * rows * depth * words,
-            transcendentals=rows * words * (2 if options.soft_cap else 1),
-            bytes_accessed=size * depth * (2 * rows + grid[0] * words) + 8 * LANES * rows,
+            flops=4 * rows * depth * vocab,
+            transcendentals=rows * vocab * (2 if options.soft_cap else 1),
+            bytes_accessed=size * depth * (2 * rows + grid[0] * vocab) + 8 * LANES * rows,
         ),
         interpret=interpret,
         name="token_logprobs_hidden_gradient",
     )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))
 
 
-def _head_gradient(scale, targets, hidden, head, statistics, *, options, words, rows, interpret):
-    """Like head: words stay, rows stream by."""
+def _head_gradient(scale, targets, hidden, head, statistics, *, options, vocab, rows, interpret):
+    """Like head: the vocabulary stays, rows stream by."""
     depth, size = hidden.shape[1], hidden.dtype.itemsize
-    blocks = choose_blocks(head_bytes, "words", (rows, depth, words), size, _budget())
-    grid = (pl.cdiv(words, blocks.words), pl.cdiv(rows, blocks.rows))
-    row_of, word_of = (lambda j, i: i), (lambda j, i: j)
+    blocks = choose_blocks(head_bytes, "vocab", (rows, depth, vocab), size, _budget())
+    grid = (pl.cdiv(vocab, blocks.vocab), pl.cdiv(rows, blocks.rows))
+    row_of, vocab_of = (lambda j, i: i), (lambda j, i: j)
     padded = grid[1] * blocks.rows
     return pl.pallas_call(
         functools.partial(head_kernel, options=options, rows=rows),
         grid=grid,
-        in_specs=_specs(blocks, depth, options, row_of, word_of, stays="words"),
-        out_specs=_head_spec(blocks, depth, options, word_of, pl.Buffered(1)),
+        in_specs=_specs(blocks, depth, options, row_of, vocab_of, stays="vocab"),
+        out_specs=_head_spec(blocks, depth, options, vocab_of, pl.Buffered(1)),
         out_shape=jax.ShapeDtypeStruct(head.shape, head.dtype),
         scratch_shapes=[
             pltpu.VMEM(blocks, F32),
             pltpu.VMEM(blocks, hidden.dtype),
-            pltpu.VMEM((blocks.words, depth), F32),
+            pltpu.VMEM((blocks.vocab, depth), F32),
         ],
         compiler_params=_compiler_params(),
         cost_estimate=pl.CostEstimate(
-            flops=4 * rows * depth * words,
-            transcendentals=rows * words * (2 if options.soft_cap else 1),
-            bytes_accessed=size * depth * (2 * words + grid[0] * rows) + 8 * LANES * rows * grid[0],
+            flops=4 * rows * depth * vocab,
+            transcendentals=rows * vocab * (2 if options.soft_cap else 1),
+            bytes_accessed=size * depth * (2 * vocab + grid[0] * rows) + 8 * LANES * rows * grid[0],
         ),
         interpret=interpret,
         name="token_logprobs_head_gradient",
@@ -181,17 +180,17 @@ def _check_dtype(hidden, head) -> None:
 
 
 def _padded(hidden, head, options: Options):
-    """At least one register tile of rows and one of words; and V. Larger ragged sizes are masked
-    inside of the kernels, without a copy."""
-    axis = 0 if options.words_first else 1
-    words, rows = head.shape[axis], hidden.shape[0]
+    """hidden and head with at least one register tile of rows and of the vocabulary, and V. Larger
+    ragged sizes are masked inside of the kernels, without a copy."""
+    axis = 0 if options.vocab_first else 1
+    vocab, rows = head.shape[axis], hidden.shape[0]
     if rows < LANES:
         hidden = jnp.pad(hidden, ((0, -rows % 16), (0, 0)))
-    if words < LANES:
+    if vocab < LANES:
         missing = [(0, 0), (0, 0)]
-        missing[axis] = (0, LANES - words)
+        missing[axis] = (0, LANES - vocab)
         head = jnp.pad(head, missing)
-    return hidden, head, words
+    return hidden, head, vocab
 
 
 def _scalar(scale):
@@ -200,7 +199,7 @@ def _scalar(scale):
 
 
 def _column(targets, rows: int):
-    """[rows, 1] int32; rows that do not exist look for no word."""
+    """[rows, 1] int32; rows that do not exist have no target."""
     padded = jnp.pad(targets.astype(jnp.int32), (0, rows - targets.size), constant_values=-1)
     return padded[:, None]
 
@@ -211,24 +210,24 @@ def _lanes(statistics, rows: int):
     return jnp.pad(statistics, ((0, rows - n), (0, LANES - count)))
 
 
-def _head_spec(blocks, depth: int, options: Options, word_of, mode=None):
-    if options.words_first:
-        shape, index = (blocks.words, depth), lambda *at: (word_of(*at), 0)
+def _head_spec(blocks, depth: int, options: Options, vocab_of, mode=None):
+    if options.vocab_first:
+        shape, index = (blocks.vocab, depth), lambda *at: (vocab_of(*at), 0)
     else:
-        shape, index = (depth, blocks.words), lambda *at: (0, word_of(*at))
+        shape, index = (depth, blocks.vocab), lambda *at: (0, vocab_of(*at))
     return pl.BlockSpec(shape, index, pipeline_mode=mode)
 
 
-def _specs(blocks, depth: int, options: Options, row_of, word_of, *, stays: str) -> list:
-    """Of scale, targets, hidden, head, statistics. What stays for a whole round of the inner grid
-    axis has one buffer, as the next round's copy is not worth a second one."""
+def _specs(blocks, depth: int, options: Options, row_of, vocab_of, *, stays: str) -> list:
+    """The specs of scale, targets, hidden, head, statistics. What stays for a whole round of the
+    inner grid axis has one buffer: the next round's copy is not worth a second one."""
     rows = lambda *at: (row_of(*at), 0)  # noqa: E731
     once = pl.Buffered(1)
     return [
         pl.BlockSpec(memory_space=pltpu.SMEM),
         pl.BlockSpec((blocks.rows, 1), rows),
         pl.BlockSpec((blocks.rows, depth), rows, pipeline_mode=once if stays == "rows" else None),
-        _head_spec(blocks, depth, options, word_of, once if stays == "words" else None),
+        _head_spec(blocks, depth, options, vocab_of, once if stays == "vocab" else None),
         pl.BlockSpec((blocks.rows, LANES), rows),
     ]
 

@@ -1,6 +1,6 @@
 """The plain form, all logits at once: for tests, and the rule that the others meet.
 
-Axes: N rows, D embed, V words.
+Axes: N rows, D embed, V vocabulary entries.
 """
 
 import jax

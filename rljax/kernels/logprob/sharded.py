@@ -1,17 +1,16 @@
-"""The fused log-prob over the project's mesh: who has which rows and words, and what is sent.
-
-What lives here: the split, the collectives. What does not: the arithmetic (dispatch, options).
+"""The fused log-prob over the mesh: how rows and vocabulary are split, and what is sent.
 
 Rows are split over data x fsdp x expert and the tokens of a row over context, as activations are;
-the words of the head over tensor and its embed axis over fsdp, as weights are (rljax.mesh.RULES). A
-device describes its own rows by its own words, and three numbers a row are summed over tensor: no
-logits and no head move there. What fsdp split is gathered in tiles of words of TILE_BYTES, in the
-backward pass again, where the gradient of a tile is scattered back. Sums over devices are float32.
+the vocabulary of the head over tensor and its embed axis over fsdp, as weights are
+(rljax.mesh.RULES). A device describes its own rows by its own part of the vocabulary, and three
+numbers a row are summed over tensor: no logits and no head move there. What fsdp split is gathered
+in tiles of TILE_BYTES, in the backward pass again, where the gradient of a tile is scattered back.
+Sums over devices are float32.
 
-Where a size does not divide by its mesh axis, that axis is left out: rows, tokens, words or embed
-are then whole on it, and its devices repeat each other's work.
+Where a size does not divide by its mesh axis, that axis is left out: rows, tokens, vocabulary or
+embed are then whole on it, and its devices repeat each other's work.
 
-Axes: B rows, S tokens, D embed, V words; N rows times tokens of one device, T tiles.
+Axes: B rows, S tokens, D embed, V vocabulary entries; N rows times tokens of one device, T tiles.
 """
 
 import dataclasses
@@ -22,10 +21,10 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from rljax.kernels.logprob import dispatch
-from rljax.kernels.logprob.options import Options, Statistics, merged, merged_tiles, words_of
+from rljax.kernels.logprob.options import Options, Statistics, merged, merged_tiles, vocab_size_of
 from rljax.mesh import BATCH_AXES
 
-TILE_BYTES = 16 << 20  # of the head's words that are whole on a device at once
+TILE_BYTES = 16 << 20  # of the head's vocabulary that is whole on a device at once
 
 
 def forward(
@@ -34,13 +33,13 @@ def forward(
     """Statistics [..., S] of hidden [..., S, D] at targets [..., S]; see options.Statistics."""
     impl = _impl(mesh, impl)
     if mesh is None or mesh.size == 1:
-        found = dispatch.forward(impl, _flat(hidden), head, targets.reshape(-1), scale, options)
-        return jax.tree.map(lambda x: x.reshape(targets.shape), found)
+        stats = dispatch.forward(impl, _flat(hidden), head, targets.reshape(-1), scale, options)
+        return jax.tree.map(lambda x: x.reshape(targets.shape), stats)
     split = _split(mesh, hidden, head, options)
 
     def on_one_device(hidden, head, targets, scale):
-        found = _describe(split, impl, _flat(hidden), head, targets.reshape(-1), scale, options)
-        return jax.tree.map(lambda x: x.reshape(targets.shape), found)
+        stats = _describe(split, impl, _flat(hidden), head, targets.reshape(-1), scale, options)
+        return jax.tree.map(lambda x: x.reshape(targets.shape), stats)
 
     tokens, of_head = split.tokens(targets.ndim), split.head(options)
     return jax.shard_map(
@@ -48,7 +47,7 @@ def forward(
         mesh=mesh,
         in_specs=(tokens, of_head, tokens, PartitionSpec()),
         out_specs=tokens,
-        check_vma=False,  # kernels do not say what they vary over
+        check_vma=False,  # kernels do not declare what they vary over
     )(hidden, head, targets, scale)
 
 
@@ -80,7 +79,8 @@ def backward(
 
 
 def _impl(mesh: Mesh | None, impl: str | None) -> str | None:
-    """A mesh of CPUs needs no other branch: tracing the kernels outlasts small programs."""
+    """The implementation to lower for. On a mesh of CPUs it is "xla": tracing the kernels of other
+    platforms takes longer than small programs run."""
     on_cpu = mesh is not None and mesh.devices.flat[0].platform == "cpu"
     return "xla" if impl is None and on_cpu else impl
 
@@ -89,7 +89,7 @@ def _flat(hidden: jax.Array) -> jax.Array:
     return hidden.reshape(-1, hidden.shape[-1])
 
 
-# -- who has what
+# -- the split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +102,12 @@ class _Split:
     vocab: str | None
 
     def tokens(self, ndim: int) -> PartitionSpec:
-        """Of arrays [B, ..., S], and of those with further axes."""
+        """The spec of arrays [B, ..., S], and of those with further axes."""
         between = [None] * (ndim - 2)
         return PartitionSpec(self.rows, *between, *[self.context][: ndim - 1])
 
     def head(self, options: Options) -> PartitionSpec:
-        names = (self.vocab, self.embed) if options.words_first else (self.embed, self.vocab)
+        names = (self.vocab, self.embed) if options.vocab_first else (self.embed, self.vocab)
         return PartitionSpec(*names)
 
     def repeated_by(self, axis: str) -> bool:
@@ -125,7 +125,10 @@ def _split(mesh: Mesh, hidden, head, options: Options) -> _Split:
             rows.append(axis)
             left //= mesh.shape[axis]
     context = fitting("context", hidden.shape[-2]) if hidden.ndim > 2 else None
-    embed, vocab = fitting("fsdp", hidden.shape[-1]), fitting("tensor", words_of(head, options))
+    embed, vocab = (
+        fitting("fsdp", hidden.shape[-1]),
+        fitting("tensor", vocab_size_of(head, options)),
+    )
     return _Split(tuple(rows), context, embed, vocab)
 
 
@@ -133,51 +136,52 @@ def _split(mesh: Mesh, hidden, head, options: Options) -> _Split:
 
 
 def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Statistics:
-    """Of its own rows, by all words: hidden [N, D], its own part of the head, targets [N]."""
-    words = words_of(head, options)
-    before = lax.axis_index(split.vocab) * words if split.vocab else 0
+    """Statistics of the device's own rows over the whole vocabulary: hidden [N, D], its own part of
+    the head, targets [N]."""
+    vocab = vocab_size_of(head, options)
+    before = lax.axis_index(split.vocab) * vocab if split.vocab else 0
     y = targets - before
 
     def of_tile(carry, first, count):
         w = _gathered(split, head, first, count, options)
-        found = dispatch.forward(impl, hidden, w, y - first, scale, options)
+        stats = dispatch.forward(impl, hidden, w, y - first, scale, options)
         if options.greedy:
-            found = found._replace(best=found.best + first + before)
-        return carry, (found, (y >= first) & (y < first + count))
+            stats = stats._replace(best=stats.best + first + before)
+        return carry, (stats, (y >= first) & (y < first + count))
 
-    tile = _tile_words(hidden, head, words) if split.embed else words
-    _, (parts, inside) = _over_tiles(of_tile, (), words, tile)
-    found = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
+    tile = _vocab_per_tile(hidden, head, vocab) if split.embed else vocab
+    _, (parts, inside) = _over_tiles(of_tile, (), vocab, tile)
+    stats = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
     if not split.vocab:
-        return found
+        return stats
     across = lambda reduce: lambda x: reduce(x, split.vocab)  # noqa: E731
-    return merged(found, (y >= 0) & (y < words), across(lax.pmax), across(lax.psum))
+    return merged(stats, (y >= 0) & (y < vocab), across(lax.pmax), across(lax.psum))
 
 
 def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
-    """(d hidden of its own rows, d of its own part of the head)."""
-    words, axis = words_of(head, options), 0 if options.words_first else 1
-    before = lax.axis_index(split.vocab) * words if split.vocab else 0
+    """(d hidden of the device's own rows, d of its own part of the head)."""
+    vocab, axis = vocab_size_of(head, options), 0 if options.vocab_first else 1
+    before = lax.axis_index(split.vocab) * vocab if split.vocab else 0
     targets, *row = rows
     y = targets - before
     # A sum over devices is float32: of a whole bfloat16 head it would be twice the head.
     moved = split.embed or split.rows or split.context
-    tile = _tile_words(hidden, head, words) if moved else words
-    if tile == words:
-        w = _gathered(split, head, 0, words, options)
+    tile = _vocab_per_tile(hidden, head, vocab) if moved else vocab
+    if tile == vocab:
+        w = _gathered(split, head, 0, vocab, options)
         of_hidden, of_head = dispatch.backward(impl, hidden, w, y, scale, *row, options)
         of_head = _scattered(split, of_head, options)
     else:
 
         def of_tile(sums, first, count):
             w = _gathered(split, head, first, count, options)
-            part, of_words = dispatch.backward(impl, hidden, w, y - first, scale, *row, options)
-            of_words = _scattered(split, of_words, options)
-            of_head = lax.dynamic_update_slice_in_dim(sums[1], of_words, first, axis)
+            part, of_vocab = dispatch.backward(impl, hidden, w, y - first, scale, *row, options)
+            of_vocab = _scattered(split, of_vocab, options)
+            of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
             return (sums[0] + part, of_head), ()
 
         empty = jnp.zeros(hidden.shape, row[0].dtype), jnp.zeros_like(head)
-        (of_hidden, of_head), _ = _over_tiles(of_tile, empty, words, tile)
+        (of_hidden, of_head), _ = _over_tiles(of_tile, empty, vocab, tile)
     if split.vocab:
         # After the tiles: a sum that does not wait for them could meet theirs out of order.
         of_hidden, of_head = lax.optimization_barrier((of_hidden, of_head))
@@ -185,39 +189,42 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     return of_hidden.astype(hidden.dtype), of_head
 
 
-def _tile_words(hidden, head, words: int) -> int:
-    """How many words are gathered, or their gradients summed, at once."""
+def _vocab_per_tile(hidden, head, vocab: int) -> int:
+    """The number of vocabulary entries that are gathered, or whose gradients are summed, at
+    once."""
     most = TILE_BYTES // (hidden.shape[1] * head.dtype.itemsize)
-    return min(words, max(most // 128 * 128, 128))  # whole lanes of a TPU
+    return min(vocab, max(most // 128 * 128, 128))  # whole lanes of a TPU
 
 
-def _over_tiles(of_tile, carry, words: int, size: int):
-    """of_tile(carry, first word, count) -> (carry, found) over all words; the found, stacked."""
-    whole, rest = divmod(words, size)
+def _over_tiles(of_tile, carry, vocab: int, size: int):
+    """Runs of_tile(carry, first entry, count) -> (carry, result) over the whole vocabulary; returns
+    the carry and the results, stacked."""
+    whole, rest = divmod(vocab, size)
     stacks = []
     if whole > 1:
         each = lambda carry, i: of_tile(carry, i * size, size)  # noqa: E731
-        carry, found = lax.scan(each, carry, jnp.arange(whole, dtype=jnp.int32))
-        stacks.append(found)
-    for first, count in ([(0, size)] if whole == 1 else []) + ([(words - rest, rest)] * bool(rest)):
+        carry, results = lax.scan(each, carry, jnp.arange(whole, dtype=jnp.int32))
+        stacks.append(results)
+    for first, count in ([(0, size)] if whole == 1 else []) + ([(vocab - rest, rest)] * bool(rest)):
         if stacks:  # its collectives wait for those of the scan, or they could meet out of order
             first, carry, stacks = lax.optimization_barrier((jnp.int32(first), carry, stacks))
-        carry, found = of_tile(carry, first, count)
-        stacks.append(jax.tree.map(lambda x: x[None], found))
+        carry, results = of_tile(carry, first, count)
+        stacks.append(jax.tree.map(lambda x: x[None], results))
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *stacks)
 
 
 def _gathered(split: _Split, head, first, count: int, options: Options) -> jax.Array:
-    """`count` words of its own part of the head, with all of D."""
-    axis = 0 if options.words_first else 1
+    """`count` vocabulary entries of the device's own part of the head, with all of D."""
+    axis = 0 if options.vocab_first else 1
     w = head if count == head.shape[axis] else lax.dynamic_slice_in_dim(head, first, count, axis)
     return lax.all_gather(w, split.embed, axis=1 - axis, tiled=True) if split.embed else w
 
 
-def _scattered(split: _Split, of_words, options: Options) -> jax.Array:
-    """The gradient of gathered words, summed over all rows, for its own part of D."""
-    wide, axis = jnp.promote_types(of_words.dtype, jnp.float32), 1 if options.words_first else 0
-    total = of_words.astype(wide)
+def _scattered(split: _Split, of_vocab, options: Options) -> jax.Array:
+    """The gradient of gathered vocabulary entries, summed over all rows, for the device's own
+    part of D."""
+    wide, axis = jnp.promote_types(of_vocab.dtype, jnp.float32), 1 if options.vocab_first else 0
+    total = of_vocab.astype(wide)
     if split.embed and split.repeated_by("fsdp"):
         size = total.shape[axis] // lax.axis_size("fsdp")
         total = lax.dynamic_slice_in_dim(total, lax.axis_index("fsdp") * size, size, axis)
@@ -225,4 +232,4 @@ def _scattered(split: _Split, of_words, options: Options) -> jax.Array:
         total = lax.psum_scatter(total, "fsdp", scatter_dimension=axis, tiled=True)
     scattered = split.embed and not split.repeated_by("fsdp")
     others = [x for x in (*split.rows, split.context) if x and not (scattered and x == "fsdp")]
-    return (lax.psum(total, tuple(others)) if others else total).astype(of_words.dtype)
+    return (lax.psum(total, tuple(others)) if others else total).astype(of_vocab.dtype)

@@ -1,9 +1,6 @@
 """Tile sizes of the TPU kernels of the fused log-prob: from shapes and dtype, within VMEM.
 
-What lives here: how many rows and words one grid step takes, and the bytes that it then holds. What
-does not: the kernels (pallas_tpu.py).
-
-Axes: N rows, D embed, V words; a tile is `rows` x `words` logits.
+Axes: N rows, D embed, V vocabulary entries; a tile is `rows` x `vocab` logits.
 """
 
 from typing import NamedTuple
@@ -12,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
 SUBLANES = 16  # rows of one bfloat16 register tile; float32 has 8
-ROWS, WORDS = 1024, 512  # the largest tile: larger ones gain nothing, see `choose_blocks`
+ROWS, VOCAB = 1024, 512  # the largest tile: larger ones gain nothing, see `choose_blocks`
 # Every generation from v5 on has this much per core or more. A program that is lowered for a TPU on
 # a host without one cannot ask which generation it is for, so it gets what all of them hold.
 USUAL_VMEM = 64 * 2**20
@@ -20,36 +17,37 @@ USUAL_VMEM = 64 * 2**20
 
 class Blocks(NamedTuple):
     rows: int
-    words: int
+    vocab: int
 
 
 def vmem_bytes() -> int:
     """Bytes of VMEM that a kernel may use: of the local TPU, at most the usual."""
     try:
-        found = pltpu.get_tpu_info().vmem_capacity_bytes
+        size = pltpu.get_tpu_info().vmem_capacity_bytes
     except (ValueError, RuntimeError):  # the local device is no TPU
-        found = USUAL_VMEM
-    return min(found, USUAL_VMEM)
+        size = USUAL_VMEM
+    return min(size, USUAL_VMEM)
 
 
 def forward_bytes(b: Blocks, depth: int, size: int) -> int:
     """Bytes held by one step of the forward kernel; `size` = bytes of an input's element."""
-    inputs = b.rows * depth * size + 2 * depth * b.words * size
-    return inputs + 4 * b.rows * b.words + 4 * LANES * b.rows * 9
+    inputs = b.rows * depth * size + 2 * depth * b.vocab * size
+    return inputs + 4 * b.rows * b.vocab + 4 * LANES * b.rows * 9
 
 
 def hidden_bytes(b: Blocks, depth: int, size: int) -> int:
-    """Of the kernel of hidden's gradient: its rows stay, the head's words stream by."""
+    """Bytes held by the kernel of hidden's gradient: its rows stay, the head's vocabulary
+    streams by."""
     stay = b.rows * depth * (4 + 2 * size)
-    stream = 2 * b.words * depth * size
-    return stay + stream + b.rows * b.words * (4 + size) + 4 * LANES * b.rows * 4
+    stream = 2 * b.vocab * depth * size
+    return stay + stream + b.rows * b.vocab * (4 + size) + 4 * LANES * b.rows * 4
 
 
 def head_bytes(b: Blocks, depth: int, size: int) -> int:
-    """Of the kernel of the head's gradient: its words stay, the rows stream by."""
-    stay = b.words * depth * (4 + 2 * size)
+    """Bytes held by the kernel of the head's gradient: its vocabulary stays, the rows stream by."""
+    stay = b.vocab * depth * (4 + 2 * size)
     stream = 2 * b.rows * depth * size
-    return stay + stream + b.rows * b.words * (4 + 2 * size) + 4 * LANES * b.rows * 4
+    return stay + stream + b.rows * b.vocab * (4 + 2 * size) + 4 * LANES * b.rows * 4
 
 
 def _row_sizes(n: int) -> list[int]:
@@ -62,15 +60,15 @@ def _row_sizes(n: int) -> list[int]:
 
 
 def choose_blocks(held, stays: str, shape, size: int, budget: int) -> Blocks:
-    """The largest tile whose `held` bytes fit the budget, for shape (N, D, V); of equals the one
-    with more of what `stays` ("rows" or "words").
+    """The largest tile whose `held` bytes fit the budget, for shape (N, D, V). Of equal ones, the
+    one with more of what `stays` ("rows" or "vocab").
 
     R rows that stay do R (forward) or 2 R (gradients) FLOP for each byte of a bfloat16 head that
-    streams by, and words that stay as many for each byte of the rows; a v6e, which needs most,
-    multiplies 561 times while it reads one.
+    streams by, and vocabulary entries that stay as many for each byte of the rows; a v6e, which
+    needs most, multiplies 561 times while it reads one.
     """
-    n, depth, words = shape
-    word_sizes = [w for w in (WORDS, 256, 128) if w <= max(words, LANES)]
-    tiles = [Blocks(r, w) for r in _row_sizes(n) for w in word_sizes]
+    n, depth, vocab = shape
+    vocab_sizes = [w for w in (VOCAB, 256, 128) if w <= max(vocab, LANES)]
+    tiles = [Blocks(r, w) for r in _row_sizes(n) for w in vocab_sizes]
     fits = [b for b in tiles if held(b, depth, size) <= budget]
-    return max(fits or [tiles[-1]], key=lambda b: (b.rows * b.words, getattr(b, stays)))
+    return max(fits or [tiles[-1]], key=lambda b: (b.rows * b.vocab, getattr(b, stays)))

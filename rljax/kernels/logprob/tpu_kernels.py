@@ -1,12 +1,12 @@
 """The insides of the TPU kernels of the fused log-prob: what one grid step does with one tile.
 
-What lives here: products in slices of D, running statistics, the gradient at the logits. What does
-not: grids and blocks (pallas_tpu.py).
+Products in slices of D, running statistics, and the gradient at the logits. Grids and blocks
+are in pallas_tpu.py.
 
-A kernel is handed references to blocks in VMEM. Where a block reaches past the end of its array it
+A kernel gets references to blocks in VMEM. Where a block reaches past the end of its array it
 holds anything, NaN too.
 
-Axes: D embed, V words; a tile is R rows x W words; 128 lanes.
+Axes: D embed, V vocabulary entries; a tile is R rows x W vocabulary entries; 128 lanes.
 """
 
 import jax
@@ -63,26 +63,27 @@ def _product(x, y, contract, precision):
 
 
 def _head_slice(head_ref, at, options: Options):
-    return head_ref[:, at] if options.words_first else head_ref[at, :]
+    return head_ref[:, at] if options.vocab_first else head_ref[at, :]
 
 
 def _multiply(hidden_ref, head_ref, z_ref, options: Options) -> None:
-    """z [R, W] += hidden [R, D] head, before cap and scale. Who reads z leaves zeros for the next
-    tile: among its arithmetic the stores are free, a pass of their own is not."""
+    """z [R, W] += hidden [R, D] head, before cap and scale. The reader of z leaves zeros for the
+    next tile: among its arithmetic the stores are free, a pass of their own is not."""
 
     def add(at):
         w = _head_slice(head_ref, at, options)
-        contract = (1, 1 if options.words_first else 0)
+        contract = (1, 1 if options.vocab_first else 0)
         z_ref[...] += _product(hidden_ref[:, at], w, contract, options.precision)
 
     _over_depth(hidden_ref, add)
 
 
 def forward_kernel(
-    scale_ref, target_ref, hidden_ref, head_ref, out_ref, z_ref, *running, options, words
+    scale_ref, target_ref, hidden_ref, head_ref, out_ref, z_ref, *running, options, vocab
 ):
-    """Running per lane: largest logit, sum of exp, sum of exp times logit, target, best word."""
-    j, tile_words = pl.program_id(1), z_ref.shape[1]
+    """Running statistics per lane: largest logit, sum of exp, sum of exp times logit, target,
+    best token."""
+    j, tile_vocab = pl.program_id(1), z_ref.shape[1]
     rows = z_ref.shape[0]
 
     @pl.when(j == 0)
@@ -97,32 +98,32 @@ def forward_kernel(
 
     def update(at, chunk):
         _update_statistics(
-            z_ref, target_ref, running, at, chunk, j * tile_words, scale_ref[0, 0], options, words
+            z_ref, target_ref, running, at, chunk, j * tile_vocab, scale_ref[0, 0], options, vocab
         )
 
     _over_rows(rows, update)
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
-        _over_rows(rows, lambda at, _: _finish(target_ref, out_ref, running, at, words, options))
+        _over_rows(rows, lambda at, _: _finish(target_ref, out_ref, running, at, vocab, options))
 
 
-def _update_statistics(z_ref, target_ref, running, at, chunk, first, scale, options, words):
-    """One chunk of rows of a tile whose first word is `first` into the running statistics."""
-    top_ref, sum_ref, weighted_ref, found_ref, best_ref = running
+def _update_statistics(z_ref, target_ref, running, at, chunk, first, scale, options, vocab):
+    """Adds one chunk of rows of a tile, whose first token is `first`, to the running statistics."""
+    top_ref, sum_ref, weighted_ref, at_target_ref, best_ref = running
     lane = jax.lax.broadcasted_iota(jnp.int32, (chunk, LANES), 1)
     target = target_ref[at, :] - first
     before = top = top_ref[at, :]
-    found, best, kept = found_ref[at, :], best_ref[at, :], []
+    at_target, best, kept = at_target_ref[at, :], best_ref[at, :], []
     for k in range(0, z_ref.shape[1], LANES):
         z = z_ref[at, k : k + LANES]
         z_ref[at, k : k + LANES] = jnp.zeros_like(z)
         z = (options.soft_cap * jnp.tanh(z / options.soft_cap) if options.soft_cap else z) * scale
-        found += jnp.where(lane + k == target, z, 0.0)
-        if words % z_ref.shape[1]:
-            z = jnp.where(lane + k < words - first, z, LOWEST)
+        at_target += jnp.where(lane + k == target, z, 0.0)
+        if vocab % z_ref.shape[1]:
+            z = jnp.where(lane + k < vocab - first, z, LOWEST)
         z = jnp.maximum(z, LOWEST)
-        if options.greedy:  # later words must be larger, so that the first of equals stays
+        if options.greedy:  # later tokens must be larger, so that the first of equals stays
             best = jnp.where(z > top, lane + (first + k), best)
         top = jnp.maximum(top, z)
         kept.append(z)
@@ -136,7 +137,7 @@ def _update_statistics(z_ref, target_ref, running, at, chunk, first, scale, opti
         if options.entropy:
             weighted += e * (z - top)
     live = top != LOWEST  # a lane without any finite logit has counted its LOWEST
-    top_ref[at, :], found_ref[at, :] = top, found
+    top_ref[at, :], at_target_ref[at, :] = top, at_target
     sum_ref[at, :] = jnp.where(live, total, 0.0)
     if options.entropy:
         weighted_ref[at, :] = jnp.where(live, weighted, 0.0)
@@ -144,16 +145,16 @@ def _update_statistics(z_ref, target_ref, running, at, chunk, first, scale, opti
         best_ref[at, :] = best
 
 
-def _finish(target_ref, out_ref, running, at, words, options):
-    """The lanes' statistics into one row's: lanes 0 to 4 of the output, as bits."""
-    top, total, weighted, found, best = (ref[at, :] for ref in running)
+def _finish(target_ref, out_ref, running, at, vocab, options):
+    """Reduces the lanes' statistics to one row's: lanes 0 to 4 of the output, as bits."""
+    top, total, weighted, at_target, best = (ref[at, :] for ref in running)
     largest = jnp.max(top, axis=1, keepdims=True)
     share = jnp.exp(top - largest)
     mass = jnp.sum(total * share, axis=1, keepdims=True)
     finite = jnp.where(largest == LOWEST, 0.0, largest)
     wanted = target_ref[at, :]
-    target = jnp.sum(found, axis=1, keepdims=True) - finite
-    columns = [finite, jnp.log(mass), jnp.where((wanted >= 0) & (wanted < words), target, 0.0)]
+    target = jnp.sum(at_target, axis=1, keepdims=True) - finite
+    columns = [finite, jnp.log(mass), jnp.where((wanted >= 0) & (wanted < vocab), target, 0.0)]
     if options.entropy:
         weighted = jnp.sum((weighted + total * (top - largest)) * share, axis=1, keepdims=True)
         columns.append(weighted / jnp.where(mass == 0, 1.0, mass))
@@ -163,13 +164,13 @@ def _finish(target_ref, out_ref, running, at, words, options):
         bits = jax.lax.bitcast_convert_type(jnp.broadcast_to(column, top.shape), jnp.int32)
         out = jnp.where(lane == i, bits, out)
     if options.greedy:
-        first = jnp.min(jnp.where(top == largest, best, words), axis=1, keepdims=True)
+        first = jnp.min(jnp.where(top == largest, best, vocab), axis=1, keepdims=True)
         out = jnp.where(lane == 4, first, out)
     out_ref[at, :] = out
 
 
 def _logit_gradient(refs, first, scale, options, left=None) -> None:
-    """dz of a tile from its products; with `left`, only that many words of it exist.
+    """dz of a tile from its products; with `left`, only that many vocabulary entries of it exist.
     The rows' a, b and c are already times scale."""
     target_ref, statistics_ref, z_ref, dz_ref = refs
 
@@ -210,9 +211,10 @@ def hidden_kernel(
     sum_ref,
     *,
     options,
-    words,
+    vocab,
 ):
-    j, tile_words = pl.program_id(1), z_ref.shape[1]
+    """A step of hidden's gradient: adds the product of a tile and the head to its rows."""
+    j, tile_vocab = pl.program_id(1), z_ref.shape[1]
 
     @pl.when(j == 0)
     def _():
@@ -220,20 +222,20 @@ def hidden_kernel(
         z_ref[...] = jnp.zeros_like(z_ref)
 
     left = None
-    if words % tile_words:  # the last tile holds anything, NaN too, where there are no words
-        left = words - j * tile_words
+    if vocab % tile_vocab:  # the last tile holds anything, NaN too, past the vocabulary
+        left = vocab - j * tile_vocab
 
-        @pl.when(left < tile_words)
+        @pl.when(left < tile_vocab)
         def _():
-            _over_depth(hidden_ref, lambda at: _zero_words(head_ref, at, left, options))
+            _over_depth(hidden_ref, lambda at: _zero_missing(head_ref, at, left, options))
 
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_words, scale_ref[0, 0], options, left)
+    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, left)
 
     def add(at):
         w = _head_slice(head_ref, at, options)
-        contract = (1, 0 if options.words_first else 1)
+        contract = (1, 0 if options.vocab_first else 1)
         sum_ref[:, at] += _product(dz_ref[...], w, contract, options.precision)
 
     _over_depth(hidden_ref, add)
@@ -243,11 +245,11 @@ def hidden_kernel(
         out_ref[...] = sum_ref[...].astype(out_ref.dtype)
 
 
-def _zero_words(head_ref, at, left, options: Options) -> None:
+def _zero_missing(head_ref, at, left, options: Options) -> None:
     w = _head_slice(head_ref, at, options)
-    word = jax.lax.broadcasted_iota(jnp.int32, w.shape, 0 if options.words_first else 1)
-    kept = jnp.where(word < left, w, jnp.zeros_like(w))
-    if options.words_first:
+    token_id = jax.lax.broadcasted_iota(jnp.int32, w.shape, 0 if options.vocab_first else 1)
+    kept = jnp.where(token_id < left, w, jnp.zeros_like(w))
+    if options.vocab_first:
         head_ref[:, at] = kept
     else:
         head_ref[at, :] = kept
@@ -267,8 +269,9 @@ def head_kernel(
     options,
     rows,
 ):
+    """A step of the head's gradient: adds the product of a tile and its rows to the head."""
     j, i = pl.program_id(0), pl.program_id(1)
-    tile_rows, tile_words = z_ref.shape
+    tile_rows, tile_vocab = z_ref.shape
     left = rows - i * tile_rows
 
     @pl.when(i == 0)
@@ -289,8 +292,8 @@ def head_kernel(
 
     _multiply(hidden_ref, head_ref, z_ref, options)
     refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_words, scale_ref[0, 0], options)
-    transposed = dz_ref[...].T  # once a tile: the products want the words first
+    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options)
+    transposed = dz_ref[...].T  # once a tile: the products want the vocabulary first
 
     def add(at):
         sum_ref[:, at] += _product(transposed, hidden_ref[:, at], (1, 0), options.precision)
@@ -299,7 +302,7 @@ def head_kernel(
 
     @pl.when(i == pl.num_programs(1) - 1)
     def _():
-        if options.words_first:
+        if options.vocab_first:
             out_ref[...] = sum_ref[...].astype(out_ref.dtype)
         else:
 

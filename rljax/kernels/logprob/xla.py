@@ -1,10 +1,11 @@
-"""The chunked form in plain XLA: CPU, and wherever no kernel fits. A tile of logits is made, read
-and dropped; the backward pass makes it anew.
+"""The fused log-prob in plain XLA, chunk by chunk: for CPU, and wherever no kernel fits.
+
+A tile of logits is made, read and dropped; the backward pass makes it anew.
 
 The tiles are walked by scans, with the last one begun early where they do not divide: what it
 shares with the one before is masked. Temporaries are a few tiles, whatever N and V.
 
-Axes: N rows, D embed, V words.
+Axes: N rows, D embed, V vocabulary entries.
 """
 
 import jax
@@ -21,57 +22,57 @@ from rljax.kernels.logprob.options import (
     merged_tiles,
     raw_logits,
     tile_statistics,
+    vocab_size_of,
     wide_dtype,
-    words_of,
 )
 
-ROWS, WORDS = 1024, 2048  # of a tile: 8 MiB of float32 logits
+ROWS, VOCAB = 1024, 2048  # of a tile: 8 MiB of float32 logits
 
 
 def forward(hidden, head, targets, scale, options: Options) -> Statistics:
     """Statistics of hidden [N, D] under the head at targets [N]; see options.Statistics."""
-    rows, words = len(hidden), words_of(head, options)
-    if rows <= ROWS and words <= WORDS:
+    rows, vocab = len(hidden), vocab_size_of(head, options)
+    if rows <= ROWS and vocab <= VOCAB:
         return tile_statistics(logits(hidden, head, scale, options), targets, options)
     row_tiles, row_size = tiles(rows, ROWS)
-    word_tiles, word_size = tiles(words, WORDS)
+    vocab_tiles, tile_size = tiles(vocab, VOCAB)
 
     def of_rows(i):
         start = jnp.minimum(i * row_size, rows - row_size)
         h, y = (lax.dynamic_slice_in_dim(x, start, row_size) for x in (hidden, targets))
 
-        def of_words(_, j):
-            first = jnp.minimum(j * word_size, words - word_size)
-            z = logits(h, words_at(head, first, word_size, options), scale, options)
-            fresh = j * word_size - first  # the words before were the last tile's
-            if words % word_size:
-                z = jnp.where(jnp.arange(word_size) >= fresh, z, -jnp.inf)
-            found = tile_statistics(z, y - first, options)
+        def of_vocab(_, j):
+            first = jnp.minimum(j * tile_size, vocab - tile_size)
+            z = logits(h, vocab_slice(head, first, tile_size, options), scale, options)
+            fresh = j * tile_size - first  # the entries before were in the last tile
+            if vocab % tile_size:
+                z = jnp.where(jnp.arange(tile_size) >= fresh, z, -jnp.inf)
+            stats = tile_statistics(z, y - first, options)
             if options.greedy:
-                found = found._replace(best=found.best + first)
-            return None, (found, (y - first >= fresh) & (y - first < word_size))
+                stats = stats._replace(best=stats.best + first)
+            return None, (stats, (y - first >= fresh) & (y - first < tile_size))
 
-        _, (parts, inside) = lax.scan(of_words, None, jnp.arange(word_tiles))
+        _, (parts, inside) = lax.scan(of_vocab, None, jnp.arange(vocab_tiles))
         return merged_tiles(parts, inside)
 
-    found = lax.map(of_rows, jnp.arange(row_tiles))
+    stats = lax.map(of_rows, jnp.arange(row_tiles))
     overlap = row_tiles * row_size - rows
     join = lambda x: jnp.concatenate([x[:-1].reshape(-1), x[-1, overlap:]])  # noqa: E731
-    return jax.tree.map(join, found)
+    return jax.tree.map(join, stats)
 
 
 def backward(
     hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
 ) -> tuple[jax.Array, jax.Array]:
     """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
-    rows, words = len(hidden), words_of(head, options)
+    rows, vocab = len(hidden), vocab_size_of(head, options)
     row_tiles, row_size = tiles(rows, ROWS)
-    word_tiles, word_size = tiles(words, WORDS)
-    wide, axis = wide_dtype(hidden.dtype), 0 if options.words_first else 1
+    vocab_tiles, tile_size = tiles(vocab, VOCAB)
+    wide, axis = wide_dtype(hidden.dtype), 0 if options.vocab_first else 1
 
-    def of_words(gradients, j):
-        first = jnp.minimum(j * word_size, words - word_size)
-        w = words_at(head, first, word_size, options)
+    def of_vocab(gradients, j):
+        first = jnp.minimum(j * tile_size, vocab - tile_size)
+        w = vocab_slice(head, first, tile_size, options)
 
         def of_rows(gradients, i):
             of_hidden, of_tile = gradients
@@ -81,8 +82,8 @@ def backward(
             dz = logit_gradient(raw_logits(h, w, options), y - first, scale, *row, options)
             if rows % row_size:
                 dz = jnp.where((jnp.arange(row_size) >= i * row_size - start)[:, None], dz, 0.0)
-            if words % word_size:
-                dz = jnp.where(jnp.arange(word_size)[None] >= j * word_size - first, dz, 0.0)
+            if vocab % tile_size:
+                dz = jnp.where(jnp.arange(tile_size)[None] >= j * tile_size - first, dz, 0.0)
             dz = dz.astype(h.dtype)
             sums = at(of_hidden) + hidden_gradient(dz, w, options)
             of_hidden = lax.dynamic_update_slice_in_dim(of_hidden, sums, start, 0)
@@ -91,17 +92,17 @@ def backward(
         of_hidden, of_head = gradients
         empty = jnp.zeros(w.shape, wide)
         (of_hidden, of_tile), _ = lax.scan(of_rows, (of_hidden, empty), jnp.arange(row_tiles))
-        sums = lax.dynamic_slice_in_dim(of_head, first, word_size, axis) + of_tile.astype(w.dtype)
+        sums = lax.dynamic_slice_in_dim(of_head, first, tile_size, axis) + of_tile.astype(w.dtype)
         return (of_hidden, lax.dynamic_update_slice_in_dim(of_head, sums, first, axis)), None
 
     empty = jnp.zeros(hidden.shape, wide), jnp.zeros_like(head)
-    (of_hidden, of_head), _ = lax.scan(of_words, empty, jnp.arange(word_tiles))
+    (of_hidden, of_head), _ = lax.scan(of_vocab, empty, jnp.arange(vocab_tiles))
     return of_hidden.astype(hidden.dtype), of_head
 
 
-def words_at(head: jax.Array, first, count: int, options: Options) -> jax.Array:
-    """`count` words of the head, in its own layout."""
-    return lax.dynamic_slice_in_dim(head, first, count, 0 if options.words_first else 1)
+def vocab_slice(head: jax.Array, first, count: int, options: Options) -> jax.Array:
+    """`count` vocabulary entries of the head, in its own layout."""
+    return lax.dynamic_slice_in_dim(head, first, count, 0 if options.vocab_first else 1)
 
 
 def tiles(length: int, most: int) -> tuple[int, int]:

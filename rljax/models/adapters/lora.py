@@ -1,7 +1,6 @@
 """Low-rank adapters: which maps get one, what is trained, merging.
 
-What lives here: LoRA and QLoRA (arXiv 2106.09685, 2305.14314). What does not: the maps themselves
-(rljax.models.layers.Linear), files (rljax.models.huggingface.peft).
+LoRA and QLoRA (arXiv 2106.09685, 2305.14314). The maps themselves are rljax.models.layers.Linear.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def adapt(block: nnx.Module, rngs: nnx.Rngs, config: ModelConfig) -> set[str]:
-    """Give every targeted linear map of a block its adapter, and all of them their codec. Returns
+    """Gives every targeted linear map of a block its adapter, and all of them their codec; returns
     the names of its linear maps."""
     lora, names = config.lora, set()
     for path, module in list(nnx.iter_modules(block)):
@@ -73,8 +72,11 @@ def is_trained(path: tuple[str, ...], config: ModelConfig, head: str) -> bool:
 
 
 def attach(model, plain: dict, key: jax.Array) -> dict:
-    """The weights of a plain model -> those of `model`: fresh adapters, and codes where the base is
-    quantised. Takes the leaves of `plain` out of it, so that no second base is ever held."""
+    """The weights of `model` from those of a plain model: fresh adapters, and codes where the
+    base is quantised.
+
+    Takes the leaves of `plain` out of it, so that no second base is ever held.
+    """
     config, shapes, layout = model.config, model.shapes(), flattened(model.shardings())
     base = flattened(plain)
     plain.clear()
@@ -102,8 +104,10 @@ def attach(model, plain: dict, key: jax.Array) -> dict:
 
 
 def merge(model, params: dict) -> dict:
-    """W + (alpha / rank) A B as plain weights: the parameters of the model without adapters. What
-    was adapted or quantised is float32: bfloat16 would round a small update away."""
+    """The parameters of the model without adapters: W + (alpha / rank) A B as plain weights.
+
+    What was adapted or quantised is float32: bfloat16 would round a small update away.
+    """
     lora, flat = model.config.lora, flattened(params)
     out = {path: x for path, x in flat.items() if path[-1] not in (*LEAVES, "codes", "scales")}
     for path, x in flat.items():

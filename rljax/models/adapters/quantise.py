@@ -1,8 +1,7 @@
-"""Frozen weights in 8 or 4 bits: codes, and one scale per block of an input axis (QLoRA, arXiv
-2305.14314).
+"""Frozen weights in 8 or 4 bits: codes, and one scale per block of an input axis
+(QLoRA, arXiv 2305.14314).
 
-What lives here: int8 and nf4, both ways. What does not: which weights (rljax.models.adapters.lora).
-int8: w = code scale / 127. nf4: w = LEVELS[code] scale. scale = max |w| of the block.
+scale = max |w| of the block. int8: w = code scale / 127. nf4: w = LEVELS[code] scale.
 """
 
 import jax

@@ -1,8 +1,7 @@
-"""Weights on the mesh <-> tensors on disk, a block of rows at a time.
+"""Moves weights between the mesh and tensors on disk, a block of rows at a time.
 
-What lives here: which blocks a model's weights consist of, and the two programs that move one. What
-does not: files. A block has the layout and dtype that it has on disk; layout and dtype change on
-the device, in place of the weight's own buffer, so that the host holds a block and never a weight.
+A block has the layout and dtype that it has on disk. Layout and dtype change on the device, in
+place of the weight's own buffer, so the host holds a block and never a weight.
 
 Every device takes the same rows of its own part of a tensor in one step, and where the experts are
 split over devices, of its own expert's tensor: one program per kind of weight, no communication.
@@ -67,8 +66,8 @@ class Group:
         return count, tuple(min(at, rows - count) for at in range(0, rows, max(count, 1)))
 
     def spans(self, start: int, count: int):
-        """What of each tensor the block at `start` holds: (tensor, its place in the leading axes,
-        first row in the block, first row in the tensor)."""
+        """The parts of each tensor that the block at `start` holds: (tensor, its place in the
+        leading axes, first row in the block, first row in the tensor)."""
         whole = self.disk_shape[0] // self.row_ways
         places = itertools.product(*map(range, self.ways))
         for name, place in zip(self.names, places, strict=True):
@@ -91,7 +90,7 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
         for piece in pieces:
             if name not in skip:
                 of_path.setdefault(piece.path, {})[piece.index] = (name, piece)
-    found: dict[tuple[str, ...], list[tuple]] = {}
+    by_path: dict[tuple[str, ...], list[tuple]] = {}
     shardings = model.shardings()
     for path, members in of_path.items():
         spec = tuple(functools.reduce(lambda node, key: node[key], path, shardings).spec)
@@ -106,9 +105,9 @@ def groups(model: Model, skip: frozenset[str] = frozenset()) -> list[Group]:
             ]
             names = tuple(members[index][0] for index in indices)
             part = Part(path, members[indices[0]][1], spec, start)
-            found.setdefault(names, []).append((ways, part))
+            by_path.setdefault(names, []).append((ways, part))
     out = []
-    for names, pairs in found.items():
+    for names, pairs in by_path.items():
         (ways, first), parts = pairs[0], tuple(part for _, part in pairs)
         same = [(w, p.piece.disk_shape, p.block_spec) for w, p in pairs]
         assert same == [same[0]] * len(same), names
@@ -172,7 +171,7 @@ def _get(leaf, start, *, mesh, spec, block_spec, piece, rows, dtype):
 
 
 def _start(part: Part, row: int) -> np.ndarray:
-    """Where the block of rows from `row` lies in a device's part of the weight."""
+    """The index of the block of rows from `row` in a device's part of the weight."""
     below = [0] * len(part.piece.shape)
     if below:
         below[part.piece.inside] = row // part.piece.unit

@@ -1,8 +1,7 @@
 """A Hugging Face folder on disk: which file holds which tensor, which version it is, what fits.
 
-What lives here: the index, the comparison with a model by name, SHA-256 and revision. What does
-not: moving weights (rljax.models.huggingface), the format of a file
-(rljax.models.huggingface.safetensors_file). Nothing here trusts what a folder says of itself.
+The index, the comparison with a model by name, SHA-256 and revision. Nothing here trusts what a
+folder says of itself.
 """
 
 import dataclasses
@@ -44,7 +43,7 @@ def read_json(path: Path) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a tensor lies."""
+    """The file and the entry of a tensor."""
 
     file: Path
     entry: Entry
@@ -58,10 +57,10 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What a folder held, against what the model needs. Names are those of the folder."""
+    """The contents of a folder against what the model needs. Names are those of the folder."""
 
     folder: str
-    revision: str | None  # the commit of the repository it came from, where the folder says
+    revision: str | None  # the commit of the repository it came from, where the folder records it
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     misshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()  # on disk, expected
@@ -92,8 +91,8 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
         return [folder / file for file in sorted(set(names.values()))], names
     if (folder / WHOLE).exists() or (folder / WHOLE).is_symlink():
         return [folder / WHOLE], None  # some folders hold the same weights once more
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
         pickles = [p.name for p in sorted(folder.glob("*")) if p.suffix in (".bin", ".pt", ".pth")]
         raise InputError(
             f"{folder} has no *.safetensors file",
@@ -104,7 +103,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
             if pickles
             else "give a folder with safetensors weights",
         )
-    return found, None
+    return files, None
 
 
 def find_tensors(folder: Path) -> dict[str, Place]:
@@ -148,21 +147,21 @@ def _ignorable(name: str, model: Model) -> bool:
 
 def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
     """(report, {the model's name of a tensor: Place}), from the headers alone."""
-    found = find_tensors(folder)
+    tensors = find_tensors(folder)
     wanted = {name: pieces[0].disk_shape for name, pieces in disk_pieces(model).items()}
     zero = ()
-    if model.head == "scalar" and "score.weight" not in found:  # a language model
+    if model.head == "scalar" and "score.weight" not in tensors:  # a language model
         del wanted["score.weight"]
         zero = ("score.weight",)
-    on_disk = {name: renamed(name, found) for name in wanted}
-    places = {name: found[disk] for name, disk in on_disk.items() if disk in found}
-    extra = sorted(set(found) - set(on_disk.values()))
+    on_disk = {name: renamed(name, tensors) for name in wanted}
+    places = {name: tensors[disk] for name, disk in on_disk.items() if disk in tensors}
+    extra = sorted(set(tensors) - set(on_disk.values()))
     ignored = tuple(name for name in extra if _ignorable(name, model))
     shapes = {name: place.entry.shape for name, place in places.items()}
     report = LoadReport(
         folder=str(folder),
-        revision=revision(folder, {place.file.name for place in found.values()}),
-        missing=tuple(sorted(d for d in on_disk.values() if d not in found)),
+        revision=revision(folder, {place.file.name for place in tensors.values()}),
+        missing=tuple(sorted(d for d in on_disk.values() if d not in tensors)),
         unexpected=tuple(name for name in extra if name not in ignored),
         misshaped=tuple(
             (on_disk[n], s, wanted[n]) for n, s in sorted(shapes.items()) if s != wanted[n]
@@ -175,8 +174,8 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
         ignored=ignored,
         zero=zero,
     )
-    files = {disk: found[disk].file.name for disk in on_disk.values() if disk in found}
-    _check(report, len(wanted), files, reward="score.weight" in found and model.head == "lm")
+    files = {disk: tensors[disk].file.name for disk in on_disk.values() if disk in tensors}
+    _check(report, len(wanted), files, reward="score.weight" in tensors and model.head == "lm")
     return report, places
 
 
@@ -225,8 +224,8 @@ def _check(report: LoadReport, wanted: int, files: dict[str, str], *, reward: bo
 
 
 def revision(folder: Path, files: Iterable[str]) -> str | None:
-    """The commit that the weights were downloaded at, if the folder says: the hub's cache keeps a
-    folder per commit, and its downloads note the commit of each file."""
+    """The commit that the weights were downloaded at, if the folder records it: the hub's cache
+    keeps a folder per commit, and its downloads note the commit of each file."""
     for path in (folder.absolute(), folder.resolve()):
         if path.parent.name == "snapshots" and _REVISION.fullmatch(path.name):
             return path.name

@@ -1,10 +1,7 @@
-"""Hugging Face folders: config.json + safetensors <-> Model and parameters.
+"""Loads and saves Hugging Face folders: config.json + safetensors <-> Model and parameters.
 
-What lives here: loading and saving, a block of rows at a time, so that the host holds a few blocks
-whatever the size of a tensor. What does not: the format of a file
-(rljax.models.huggingface.safetensors_file), what a folder must hold
-(rljax.models.huggingface.checkpoint_folder), names and layouts (rljax.models.names). No
-pickle is read and no code of a folder is run.
+Weights move a block of rows at a time, so the host holds a few blocks whatever the size of a
+tensor. No pickle is read and no code of a folder is run.
 """
 
 import concurrent.futures
@@ -38,8 +35,8 @@ from rljax.models.trees import nested
 
 
 def load_config(folder: str | Path, **overrides) -> ModelConfig:
-    """The ModelConfig of a Hugging Face folder. Raises InputError that names config.json and the
-    key."""
+    """The ModelConfig of a Hugging Face folder. Raises InputError that names config.json and
+    the key."""
     path = Path(folder) / "config.json"
     try:
         return from_hf_config(read_json(path), **overrides)
@@ -188,7 +185,7 @@ def _shards(model: Model, dtype, shard_bytes: int) -> dict[str, dict]:
 
 def _texts(config: ModelConfig, head: str, shards: dict, **ids) -> dict[str, dict]:
     """{name: object} of the JSON files, config.json last."""
-    told = to_hf_config(config, head=head, **ids)
+    hf_config = to_hf_config(config, head=head, **ids)
     texts = {}
     if len(shards) > 1:
         tensors = [(d.itemsize * int(np.prod(s))) for t in shards.values() for d, s in t.values()]
@@ -198,10 +195,10 @@ def _texts(config: ModelConfig, head: str, shards: dict, **ids) -> dict[str, dic
         }
     texts["generation_config.json"] = {
         "bos_token_id": ids["bos_id"],
-        "eos_token_id": told.get("text_config", told)["eos_token_id"],
+        "eos_token_id": hf_config.get("text_config", hf_config)["eos_token_id"],
         "pad_token_id": ids["pad_id"],
     }
-    return {**texts, "config.json": told}
+    return {**texts, "config.json": hf_config}
 
 
 def _write(model: Model, params: dict, dtype, targets: dict[str, tuple[int, Entry]]) -> None:

@@ -1,7 +1,6 @@
 """Adapters as PEFT folders: adapter_config.json and adapter_model.safetensors.
 
-What lives here: saving and loading adapters alone. What does not: merging
-(rljax.models.adapters.lora).
+Merging adapters is in rljax.models.adapters.lora.
 """
 
 import json
@@ -118,11 +117,11 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
     _read_config(folder, model)
     file = folder / "adapter_model.safetensors"
     try:
-        found = load_file(file)
+        tensors = load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(f"{file} is not readable", rule=str(error), fix="copy it again") from None
     wanted = _tensors(model)
-    for what, names in (("lacks", set(wanted) - set(found)), ("has", set(found) - set(wanted))):
+    for what, names in (("lacks", set(wanted) - set(tensors)), ("has", set(tensors) - set(wanted))):
         if names:
             raise InputError(
                 f"{file} {what} {len(names)} tensors that the model "
@@ -133,9 +132,9 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
     flat = flattened(params)
     new = {path: np.array(flat[path]) for path, *_ in wanted.values()}
     for key, (path, at, shape) in wanted.items():
-        if found[key].shape != shape:
-            raise InputError(f"{file}: {key}", value=found[key].shape, rule=f"must be {shape}")
+        if tensors[key].shape != shape:
+            raise InputError(f"{file}: {key}", value=tensors[key].shape, rule=f"must be {shape}")
         where = () if at is None else (at,)
-        new[path][where] = found[key].T.reshape(new[path][where].shape)
+        new[path][where] = tensors[key].T.reshape(new[path][where].shape)
     layout = flattened(model.shardings())
     return nested(flat | {path: jax.device_put(x, layout[path]) for path, x in new.items()})

@@ -1,8 +1,7 @@
 """The safetensors format: a header of names, dtypes, shapes and offsets, then the bytes.
 
-What lives here: a header read without trusting it, a header to write, bytes in and out by offset.
-Nothing is unpickled or run, and nothing is allocated because a header says so. What does not: which
-file of a folder holds which tensor (rljax.models.huggingface.checkpoint_folder).
+A header is read without trusting it: nothing is unpickled or run, and nothing is allocated because
+a header says so.
 
 Format: 8 bytes n (little-endian), n bytes of JSON {name: {dtype, shape, data_offsets}}, the data.
 """
@@ -50,7 +49,7 @@ class Entry:
 
 
 def open_file(path: Path) -> int:
-    """A file descriptor for reading; only of a regular file (a pipe would block for ever)."""
+    """A file descriptor for reading, of a regular file only (opening a pipe would block)."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise InputError(f"{path} is not a file", fix="give a folder with safetensors weights")
@@ -100,23 +99,23 @@ def _whole(values, count: int | None = None) -> bool:
     return all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
-def _entry(path: Path, name: str, facts, start: int) -> Entry:
+def _entry(path: Path, name: str, fields, start: int) -> Entry:
     """A checked entry of the header; the data start at byte `start` of the file."""
-    which = f"{path}: tensor {name[:200]!r}"
-    if not isinstance(facts, dict):
-        raise InputError(which, value=facts, rule="needs dtype, shape and data_offsets")
-    dtype, shape, offsets = (facts.get(key) for key in ("dtype", "shape", "data_offsets"))
+    place = f"{path}: tensor {name[:200]!r}"
+    if not isinstance(fields, dict):
+        raise InputError(place, value=fields, rule="needs dtype, shape and data_offsets")
+    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in _BITS:
-        raise InputError(f"{which}: dtype", value=dtype, rule=f"known: {', '.join(_BITS)}")
+        raise InputError(f"{place}: dtype", value=dtype, rule=f"known: {', '.join(_BITS)}")
     if not _whole(shape) or len(shape) > _MOST_AXES:
         rule = f"at most {_MOST_AXES} whole numbers >= 0"
-        raise InputError(f"{which}: shape", value=shape, rule=rule)
+        raise InputError(f"{place}: shape", value=shape, rule=rule)
     if not _whole(offsets, 2) or offsets[0] > offsets[1]:
-        raise InputError(f"{which}: data_offsets", value=offsets, rule="[begin, end], begin <= end")
+        raise InputError(f"{place}: data_offsets", value=offsets, rule="[begin, end], begin <= end")
     begin, end = offsets
     if 8 * (end - begin) != math.prod(shape) * _BITS[dtype]:
         raise InputError(
-            f"{which}: data_offsets {offsets} hold {end - begin} bytes",
+            f"{place}: data_offsets {offsets} hold {end - begin} bytes",
             rule=f"{dtype} of shape {tuple(shape)} has {math.prod(shape) * _BITS[dtype] // 8}",
             fix=_COPY_AGAIN,
         )
@@ -144,7 +143,7 @@ def read_header(file: int, path: Path) -> dict[str, Entry]:
     header = _parse(text.tobytes(), path)
     header.pop("__metadata__", None)
     start = 8 + length
-    entries = {name: _entry(path, name, facts, start) for name, facts in header.items()}
+    entries = {name: _entry(path, name, fields, start) for name, fields in header.items()}
     at, before = start, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != at:
@@ -164,14 +163,14 @@ def read_header(file: int, path: Path) -> dict[str, Entry]:
 
 
 def new_header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> tuple[bytes, dict]:
-    """What a file of {name: (dtype, shape)} starts with, and {name: Entry} of its tensors."""
-    facts, spans, at = {"__metadata__": {"format": "pt"}}, {}, 0
+    """The beginning of a file of {name: (dtype, shape)}, and {name: Entry} of its tensors."""
+    header, spans, at = {"__metadata__": {"format": "pt"}}, {}, 0
     for name, (dtype, shape) in tensors.items():
         end = at + math.prod(shape) * dtype.itemsize
         spelling = SPELLING[dtype]
-        facts[name] = {"dtype": spelling, "shape": list(shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": spelling, "shape": list(shape), "data_offsets": [at, end]}
         spans[name], at = (at, end), end
-    text = json.dumps(facts, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data are aligned to 8 bytes
     start = 8 + len(text)
     entries = {

@@ -1,8 +1,7 @@
 """The vision tower of Qwen2.5-VL and Qwen3-VL: patches of pixels -> tokens of the text decoder.
 
-What lives here: patch embedding, positions, blocks, mergers, as one Flax NNX module. What does not:
-images and their patches (rljax.data.images.images), placing the features in the text
-(rljax.models.multimodal), weight names (rljax.models.vision.vision_names).
+Patch embedding, positions, blocks and mergers, as one Flax NNX module. rljax.models.multimodal
+places the features in the text.
 
 A row of the batch carries its own images, one after the other, right-padded to N patches, so a
 batch splits by rows over microbatches and devices. Patches are in Hugging Face's order: the
@@ -25,7 +24,7 @@ from jax.sharding import Mesh
 
 from rljax.mesh import constrain_rows
 from rljax.models.layers import Linear, RMSNorm, activate, add_last, apply_rope, weight
-from rljax.models.vision.vision_config import VisionConfig
+from rljax.models.vision.config import VisionConfig
 
 # Attention scores are built for so many patches at a time: an image of 5,000 patches would take
 # 1.6 GB of them in a layer of 16 heads.
@@ -144,9 +143,9 @@ class Merger(nnx.Module):
 
 class VisionTower(nnx.Module):
     """(pixels [B, N, C], coords [B, N, 4]) -> features [B, M, D_text], deepstack [levels, B, M,
-    D_text]: what the decoder puts at image tokens, and adds there after its first layers. Features
-    of padding are finite and mean nothing. Blocks are stacked on axis 0, and so are the deepstack
-    mergers."""
+    D_text]: what the decoder puts at image tokens, and adds there after its first layers.
+    Features of padding are finite and mean nothing. Blocks are stacked on axis 0, and so are the
+    deepstack mergers."""
 
     def __init__(self, rngs: nnx.Rngs, config: VisionConfig):
         self.config = config
@@ -191,8 +190,8 @@ class VisionTower(nnx.Module):
         def block(x, layer):
             weights, whole = layer
             x = x if mesh is None else constrain_rows(x, mesh)
-            seen = jnp.where(whole, 0, windows)
-            return nnx.merge(graph, weights)(x, cos, sin, frames, seen), None
+            window = jnp.where(whole, 0, windows)
+            return nnx.merge(graph, weights)(x, cos, sin, frames, window), None
 
         block = jax.checkpoint(block) if config.remat == "full" else block
         levels, start = [], 0

@@ -1,7 +1,6 @@
-r"""The text of a math answer: where it stands in a response, and one spelling for it.
+r"""Extracts the answer of a math response as text, and gives it one spelling.
 
-What lives here: pure functions of strings, linear in their length. What does not: mathematics
-(`math_answers.py`), the narrower rules of single data sets (`rules.py`).
+Pure functions of strings, linear in their length. Mathematics is in `math_answers.py`.
 """
 
 import re
@@ -39,10 +38,10 @@ _NUMBER_WITH_PERCENT = re.compile(rf"(?<![A-Za-z0-9.]){_NUMBER_RE}[ ]?(?:\\?%)?"
 
 def _last_answer(text: str) -> str | None:
     """After the last "answer is" or "answer:", else the last formula, else the last number."""
-    said = list(_ANSWER_IS.finditer(text))
-    if said:
+    matches = list(_ANSWER_IS.finditer(text))
+    if matches:
         # One sentence, this line or the next: the stop ends it unless a digit follows, as in 0.5.
-        line = text[said[-1].end() :].lstrip(" \t\n*_:").split("\n", 1)[0]
+        line = text[matches[-1].end() :].lstrip(" \t\n*_:").split("\n", 1)[0]
         rest = re.split(r"[.!?](?:\s|$)", line.strip().strip("*_"), maxsplit=1)[0]
         formulas = list(_FORMULA.finditer(rest))
         if len(formulas) == 1:
@@ -108,8 +107,8 @@ _MEASURED = re.compile(
 
 
 def is_text(text: str) -> bool:
-    r"""Words, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A formula's letters commute
-    (dog is god), so that words are compared as words."""
+    r"""Whether the answer is text, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A
+    formula's letters commute (dog is god), so text must be compared as text."""
     if _number_with_unit(text):
         return False
     text = _unwrapped(text.strip())

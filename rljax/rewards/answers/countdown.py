@@ -1,7 +1,7 @@
 """Countdown: an expression of the given numbers that makes the target.
 
-What lives here: a parser of + - * / and brackets that evaluates exactly (Fractions), and the
-reward. Nothing is handed to Python's own eval. What does not: the problems (rljax.data.tasks).
+A parser of + - * / and brackets that evaluates exactly (Fractions), and the reward. Nothing is
+handed to Python's own eval.
 """
 
 import collections
@@ -70,7 +70,7 @@ def evaluate(text: str) -> tuple[Fraction, list[int]]:
 
 
 def _tokens(text: str) -> list[str]:
-    text, found, position = text.translate(_SPELLINGS).strip(), [], 0
+    text, tokens, position = text.translate(_SPELLINGS).strip(), [], 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
@@ -79,9 +79,9 @@ def _tokens(text: str) -> list[str]:
             )
         if len(match[1]) > MAX_DIGITS:
             raise ExpressionError(f"a number of more than {MAX_DIGITS} digits")
-        found.append(match[1])
+        tokens.append(match[1])
         position = match.end()
-    return found
+    return tokens
 
 
 def _apply_above(precedence: int, operators: list[str], values: list[Fraction]) -> None:
@@ -106,7 +106,7 @@ def _apply(operator: str, values: list[Fraction]) -> None:
 
 
 def answer_text(response: str) -> str:
-    """What the last <answer>...</answer> holds; the whole response where there is none."""
+    """The content of the last <answer>...</answer>; the whole response where there is none."""
     start = response.rfind("<answer>")
     if start < 0:
         return response.strip()
@@ -115,9 +115,9 @@ def answer_text(response: str) -> str:
 
 def _problem(ground_truth: str) -> tuple[list[int], Fraction]:
     try:
-        found = json.loads(ground_truth)
-        numbers = [int(n) for n in found["numbers"]]
-        return numbers, Fraction(str(found["target"]))
+        problem = json.loads(ground_truth)
+        numbers = [int(n) for n in problem["numbers"]]
+        return numbers, Fraction(str(problem["target"]))
     except (ValueError, KeyError, TypeError) as error:
         # A reference that is none would silently give every response 0.
         raise ValueError(
@@ -140,9 +140,9 @@ def countdown(response: str, ground_truth: str, *, format_score: float = 0.0) ->
     try:
         if equals and evaluate(right)[0] != target:
             raise ExpressionError("it is said to equal another number")
-        value, found = evaluate(left if equals else text)
+        value, numbers_used = evaluate(left if equals else text)
         valid = True
-        used = collections.Counter(found) == collections.Counter(numbers)
+        used = collections.Counter(numbers_used) == collections.Counter(numbers)
         correct = used and value == target
     except ExpressionError:
         pass

@@ -1,10 +1,10 @@
-r"""Math answers of any form against a reference: fractions, sets, intervals, equations, text.
+r"""Compares math answers of any form with a reference: fractions, sets, intervals, equations, text.
 
-What lives here: where the answer stands in a response, how it is read, when two answers are equal.
-What does not: the deadline. A string can hold a computer algebra system for ever
-(`5^{5^{5^5}}`), and the library's own timeouts are signals, which neither a thread nor C code
-obeys: they are off, and `pool.py` kills what is late. Guards here refuse what can only be late, so
-that a hostile response costs microseconds, not a worker.
+Finds the answer in a response, reads it, and decides when two answers are equal. There is no
+deadline here. A string can hold a computer algebra system for ever (`5^{5^{5^5}}`), and the
+library's own timeouts are signals, which neither a thread nor C code obeys: they are off, and the
+reward pool kills what is late. Guards here refuse what can only be late, so that a hostile response
+costs microseconds, not a worker.
 """
 
 import functools
@@ -61,20 +61,20 @@ def math_verify(
     answer = find_answer(response, extraction)
     if answer is None or not plain_form(answer):
         return {"score": 0.0, "extracted": 0.0}
-    found = _equal(reference, answer, strict, decimals)
-    return {"score": float(bool(found)), "extracted": float(found is not None)}
+    equal = _equal(reference, answer, strict, decimals)
+    return {"score": float(bool(equal)), "extracted": float(equal is not None)}
 
 
 def _reference(ground_truth: str) -> str:
     """The answer of the reference, which may be a whole solution with a box or a mark."""
     where = "boxed" if "\\boxed" in ground_truth else "marked" if "####" in ground_truth else None
-    found = find_answer(ground_truth, where) if where else ground_truth
-    if not plain_form(found or ""):
+    text = find_answer(ground_truth, where) if where else ground_truth
+    if not plain_form(text or ""):
         raise ValueError(f"ground_truth {ground_truth!r:.80} is empty")
-    if is_text(found) and len(found) > _MAX_TEXT_CHARACTERS:
+    if is_text(text) and len(text) > _MAX_TEXT_CHARACTERS:
         # A wrong column, say: no answer would ever equal it.
         raise ValueError(f"ground_truth {ground_truth!r:.80} is a text, not an answer")
-    return found.strip()
+    return text.strip()
 
 
 def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | None:
@@ -96,14 +96,15 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
             f"ground_truth {reference!r:.80} cannot be read as mathematics: {error}"
         ) from error
     try:
-        found = _read(answer)
+        parsed = _read(answer)
     except _Unreadable:
         return None
-    return spelled_alike(reference, answer) and _verify(gold, found, strict, decimals)
+    return spelled_alike(reference, answer) and _verify(gold, parsed, strict, decimals)
 
 
 def _tolerance(decimals: int) -> float:
-    """Of rounded numbers, relative: 1e-7 and 2e-7 round to the same number and are not equal."""
+    """The relative tolerance of rounded numbers: 1e-7 and 2e-7 round to the same number and are
+    not equal."""
     return max(1e-3, 10.0 ** (1 - decimals))
 
 
@@ -114,7 +115,7 @@ def _same_decimal(a: Fraction, b: Fraction, decimals: int) -> bool:
 
 
 class _Unreadable(Exception):
-    """Why a text is not taken as mathematics."""
+    """The text is not taken as mathematics; the message says why."""
 
 
 @functools.cache
@@ -162,15 +163,15 @@ def _parsed(latex: str):
     try:
         latex = reader.normalize_latex(latex, config=config)
         _check_written(latex)
-        found = reader.latex2sympy(
+        expression = reader.latex2sympy(
             latex, is_real=not should_treat_as_complex(latex), normalization_config=None
         )
     except _Unreadable:
         raise
     except Exception as error:  # the grammar's own, sympy's TypeError, RecursionError, ...
         raise _Unreadable(f"{type(error).__name__} while parsing") from error
-    _check_size(found)
-    return found
+    _check_size(expression)
+    return expression
 
 
 def _depth(text: str) -> int:
@@ -198,7 +199,7 @@ def _check_written(latex: str) -> None:
 
 
 def _check_size(expression) -> None:
-    """Raises _Unreadable if working the expression out would take for ever."""
+    """Raises _Unreadable if evaluating the expression would take too long."""
     _, _, sympy = _library()
     parts = expression if isinstance(expression, sympy.MatrixBase) else [expression]
     if len(parts) > 400:
@@ -214,27 +215,27 @@ def _digits(node, sympy) -> float:
     """About how many digits the value has before its point; raises _Unreadable above the limit."""
     children = [_digits(child, sympy) for child in getattr(node, "args", ())]
     if isinstance(node, sympy.Rational):
-        found = (max(abs(node.p), node.q).bit_length()) * 0.30103
+        digits = (max(abs(node.p), node.q).bit_length()) * 0.30103
     elif isinstance(node, sympy.Float):
-        found = abs(float(sympy.log(abs(node), 10).evalf(5))) if node else 0.0
+        digits = abs(float(sympy.log(abs(node), 10).evalf(5))) if node else 0.0
     elif not children:
-        found = 1.0
+        digits = 1.0
     elif isinstance(node, sympy.Pow):
-        found = _digits_of_power(node, *children, sympy)
+        digits = _digits_of_power(node, *children, sympy)
     elif isinstance(node, sympy.factorial | sympy.gamma):
         value = 10.0 ** min(children[0], 300)
-        found = value * max(1.0, math.log10(value + 1))
+        digits = value * max(1.0, math.log10(value + 1))
     elif isinstance(node, sympy.binomial):
-        found = 10.0 ** min(children[1], 300)
+        digits = 10.0 ** min(children[1], 300)
     elif isinstance(node, sympy.exp):
-        found = 10.0 ** min(children[0], 300)
+        digits = 10.0 ** min(children[0], 300)
     elif isinstance(node, sympy.Mul):
-        found = sum(children)
+        digits = sum(children)
     else:
-        found = max(children) + math.log10(len(children))
-    if found > _MAX_DIGITS:
+        digits = max(children) + math.log10(len(children))
+    if digits > _MAX_DIGITS:
         raise _Unreadable(f"a number of more than {_MAX_DIGITS} digits")
-    return found
+    return digits
 
 
 def _digits_of_power(node, base: float, exponent: float, sympy) -> float:
@@ -248,14 +249,14 @@ def _digits_of_power(node, base: float, exponent: float, sympy) -> float:
     return base if power.free_symbols else base * 10.0 ** min(exponent, 300)
 
 
-def _verify(gold, found, strict: bool, decimals: int) -> bool:
+def _verify(gold, parsed, strict: bool, decimals: int) -> bool:
     """math-verify's verdict, less what it takes for equal because both are small."""
     library, _, sympy = _library()
     equal = library.verify(
-        gold, found, float_rounding=decimals, strict=strict, allow_set_relation_comp=True,
+        gold, parsed, float_rounding=decimals, strict=strict, allow_set_relation_comp=True,
         timeout_seconds=None, raise_on_error=True,
     )  # fmt: skip
-    return equal and _close(gold, found, decimals, sympy)
+    return equal and _close(gold, parsed, decimals, sympy)
 
 
 def _close(a, b, decimals: int, sympy) -> bool:

@@ -1,8 +1,7 @@
 r"""DAPO's answer rule: the text after `Answer:`, in the normal form of Minerva, as a string.
 
-What lives here: the rule as verl's `math_dapo` has it, for parity. What does not: answers that are
-equal but written differently (`math_answers.py`).
-Minerva: arXiv 2206.14858, appendix D; DAPO: arXiv 2503.14476.
+This is verl's `math_dapo`, for parity; `math_answers.py` also accepts equal answers that are
+written differently. Minerva: arXiv 2206.14858, appendix D; DAPO: arXiv 2503.14476.
 """
 
 import re
@@ -61,13 +60,13 @@ def dapo_answer(response: str, *, strict_box_verify: bool = False) -> str | None
     tail = response[-_WINDOW:]
     if strict_box_verify:
         return _braced(tail[-_STRICT_WINDOW:])
-    said = _ANSWER.findall(tail)
-    found = said[-1] if said else _braced(tail)
-    return None if found is None else minerva_form(found)
+    matches = _ANSWER.findall(tail)
+    answer = matches[-1] if matches else _braced(tail)
+    return None if answer is None else minerva_form(answer)
 
 
 def _braced(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds; every brace counts, as in the reference."""
+    r"""The content of the last `\boxed{...}`; every brace counts, as in the reference."""
     start = text.rfind("\\boxed{")
     depth = 0
     for brace in re.finditer("[{}]", text[start:]) if start >= 0 else ():

@@ -1,9 +1,7 @@
 """A client of any OpenAI-compatible chat endpoint, on the standard library alone.
 
-What lives here: attempts under one total deadline, what an answer must look like. What does not: a
-single attempt (rljax.rewards.judges.endpoint_http), the cache and the circuit breaker
-(endpoint_state), what is asked and how an answer becomes a number (rljax.rewards.judges.judges,
-rubrics).
+Makes attempts under one total deadline and checks what comes back. A single attempt is in
+endpoint_http, the cache and the circuit breaker in endpoint_state.
 
 Every failure is an EndpointError whose text begins with its kind; as a reward it is the status
 "error", so the sample is masked, and reward/errors/KIND counts it. A reward runs in reward.workers
@@ -36,17 +34,17 @@ _MAX_BODY_BYTES = 4 << 20
 
 
 def strict_json(text: str | bytes) -> object:
-    """JSON as the standard has it: UTF-8, no NaN or Infinity, no name twice in an object. Raises
-    ValueError."""
+    """JSON as the standard has it: UTF-8, no NaN or Infinity, no name twice in an object.
+    Raises ValueError."""
 
     def refuse(word: str):
         raise ValueError(f"{word} is no JSON")
 
     def once(pairs: list[tuple[str, object]]) -> dict:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        parsed = dict(pairs)
+        if len(parsed) < len(pairs):
             raise ValueError("a name stands twice in an object")
-        return found
+        return parsed
 
     def finite(number: str) -> float:
         value = float(number)
@@ -64,13 +62,13 @@ def _posted_json(url, payload, headers, deadline, max_body_bytes) -> dict:
 
     data = post_once(url, payload, headers, deadline, max_body_bytes)
     try:
-        found = strict_json(data)
+        reply = strict_json(data)
     except ValueError as error:
         text = without_secrets(f"{type(error).__name__}: {error}", headers)[:200]
         raise EndpointError("malformed", f"the answer is no JSON: {text}") from None
-    if not isinstance(found, dict):
-        raise EndpointError("malformed", f"the answer is a {type(found).__name__}, not an object")
-    return found
+    if not isinstance(reply, dict):
+        raise EndpointError("malformed", f"the answer is a {type(reply).__name__}, not an object")
+    return reply
 
 
 def _retried(once: Callable, deadline: float, attempts: int, again: frozenset[str]):
@@ -88,7 +86,7 @@ def _retried(once: Callable, deadline: float, attempts: int, again: frozenset[st
             late = time.monotonic() + wait >= deadline
             if late or attempt == attempts - 1:
                 why = "no time is left" if late else "no attempt is left"
-                text = f"{error.said} ({why} after {attempt + 1})"
+                text = f"{error.text} ({why} after {attempt + 1})"
                 raise EndpointError(error.kind, text) from None
         time.sleep(wait)
 
@@ -133,8 +131,8 @@ def _checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def authorization(api_key_env: str) -> dict[str, str]:
-    """The header with the key of an environment variable; none if that is not set (a server of
-    one's own asks for none)."""
+    """The header with the key of an environment variable; none if that is not set (a local
+    server needs none)."""
     key = os.environ.get(api_key_env, "").strip() if api_key_env else ""
     return _checked_headers({"Authorization": f"Bearer {key}"}) if key else {}
 
@@ -176,11 +174,11 @@ def chat(
         answer = _posted_json(url, payload, headers, deadline, max_body_bytes)
         text = _answer_text(answer)
         try:
-            found = parse(text)
+            parsed = parse(text)
         except ValueError as error:
             raise EndpointError("verdict", without_secrets(str(error), headers)) from None
         write_answer(place, text)
-        return found
+        return parsed
 
     breaker = dict(failures=breaker_failures, open_s=breaker_s)
     closed = enter_breaker(url, cache, probe_s=timeout_s, **breaker)
@@ -192,11 +190,11 @@ def chat(
     except EndpointError as error:
         up = error.kind not in DOWN
         hint = ""
-        if error.said.startswith(("HTTP 401", "HTTP 403")) and "Authorization" not in headers:
+        if error.text.startswith(("HTTP 401", "HTTP 403")) and "Authorization" not in headers:
             hint = f"; no key was sent: environment variable {api_key_env!r} is not set"
-        if error.kind == "rejected" and schema is not None and "response_format" in error.said:
+        if error.kind == "rejected" and schema is not None and "response_format" in error.text:
             hint = "; structured=False asks without a schema"
-        raise EndpointError(error.kind, error.said + hint) from None
+        raise EndpointError(error.kind, error.text + hint) from None
     finally:
         leave_breaker(url, cache, up, **breaker)
 

@@ -1,8 +1,7 @@
 """One POST over HTTP, all of it under one deadline and one limit of bytes.
 
-What lives here: the connection, the status, the body. What does not: retries and what a body means
-(rljax.rewards.judges.endpoint). The modules of the standard library that it needs take as long to
-import as all of a reward worker: it is imported by the first request.
+The modules of the standard library that it needs take as long to import as all of a reward worker,
+so the first request imports it.
 """
 
 import contextlib
@@ -45,7 +44,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Wire:
-    """What http.client asks of a socket; `post_once` closes the real one."""
+    """The part of a socket that http.client uses; `post_once` closes the real one."""
 
     def __init__(self, sock: socket.socket, deadline: float):
         self._sock, self._deadline = sock, deadline
@@ -58,7 +57,7 @@ class _Wire:
         return io.BufferedReader(_Incoming(self._sock, self._deadline))
 
     def close(self) -> None:
-        """Not yet: the answer may still be read."""
+        """Does nothing: the answer may still be read."""
 
 
 def _connected(host: str, port: int, deadline: float) -> socket.socket:
@@ -158,7 +157,7 @@ def _status_error(response: http.client.HTTPResponse, headers: Mapping[str, str]
 
 
 def without_secrets(text: str, headers: Mapping[str, str]) -> str:
-    """Some servers say which key was wrong."""
+    """The text without the key: some servers repeat the key that was wrong."""
     for name, value in headers.items():
         secret = value.rpartition(" ")[2]
         if name.lower() in ("authorization", "api-key", "x-api-key") and secret:

@@ -1,8 +1,6 @@
-"""What calls of an endpoint leave for later ones: answers in a folder, and whether it is down.
+"""State that calls of an endpoint share: a cache of answers in a folder, and a circuit breaker.
 
-What lives here: the cache's files and the circuit breaker. What does not: requests
-(rljax.rewards.judges.endpoint). Both survive a SIGKILL at any moment: files are renamed into place,
-locks are the kernel's.
+Both survive a SIGKILL at any moment: files are renamed into place, locks are the kernel's.
 """
 
 import contextlib
@@ -34,7 +32,7 @@ def read_answer(place: Path | None, parse: Callable) -> tuple | None:
 
 
 def write_answer(place: Path | None, text: str) -> None:
-    """Whole or not at all: the process may be killed at any moment."""
+    """Writes the answer whole or not at all: the process may be killed at any moment."""
     if place is None:
         return
     with _folder_errors(place.parent):
@@ -83,8 +81,11 @@ def _breaker(url: str, folder: str) -> Iterator[dict]:
 
 
 def enter_breaker(url: str, folder: str, *, failures: int, open_s: float, probe_s: float) -> str:
-    """Why no call may be made now, "" if one may. Once it has been open for `open_s`, one call at a
-    time is let through, for at most `probe_s`."""
+    """The reason why no call may be made now, "" if one may.
+
+    Once the breaker has been open for `open_s`, one call at a time is let through, for at
+    most `probe_s`.
+    """
     with _breaker(url, folder) as state:
         now = time.time()
         if state["failures"] < failures:
@@ -99,7 +100,7 @@ def enter_breaker(url: str, folder: str, *, failures: int, open_s: float, probe_
 
 
 def leave_breaker(url: str, folder: str, up: bool, *, failures: int, open_s: float) -> None:
-    """What a call that was let through has seen."""
+    """Records the outcome of a call that was let through."""
     with _breaker(url, folder) as state:
         state["failures"] = 0 if up else state["failures"] + 1
         state["probe_until"] = 0.0

@@ -1,9 +1,7 @@
-"""A model as the judge of one response: the prompt that asks, and a strict reading of the verdict.
+"""A model as the judge of one response: its prompt, and a strict reading of the verdict.
 
-What lives here: templates, how texts that nobody vouches for stand in them, verdicts, the reward
-`judge`. What does not: requests (rljax.rewards.judges.endpoint), rubrics
-(rljax.rewards.judges.rubrics), judges of two completions (rljax.rewards.judges.judging), a judge on
-the mesh (rljax.rollout.judge).
+Templates, how untrusted texts are quoted in them, verdicts, and the reward `judge`. Judges of two
+completions are in rljax.rewards.judges.judging, a judge on the mesh in rljax.rollout.judge.
 
 The response wants a high score and may say anything. It stands in the prompt as a JSON string, so
 it can neither end its own place nor hold a control token, and what it says of {placeholders} is not
@@ -42,7 +40,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 def quoted(value: object) -> str:
     """A value as JSON on one line, without what could be read as a control token."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:
@@ -66,19 +64,19 @@ def message(template: str, answer: str, scale: str, values: Mapping[str, object]
 def unfenced(text: str) -> str:
     """The text without blanks around it and without one code fence around the whole of it."""
     text = text.strip()
-    found = _FENCED.fullmatch(text)
-    return found[1] if found else text
+    match = _FENCED.fullmatch(text)
+    return match[1] if match else text
 
 
 def object_of(text: str, names: set[str]) -> dict:
     """The JSON object of exactly these names that the whole text is. Raises ValueError."""
     try:
-        found = strict_json(unfenced(text))
+        parsed = strict_json(unfenced(text))
     except ValueError as error:
         raise ValueError(f"no verdict: {error}, in {text[:100]!r}") from None
-    if not isinstance(found, dict) or set(found) != names:
+    if not isinstance(parsed, dict) or set(parsed) != names:
         raise ValueError(f"no object of {', '.join(sorted(names))} alone: {text[:100]!r}")
-    return found
+    return parsed
 
 
 def read_score(text: str, *, scale: float, reason: bool = False) -> float:
@@ -104,7 +102,7 @@ def score_schema(scale: float, reason: bool) -> dict:
 
 
 def score_answer(scale: float, reason: bool) -> str:
-    """How a verdict is to be written."""
+    """Instructions for the form of a verdict."""
     first = '"reason": "<two sentences>", ' if reason else ""
     return f'Answer with JSON alone: {{{first}"score": <a number from 0 to {scale:g}>}}'
 
@@ -131,9 +129,9 @@ def judge(
     """
     check_scale(scale)
     values = {"prompt": prompt, "response": response, "ground_truth": ground_truth}
-    asked = message(template, score_answer(scale, reason), f"{scale:g}", values)
+    prompt_text = message(template, score_answer(scale, reason), f"{scale:g}", values)
     score = chat(
-        asked, base_url=base_url, model=model, api_key_env=api_key_env, timeout_s=timeout_s,
+        prompt_text, base_url=base_url, model=model, api_key_env=api_key_env, timeout_s=timeout_s,
         attempts=attempts, cache=cache, body=body,
         schema=score_schema(scale, reason) if structured else None,
         parse=functools.partial(read_score, scale=scale, reason=reason),

@@ -1,10 +1,9 @@
 """Judges of two completions, and the call of one in a worker of the reward pool.
 
-What lives here: the contract of a judge, judges that are rules, and one that asks an endpoint. What
-does not: both orders, ties, counts, files (rljax.datagen.preferences), scores of one response
-(rljax.rewards.judges.judges). A judge is a function of texts that config text names,
-"ask(base_url='...', model='...')": judge(prompt, first, second) -> P(first is better), from 0 to 1,
-or a dict of named numbers with that as "score". `prompt` is a text or a list of messages.
+A judge is a function of texts that config text names, "ask(base_url='...', model='...')":
+judge(prompt, first, second) -> P(first is better), from 0 to 1, or a dict of named numbers
+with that as "score". `prompt` is a text or a list of messages. Scores of one response are in
+rljax.rewards.judges.judges.
 """
 
 import functools
@@ -31,7 +30,7 @@ _WINS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 def shorter(prompt, first: str, second: str) -> float:
-    """The one of fewer characters: how far a judge's labels are those of length alone."""
+    """1 if the first has fewer characters: how much of a judge's labels is length alone."""
     return 0.5 if len(first) == len(second) else float(len(first) < len(second))
 
 
@@ -85,10 +84,10 @@ def judge_of(text: str) -> Component:
 
 
 def judged(prompt, response: str, extra_info: dict, *, judge: str) -> dict:
-    """As a reward of `response`: what the judge says of it as the first and extra_info["second"] as
-    the second."""
-    found = judge_of(judge)(prompt, response, extra_info["second"])
-    found = found if isinstance(found, dict) else {"score": found}
-    if "score" in found and not 0 <= found["score"] <= 1:
-        raise ValueError(f"the judge returned {found['score']!r}: a probability is from 0 to 1")
-    return found
+    """The judge's verdict as a reward of `response`: it is the first completion,
+    extra_info["second"] the second."""
+    verdict = judge_of(judge)(prompt, response, extra_info["second"])
+    verdict = verdict if isinstance(verdict, dict) else {"score": verdict}
+    if "score" in verdict and not 0 <= verdict["score"] <= 1:
+        raise ValueError(f"the judge returned {verdict['score']!r}: a probability is from 0 to 1")
+    return verdict

@@ -140,14 +140,14 @@ class RubricBuffer:
             )
             self._pool = RewardPool(reward, workers=self._workers, timeout_s=self._timeout_s)
         with tempfile.TemporaryDirectory() as folder:
-            places = [Path(folder) / f"{i}.json" for i in range(len(asked))]
-            found = self._pool.score(
+            places = [Path(folder) / f"{i}.json" for i in range(len(questions))]
+            results = self._pool.score(
                 [
                     {
                         "prompt": prompt, "response": "",
-                        "extra_info": {"responses": said, "rubrics": known, "out": str(place)},
+                        "extra_info": {"responses": responses, "rubrics": known, "out": str(place)},
                     }
-                    for (prompt, said, known), place in zip(asked, places, strict=True)
+                    for (prompt, responses, known), place in zip(questions, places, strict=True)
                 ]
             )  # fmt: skip
             return [
@@ -177,7 +177,7 @@ def _with_std(active: list[dict], asked: list[dict], scores: list[Score]) -> lis
     """The active rubrics with the std of their verdicts on one group; a rubric by which fewer than
     two responses were judged keeps the std that it had."""
     judged = [score.parts for score in scores if score.status == "ok"]
-    columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(asked)}
+    columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(own)}
     out = []
     for rubric in active:
         name = columns.get(rubric_text(rubric))

@@ -1,12 +1,11 @@
 """Rubrics: S = sum_k w_k judge(rubric k, response), with positive and negative rubrics.
 
-What lives here: the arithmetic, what a rubric is, the reward `rubric`, and a generator of rubrics
-that asks an endpoint. What does not: judges (rljax.rewards.judges.judges), which rubrics a prompt
-has now (rljax.rewards.judges.rubric_buffer). DR Tulu's RLER, arXiv 2511.19399.
+The arithmetic, the form of a rubric, the reward `rubric`, and a generator of rubrics that asks an
+endpoint. DR Tulu's RLER, arXiv 2511.19399.
 
-A rubric is {"title", "description", "weight"}: one of the texts is enough, the weight is 1 unless
-it says otherwise, below 0 for what a response should not do. Those of a prompt stand in its
-extra_info["rubrics"].
+A rubric is {"title", "description", "weight"}: one of the texts is enough, the weight is 1
+unless it says otherwise, below 0 for what a response should not do. Those of a prompt stand in
+its extra_info["rubrics"].
 """
 
 import functools
@@ -110,8 +109,8 @@ def select_rubrics(
     unseen = [i for i in live if std[i] is None]
     if len(unseen) > cap:
         unseen = sorted(random.Random(f"{seed}").sample(unseen, cap))
-    seen = sorted((i for i in live if std[i] is not None), key=lambda i: -std[i])
-    active = [*unseen, *seen][:cap]
+    scored = sorted((i for i in live if std[i] is not None), key=lambda i: -std[i])
+    active = [*unseen, *scored][:cap]
     return active, [i for i in range(len(std)) if i not in active]
 
 
@@ -120,17 +119,17 @@ def select_rubrics(
 
 def checked_rubric(rubric: object, *, weight: float = 1.0) -> dict:
     """{"title", "description", "weight"} of a rubric as its author wrote it. Raises ValueError."""
-    found = {"description": rubric} if isinstance(rubric, str) else rubric
-    if not isinstance(found, dict):
+    fields = {"description": rubric} if isinstance(rubric, str) else rubric
+    if not isinstance(fields, dict):
         raise ValueError(f"a rubric is a text or an object, not {type(rubric).__name__}")
-    texts = {name: found.get(name) or "" for name in ("title", "description")}
+    texts = {name: fields.get(name) or "" for name in ("title", "description")}
     if not all(isinstance(text, str) for text in texts.values()) or not any(
         text.strip() for text in texts.values()
     ):
         raise ValueError("a rubric has neither a title nor a description")
     if any(len(text) > _LONGEST_TEXT for text in texts.values()):
         raise ValueError(f"a rubric has more than {_LONGEST_TEXT} characters")
-    given = found.get("weight")
+    given = fields.get("weight")
     weight = weight if given is None else given
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not number or not math.isfinite(weight):
@@ -140,12 +139,12 @@ def checked_rubric(rubric: object, *, weight: float = 1.0) -> dict:
 
 def rubrics_of(extra_info: object) -> list[dict]:
     """The rubrics of a sample, each with its kind of KINDS. Raises ValueError if there are none."""
-    found = extra_info.get("rubrics") if isinstance(extra_info, dict) else None
-    found = [] if found is None or isinstance(found, str | dict) else list(found)
-    if not found:
+    rubrics = extra_info.get("rubrics") if isinstance(extra_info, dict) else None
+    rubrics = [] if rubrics is None or isinstance(rubrics, str | dict) else list(rubrics)
+    if not rubrics:
         raise ValueError("extra_info has no rubrics: a list of {title, description, weight}")
     out = []
-    for rubric in found:
+    for rubric in rubrics:
         one = checked_rubric(rubric)
         kind = rubric.get("kind") if isinstance(rubric, dict) else None
         by_weight = "negative" if one["weight"] < 0 else "positive"
@@ -191,10 +190,10 @@ def rubric(
     above 0, 1) if `normalise` (DR Tulu, arXiv 2511.19399).
 
     One request per rubric; `timeout_s` bounds all of a sample. `template` shows {prompt},
-    {response}, {rubric} as JSON strings, {scale} and {answer}. A verdict that cannot be read, asked
-    for `attempts` times, is an error that masks the sample; with bad_verdict="zero", as in the
-    paper's code, it counts 0 and part rubric/failed says how many did. The rest is as of
-    rljax.rewards.judges.judges.judge.
+    {response}, {rubric} as JSON strings, {scale} and {answer}. A verdict that cannot be read,
+    asked for `attempts` times, is an error that masks the sample; with bad_verdict="zero", as
+    in the paper's code, it counts 0 and part rubric/failed says how many did. The rest is as
+    of rljax.rewards.judges.judges.judge.
     """
     check_scale(scale)
     rubrics, values, failed = rubrics_of(extra_info), [], 0
@@ -210,9 +209,9 @@ def rubric(
             text = f"{len(values)} of {len(rubrics)} rubrics were judged within {timeout_s:g} s"
             raise EndpointError("timeout", text)
         answer = score_answer(scale, False)
-        asked = rubric_message(template, answer, f"{scale:g}", prompt, response, one)
+        prompt_text = rubric_message(template, answer, f"{scale:g}", prompt, response, one)
         try:
-            values.append(ask(asked, timeout_s=left))
+            values.append(ask(prompt_text, timeout_s=left))
         except EndpointError as error:
             if bad_verdict == "error" or error.kind != "verdict":
                 raise
@@ -222,14 +221,14 @@ def rubric(
     return {**parts, "rubric/failed": float(failed)} if bad_verdict == "zero" else parts
 
 
-def checked_rubrics(found: object) -> list[dict]:
-    """Of a generator's {"positive": [...], "negative": [...]}: rubrics of weight 1 and -1, with
-    their kind. Raises ValueError."""
-    if not isinstance(found, dict) or not set(found) <= {"positive", "negative"}:
+def checked_rubrics(rubrics: object) -> list[dict]:
+    """Rubrics of weight 1 and -1, with their kind, from a generator's {"positive": [...],
+    "negative": [...]}. Raises ValueError."""
+    if not isinstance(rubrics, dict) or not set(rubrics) <= {"positive", "negative"}:
         raise ValueError('a generator returns {"positive": [...], "negative": [...]}')
     out = []
     for kind, weight in (("positive", 1.0), ("negative", -1.0)):
-        listed = found.get(kind) or []
+        listed = rubrics.get(kind) or []
         if not isinstance(listed, list | tuple):
             raise ValueError(f"{kind!r} of a generator is a list of rubrics")
         out += [{**checked_rubric(one), "weight": weight, "kind": kind} for one in listed]
@@ -237,9 +236,9 @@ def checked_rubrics(found: object) -> list[dict]:
 
 
 def _read_rubrics(text: str) -> dict:
-    found = object_of(text, {"positive", "negative"})
-    checked_rubrics(found)
-    return found
+    parsed = object_of(text, {"positive", "negative"})
+    checked_rubrics(parsed)
+    return parsed
 
 
 def endpoint_rubrics(
@@ -273,9 +272,9 @@ def endpoint_rubrics(
         'Answer with JSON alone: {"positive": [{"title": "...", "description": "..."}], '
         '"negative": [...]}'
     )
-    found = chat(
+    reply = chat(
         message(template, answer, str(most), values), base_url=base_url, model=model,
         api_key_env=api_key_env, timeout_s=timeout_s, attempts=attempts, cache=cache, body=body,
         schema=schema if structured else None, parse=_read_rubrics,
     )  # fmt: skip
-    return {kind: found[kind][:most] for kind in ("positive", "negative")}
+    return {kind: reply[kind][:most] for kind in ("positive", "negative")}

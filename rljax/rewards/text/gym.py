@@ -1,7 +1,7 @@
 """reasoning-gym's own scores (the extra `[tasks]`).
 
-What lives here: the reward, the JSON form of an entry, and the guard before scorers that would run
-a response as Python. What does not: the problems (rljax.data.tasks.gym).
+The reward, the JSON form of an entry, and the guard before scorers that would run a response as
+Python. The problems are rljax.data.tasks.gym.
 
 Four of the library's scorers call `eval` on the answer, and five hand it to sympy's parser, which
 does: a response is untrusted, so the first get `ast.literal_eval` and the others see only what can
@@ -51,7 +51,7 @@ def packed(name: str, config: dict, entry: dict) -> str:
 
 
 def _packed(value: object) -> object:
-    """In JSON's types; a tuple and an object whose keys are no texts are tagged lists."""
+    """The value in JSON's types; a tuple and an object whose keys are no texts are tagged lists."""
     if isinstance(value, tuple):
         return {"()": [_packed(item) for item in value]}
     if isinstance(value, dict):
@@ -102,12 +102,13 @@ def is_algebra(text: str) -> bool:
 
 
 def is_answer(name: str, text: str) -> bool:
-    """Whether the data set's scorer is handed this text at all."""
+    """Whether the data set's scorer gets this text at all."""
     return name not in _ALGEBRA or is_algebra(text)
 
 
 def prepare_worker(component) -> None:
-    """The import takes seconds: not those of the first sample's deadline."""
+    """Imports the library before the first sample: it takes seconds, which its deadline does
+    not have."""
     load_library()
 
 
@@ -118,9 +119,9 @@ def reasoning_gym_score(response: str, ground_truth: str, *, tag: str = "answer"
     answered, refused (an answer that its scorer would have run as code, which scores 0).
     """
     try:
-        found = json.loads(ground_truth)
-        name, entry = found["dataset"], _unpacked(found["entry"])
-        score_answer = _scorer(name, json.dumps(found["config"], sort_keys=True))
+        parsed = json.loads(ground_truth)
+        name, entry = parsed["dataset"], _unpacked(parsed["entry"])
+        score_answer = _scorer(name, json.dumps(parsed["config"], sort_keys=True))
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise

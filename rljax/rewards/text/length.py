@@ -36,7 +36,7 @@ def l1_exact(
     num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     correct_at: float = 1.0, **sample,
 ) -> dict:  # fmt: skip
-    """1[correct] - alpha |target - n|; `correct` names the reward that says what is right."""
+    """1[correct] - alpha |target - n|; `correct` names the reward that decides what is right."""
     target = _target(extra_info)
     sample |= {"num_tokens": num_tokens, "extra_info": extra_info}
     right = _correct(correct, correct_at, sample)

@@ -1,7 +1,7 @@
 """Rewards that are rules: the answer of a response against a reference, its length, its format.
 
-What lives here: pure functions of strings, linear in the length of the response, safe on any text
-(a response is untrusted input). What does not: time limits and processes (`pool.py`, `worker.py`).
+Pure functions of strings, linear in the length of the response, safe on any text (a response is
+untrusted input).
 """
 
 import json
@@ -40,14 +40,14 @@ def gsm8k(
     check_text(ground_truth)
     tail = response[-_GSM8K_WINDOW:]
     if method == "strict":
-        found = re.findall(r"#### (-?[0-9.,]+)", tail)
-        right = bool(found) and found[-1].replace(",", "") == ground_truth
+        numbers = re.findall(r"#### (-?[0-9.,]+)", tail)
+        right = bool(numbers) and numbers[-1].replace(",", "") == ground_truth
     elif method == "flexible":
-        found = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
-        right = bool(found) and found[-1] == ground_truth
+        numbers = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
+        right = bool(numbers) and numbers[-1] == ground_truth
     elif method == "numeric":
-        found, reference = _MARKED_NUMBER.findall(tail), _reference_decimal(ground_truth)
-        right = bool(found) and _decimal(found[-1]) == reference
+        numbers, reference = _MARKED_NUMBER.findall(tail), _reference_decimal(ground_truth)
+        right = bool(numbers) and _decimal(numbers[-1]) == reference
     else:
         raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
     return _with_format(score if right else format_score if found else 0.0, bool(found))
@@ -95,7 +95,8 @@ def _equal_boxes(answer: str, ground_truth: str) -> bool:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}`, or brace-free `\boxed ...$`, holds; None if there is none."""
+    r"""The content of the last `\boxed{...}`, or brace-free `\boxed ...$`; None if there is
+    none."""
     start = text.rfind("\\boxed")
     if start < 0:
         return None

@@ -1,8 +1,4 @@
-"""The form of a response: tags in order, JSON against a schema, JSON against a reference.
-
-What lives here: rules about form. What does not: whether the answer is right (`math_answers.py`,
-`text_answers.py`).
-"""
+"""Rewards for the form of a response: tags in order, JSON against a schema or a reference."""
 
 import functools
 import itertools
@@ -44,7 +40,8 @@ def format_tags(
 
 
 def _span(text: str, tag: str) -> tuple[int, int] | None:
-    """From the opening tag to behind the closing one; None unless each stands once around text."""
+    """The span from the opening tag to behind the closing one; None unless each stands once
+    around text."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     if text.count(opening) != 1 or text.count(closing) != 1:
         return None
@@ -101,8 +98,8 @@ def _refuse(constant: str) -> None:
 def json_schema(
     response: str, extra_info: dict | None = None, *, schema: str = "", parsed: float = 0.0
 ) -> dict:
-    """1 if the JSON in the response (`find_json`) is valid by the schema, `parsed` if it
-    holds other JSON, else 0. Parts: parsed, valid.
+    """1 if the JSON in the response (`find_json`) is valid by the schema, `parsed` if it holds
+    other JSON, else 0. Parts: parsed, valid.
 
     `schema`: JSON text or the path of a .json file; without it extra_info["schema"], text or
     object. Nothing is fetched: a remote $ref is an error. Needs the extra [rewards].
@@ -156,25 +153,25 @@ def json_match(response: str, ground_truth: str | dict | list, *, partial: bool 
     """
     reference = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     try:
-        found = _leaves(find_json(response))
+        ours = _leaves(find_json(response))
     except (ValueError, RecursionError):
         return {"score": 0.0, "parsed": 0.0, "exact": 0.0, "precision": 0.0, "recall": 0.0}
     wanted = _leaves(reference)
-    agree = len(found & wanted)
-    exact = float(found == wanted)
-    share = agree / len(found | wanted)
+    agree = len(ours & wanted)
+    exact = float(ours == wanted)
+    share = agree / len(ours | wanted)
     return {
         "score": share if partial else exact,
         "parsed": 1.0,
         "exact": exact,
-        "precision": agree / len(found),
+        "precision": agree / len(ours),
         "recall": agree / len(wanted),
     }
 
 
 def _leaves(value: object) -> set[tuple]:
     """(path, kind, value) of every leaf; an empty object or list is a leaf."""
-    found, todo = set(), [((), value)]
+    leaves, todo = set(), [((), value)]
     while todo:
         path, one = todo.pop()
         if isinstance(one, dict) and one:
@@ -184,5 +181,5 @@ def _leaves(value: object) -> set[tuple]:
         else:
             kind = "number" if isinstance(one, int | float) else type(one).__name__
             kind = "bool" if isinstance(one, bool) else kind
-            found.add((path, kind, json.dumps(one) if isinstance(one, dict | list) else one))
-    return found
+            leaves.add((path, kind, json.dumps(one) if isinstance(one, dict | list) else one))
+    return leaves

@@ -1,7 +1,4 @@
-"""How a response is written: in which script, and whether it repeats itself.
-
-What lives here: measures of the text alone. What does not: lengths in tokens (`length.py`).
-"""
+"""Rewards for how a response is written: in which script, and whether it repeats itself."""
 
 import functools
 import re

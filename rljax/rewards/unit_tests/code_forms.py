@@ -1,7 +1,6 @@
-"""Rewards of programs: unit tests run in a sandbox, one verdict per test.
+"""Forms of unit tests: reads them from a ground truth, compares outputs, counts verdicts.
 
-What lives here: the forms of tests, reading them from a ground truth, the program of a response,
-comparing outputs, scores. What does not: running (`code_run`), confinement (`sandbox`).
+Also the program of a response. Running it is `code_run`.
 
 A ground truth is JSON (text, or the object itself) of one of these forms:
   {"inputs": [...], "outputs": [...]}              stdin and stdout (APPS, TACO, PrimeCode, verl)
@@ -28,8 +27,9 @@ Compare = Literal["lines", "tokens", "exact"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one test. status: passed, failed (a wrong output or a false assert), error (it raised),
-    timeout, memory, output (too much of it) or killed. Every one but passed is a failed test."""
+    """The verdict of one test. status: passed, failed (a wrong output or a false assert), error
+    (it raised), timeout, memory, output (too much of it) or killed. Every one but passed is a
+    failed test."""
 
     status: str
     seconds: float
@@ -38,8 +38,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tests:
-    """`kind` stdin: texts in, texts out. calls: argument lists and values of `function`. asserts:
-    statements over the program's names, after `setup`."""
+    """The tests of one ground truth. `kind` stdin: texts in, texts out. calls: argument lists and
+    values of `function`. asserts: statements over the program's names, after `setup`."""
 
     kind: str
     inputs: tuple = ()
@@ -52,8 +52,8 @@ class Tests:
 
 
 def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
-    """Verdicts -> reward. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the share
-    that passed. Raises InputError for no verdicts: nothing was tested."""
+    """The reward for the verdicts. signed: +1 if all passed, else -1; binary: 1 or 0; fraction: the
+    share that passed. Raises InputError for no verdicts: nothing was tested."""
     if scale not in ("signed", "binary", "fraction"):
         raise InputError("unit tests: scale", value=scale, rule="signed, binary or fraction")
     if len(passed) == 0:
@@ -69,22 +69,22 @@ def unit_test_score(passed: Sequence[bool], scale: Scale = "signed") -> float:
 
 def read_tests(ground_truth: str | dict | list) -> Tests:
     """The tests that a ground truth holds. Raises InputError for any other form, and for none."""
-    found = ground_truth
+    value = ground_truth
     try:
         for _ in range(2):  # some data sets store JSON in JSON
-            found = json.loads(found) if isinstance(found, str) else found
+            value = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise _no_tests(ground_truth, f"it is no JSON: {error}") from None
-    if isinstance(found, list):
-        found = {"asserts": found}
-    if not isinstance(found, dict):
+    if isinstance(value, list):
+        value = {"asserts": value}
+    if not isinstance(value, dict):
         raise _no_tests(ground_truth, "it is neither an object nor a list")
-    if found.get("inputs") is not None or found.get("outputs") is not None:
-        tests = _input_output(found, ground_truth)
-    elif found.get("test"):
-        tests = _test_program(found, ground_truth)
+    if value.get("inputs") is not None or value.get("outputs") is not None:
+        tests = _input_output(value, ground_truth)
+    elif value.get("test"):
+        tests = _test_program(value, ground_truth)
     else:
-        tests = _asserts(found, ground_truth)
+        tests = _asserts(value, ground_truth)
     if not tests:
         raise _no_tests(ground_truth, "the list of tests is empty")
     return tests
@@ -100,13 +100,13 @@ def _no_tests(ground_truth: object, why: str) -> InputError:
     )
 
 
-def _input_output(found: dict, ground_truth: object) -> Tests:
-    inputs, outputs = found.get("inputs"), found.get("outputs")
+def _input_output(fields: dict, ground_truth: object) -> Tests:
+    inputs, outputs = fields.get("inputs"), fields.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise _no_tests(ground_truth, "inputs and outputs are lists")
     if len(inputs) != len(outputs):
         raise _no_tests(ground_truth, f"{len(inputs)} inputs and {len(outputs)} outputs")
-    name = found.get("fn_name")
+    name = fields.get("fn_name")
     if not name:
         return Tests("stdin", tuple(map(_text, inputs)), tuple(map(_text, outputs)))
     try:
@@ -134,24 +134,24 @@ def _arguments(value: object) -> list:
     return value if isinstance(value, list) else [value]
 
 
-def _asserts(found: dict, ground_truth: object) -> Tests:
-    name = next((n for n in ("asserts", "test_list", "assert_case") if n in found), None)
+def _asserts(value: dict, ground_truth: object) -> Tests:
+    name = next((n for n in ("asserts", "test_list", "assert_case") if n in value), None)
     if name is None:
-        raise _no_tests(ground_truth, f"it has {sorted(map(str, found))}")
-    statements = found[name]
+        raise _no_tests(ground_truth, f"it has {sorted(map(str, value))}")
+    statements = value[name]
     if not isinstance(statements, list) or not all(isinstance(s, str) for s in statements):
         raise _no_tests(ground_truth, f"{name} is a list of statements")
-    imports = found.get("test_imports") or []
-    setup = found.get("setup") or found.get("test_setup_code") or ""
+    imports = value.get("test_imports") or []
+    setup = value.get("setup") or value.get("test_setup_code") or ""
     setup = "\n".join([*imports, setup])
     for statement in [setup, *statements]:
         _parse(statement, ground_truth)
-    return Tests("asserts", tuple(statements), function=found.get("fn_name") or "", setup=setup)
+    return Tests("asserts", tuple(statements), function=value.get("fn_name") or "", setup=setup)
 
 
-def _test_program(found: dict, ground_truth: object) -> Tests:
+def _test_program(value: dict, ground_truth: object) -> Tests:
     """HumanEval's check as one test, or each assert at the top level as one."""
-    source, name = str(found["test"]), str(found.get("entry_point") or "")
+    source, name = str(value["test"]), str(value.get("entry_point") or "")
     body = _parse(source, ground_truth).body
     defines_check = any(isinstance(n, ast.FunctionDef) and n.name == "check" for n in body)
     if defines_check and name:
@@ -217,8 +217,8 @@ def extract_program(
 # -- comparing
 
 
-def same_output(found: str, expected: str, compare: Compare = "lines", tolerance: float = 0.0):
-    """Whether stdout is right -> bool.
+def same_output(output: str, expected: str, compare: Compare = "lines", tolerance: float = 0.0):
+    """Whether stdout is right.
 
     exact: every character. lines: line by line without the blanks at both ends of a line, blank
     lines at both ends of the text left out. tokens: split at any blank. With `tolerance` > 0, two
@@ -226,11 +226,11 @@ def same_output(found: str, expected: str, compare: Compare = "lines", tolerance
     expected one; lines must then have equally many tokens. exact takes no tolerance.
     """
     if compare == "exact":
-        return found == expected
+        return output == expected
     if compare == "tokens":
-        return _same_tokens(found.split(), expected.split(), tolerance)
+        return _same_tokens(output.split(), expected.split(), tolerance)
     mine, theirs = (
-        [line.strip() for line in text.strip().splitlines()] for text in (found, expected)
+        [line.strip() for line in text.strip().splitlines()] for text in (output, expected)
     )
     return len(mine) == len(theirs) and all(
         a == b or (tolerance > 0 and _same_tokens(a.split(), b.split(), tolerance))
@@ -238,41 +238,42 @@ def same_output(found: str, expected: str, compare: Compare = "lines", tolerance
     )
 
 
-def _same_tokens(found: list[str], expected: list[str], tolerance: float) -> bool:
-    return len(found) == len(expected) and all(
+def _same_tokens(output: list[str], expected: list[str], tolerance: float) -> bool:
+    return len(output) == len(expected) and all(
         a == b or (tolerance > 0 and _close(a, b, tolerance))
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(output, expected, strict=True)
     )
 
 
-def _close(found: str | float, expected: str | float, tolerance: float) -> bool:
+def _close(output: str | float, expected: str | float, tolerance: float) -> bool:
     try:
-        a, b = float(found), float(expected)
+        a, b = float(output), float(expected)
     except (ValueError, OverflowError):
         return False
     return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= tolerance * max(1.0, abs(b))
 
 
-def same_value(found: object, expected: object, tolerance: float = 0.0) -> bool:
+def same_value(value: object, expected: object, tolerance: float = 0.0) -> bool:
     """Whether a returned value is the expected JSON: a tuple counts as its list, a key of a dict
     as its text; floats within `tolerance` as in `same_output`."""
-    if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
-        return len(found) == len(expected) and all(
-            same_value(a, b, tolerance) for a, b in zip(found, expected, strict=True)
+    if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
+        return len(value) == len(expected) and all(
+            same_value(a, b, tolerance) for a, b in zip(value, expected, strict=True)
         )
-    if isinstance(found, dict) and isinstance(expected, dict):
-        mine, theirs = ({_key(k): v for k, v in d.items()} for d in (found, expected))
+    if isinstance(value, dict) and isinstance(expected, dict):
+        mine, theirs = ({_key(k): v for k, v in d.items()} for d in (value, expected))
         return mine.keys() == theirs.keys() and all(
             same_value(mine[k], theirs[k], tolerance) for k in mine
         )
-    numbers = isinstance(found, int | float) and isinstance(expected, int | float)
-    if numbers and tolerance > 0 and float in (type(found), type(expected)):
-        return _close(found, expected, tolerance)
-    return (numbers or type(found) is type(expected)) and found == expected
+    numbers = isinstance(value, int | float) and isinstance(expected, int | float)
+    if numbers and tolerance > 0 and float in (type(value), type(expected)):
+        return _close(value, expected, tolerance)
+    return (numbers or type(value) is type(expected)) and value == expected
 
 
 def wrapped_values(tests: Tests) -> bool:
-    """APPS wraps every value in a list of one; a test set is of that form or it is not."""
+    """Whether every value is in a list of one, as APPS wraps them: a test set is of that form or
+    it is not."""
     return all(isinstance(value, list) and len(value) == 1 for value in tests.outputs)
 
 

@@ -1,9 +1,7 @@
 """Unit tests of a program on a SandboxFusion server: the reward `sandbox_fusion`.
 
-What lives here: what POST {url}/run_code is asked, and verdicts from what it answers. What does
-not: attempts and the deadline (`endpoint`), the forms of tests and scores (`code_forms`), our own
-sandbox (`sandbox`).
-The interface: bytedance.github.io/SandboxFusion, as verl and others call it.
+Sends POST {url}/run_code and reads verdicts from the answer; our own sandbox is `code_run`. The
+interface: bytedance.github.io/SandboxFusion, as verl and others call it.
 
     {"code", "stdin", "language", "compile_timeout", "run_timeout", "memory_limit_MB"} ->
     {"status": "Success" | "Failed" | "SandboxError", "message", "compile_result": R, "run_result":
@@ -63,15 +61,15 @@ def _run_code(url: str, body: dict, timeout_s: float, attempts: int) -> tuple[st
         raise EndpointError(
             "malformed", f"{url}: status {status!r}: {str(answer.get('message'))[:200]}"
         )
-    for stage, found in (("compiling", compiled), ("running", run)):
-        if found is None:
+    for stage, stage_result in (("compiling", compiled), ("running", run)):
+        if stage_result is None:
             continue
-        if found["status"] == "TimeLimitExceeded":
-            return "timeout", "", found["execution_time"], f"{stage} took too long"
-        if found["status"] != "Finished" or found["return_code"] != 0:
-            last = found["stderr"].strip().rpartition("\n")[2][:500]
+        if stage_result["status"] == "TimeLimitExceeded":
+            return "timeout", "", stage_result["execution_time"], f"{stage} took too long"
+        if stage_result["status"] != "Finished" or stage_result["return_code"] != 0:
+            last = stage_result["stderr"].strip().rpartition("\n")[2][:500]
             kind = "memory" if last.startswith("MemoryError") else "error"
-            return kind, "", found["execution_time"], last or f"{stage} failed"
+            return kind, "", stage_result["execution_time"], last or f"{stage} failed"
     if run is None or status != "Success":
         raise EndpointError("malformed", f"{url}: status {status!r} without a result of the run")
     return "passed", run["stdout"], run["execution_time"], ""
@@ -79,16 +77,16 @@ def _run_code(url: str, body: dict, timeout_s: float, attempts: int) -> tuple[st
 
 def _result(answer: dict, name: str) -> dict | None:
     """One result with the types that it must have."""
-    found = answer.get(name)
-    if found is None:
+    part = answer.get(name)
+    if part is None:
         return None
     fields = {"status": str, "execution_time": float, "return_code": int, "stdout": str,
               "stderr": str}  # fmt: skip
-    if not isinstance(found, dict):
-        raise EndpointError("malformed", f"{name} is a {type(found).__name__}")
+    if not isinstance(part, dict):
+        raise EndpointError("malformed", f"{name} is a {type(part).__name__}")
     out = {}
     for field, kind in fields.items():
-        value = found.get(field)
+        value = part.get(field)
         # The server leaves out what does not apply: no exit code after a timeout.
         value = {"return_code": -1}.get(field, kind()) if value is None else value
         kind = (int, float) if kind is float else kind
@@ -151,15 +149,15 @@ def _verdict(program: str, given, expected, tests: Tests, literal: bool, ask, sa
     status, stdout, seconds, message = ask(program, given)
     if status != "passed":
         return Verdict(status, seconds, message)
-    found: object = stdout
+    value: object = stdout
     if tests.kind == "calls":
         try:
-            found = json.loads(stdout.rpartition(mark)[2] if mark in stdout else "")
+            value = json.loads(stdout.rpartition(mark)[2] if mark in stdout else "")
         except (ValueError, RecursionError):
             return Verdict("error", seconds, "the program ended before it answered")
-    if same(found, expected):
+    if same(value, expected):
         return Verdict("passed", seconds)
-    return Verdict("failed", seconds, f"wrong: {found!r:.200}")
+    return Verdict("failed", seconds, f"wrong: {value!r:.200}")
 
 
 def sandbox_fusion(
@@ -177,7 +175,7 @@ def sandbox_fusion(
     compare: Literal["lines", "tokens", "exact"] = "lines",
     float_tolerance: float = 0.0,
 ) -> dict:
-    """As `code_tests`, run by a SandboxFusion server at `url`, in any language that it has.
+    """`code_tests`, run by a SandboxFusion server at `url`, in any language that it has.
 
     Raises EndpointError, so that the sample is masked, where the server gives no usable answer
     within `total_timeout_s` for all tests; `timeout_s` is the program's own time per test.
@@ -199,11 +197,11 @@ def sandbox_fusion(
         left = max(0.0, deadline - time.monotonic())
         return _run_code(f"{url.rstrip('/')}/run_code", body | limits, left, attempts)
 
-    def same(found, expected) -> bool:
+    def same(value, expected) -> bool:
         if tests.kind == "calls":
-            right = same_value(found, expected, float_tolerance)
-            return right or (wrapped and same_value(found, expected[0], float_tolerance))
-        return same_output(found, expected, compare, float_tolerance)
+            right = same_value(value, expected, float_tolerance)
+            return right or (wrapped and same_value(value, expected[0], float_tolerance))
+        return same_output(value, expected, compare, float_tolerance)
 
     verdicts = [
         _verdict(program, given, expected, tests, literal, ask, same)

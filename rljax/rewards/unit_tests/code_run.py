@@ -1,7 +1,7 @@
 """Unit tests of a program in the sandbox, and the reward that they give.
 
-What lives here: `run_tests`, one verdict per test, and the reward `code_tests`. What does not: the
-forms of tests and scores (`code_forms`), confinement (`sandbox`).
+`run_tests`, one verdict per test, and the reward `code_tests`. The forms of tests are in
+`code_forms`.
 
 No expected output is ever in a process that a response controls:
   stdin    the program gets the input; its output is compared here
@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rljax.errors import InputError
-from rljax.rewards.sandbox.sandbox import Limits, Process, sandbox_tier
-from rljax.rewards.sandbox.sandbox_values import WireError, decode, encode
+from rljax.rewards.sandbox.tiers import Limits, Process, sandbox_tier
+from rljax.rewards.sandbox.values import WireError, decode, encode
 from rljax.rewards.unit_tests.code_forms import (
     Compare,
     Scale,
@@ -75,16 +75,16 @@ def run_tests(
     tier = sandbox_tier(allow_unsafe_execution)  # before the clock: the first call tries them
     session = _Session(program, tests, tier, timeout_s, total_timeout_s, memory_mb << 20)
     if tests.kind == "stdin":
-        same = lambda found, want: same_output(found, want, compare, float_tolerance)  # noqa: E731
+        same = lambda output, want: same_output(output, want, compare, float_tolerance)  # noqa: E731
         return session.run(lambda first: _run_stdin(session, first, same), stop_at_failure)
     if tests.kind == "calls":
-        same = lambda found, want: same_value(found, want, float_tolerance)  # noqa: E731
+        same = lambda output, want: same_value(output, want, float_tolerance)  # noqa: E731
         return session.run(lambda first: _run_calls(session, first, same), stop_at_failure)
     return session.run(lambda first: _run_asserts(session, first), stop_at_failure)
 
 
 class _Session:
-    """What is tested and how much time is left of it."""
+    """The tests of one program, and the time that is left for them."""
 
     def __init__(self, program, tests, tier, timeout_s, total_timeout_s, memory_bytes):
         self.program, self.tests, self.tier = program, tests, tier
@@ -99,24 +99,24 @@ class _Session:
         return min(self.timeout_s, self.left())
 
     def limits(self) -> Limits:
-        """Of a process that runs one test, or as many as are left."""
+        """The limits of a process that runs one test, or as many as are left."""
         wall = max(_LEAST_S, self.limit() if self.tests.kind == "stdin" else self.left())
         return Limits(timeout_s=wall, cpu_s=wall + 1.0, memory_bytes=self.memory_bytes)
 
     def run(self, one, stop_at_failure: bool) -> list[Verdict]:
         """`one(first)` yields verdicts from test `first` on, and ends where its process does."""
-        found: list[Verdict] = []
-        while len(found) < len(self.tests):
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(self.tests):
             if self.left() < _LEAST_S:
-                rest = len(self.tests) - len(found)
-                return found + [Verdict("timeout", 0.0, _OVER)] * rest
-            for verdict in one(len(found)):
-                found.append(verdict)
+                rest = len(self.tests) - len(verdicts)
+                return verdicts + [Verdict("timeout", 0.0, _OVER)] * rest
+            for verdict in one(len(verdicts)):
+                verdicts.append(verdict)
                 if stop_at_failure and verdict.status != "passed":
-                    return found
+                    return verdicts
                 if self.left() < _LEAST_S:
                     break
-        return found
+        return verdicts
 
 
 def _run_stdin(session: _Session, first: int, same):
@@ -126,11 +126,11 @@ def _run_stdin(session: _Session, first: int, same):
     if result.status != "ok":
         yield Verdict(result.status, result.seconds, result.message)
         return
-    found = result.stdout.decode(errors="replace")
-    if same(found, tests.outputs[first]):
+    output = result.stdout.decode(errors="replace")
+    if same(output, tests.outputs[first]):
         yield Verdict("passed", result.seconds)
     else:
-        yield Verdict("failed", result.seconds, f"wrong output: {found[:200]!r}")
+        yield Verdict("failed", result.seconds, f"wrong output: {output[:200]!r}")
 
 
 # -- a program that answers
@@ -148,12 +148,12 @@ def _ended(process: Process, seconds: float) -> Verdict:
 
 def _load(process: Process, deadline: float) -> dict | str | None:
     """The names of a program that has run to its end; text: what it raised; None: it ended."""
-    said = process.receive(deadline)
-    if said is None:
+    reply = process.receive(deadline)
+    if reply is None:
         return None
-    if isinstance(said.get("loaded"), dict):
-        return said["loaded"]
-    return str(said.get("text", "the program said nothing"))[:500]
+    if isinstance(reply.get("loaded"), dict):
+        return reply["loaded"]
+    return str(reply.get("text", "the program said nothing"))[:500]
 
 
 def _raised(text: str, seconds: float) -> Verdict:
@@ -199,10 +199,10 @@ def _judge(answer: dict, expected: object, tests: Tests, seconds: float, same) -
     if "value" not in answer:
         return _raised(str(answer.get("text"))[:500], seconds)
     try:
-        found = decode(answer["value"])
-        right = same(found, expected)
-        right = right or (wrapped_values(tests) and same(found, expected[0]))
-        shown = repr(found)[:200]
+        value = decode(answer["value"])
+        right = same(value, expected)
+        right = right or (wrapped_values(tests) and same(value, expected[0]))
+        shown = repr(value)[:200]
     except (WireError, RecursionError, ValueError, ArithmeticError) as error:
         return Verdict("failed", seconds, f"wrong value: {type(error).__name__}")
     return Verdict("passed", seconds) if right else Verdict("failed", seconds, f"wrong: {shown}")
@@ -273,13 +273,13 @@ def _run_asserts(session: _Session, first: int):
 def _relay(checker: Process, program: Process, deadline: float, began: float) -> Verdict:
     """Carry what the tests ask to the program and back until one of them has its verdict."""
     while True:
-        asked = checker.receive(deadline)
-        if asked is None:
+        request = checker.receive(deadline)
+        if request is None:
             return _ended(checker, time.monotonic() - began)
-        if "verdict" in asked:
+        if "verdict" in request:
             seconds = time.monotonic() - began
-            return Verdict(asked["verdict"], seconds, asked["text"])
-        program.send(asked)
+            return Verdict(request["verdict"], seconds, request["text"])
+        program.send(request)
         answer = program.receive(deadline)
         if answer is None:
             return _ended(program, time.monotonic() - began)
@@ -294,8 +294,8 @@ def _relay(checker: Process, program: Process, deadline: float, began: float) ->
 
 
 def prepare_worker(component) -> None:
-    """Try the sandbox: without one nothing is scored (InputError), and the pool says so when it is
-    made, not sample by sample."""
+    """Tries the sandbox: without one nothing can be scored, so the pool raises InputError when it
+    is made, not sample by sample."""
     tier = sandbox_tier(component.options.get("allow_unsafe_execution", False))
     print(f"reward {component.name!r}: sandbox tier {tier!r}", file=sys.stderr)
 

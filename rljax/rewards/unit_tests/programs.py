@@ -5,10 +5,9 @@ run once from top to bottom; what the register holds at the end is the output:
 
     +3      add 3            lines that are blank or start with # do nothing
     *x      times the input
-    -12     subtract 12      example, 2x + 1:  "*2\\n+1"
+    -12     subtract 12      example, 2x + 1:  "*2\n+1"
 
-What lives here: parser, interpreter, reward; nothing is handed to Python's own eval. What does not:
-problems (rljax.data.tasks.program_task). A program is untrusted text: its length, its constants and
+Nothing is handed to Python's own eval. A program is untrusted text: its length, its constants and
 its values are bounded, so every run ends in microseconds.
 """
 
@@ -35,7 +34,7 @@ def parse_program(text: str) -> list[Instruction]:
     """The instructions of a program, blank lines and comments left out. Raises ProgramError."""
     if len(text) > MAX_CHARACTERS:
         raise ProgramError(f"the program has more than {MAX_CHARACTERS} characters")
-    found = []
+    program = []
     # Not splitlines(): that also breaks at characters which no tokenizer of the task has.
     for number, line in enumerate(text.split("\n"), start=1):
         line = line.strip(" ")
@@ -44,12 +43,12 @@ def parse_program(text: str) -> list[Instruction]:
         match = _INSTRUCTION.fullmatch(line)
         if match is None:
             raise ProgramError(f"line {number} is no instruction: {line!r:.40}")
-        found.append((match[1], match[2]))
-    return found
+        program.append((match[1], match[2]))
+    return program
 
 
 def run_program(instructions: Sequence[Instruction], x: int) -> int:
-    """What the register holds at the end, from x on. Raises ProgramError beyond the limits."""
+    """The value of the register at the end, from x on. Raises ProgramError beyond the limits."""
     register = x
     for step, (operation, operand) in enumerate(instructions):
         if step >= MAX_STEPS:
@@ -69,9 +68,9 @@ def run_program(instructions: Sequence[Instruction], x: int) -> int:
 def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int]:
     """(pairs of input and output, instructions allowed) of the text that a problem carries."""
     try:
-        found = json.loads(ground_truth)
-        tests = [(int(x), int(y)) for x, y in found["tests"]]
-        return tests, int(found["max_lines"])
+        parsed = json.loads(ground_truth)
+        tests = [(int(x), int(y)) for x, y in parsed["tests"]]
+        return tests, int(parsed["max_lines"])
     except (ValueError, KeyError, TypeError) as error:
         # A reference that is none would silently give every response the failing score.
         raise ValueError(
@@ -89,13 +88,13 @@ def verdicts(response: str, ground_truth: str) -> list[bool]:
         return [False] * len(tests)
     if not 0 < len(instructions) <= max_lines:
         return [False] * len(tests)
-    found = []
+    out = []
     for x, y in tests:
         try:
-            found.append(run_program(instructions, x) == y)
+            out.append(run_program(instructions, x) == y)
         except ProgramError:
-            found.append(False)
-    return found
+            out.append(False)
+    return out
 
 
 def program_tests(
@@ -112,9 +111,9 @@ def program_tests(
     """
     if not 0.0 <= partial < 1.0:
         raise ValueError(f"program_tests: partial must lie in [0, 1), got {partial!r}")
-    found = verdicts(response, ground_truth)
-    share = sum(found) / len(found) if found else 0.0
-    done = bool(found) and all(found)
+    results = verdicts(response, ground_truth)
+    share = sum(results) / len(results) if results else 0.0
+    done = bool(results) and all(results)
     try:
         parsed = bool(parse_program(response))
     except ProgramError:

@@ -1,8 +1,7 @@
 """VisionConfig: the vision tower of Qwen2.5-VL or Qwen3-VL as one value, from and to config.json.
 
-What lives here: the tower's sizes and switches, and the token ids that stand for images. What does
-not: the text decoder (rljax.models.config), the tower itself (rljax.models.vision.tower). No JAX
-here: the host side of the data (rljax.data.images.image_rows) reads this value, too.
+The tower's sizes and switches, and the token ids that stand for images. No JAX here: the host side
+of the data (rljax.data.images.rows) reads this value, too.
 """
 
 import dataclasses
@@ -103,7 +102,7 @@ class VisionConfig:
 
     @property
     def merge_area(self) -> int:
-        """How many patches become one token of the decoder."""
+        """The number of patches that become one token of the decoder."""
         return self.merge_size**2
 
     @property

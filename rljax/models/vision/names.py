@@ -1,7 +1,6 @@
 """Names of the vision tower's weights in Hugging Face files, as data.
 
-What lives here: our module path -> Hugging Face module name below "visual.". What does not: the
-names of the decoder's weights, layouts (rljax.models.names).
+Maps our module path to the Hugging Face module name below "visual.".
 """
 
 # "{}" is the index of what is stacked on axis 0 of ours.

@@ -1,10 +1,9 @@
-"""Logits -> one token per row, with its log-prob. Every rule is a runtime array and causes no
-compile.
+"""Draws one token per row from logits, with its log-prob.
 
-What lives here: the rules of B rows as arrays, and the draw. What does not: who asks for what
-(rljax.sampler.requests), the decoder.
+Every rule is a runtime array and causes no compile.
 
-Axes: B rows, V words, E stop ids, M words with a bias, W = ceil(V / 32) words of bits.
+Axes: B rows, V vocabulary entries, E stop ids, M tokens with a bias, W = ceil(V / 32) words of
+32 bits.
 """
 
 import dataclasses
@@ -12,14 +11,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-BLOCK = 64  # words per block of the two-level inverse CDF
+BLOCK = 64  # tokens per block of the two-level inverse CDF
 _ONE = 0x3F800000  # the bits of float32 1.0
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What each row asks for. The last three are None where a program's rows never ask for it."""
+    """The rules of each row. The last three are None where no row of a program needs them."""
 
     temperature: jax.Array  # [B] float32; 0 = greedy
     top_k: jax.Array  # [B] int32; 0 = off
@@ -28,7 +27,7 @@ class Rules:
     stop_ids: jax.Array  # [B, E] int32; -1 matches none
     bias_ids: jax.Array | None = None  # [B, M] int32; V = unused
     bias: jax.Array | None = None  # [B, M] float32
-    allowed: jax.Array | None = None  # [B, W] uint32: bit v of word v // 32 allows it
+    allowed: jax.Array | None = None  # [B, W] uint32: bit v % 32 of entry v // 32 allows token v
 
 
 @jax.tree_util.register_dataclass
@@ -44,16 +43,16 @@ class Drawn:
 
 
 def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
-    """The word at which the cumulative sum of probs [B, V] passes u [B] in [0, 1) of its total.
+    """The token at which the cumulative sum of probs [B, V] passes u [B] in [0, 1) of its total.
 
-    Two levels (blocks, then words of one block): one uniform per row instead of V Gumbels, and far
+    Two levels (blocks, then tokens of one block): one uniform per row instead of V Gumbels, and far
     cheaper than one cumulative sum over V.
     """
-    rows, words = probs.shape
-    blocks = jnp.pad(probs, ((0, 0), (0, -words % BLOCK))).reshape(rows, -1, BLOCK)
+    rows, vocab = probs.shape
+    blocks = jnp.pad(probs, ((0, 0), (0, -vocab % BLOCK))).reshape(rows, -1, BLOCK)
     block_cdf = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
     target = u * block_cdf[:, -1]
-    # The first block whose running sum exceeds the target; it has mass, so word 0 is never a
+    # The first block whose running sum exceeds the target; it has mass, so token 0 is never a
     # default.
     block = jnp.sum(block_cdf <= target[:, None], axis=-1)
     block = jnp.minimum(block, block_cdf.shape[1] - 1)
@@ -61,10 +60,10 @@ def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
         block > 0, jnp.take_along_axis(block_cdf, block[:, None] - 1, axis=1)[:, 0], 0.0
     )
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    word = jnp.sum(jnp.cumsum(inside, axis=-1) <= (target - before)[:, None], axis=-1)
-    # Rounding may push the target past the block's own sum: stay on its last word that has mass.
+    token = jnp.sum(jnp.cumsum(inside, axis=-1) <= (target - before)[:, None], axis=-1)
+    # Rounding may push the target past the block's own sum: stay on its last token that has mass.
     last = jnp.max(jnp.where(inside > 0, jnp.arange(BLOCK)[None, :], 0), axis=-1)
-    return block * BLOCK + jnp.minimum(word, last)
+    return block * BLOCK + jnp.minimum(token, last)
 
 
 def _at_least(weights: jax.Array, holds) -> jax.Array:
@@ -72,7 +71,7 @@ def _at_least(weights: jax.Array, holds) -> jax.Array:
     >= t) [B] is true; t = 0 must hold, and truth falls with t.
 
     Floats above 0 are ordered as their bits are, so 30 halvings find t exactly: no sort, no gather,
-    and the words may be split over devices.
+    and the vocabulary may be split over devices.
     """
     rows = weights.shape[0]
     bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
@@ -89,10 +88,11 @@ def _at_least(weights: jax.Array, holds) -> jax.Array:
 
 
 def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
-    """Keep the top_k likeliest words; of these the smallest set with top_p of their mass; and words
-    of at least min_p of the likeliest one's. Ties at an edge stay. The largest weight is 1."""
-    words = weights.shape[-1]
-    count = jnp.where(rules.top_k > 0, rules.top_k, words)
+    """Keeps the top_k most likely tokens; of these the smallest set with top_p of their mass; and
+    of these the tokens of at least min_p times the top probability. Ties at an edge stay. The
+    largest weight is 1."""
+    vocab = weights.shape[-1]
+    count = jnp.where(rules.top_k > 0, rules.top_k, vocab)
     weights = _at_least(weights, lambda kept: jnp.sum(kept, axis=-1) >= count)
     wanted = rules.top_p * jnp.sum(weights, axis=-1)
     enough = lambda kept: jnp.sum(jnp.where(kept, weights, 0.0), axis=-1) >= wanted  # noqa: E731
@@ -104,20 +104,21 @@ def _truncate(weights: jax.Array, rules: Rules) -> jax.Array:
 
 
 def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
-    """logits + bias, and -inf where a word is not allowed."""
-    words = logits.shape[-1]
+    """logits + bias, and -inf where a token is not allowed."""
+    vocab = logits.shape[-1]
     if rules.bias is not None:
         rows = jnp.arange(logits.shape[0])[:, None]
         logits = logits.at[rows, rules.bias_ids].add(rules.bias, mode="drop")
     if rules.allowed is not None:
         bits = rules.allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)[None, None, :]
-        allowed = (bits & 1).reshape(logits.shape[0], -1)[:, :words] > 0
+        allowed = (bits & 1).reshape(logits.shape[0], -1)[:, :vocab] > 0
         logits = jnp.where(allowed, logits, -jnp.inf)
     return logits
 
 
 def _is_ruled(rules: Rules) -> jax.Array:
-    """Rows whose draw is not from the plain softmax: [B] bool. (Greedy is: it is a point of it.)"""
+    """Whether each row's draw is not from the plain softmax: [B] bool. (Greedy is from it: a
+    point of it.)"""
     ruled = (rules.top_k > 0) | (rules.top_p < 1) | (rules.min_p > 0)
     if rules.bias is not None:
         ruled |= jnp.any(rules.bias != 0, axis=1)
@@ -127,7 +128,8 @@ def _is_ruled(rules: Rules) -> jax.Array:
 
 
 def sample(logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules) -> Drawn:
-    """One word per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of the words.
+    """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
+    the tokens.
 
     The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
     position)). temperature 0 is greedy; its log-prob is reported at temperature 1.

@@ -1,8 +1,7 @@
-"""Zygotes and the programs that they fork, seen from the trusted side: pipes, channel, clock.
+"""Zygotes and the programs that they fork, from the trusted side: pipes, channel, clock.
 
-What lives here: starting, keeping and ending zygotes; running one program against its deadline
-while its output is read. What does not: which tier is used (`sandbox`), what happens inside
-(`sandbox_zygote`).
+Starts, keeps and ends zygotes, and runs one program against its deadline while its output is read.
+What happens inside is `zygote`.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from rljax.errors import InputError
-from rljax.rewards.sandbox.sandbox_values import MAX_FRAME_BYTES, WireError, frame, take_frame
+from rljax.rewards.sandbox.values import MAX_FRAME_BYTES, WireError, frame, take_frame
 
 _START_TIMEOUT_S = 30.0
 _KILL_TIMEOUT_S = 2.0
@@ -33,7 +32,7 @@ spec, here, package = sys.argv[1:]
 for name, folder in (("rljax", package), ("rljax.rewards", here)):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from rljax.rewards.sandbox.sandbox_zygote import main
+from rljax.rewards.sandbox.zygote import main
 main(spec)
 """
 _ENVIRONMENT = {
@@ -54,7 +53,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program. `timeout_s` is wall time, `cpu_s` processor time of all its threads,
+    """Limits of one program. `timeout_s` is wall time, `cpu_s` processor time of all its threads,
     `memory_bytes` its address space (the interpreter takes about 30 MB of it)."""
 
     timeout_s: float = 5.0
@@ -115,13 +114,13 @@ class _Zygote:
         finally:
             theirs.close()
         self.control.settimeout(_START_TIMEOUT_S)
-        said = {}
+        reply = {}
         with contextlib.suppress(OSError, ValueError):
-            said = json.loads(self.control.recv(1 << 16) or b"{}")
-        self.landlock, self._scratch = bool(said.get("landlock")), said.get("scratch")
-        if not said.get("ready"):
+            reply = json.loads(self.control.recv(1 << 16) or b"{}")
+        self.landlock, self._scratch = bool(reply.get("landlock")), reply.get("scratch")
+        if not reply.get("ready"):
             self.kill()
-            text = said.get("failed") or self.process.stderr.read(500).decode(errors="replace")
+            text = reply.get("failed") or self.process.stderr.read(500).decode(errors="replace")
             self.process.stderr.close()
             raise SandboxError(f"{tier}: {text.strip() or 'it said nothing'}")
         self.process.stderr.close()
@@ -164,7 +163,7 @@ def _take(tier: str, warm: bool) -> _Zygote:
 
 
 def _readable_paths() -> list[str]:
-    """Where the interpreter's libraries lie; none of them inside another."""
+    """The paths of the interpreter's libraries; none of them inside another."""
     paths = sysconfig.get_paths()
     wanted = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     wanted += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -172,15 +171,15 @@ def _readable_paths() -> list[str]:
         wanted.append(sysconfig.get_config_var("LIBDIR"))
     wanted += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"]
     wanted += ["/usr/share/zoneinfo"]
-    found: list[str] = []
+    readable: list[str] = []
     for path in sorted({os.path.abspath(path) for path in wanted if os.path.exists(path)}):
-        if not any(path.startswith(f"{other}/") for other in found):
-            found.append(path)
-    return found
+        if not any(path.startswith(f"{other}/") for other in readable):
+            readable.append(path)
+    return readable
 
 
 def _library_path() -> list[str]:
-    """What programs import from: the standard library and the installed packages."""
+    """The folders that programs import from: the standard library and the installed packages."""
     standard = sysconfig.get_paths()["stdlib"]
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     return [standard, os.path.join(standard, "lib-dynload"), *packages]
@@ -234,7 +233,7 @@ class Process:
         )
         self._frames, self._outgoing = bytearray(), bytearray(frame(header))
         self.texts = {"stdout": bytearray(), "stderr": bytearray()}
-        self._end: dict | None = None  # what the zygote says of the end
+        self._end: dict | None = None  # how the program ended, from the zygote
         self._why, self._note = "", ""  # ended by us: timeout, output, error
         self._selector = selectors.PollSelector()
         self._zygote = _take(tier, warm)
@@ -298,7 +297,7 @@ class Process:
             self._pump(deadline)
 
     def send(self, message: dict) -> None:
-        """Hand the program a message, without waiting. Raises WireError if it cannot be sent."""
+        """Sends the program a message, without waiting. Raises WireError if it cannot be sent."""
         self._outgoing += frame(message)
         if "channel" in self._open():
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -320,7 +319,7 @@ class Process:
         return self._end is not None
 
     def kill(self, status: str, note: str = "") -> None:
-        """End the program; `status` and `note` say why. The first reason stays."""
+        """Ends the program for the reason `status` and `note`; the first reason stays."""
         if self._end is not None:
             return
         self._why, self._note = self._why or status, self._note or note
@@ -355,10 +354,10 @@ class Process:
         os.close(key.fd)
 
     def _pump(self, deadline: float) -> None:
-        """Move what can be moved; waits for something until `deadline`."""
+        """Moves the data that can be moved; waits for some until `deadline`."""
         for key, events in self._selector.select(max(0.0, deadline - time.monotonic())):
             if key.data == "control":
-                self._hear_end()
+                self._read_end()
             elif key.data == "stdin":
                 self._write(key, self._input)
             elif key.data == "channel":
@@ -369,7 +368,7 @@ class Process:
             else:
                 self._read(key, self.texts[key.data], self.limits.max_output_bytes)
 
-    def _hear_end(self) -> None:
+    def _read_end(self) -> None:
         try:
             data = self._zygote.control.recv(1 << 16)
         except OSError:
@@ -404,7 +403,7 @@ class Process:
                 self._selector.modify(key.fd, selectors.EVENT_READ, key.data)
 
     def _read(self, key: selectors.SelectorKey, into: bytearray, limit: int) -> bool:
-        """Whether something came; beyond the limit the program is ended."""
+        """Whether data came; beyond the limit the program is ended."""
         try:
             data = os.read(key.fd, 1 << 16)
         except BlockingIOError:
@@ -422,7 +421,7 @@ class Process:
         return True
 
     def result(self) -> Result:
-        """How it ended, once it has."""
+        """The Result, once the program has ended."""
         end, limits = self._end, self.limits
         exit_code = end["exit"]
         stderr = bytes(self.texts["stderr"])

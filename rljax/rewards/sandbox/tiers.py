@@ -1,7 +1,6 @@
-"""One untrusted Python program, run where it can harm nothing: limits, tiers, results.
+"""Runs one untrusted Python program where it can harm nothing: limits, tiers, results.
 
-What lives here: choosing how to confine. What does not: starting and watching (`sandbox_process`),
-what happens inside (`sandbox_zygote`, `sandbox_program`), tests and scores (`code_run`).
+Chooses how to confine; `process` starts and watches, `zygote` and `program` run inside.
 
 Tiers, tried once per process by running a program in each, the first that works is used:
   namespaces   user, mount, pid, network, ipc, uts namespaces of our own; a root that holds the
@@ -22,7 +21,7 @@ end with this process, even by kill -9. Linux only.
 import functools
 
 from rljax.errors import InputError
-from rljax.rewards.sandbox.sandbox_process import Limits, Process, Result, SandboxError
+from rljax.rewards.sandbox.process import Limits, Process, Result, SandboxError
 
 __all__ = ["Limits", "Process", "Result", "SandboxError", "run_program", "sandbox_tier"]
 

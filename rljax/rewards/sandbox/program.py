@@ -1,10 +1,9 @@
-"""What runs in a forked and confined process: a program, its functions on request, or tests.
+"""Runs in a forked and confined process: a program, its functions on request, or tests.
 
-What lives here: the three modes of such a process, and the stand-ins through which tests call a
-program that lives in another one. What does not: confining (`sandbox_zygote`), verdicts
-(`code_tests`).
+The three modes of such a process, and the stand-ins through which tests call a program that lives
+in another one.
 
-The first frame on the channel says the mode:
+The first frame on the channel is the mode:
   script  {"source"}                run it as __main__; stdin and stdout are its own
   calls   {"source", "names"}       run it, then answer requests; what it prints is dropped
   check   {"units", "names", ...}   trusted tests, unit by unit; a call in them is a request
@@ -27,7 +26,7 @@ import traceback
 import types
 import typing
 
-from rljax.rewards.sandbox.sandbox_values import (
+from rljax.rewards.sandbox.values import (
     Reference,
     WireError,
     decode,
@@ -58,7 +57,7 @@ class Channel:
         while (message := take_frame(self.buffer)) is None:
             data = os.read(self.descriptor, 1 << 16)
             if not data:
-                os._exit(0)  # nobody asks any more
+                os._exit(0)  # it is not called any more
             self.buffer += data
         return message
 
@@ -137,14 +136,14 @@ def _run_source(source: str, name: str, names: dict | None = None) -> dict:
 
 
 def _exit_code(error: BaseException) -> int:
-    """What the interpreter would exit with; the traceback goes to stderr."""
+    """The code that the interpreter would exit with; the traceback goes to stderr."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF
         print(error.code, file=sys.stderr)
         return 1
     try:
-        # Our own frames say nothing to a reader.
+        # Our own frames do not help a reader.
         traceback.print_exception(type(error), error, error.__traceback__.tb_next)
         sys.stderr.flush()
     except BaseException:
@@ -170,7 +169,7 @@ def _answer_calls(channel: Channel, header: dict) -> None:
         # Functions are often written with List and Optional in mid-air, as sites with judges allow.
         known = {name: getattr(typing, name) for name in typing.__all__}
         names = _run_source(header["source"], MODULE, known)
-        found = {}
+        results = {}
         for name in header["names"]:
             if name in names:
                 value = names[name]
@@ -179,11 +178,11 @@ def _answer_calls(channel: Channel, header: dict) -> None:
             else:
                 continue
             module = isinstance(value, types.ModuleType)
-            found[name] = {"module": value.__name__} if module else encode(value, refer)
+            results[name] = {"module": value.__name__} if module else encode(value, refer)
     except BaseException as error:
         channel.send({"raised": type(error).__name__, "text": describe(error)})
         os._exit(1)
-    channel.send({"loaded": found})
+    channel.send({"loaded": results})
     while True:
         request = channel.receive()
         try:
@@ -247,7 +246,8 @@ class _Program:
         return Remote(self, Reference(reference.number, kind), made)
 
     def resolve_name(self, name: str, reference: Reference) -> "Remote":
-        """What the tests call by name: a class if they write it with a capital, as `Stack`."""
+        """The object that the tests call by name: a class if they write it with a capital, as
+        `Stack`."""
         is_class = reference.kind == "class" and name.lstrip("_")[:1].isupper()
         return Remote(self, Reference(reference.number, "class" if is_class else "function"), False)
 
@@ -259,7 +259,8 @@ def _own_reference(value: object) -> Reference:
 
 
 def _exception(answer: dict, do: str) -> BaseException:
-    """As a class of Python's own where it is one: a program cannot end the tests with it."""
+    """The exception as a class of Python's own where it is one: a program cannot end the tests
+    with it."""
     kind = getattr(builtins, str(answer["raised"]), None)
     fits = isinstance(kind, type) and issubclass(kind, Exception)
     # Out of a call, StopIteration would end the loop of a test early: all(map(...)) of nothing.
@@ -274,7 +275,7 @@ def _exception(answer: dict, do: str) -> BaseException:
 
 
 def _copy_into(mine: object, theirs: object) -> None:
-    """What a function that works in place did to its argument."""
+    """Copies into our argument what a function that works in place did to its own."""
     if type(mine) is not type(theirs):
         return
     if isinstance(mine, list | bytearray):
@@ -285,13 +286,13 @@ def _copy_into(mine: object, theirs: object) -> None:
 
 
 class Remote:
-    """An object of the program.
+    """An object of the program, as the tests see it.
 
-    The program answers for it, so a test may ask only what has no expected value in it: calls,
-    attributes, items, iteration, length, text. `==` with a value of the test's own is False, and so
-    is `in`; there is no arithmetic and no order. Methods are callable on instances that the test
-    made itself of a class that it names with a capital, `Solution().f(2)`, not on what a function
-    returned: that one could define `startswith` to be always true.
+    The program answers for it, so a test may use only operations that reveal no expected value:
+    calls, attributes, items, iteration, length, text. `==` with a value of the test's own is False,
+    and so is `in`; there is no arithmetic and no order. Methods are callable on instances that the
+    test made itself of a class that it names with a capital, `Solution().f(2)`, not on what a
+    function returned: that one could define `startswith` to be always true.
     """
 
     __slots__ = ("_program", "_reference", "_made", "_callable")
@@ -309,11 +310,11 @@ class Remote:
     def __getattr__(self, name: str):
         if name.startswith("__"):
             raise AttributeError(name)
-        found = self._program.ask("attribute", self._reference.number, (name,))
-        if isinstance(found, Remote):
+        value = self._program.ask("attribute", self._reference.number, (name,))
+        if isinstance(value, Remote):
             allowed = self._made or self._reference.kind == "class"
-            return Remote(self._program, found._reference, False, allowed)
-        return found
+            return Remote(self._program, value._reference, False, allowed)
+        return value
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in Remote.__slots__:

@@ -1,7 +1,6 @@
 """A reward for answers that are lists, item by item.
 
-What lives here: pure functions of strings, linear in the length of the response. What does not: one
-answer as a text or number (`rules`), expressions (`countdown`), JSON (`structure`).
+Pure functions of strings, linear in the length of the response.
 """
 
 import re

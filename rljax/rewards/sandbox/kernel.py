@@ -1,9 +1,9 @@
-"""What the sandbox asks of the Linux kernel: seccomp, Landlock, namespaces, mounts, capabilities.
+"""System calls of the sandbox: seccomp, Landlock, namespaces, mounts, capabilities.
 
-What lives here: system calls through ctypes, each raising OSError, and the list of the system calls
-that a program may make. What does not: when they are made (`sandbox_zygote`). Needs no package: a
-BPF filter is a few hundred 8-byte instructions, so a binding to libseccomp would only add a
-dependency. Tables for x86_64 and aarch64; another machine has no filter and is refused.
+Calls through ctypes, each raising OSError, and the list of the system calls that a program may
+make. Needs no package: a BPF filter is a few hundred 8-byte instructions, so a binding to
+libseccomp would only add a dependency. Tables for x86_64 and aarch64; another machine has no filter
+and is refused.
 
 The filter is an allow-list: what is not named fails with EPERM, new system calls included. It
 leaves one process that may read, write, map memory and start threads. Never: fork, exec, sockets
@@ -118,8 +118,8 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 def bind_read_only(source: str, target: str) -> None:
     """`source` at `target`, read-only, with the flags that its own mount may not lose."""
     mount(source, target, "", MS_BIND | MS_REC)
-    has = os.statvfs(target).f_flag
-    kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if has & bit)
+    old_flags = os.statvfs(target).f_flag
+    kept = sum(flag for bit, flag in _KEPT_FLAGS.items() if old_flags & bit)
     mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | kept)
 
 
@@ -133,7 +133,7 @@ def change_root(folder: str) -> None:
 
 
 def drop_capabilities() -> None:
-    """No capability now, and none to be had by exec."""
+    """Drops all capabilities, also those that exec could give."""
     for capability in range(64):
         if _LIBC.prctl(24, ctypes.c_ulong(capability), 0, 0, 0) < 0:  # PR_CAPBSET_DROP
             break  # past the last one, or no right to: then there is none to drop either
@@ -203,7 +203,8 @@ def filter_template(*, files: bool) -> bytes:
 
 
 def filter_system_calls(*, files: bool) -> None:
-    """Allow what this file's docstring says, for ever. Without `files` none can be opened."""
+    """Permanently allows only what this file's docstring lists. Without `files` none can be
+    opened."""
     me, mark = (struct.pack("=I", number) for number in (os.getpid(), _OWN_ID))
     code = ctypes.create_string_buffer(filter_template(files=files).replace(mark, me))
     count = (len(code) - 1) // 8
@@ -219,7 +220,7 @@ _SCRATCH = 1 << 1 | _READ_FILE | _READ_DIR | 1 << 5 | 1 << 8  # write, read, lis
 
 
 def landlock_version() -> int:
-    """Of the kernel's interface; 0 where there is none."""
+    """The version of the kernel's Landlock interface; 0 where there is none."""
     return max(0, _LIBC.syscall(444, None, 0, 1))
 
 
@@ -246,6 +247,6 @@ def landlock_rules(readable: list[str], scratch: str) -> int:
 
 
 def landlock_restrict(rules: int) -> None:
-    """Hold this process to the rules, for ever."""
+    """Permanently restricts this process to the rules."""
     prctl(38, 1)
     _checked(_LIBC.syscall(446, rules, 0), "landlock_restrict_self")

@@ -1,8 +1,8 @@
-"""Text answers: exact match and token F1 with several targets, choices, substrings, patterns.
+"""Rewards for text answers: exact match and token F1 with several targets, choices,
+substrings, patterns.
 
-What lives here: rules that compare words. What does not: mathematics (`math_answers.py`), the form
-of the response (`structure.py`). A ground truth with several targets is a list of texts or
-{"target": [...]}, or one of these as JSON text, which is how a row of data holds it.
+A ground truth with several targets is a list of texts or {"target": [...]}, or one of these as JSON
+text, which is how a row of data holds it.
 """
 
 import functools
@@ -33,28 +33,28 @@ def targets(ground_truth: object) -> list[str]:
         ground_truth = ground_truth["target"]
     if hasattr(ground_truth, "tolist"):  # an array of parquet
         ground_truth = ground_truth.tolist()
-    found = [ground_truth] if isinstance(ground_truth, str) else ground_truth
-    if not isinstance(found, list | tuple):
-        check_text(found)
-    if not found:
+    texts = [ground_truth] if isinstance(ground_truth, str) else ground_truth
+    if not isinstance(texts, list | tuple):
+        check_text(texts)
+    if not texts:
         raise ValueError("ground_truth has no target")
-    for target in found:
+    for target in texts:
         check_text(target)
-    return list(found)
+    return list(texts)
 
 
 def _from_json(text: str) -> object:
-    """What a text says if it is JSON of several targets, else the text: "[1]" is a target."""
+    """The value of a text that is JSON of several targets, else the text: "[1]" is a target."""
     if text.strip()[:1] not in ("[", "{"):
         return text
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    several = found.get("target") if isinstance(found, dict) else found
+    several = value.get("target") if isinstance(value, dict) else value
     several = [several] if isinstance(several, str) else several
     texts = isinstance(several, list) and all(isinstance(one, str) for one in several)
-    return found if texts and several else text
+    return value if texts and several else text
 
 
 def squad_form(text: str) -> str:
@@ -65,17 +65,17 @@ def squad_form(text: str) -> str:
 
 
 def _tagged(response: str, tag: str) -> str | None:
-    """What the last <tag>...</tag> holds, stripped; the whole response if the tag is empty."""
+    """The content of the last <tag>...</tag>, stripped; the whole response if the tag is empty."""
     if not tag:
         return response.strip()
-    found, at = None, response.find(f"<{tag}>")
+    content, at = None, response.find(f"<{tag}>")
     while at >= 0:  # not a pattern: `.*?` takes quadratic time on many openings without an end
         start = at + len(tag) + 2
         end = response.find(f"</{tag}>", start)
         if end < 0:
             break
-        found, at = response[start:end], response.find(f"<{tag}>", end)
-    return None if found is None else found.strip()
+        content, at = response[start:end], response.find(f"<{tag}>", end)
+    return None if content is None else content.strip()
 
 
 def qa_exact_match(
@@ -112,8 +112,8 @@ def token_f1(response: str, ground_truth: str | list | dict, *, tag: str = "") -
     ours = None if answer is None else squad_form(answer).split()
     best = {"score": 0.0, "precision": 0.0, "recall": 0.0, "exact": 0.0}
     for words in accepted if ours is not None else ():
-        found = _f1(ours, words)
-        best = max(best, found, key=lambda parts: parts["score"])
+        score = _f1(ours, words)
+        best = max(best, score, key=lambda parts: parts["score"])
     return best
 
 
@@ -154,15 +154,15 @@ def _chosen(response: str, letters: str) -> str | None:
         return _letter(find_answer(response, "boxed") or "", letters)
     if "<answer>" in response:
         return _letter(_tagged(response, "answer") or "", letters)
-    said = _ANSWER_IS.split(response[-2000:])
+    parts = _ANSWER_IS.split(response[-2000:])
     return (
-        _letter(said[-1][:200], letters, said=True)
-        if len(said) > 1
+        _letter(parts[-1][:200], letters, after_cue=True)
+        if len(parts) > 1
         else _letter(response[:2000], letters)
     )
 
 
-def _letter(text: str, letters: str, *, said: bool = False) -> str | None:
+def _letter(text: str, letters: str, *, after_cue: bool = False) -> str | None:
     """The one letter that the text begins with; None for none, for several, for a sentence."""
     text = text.strip()
     match = _LETTER.match(text)
@@ -170,7 +170,9 @@ def _letter(text: str, letters: str, *, said: bool = False) -> str | None:
         return None
     letter, rest = match[1], text[match.end() :]
     # `a dog` and, unless it was called the answer, `A dog` are sentences; `A. a dog` is a choice.
-    sentence = re.match(r"\s+\w", rest) and text[0].isalpha() and (letter.islower() or not said)
+    sentence = (
+        re.match(r"\s+\w", rest) and text[0].isalpha() and (letter.islower() or not after_cue)
+    )
     others = set(re.findall(r"(?<![A-Za-z])([A-Z])[.)]\s", text)) & set(letters) - {letter}
     another = _ANOTHER.match(rest)
     if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
@@ -187,13 +189,13 @@ def contains(
 ) -> float:
     """1 if any (all) of the targets stands in the response as whole words, else 0; or the share."""
     flags = re.IGNORECASE if ignore_case else 0
-    found = []
+    hits = []
     for target in targets(ground_truth):
         if not target.strip():
             raise ValueError("ground_truth holds an empty target, which every response contains")
         pattern = rf"(?<!\w){re.escape(target.strip())}(?!\w)"
-        found.append(re.search(pattern, response, flags) is not None)
-    return {"any": float(any(found)), "all": float(all(found))}.get(need, sum(found) / len(found))
+        hits.append(re.search(pattern, response, flags) is not None)
+    return {"any": float(any(hits)), "all": float(all(hits))}.get(need, sum(hits) / len(hits))
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 """The process inside the sandbox that forks a fresh process for every program.
 
-What lives here: entering the namespaces, the private root, and the loop {receive descriptors and
-limits, fork, confine, watch, clean}. What does not: system calls (`sandbox_kernel`), what a
-program's process runs (`sandbox_program`), starting and ending zygotes (`sandbox`).
+Enters the namespaces and the private root, then loops: receive descriptors and limits, fork,
+confine, watch, clean. System calls are in `kernel`, what a program's process runs in `program`.
 
 It never sees a program or a test: those go to the forked process over a channel of its own, so
 that nothing of one program is in the memory which the next one inherits. It ends when the control
@@ -27,13 +26,14 @@ import sys
 import tempfile
 import time
 
-from rljax.rewards.sandbox import sandbox_kernel as kernel
-from rljax.rewards.sandbox import sandbox_program
+from rljax.rewards.sandbox import kernel, program
 
 _UNPRIVILEGED = 65534  # what root becomes before it enters the namespaces
 _WATCH_S = 0.02
 MAX_FILES = 256
-_SPARE_PROCESSES = 3  # of the same user in the namespace: the zygote, and who waits for it
+_SPARE_PROCESSES = (
+    3  # of the same user in the namespace: the zygote, and the process that waits for it
+)
 
 
 def main(spec_text: str) -> None:
@@ -60,8 +60,8 @@ def main(spec_text: str) -> None:
     gc.collect()
     gc.freeze()  # a fork does not copy pages only because its collector touched them
     own = scratch if spec["tier"] not in ("namespaces", "bubblewrap") else None
-    said = {"ready": True, "landlock": rules is not None, "scratch": own}
-    control.send(json.dumps(said).encode())
+    report = {"ready": True, "landlock": rules is not None, "scratch": own}
+    control.send(json.dumps(report).encode())
     try:
         _serve(control, spec, scratch, rules)
     except (BrokenPipeError, ConnectionResetError):
@@ -72,7 +72,7 @@ def main(spec_text: str) -> None:
 
 
 def _enter(spec: dict) -> str:
-    """Go where programs run -> the folder that they may write in."""
+    """Enters the place where programs run; returns the folder that they may write in."""
     os.umask(0o077)
     if spec["tier"] == "namespaces":
         _enter_namespaces(spec)
@@ -90,7 +90,7 @@ def _enter_namespaces(spec: dict) -> None:
     # Opened now: the new root has no /proc, and the maps are written after the change of user.
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     if user == 0:
-        # Root first builds the root, which an unmapped user could not read, and then is nobody.
+        # Root first builds the root, unreadable for an unmapped user, and then becomes nobody.
         kernel.unshare(kernel.CLONE_NEWNS)
         _private_root(spec)
         os.setgroups([])
@@ -142,7 +142,8 @@ def _private_root(spec: dict) -> None:
 
 
 def _serve(control: socket.socket, spec: dict, scratch: str, rules: int | None) -> None:
-    """One program after another until the other side closes or a scratch folder stays dirty."""
+    """Runs one program after another until the other side closes or a scratch folder stays
+    dirty."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 4)
         if not data:
@@ -173,7 +174,7 @@ def _serve(control: socket.socket, spec: dict, scratch: str, rules: int | None) 
 
 
 def _watch(control: socket.socket, child: int, scratch: str, limits: dict, space: int) -> str:
-    """Wait for the program's end, or end it -> why it was ended; it is not reaped yet."""
+    """Waits for the program's end, or ends it; returns why it was ended. It is not reaped yet."""
     process = os.pidfd_open(child)
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -195,12 +196,12 @@ def _watch(control: socket.socket, child: int, scratch: str, limits: dict, space
 
 
 def _excess(child: int, scratch: str, limits: dict, space: int) -> str:
-    """Which limit that the kernel does not hold for us is passed; empty if none."""
+    """The limit that was passed, of those that the kernel does not enforce; empty if none."""
     try:
         files = [entry for entry in os.scandir(scratch) if not entry.is_dir()]
         size = sum(entry.stat(follow_symlinks=False).st_blocks for entry in files) * 512
     except OSError:
-        return ""  # a file went away under our eyes
+        return ""  # a file was removed meanwhile
     if len(files) > MAX_FILES or size > space:
         return "files"
     try:
@@ -222,7 +223,7 @@ def _wipe(scratch: str) -> None:
 def _become_program(
     zygote: int, descriptors: list[int], limits: dict, spec: dict, scratch: str, rules: int | None
 ) -> None:
-    """In the fork: confine it, then run what comes over the channel. Never returns."""
+    """Confines the forked process, then runs what comes over the channel. Never returns."""
     try:
         os.setsid()
         kernel.prctl(1, signal.SIGKILL)
@@ -243,9 +244,9 @@ def _become_program(
         if spec["tier"] != "unsafe":
             kernel.filter_system_calls(files=spec["tier"] != "closed")
     except BaseException as error:
-        os.write(3, sandbox_program.failure(error))
+        os.write(3, program.failure(error))
         os._exit(1)
-    sandbox_program.main(3)
+    program.main(3)
 
 
 def _limit(limits: dict, tier: str) -> None:

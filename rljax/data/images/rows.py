@@ -1,11 +1,11 @@
-"""Which image stands where in which row: patch arrays per row, and multimodal position ids.
+"""Patch arrays and multimodal position ids per row: which image stands where in which row.
 
-What lives here: finding the images of token rows, on the host. What does not: resizing and patches
-(rljax.data.images.images), the tower (rljax.models.vision.tower).
+This is the host side of the data; it finds the images of token rows. Resizing and cutting into
+patches is rljax.data.images.patches.
 
 An image of grid (t, h, w), in patches, is t h w / merge_size^2 image tokens in a run. Images are
 given in the order of the rows and, inside a row, of the text. Where the policy chose an image token
-(`policy_mask` 1) it is an ordinary word.
+(`policy_mask` 1) it is an ordinary token.
 
 Axes: B rows, S tokens, N patches of a row, C pixel values of a patch, I images, V videos.
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.models.vision.vision_config import VisionConfig
+from rljax.models.vision.config import VisionConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +33,10 @@ class _Image:
 def expand_image_tokens(ids: Sequence[int], grids, config: VisionConfig) -> list[int]:
     """Token ids with one image token per image -> with as many as the image has features."""
     grids = _check_grids(grids, config, "image")
-    found = sum(token == config.image_token_id for token in ids)
-    if found != len(grids):
+    placeholders = sum(token == config.image_token_id for token in ids)
+    if placeholders != len(grids):
         raise InputError(
-            f"the text has {found} image tokens for {len(grids)} images",
+            f"the text has {placeholders} image tokens for {len(grids)} images",
             rule=f"one image token (id {config.image_token_id}) stands for each image",
             fix="write one image part in the prompt for each image, in their order",
         )
@@ -189,10 +189,10 @@ def _find_images(
 def _images_of_row(b, valid, kinds, segments, waiting, config) -> list[_Image]:
     images, at = [], 0
     while True:
-        found = np.flatnonzero(kinds[at:] >= 0)
-        if not len(found):
+        starts = np.flatnonzero(kinds[at:] >= 0)
+        if not len(starts):
             return images
-        at = at + int(found[0])
+        at = at + int(starts[0])
         kind = int(kinds[at])
         name = ("image", "video")[kind]
         same = (kinds[at:] == kind) & (segments[at:] == segments[at])
@@ -243,7 +243,7 @@ def _check_grids(grids, config: VisionConfig, name: str) -> np.ndarray:
             f"{name} grid (frames, patch rows, patch columns)",
             value=wrong[0],
             rule=f"at least one frame, rows and columns a multiple of {config.merge_size}",
-            fix="resize with rljax.data.images.images, which rounds the size",
+            fix="resize with rljax.data.images.patches, which rounds the size",
         )
     return grids
 
@@ -278,9 +278,9 @@ def prompt_images(
     *,
     patches: int | None = None,
 ) -> dict[str, np.ndarray]:
-    """What `Prompts.images` holds, of right-padded prompts [P, L] whose image tokens are expanded:
-    pixels [P, N, C], patch_coords [P, N, 4], rope_positions [P, L, 3], and shift [P], by which the
-    position of a sampled token differs from its column."""
+    """The arrays of `Prompts.images` for right-padded prompts [P, L] whose image tokens are
+    expanded: pixels [P, N, C], patch_coords [P, N, 4], rope_positions [P, L, 3], and shift [P], by
+    which the position of a sampled token differs from its column."""
     segments = (np.arange(tokens.shape[1])[None, :] < np.asarray(lengths)[:, None]).astype(np.int32)
     pixels, coords = image_rows(tokens, segments, pixel_values, grids, config, patches=patches)
     positions, shift = mrope_positions(tokens, segments, grids, config)

@@ -1,9 +1,7 @@
 """Values on the wire between a program in the sandbox and those outside: JSON, no pickle.
 
-What lives here: frames, encode, decode. What does not: who talks to whom (`sandbox`,
-`sandbox_program`). What comes out of `decode` is made of Python's own types only, whatever the
-sender was: a class with an `__eq__` of its own arrives as the list, number or text that it
-extends, or as a `Reference`.
+What comes out of `decode` is made of Python's own types only, whatever the sender was: a class with
+an `__eq__` of its own arrives as the list, number or text that it extends, or as a `Reference`.
 """
 
 import collections
@@ -20,14 +18,15 @@ MAX_FRAME_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Reference:
-    """An object that stays where it is: its number there and "class", "function" or "object"."""
+    """A reference to an object that stays in its process: its number there and "class",
+    "function" or "object"."""
 
     number: int
     kind: str
 
 
 class WireError(ValueError):
-    """What arrived is no frame of ours, or a value cannot be sent."""
+    """The bytes are no frame of ours, or a value cannot be sent."""
 
 
 def frame(message: dict) -> bytes:

@@ -1,7 +1,7 @@
-"""Images as the vision towers of Qwen read them: resized, normalised, cut into patches.
+"""Images for the vision towers of Qwen: resized, normalised, cut into patches.
 
-What lives here: numpy from uint8 pixels to patches, by the rules of Qwen2VLImageProcessor. What
-does not: reading image files, and where the patches stand in a row (rljax.data.images.image_rows).
+Numpy from uint8 pixels to patches, by the rules of Qwen2VLImageProcessor. Where the patches stand
+in a row is rljax.data.images.rows.
 
 Resizing is bicubic with antialiasing, in the fixed-point arithmetic of Pillow on uint8, and equals
 Pillow's result bit for bit; torchvision's (the "fast" processors) differs from both by a level.
@@ -24,7 +24,7 @@ _OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclasses.dataclass(frozen=True)
 class ImageProcessing:
-    """What preprocessor_config.json says; the defaults are those of Qwen2.5-VL."""
+    """The settings of preprocessor_config.json; the defaults are those of Qwen2.5-VL."""
 
     patch_size: int = 14  # pixels
     temporal_patch_size: int = 2  # frames
@@ -79,8 +79,8 @@ def from_hf_processor(config: Mapping) -> ImageProcessing:
     size, fields = config.get("size") or {}, {}
     for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         # Published files spell the same number in three ways.
-        found = [config.get(name), size.get(name), size.get(edge)]
-        fields |= {name: next(v for v in found if v is not None)} if any(found) else {}
+        sizes = [config.get(name), size.get(name), size.get(edge)]
+        fields |= {name: next(v for v in sizes if v is not None)} if any(sizes) else {}
     for name in ("patch_size", "temporal_patch_size", "merge_size"):
         fields |= {name: config[name]} if config.get(name) is not None else {}
     for name in ("mean", "std"):

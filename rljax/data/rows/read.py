@@ -1,7 +1,7 @@
-"""Where rows come from: files, tasks, TFDS data sets, lists; and what errors call each of them.
+"""Reads rows from files, tasks, TFDS data sets and lists, and names each of them for errors.
 
-What lives here: reading a spec into raw rows, checked only for being objects. What does not: what a
-row must hold (`sources` for prompts, `preference_rows` for offline training). A spec is
+Rows are checked only for being objects; what they must hold is in `sources` (prompts) and
+rljax.data.offline.rows (offline training). A spec is
 
 - the path of a .parquet, .jsonl or .json file; `{split}` in it is replaced, and a folder means its
   file `<split>.parquet`, `.jsonl` or `.json`;
@@ -48,14 +48,14 @@ class Rows:
 
 
 def read_rows(
-    spec: str | Sequence[Mapping], split: str, worked: bool = False, endless: bool = False
+    spec: str | Sequence[Mapping], split: str, demonstrations: bool = False, endless: bool = False
 ) -> Rows:
-    """The rows of a spec, each an object; `worked` asks a task for its worked examples. They may be
-    a stream only if `endless`."""
+    """The rows of a spec, each an object. `demonstrations`: those of a task, not its prompts. Only
+    with `endless` may they be a stream."""
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", spec)
     elif isinstance(spec, str) and spec.strip():
-        rows = _read_named(spec.strip(), split, worked)
+        rows = _read_named(spec.strip(), split, demonstrations)
     else:
         raise InputError(
             "a data source is a text or a list of rows",
@@ -82,7 +82,7 @@ def read_rows(
     return rows
 
 
-def _read_named(spec: str, split: str, worked: bool) -> Rows:
+def _read_named(spec: str, split: str, demonstrations: bool) -> Rows:
     if spec.startswith(TFDS):
         return _read_tfds(spec, split)
     path = Path(spec.replace("{split}", split))
@@ -97,7 +97,7 @@ def _read_named(spec: str, split: str, worked: bool) -> Rows:
             rule=f"the name must end in one of {', '.join(SUFFIXES)}",
             fix="convert it, for example with pyarrow, or correct the name",
         )
-    return _run_task(spec, split, worked)
+    return _run_task(spec, split, demonstrations)
 
 
 def _file_of_split(folder: Path, split: str) -> Path:
@@ -168,13 +168,13 @@ def make_task(spec: str) -> tuple[str, object]:
     return task_function.name, task_function()
 
 
-def _run_task(spec: str, split: str, worked: bool) -> Rows:
+def _run_task(spec: str, split: str, demonstrations: bool) -> Rows:
     name, task = make_task(spec)
     if isinstance(task, (list, tuple)):  # a user's function may just return its rows
         return Rows(spec, name, task)
     try:
         splits = {"train": task.train, "test": task.test}
-        if worked:
+        if demonstrations:
             splits = {"train": task.worked_examples}
             splits |= {"test": task.worked_test} if vars(task).get("worked_test") else {}
     except AttributeError as error:
