@@ -76,7 +76,7 @@ def prompts(count: int) -> Prompts:
     rng = np.random.default_rng(0)
     records = [
         PromptRecord(
-            token_ids=rng.integers(2, WORDS, 16), prompt_text="", ground_truth="", index=i,
+            token_ids=rng.integers(2, VOCAB, 16), prompt_text="", ground_truth="", index=i,
             data_source="random", extra_info={},
         )
         for i in range(count)
@@ -106,14 +106,14 @@ def measured(actor, args, reward_s: float) -> dict:
             "decoding": generate,
             "after": lambda: reward(generate(), data)[0].scores,
             "overlapped": lambda: (
-                sample_scored(actor, reward, data, key, how, n=asked.samples)[0].scores
+                sample_scored(actor, reward, data, key, how, n=args.samples)[0].scores
             ),
         }
         batch = ways["decoding"]()
         assert np.array_equal(ways["after"](), ways["overlapped"]())  # and all is compiled
         ways["own"] = lambda: reward(batch, data)[0].scores
-        took = {name: [] for name in ways}
-        for _ in range(asked.repeats):
+        times = {name: [] for name in ways}
+        for _ in range(args.repeats):
             for name, way in ways.items():
                 times[name].append(seconds(way))
 

@@ -59,7 +59,7 @@ class Readout:
 
     @property
     def vocabulary(self) -> int:
-        return words_of(self.head, Options(words_first=self.words_first))
+        return vocab_size_of(self.head, Options(vocab_first=self.vocab_first))
 
     def at(self, hidden: jax.Array) -> "Readout":
         return dataclasses.replace(self, hidden=hidden)

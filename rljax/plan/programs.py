@@ -112,13 +112,19 @@ class _Planned:
     def sampling_params(self):
         return self.role.params
 
-    def generate(self, prompts, key, sampling, *, n=1, finished=None, mixed=None) -> Batch:
+    def generate(self, prompts, key, sampling, *, n=1, finished=None, second=None) -> Batch:
         role = self.role
         weights = role.state.weights if isinstance(role, Actor) else role.params
-        if mixed is not None:  # its model is this host's: the planned one has the same layout
-            mixed = dataclasses.replace(mixed, model=role.model)
+        if second is not None:  # its model is this host's: the planned one has the same layout
+            second = dataclasses.replace(second, model=role.model)
         programs, batch = planned_rollout(
-            role.model, weights, prompts.tokens, sampling, n=n, decoding=role.decoding, mixed=mixed
+            role.model,
+            weights,
+            prompts.tokens,
+            sampling,
+            n=n,
+            decoding=role.decoding,
+            second=second,
         )
         self.calls += [Call(name, *program) for name, program in programs.items()]
         return batch

@@ -71,9 +71,9 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
             changes = {**mesh, **rest}
             changed = with_overrides(config, changes, "--search")
             one = _with(setup, changed)
-            if (remat, one.algorithm.steps) in seen:
+            if (remat, one.algorithm.steps) in tried:
                 continue
-            seen.add((remat, one.algorithm.steps))
+            tried.add((remat, one.algorithm.steps))
             with_remat = {name: _of_remat(role, remat) for name, role in roles.items()}
             yield changes, one, estimate(one, with_remat).total
 
@@ -141,7 +141,7 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
 
 def _rough_s(setup, chip: Chip) -> float:
     """Seconds of a step's learning phase, roughly: what orders the candidates, and no more."""
-    facts, mesh, steps = setup.model.config, setup.model.mesh, setup.algorithm.steps
+    model_config, mesh, steps = setup.model.config, setup.model.mesh, setup.algorithm.steps
     weights = sum(math.prod(shape) for shape, _ in setup.model.shapes().values())
     batch = setup.config.batch
     rows = batch.prompts_per_step * batch.samples_per_prompt

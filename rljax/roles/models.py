@@ -28,7 +28,7 @@ from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.roles.layout import role_shardings
 from rljax.roles.role import Role, static_field
-from rljax.sampler import Decoding, Mixed, Sampling, generate
+from rljax.sampler import Decoding, Sampling, SecondModel, generate
 from rljax.tracking.timing import timed
 
 
@@ -116,16 +116,16 @@ class Actor(_Trained):
 
     def generate(
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
-        mixed: Mixed | None = None,
+        second: SecondModel | None = None,
     ) -> Batch:  # fmt: skip
         """n trajectories per prompt, with the very parameter arrays that training updates (host
-        verb). `finished` is called with rows as they end (rljax.sampler.generate). `mixed` is a
+        verb). `finished` is called with rows as they end (rljax.sampler.generate). `second` is a
         second model to draw from together: no step of the actor wrote such rows (version -1)."""
         with timed("generate"):
             batch = generate(
                 self.model, self.state.weights, prompts.tokens, prompts.lengths, key, sampling,
-                n=n, version=self.state.step if mixed is None else -1, decoding=self.decoding,
-                images=prompts.images, mixed=mixed, finished=finished,
+                n=n, version=self.state.step if second is None else -1, decoding=self.decoding,
+                images=prompts.images, second=second, finished=finished,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 

@@ -22,7 +22,7 @@ from rljax.mesh import constrain_rows
 from rljax.models.model import Model
 from rljax.roles.models import Actor, Reference
 from rljax.rollout.rollout import run_rollout
-from rljax.sampler import Mixed, Sampling
+from rljax.sampler import Sampling, SecondModel
 
 
 @contract(rows=2)
@@ -55,8 +55,10 @@ class GeometricMixture:
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
     ) -> Batch:
         """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
-        second = Mixed(self.reference.model, self.reference.sampling_params(), float(self.weight))
-        return self.actor.generate(prompts, key, sampling, n=n, finished=finished, mixed=second)
+        second = SecondModel(
+            self.reference.model, self.reference.sampling_params(), float(self.weight)
+        )
+        return self.actor.generate(prompts, key, sampling, n=n, finished=finished, second=second)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,8 +65,8 @@ def generate(
     may end in the same turn.
     """
     model = decoding.of(model)
-    if mixed is not None:
-        mixed = dataclasses.replace(mixed, model=decoding.of(mixed.model))
+    if second is not None:
+        second = dataclasses.replace(second, model=decoding.of(second.model))
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding)
     _check_second(model, second)
@@ -120,13 +120,13 @@ def _arguments(
 
 
 def planned_rollout(
-    model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, mixed=None
+    model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, second=None
 ) -> tuple[dict[str, tuple], Batch]:
     """What `generate` would run, for a plan: ({program: (jitted function, its arguments as shapes,
     turns of its loop at most)}, rows of zeros of this host, each with all its tokens)."""
     model = decoding.of(model)
-    if mixed is not None:
-        mixed = dataclasses.replace(mixed, model=decoding.of(mixed.model))
+    if second is not None:
+        second = dataclasses.replace(second, model=decoding.of(second.model))
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
@@ -143,15 +143,15 @@ def planned_rollout(
     )
     queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
-    arguments = (model, shape, params, *queue, forcing, None, mixed)
+    arguments = (model, shape, params, *queue, forcing, None, second)
     turns = -(-rows // slots) * response
-    programs = {"generate": (_rollout, arguments, turns)}
+    programs = {"generate": (rollout, arguments, turns)}
     if decoding.loop == "host":
         engine = Engine(model, slots, columns + response, kv_dtype=decoding.kv_dtype)
         hosts = engine.programs(params, count, columns)
         programs = {"prefill": (*hosts["prefill"], 1), "generate": (*hosts["generate"], turns)}
-    found = jax.eval_shape(functools.partial(_rollout, model, shape), *arguments[2:])
-    found = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), found)
+    batch = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
+    batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
     chosen = np.arange(columns + response) >= columns
     batch = batch.replace(
         segment_ids=np.ones_like(batch.tokens),
@@ -159,7 +159,7 @@ def planned_rollout(
         group=np.repeat(np.arange(count, dtype=np.int32), n),
     )
     here = make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1])
-    return programs, place(found, here)
+    return programs, place(batch, here)
 
 
 def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rljax.errors import InputError
 from rljax.models.model import Model
-from rljax.sampler.sampling import Rules
+from rljax.sampler.draw import Rules
 
 STOP_IDS = 16  # room for stop ids of a request, where none needs more
 LOOPS = ("device", "host")

@@ -182,8 +182,8 @@ def _pinned(carry, model: Model):
 
 
 def in_turns(
-    model: Model, shape: _Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    mixed, finished: Callable[[int, list[int], int], bool | None],
+    model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
+    second, finished: Callable[[int, list[int], int], bool | None],
 ) -> Batch:  # fmt: skip
     """The batch of `rollout`, in one process. `finished(row, ids, reason)` is called as rows end,
     while the devices decode the next turn."""
@@ -203,7 +203,7 @@ def in_turns(
             for row, said, why in responses.take(owner, live, reason, ids, valid)
         ]
         if not going or any(ended):
-            return _finish(model, shape, carry[3], queue, version, images, seen)
+            return _finish(model, shape, carry[3], queue, version, images, prompt_batch)
 
 
 class _Responses:

@@ -16,7 +16,7 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.errors import InputError
 from rljax.rollout import AgainstOpponent, GeometricMixture, sampled_by_actor
-from rljax.sampler import Mixed, generate
+from rljax.sampler import SecondModel, generate
 from rljax.shaping.pairs import bradley_terry, choose_pairs, higher_wins, win_probabilities
 from rljax.validation import validate
 

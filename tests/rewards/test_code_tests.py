@@ -13,7 +13,7 @@ from rljax.errors import InputError
 from rljax.rewards import code_tests
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rewards.sandbox import sandbox
-from rljax.rewards.sandbox.sandbox import sandbox_tier
+from rljax.rewards.sandbox.tiers import sandbox_tier
 from rljax.rewards.unit_tests.code_forms import (
     extract_program,
     read_tests,

@@ -213,14 +213,14 @@ def _items(record, kind, prompt, columns, cut) -> list:
         for name, one in columns.items()
     }
     if kind in ("examples", "stepwise"):
-        found = of["all"]
+        items = of["all"]
         unlearned = np.zeros(len(before), np.float32)
         rest = {k: np.concatenate([unlearned, x]) for k, x in items.items() if k != "ids"}
         make = Example if kind == "examples" else Stepwise
-        return [make(ids=np.concatenate([before, found["ids"]]), **rest)]
+        return [make(ids=np.concatenate([before, items["ids"]]), **rest)]
     if kind == "unpaired":
-        said = of["completion"]
-        return [Labelled(before, said["ids"], said["mask"], record["label"])]
+        completion = of["completion"]
+        return [Labelled(before, completion["ids"], completion["mask"], record["label"])]
     if kind == "trajectories":
         completion = of["completion"]
         more = {key: completion.get(key) for key in ("process_scores", "logprobs")}

@@ -25,9 +25,9 @@ from rljax.data.online.default_rewards import (
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import (
     PromptRecord,
+    encode_demonstrations,
     encode_prompt,
     encode_prompts,
-    encode_worked_examples,
 )
 from rljax.data.online.stream import Stream
 from rljax.data.rows.sources import load_demonstrations, load_endless_prompts, load_prompts

@@ -61,7 +61,7 @@ class Prompts:
 
     `starts` [P]: the column at which the response that is scored begins; None: at `lengths`. It is
     less than the length where the prompt is continued from a part of a response. `images` are those
-    of the prompts (rljax.data.images.image_rows.prompt_images), None for text alone.
+    of the prompts (rljax.data.images.rows.prompt_images), None for text alone.
     """
 
     tokens: np.ndarray

@@ -132,7 +132,9 @@ class RubricBuffer:
             "inactive": [*entry["inactive"], *(active[i] for i in drop)],
         }, len(drop)
 
-    def _generate(self, asked: list[tuple[str, list[str], list[dict]]]) -> list[list[dict] | None]:
+    def _generate(
+        self, questions: list[tuple[str, list[str], list[dict]]]
+    ) -> list[list[dict] | None]:
         """New rubrics for each (prompt, responses, known rubrics); None: the generator failed."""
         if self._pool is None:
             reward = (
@@ -152,7 +154,7 @@ class RubricBuffer:
             )  # fmt: skip
             return [
                 json.loads(place.read_text()) if score.status == "ok" else None
-                for score, place in zip(found, places, strict=True)
+                for score, place in zip(results, places, strict=True)
             ]
 
     def get_state(self) -> dict:
@@ -173,11 +175,11 @@ def _key(record) -> str:
     return f"{record.data_source} {record.index}" if number is None else str(number)
 
 
-def _with_std(active: list[dict], asked: list[dict], scores: list[Score]) -> list[dict]:
+def _with_std(active: list[dict], judged_by: list[dict], scores: list[Score]) -> list[dict]:
     """The active rubrics with the std of their verdicts on one group; a rubric by which fewer than
     two responses were judged keeps the std that it had."""
     judged = [score.parts for score in scores if score.status == "ok"]
-    columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(own)}
+    columns = {rubric_text(r): f"rubric/{k}" for k, r in enumerate(judged_by)}
     out = []
     for rubric in active:
         name = columns.get(rubric_text(rubric))

@@ -50,7 +50,7 @@ def gsm8k(
         right = bool(numbers) and _decimal(numbers[-1]) == reference
     else:
         raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
-    return _with_format(score if right else format_score if found else 0.0, bool(found))
+    return _with_format(score if right else format_score if numbers else 0.0, bool(numbers))
 
 
 def _with_format(score: float, extracted: bool) -> Scored:
