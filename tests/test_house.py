@@ -13,7 +13,8 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
     ("errors",),
-    ("components", "config", "tracking", "mesh", "recording", "keys"),
+    ("components", "tracking", "mesh", "recording", "keys"),
+    ("config",),
     ("arrays", "contracts"),
     ("kernels", "rewards", "report"),
     ("batch",),

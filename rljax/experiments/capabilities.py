@@ -1,7 +1,5 @@
-"""What an algorithm needs and can use, read off its dataflow: first parameter and roles.
-
-What lives here: four questions and their answers (the table of arXiv 2410.09302's comparison). What
-does not: any list of algorithms; a dataflow of one's own is asked the same way.
+"""What an algorithm needs and can use, derived from its dataflow's parameters: the table of the
+comparison in arXiv 2410.09302, for any dataflow, the user's own included.
 """
 
 from rljax.components import resolve

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
-from rljax.data.online.encoded import load_run_tokenizer
+from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.learn.optimizers import make_optimizer
 from rljax.learn.state import TrainState
@@ -268,7 +268,7 @@ def text_scorer(config: Config, text: str, mesh) -> RewardPool | MeshJudge:
     if not reward.judge_model or component.function not in (judge, rubric):
         return RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
     folder = reward.judge_model
-    tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
+    tokenizer = load_tokenizer(folder)
     model = Model(load_config(folder, **dataclasses.asdict(config.model_settings)), mesh)
     tokens = config.batch.tokens_per_microbatch
     return MeshJudge(

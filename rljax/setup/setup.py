@@ -150,7 +150,7 @@ def _steps(
     )
 
 
-def _sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
+def sampling_of(config: Config, tokenizer: Tokenizer) -> Sampling:
     sampler = config.sampler
     thinking = {}
     if sampler.thinking_tokens:
@@ -234,7 +234,7 @@ def _recipe(config: Config, tokenizer: Tokenizer, steps: Steps) -> Recipe:
     algorithm = config.algorithm
     return Recipe(
         samples_per_prompt=config.batch.samples_per_prompt,
-        sampling=_sampling(config, tokenizer),
+        sampling=sampling_of(config, tokenizer),
         advantage=resolve(algorithm.advantage, NAMESPACES["advantage"]),
         policy_loss=resolve(algorithm.policy_loss, NAMESPACES["policy_loss"]),
         value_loss=resolve(algorithm.value_loss, NAMESPACES["value_loss"]),

@@ -36,6 +36,7 @@ from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.memory import check_fits
 from rljax.rollout import generate_scored
 from rljax.setup.checkpoint import Checkpoints, check_fingerprints
+from rljax.setup.policies import Policy
 from rljax.train.offline import (
     held_out_step,
     offline_batch,
@@ -381,13 +382,11 @@ class Run:
     def _accuracy(self) -> dict:
         """Greedy accuracy on the held-out prompts."""
         data = self.setup.data
-        right, rows = greedy_accuracy(
-            self.roles["actor"],
-            self.eval_reward,
-            data.test_prompts,
-            sampling=self.setup.recipe.sampling,
-            prompt_tokens=data.prompt_tokens,
-            correct_at=self.config.evaluate.correct_at,
+        sampling = self.setup.recipe.sampling
+        policy = Policy(self.roles["actor"], self.setup.tokenizer, sampling, data.prompt_tokens)
+        correct_at = self.config.evaluate.correct_at
+        right, responses = greedy_accuracy(
+            policy, self.eval_reward, data.test_prompts, correct_at=correct_at
         )
         failed = float(np.mean(np.isnan(right)))
         if failed == 1.0:  # a judge that is down must not end the run
@@ -399,7 +398,7 @@ class Run:
             found,
             [None if np.isnan(r) else float(r) for r in right],
         )
-        truncated = float(np.mean([r["finish_reason"] == "length" for r in rows]))
+        truncated = float(np.mean([r.finish_reason == "length" for r in responses]))
         return {
             **accuracy_by_source(data.test_prompts, right),
             "eval/accuracy": found["value"],
