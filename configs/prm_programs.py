@@ -53,6 +53,7 @@ def get_config(variant: str = "", folder: str = FOLDER) -> Config:
         config.sft.optimizer.schedule, config.sft.optimizer.warmup_steps = "cosine", 10
     elif variant == "scorer":
         config.dataflow, config.steps = "process_reward_model", 400
+        config.algorithm.entropy_coef = 0.0  # PPO's alone
         config.model = f"{folder}/start/policy"
         config.data.train = config.data.test = f"{folder}/steps"
         config.offline.examples_per_step, config.offline.max_tokens = 64, 64

@@ -6,17 +6,11 @@ learned stands in [[ ]]. Prompts, demonstrations, pairs, labelled answers, steps
 dataflow reads. Reads a tokenizer and the data, no weights; ends with what was dropped, counted.
 """
 
-from absl import flags
-
 from rljax.config import flags as launch
-
-_FLAGS = flags.FLAGS
-flags.DEFINE_integer("rows", 5, "Rows of each source", lower_bound=1)
-flags.DEFINE_enum("split", "train", ["train", "test"], "Which rows")
-flags.DEFINE_boolean("ids", False, "A table of position, id, token and mask instead")
+from rljax.config.options import InspectOptions
 
 
-def main(_: list[str]) -> int:
+def main(options: InspectOptions) -> None:
     from rich.console import Console
 
     from rljax.data.rows.show import show
@@ -24,9 +18,8 @@ def main(_: list[str]) -> int:
 
     config = launch.parsed_config()
     validate(config)
-    show(config, Console(), rows=_FLAGS.rows, split=_FLAGS.split, ids=_FLAGS.ids)
-    return 0
+    show(config, Console(), rows=options.rows, split=options.split, ids=options.ids)
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    launch.command(main, InspectOptions, needs_config=True)

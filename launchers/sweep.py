@@ -9,18 +9,14 @@ import shlex
 import sys
 from pathlib import Path
 
-from absl import flags
-
 from rljax.config import flags as launch
+from rljax.config.options import SweepOptions
 
-_FLAGS = flags.FLAGS
-flags.DEFINE_string("out", "", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
-flags.DEFINE_boolean("dry_run", False, "Check the members and print their commands")
 _OURS = ("--out", "--dry_run", "--nodry_run")
 
 
 def _arguments() -> list[str]:
-    """The command line's flags for the training launcher: all but ours."""
+    """The flags of the command line that are the training launcher's."""
     kept, rest = [], iter(sys.argv[1:])
     for argument in rest:
         if argument.partition("=")[0] not in _OURS:
@@ -30,7 +26,7 @@ def _arguments() -> list[str]:
     return kept
 
 
-def main(_: list[str]) -> int:
+def main(options: SweepOptions) -> int:
     from rich.console import Console
 
     from rljax.experiments import sweep
@@ -38,10 +34,10 @@ def main(_: list[str]) -> int:
     path = launch.config_path(sys.argv[1:])
     module = launch.config_module(path)
     launch.require_sweep(module, path)
-    folder = Path(_FLAGS.out or Path("runs") / Path(path.partition(":")[0]).stem)
+    folder = Path(options.out or Path("runs") / Path(path.partition(":")[0]).stem)
     members = sweep.make_members(launch.parsed_config(), module.sweep(), folder, path)
     launcher, arguments = Path(__file__).with_name("train.py"), _arguments()
-    if _FLAGS.dry_run:
+    if options.dry_run:
         for member in members:
             print(shlex.join(sweep.command(launcher, arguments, member)))
         return 0
@@ -49,15 +45,15 @@ def main(_: list[str]) -> int:
     try:
         for member, code in sweep.run_members(members, arguments, launcher=launcher):
             print(f"{member.name}: " + ("was finished" if code is None else f"exit code {code}"))
-            sweep.write_rows(sweep.result_rows(members), folder)
+            sweep.write_result(sweep.result_rows(members), folder)
     except sweep.Stopped as signal:
         stopped = f"stopped by {signal}; the same command goes on"
     rows = sweep.result_rows(members)
-    print(f"{sweep.write_rows(rows, folder)}:")
+    print(f"{sweep.write_result(rows, folder)}:")
     Console().print(sweep.table(rows))
     print(stopped, end="\n" if stopped else "")
     return 0 if all(member.finished() for member in members) else 3
 
 
 if __name__ == "__main__":
-    launch.run(main)
+    launch.command(main, SweepOptions, needs_config=True)

@@ -1,20 +1,20 @@
-"""What the launchers share: the --config flag with overrides, and errors as plain text.
-
-Imports no model code before the flags are parsed, so that --help and a misspelt flag answer at
-once.
+"""What the launchers share: the --config flag with overrides, options as flags, tables, and errors
+as plain text. Imports no model code before the flags are parsed, so that --help and a misspelt flag
+answer at once.
 """
 
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from rljax.config import Config, field_names, unknown_field
+from rljax.config.options import CompilerOptions, define_flags, parsed_options
 from rljax.errors import InputError
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -104,8 +104,7 @@ def _quiet() -> None:
 
 
 def run(main: Callable[[list[str]], int | None], *, needs_config: bool = True) -> None:
-    """Parse flags, call main(positional arguments), and print InputError as text with exit code
-    2."""
+    """Parse flags and call main(positional arguments); an InputError is printed, exit code 2."""
     _quiet()
     sys.path[:0] = [p for p in (os.getcwd(),) if p not in sys.path]  # the user's own modules
     arguments = sys.argv[1:]
@@ -121,6 +120,35 @@ def run(main: Callable[[list[str]], int | None], *, needs_config: bool = True) -
         sys.exit(_complain(error))
 
 
+def command(main: Callable[[object], int | None], kind: type, *, needs_config: bool = False):
+    """`run` of main(options): an options class of rljax.config.options gives flags and checks."""
+    define_flags(kind)
+
+    def call(positional: list[str]) -> int | None:
+        options = parsed_options(kind, positional)
+        if isinstance(options, CompilerOptions):
+            from rljax.tracking import compiles  # after the flags: --help answers without JAX
+
+            compiles.use_cache(options.compilation_cache)
+        return main(options)
+
+    run(call, needs_config=needs_config)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """Prints a table: the first column to the left, numbers in the others to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console().print(table)
+
+
 def _parse(argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
@@ -129,7 +157,7 @@ def _parse(argv: list[str]) -> list[str]:
 
 
 def _guarded(main: Callable, positional: list[str]) -> int:
-    absl_logging.set_verbosity(absl_logging.ERROR)  # orbax tells a story at every save
+    absl_logging.set_verbosity(absl_logging.ERROR)  # orbax logs at every save
     try:
         return main(positional) or 0
     except InputError as error:

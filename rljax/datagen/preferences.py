@@ -1,53 +1,42 @@
-"""Preference labels by a judge (RLAIF, arXiv 2309.00267): pairs of completions -> rows of `pairs`.
-
-What lives here: both orders of each pair, ties and failures and how many there were, files. What
-does not: judges (rljax.rewards.judges.judging), their processes (rljax.rewards.pool.pool), training
-on the labels (dataflows preference and reward_model). A comparison is a dict of prompt (text or
-messages), first and second (texts).
+"""Preference labels by a judge (RLAIF, arXiv 2309.00267): pairs of completions -> rows of `pairs`,
+judged in both orders. A comparison is a dict of prompt (text or messages), first and second.
 """
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import jax
-import numpy as np
 
-from rljax.arrays import fetch, place
+from rljax.arrays import place
 from rljax.batch import Batch
-from rljax.config import Config
+from rljax.config.options import PreferenceOptions, check_options
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
-from rljax.data.online.encoded import load_run_tokenizer
-from rljax.data.online.prompts import Prompts, encode_prompts
 from rljax.data.rows.columns import prompt_of, require_text
-from rljax.data.rows.read import read_rows
+from rljax.data.rows.files import write_rows
+from rljax.data.rows.rows import read_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
-from rljax.evaluation.saved import SavedPolicy
-from rljax.mesh import make_mesh
-from rljax.models.huggingface import load_config
-from rljax.models.model import Model
+from rljax.evaluation.process_models import load_scorer
 from rljax.rewards.judges.judging import judge_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import ModelScorer
-from rljax.sampler import Sampling
-from rljax.setup.weights import scalar_model
+from rljax.setup.policies import SavedPolicy, filled_chunks, load_named_policy, sample_all
 
-# What a judge is here: comparisons -> P(first is better), NaN and a message where it failed.
+# A judge: comparisons -> P(first is better), NaN and a message where it failed.
 Judge = Callable[[Sequence[dict]], list[Score]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What both orders say together. outcome: "first" | "second" | "tie" (the judge cannot tell) |
-    "disagreement" (its answer turns with the order, or is a tie in one order only) | "failed".
-    probability: that the first is better, the mean of both orders."""
+    """The judgement of a pair from both orders. outcome: "first" | "second" | "tie" (the judge
+    cannot tell) | "disagreement" (its answer turns with the order, or is a tie in one order only) |
+    "failed". probability: that the first is better, the mean of both orders."""
 
     outcome: str
     probability: float
@@ -56,24 +45,24 @@ class Verdict:
 
 
 def verdict(forward: Score, backward: Score) -> Verdict:
-    """forward: P(first is better) with the first one first; backward: P(second is better), asked
-    with the second one first."""
+    """The verdict of two scores. forward: P(first is better) with the first one first; backward:
+    P(second is better) with the second one first."""
     for score in (forward, backward):
         if score.status != "ok":
             return Verdict("failed", math.nan, message=f"{score.status}: {score.message}")
-    here, there = forward.value, backward.value
-    probability = (here + 1 - there) / 2
-    if here == there == 0.5:
+    first, second = forward.value, backward.value
+    probability = (first + 1 - second) / 2
+    if first == second == 0.5:
         return Verdict("tie", 0.5)
-    if (here - 0.5) * (there - 0.5) < 0:
-        return Verdict("first" if here > 0.5 else "second", probability)
-    sides = (here > 0.5) + (there > 0.5) - (here < 0.5) - (there < 0.5)
+    if (first - 0.5) * (second - 0.5) < 0:
+        return Verdict("first" if first > 0.5 else "second", probability)
+    sides = (first > 0.5) + (second > 0.5) - (first < 0.5) - (second < 0.5)
     return Verdict("disagreement", probability, liked_position=int(sides / 2))
 
 
 def text_judge(text: str, *, workers: int = 2, timeout_s: float = 60.0) -> Judge:
-    """A judge of text in killable processes: one that hangs, raises or says no probability has
-    failed on that comparison alone."""
+    """A judge of text in killable processes: one that hangs, raises or returns no probability fails
+    on that comparison alone."""
     judge_of(text)
 
     def ask(comparisons: Sequence[dict]) -> list[Score]:
@@ -88,49 +77,38 @@ def text_judge(text: str, *, workers: int = 2, timeout_s: float = 60.0) -> Judge
     return ask
 
 
-def model_judge(folder: str, *, max_tokens: int = 4096, rows: int = 8) -> Judge:
+def model_judge(folder: Path, *, max_tokens: int = 4096, rows: int = 8) -> Judge:
     """An outcome reward model of a folder: P = sigmoid(score of the first - score of the second).
     A text of more than `max_tokens`, prompt included, has no score; `rows` are read at once."""
-    config = Config(model=f"{folder.rstrip('/')}/")  # with a slash it is a path
-    tokenizer = load_run_tokenizer(config)
-    mesh = make_mesh()
-    known = load_config(folder, **dataclasses.asdict(config.model_settings))
-    model, params = scalar_model(config, Model(known, mesh), "judge", folder, adapted=False)
+    saved = load_scorer(folder)
+    mesh = saved.model.mesh
     rows = rows * mesh.size
-    scorer = ModelScorer(model, params, rows)
+    scorer = ModelScorer(saved.model, saved.params, rows)
 
     def encoded(prompt, completion):
         row = dict(prompt=prompt, completion=completion, label=True)
         try:
-            found, _ = encode_rows(
-                load_rows([row], "train", "unpaired"), tokenizer, "unpaired", max_tokens=max_tokens
-            )
+            rows = load_rows([row], "train", "unpaired")
+            (item,), _ = encode_rows(rows, saved.tokenizer, "unpaired", max_tokens=max_tokens)
         except InputError as error:
             return Score(math.nan, {}, "error", 0.0, str(error))
-        return found[0]
+        return item
 
     def ask(comparisons: Sequence[dict]) -> list[Score]:
-        items = [encoded(c["prompt"], c[name]) for c in comparisons for name in ("first", "second")]
-        scores = _scores(items, scorer, mesh, rows)
+        scores = [
+            encoded(c["prompt"], c[name]) for c in comparisons for name in ("first", "second")
+        ]
+        todo = [i for i, item in enumerate(scores) if not isinstance(item, Score)]
+        items = [scores[i] for i in todo]
+        longest = max((len(x.prompt_ids) + len(x.completion_ids) for x in items), default=1)
+        for start, chunk in filled_chunks(items, rows):
+            batch = Batch(**batch_arrays("unpaired", chunk, length=longest))
+            read = scorer.score(place(batch, mesh))
+            for i, score in zip(todo[start : start + rows], read, strict=False):
+                scores[i] = score
         return [_preferred(*scores[i : i + 2]) for i in range(0, len(scores), 2)]
 
     return ask
-
-
-def _scores(items: list, scorer: ModelScorer, mesh, rows: int) -> list[Score]:
-    """Of each item; what is a Score already stays."""
-    todo = [i for i, item in enumerate(items) if not isinstance(item, Score)]
-    out = list(items)
-    longest = max(
-        (len(items[i].prompt_ids) + len(items[i].completion_ids) for i in todo), default=1
-    )
-    for start in range(0, len(todo), rows):
-        part = todo[start : start + rows]
-        of = [items[i] for i in part + part[:1] * (rows - len(part))]  # one shape, one compile
-        batch = Batch(**batch_arrays("unpaired", of, length=longest))
-        for i, score in zip(part, scorer.score(place(batch, mesh)), strict=False):
-            out[i] = score
-    return out
 
 
 def _preferred(first: Score, second: Score) -> Score:
@@ -146,51 +124,52 @@ def label(
 ) -> tuple[list[dict], dict[str, float]]:
     """Rows of `pairs` (prompt, chosen, rejected, probability), and counts of what happened.
 
-    Every comparison is asked in both orders. A pair on which the orders do not agree is a tie, not
+    Every comparison is judged in both orders. A pair on which the orders do not agree is a tie, not
     a label: dropped, or kept with tie = true. A failed one is dropped. Counts: judge/asked,
     labelled, ties, disagreements, failed, identical; judge/first_won and judge/second_won, the
     disagreements in which the position decided.
     """
     if ties not in ("drop", "keep"):
         raise InputError("ties", value=ties, rule="drop or keep")
-    asked = [c for c in comparisons if c["first"] != c["second"]]
-    swapped = [{**c, "first": c["second"], "second": c["first"]} for c in asked]
-    said = judge([*asked, *swapped])
-    found = [verdict(*pair) for pair in zip(said[: len(asked)], said[len(asked) :], strict=True)]
+    judged = [c for c in comparisons if c["first"] != c["second"]]
+    swapped = [{**c, "first": c["second"], "second": c["first"]} for c in judged]
+    scores = judge([*judged, *swapped])
+    halves = zip(scores[: len(judged)], scores[len(judged) :], strict=True)
+    verdicts = [verdict(*pair) for pair in halves]
     rows = []
-    for comparison, what in zip(asked, found, strict=True):
-        row = _row(comparison, what)
-        if what.outcome != "failed" and (ties == "keep" or not row["tie"]):
+    for comparison, one in zip(judged, verdicts, strict=True):
+        row = _row(comparison, one)
+        if one.outcome != "failed" and (ties == "keep" or not row["tie"]):
             rows.append(row)
-    outcomes = [what.outcome for what in found]
+    outcomes = [one.outcome for one in verdicts]
     counts = {
-        "asked": len(asked),
+        "asked": len(judged),
         "labelled": outcomes.count("first") + outcomes.count("second"),
         "ties": outcomes.count("tie"),
         "disagreements": outcomes.count("disagreement"),
         "failed": outcomes.count("failed"),
-        "identical": len(comparisons) - len(asked),
-        "first_won": sum(what.liked_position > 0 for what in found),
-        "second_won": sum(what.liked_position < 0 for what in found),
+        "identical": len(comparisons) - len(judged),
+        "first_won": sum(one.liked_position > 0 for one in verdicts),
+        "second_won": sum(one.liked_position < 0 for one in verdicts),
     }
-    failures = [what.message for what in found if what.outcome == "failed"]
-    if failures and len(failures) == len(asked):
+    failures = [one.message for one in verdicts if one.outcome == "failed"]
+    if failures and len(failures) == len(judged):
         raise InputError(
-            f"all {len(asked)} judgements failed", rule=failures[0], fix="try the judge by hand"
+            f"all {len(judged)} judgements failed", rule=failures[0], fix="try the judge by hand"
         )
     return rows, {f"judge/{name}": float(n) for name, n in counts.items()}
 
 
-def _row(comparison: dict, what: Verdict) -> dict:
-    """`probability` is that of the chosen completion."""
-    names = ("second", "first") if what.outcome == "second" else ("first", "second")
-    probability = 1 - what.probability if what.outcome == "second" else what.probability
+def _row(comparison: dict, judged: Verdict) -> dict:
+    """A row of `pairs`; `probability` is that of the chosen completion."""
+    names = ("second", "first") if judged.outcome == "second" else ("first", "second")
+    probability = 1 - judged.probability if judged.outcome == "second" else judged.probability
     return {
         "prompt": comparison["prompt"],
         "chosen": comparison[names[0]],
         "rejected": comparison[names[1]],
         "probability": probability,
-        "tie": what.outcome not in ("first", "second"),
+        "tie": judged.outcome not in ("first", "second"),
     }
 
 
@@ -198,76 +177,80 @@ def _row(comparison: dict, what: Verdict) -> dict:
 
 
 def load_comparisons(spec: str | Sequence[dict], split: str = "train") -> list[dict]:
-    """From rows of prompt and either first + second or completions (texts, two or more, of which
-    all pairs are compared). Raises InputError that names the row."""
+    """Comparisons from rows of prompt and either first + second or completions (two or more texts,
+    of which all pairs are compared). Raises InputError that names the row."""
     rows = read_rows(spec, split)
     out = []
     for index, row in enumerate(rows.rows):
-        place = rows.place(index)
+        where = rows.place(index)
         texts = row.get("completions")
         if texts is None:
             texts = [row.get("first"), row.get("second")]
         if not isinstance(texts, Sequence) or isinstance(texts, str) or len(texts) < 2:
             raise InputError(
-                f"{place} has no two completions",
+                f"{where} has no two completions",
                 fix="give each row 'first' and 'second', or a list 'completions'",
             )
         for text in texts:
-            require_text(text, f"{place}, a completion", "remove it")
+            require_text(text, f"{where}, a completion", "remove it")
         if row.get("prompt") is None:
-            raise InputError(f"{place} has no 'prompt'", fix="give each row one")
-        prompt = prompt_of(row["prompt"], f"{place}, column 'prompt'")
+            raise InputError(f"{where} has no 'prompt'", fix="give each row one")
+        prompt = prompt_of(row["prompt"], f"{where}, column 'prompt'")
         pairs = itertools.combinations(texts, 2)
         out += [{"prompt": prompt, "first": a, "second": b} for a, b in pairs]
     return out
 
 
 def sample_comparisons(
-    policy: SavedPolicy,
+    saved: SavedPolicy,
     data: str,
     *,
     samples: int = 2,
-    temperature: float = 1.0,
-    max_prompt_tokens: int = 512,
-    max_response_tokens: int = 512,
-    prompts_at_once: int = 64,
+    max_prompt_tokens: int | None = None,
     seed: int = 0,
+    prompts_per_call: int | None = None,
+    **sampling,
 ) -> list[dict]:
     """Completions of a saved policy to the prompts of `data`, compared two by two; empty ones are
-    left out."""
+    left out. `sampling`: temperature and max_response_tokens, where they are not the policy's."""
     if samples < 2:
         raise InputError("samples", value=samples, rule=">= 2: they are compared")
-    records = load_prompts(data, "train")
-    asked, _ = encode_prompts(records, policy.tokenizer, max_prompt_tokens=max_prompt_tokens)
-    length = max(len(record.token_ids) for record in asked)
-    sampling = Sampling(
-        temperature=temperature,
-        max_response_tokens=max_response_tokens,
-        stop_ids=tuple(policy.tokenizer.eos_ids),
-    )
-    actor, out = policy.actor(), []
-    for start in range(0, len(asked), prompts_at_once):
-        part = asked[start : start + prompts_at_once]
-        filled = part + part[:1] * (prompts_at_once - len(part))  # one shape, one compile
-        prompts = Prompts.from_records(filled, length=length)
-        key = jax.random.fold_in(jax.random.key(seed), start)
-        batch = fetch(actor.generate(prompts, key, sampling, n=samples))
-        said = [
-            policy.tokenizer.decode([int(i) for i in row[mask > 0]])
-            for row, mask in zip(np.asarray(batch.tokens), np.asarray(batch.mask), strict=True)
-        ]
-        for i, record in enumerate(part):
-            pairs = itertools.combinations(said[i * samples : (i + 1) * samples], 2)
-            out += [{"prompt": record.prompt, "first": a, "second": b} for a, b in pairs if a and b]
+    prompts, _ = saved.encode(load_prompts(data, "train"), max_tokens=max_prompt_tokens)
+    completions = sample_all(
+        saved.ready(prompts, **sampling), prompts, samples, key=jax.random.key(seed),
+        prompts_per_call=prompts_per_call,
+    )  # fmt: skip
+    out = []
+    for i, prompt in enumerate(prompts):
+        texts = [sample.text for sample in completions[i * samples : (i + 1) * samples]]
+        pairs = itertools.combinations(texts, 2)
+        out += [{"prompt": prompt.prompt, "first": a, "second": b} for a, b in pairs if a and b]
     return out
 
 
 def write_pairs(rows: Sequence[dict], path: str | Path) -> None:
-    """One JSON object per line, as data.train reads it."""
+    """Writes one JSON object per line, as data.train reads it."""
     if not rows:
         raise InputError(f"{path}: no pair has a label", fix="another judge, or other completions")
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    except OSError as error:
-        raise InputError(f"{path} cannot be written", rule=str(error)) from None
+    write_rows(path, rows)
+
+
+def label_preferences(options: PreferenceOptions) -> dict[str, float]:
+    """Labels the comparisons of a file, or of a policy's completions, and writes the pairs; returns
+    the counts of `label`."""
+    check_options(options)
+    if options.judge:
+        judge = text_judge(options.judge, workers=options.workers, timeout_s=options.timeout_s)
+    else:
+        judge = model_judge(Path(options.reward_model), max_tokens=options.max_tokens)
+    if options.policy:
+        comparisons = sample_comparisons(
+            load_named_policy(options.policy), options.data, samples=options.samples,
+            max_prompt_tokens=options.max_prompt_tokens, seed=options.seed,
+            temperature=options.temperature, max_response_tokens=options.max_response_tokens,
+        )  # fmt: skip
+    else:
+        comparisons = load_comparisons(options.data)
+    rows, counts = label(comparisons, judge, ties=options.ties)
+    write_pairs(rows, options.out)
+    return counts

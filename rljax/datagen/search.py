@@ -1,11 +1,8 @@
-"""Process labels: which line of a failing program is the first that no completion can mend.
+"""Binary search for the first line of a failing program that no completion can mend (process
+supervision of code, arXiv 2410.17621; ALGORITHMS A5).
 
-What lives here: the binary search over the lines of many programs at once, the best-of-K completer
-around a sampler and tests of the caller's, and what is logged about both. What does not: sampling,
-running tests, training on the labels (rljax.shaping.steps puts them on tokens). Plain Python:
-programs are lists of lines, a prefix is named by (program index, number of its lines kept).
-
-Process supervision of code, arXiv 2410.17621; ALGORITHMS A5.
+The search runs over many programs at once; sampling and tests are functions of the caller. Programs
+are lists of lines, a prefix is named by (program index, number of its lines kept).
 """
 
 import dataclasses
@@ -21,7 +18,7 @@ Neutral = Literal["zero", "drop", "inherit"]
 
 @dataclasses.dataclass(frozen=True)
 class LineLabels:
-    """What the search found of one program.
+    """The result of the search for one program.
 
     labels: one per line, +1 before the first error, -1 from it on, 0 neutral, None = not labelled.
     first_error: its line, counted from 1; None where there is none to find. probes: (lines kept,
@@ -127,8 +124,8 @@ def search_labels(
                 search.settle(search.asks and cache[key(i)])
     counts["probes"] = sum(len(s.probes) for s in searches)
     done = passes or [False] * len(programs)
-    found = zip(programs, searches, done, strict=True)
-    return [_labels(*one, neutral, is_neutral) for one in found], counts
+    results = zip(programs, searches, done, strict=True)
+    return [_labels(*one, neutral, is_neutral) for one in results], counts
 
 
 def _answers(accepts: Accepts, requests: list[Prefix]) -> list[bool]:
@@ -171,28 +168,29 @@ def best_of(
     counts = {"prefixes": 0, "completions": 0, "accepted": 0}
 
     def accepts(prefixes: list[Prefix]) -> list[bool]:
-        found = [False] * len(prefixes)
+        passed = [False] * len(prefixes)
         for _ in range(k):
-            left = [i for i, ok in enumerate(found) if not ok]
+            left = [i for i, ok in enumerate(passed) if not ok]
             if not left:
                 break
             asked = [prefixes[i] for i in left]
             for i, ok in zip(left, passes(asked, sample(asked)), strict=True):
-                found[i] = bool(ok)
+                passed[i] = bool(ok)
             counts["completions"] += len(left)
         counts["prefixes"] += len(prefixes)
-        counts["accepted"] += sum(found)
-        return found
+        counts["accepted"] += sum(passed)
+        return passed
 
     accepts.counts = counts
     return accepts
 
 
-def label_metrics(found: Sequence[LineLabels], passes: Sequence[bool] | None = None) -> dict:
-    """Of the programs searched: mean first error / N, probes per program, shares rejected at the
-    first line and never; shares of all programs that passed, and that had no line to label."""
-    done = passes or [False] * len(found)
-    searched = [f for f, ok in zip(found, done, strict=True) if f.error_step is not None and not ok]
+def label_metrics(results: Sequence[LineLabels], passes: Sequence[bool] | None = None) -> dict:
+    """Means over the programs searched: first error / N, probes, shares rejected at the first line
+    and never; shares of all programs that passed, and that had no line to label."""
+    done = passes or [False] * len(results)
+    pairs = zip(results, done, strict=True)
+    searched = [f for f, ok in pairs if f.error_step is not None and not ok]
 
     def mean(values) -> float:
         values = list(values)
@@ -204,19 +202,19 @@ def label_metrics(found: Sequence[LineLabels], passes: Sequence[bool] | None = N
         "labels/rejected_at_first_line": mean(f.error_step == 1 for f in searched),
         "labels/never_rejected": mean(f.error_step == f.steps for f in searched),
         "labels/passed": mean(done),
-        "labels/without_lines": mean(f.steps == 0 for f in found),
+        "labels/without_lines": mean(f.steps == 0 for f in results),
     }
 
 
-def replay_consistency(found: Sequence[LineLabels], accepts: Accepts) -> dict[str, float]:
-    """Every probe asked once more: how far the answers of a chance completer can be trusted.
+def replay_consistency(results: Sequence[LineLabels], accepts: Accepts) -> dict[str, float]:
+    """Metrics of asking every probe once more: how far the answers of a random completer can be
+    trusted.
 
     replay/flips: share of probes answered otherwise. replay/contradictions: share of the programs
     with probes of which a prefix is accepted now that is longer than one rejected before, though
-    what cannot be mended stays so when lines are added. No cache: it is the completer that is
-    asked.
+    no added line mends a prefix. Nothing is cached: the completer answers anew.
     """
-    asked = [(i, kept, old) for i, f in enumerate(found) for kept, old in f.probes]
+    asked = [(i, kept, old) for i, f in enumerate(results) for kept, old in f.probes]
     if not asked:
         return {"replay/flips": 0.0, "replay/contradictions": 0.0}
     answers = _answers(accepts, [(i, kept) for i, kept, _ in asked])

@@ -1,143 +1,239 @@
-"""Labels of lines from policies on disk: the options of launchers/label_steps.py, and its files.
+"""Labels of lines by policies on disk: programs of several checkpoints, searched for the first line
+from which no completion by the same policy passes the tests (arXiv 2410.17621; ALGORITHMS A5).
 
-What lives here: which checkpoints, prompts and tests; what is written. What does not: sampling and
-labelling with one policy (rljax.datagen.process_labels), finding its weights
-(rljax.evaluation.saved).
+A program is the response's lines as `line_ids` cuts the policy's own tokens: a prefix is the ids
+up to the end of its last line, never text encoded anew.
 """
 
 import dataclasses
-import json
 import random
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 
+from rljax.config.options import LabelOptions, check_options
 from rljax.data.online.default_rewards import reward_text
-from rljax.data.online.prompts import PromptRecord, encode_prompts
+from rljax.data.online.prompts import PromptRecord
+from rljax.data.rows.files import write_json, write_rows
 from rljax.data.rows.sources import load_prompts
-from rljax.datagen.process_labels import Searcher, label_programs
+from rljax.datagen.search import (
+    Neutral,
+    Prefix,
+    best_of,
+    label_metrics,
+    replay_consistency,
+    search_labels,
+)
+from rljax.datagen.trajectories import continued
 from rljax.errors import InputError
-from rljax.evaluation.saved import SavedPolicy, load_policy
+from rljax.evaluation.saved import require_named
 from rljax.rewards.pool.pool import RewardPool
-from rljax.sampler import Sampling
-from rljax.setup import check_length
+from rljax.rollout.process import TokenTexts
+from rljax.setup import text_scorer
+from rljax.setup.policies import Policy, Sample, load_named_policy, sample_all
+from rljax.shaping.steps import line_ids
 
 METRICS = "labels.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelOptions:
-    """The flags of launchers/label_steps.py. None: as the run's config.json says, else its
-    default."""
+class Program:
+    """One sampled response: `ids` [n] its tokens, `lines` their texts, `ends` how many tokens each
+    prefix of whole lines has, `head` the text before the first line, `ended` whether the last line
+    ends with the end token; `prompt` an index into the prompts."""
 
-    checkpoints: tuple[str, ...]  # run folders, RUN@STEP, or Hugging Face folders
-    out: str  # a folder: train.jsonl, test.jsonl, labels.json
-    data: str | None = None
-    reward: str | None = None
-    prompts: int = 256  # of each checkpoint, drawn anew
-    programs_per_prompt: int = 4
-    completions: int = 20  # at most, for each prefix that is asked about
-    held_out: float = 0.1  # share of the prompts whose rows go to test.jsonl
-    neutral: str = "zero"
+    prompt: int
+    ids: tuple[int, ...]
+    head: str
+    lines: tuple[str, ...]
+    ends: tuple[int, ...]
+    ended: bool
+    score: float
+    passed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Searcher:
+    """A policy and its tests. The limit of `policy.sampling` is that of a whole response;
+    `correct_at` is the score from which on all tests pass."""
+
+    policy: Policy
+    pool: RewardPool
+    correct_at: float = 1.0
     code_only: bool = False
-    replay: bool = False
-    temperature: float | None = None
-    max_prompt_tokens: int | None = None
-    max_response_tokens: int | None = None
     rows_at_once: int = 256
-    seed: int = 0
+
+    def sample(self, policy: Policy, records: Sequence[PromptRecord], key, n: int) -> list[Sample]:
+        """n responses to each record. Calls share a few shapes: the prompts are filled up to a
+        power of two, at most rows_at_once rows."""
+        size = min(max(self.rows_at_once // n, 1), 1 << (len(records) - 1).bit_length())
+        return sample_all(policy, records, n, key=key, prompts_per_call=size)
+
+    def score(self, records: Sequence[PromptRecord], responses: Sequence[tuple]) -> list[float]:
+        """The tests' score of each response (ids, finish reason); NaN where they failed to run."""
+        samples = [
+            {
+                "prompt": record.prompt_text,
+                "response": self.policy.tokenizer.decode(list(ids)),
+                "ground_truth": record.ground_truth,
+                "data_source": record.data_source,
+                "extra_info": record.extra_info,
+                "num_tokens": len(ids),
+                "finish_reason": finish_reason,
+            }
+            for record, (ids, finish_reason) in zip(records, responses, strict=True)
+        ]
+        return [x.value if x.status == "ok" else np.nan for x in self.pool.score(samples)]
+
+    def passes(self, scores: Sequence[float]) -> list[bool]:
+        """A test that did not end in time is a test that failed: NaN passes nothing."""
+        return [bool(score >= self.correct_at) for score in scores]
 
 
-def check_options(options: LabelOptions) -> None:
-    """Every problem of the flags at once. Raises InputError."""
-    problems = []
-
-    def check(ok: bool, flag: str, value, rule: str):
-        if not ok:
-            problems.append(f"--{flag}={value}: {rule}")
-
-    check(bool(options.checkpoints), "checkpoints", "", "run folders, RUN@STEP, or model folders")
-    check(options.out != "", "out", "", "the folder that the rows are written into")
-    check(0 <= options.held_out < 1, "held_out", options.held_out, "from 0 to below 1")
-    known = ("zero", "drop", "inherit")
-    check(options.neutral in known, "neutral", options.neutral, f"one of {', '.join(known)}")
-    for flag in (
-        "prompts", "programs_per_prompt", "completions", "rows_at_once", "max_prompt_tokens",
-        "max_response_tokens",
-    ):  # fmt: skip
-        value = vars(options)[flag]
-        check(value is None or 1 <= value < 2**31, flag, value, "must be >= 1")
-    temperature = options.temperature
-    rule = "above 0 and finite: programs are to differ"
-    check(temperature is None or 0 < temperature < float("inf"), "temperature", temperature, rule)
-    check(0 <= options.seed < 2**31, "seed", options.seed, "from 0 to 2147483647")
-    if problems:
-        raise InputError("these flags cannot be used:\n  " + "\n  ".join(problems))
-
-
-def open_checkpoint(name: str) -> SavedPolicy:
-    """The policy of a folder, or of RUN@STEP: a step of a run, latest or best."""
-    folder, mark, step = name.rpartition("@")
-    if mark and not Path(name).is_dir():
-        return load_policy(folder, step)
-    return load_policy(name)
-
-
-def _searcher(options: LabelOptions, policy: SavedPolicy) -> tuple[Searcher, str]:
-    """The policy with its tests, and the data it is asked about."""
-    config = policy.config
-    reward = options.reward or (reward_text(config) if policy.step is not None else None)
-    data = options.data or config.data.train
-    missing = [f"--{name}" for name, value in (("data", data), ("reward", reward)) if not value]
-    if missing:
-        raise InputError(
-            "a checkpoint does not say what to label", fix=f"set {' and '.join(missing)}"
-        )
-    sampling = Sampling(
-        temperature=options.temperature or config.sampler.temperature,
-        max_response_tokens=options.max_response_tokens or config.sampler.max_response_tokens,
-        stop_ids=tuple(policy.tokenizer.eos_ids),
-        stop_strings=tuple(config.sampler.stop_strings),
+def sample_programs(
+    searcher: Searcher, records: Sequence[PromptRecord], key, n: int
+) -> tuple[list[Program], dict[str, int]]:
+    """n programs of each prompt, those that end and have a line, with whether each passes; and
+    counts of what was sampled and dropped."""
+    tokenizer = searcher.policy.tokenizer
+    responses = searcher.sample(searcher.policy, records, key, n)
+    scores = searcher.score(
+        [records[r.prompt] for r in responses], [(r.ids, r.finish_reason) for r in responses]
     )
-    pool = RewardPool(reward, workers=config.reward.workers, timeout_s=config.reward.timeout_s)
-    return Searcher(
-        policy.actor(), policy.tokenizer, pool, sampling, prompt_tokens=1,
-        correct_at=config.evaluate.correct_at, code_only=options.code_only,
-        rows_at_once=options.rows_at_once,
-    ), data  # fmt: skip
+    texts_of = TokenTexts(tokenizer)
+    counts = dict(sampled=len(responses), dropped_truncated=0, dropped_empty=0)
+    programs = []
+    for response, score, ok in zip(responses, scores, searcher.passes(scores), strict=True):
+        if response.truncated:
+            counts["dropped_truncated"] += 1
+            continue
+        ids, ones = response.ids, np.ones((1, len(response.ids)))
+        texts = texts_of(np.array([ids], np.int32), ones)
+        steps = line_ids(texts, ones, [False], code_only=searcher.code_only)[0]
+        if not steps.any():
+            counts["dropped_empty"] += 1
+            continue
+        spans = [np.flatnonzero(steps == line) for line in range(1, int(steps.max()) + 1)]
+        starts, ends = [int(s[0]) for s in spans], [int(s[-1]) + 1 for s in spans]
+        lines = tuple(
+            "".join(texts[0][a:b]).removesuffix("\n") for a, b in zip(starts, ends, strict=True)
+        )
+        ended = ends[-1] == len(ids) and ids[-1] in tokenizer.eos_ids
+        head = "".join(texts[0][: starts[0]])
+        programs.append(
+            Program(response.prompt, ids, head, lines, tuple(ends), ended, float(score), ok)
+        )
+    return programs, counts
 
 
-def _records(
-    options: LabelOptions, policy: SavedPolicy, data: str, number: int
-) -> list[PromptRecord]:
-    """Prompts of this checkpoint, drawn without replacement, encoded."""
-    given = load_prompts(data, "train")
-    rng = random.Random(f"{options.seed} {number}")
-    drawn = rng.sample(given, min(options.prompts, len(given)))
-    limit = options.max_prompt_tokens or policy.config.data.max_prompt_tokens
-    encoded, _ = encode_prompts(drawn, policy.tokenizer, max_prompt_tokens=limit)
-    return encoded
+def policy_completer(
+    searcher: Searcher, records: Sequence[PromptRecord], programs: Sequence[Program], key, k: int
+) -> Callable:
+    """accepts(prefixes) of `search_labels`: whether any of up to k completions by the policy itself
+    passes. One batched call samples a completion of every prefix that is still open."""
+    limit = searcher.policy.sampling.max_response_tokens
+    policy = searcher.policy.continuing(searcher.policy.prompt_tokens + limit)
+    calls = iter(range(2**31))
+
+    def begun(prefixes: list[Prefix]) -> list[tuple[dict, tuple[int, ...]]]:
+        chosen = [(programs[i], programs[i].ends[kept - 1]) for i, kept in prefixes]
+        return [(records[program.prompt], program.ids[:end]) for program, end in chosen]
+
+    def sample(prefixes: list[Prefix]) -> list[Sample]:
+        prompts = [continued(record, ids) for record, ids in begun(prefixes)]
+        return searcher.sample(policy, prompts, jax.random.fold_in(key, next(calls)), 1)
+
+    def passes(prefixes: list[Prefix], completions: Sequence[Sample]) -> list[bool]:
+        starts = begun(prefixes)
+        whole = [
+            ((*ids, *more.ids), more.finish_reason)
+            for (_, ids), more in zip(starts, completions, strict=True)
+        ]
+        scores = searcher.score([record for record, _ in starts], whole)
+        # The policy has as many tokens for a completed program as for one of its own.
+        fits = [len(ids) <= limit and reason == "stop" for ids, reason in whole]
+        return [ok and fit for ok, fit in zip(searcher.passes(scores), fits, strict=True)]
+
+    return best_of(sample, passes, k)
 
 
-def _label_one(options: LabelOptions, name: str, number: int) -> tuple[list[dict], dict]:
-    """Rows and metrics of one checkpoint."""
-    policy = open_checkpoint(name)
-    searcher, data = _searcher(options, policy)
-    try:
-        records = _records(options, policy, data, number)
-        longest = max(len(record.token_ids) for record in records)
-        check_length(longest, searcher.sampling.max_response_tokens, policy.model)
-        searcher = dataclasses.replace(searcher, prompt_tokens=longest)
-        rows, metrics = label_programs(
-            searcher, records, jax.random.fold_in(jax.random.key(options.seed), number),
-            programs_per_prompt=options.programs_per_prompt, completions=options.completions,
-            neutral=options.neutral, replay=options.replay,
-        )  # fmt: skip
-    finally:
-        searcher.pool.close()
-    source = {"source": name, "source_step": policy.step}
-    return [{**row, **source} for row in rows], {**metrics, "prompts": float(len(records))}
+def label_programs(
+    searcher: Searcher,
+    records: Sequence[PromptRecord],
+    key,
+    *,
+    programs_per_prompt: int,
+    completions: int,
+    neutral: Neutral = "zero",
+    replay: bool = False,
+) -> tuple[list[dict], dict[str, float]]:
+    """Rows of a `steps` file from one policy, and what they cost.
+
+    Programs that fail are searched by at most ceil(log2(N + 1)) probes of up to `completions`
+    completions; prompts share the answers. `replay` asks every probe once more, for metrics alone.
+    A row: prompt, completions (its lines), labels, ended, score, first_error, index. Metrics:
+    `label_metrics`, replay/..., cost/{programs, probes, prefixes, completions, unit_test_runs,
+    completions_per_s}.
+    """
+    draw, complete, again = jax.random.split(key, 3)
+    programs, counts = sample_programs(searcher, records, draw, programs_per_prompt)
+    accepts = policy_completer(searcher, records, programs, complete, completions)
+    passed, started = [p.passed for p in programs], time.perf_counter()
+    labels, cost = search_labels(
+        [p.lines for p in programs], accepts, passes=passed, neutral=neutral,
+        tasks=[(p.prompt, p.head) for p in programs],
+    )  # fmt: skip
+    seconds = time.perf_counter() - started
+    rows = []
+    for program, one in zip(programs, labels, strict=True):
+        row = _row(records[program.prompt], program, one.labels)
+        counts["dropped_empty"] += row is None  # nothing but comments
+        rows += [] if row is None else [{**row, "first_error": one.first_error}]
+    made = accepts.counts["completions"]
+    metrics = {
+        **label_metrics(labels, passed),
+        **{f"programs/{name}": float(value) for name, value in counts.items()},
+        "programs/kept": float(len(rows)),
+        "cost/rounds": float(cost["rounds"]),
+        "cost/probes": float(cost["probes"]),
+        "cost/prefixes": float(cost["asked"]),
+        "cost/completions": float(made),
+        "cost/unit_test_runs": float(counts["sampled"] + made),
+        "cost/completions_per_s": made / max(seconds, 1e-9),
+    }
+    if replay:
+        accepts = policy_completer(searcher, records, programs, again, completions)
+        metrics |= replay_consistency(labels, accepts)
+    return rows, metrics
+
+
+def _row(record: PromptRecord, program: Program, labels: Sequence[float | None]) -> dict | None:
+    """A row of a `steps` file, None without a label. A line without one becomes the beginning of
+    the next line that has one; behind the last it is left out."""
+    steps, kept, before = [], [], program.head
+    for line, label in zip(program.lines, labels, strict=True):
+        if label is None:
+            before += line + "\n"
+            continue
+        steps.append(before + line)
+        kept.append(label)
+        before = ""
+    if not steps:
+        return None
+    return {
+        "prompt": record.prompt,
+        "completions": steps,
+        "labels": kept,
+        "ended": program.ended and labels[-1] is not None,
+        "score": program.score if np.isfinite(program.score) else None,
+        "index": record.index,
+    }
+
+
+# -- policies on disk --
 
 
 def label_saved(options: LabelOptions) -> dict:
@@ -145,39 +241,62 @@ def label_saved(options: LabelOptions) -> dict:
     train.jsonl and test.jsonl (rows of held-out prompts, whatever checkpoint they come from) for
     dataflow="process_reward_model", and labels.json: {checkpoint: metrics, "rows", "wall_s"}."""
     check_options(options)
-    started, rows, found = time.perf_counter(), [], {}
+    started, rows, metrics = time.perf_counter(), [], {}
     for number, name in enumerate(options.checkpoints):
-        of_one, found[name] = _label_one(options, name, number)
-        rows += of_one
+        labelled, metrics[name] = _label_checkpoint(options, name, number)
+        rows += labelled
     if not rows:
         raise InputError(
             "no program has a line to label",
-            value={k: v for one in found.values() for k, v in one.items() if k[:8] == "programs"},
+            value={k: v for one in metrics.values() for k, v in one.items() if k[:8] == "programs"},
             fix="longer responses (--max_response_tokens), or a policy that ends its programs",
         )
-    held_out = {i for i in {row["index"] for row in rows} if _held_out(i, options)}
+    held_out = {index for index in {row["index"] for row in rows} if _held_out(index, options)}
     parts = {
         "train": [row for row in rows if row["index"] not in held_out],
         "test": [row for row in rows if row["index"] in held_out],
     }
-    folder = Path(options.out)
+    for name, part in parts.items():
+        write_rows(Path(options.out) / f"{name}.jsonl", part)
     result = {
-        "checkpoints": found,
+        "checkpoints": metrics,
         "rows": {name: len(part) for name, part in parts.items()},
         "options": dataclasses.asdict(options),
         "wall_s": time.perf_counter() - started,
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, part in parts.items():
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
-            (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
-        (folder / METRICS).write_text(json.dumps(result, indent=2) + "\n")
-    except OSError as error:
-        raise InputError(f"--out={options.out} cannot be written", rule=str(error)) from None
+    write_json(Path(options.out) / METRICS, result)
     return result
 
 
+def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[list[dict], dict]:
+    """Rows and metrics of one checkpoint, on prompts drawn for it without replacement."""
+    saved = load_named_policy(name)
+    config = saved.config
+    reward = options.reward or (reward_text(config) if saved.step is not None else None)
+    data = options.data or config.data.train
+    require_named(name, "label", data=data, reward=reward)
+    given, rng = load_prompts(data, "train"), random.Random(f"{options.seed} {number}")
+    drawn = rng.sample(given, min(options.prompts, len(given)))
+    prompts, _ = saved.encode(drawn, max_tokens=options.max_prompt_tokens)
+    policy = saved.ready(
+        prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
+    )
+    pool = text_scorer(config, reward, saved.model.mesh)
+    searcher = Searcher(
+        policy, pool, config.evaluate.correct_at, options.code_only, options.rows_at_once
+    )
+    try:
+        rows, metrics = label_programs(
+            searcher, prompts, jax.random.fold_in(jax.random.key(options.seed), number),
+            programs_per_prompt=options.programs_per_prompt, completions=options.completions,
+            neutral=options.neutral, replay=options.replay,
+        )  # fmt: skip
+    finally:
+        pool.close()
+    source = {"source": name, "source_step": saved.step}
+    return [{**row, **source} for row in rows], {**metrics, "prompts": float(len(prompts))}
+
+
 def _held_out(index: int, options: LabelOptions) -> bool:
-    """A draw of the prompt's own, so that it falls alike for every checkpoint."""
+    """Drawn for each prompt by its index, so that it is the same for every checkpoint."""
     return random.Random(f"{options.seed} held out {index}").random() < options.held_out

@@ -1,7 +1,5 @@
-"""Evaluation of a policy on held-out prompts: greedy accuracy, pass@k, best-of-k, with intervals.
-
-What lives here: the estimators (ALGORITHMS L) and the loop that samples and scores. rljax.train
-calls it too.
+"""Evaluation of a policy on held-out prompts: greedy accuracy, pass@k, best-of-k and majority@k,
+with bootstrap intervals (ALGORITHMS L).
 """
 
 import collections
@@ -11,16 +9,15 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.rewards.text.rules import last_boxed
-from rljax.roles import Actor
-from rljax.rollout import Reward, sample_scored
-from rljax.sampler import Sampling
+from rljax.rollout import Reward
+from rljax.setup.policies import Policy, Sample, sample_all
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, hold a right
+    """1 - C(n - c, k) / C(n, k): the chance that k of n samples, c of them right, include a right
     one."""
     if not 1 <= k <= n:
         raise InputError("pass@k", value=k, rule=f"1 <= k <= {n}, the samples of each prompt")
@@ -30,8 +27,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def best_of_k(scores: Sequence[float], k: int) -> float:
-    """E max over k of the n scores drawn without replacement: sum_i s_(i) C(i - 1, k - 1) / C(n,
-    k)."""
+    """E max over k of the n scores drawn without replacement:
+    sum_i s_(i) C(i - 1, k - 1) / C(n, k)."""
     ordered = sorted(scores)
     n = len(ordered)
     if any(math.isnan(s) for s in ordered):
@@ -65,8 +62,8 @@ def majority_at_k(answers: Sequence[str | None], right: Sequence[bool], k: int) 
 
 
 def final_answer(response: str) -> str | None:
-    r"""What maj@k votes on: the last `\boxed{...}`, else what follows the last `####`, else the
-    text."""
+    r"""The answer that maj@k votes on: the last `\boxed{...}`, else the text after the last `####`,
+    else the whole text."""
     boxed = last_boxed(response)
     text = boxed if boxed is not None else response.rpartition("####")[2]
     return text.strip().replace(",", "").removesuffix(".") or None
@@ -86,76 +83,42 @@ def bootstrap(values: Sequence[float], *, resamples: int = 2000, seed: int = 0) 
     return {"value": float(values.mean()), "low": float(low), "high": float(high), "n": len(values)}
 
 
-def score_prompts(
-    actor: Actor,
-    reward: Reward,
-    prompts: Sequence[PromptRecord],
-    *,
-    sampling: Sampling,
-    prompt_tokens: int,
-    key=None,
-    samples: int = 1,
-    rows_per_call: int = 256,
-) -> tuple[np.ndarray, list[dict]]:
-    """Scores [prompts, samples] (NaN where the reward failed) and the rows behind them."""
-    if not prompts:
-        raise InputError("there are no prompts to evaluate", fix="check the data and its split")
-    key = jax.random.key(0) if key is None else key
-    scores, rows = [], []
-    size = min(max(rows_per_call // samples, 1), len(prompts))
-    for start in range(0, len(prompts), size):
-        part = list(prompts[start : start + size])
-        real = len(part)
-        part += [part[-1]] * (
-            size - real
-        )  # the last call has the shape of the others: no new compile
-        batch = Prompts.from_records(part, length=prompt_tokens)
-        draw = jax.random.fold_in(key, start)
-        _, report = sample_scored(actor, reward, batch, draw, sampling, n=samples)
-        found = report.examples[: real * samples]
-        rows += found
-        scores += [
-            [r["reward"] for r in found[i : i + samples]] for i in range(0, len(found), samples)
-        ]
-    return np.asarray(scores, np.float64), rows
-
-
 def greedy_accuracy(
-    actor: Actor,
-    reward: Reward,
-    prompts: Sequence[PromptRecord],
-    *,
-    sampling: Sampling,
-    prompt_tokens: int,
-    correct_at: float = 1.0,
-) -> tuple[np.ndarray, list[dict]]:
+    policy: Policy, reward: Reward, prompts: Sequence[PromptRecord], *, correct_at: float = 1.0
+) -> tuple[np.ndarray, list[Sample]]:
     """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
-    failed."""
-    scores, rows = score_prompts(
-        actor, reward, prompts, sampling=sampling.greedy(), prompt_tokens=prompt_tokens
-    )
-    return np.where(np.isnan(scores[:, 0]), np.nan, scores[:, 0] >= correct_at), rows
+    failed. And the responses."""
+    samples = sample_all(policy.greedy(), prompts, 1, reward, key=jax.random.key(0))
+    return correct(score_table(samples, 1)[:, 0], correct_at), samples
+
+
+def score_table(samples: Sequence[Sample], n: int) -> np.ndarray:
+    """The rewards of `sample_all` with n samples a prompt: [prompts, n], NaN where one failed."""
+    return np.array([sample.reward for sample in samples], np.float64).reshape(-1, n)
+
+
+def correct(scores: np.ndarray, correct_at: float) -> np.ndarray:
+    """1 where a score is at least `correct_at`, else 0; NaN stays NaN."""
+    return np.where(np.isnan(scores), np.nan, scores >= correct_at)
 
 
 def accuracy_by_source(prompts: Sequence[PromptRecord], right: np.ndarray) -> dict[str, float]:
     """{"eval/source/NAME": mean of `right` over the prompts of a source}, NaN left out; {} where
     all prompts are of one source."""
-    found: dict[str, list[float]] = {}
+    sources: dict[str, list[float]] = {}
     for prompt, value in zip(prompts, right, strict=True):
-        values = found.setdefault(prompt.source or prompt.data_source, [])
+        values = sources.setdefault(prompt.source or prompt.data_source, [])
         values += [] if np.isnan(value) else [float(value)]
-    if len(found) < 2:
+    if len(sources) < 2:
         return {}
-    return {f"eval/source/{k}": float(np.mean(v)) for k, v in sorted(found.items()) if v}
+    return {f"eval/source/{k}": float(np.mean(v)) for k, v in sorted(sources.items()) if v}
 
 
 def evaluate(
-    actor: Actor,
+    policy: Policy,
     reward: Reward,
     prompts: Sequence[PromptRecord],
     *,
-    sampling: Sampling,
-    prompt_tokens: int,
     samples: int,
     ks: Sequence[int],
     correct_at: float = 1.0,
@@ -164,21 +127,18 @@ def evaluate(
 ) -> dict:
     """Greedy accuracy, and from `samples` draws per prompt: mean@n, pass@k, best_of@k, maj@k. All
     with intervals."""
-    options = dict(sampling=sampling, prompt_tokens=prompt_tokens)
-    right, rows = greedy_accuracy(actor, reward, prompts, correct_at=correct_at, **options)
+    right, responses = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
     out = {
         "greedy_accuracy": bootstrap(right),
-        "truncated_fraction": float(np.mean([r["finish_reason"] == "length" for r in rows])),
+        "truncated_fraction": float(np.mean([r.finish_reason == "length" for r in responses])),
         "failed_rewards": int(np.sum(np.isnan(right))),
     }
     if samples:
-        scores, rows = score_prompts(
-            actor, reward, prompts, key=jax.random.key(seed), samples=samples, **options
-        )
+        drawn = sample_all(policy, prompts, samples, reward, key=jax.random.key(seed))
+        scores = score_table(drawn, samples)
         out["failed_rewards"] += int(np.sum(np.isnan(scores)))
-        answers = [answer(r["response"]) for r in rows]
-        grouped = [answers[i : i + samples] for i in range(0, len(answers), samples)]
-        out |= sampled_metrics(scores, grouped, ks=ks, correct_at=correct_at)
+        answers = np.array([answer(s.text) for s in drawn], object).reshape(scores.shape)
+        out |= sampled_metrics(scores, answers.tolist(), ks=ks, correct_at=correct_at)
     return out
 
 
@@ -202,12 +162,12 @@ def sampled_metrics(
     def mean_of(value: Callable, k: int) -> dict:
         return bootstrap([value(s, a) if len(s) >= k else math.nan for s, a in kept])
 
-    def correct(s):
+    def right(s):
         return [x >= correct_at for x in s]
 
-    out = {f"mean@{len(answers[0])}": mean_of(lambda s, a: sum(correct(s)) / len(s), 1)}
+    out = {f"mean@{len(answers[0])}": mean_of(lambda s, a: sum(right(s)) / len(s), 1)}
     for k in ks:
-        out[f"pass@{k}"] = mean_of(lambda s, a, k=k: pass_at_k(len(s), sum(correct(s)), k), k)
+        out[f"pass@{k}"] = mean_of(lambda s, a, k=k: pass_at_k(len(s), sum(right(s)), k), k)
         out[f"best_of@{k}"] = mean_of(lambda s, a, k=k: best_of_k(s, k), k)
-        out[f"maj@{k}"] = mean_of(lambda s, a, k=k: majority_at_k(a, correct(s), k), k)
+        out[f"maj@{k}"] = mean_of(lambda s, a, k=k: majority_at_k(a, right(s), k), k)
     return out

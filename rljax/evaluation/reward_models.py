@@ -1,7 +1,5 @@
-"""How good a reward model is on held-out pairs: accuracy, calibration, and what length does to it.
-
-What lives here: numbers from the scores of pairs. What does not: the scores (roles.RewardModel),
-the loss. Axes: B = 2N rows, rows 2i (chosen) and 2i + 1 (rejected) of N pairs; lengths in tokens.
+"""Evaluation of a reward model on held-out pairs: accuracy, calibration, and the effect of length.
+Axes: B = 2N rows, rows 2i (chosen) and 2i + 1 (rejected) of N pairs; lengths in tokens.
 """
 
 import functools

@@ -1,1 +1,1 @@
-"""Several runs and what they say together: sweeps, the comparison of offline methods."""
+"""Experiments of several runs: sweeps, and the comparison of offline methods."""

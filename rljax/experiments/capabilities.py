@@ -1,5 +1,6 @@
-"""What an algorithm needs and can use, read off its dataflow's contract and roles: the questions of
-arXiv 2410.09302's comparison. A dataflow of one's own is asked the same way."""
+"""What an algorithm needs and can use, derived from its dataflow's parameters: the table of the
+comparison in arXiv 2410.09302, for any dataflow, the user's own included.
+"""
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES

@@ -1,18 +1,14 @@
-"""The offline comparison: several algorithms trained from one file of a policy's own samples.
-
-What lives here: the file and what each method reads of it, the cells (seed x method) with their
-results on disk, and the table. What does not: the methods, which are data of a config file's
-methods(), training (rljax.train), sampling (rljax.datagen.trajectories). ALGORITHMS P; the layout
-of the table is that of arXiv 2410.09302.
+"""The offline comparison: several algorithms trained from one file of a policy's own samples
+(ALGORITHMS P; the layout of the table is that of arXiv 2410.09302).
 
 OUT/seed0/base/ is the policy that samples.jsonl was drawn from, OUT/seed0/METHOD/ a run;
-result.json in it makes the cell a finished one.
+result.json in it makes the cell a finished one. The methods are data of a config file's methods().
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,50 +17,19 @@ import jax
 import numpy as np
 
 from rljax.config import Config, is_path, to_dict, with_overrides
+from rljax.config.options import ComparisonOptions, check_options
 from rljax.data.online.default_rewards import evaluation_text, reward_text
-from rljax.data.rows.files import parse_json, read_json_object, read_text
-from rljax.datagen.rejection import trajectories_of, write_rows
-from rljax.datagen.selection import best_and_worst, select
-from rljax.datagen.trajectories import draw, open_source
+from rljax.data.rows.files import parse_json, read_json_object, read_text, write_json, write_rows
+from rljax.data.rows.sources import load_prompts
+from rljax.datagen.rejection import best_and_worst, select
+from rljax.datagen.trajectories import trajectories_of
 from rljax.errors import InputError
-from rljax.evaluation.policy import score_prompts
-from rljax.evaluation.saved import load_policy
+from rljax.evaluation.policy import correct, score_table
+from rljax.setup.policies import load_policy, sample_all
 from rljax.train import train
 from rljax.validation import validate
 
 BASE = "base"
-
-
-@dataclasses.dataclass(frozen=True)
-class ComparisonOptions:
-    """The flags of launchers/compare_offline.py: the same for every method."""
-
-    out: str
-    seeds: tuple[int, ...] = (0, 1, 2)
-    prompts: int = 1024  # of the training split, that the base policy samples on
-    samples: int = 4  # per prompt
-    process_samples: int = 4  # completions per prefix
-    steps: int = 100  # of every method
-    test_prompts: int = 256
-    test_samples: int = 8
-
-
-def check_options(options: ComparisonOptions) -> None:
-    """Every problem of the flags at once. Raises InputError."""
-    problems = []
-    if not options.out:
-        problems.append("--out: a folder")
-    if not options.seeds or len(set(options.seeds)) < len(options.seeds):
-        problems.append(f"--seeds={options.seeds}: at least one, each once")
-    least = dict(
-        prompts=1, samples=2, process_samples=1, steps=1, test_prompts=1, test_samples=1
-    )  # fmt: skip
-    for flag, low in least.items():
-        value = vars(options)[flag]
-        if value < low:
-            problems.append(f"--{flag}={value}: must be >= {low}")
-    if problems:
-        raise InputError("these flags cannot be used:\n  " + "\n  ".join(problems))
 
 
 # -- what each method reads of the one file --
@@ -82,17 +47,17 @@ def _by_prompt(rows: Sequence[dict]) -> list[list[dict]]:
 
 
 def _ended(rows: Sequence[dict]) -> list[dict]:
-    """Without completions that were cut off: a text learns an end token, which those never had."""
+    """The rows whose completion was not cut off: a text is trained to end, which those did not."""
     return [row for row in rows if not row["truncated"]]
 
 
 def correct_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Worked examples: every right completion, as often as it was sampled."""
+    """Demonstrations: every right completion, as often as it was sampled."""
     return [_plain(row, "completion") for row in _ended(rows) if row["reward"] >= correct_at]
 
 
 def selected_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
-    """Worked examples: one right completion of every prompt that has one (rejection sampling)."""
+    """Demonstrations: one right completion of every prompt that has one (rejection sampling)."""
     out = []
     for group in _by_prompt(rows):
         fits = [row["reward"] >= correct_at and not row["truncated"] for row in group]
@@ -105,9 +70,9 @@ def pair_rows(rows: Sequence[dict], correct_at: float) -> list[dict]:
     """Pairs: best and worst completion of every prompt whose rewards do not all tie."""
     out = []
     for group in _by_prompt(_ended(rows)):
-        found = best_and_worst([row["reward"] for row in group])
-        if found is not None:
-            chosen, rejected = (group[i]["completion"] for i in found)
+        pair = best_and_worst([row["reward"] for row in group])
+        if pair is not None:
+            chosen, rejected = (group[i]["completion"] for i in pair)
             out.append({**_plain(group[0]), "chosen": chosen, "rejected": rejected})
     return out
 
@@ -151,11 +116,11 @@ class Method:
         return re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_")
 
 
-def read_methods(found: Iterable[Mapping[str, object]], where: str) -> list[Method]:
+def read_methods(items: Iterable[Mapping[str, object]], where: str) -> list[Method]:
     """The methods that a config file's methods() yields: {"name", "rows", "dataflow", dotted fields
     ...}. Raises InputError that lists every problem."""
     methods, problems = [], []
-    for number, item in enumerate(found):
+    for number, item in enumerate(items):
         name, rows = item.get("name", ""), item.get("rows", "")
         fields = {k: v for k, v in item.items() if k not in ("name", "rows")}
         method = Method(str(name), str(rows), fields)
@@ -190,37 +155,32 @@ def _method_config(base: Config, method: Method, options: ComparisonOptions) -> 
     folder = start.parent / method.folder
     made = copy.deepcopy(base)
     made.sft.steps, made.steps, made.run_dir = 0, options.steps, str(folder)
-    made.model, made.tokenizer = f"{start / 'policy'}/", ""
+    made.model, made.tokenizer = str(start / "policy"), ""
     made.data.train, made.data.test = str(folder / "data.jsonl"), ""
     made.data.sources = ()
     made.evaluate.prompts_from, made.evaluate.every_steps, made.evaluate.patience = "", 0, 0
     return with_overrides(made, method.fields, f"method {method.name!r}")
 
 
-def _write_json(path: Path, value: object) -> None:
-    hidden = path.with_name(f".{path.name}")
-    hidden.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(hidden, path)
-
-
 def _require_same(path: Path, settings: dict) -> dict | None:
-    """What a finished part says, None where there is none; another experiment's is refused."""
+    """The result of a finished part, None where there is none; another experiment's is refused."""
     if not path.is_file():
         return None
-    found = read_json_object(path)
-    if found.get("settings") != json.loads(json.dumps(settings)):
-        changed = [k for k, v in settings.items() if (found.get("settings") or {}).get(k) != v]
+    saved = read_json_object(path)
+    settings = json.loads(json.dumps(settings))  # tuples are lists in a file
+    if saved.get("settings") != settings:
+        changed = [k for k, v in settings.items() if (saved.get("settings") or {}).get(k) != v]
         raise InputError(
             f"{path} is of other settings",
             value=changed,
             rule="a comparison that goes on is the same one",
             fix="another --out, or restore the settings",
         )
-    return found
+    return saved
 
 
 def _train_to_the_end(config: Config) -> dict:
-    """The summary of a run that is finished now; an interrupted one goes on."""
+    """Trains to the end, going on where an interrupted run stopped; returns the summary."""
     folder = Path(config.run_dir)
     # A run that ended before its result was written is wrapped up again, not refused.
     (folder / "report.html").unlink(missing_ok=True)
@@ -236,7 +196,7 @@ def _make_base(config: Config) -> None:
     settings = {k: v for k, v in to_dict(config).items() if k != "run_dir"}
     if _require_same(folder / "base.json", settings) is None:
         summary = _train_to_the_end(config)
-        _write_json(folder / "base.json", {"settings": settings, "wall_s": summary["wall_s"]})
+        write_json(folder / "base.json", {"settings": settings, "wall_s": summary["wall_s"]})
 
 
 def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
@@ -245,28 +205,24 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     path, names = folder / "samples.jsonl", ("prompts", "samples", "process_samples")
     settings = {name: vars(options)[name] for name in names}
     if _require_same(folder / "samples.meta.json", settings) is None:
-        policy = load_policy(config.run_dir)
-        source = open_source(
-            policy, config.data.train, reward_text(config), prompts=options.prompts
-        )
-        key = jax.random.fold_in(jax.random.key(config.seed), 5)
-        try:
-            samples = draw(source, jax.random.fold_in(key, 0), options.samples)
+        saved = load_policy(Path(config.run_dir))
+        prompts, _ = saved.encode(load_prompts(config.data.train, "train")[: options.prompts])
+        policy, key = saved.ready(prompts), jax.random.fold_in(jax.random.key(config.seed), 5)
+        with contextlib.closing(saved.reward(reward_text(config))) as reward:
+            draw, rates = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+            samples = sample_all(policy, prompts, options.samples, reward, key=draw)
             rows, counts = trajectories_of(
-                source, samples, jax.random.fold_in(key, 1),
-                process_samples=options.process_samples,
-            )  # fmt: skip
-        finally:
-            source.close()
-        meta = {"settings": settings, "counts": counts, "step": policy.step, "seed": config.seed}
+                policy, prompts, reward, samples, rates, process_samples=options.process_samples
+            )
+        meta = {"settings": settings, "counts": counts, "step": saved.step, "seed": config.seed}
         meta |= {"model": config.run_dir, "file": write_rows(path, rows)}
-        _write_json(folder / "samples.meta.json", meta)
+        write_json(folder / "samples.meta.json", meta)
     lines = enumerate(read_text(path).split("\n"), start=1)
     return [parse_json(line, f"{path}: line {n}") for n, line in lines if line.strip()]
 
 
 def _held_out(config: Config) -> str:
-    """Where the prompts are that every method is measured on."""
+    """The data that holds the prompts on which every method is measured."""
     data = config.evaluate.prompts_from
     if not data and not is_path(config.data.train):
         data = config.data.train  # a task has a test split of its own
@@ -275,35 +231,27 @@ def _held_out(config: Config) -> str:
     return data
 
 
-def measure(folder: str | Path, config: Config, options: ComparisonOptions) -> dict:
-    """Of the policy in FOLDER/policy on held-out prompts: {"greedy": [right or not, per prompt],
-    "sampled": [share right of test_samples, per prompt]}; None where rewards failed."""
-    source = open_source(
-        load_policy(Path(folder) / "policy"), _held_out(config),
-        evaluation_text(config),
-        split="test", prompts=options.test_prompts,
-        temperature=config.sampler.temperature,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        max_response_tokens=config.sampler.max_response_tokens,
-    )  # fmt: skip
-    try:
-        found = {}
-        for name, sampling, count in (
-            ("greedy", source.sampling.greedy(), 1),
-            ("sampled", source.sampling, options.test_samples),
+def measure(folder: Path, config: Config, options: ComparisonOptions) -> dict:
+    """Evaluates FOLDER/policy on held-out prompts; returns {"greedy": [right or not, per prompt],
+    "sampled": [share right of test_samples, per prompt]}, None where rewards failed."""
+    saved = load_policy(folder / "policy")
+    records = load_prompts(_held_out(config), "test")[: options.test_prompts]
+    prompts, _ = saved.encode(records, max_tokens=config.data.max_prompt_tokens)
+    own = dataclasses.replace(saved.config, sampler=config.sampler, reward=config.reward)
+    saved = dataclasses.replace(saved, config=own)
+    policy, key = saved.ready(prompts), jax.random.fold_in(jax.random.key(config.seed), 6)
+    out = {}
+    with contextlib.closing(saved.reward(evaluation_text(config))) as reward:
+        for name, one, n in (
+            ("greedy", policy.greedy(), 1),
+            ("sampled", policy, options.test_samples),
         ):
-            scores, _ = score_prompts(
-                source.actor, source.reward, source.prompts, sampling=sampling,
-                prompt_tokens=source.prompt_tokens, samples=count,
-                key=jax.random.fold_in(jax.random.key(config.seed), 6),
-            )  # fmt: skip
-            right = np.where(np.isnan(scores), np.nan, scores >= config.evaluate.correct_at)
+            scores = score_table(sample_all(one, prompts, n, reward, key=key), n)
+            right = correct(scores, config.evaluate.correct_at)
             known = np.sum(~np.isnan(right), axis=1)
             means = np.where(known > 0, np.nansum(right, axis=1) / np.maximum(known, 1), np.nan)
-            found[name] = [None if np.isnan(x) else float(x) for x in means]
-    finally:
-        source.close()
-    return found
+            out[name] = [None if np.isnan(x) else float(x) for x in means]
+    return out
 
 
 def _run_cell(base: Config, method: Method | None, rows, options: ComparisonOptions) -> dict:
@@ -314,9 +262,9 @@ def _run_cell(base: Config, method: Method | None, rows, options: ComparisonOpti
     settings |= {f: vars(options)[f] for f in ("test_prompts", "test_samples")}
     if method is not None:
         settings |= {f: vars(options)[f] for f in ("prompts", "samples", "process_samples")}
-    found = _require_same(folder / "result.json", settings)
-    if found is not None:
-        return found
+    finished = _require_same(folder / "result.json", settings)
+    if finished is not None:
+        return finished
     if method is None:
         count, summary = 0, read_json_object(folder / "summary.json")
     else:
@@ -326,7 +274,7 @@ def _run_cell(base: Config, method: Method | None, rows, options: ComparisonOpti
     name = BASE if method is None else method.name
     result = {"method": name, "seed": config.seed, "rows": count, "wall_s": summary["wall_s"]}
     result |= measure(folder, base, options) | {"settings": settings}
-    _write_json(folder / "result.json", result)
+    write_json(folder / "result.json", result)
     return result
 
 
@@ -345,10 +293,10 @@ def compare(
     check_options(options)
     _held_out(config)
     for method in methods:  # before the first step of the first base
-        wanted = _method_config(_base_config(config, options, options.seeds[0]), method, options)
-        wanted.model, wanted.tokenizer = config.model, config.tokenizer  # not there yet
-        wanted.data.train = config.data.train
-        validate(wanted)
+        made = _method_config(_base_config(config, options, options.seeds[0]), method, options)
+        made.model, made.tokenizer = config.model, config.tokenizer  # the base is not there yet
+        made.data.train = config.data.train
+        validate(made)
     cells = []
     for seed in options.seeds:
         base = _base_config(config, options, seed)
@@ -366,7 +314,7 @@ def compare(
     result = {"options": dataclasses.asdict(options), "table": summarise(cells)}
     keep = ("method", "seed", "rows", "wall_s", "greedy", "sampled")
     result["cells"] = [{name: cell[name] for name in keep} for cell in cells]
-    _write_json(Path(options.out) / "results.json", result)
+    write_json(Path(options.out) / "results.json", result)
     return result
 
 
@@ -396,8 +344,8 @@ def summarise(cells: Sequence[dict]) -> list[dict]:
     names = list(dict.fromkeys(cell["method"] for cell in cells))
 
     def values(name: str, column: str) -> np.ndarray:
-        found = [cell[column] for cell in cells if cell["method"] == name]
-        return np.array([[np.nan if x is None else x for x in one] for one in found], np.float64)
+        rows = [cell[column] for cell in cells if cell["method"] == name]
+        return np.array([[np.nan if x is None else x for x in row] for row in rows], np.float64)
 
     table = []
     for name in names:

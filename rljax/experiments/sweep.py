@@ -1,9 +1,8 @@
 """Sweep: run what a config file's `sweep()` yields, one training run per member, resumably.
 
-What lives here: from `sweep()` to checked members, running those that are not finished, the table.
-What does not: training (each member is its own process, launchers/train.py, so that a crash of one
-stops no other, and so that each can be repeated by hand). Never initialises JAX: the device belongs
-to the member that runs.
+Each member is a process of its own, launchers/train.py, so that a crash of one stops no other and
+each can be repeated by hand. JAX is never initialised here: the device belongs to the member that
+runs.
 
     def sweep():                                    # in the config file
         for lr in (1e-6, 3e-6):
@@ -15,7 +14,6 @@ A member may start from another config file: {"config": "configs/presets/dapo.py
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -25,6 +23,7 @@ from pathlib import Path
 
 from rljax.config import Config, field_names, fingerprints, from_dict, with_overrides
 from rljax.config.flags import load_config_file
+from rljax.data.rows.files import write_json
 from rljax.errors import InputError
 from rljax.validation import validate
 
@@ -56,8 +55,8 @@ class Member:
 
 
 def member_name(overrides: Mapping[str, object]) -> str:
-    """A folder's name that says what is special: "lr=1e-05,seed=1", the last part of each field; a
-    config file of the member's own comes first, "dapo,seed=1"."""
+    """A folder's name from the overrides: "lr=1e-05,seed=1", the last part of each field; a config
+    file of the member's own comes first, "dapo,seed=1"."""
     parts = [
         Path(str(value).partition(":")[0]).stem
         if name == "config"
@@ -71,7 +70,7 @@ def member_name(overrides: Mapping[str, object]) -> str:
 
 
 def _changes(config: Config, path: str) -> dict[str, object]:
-    """What the command line changed in the config of a file: {dotted field: value}."""
+    """The fields that the command line changed in the config of a file: {dotted field: value}."""
     plain, names = load_config_file(path), field_names(config)
     values = {name: [_field(c, name) for c in (plain, config)] for name in names}
     return {name: now for name, (before, now) in values.items() if before != now}
@@ -85,7 +84,7 @@ def _field(config: Config, name: str):
 
 def make_members(base: Config, listed: object, folder: Path, where: str) -> list[Member]:
     """The members, each one valid. Raises InputError that lists every problem of every member."""
-    changed = None  # what the command line says goes for members with a file of their own, too
+    changed = None  # the command line's overrides, which members with their own file get, too
     try:
         overrides = list(listed)
     except TypeError:
@@ -96,7 +95,7 @@ def make_members(base: Config, listed: object, folder: Path, where: str) -> list
         ) from error
     if not overrides:
         raise InputError(f"{where}: sweep() yields nothing", fix="yield {'seed': 0}, for example")
-    members, problems, said = [], [], {}
+    members, problems, shared = [], [], {}
     for i, item in enumerate(overrides):
         place = f"{where}: member {i} of sweep()"
         try:
@@ -116,9 +115,9 @@ def make_members(base: Config, listed: object, folder: Path, where: str) -> list
             text = str(error)
             if place in text:
                 problems.append(text)
-            else:  # what is wrong in the base is wrong in every member: say it once
-                said.setdefault(text, []).append(f"{place}, {dict(item)}")
-    for text, places in said.items():
+            else:  # a problem of the base is one of every member: list it once
+                shared.setdefault(text, []).append(f"{place}, {dict(item)}")
+    for text, places in shared.items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         problems.append(f"{places[0]}{more}: {text}")
     names = [m.name for m in members]
@@ -159,7 +158,7 @@ def flag(name: str, value: object) -> str:
 
 
 def command(launcher: Path, arguments: Sequence[str], member: Member) -> list[str]:
-    """What runs one member; `arguments` hold --config and what the user set for all members."""
+    """The command that runs one member; `arguments` hold --config and the flags of all members."""
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
     own = overrides.pop("config", None)
     if own is not None:
@@ -179,19 +178,19 @@ def _without_config(arguments: Sequence[str]) -> list[str]:
 
 
 class Stopped(Exception):
-    """SIGTERM or SIGINT: the member has been told, and has saved its state."""
+    """SIGTERM or SIGINT arrived: the member got it, too, and has saved its state."""
 
 
 def _run_one(arguments: list[str], log: Path) -> int:
-    """Run a member to its end, its output in `log` too; a signal to us is handed to it."""
+    """Run a member to its end, its output in `log`, too; a signal to this process is passed on."""
     received = []
     child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def hand_on(number, _frame):
+    def pass_on(number, _frame):
         received.append(number)
         child.send_signal(signal.SIGTERM)
 
-    old = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    old = {n: signal.signal(n, pass_on) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         with child.stdout, log.open("a", encoding="utf-8") as file:
             for line in child.stdout:
@@ -231,21 +230,18 @@ def result_rows(members: Sequence[Member]) -> list[dict]:
     return rows
 
 
-def write_rows(rows: list[dict], folder: Path) -> Path:
-    """sweep.json: whole or as it was."""
-    path, hidden = folder / RESULT, folder / f".{RESULT}"
-    folder.mkdir(parents=True, exist_ok=True)
-    hidden.write_text(json.dumps(rows, indent=2) + "\n")
-    os.replace(hidden, path)
-    return path
+def write_result(rows: list[dict], folder: Path) -> Path:
+    """Writes sweep.json."""
+    write_json(folder / RESULT, rows)
+    return folder / RESULT
 
 
 def table(rows: list[dict]):
     """The summary as a rich table; the highest accuracy after training stands in bold."""
     from rich.table import Table
 
-    def shown(found: dict | None) -> str:
-        return "" if not found else "{value:.3f} [{low:.3f}, {high:.3f}]".format(**found)
+    def shown(value: dict | None) -> str:
+        return "" if not value else "{value:.3f} [{low:.3f}, {high:.3f}]".format(**value)
 
     best = max((r["accuracy_after"]["value"] for r in rows if r["accuracy_after"]), default=None)
     out = Table()

@@ -1,1 +1,1 @@
-"""What a run leaves to read: run_folder reads it, page and timeline draw it."""
+"""The report of a run: run_folder reads the folder, page and timeline draw it."""

@@ -1,8 +1,7 @@
 """A run folder -> one self-contained `report.html`; `python -m rljax.report.page RUN_DIR`.
 
-What lives here: what the report shows and in which order. What a run may claim is in
-`findings.py`, how a chart is drawn and styled in `charts.py`. The page needs no network and no
-script. A killed run and a run that never started get a report too.
+The page needs no network and no script. A killed run and a run that never started get a report,
+too. Which changes a run may claim is decided in `run_folder`.
 """
 
 import dataclasses
@@ -49,9 +48,10 @@ GROUPS = (
             Chart(
                 "Evaluation accuracy",
                 "share of held-out problems, 95 % band",
-                ("eval/accuracy", "eval/pass@*"),
+                ("eval/accuracy", "eval/source/*"),
                 True,
             ),
+            Chart("Held-out loss", "", ("eval/loss", "eval/mse")),
             Chart("Reward parts", "mean", ("reward/*/mean", "reward/part/*", "score/mean")),
         ),
     ),
@@ -131,8 +131,9 @@ def _shown(e: Estimate, as_share: bool, *, signed: bool = False) -> str:
 
 
 def _headline(run: Run) -> str:
-    found = [p for p in pairs(run.summary) if p[0] == "accuracy"]
-    if not found:
+    measured = [p for p in pairs(run.summary) if p[0] == "accuracy"]
+    trained = html.escape(run.trained())
+    if not measured:
         if not run.rows:
             return (
                 '<section class="headline"><h2>This run has not logged a step yet.</h2>'
@@ -140,14 +141,14 @@ def _headline(run: Run) -> str:
                 "</section>"
             )
         return (
-            '<section class="headline"><h2>No evaluation before and after RL</h2><p>So nothing is '
-            "said about accuracy. The training reward below is measured on the training problems."
-            "</p></section>"
+            f'<section class="headline"><h2>No evaluation before and after {trained}</h2><p>'
+            "So no change of the accuracy is claimed. The rewards and losses below are those of "
+            "the training data.</p></section>"
         )
-    _, before, after, change = found[0]
+    _, before, after, change = measured[0]
     as_share, word = _shares(before, after), verdict(change)
     kind = {"improved": "good", "fell": "bad"}.get(word, "same")
-    said = "No significant change" if kind == "same" else f"Accuracy {word}"
+    claim = "No significant change" if kind == "same" else f"Accuracy {word}"
     counts = f" on {after.n} problems" if after.n else ""
     reason = (
         "no interval was recorded, so no change is claimed"
@@ -156,7 +157,7 @@ def _headline(run: Run) -> str:
     )
     return (
         f'<section class="headline {kind}"><h2>Accuracy {_shown(before, as_share)} → '
-        f'{_shown(after, as_share)}</h2><p><b class="verdict">{said}</b> after RL{counts}: '
+        f'{_shown(after, as_share)}</h2><p><b class="verdict">{claim}</b> after {trained}{counts}: '
         f"{reason}.</p></section>"
     )
 

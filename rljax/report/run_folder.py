@@ -1,8 +1,6 @@
-"""What a run folder says: its rows in order, and which changes its evaluations support.
-
-What lives here: reading metrics, samples, summary and config (each may be missing or cut short),
-and the rule for claiming a change: "improved" or "fell" only where the 95 % interval of the
-difference excludes zero. What does not: HTML (`report.py`) and drawing (`charts.py`).
+"""Reads a run folder: its rows in order, and which changes its evaluations support. Metrics,
+samples, summary and config may each be missing or cut short. A change is "improved" or "fell" only
+where the 95 % interval of the difference excludes zero.
 """
 
 import dataclasses
@@ -43,6 +41,14 @@ class Run:
 
     def phases(self) -> list[str]:
         return list(dict.fromkeys(r["phase"] for r in self.rows if r["phase"]))
+
+    def trained(self) -> str:
+        """The name of the training between the two evaluations, that of the last phase; RL in a run
+        whose rows name no phase."""
+        name, algorithm = (self.phases() or ["rl"])[-1], self.config.get("algorithm")
+        if name == "preference" and isinstance(algorithm, Mapping):  # one dataflow of many losses
+            name = str(algorithm.get("preference_loss", name)).partition("(")[0]
+        return name.upper() if len(name) <= 5 else name.replace("_", " ")
 
 
 def _phase(row: Mapping, before: str) -> str:
@@ -109,8 +115,8 @@ def read_run(folder: Path) -> Run:
 
 
 def equal_rewards(steps: int, row: Mapping) -> str:
-    """What `steps` steps in a row say whose rewards are all equal, `row` being the last one's
-    metrics."""
+    """The warning about `steps` steps in a row whose rewards are all equal; `row` has the metrics
+    of the last one."""
     if row.get("reward/all_equal"):
         value = next((v for k, v in sorted(row.items()) if k.startswith("reward/source/")), None)
         number = f", {value:g}" if is_number(value) else ""
@@ -125,8 +131,8 @@ def equal_rewards(steps: int, row: Mapping) -> str:
 
 
 def reward_warnings(rows: Sequence[Mapping]) -> list[str]:
-    """What a reader must know of the rewards: failures above MOST_FAILED, and steps in a row whose
-    rewards are all equal."""
+    """Warnings about the rewards: failures above MOST_FAILED, and steps in a row whose rewards are
+    all equal."""
     notes, failing, steps, worst = [], [], 0, (0, None)
     for row in rows:
         failed = sum(row.get(f"reward/{kind}") or 0.0 for kind in ("errors", "timeouts"))

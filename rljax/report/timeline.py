@@ -1,7 +1,5 @@
-"""The timeline of a step: when sequences were decoded, samples scored, weights updated.
-
-What lives here: what is kept of a step (a small JSON record, times in seconds since its start), and
-its figure. What does not: clocks (`timing.py`), the style of charts (`charts.py`), files.
+"""The timeline of a step: when sequences were decoded, samples scored, weights updated. A small
+JSON record with times in seconds since the step's start, and its figure.
 
 A record has step, seconds, spans {name: [[begin, end], ...]}, and two curves of points (time, ...):
 decoding [[t, sequences]], scoring [[t, samples in scoring, samples scored]].
@@ -34,17 +32,17 @@ def scored_while_decoding(timings: Timings) -> float:
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
+    union: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
 def record_of(timings: Timings, step: int, seconds: float) -> dict:
-    """What is kept of a step."""
+    """The record of a step."""
     since = lambda t: round(t - timings.begun_s, 4)  # noqa: E731
     spans: dict[str, list] = {}
     for name, begin, end in timings.spans:
@@ -77,15 +75,15 @@ def write(folder: Path, records: Sequence[Mapping]) -> None:
 
 
 def read(folder: Path) -> list[dict]:
-    """What `write` wrote; nothing where it did not, or was cut short."""
+    """The records that `write` wrote; none where there is no file, or it was cut short."""
     try:
-        found = json.loads((folder / FILE).read_text())
+        records = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):
         return []
-    if not isinstance(found, list):
+    if not isinstance(records, list):
         return []
     names = {"step", "seconds", "spans", "decoding", "scoring"}
-    return [one for one in found if isinstance(one, dict) and names <= one.keys()]
+    return [one for one in records if isinstance(one, dict) and names <= one.keys()]
 
 
 def figure(record: Mapping) -> str:

@@ -1,7 +1,4 @@
-"""Serve what is on disk: the options of launchers/serve.py, from a folder to a running server.
-
-What lives here: loading and wiring. What does not: the routes (app), the decode thread (worker).
-"""
+"""Serving a policy on disk: from the options of launchers/serve.py to a running server."""
 
 import dataclasses
 import importlib.util
@@ -9,53 +6,19 @@ from pathlib import Path
 
 import jax
 
+from rljax.config.options import ServeOptions, check_options
 from rljax.errors import InputError
-from rljax.evaluation.saved import SavedPolicy, load_policy
 from rljax.sampler import Engine, Sampler
-from rljax.sampler.requests import DTYPES
 from rljax.serving.worker import Worker
+from rljax.setup.policies import SavedPolicy, load_policy
 from rljax.setup.setup import decoding_of
 
 
-@dataclasses.dataclass(frozen=True)
-class ServeOptions:
-    """The flags of launchers/serve.py."""
-
-    model: str
-    step: str = "latest"  # of a run: latest | best | a number
-    name: str = ""  # that clients use; empty = the folder's
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0 = a free one
-    slots: int = 16
-    tokens: int = 2048  # of a slot: prompt and response
-    dtype: str = ""  # what is computed in; empty = sampler.dtype of the run, or as the model does
-    kv_dtype: str = ""  # empty = what is computed in
-    chunk_tokens: int = 256
-    steps: int = 8  # tokens per dispatch: how often streams get text and requests get in
-    max_waiting: int = 256
-    prefix_cache_tokens: int = 0
-    seed: int = 0  # of requests without one
-
-
-def check_options(options: ServeOptions) -> None:
-    """Every problem of the flags at once, before a model is loaded. Raises InputError."""
-    problems = []
-    low = {"port": 0, "max_waiting": 0, "prefix_cache_tokens": 0, "seed": 0}
-    high = {"port": 65535, "seed": 2**32 - 1}
-    names = ("port", "slots", "tokens", "chunk_tokens", "steps", "max_waiting", "seed")
-    for name in (*names, "prefix_cache_tokens"):
-        value, most = getattr(options, name), high.get(name, 2**31 - 1)
-        if not low.get(name, 1) <= value <= most:
-            problems.append(f"--{name}={value}: from {low.get(name, 1)} to {most}")
-    if options.dtype not in DTYPES:
-        problems.append(f"--dtype={options.dtype}: one of {', '.join(DTYPES[1:])}")
-    if not options.model:
-        problems.append("--model: a run folder or a Hugging Face folder")
+def require_packages() -> None:
+    """Raises InputError where the extra of the server is not installed."""
     for package in ("starlette", "uvicorn"):
         if importlib.util.find_spec(package) is None:
-            problems.append(f"{package} is not installed: pip install 'rljax[serve]'")
-    if problems:
-        raise InputError("cannot serve:\n  " + "\n  ".join(problems))
+            raise InputError(f"{package} is not installed", fix="pip install 'rljax[serve]'")
 
 
 def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
@@ -87,16 +50,17 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
 def serve(options: ServeOptions) -> None:
     """Load, listen, and serve until SIGINT or SIGTERM."""
     check_options(options)
+    require_packages()
     # After the check: the extra may be absent.
     from rljax.serving.app import http_server, listen, make_app
 
-    found = listen(options.host, options.port)  # before minutes of loading
-    policy = load_policy(options.model, options.step)
+    address = listen(options.host, options.port)  # before minutes of loading
+    policy = load_policy(Path(options.model), options.step)
     worker = make_worker(policy, options)
     name = options.name or Path(options.model).resolve().name
     host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"serving {name} at http://{host}:{found.getsockname()[1]}/v1", flush=True)
+    print(f"serving {name} at http://{host}:{address.getsockname()[1]}/v1", flush=True)
     try:
-        http_server(make_app(worker, policy.tokenizer, name)).run(sockets=[found])
+        http_server(make_app(worker, policy.tokenizer, name)).run(sockets=[address])
     finally:
         worker.close()

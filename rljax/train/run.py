@@ -18,7 +18,6 @@ from rljax.arrays import fetch
 from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.default_rewards import evaluation_text, reward_text, training_text
-from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.evaluation.policy import accuracy_by_source, bootstrap, greedy_accuracy
 from rljax.keys import stream
@@ -27,10 +26,11 @@ from rljax.models.adapters import lora
 from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.memory import check_fits
-from rljax.rollout import Reward, sample_scored
+from rljax.rollout import Reward
 from rljax.setup import Phase, Setup
 from rljax.setup.checkpoint import Checkpoints, check_fingerprints
 from rljax.setup.dry_run import check_fields_read
+from rljax.setup.policies import Policy, sample_all
 from rljax.tracking.timing import timed
 from rljax.train.offline import (
     held_out_step,
@@ -250,20 +250,23 @@ class Run:
         last = taken * total // max(phase.steps, 1) - 1
         return float(current_learning_rate(optimizer, total, max(last, 0)))
 
+    def _policy(self) -> Policy:
+        """The actor as it is now, and how it samples."""
+        setup = self.setup
+        sampling, length = setup.rollouts.sampling, setup.data.prompt_tokens
+        return Policy(self.roles["actor"], setup.tokenizer, sampling, length)
+
     def _drop_solved(self) -> None:
         """Prompts that the starting policy mostly solves are dropped before the first step."""
         limit, samples = self.config.data.drop_above_pass_rate, self.config.data.pass_rate_samples
-        size, every = self.config.batch.prompts_per_step, self.setup.data.prompts
-        loader, sampling = self.source.loader, self.setup.rollouts.sampling
-        for number, start in enumerate(range(0, len(every), size)):
-            part = every[start : start + size]
-            part = part + every[: size - len(part)]  # one shape; asking again does no harm
-            part = (part * (-(-size // len(part))))[:size]
-            prompts = Prompts.from_records(part, length=self.setup.data.prompt_tokens)
-            key = stream(self.key, "drop solved", number)
-            asked = (self.roles["actor"], self.reward, prompts, key, sampling)
-            _, report = sample_scored(*asked, n=samples)
-            loader.record(report.outcomes, self.config.evaluate.correct_at)
+        every, loader = self.setup.data.prompts, self.source.loader
+        drawn = sample_all(
+            self._policy(), every, samples, self.reward, key=stream(self.key, "drop solved"),
+            prompts_per_call=self.config.batch.prompts_per_step,
+        )  # fmt: skip
+        known = [sample for sample in drawn if not np.isnan(sample.reward)]
+        outcomes = [(every[sample.prompt].prompt_id, sample.reward) for sample in known]
+        loader.record(outcomes, self.config.evaluate.correct_at)
         dropped = loader.drop_above(limit)
         LOG.info("dropped %d of %d prompts: pass rate above %g", dropped, len(every), limit)
 
@@ -295,12 +298,10 @@ class Run:
     def _accuracy(self) -> dict:
         """Greedy accuracy on the held-out prompts."""
         data = self.setup.data
-        right, rows = greedy_accuracy(
-            self.roles["actor"],
+        right, samples = greedy_accuracy(
+            self._policy(),
             self.eval_reward,
             data.test_prompts,
-            sampling=self.setup.rollouts.sampling,
-            prompt_tokens=data.prompt_tokens,
             correct_at=self.config.evaluate.correct_at,
         )
         failed = float(np.mean(np.isnan(right)))
@@ -311,7 +312,7 @@ class Run:
         interval = bootstrap(right)
         self.progress.accuracy = interval
         self.progress.right = [None if np.isnan(r) else float(r) for r in right]
-        truncated = float(np.mean([r["finish_reason"] == "length" for r in rows]))
+        truncated = float(np.mean([s.finish_reason == "length" for s in samples]))
         return {
             **accuracy_by_source(data.test_prompts, right),
             "eval/accuracy": interval["value"],

@@ -318,11 +318,13 @@ def test_a_run_on_a_stream_resumes_at_the_same_prompts(tmp_path, monkeypatch):
 
 
 def test_what_a_saved_policy_is_judged_by(tmp_path):
-    from rljax.evaluation.saved import EvaluateOptions, SavedPolicy, _what_to_evaluate
+    from rljax.config.options import EvaluateOptions
+    from rljax.evaluation.saved import data_and_reward
+    from rljax.setup.policies import SavedPolicy
 
     def judged(config, step=3, **options):
         policy = SavedPolicy(config, None, None, None, step)
-        return _what_to_evaluate(EvaluateOptions("run", **options), policy)
+        return data_and_reward(EvaluateOptions("run", **options), policy)
 
     sums, rows = config_of("sorting(test=2)"), str(tmp_path / "x.jsonl")
     assert judged(sums) == ("sorting(test=2)", "list_match()")

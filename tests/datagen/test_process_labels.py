@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from rljax.batch import batch_from_rows
+from rljax.config.options import LabelOptions, check_options
 from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import encode_prompts
 from rljax.data.tasks import program_synthesis
 from rljax.data.tasks.program_task import instructions, program_text, recoverable
 from rljax.data.text.tokenizer import CharTokenizer
-from rljax.datagen.process_labels import Program, Searcher, _row, label_programs, sample_programs
-from rljax.datagen.steps import LabelOptions, check_options, open_checkpoint
+from rljax.datagen.steps import Program, Searcher, _row, label_programs, sample_programs
 from rljax.errors import InputError
 from rljax.rewards.unit_tests.programs import verdicts
 from rljax.sampler import Sampling
+from rljax.setup.policies import Policy, load_named_policy
 
 SIZE = dict(max_constant=2, operations="+*", with_input=False)
 TASK = program_synthesis(lines=4, prompts=300, test=8, worked_examples=8, **SIZE)
@@ -91,8 +92,9 @@ class FakeScore:
 
 def searcher(records, programs, **fields):
     sampling = Sampling(max_response_tokens=RESPONSE_TOKENS, stop_ids=(1,))
-    longest = max(len(r.token_ids) for r in records)
-    return Searcher(Knowing(records, programs), CHARS, Judge(), sampling, longest, **fields)
+    longest = max(len(r["token_ids"]) for r in records)
+    policy = Policy(Knowing(records, programs), CHARS, sampling, longest)
+    return Searcher(policy, Judge(), **fields)
 
 
 def some_programs(n, seed):
@@ -147,7 +149,7 @@ def test_labels_are_those_of_the_oracle(n):
     assert 0 < metrics["cost/probes"] <= probes
     # A round is one sampling of all that is open, filled up to a power of two; a prefix that some
     # completion mended is not sampled again.
-    calls = policy.actor.calls[1:]
+    calls = policy.policy.actor.calls[1:]
     assert len(calls) <= 3 * metrics["cost/rounds"] <= 3 * math.ceil(math.log2(5))
     assert all(c == 1 << (c - 1).bit_length() for c in calls)
     assert metrics["cost/completions"] <= 3 * metrics["cost/prefixes"] <= sum(calls)
@@ -173,8 +175,9 @@ def test_a_completion_has_no_more_room_than_a_program():
     for limit in (11, 12):
         policy = searcher(records, ["+1\n+1\n+1\n*1"])
         small = Sampling(max_response_tokens=limit, stop_ids=(1,))
-        policy = dataclasses.replace(policy, sampling=small)
-        policy.actor.generate = with_room(policy.actor.generate)
+        small = dataclasses.replace(policy.policy, sampling=small)
+        policy = dataclasses.replace(policy, policy=small)
+        small.actor.generate = with_room(small.actor.generate)
         rows, _ = label_programs(policy, records, key(), programs_per_prompt=1, completions=1)
         found.append(rows[0]["first_error"])
     assert found == [3, 4]
@@ -219,7 +222,7 @@ def test_bad_options_are_all_named(tmp_path):
     for flag in ("checkpoints", "out", "prompts", "held_out", "neutral", "temperature"):
         assert f"--{flag}=" in str(error.value)
     with pytest.raises(InputError, match="no such folder"):
-        open_checkpoint(f"{tmp_path}/run@3")
+        load_named_policy(f"{tmp_path}/run@3")
     (tmp_path / "config.json").write_text(json.dumps({"dataflow": "ppo"}))
     with pytest.raises(InputError, match="holds no checkpoint"):
-        open_checkpoint(f"{tmp_path}@3")
+        load_named_policy(f"{tmp_path}@3")

@@ -12,23 +12,25 @@ from conftest import worked_example
 
 from rljax.batch import Batch
 from rljax.config import Config
+from rljax.config.options import RejectionOptions, check_options
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.sources import load_demonstrations
 from rljax.data.tasks import running_sum
 from rljax.datagen.rejection import (
-    RejectionOptions,
-    check_options,
+    best_and_worst,
+    best_of_n_kl,
     meta_path,
     raft,
     rejection_sample,
+    select,
+    selection_metrics,
 )
-from rljax.datagen.selection import best_and_worst, best_of_n_kl, select, selection_metrics
 from rljax.datagen.trajectories import centred_scores, lines_of
 from rljax.errors import InputError
-from rljax.evaluation.saved import load_policy
 from rljax.rewards import last_line
+from rljax.setup.policies import load_policy
 from rljax.train import train
 
 # -- selection --
@@ -273,8 +275,10 @@ def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
         select="threshold",
         min_reward=0.0,
         reward="exact_match()",
+        iterations=3,
+        epochs=3,
     )
-    metas = raft(config, options, tmp_path, iterations=3, epochs=3)
+    metas = raft(config, options, tmp_path)
     means = [meta["metrics"]["mean_reward_all"] for meta in metas]
     of_policies = [meta["model"] for meta in metas[1:]]
     assert of_policies == [str(tmp_path / str(i) / "policy") for i in range(2)]

@@ -20,11 +20,11 @@ from rljax.data.offline.rows import load_rows
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen import preferences as rlaif
 from rljax.errors import InputError
-from rljax.evaluation.saved import SavedPolicy
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.rewards.pool.pool import Score
+from rljax.setup.policies import SavedPolicy
 
 
 def said(value: float) -> Score:
@@ -148,7 +148,7 @@ def write_reward_model(folder, head: float = 1.0):
 
 def test_a_reward_model_as_the_judge(tmp_path):
     folder = write_reward_model(tmp_path / "rm")
-    judge = rlaif.model_judge(str(folder), max_tokens=24, rows=2)
+    judge = rlaif.model_judge(folder, max_tokens=24, rows=2)
     rng = random.Random(0)
     words = ["how many", "clips", "apples in May", "friends", "sold"]
     items = [comparison(*rng.sample(words, 2), prompt="question ") for _ in range(5)]
@@ -176,7 +176,7 @@ def test_completions_of_a_policy_are_compared(tmp_path):
     policy = SavedPolicy(Config(), model, params, tokenizer, None)
     found = rlaif.sample_comparisons(
         policy, "first_letter(letters=2, kinds=4, test=4)", samples=3, max_response_tokens=4,
-        prompts_at_once=8,
+        prompts_per_call=8,
     )  # fmt: skip
     assert {c["prompt"] for c in found} <= {f"{x}{y}>" for x in "abcd" for y in "abcd"}
     of_prompt = collections.Counter(c["prompt"] for c in found)
@@ -192,7 +192,8 @@ def test_the_launcher(tmp_path):
     command = [sys.executable, "launchers/label_preferences.py", f"--data={data}", f"--out={out}"]
     run = lambda *more: subprocess.run(  # noqa: E731
         [*command, *more], capture_output=True, text=True, cwd=REPO, timeout=120,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPO}:{REPO}/tests", "JAX_PLATFORMS": "cpu"},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{REPO}:{REPO}/tests/helpers",
+             "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     done = run("--judge=judges.more_a()", "--workers=1", "--compilation_cache=")
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from conftest import REPO, worked_example
 from tiny_data import write_gsm8k_parquet
 from tiny_gsm8k import write_model
 
+from rljax.config.options import EvaluateOptions, check_options, whole_numbers
 from rljax.errors import InputError
 from rljax.evaluation.policy import (
     best_of_k,
@@ -24,13 +25,8 @@ from rljax.evaluation.policy import (
     pass_at_k,
     sampled_metrics,
 )
-from rljax.evaluation.saved import (
-    EvaluateOptions,
-    check_options,
-    evaluate_saved,
-    load_policy,
-    parse_ks,
-)
+from rljax.evaluation.saved import evaluate_saved
+from rljax.setup.policies import load_policy
 
 
 def test_pass_at_k_worked_example():
@@ -161,9 +157,9 @@ def test_flags_are_checked_at_once():
     for line, flag in zip(lines[1:], [*flags, "--step=newest", "--seed=-1"], strict=True):
         assert line.strip().startswith(flag)
     check_options(EvaluateOptions("x", samples=0))
-    assert parse_ks("4,1, 4") == (1, 4)
+    assert whole_numbers("4,1, 4", "k") == (1, 4)
     with pytest.raises(InputError, match="--k: got '1,x'"):
-        parse_ks("1,x")
+        whole_numbers("1,x", "k")
 
 
 @pytest.fixture(scope="module")

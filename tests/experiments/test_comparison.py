@@ -10,14 +10,13 @@ from conftest import REPO
 
 from rljax.config import Config
 from rljax.config.flags import config_module
+from rljax.config.options import ComparisonOptions, check_options
 from rljax.errors import InputError
 from rljax.experiments.capabilities import PROPERTIES, capabilities, capability_table
 from rljax.experiments.comparison import (
     BASE,
     ROWS,
-    ComparisonOptions,
     Method,
-    check_options,
     compare,
     interval,
     read_methods,

@@ -24,7 +24,7 @@ from rljax.experiments.sweep import (
     result_rows,
     run_members,
     table,
-    write_rows,
+    write_result,
 )
 
 # A launcher of twenty lines: it trains nothing, notes that it ran, and ends as `seed` says.
@@ -157,7 +157,7 @@ def test_table_and_json(tmp_path, launcher):
         "finished",
         "not started",
     ]
-    path = write_rows(rows, tmp_path / "s")
+    path = write_result(rows, tmp_path / "s")
     assert json.loads(path.read_text())[2]["accuracy_after"]["value"] == pytest.approx(0.3)
     console = Console(width=150, record=True, file=open(os.devnull, "w"))
     console.print(table(rows))

@@ -16,7 +16,6 @@ from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config
 from rljax import setup as build
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
-from rljax.evaluation.saved import load_policy
 from rljax.mesh import make_mesh
 from rljax.models.adapters import lora
 from rljax.models.adapters.quantise import block_of, dequantise, quantise
@@ -28,6 +27,7 @@ from rljax.models.trees import flattened, nested
 from rljax.roles import start_training
 from rljax.sampler import Sampling, generate
 from rljax.setup import build as build_setup
+from rljax.setup.policies import load_policy
 from rljax.train import train
 from rljax.train.run import Run
 

@@ -185,6 +185,37 @@ def test_headline_states_both_values_with_intervals(tmp_path):
     assert "Accuracy fell after RL" in down and "improved" not in down
 
 
+@pytest.mark.parametrize(
+    "phases, config, name",
+    [
+        (["sft"], {"dataflow": "sft"}, "SFT"),
+        (["preference"], {"algorithm": {"preference_loss": "dpo(beta=0.1)"}}, "DPO"),
+        (["preference"], {}, "preference"),
+        (["sft", "process_reward_model"], {}, "process reward model"),
+        (["sft", "rl"], {"dataflow": "grpo"}, "RL"),
+    ],
+)
+def test_the_report_names_the_training_that_ran(tmp_path, phases, config, name):
+    rows = [(step, {"phase": phase, "loss": 1.0}) for step, phase in enumerate(phases, start=1)]
+    summary = {"accuracy_before": _interval(0.3, 0.02), "accuracy_after": _interval(0.6, 0.02)}
+    text = _text(_write(tmp_path / "run", rows, summary=summary, config=config))
+    assert f"Accuracy improved after {name} on 200" in text
+    without = _text(_write(tmp_path / "without", rows, config=config))
+    assert f"No evaluation before and after {name}So no" in without
+    assert name == "RL" or not re.search(r"\bRL\b", text + without)
+
+
+def test_what_an_evaluation_logs_is_charted_together(tmp_path):
+    row = {"eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
+    row |= {"eval/source/gsm8k": 0.7, "eval/source/math": 0.3, "eval/loss": 1.25}
+    _write(tmp_path, [(step, {"phase": "rl", **row}) for step in (1, 2)])
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    chart = next(part for part in page.split("<figure") if "Evaluation accuracy" in part)
+    assert all(name in chart for name in ("eval/accuracy", "eval/source/gsm8k", "eval/source/math"))
+    assert "eval/loss" in next(part for part in page.split("<figure") if "Held-out loss" in part)
+    assert "All other metrics" not in page
+
+
 def test_a_recorded_paired_difference_is_used(tmp_path):
     summary = {
         "accuracy_before": _interval(0.50, 0.07),

@@ -16,8 +16,10 @@ from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows
 from rljax.batch import batch_from_rows
 from rljax.config import from_dict
 from rljax.config.flags import load_config_file
-from rljax.evaluation.saved import EvaluateOptions, evaluate_saved, load_policy
+from rljax.config.options import EvaluateOptions
+from rljax.evaluation.saved import evaluate_saved
 from rljax.models.huggingface import load_params
+from rljax.setup.policies import load_policy
 from rljax.validation import validate
 
 FAST = [("grpo", "qwen3"), ("ppo", "qwen2")]

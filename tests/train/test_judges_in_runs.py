@@ -17,10 +17,10 @@ from tiny_tokenizer import write_tokenizer
 from rljax.batch import Batch, batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
+from rljax.config.options import ServeOptions
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
-from rljax.evaluation.saved import load_policy
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
@@ -29,9 +29,10 @@ from rljax.rewards.judges.judges import JUDGE_TEMPLATE, message
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, Reward
 from rljax.rollout.reward import error_kind
-from rljax.serving.saved import ServeOptions, make_worker
+from rljax.serving.saved import make_worker
 from rljax.setup import text_scorer
 from rljax.setup.abstract import abstract_scorers, abstract_setup
+from rljax.setup.policies import load_policy
 from rljax.train import train
 from rljax.validation import validate
 

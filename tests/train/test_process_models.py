@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -17,9 +18,10 @@ from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
 from rljax.config.flags import config_module, load_config_file
+from rljax.config.options import LabelOptions
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.data.text.tokenizer import CharTokenizer
-from rljax.datagen.steps import LabelOptions, label_saved
+from rljax.datagen.steps import label_saved
 from rljax.errors import InputError
 from rljax.evaluation.process_models import (
     SavedScorer,
@@ -336,7 +338,7 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
 
     both = config("", "both")
     both.steps, both.reward.process_model, both.critic_model = 2, folder, folder
-    loaded = load_scorer(folder)
+    loaded = load_scorer(Path(folder))
     validate(both)
     with Run(build_setup(both), tmp_path / "probe") as run:
         run.begin(run.setup.main, initial_params(both, run.setup.model))

@@ -1,9 +1,12 @@
-"""Reading the user's files: text and JSON, with errors that name the file and the place.
+"""Reading and writing files: text and JSON, with errors that name the file and the place.
 
 What a field must hold is not decided here but where it is used (`sources`, `tokenizer`).
 """
 
+import hashlib
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from rljax.errors import InputError
@@ -64,3 +67,29 @@ def read_json_object(path: str | Path) -> dict:
             fix="copy the file from the model's repository again",
         )
     return value
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a whole file or none: what was there before stays until the new text is complete."""
+    path = Path(path)
+    hidden = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_text(text, encoding="utf-8")
+        os.replace(hidden, path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written", rule=str(error)) from None
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Writes a value as a whole JSON file."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_rows(path: str | Path, rows: Iterable[dict]) -> dict:
+    """Writes a whole .jsonl file -> {"file", "rows", "sha256"}."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    text = "".join(lines)
+    write_text(path, text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {"file": str(path), "rows": len(lines), "sha256": digest}

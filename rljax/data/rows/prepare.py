@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rljax.components import resolve
 from rljax.config import is_path
+from rljax.config.options import PrepareOptions
 from rljax.data.online.prompts import encode_prompt
 from rljax.data.rows.read import SUFFIXES, Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
@@ -25,19 +26,6 @@ from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 
 MAPS = "rljax.data.rows.maps"
-
-
-@dataclasses.dataclass(frozen=True)
-class PrepareOptions:
-    """The flags of launchers/prepare_data.py."""
-
-    source: str
-    out: str
-    map: str = ""  # "" = the rows have our columns already
-    data_source: str = ""  # "" = what the map says, or the name of the source
-    test_fraction: float = 0.0  # 0 = the source's own test split, where it has one
-    tokenizer: str = ""
-    max_prompt_tokens: int = 0  # 0 = no limit
 
 
 def prepare(options: PrepareOptions) -> dict:

@@ -1,0 +1,429 @@
+"""Options of the launchers: each is declared once, as a field of a dataclass with its help and its
+range; its flag and its check follow from that. Nothing heavy is imported: --help answers at once.
+"""
+
+import dataclasses
+import math
+import operator
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rljax.config.schema import Config
+from rljax.errors import InputError
+
+_MOST = 2**31 - 1  # of every whole number
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """Help and range of an option; `low` and `high` are included, `above` and `below` are not."""
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    required: bool = False
+    fits: Callable[[str], bool] | None = None
+    rule: str = ""  # what `fits` asks for
+    flag: str = ""  # the flag's name where it is not the field's
+    positional: bool = False  # no flag: the arguments without one
+
+    def problem(self, value) -> str:
+        """Why `value` cannot be used, "" if it can. None stands for the default and always can."""
+        if value is None:
+            return ""
+        if self.required and not value:
+            return f"needed: {self.help}"
+        if self.choices and value not in self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.fits is not None and not self.fits(value):
+            return self.rule
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return self._out_of_range(value) if number else ""
+
+    def _out_of_range(self, value: float) -> str:
+        high = _MOST if self.high is None and isinstance(value, int) else self.high
+        bounds = (
+            (">=", self.low, operator.ge), ("<=", high, operator.le),
+            (">", self.above, operator.gt), ("<", self.below, operator.lt),
+        )  # fmt: skip
+        bounds = [bound for bound in bounds if bound[1] is not None]
+        if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
+            return ""
+        return f"must be {' and '.join(f'{sign} {bound}' for sign, bound, _ in bounds) or 'finite'}"
+
+
+def option(default: object, help: str, **spec) -> typing.Any:
+    """A field of an options class; `spec` are fields of `_Spec`."""
+    return dataclasses.field(default=default, metadata={"spec": _Spec(help, **spec)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of the options of a launcher."""
+
+    def conflicts(self) -> Iterable[tuple[str, object, str]]:
+        """(field, value, rule) of options that do not go together."""
+        return ()
+
+
+def _specs(kind: type) -> Iterator[tuple[str, str, _Spec]]:
+    """(field, flag, spec) of every option of a class."""
+    for field in dataclasses.fields(kind):
+        spec = field.metadata["spec"]
+        yield field.name, spec.flag or field.name, spec
+
+
+def check_options(options: Options) -> None:
+    """Raises InputError that lists every problem of every option, in the order of the fields."""
+    shown, problems = {}, []
+    for name, flag, spec in _specs(type(options)):
+        shown[name] = name.upper() if spec.positional else f"--{flag}"
+        value = getattr(options, name)
+        problems.append((name, value, spec.problem(value)))
+    problems += options.conflicts()
+    problems = [problem for problem in problems if problem[-1]]
+    problems.sort(key=lambda problem: list(shown).index(problem[0]))
+    lines = [f"  {shown[name]}={value}: {rule}" for name, value, rule in problems]
+    if lines:
+        raise InputError("\n".join(["these flags cannot be used:", *lines]))
+
+
+def define_flags(kind: type, into=None) -> None:
+    """A flag of the launcher for every option of a class; `into` is absl's FlagValues, by default
+    those of the process."""
+    from absl import flags
+
+    define = {
+        bool: flags.DEFINE_boolean,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+    }
+    # --help lists the flags of the launcher's own module.
+    main = {"module_name": sys.argv[0], "flag_values": flags.FLAGS if into is None else into}
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        spec, default, hint = field.metadata["spec"], field.default, hints[field.name]
+        name = spec.flag or field.name
+        if spec.positional:
+            continue
+        if spec.choices:
+            flags.DEFINE_enum(name, default, spec.choices, spec.help, **main)
+        elif typing.get_origin(hint) is tuple:
+            flags.DEFINE_string(name, ",".join(map(str, default)), spec.help, **main)
+        else:
+            define[_without_none(hint)](name, default, spec.help, **main)
+
+
+def parsed_options(kind: type, positional: Sequence[str] = (), parsed=None):
+    """The options of a class, checked, from parsed flags (absl's FlagValues, by default those of
+    the process) and the arguments without a flag."""
+    from absl import flags
+
+    parsed = flags.FLAGS if parsed is None else parsed
+    values, hints, rest = {}, typing.get_type_hints(kind), tuple(positional)
+    for name, flag, spec in _specs(kind):
+        if spec.positional:
+            values[name], rest = rest, ()
+            continue
+        value = parsed[flag].value
+        if typing.get_origin(hints[name]) is tuple:
+            numbers = typing.get_args(hints[name])[0] is int
+            texts = tuple(part.strip() for part in value.split(",") if part.strip())
+            value = whole_numbers(value, flag) if numbers else texts
+        values[name] = value
+    if rest:
+        raise InputError("unknown arguments", value=list(rest), fix="--help lists the flags")
+    options = kind(**values)
+    check_options(options)
+    return options
+
+
+def _without_none(hint):
+    """int | None -> int."""
+    if isinstance(hint, types.UnionType):
+        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
+    return hint
+
+
+def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
+    """ "4,1,4" -> (1, 4). Raises InputError that names the flag."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise InputError(
+            f"--{flag}", value=text, rule="whole numbers", fix=f"such as --{flag}=1,4,8"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+# -- options that several launchers have --
+
+
+def _step():
+    return option(
+        "latest", "Of a run: latest, best, or the number of a checkpoint",
+        fits=lambda step: step in ("latest", "best") or step.isdecimal(),
+        rule="latest, best, or the number of a step",
+    )  # fmt: skip
+
+
+def _temperature():
+    return option(None, "Of the samples; default: the run's, or 1.0", above=0)
+
+
+def _prompt_tokens():
+    return option(None, "Longer prompts are dropped; default: the run's, or 512", low=1)
+
+
+def _response_tokens():
+    return option(None, "Of a response; default: the run's, or 512", low=1)
+
+
+def _jsonl(help: str, **spec):
+    fits = lambda path: not path or path.endswith(".jsonl")  # noqa: E731
+    return option("", help, fits=fits, rule="the name of a .jsonl file", **spec)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompilerOptions(Options):
+    """What every launcher that compiles programs asks for."""
+
+    compilation_cache: str = option(
+        Config().compilation_cache, "Folder for compiled programs; empty = off"
+    )
+
+
+# -- the launchers --
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(CompilerOptions):
+    """launchers/evaluate.py. None: as the run's config.json says, else the default of Config."""
+
+    checkpoint: str = option("", "A run folder, or a Hugging Face folder", required=True)
+    data: str | None = option(None, "File or task; default: the run's held-out prompts")
+    reward: str | None = option(None, "Reward function; default: the run's")
+    samples: int = option(8, "Samples per prompt; 0 = greedy accuracy only", low=0)
+    ks: tuple[int, ...] = option((1, 4, 8), "For pass@k, best-of-k and majority@k", flag="k")
+    prompts: int | None = option(
+        None, "The first so many prompts; default: the run's, or 256", low=1
+    )
+    temperature: float | None = _temperature()
+    max_prompt_tokens: int | None = _prompt_tokens()
+    max_response_tokens: int | None = _response_tokens()
+    step: str = _step()
+    seed: int = option(0, "Of the samples", low=0)
+    out: str = option("", "Write the result to this file, as JSON")
+
+    def conflicts(self):
+        for k in self.ks if self.samples > 0 else ():
+            if not 1 <= k <= self.samples:
+                yield "ks", k, f"each is between 1 and --samples={self.samples}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RejectionOptions(CompilerOptions):
+    """launchers/rejection_sample.py. None: as the run's config.json says."""
+
+    checkpoint: str = option("", "A run folder, or a Hugging Face folder", required=True)
+    out: str = option(
+        "", "The .jsonl file of demonstrations; with --iterations, a folder", required=True
+    )
+    step: str = _step()
+    data: str | None = option(None, "File or task with prompts; default: the run's")
+    split: str = option("train", "Of the data")
+    reward: str | None = option(None, "Reward function; default: the run's")
+    samples: int = option(8, "Per prompt", low=1)
+    prompts: int | None = option(None, "The first so many prompts; default: all", low=1)
+    temperature: float | None = _temperature()
+    max_prompt_tokens: int | None = _prompt_tokens()
+    max_response_tokens: int | None = _response_tokens()
+    select: typing.Literal["best", "top_k", "threshold"] = option(
+        "best", "What is kept of a prompt's samples", choices=("best", "top_k", "threshold")
+    )
+    top_k: int = option(1, "With --select=top_k: how many", low=1)
+    min_reward: float | None = option(None, "Keep only rewards above it")
+    per_prompt: int = option(0, "Keep at most so many samples of a prompt; 0 = no limit", low=0)
+    dedup: bool = option(True, "Keep one of several equal texts to a prompt")
+    keep_truncated: bool = option(False, "Responses without an end may be kept")
+    pairs: str = _jsonl("Write the best and the worst sample of every prompt here, ties dropped")
+    trajectories: str = _jsonl("Write every sample with its reward and log-probs here")
+    process_samples: int = option(0, "Completions per prefix for process scores; 0 = none", low=0)
+    seed: int = option(0, "Of the samples", low=0)
+    iterations: int = option(0, "RAFT: how many rounds of sampling and SFT; 0 = sample once", low=0)
+    epochs: int = option(1, "RAFT: of SFT on each selection", low=1)
+
+    def conflicts(self):
+        if not self.iterations and self.out and not self.out.endswith(".jsonl"):
+            yield "out", self.out, "the name of a .jsonl file"
+        files = [file for file in (self.out, self.pairs, self.trajectories) if file]
+        if len(set(files)) < len(files):
+            yield "out", self.out, "another file than --pairs and --trajectories"
+        if self.select == "threshold" and self.min_reward is None:
+            yield "min_reward", None, "--select=threshold needs the bound"
+        if self.top_k > self.samples >= 1:
+            yield "top_k", self.top_k, f"between 1 and --samples={self.samples}"
+        if self.process_samples and not self.trajectories:
+            rule = "process scores are columns of --trajectories"
+            yield "process_samples", self.process_samples, rule
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelOptions(CompilerOptions):
+    """launchers/label_steps.py. None: as the run's config.json says, else the default of Config."""
+
+    checkpoints: tuple[str, ...] = option(
+        (), "Run folders, RUN@STEP, or Hugging Face folders", required=True
+    )
+    out: str = option("", "Folder for train.jsonl, test.jsonl and labels.json", required=True)
+    data: str | None = option(None, "File or task; default: the run's training prompts")
+    reward: str | None = option(None, "Unit tests; default: the run's reward function")
+    prompts: int = option(256, "Prompts drawn for each checkpoint", low=1)
+    programs_per_prompt: int = option(4, "Programs sampled per prompt", low=1)
+    completions: int = option(20, "At most so many completions of each prefix", low=1)
+    held_out: float = option(
+        0.1, "Share of the prompts whose rows go to test.jsonl", low=0, below=1
+    )
+    neutral: typing.Literal["zero", "drop", "inherit"] = option(
+        "zero", "Labels of blank lines and comments", choices=("zero", "drop", "inherit")
+    )
+    code_only: bool = option(False, "Lines of the last fenced block alone")
+    replay: bool = option(False, "Ask every probe once more, to see how far it can be trusted")
+    temperature: float | None = _temperature()
+    max_prompt_tokens: int | None = _prompt_tokens()
+    max_response_tokens: int | None = _response_tokens()
+    rows_at_once: int = option(256, "Sequences sampled together", low=1)
+    seed: int = option(0, "Of prompts, programs and completions", low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceOptions(CompilerOptions):
+    """launchers/label_preferences.py. None: as the run's config.json says."""
+
+    data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
+    out: str = option("", "Where the pairs are written, jsonl", required=True)
+    judge: str = option("", "judge(prompt, first, second) -> P(first is better), as text")
+    reward_model: str = option("", "A reward model's folder, in place of a judge")
+    policy: str = option("", "Samples the completions: a run folder, or a Hugging Face folder")
+    samples: int = option(2, "Completions per prompt; all pairs of them are compared", low=2)
+    temperature: float | None = _temperature()
+    max_prompt_tokens: int | None = _prompt_tokens()
+    max_response_tokens: int | None = _response_tokens()
+    max_tokens: int = option(4096, "Prompt and completion, for --reward_model", low=1)
+    ties: typing.Literal["drop", "keep"] = option(
+        "drop", "Pairs on which the orders do not agree", choices=("drop", "keep")
+    )
+    workers: int = option(2, "Processes of the judge", low=1)
+    timeout_s: float = option(60.0, "Of one judgement; then its process is killed", above=0)
+    seed: int = option(0, "Of the samples", low=0)
+
+    def conflicts(self):
+        if bool(self.judge) == bool(self.reward_model):
+            yield "judge", self.judge, "exactly one of --judge and --reward_model labels the pairs"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreOptions(CompilerOptions):
+    """launchers/score_steps.py."""
+
+    reward_model: str = option("", "A folder of a process reward model", required=True)
+    data: str = option("", "File or folder of rows with completions and labels", required=True)
+    split: str = option("test", "Of the data: train or test", choices=("train", "test"))
+    show: int = option(4, "Print a table of lines for the first so many rows", low=0)
+    out: str = option("", "Write the result to this file, as JSON")
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparisonOptions(CompilerOptions):
+    """launchers/compare_offline.py: the same for every method."""
+
+    out: str = option("", "Folder of the comparison")
+    seeds: tuple[int, ...] = option(
+        (0, 1, 2), "Each has a base policy, a file and a run of every method", required=True
+    )
+    prompts: int = option(1024, "Of the training split, that the base policy samples on", low=1)
+    samples: int = option(4, "Per prompt", low=2)
+    process_samples: int = option(4, "Completions per prefix, for the process scores", low=1)
+    steps: int = option(100, "Optimizer steps of every method", low=1)
+    test_prompts: int = option(256, "Held-out prompts", low=1)
+    test_samples: int = option(8, "Per held-out prompt, for the sampled accuracy", low=1)
+    capabilities: bool = option(False, "Print what PPO, DPO, KTO and DQO need, and stop")
+
+    def conflicts(self):
+        if not (self.out or self.capabilities):
+            yield "out", self.out, "needed: the folder of the comparison"
+        if len(set(self.seeds)) < len(self.seeds):
+            yield "seeds", self.seeds, "each once"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOptions(CompilerOptions):
+    """launchers/serve.py."""
+
+    model: str = option("", "A run folder, or a Hugging Face folder", required=True)
+    step: str = _step()
+    name: str = option("", "What clients call the model; default: the folder's name")
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface")
+    port: int = option(8000, "0 = a free one, which is printed", low=0, high=65535)
+    slots: int = option(16, "Samples that decode at a time", low=1)
+    tokens: int = option(2048, "Of a slot: prompt and response together", low=1)
+    dtype: str = option("", "Computed in: float32, bfloat16; default: as the run sampled")
+    kv_dtype: str = option("", "Of keys and values: bfloat16, int8; default: the model's")
+    chunk_tokens: int = option(256, "Of a prompt, read between two dispatches", low=1)
+    steps: int = option(8, "Tokens per dispatch: how often streams get text", low=1)
+    max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)
+    prefix_cache_tokens: int = option(0, "Of prompts kept for later requests; 0 = off", low=0)
+    seed: int = option(0, "Of requests without a seed of their own", low=0, high=2**32 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingOptions(Options):
+    """launchers/fit_scaling.py."""
+
+    runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
+    metric: str = option("eval/accuracy", "Of metrics.jsonl, what is fitted", required=True)
+    compute: str = option("step", "Of metrics.jsonl, what is spent", required=True)
+    start: float | None = option(
+        None, "Performance before training; default: the metric where no compute is spent yet"
+    )
+    skip: int = option(0, "Leave out the first so many points of each run", low=0)
+    until: float | None = option(
+        None, "Fit up to this compute; later points are compared with the prediction", above=0
+    )
+    to: float | None = option(None, "Predict the performance at this compute", above=0)
+    out: str = option("", "Write the result to this file, as JSON")
+
+
+@dataclasses.dataclass(frozen=True)
+class PrepareOptions(Options):
+    """launchers/prepare_data.py."""
+
+    source: str = option("", "Path, folder, tfds:NAME, or a function that returns rows")
+    out: str = option("", "Folder for train.parquet, test.parquet and counts.json")
+    map: str = option("", "Function of (example, index); default: the columns are ours")
+    data_source: str = option("", "Name of the data; default: what the map or source says")
+    test_fraction: float = option(0.0, "Share held out; 0 = the source's own test split, if any")
+    tokenizer: str = option("", "Folder, to drop prompts over --max_prompt_tokens")
+    max_prompt_tokens: int = option(0, "Longer prompts are dropped; 0 = no limit")
+
+
+@dataclasses.dataclass(frozen=True)
+class InspectOptions(Options):
+    """launchers/inspect_data.py."""
+
+    rows: int = option(5, "Rows of each source", low=1)
+    split: str = option("train", "Which rows: train or test", choices=("train", "test"))
+    ids: bool = option(False, "A table of position, id, token and mask instead")
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions(Options):
+    """launchers/sweep.py."""
+
+    out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
+    dry_run: bool = option(False, "Check the members and print their commands")

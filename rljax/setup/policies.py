@@ -1,0 +1,286 @@
+"""Policies on disk, and sampling a policy on a list of prompts.
+
+A run may still be training: nothing here writes into its folder.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+from rljax.arrays import fetch
+from rljax.batch import FinishReason
+from rljax.config import Config, MeshConfig, from_dict
+from rljax.data.online.encoded import load_run_tokenizer
+from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
+from rljax.data.rows.files import read_json_object
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+from rljax.learn.state import new_train_state
+from rljax.models.huggingface import load_params
+from rljax.models.model import Model
+from rljax.models.trees import merged
+from rljax.roles import Actor
+from rljax.rollout import Reward, sample_scored
+from rljax.sampler import Sampling
+from rljax.setup.checkpoint import ARRAYS, Checkpoints
+from rljax.setup.rewards import text_scorer
+from rljax.setup.setup import check_length, decoding_of, load_model, make_sampling
+from rljax.setup.weights import initial_params
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What `sample_all` samples: an actor, the tokenizer of its texts, how it samples, and the
+    columns that prompts are padded to."""
+
+    actor: Actor
+    tokenizer: Tokenizer
+    sampling: Sampling
+    prompt_tokens: int
+
+    def greedy(self) -> "Policy":
+        return dataclasses.replace(self, sampling=self.sampling.greedy())
+
+    def continuing(self, prompt_tokens: int) -> "Policy":
+        """The policy on prompts that end with the beginning of a response: its thinking budget
+        would be counted anew there, so it has none."""
+        sampling = dataclasses.replace(self.sampling, thinking_tokens=())
+        return dataclasses.replace(self, sampling=sampling, prompt_tokens=prompt_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedPolicy:
+    """A policy opened from a folder. `step` is None for a Hugging Face folder."""
+
+    config: Config  # the run's, or the default one around a Hugging Face folder
+    model: Model
+    params: dict
+    tokenizer: Tokenizer
+    step: int | None
+
+    def actor(self) -> Actor:
+        """An actor without an optimizer."""
+        optimizer = optax.identity()
+        state = new_train_state(self.params, optimizer)
+        decoding = decoding_of(self.config, self.tokenizer)
+        return Actor(state, self.model, optimizer, self.config.sampler.temperature, decoding)
+
+    def sampling(
+        self, *, temperature: float | None = None, max_response_tokens: int | None = None
+    ) -> Sampling:
+        """How the policy samples: as its config says (top_k, stop strings, ...), but for what is
+        given."""
+        changes = {"temperature": temperature, "max_response_tokens": max_response_tokens}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        sampler = dataclasses.replace(self.config.sampler, **changes)
+        return make_sampling(dataclasses.replace(self.config, sampler=sampler), self.tokenizer)
+
+    def encode(
+        self, records: Sequence[dict], *, max_tokens: int | None = None, overlong: str = "drop"
+    ) -> tuple[list[PromptRecord], dict[str, int]]:
+        """Prompts as `sample_all` reads them, and counts. Prompts of more than `max_tokens` (None:
+        data.max_prompt_tokens) are dropped."""
+        limit = max_tokens or self.config.data.max_prompt_tokens
+        return encode_prompts(records, self.tokenizer, max_prompt_tokens=limit, overlong=overlong)
+
+    def ready(self, prompts: Sequence[PromptRecord], **sampling) -> Policy:
+        """The policy as it samples on `prompts`; `sampling` are arguments of `sampling`. Raises
+        InputError where a response would not fit into the model's context."""
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        how = self.sampling(**sampling)
+        check_length(longest, how.max_response_tokens, self.model)
+        return Policy(self.actor(), self.tokenizer, how, longest)
+
+    def reward(self, text: str) -> Reward:
+        """The reward `text` of this policy's samples. Close it: it runs in processes of its own."""
+        scorer = text_scorer(self.config, text, self.model.mesh)
+        return Reward(scorer, self.tokenizer, self.model.mesh)
+
+
+# -- opening --
+
+
+class _ReadOnly(Checkpoints):
+    """The checkpoints of a run that may still be training: no folder is made or removed."""
+
+    def __init__(self, folder: Path, best_metric: str):
+        self.folder, self.keep, self.best_metric = folder, 0, best_metric
+
+
+def load_policy(folder: Path, step: str = "latest") -> SavedPolicy:
+    """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder. `step` of
+    a run: latest, best, or a number.
+
+    All devices here share the weights, whatever mesh the run was trained on.
+    """
+    if not folder.is_dir():
+        fix = "give a run folder or a Hugging Face folder"
+        raise InputError("no such folder", value=str(folder), fix=fix)
+    saved = read_json_object(folder / "config.json")
+    if "model_type" in saved:
+        config = Config(model=str(folder))
+        tokenizer = load_run_tokenizer(config)
+        model = load_model(config, tokenizer)
+        return SavedPolicy(config, model, load_params(folder, model), tokenizer, None)
+    if "dataflow" not in saved:
+        raise InputError(
+            f"{folder / 'config.json'} is neither a run's nor a Hugging Face model's",
+            value=sorted(saved)[:8],
+            fix="give a run folder or a Hugging Face folder",
+        )
+    config = from_dict(saved, str(folder / "config.json"))
+    config = dataclasses.replace(config, mesh=MeshConfig())
+    checkpoints = _ReadOnly(folder / "checkpoints", config.checkpoint.best_metric)
+    number = _find_step(checkpoints, step)
+    tokenizer = load_run_tokenizer(config)
+    model = load_model(config, tokenizer)
+    params = _read_params(checkpoints.path(number) / ARRAYS, model)
+    if model.config.lora:  # a checkpoint holds the adapters alone
+        params = merged(params, model.split(initial_params(config, model))[1])
+    return SavedPolicy(config, model, params, tokenizer, number)
+
+
+def load_named_policy(name: str) -> SavedPolicy:
+    """The policy of a folder, or of RUN@STEP: a step of a run, latest or best."""
+    folder, at, step = name.rpartition("@")
+    if at and not Path(name).is_dir():
+        return load_policy(Path(folder), step)
+    return load_policy(Path(name))
+
+
+def _find_step(checkpoints: Checkpoints, wanted: str) -> int:
+    folder = checkpoints.folder
+    steps = checkpoints.steps() if folder.is_dir() else []
+    if not steps:
+        raise InputError(
+            f"{folder} holds no checkpoint",
+            fix="wait for the run's first one, or give its policy/ folder",
+        )
+    if wanted == "latest":
+        return checkpoints.latest()
+    if wanted == "best":
+        step = checkpoints.best()
+        if step is None:
+            rule = f"checkpoint.best_metric is {checkpoints.best_metric!r} in its config.json"
+            raise InputError(f"{folder}: no step is the best", rule=rule, fix="--step=latest")
+    else:
+        step = int(wanted)
+    if step not in steps:
+        raise InputError(f"{folder} has no step {step}", fix=f"one of {', '.join(map(str, steps))}")
+    damage = checkpoints.damage(step)
+    if damage:
+        raise InputError(f"the checkpoint of step {step} is damaged: {damage}", fix="another step")
+    return step
+
+
+def _read_params(path: Path, model: Model) -> dict:
+    """The actor's parameters of a checkpoint; optimizer state and critic stay on disk."""
+    like = {"actor": {"params": model.split(model.abstract())[0]}}
+    options = ocp.args.PyTreeRestore(
+        item=like,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(like),
+        partial_restore=True,
+    )
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            return checkpointer.restore(path.absolute(), options)["actor"]["params"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} does not hold the weights of the model in the run's config.json",
+            rule=f"{type(error).__name__}: {str(error)[:500]}",
+            fix="use the model folder that the run was started with",
+        ) from error
+
+
+# -- sampling --
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One completion of a prompt; `prompt` is an index into the prompts that were sampled.
+
+    logprobs: of the sampler, one per id, NaN where the token was forced. reward: NaN where it
+    failed, or where there is none.
+    """
+
+    prompt: int
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str  # stop | length | interrupt | abort
+    reward: float = float("nan")
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason != "stop"
+
+
+def filled_chunks(items: Sequence, size: int) -> Iterator[tuple[int, list]]:
+    """(where it starts, items) of every chunk of `size`; the last one is filled up with its last
+    item, so that all have one shape and one compiled program."""
+    for start in range(0, len(items), size):
+        chunk = list(items[start : start + size])
+        yield start, chunk + [chunk[-1]] * (size - len(chunk))
+
+
+def sample_all(
+    policy: Policy,
+    prompts: Sequence[PromptRecord],
+    n: int = 1,
+    reward: Reward | None = None,
+    *,
+    key: jax.Array,
+    starts: Sequence[int] | None = None,
+    prompts_per_call: int | None = None,
+) -> list[Sample]:
+    """n completions of every prompt, those of one prompt after another; scored where a `reward` is
+    given.
+
+    `prompts` are encoded records. `starts`, in tokens, says where the response begins that the
+    reward reads: before the prompt's end where a prompt ends with the beginning of a response.
+    `prompts_per_call` bounds memory; None: so many that about 256 rows are sampled at once.
+    """
+    if not prompts:
+        raise InputError("there are no prompts to sample", fix="check the data and its split")
+    size = prompts_per_call or min(max(256 // n, 1), len(prompts))
+    begins = [len(prompt.token_ids) for prompt in prompts] if starts is None else starts
+    samples = []
+    for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):
+        part = Prompts.from_records([p for p, _ in chunk], length=policy.prompt_tokens)
+        part = dataclasses.replace(part, starts=np.array([b for _, b in chunk], np.int32))
+        draw = (jax.random.fold_in(key, first), policy.sampling)
+        rewards = None
+        if reward is None:
+            batch = policy.actor.generate(part, *draw, n=n)
+        else:
+            batch, report = sample_scored(policy.actor, reward, part, *draw, n=n)
+            scores = [row.score for row in report.rows]
+            rewards = [score.value if score.status == "ok" else np.nan for score in scores]
+        live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
+        lengths = np.repeat(part.lengths, n)[:live]
+        for row, fields in enumerate(_read_rows(batch, lengths, policy.tokenizer, rewards)):
+            samples.append(Sample(first + row // n, *fields))
+    return samples
+
+
+def _read_rows(batch, lengths: np.ndarray, tokenizer: Tokenizer, rewards) -> Iterator[tuple]:
+    """(text, ids, logprobs, finish_reason, reward) of the responses of the first rows, which begin
+    after `lengths` tokens."""
+    fields = (batch.tokens, batch.mask, batch.segment_ids, batch.finish_reason)
+    tokens, mask, segments, finish = fetch(fields)
+    logprobs = np.full(tokens.shape, np.nan)
+    if batch.sampler_logprobs is not None:
+        logprobs = np.where(mask > 0, fetch(batch.sampler_logprobs), np.nan)
+    for row, start in enumerate(lengths):
+        at = slice(int(start), int(np.sum(segments[row] > 0)))
+        ids = tokens[row, at].tolist()
+        yield (
+            tokenizer.decode(ids), tuple(ids), tuple(logprobs[row, at].tolist()),
+            FinishReason(int(finish[row])).name.lower(),
+            float("nan") if rewards is None else float(rewards[row]),
+        )  # fmt: skip

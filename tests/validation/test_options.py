@@ -1,0 +1,95 @@
+"""Options of launchers: one declaration gives the flag, its help, its default and its check."""
+
+import dataclasses
+import math
+
+import pytest
+from absl import flags
+
+from rljax.config import options as declared
+from rljax.config.options import (
+    Options,
+    check_options,
+    define_flags,
+    option,
+    parsed_options,
+    whole_numbers,
+)
+from rljax.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class Few(Options):
+    folders: tuple[str, ...] = option((), "Folders", required=True, positional=True)
+    rate: float | None = option(None, "Of everything", above=0)
+    count: int = option(4, "How many", low=1, high=8)
+    sizes: tuple[int, ...] = option((1, 2), "Of each", flag="size")
+    kind: str = option("a", "Which", choices=("a", "b"))
+    names: tuple[str, ...] = option(("x",), "Of things")
+    loud: bool = option(False, "Print more")
+
+    def conflicts(self):
+        if self.count < max(self.sizes):
+            yield "sizes", self.sizes, f"at most --count={self.count}"
+
+
+def parse(*arguments):
+    values = flags.FlagValues()
+    define_flags(Few, values)
+    return parsed_options(Few, values(["launcher", *arguments])[1:], values)
+
+
+def test_flags_give_the_options_with_their_types():
+    assert parse("here") == Few(("here",))  # the defaults are those of the fields
+    given = parse("a", "b", "--rate=0.5", "--count=3", "--size=3,1,3", "--kind=b", "--names=p, q,")
+    assert given == Few(("a", "b"), 0.5, 3, (1, 3), "b", ("p", "q"))
+    assert parse("a", "--loud").loud and not parse("a", "--noloud").loud
+    with pytest.raises(InputError, match="--size: got '1,x'.*whole numbers"):
+        parse("a", "--size=1,x")
+    with pytest.raises(flags.Error, match="--kind=c"):
+        parse("a", "--kind=c")
+
+
+def test_every_problem_is_listed_in_the_order_of_the_fields():
+    with pytest.raises(InputError) as error:
+        check_options(Few((), rate=math.inf, count=0, sizes=(1, 9), kind="c"))
+    assert str(error.value).splitlines()[1:] == [
+        "  FOLDERS=(): needed: Folders",
+        "  --rate=inf: must be > 0",
+        "  --count=0: must be >= 1 and <= 8",
+        "  --size=(1, 9): at most --count=0",
+        "  --kind=c: one of a, b",
+    ]
+    check_options(Few(("x",), rate=None))
+
+
+def test_arguments_that_no_option_takes_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Plain(Options):
+        out: str = option("", "A file")
+
+    values = flags.FlagValues()
+    define_flags(Plain, values)
+    with pytest.raises(InputError, match=r"unknown arguments: got \['more'\]"):
+        parsed_options(Plain, values(["launcher", "more"])[1:], values)
+
+
+def test_whole_numbers_are_sorted_and_given_once():
+    assert whole_numbers("4,1, 4", "k") == (1, 4)
+
+
+LAUNCHERS = [
+    kind
+    for name, kind in vars(declared).items()
+    if name.endswith("Options") and kind is not Options
+]
+
+
+@pytest.mark.parametrize("kind", LAUNCHERS, ids=lambda kind: kind.__name__)
+def test_every_option_says_what_it_is_and_its_default_is_in_range(kind):
+    assert len(LAUNCHERS) == 12
+    for field in dataclasses.fields(kind):
+        spec = field.metadata["spec"]
+        assert spec.help and spec.help[0].isupper() or spec.help[0] in "0j", field.name
+        if not spec.required:
+            assert spec.problem(field.default) == "", field.name
