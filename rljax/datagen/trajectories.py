@@ -5,7 +5,7 @@ Ids are the record: a sample whose text does not encode to the ids that were sam
 trajectory, as its log-probs would stand at other tokens.
 """
 
-from collections.abc import dataclasses
+import dataclasses
 
 import jax
 import numpy as np

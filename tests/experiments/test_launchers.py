@@ -7,10 +7,10 @@ import shutil
 import jax
 import pytest
 from launching import launch
-from rljax.data.rows.rows import make_task
 
 from rljax.config import Config
 from rljax.data.offline.rows import load_rows
+from rljax.data.rows.read import make_task
 from rljax.data.rows.sources import load_worked_examples
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params

@@ -19,7 +19,7 @@ from test_families import FOLDERS, ROOT, loaded
 
 from rljax.arrays import place
 from rljax.batch import Batch
-from rljax.dataflows.stages import forward_passes
+from rljax.dataflows.stages import with_logprobs
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.matrices import decayed
@@ -137,7 +137,7 @@ def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
         old_logprobs="recomputed",
         advantage=lambda batch: batch,
     )
-    _, seen = forward_passes(batch, cfg, actor=actor)
+    _, seen = with_logprobs(batch, cfg, actor=actor)
     np.testing.assert_allclose(seen["expert_load_max"], want["expert_load_max"], rtol=1e-5)
 
 

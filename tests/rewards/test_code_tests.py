@@ -12,7 +12,7 @@ from hostile_programs import CHEATS, SQUARE
 from rljax.errors import InputError
 from rljax.rewards import code_tests
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rewards.sandbox import sandbox
+from rljax.rewards.sandbox import tiers
 from rljax.rewards.sandbox.tiers import sandbox_tier
 from rljax.rewards.unit_tests.code_forms import (
     extract_program,
@@ -427,21 +427,21 @@ def test_a_broken_ground_truth_is_an_error_and_a_broken_program_is_not():
 
 NO_SANDBOX = """
 import os
-from rljax.rewards.sandbox import sandbox
+from rljax.rewards.sandbox import tiers
 from rljax.rewards.unit_tests.code_run import code_tests
 if os.getpid() != {tests}:  # in a worker: a test process of xdist is a `python -c`, too
-    sandbox.TIERS, os.environ["PATH"] = ("bubblewrap",), ""
+    tiers.TIERS, os.environ["PATH"] = ("bubblewrap",), ""
 """
 
 
 def test_without_a_sandbox_the_pool_is_refused_and_unsafe_is_by_name(tmp_path, monkeypatch):
     (tmp_path / "no_sandbox.py").write_text(NO_SANDBOX.format(tests=os.getpid()))
     monkeypatch.syspath_prepend(tmp_path)
-    before = dict(os.environ), sandbox.TIERS
+    before = dict(os.environ), tiers.TIERS
     monkeypatch.delitem(sys.modules, "no_sandbox", raising=False)
     with pytest.raises(InputError, match="no sandbox.*no bwrap on PATH.*allow_unsafe_execution"):
         RewardPool("no_sandbox.code_tests", workers=1)
     with RewardPool("no_sandbox.code_tests(allow_unsafe_execution=True)", workers=1) as pool:
         (score,) = pool.score([{"response": CORRECT, "ground_truth": json.dumps(GCD)}])
     assert score.value == 1.0
-    assert (dict(os.environ), sandbox.TIERS) == before  # other tests start programs by PATH
+    assert (dict(os.environ), tiers.TIERS) == before  # other tests start programs by PATH
