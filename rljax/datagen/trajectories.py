@@ -6,10 +6,10 @@ trajectory, as its log-probs would stand at other tokens.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
-import Sequence
 
 from rljax.data.offline.encode import Trajectory, encode_rows
 from rljax.data.offline.rows import load_rows

@@ -11,7 +11,7 @@ from launching import launch
 from rljax.config import Config
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.read import make_task
-from rljax.data.rows.sources import load_worked_examples
+from rljax.data.rows.sources import load_demonstrations
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
@@ -77,7 +77,7 @@ def test_rejection_sample(folder):
     assert meta["step"] == 40 and meta["temperature"] == 2.0 and meta["reward"] == "last_line()"
     best, pairs = rows_of(out / "best.jsonl"), rows_of(out / "pairs.jsonl")
     assert 0 < len(best) <= 10 and meta["files"]["examples"]["rows"] == len(best)
-    assert len(load_worked_examples(str(out / "best.jsonl"), "train")) == len(best)
+    assert len(load_demonstrations(str(out / "best.jsonl"), "train")) == len(best)
     assert all(row["score_chosen"] > row["score_rejected"] for row in pairs)
     trajectories = load_rows(str(out / "all.jsonl"), "train", "trajectories")
     assert 10 < len(trajectories) == meta["trajectories"]["kept"] <= 40

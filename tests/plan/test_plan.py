@@ -628,7 +628,7 @@ def test_the_same_roles_are_made_as_a_run_makes():
         model="decoder(layers=1, embed=16, mlp=16, heads=2, kv_heads=2, head_dim=8)",
     )  # fmt: skip
     setup = abstract_setup(config)
-    real = build.rl_roles(setup, zeros(setup.model))
+    real = build.make_roles(setup, setup.main, zeros(setup.model))
     made = abstract_roles(setup)
     assert set(real) == set(made)
     for name in real:

@@ -16,7 +16,7 @@ from rljax.config import NAMESPACES
 from rljax.data.images.rows import prompt_images
 from rljax.data.online.prompts import Prompts
 from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.grpo import learn
+from rljax.dataflows.grpo import grpo
 from rljax.learn import Steps
 from rljax.mesh import make_mesh
 from rljax.models.huggingface import load_config, load_params
@@ -102,7 +102,6 @@ def recipe(**fields):
     part = lambda stage, text: resolve(text, NAMESPACES[stage])  # noqa: E731
     return Algorithm(
         samples_per_prompt=4,
-        sampling=Sampling(max_response_tokens=6),
         advantage=part("advantage", "group_relative()"),
         policy_loss=part("policy_loss", "ppo_clip()"),
         value_loss=part("value_loss", "squared_error()"),
@@ -124,7 +123,7 @@ def test_grpo_raises_the_reward_of_answers_about_images(scene):
         score = jnp.asarray(score, jnp.float32)
         rewards = last_token(batch) * score[:, None]
         batch = batch.replace(rewards=rewards, scores=score)
-        new, metrics = learn(batch, recipe(), actor=actor)
+        new, metrics = grpo(batch, jax.random.key(0), recipe(), actor=actor)
         actor, means = new["actor"], [*means, float(score.mean())]
     assert np.mean(means[:4]) < 0.75 < 0.9 < np.mean(means[-5:]), means
     assert np.isfinite(metrics["loss"]) and metrics["mismatch/mismatch_k3_kl"] < 1e-6

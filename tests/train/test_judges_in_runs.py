@@ -30,8 +30,8 @@ from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, Reward
 from rljax.rollout.reward import error_kind
 from rljax.serving.saved import make_worker
-from rljax.setup import text_scorer
-from rljax.setup.abstract import abstract_scorers, abstract_setup
+from rljax.setup import abstract_scorers, text_scorer
+from rljax.setup.abstract import abstract_setup
 from rljax.setup.policies import load_policy
 from rljax.train import train
 from rljax.validation import validate

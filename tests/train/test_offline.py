@@ -16,7 +16,6 @@ from tiny_run import assert_same_run
 from rljax import setup as build
 from rljax.batch import Batch
 from rljax.config import with_overrides
-from rljax.dataflows.preference import learn as preference_learn
 from rljax.errors import InputError
 from rljax.kernels.logprob import xla
 from rljax.mesh import make_mesh
@@ -171,7 +170,7 @@ def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
     config.batch.tokens_per_microbatch = 2 * rows * 48
     setup = build.build(config)
     model = setup.model
-    roles = build.rl_roles(setup, model.init(jax.random.key(0)))
+    roles = build.make_roles(setup, setup.main, model.init(jax.random.key(0)))
     items = [{"item": record["item"]} for record in setup.data.sources[0][:rows]]
     batch = offline.offline_batch(setup, items)
     whole = 2 * rows * setup.row_tokens * model.config.vocab_size
@@ -269,7 +268,7 @@ def test_held_out_rows_that_do_not_fill_a_batch_count_alone(tmp_path):
         config = config_of(tmp_path, "preference", batch__tokens_per_microbatch=tokens)
         config.evaluate.prompts = 23
         setup = build.build(config)
-        roles = build.rl_roles(setup, setup.model.init(jax.random.key(1)))
+        roles = build.make_roles(setup, setup.main, setup.model.init(jax.random.key(1)))
         policy = setup.model.init(jax.random.key(2))
         state = dataclasses.replace(roles["actor"].state, params=policy)
         roles["actor"] = dataclasses.replace(roles["actor"], state=state)
