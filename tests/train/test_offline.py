@@ -175,7 +175,7 @@ def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
     batch = offline.offline_batch(setup, items)
     whole = 2 * rows * setup.row_tokens * model.config.vocab_size
     jaxpr = jax.make_jaxpr(
-        lambda b, actor, reference: preference_learn.__wrapped__(
+        lambda b, actor, reference: preference.page(
             b, setup.algorithm, actor=actor, reference=reference
         )[1]
     )(batch, roles["actor"], roles["reference"])
