@@ -126,7 +126,7 @@ class _Planned:
             decoding=role.decoding,
             second=second,
         )
-        self.calls += [Call(name, *program) for name, program in programs.items()]
+        self.calls.extend(Call(name, *program) for name, program in programs.items())
         return batch
 
 
