@@ -306,8 +306,8 @@ def as_flags(changes: dict[str, object]) -> str:
 
 
 def nearest_fit(setup: Setup, have: float) -> dict[str, object]:
-    """{config field: value} with which the estimate fits, the least harmful first; {} if all of them
-    together are not enough. A change that saves nothing is left out."""
+    """{config field: value} with which the estimate fits, the least harmful first; {} if all
+    changes together are not enough. A change that saves nothing is left out."""
     changes: dict[str, object] = {}
     best = estimate(setup).total
     for name, value in _changes(setup):

@@ -80,9 +80,9 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
         )  # fmt: skip
     except InputError:
         raise
-    except Exception as error:  # what it does on the host between its programs
+    except Exception as error:  # of the rollout's code between its programs
         raise InputError(
-            f"algorithm.collect={config.algorithm.collect!r} cannot be followed on samples of zeros",
+            f"algorithm.collect={config.algorithm.collect!r} fails on samples of zeros",
             rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
             fix="--nocompile estimates its memory; or plan one that calls the same programs",
         ) from error
