@@ -71,14 +71,14 @@ def _verdict(plan: Plan) -> str:
 
 def _training(plan: Plan) -> list[str]:
     """The memory of training by ZeRO stage, and by this config's mesh, marked with a star."""
-    rows = [["ZeRO over all devices", "weights", "gradients", "optimizer", "total"]]
+    rows = [["ZeRO, 2 + 2 + 12 bytes per weight", "weights", "gradients", "optimizer", "total"]]
     axes = {name: n for name, n in plan.mesh.items() if name in ("fsdp", "expert", "tensor")}
     ours = "* this config, " + (f"stage 3 on {_mesh(axes)}" if axes else "stage 0")
     named = {**{f"stage {n}": x for n, x in plan.stages.items()}, ours: plan.training}
     for name, x in named.items():
         sizes = (x.weights, x.gradients, x.optimizer, x.total)
         rows.append([name, *(f"{size / 1e9:.4g}" for size in sizes)])
-    return [f"GB per device to train {plan.weights:.4g} weights", *_rows(rows)]
+    return [f"GB per device to train {plan.weights:.4g} weights on all devices", *_rows(rows)]
 
 
 def _memory(plan: Plan) -> list[str]:

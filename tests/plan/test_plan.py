@@ -548,7 +548,7 @@ def reads_the_records(prompts, key, cfg, *, actor, reward):
     ("changes", "said"),
     [
         (dict(dataflow="test_plan.no_program", algorithm__kl_in_loss=0.0), "is no program"),
-        (dict(algorithm__collect="test_plan.reads_the_records"), "fails on samples of zeros.*no answer"),
+        (dict(algorithm__collect="test_plan.reads_the_records"), "samples of zeros.*no answer"),
     ],
 )
 def test_a_config_that_cannot_be_followed_is_refused(changes, said):
@@ -743,15 +743,21 @@ def test_the_launcher_counts_memory_without_compiling(tmp_path):
     out = tmp_path / "plan.json"
     command = [sys.executable, "launchers/plan.py", f"--config={file}", "--nocompile",
                f"--json={out}"]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'tests/helpers'}"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": ":".join(
+            str(REPO / folder) for folder in ("", "tests", "tests/helpers", "tests/plan")
+        ),
+    }
     done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "GiB per device at the peak" in done.stdout
+    assert "* this config, stage 3 on fsdp 4 x tensor 2" in done.stdout
     assert json.loads(out.read_text())["estimate"]["held"]["actor weights"] > 0
 
 
 def test_the_same_roles_are_made_as_a_run_makes():
-    """Shapes, types and layouts of rljax.setup.rl_roles, by rljax.setup.abstract."""
+    """Shapes, types and layouts of make_roles, by abstract_roles."""
     from rljax import setup as build
 
     config = tiny(
@@ -766,5 +772,8 @@ def test_the_same_roles_are_made_as_a_run_makes():
         a, b = (jax.tree_util.tree_leaves_with_path(x[name]) for x in (real, made))
         assert [p for p, _ in a] == [p for p, _ in b]
         for (path, x), (_, y) in zip(a, b, strict=True):
+            if isinstance(x, float):  # the temperature
+                assert x == y
+                continue
             assert (x.shape, x.dtype) == (y.shape, y.dtype), path
             assert x.sharding.is_equivalent_to(y.sharding, x.ndim), path
