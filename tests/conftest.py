@@ -31,7 +31,9 @@ REPO = Path(__file__).resolve().parent.parent
 GOLDEN = REPO.parent / "shared" / "golden"
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "helpers")]
+# A test may read the cases of another room's: the rooms are on the path whichever file runs.
+ROOMS = sorted(str(path) for path in HERE.iterdir() if path.is_dir())
+sys.path[:0] = [str(HERE), str(HERE / "helpers"), *ROOMS]
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/rljax/tests"))

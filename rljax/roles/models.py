@@ -22,7 +22,7 @@ from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy
 from rljax.losses.policy.common import log_ratio
-from rljax.mesh import in_device_memory, in_memory_of, is_on_host
+from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_host, row_shards
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
@@ -85,6 +85,17 @@ class _Trained(Role):
     def parts(self) -> dict:
         base = {"base": self.state.frozen} if self.state.frozen else {}
         return {"weights": self.state.params, **base, "optimizer": self.state.opt_state}
+
+    @property
+    def row_unit(self) -> int:
+        """What the rows of a microbatch should be a multiple of: so many parts are computed at
+        once."""
+        return row_shards(self.model.mesh)
+
+    def balanced(self, batch: Batch) -> Batch:
+        """The same batch, its rows spread evenly over what computes the role. For rows that a
+        dataflow picked out of others, inside a program."""
+        return jax.tree.map(lambda x: constrain_rows(x, self.model.mesh), batch)
 
     def _after(self, state: TrainState, metrics: dict):
         """The role after an update, and its metrics under the role's own names."""

@@ -129,8 +129,8 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
 
 
 def check_fields_read(setup: Setup) -> None:
-    """The dry run of every phase. Raises InputError where one fails, or where a field of
-    config.algorithm is set and neither the dataflow nor its rollout reads it."""
+    """The dry run of every phase. Raises InputError where one fails, or where fields of
+    config.algorithm are set that neither the dataflow nor its rollout reads: all of them."""
     read: set[str] = set()
     for phase in setup.phases:
         _, _, fields = dry_run(setup, phase)
@@ -138,15 +138,18 @@ def check_fields_read(setup: Setup) -> None:
     read |= {"collect"} if setup.main.samples else set()
     if "kl_controller" in abstract_roles(setup):
         read |= {"kl_target", "kl_horizon"}
-    settings, default = setup.config.algorithm, AlgorithmConfig()
-    for field in dataclasses.fields(AlgorithmConfig):
-        value, usual = getattr(settings, field.name), getattr(default, field.name)
-        if field.name not in read and not _same(field.name, value, usual):
-            raise InputError(
-                f"algorithm.{field.name}", value=value,
-                rule=f"dataflow={setup.config.dataflow!r} does not read it",
-                fix=f"algorithm.{field.name}={usual!r}",
-            )  # fmt: skip
+    settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())
+    unread = [
+        name for name, usual in default.items()
+        if name not in read and not _same(name, settings[name], usual)
+    ]  # fmt: skip
+    if unread:
+        raise InputError(
+            ", ".join(f"algorithm.{name}={settings[name]!r}" for name in unread),
+            rule=f"dataflow={setup.config.dataflow!r} does not read "
+            + ("it" if len(unread) == 1 else "them"),
+            fix=", ".join(f"algorithm.{name}={default[name]!r}" for name in unread),
+        )
 
 
 def _same(field: str, value, usual) -> bool:
