@@ -5,12 +5,11 @@ import logging
 import sys
 
 import pytest
-from tiny_run import metrics_rows, policy_bytes, summary, tiny_config
+from tiny_run import metrics_rows, policy_bytes, summary, tiny_config, train_on_one
 
 from rljax.report.page import timeline, write_report
 from rljax.report.run_folder import read_run, reward_warnings
 from rljax.tracking.timing import Timings
-from rljax.train import train
 
 REWARDS = """
 def one_after_the_other(prompts, key, cfg, *, actor, reward):
@@ -43,13 +42,13 @@ def run(folder, function: str, **fields):
         folder, reward__function=function, evaluate__reward="sequence_match", sft__steps=2,
         evaluate__every_steps=0, evaluate__prompts=4, **fields,
     )  # fmt: skip
-    train(config)
+    train_on_one(config)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row["phase"] == "rl"]
 
 
 def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_in_the_report(
-    tmp_path, caplog, on_one_device
+    tmp_path, caplog
 ):
     with caplog.at_level(logging.WARNING, "rljax"):
         rows = run(tmp_path, "health_rewards.constant", steps=4)
@@ -78,7 +77,7 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
 
 
 @pytest.mark.slow
-def test_a_run_by_a_reward_of_the_group(tmp_path, caplog, on_one_device):
+def test_a_run_by_a_reward_of_the_group(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "rljax"):
         rows = run(tmp_path, "health_rewards.best_of_group", steps=3, sampler__loop="host")
     assert all(row["reward/mean"] > 0 for row in rows)
@@ -92,7 +91,7 @@ def test_a_run_by_a_reward_of_the_group(tmp_path, caplog, on_one_device):
 
 
 @pytest.mark.slow
-def test_a_run_that_overlaps_is_bitwise_the_run_that_does_not(tmp_path, on_one_device):
+def test_a_run_that_overlaps_is_bitwise_the_run_that_does_not(tmp_path):
     rows = {}
     for collect in ("once", "health_rewards.one_after_the_other"):
         folder = tmp_path / collect
