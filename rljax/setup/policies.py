@@ -28,9 +28,11 @@ from rljax.roles import Actor
 from rljax.rollout import Reward, sample_scored
 from rljax.sampler import Sampling
 from rljax.setup.checkpoint import ARRAYS, Checkpoints
-from rljax.setup.rewards import text_scorer
+from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.setup import check_length, decoding_of, load_model, make_sampling
 from rljax.setup.weights import initial_params
+
+_SCORED_ROWS = 8  # by a reward model at once, on each device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +99,12 @@ class SavedPolicy:
         return Policy(self.actor(), self.tokenizer, how, longest)
 
     def reward(self, text: str) -> Reward:
-        """The reward `text` of this policy's samples. Close it: it runs in processes of its own."""
-        scorer = text_scorer(self.config, text, self.model.mesh)
-        return Reward(scorer, self.tokenizer, self.model.mesh)
+        """The reward `text` of this policy's samples, with the score of the config's reward.model
+        where it reads that. Close it: it runs in processes of its own."""
+        mesh = self.model.mesh
+        model = model_scorer(self.config, self.model, text, _SCORED_ROWS * mesh.size)
+        scorer = text_scorer(self.config, text, mesh)
+        return Reward(scorer, self.tokenizer, mesh, model=model)
 
 
 # -- opening --

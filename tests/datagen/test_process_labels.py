@@ -92,7 +92,7 @@ class FakeScore:
 
 def searcher(records, programs, **fields):
     sampling = Sampling(max_response_tokens=RESPONSE_TOKENS, stop_ids=(1,))
-    longest = max(len(r["token_ids"]) for r in records)
+    longest = max(len(r.token_ids) for r in records)
     policy = Policy(Knowing(records, programs), CHARS, sampling, longest)
     return Searcher(policy, Judge(), **fields)
 
@@ -155,7 +155,7 @@ def test_labels_are_those_of_the_oracle(n):
     assert metrics["cost/completions"] <= 3 * metrics["cost/prefixes"] <= sum(calls)
     assert metrics["cost/unit_test_runs"] == 20 * n + metrics["cost/completions"]
     assert policy.pool.asked == metrics["cost/unit_test_runs"]
-    encode_rows([*rows], CHARS, "steps", max_tokens=64)  # what dataflow process_reward_model reads
+    encode_rows([*rows], CHARS, "stepwise", max_tokens=64)  # what dataflow process_reward_model reads
 
 
 def test_what_is_not_a_whole_program_is_dropped_and_counted():
@@ -208,12 +208,12 @@ def test_code_alone_and_lines_without_a_label():
 def test_an_ended_row_ends_with_the_end_token_and_may_have_blank_lines():
     row = dict(prompt="1:", completions=["", "+1", "", "*2"], labels=[0.0, 1.0, 0.0, -1.0], index=0)
     for ended, end in ((True, "<eos>"), (False, "\n")):
-        ((item,), _) = encode_rows([{**row, "ended": ended}], CHARS, "steps", max_tokens=20)
+        ((item,), _) = encode_rows([{**row, "ended": ended}], CHARS, "stepwise", max_tokens=20)
         assert CHARS.decode(item.ids, skip_special_tokens=False) == "1:\n+1\n\n*2" + end
         assert item.mask.tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 1]
         assert item.labels[item.mask > 0].tolist() == row["labels"]
     with pytest.raises(InputError, match="a step has no tokens"):
-        encode_rows([row], CHARS, "steps", max_tokens=20)
+        encode_rows([row], CHARS, "stepwise", max_tokens=20)
 
 
 def test_bad_options_are_all_named(tmp_path):

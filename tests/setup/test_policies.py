@@ -1,5 +1,7 @@
 """Policies on disk: one way to sample them, in one shape, with the options of their run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from rljax.batch import FinishReason, batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.preferences import sample_comparisons
 from rljax.datagen.trajectories import continued
@@ -30,10 +33,10 @@ def key(seed=0):
 def records(*texts):
     """Encoded prompts."""
     return [
-        {
-            "token_ids": np.array(CHARS.encode(text), np.int32), "prompt_text": text,
-            "ground_truth": text[0], "data_source": "letters", "extra_info": {}, "index": i,
-        }
+        PromptRecord(
+            token_ids=np.array(CHARS.encode(text), np.int32), prompt_text=text,
+            ground_truth=text[0], data_source="letters", extra_info={}, index=i,
+        )
         for i, text in enumerate(texts)
     ]  # fmt: skip
 
@@ -105,18 +108,19 @@ def test_every_call_has_one_shape_and_the_filling_is_dropped():
 
 def test_rewards_are_those_of_the_prompts_and_a_failed_one_is_nan():
     prompts, pool = records("ab>", "d>", "ca>"), Pool()
-    prompts[2]["ground_truth"] = "a"
+    prompts[2] = dataclasses.replace(prompts[2], ground_truth="a")
     reward = Reward(pool, CHARS, make_mesh())
+    before = dict(vars(reward))
     samples = sample_all(policy(), prompts, 2, reward, key=key(), prompts_per_call=2)
     np.testing.assert_array_equal([s.reward for s in samples], [1, 1, np.nan, np.nan, 0, 0])
     assert [s.ids[:2] for s in samples] == [tuple(CHARS.encode(x * 2)) for x in "aaddcc"]
-    assert reward.rows == []  # nothing stays for a later call
+    assert vars(reward) == before  # nothing stays for a later call
 
 
 def test_a_response_that_goes_on_is_scored_from_its_start():
     """The prompt "ca>" and the beginning "ab" of its response: the reward reads all of it."""
     (prompt,), pool = records("ca>"), Pool()
-    begun = {**continued(prompt, CHARS.encode("ab")), "ground_truth": "a"}
+    begun = dataclasses.replace(continued(prompt, CHARS.encode("ab")), ground_truth="a")
     reward = Reward(pool, CHARS, make_mesh())
     (sample,) = sample_all(policy().continuing(5), [begun], 1, reward, key=key(), starts=[3])
     assert pool.samples[0]["response"] == "abcc" and sample.reward == 1.0
