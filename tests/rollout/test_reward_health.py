@@ -38,9 +38,10 @@ def rewards(tmp_path_factory):
 
 
 def run(folder, function: str, **fields):
+    fields = {"evaluate__reward": "sequence_match", **fields}
     config = tiny_config(
-        folder, reward__function=function, evaluate__reward="sequence_match", sft__steps=2,
-        evaluate__every_steps=0, evaluate__prompts=4, **fields,
+        folder, reward__function=function, sft__steps=2, evaluate__every_steps=0,
+        evaluate__prompts=4, **fields,
     )  # fmt: skip
     train_on_one(config)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -51,7 +52,8 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
     tmp_path, caplog
 ):
     with caplog.at_level(logging.WARNING, "rljax"):
-        rows = run(tmp_path, "health_rewards.constant", steps=4)
+        reward = "health_rewards.constant"
+        rows = run(tmp_path, reward, steps=4, evaluate__reward=reward)
     said = [r.getMessage() for r in caplog.records if "nothing is learned" in r.getMessage()]
     assert (
         len(said) == 1 and "step 5: all rewards of 3 steps in a row are one number, 0.25" in said[0]
@@ -67,6 +69,9 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
         assert failed == 1.0 - row["reward/part/extracted"] and 0 <= failed < 1
         assert 0 < row["time/reward_sample_mean_s"] <= row["time/reward_sample_max_s"] < 10
         assert row["time/reward_hidden_s"] == 0.0  # 7 tokens end in one turn of decoding
+    evaluated = [row for row in rows if "eval/accuracy" in row]
+    shares = [row["eval/extraction_failed_fraction"] for row in evaluated]
+    assert shares and {*shares} <= {0.0, 0.25, 0.5, 0.75, 1.0}  # of four prompts
     # The figure: two steps, each with its lanes.
     assert page.count('aria-label="timeline of step') == 2
     first, last = timeline.read(tmp_path)
