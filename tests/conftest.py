@@ -78,16 +78,6 @@ def forget_programs():
     jax.clear_caches()
 
 
-@pytest.fixture(scope="module")
-def on_one_device():
-    """Runs of a whole module on one of the eight devices: such a program compiles and runs in half
-    the time."""
-    from preset_runs import one_device
-
-    with one_device():
-        yield
-
-
 def lanes(fast, slow) -> list:
     """Parameters of a test; those of the second list run in the slow lane."""
     return [*fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]

@@ -112,15 +112,8 @@ class RewardReport:
 
     @property
     def extraction_failed_fraction(self) -> float | None:
-        """The share of the scored samples in which no answer was found: 1 - the mean of the parts
-        called extracted, also of members of a mixture. None without such parts."""
-        extracted = [
-            value
-            for row in self.rows
-            for name, value in row.score.parts.items()
-            if name.rpartition("/")[2] == "extracted"
-        ]
-        return 1.0 - float(np.mean(extracted)) if extracted else None
+        """extraction_failed_fraction of the samples."""
+        return extraction_failed_fraction(row.score.parts for row in self.rows)
 
     def _equal_scores(self) -> dict[str, float]:
         """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
@@ -135,6 +128,18 @@ class RewardReport:
         out = {"reward/all_equal": float(len(scores) == 1)}
         several = [len({*values}) == 1 for values in groups.values() if len(values) > 1]
         return out | ({"reward/equal_groups": float(np.mean(several))} if several else {})
+
+
+def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | None:
+    """The share of samples in which no answer was found, from the parts of their scores: 1 - the
+    mean of the parts called extracted, also of members of a mixture. None without such parts."""
+    extracted = [
+        value
+        for one in parts
+        for name, value in one.items()
+        if name.rpartition("/")[2] == "extracted"
+    ]
+    return 1.0 - float(np.mean(extracted)) if extracted else None
 
 
 def error_kind(message: str) -> str:

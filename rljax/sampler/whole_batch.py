@@ -361,7 +361,7 @@ def _batch(
         entropy=out.entropy,
         policy_version=jnp.where(mask > 0, version, 0).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(lengths.shape[0], dtype=jnp.int32), shape.n),
-        finish_reason=out.reason,
+        finish_reason=out.reason.astype(jnp.int32),  # never weakly typed: one program learns
     )
     batch = jax.tree.map(lambda x: constrain_rows(x, model.mesh), batch)
     if images is None:

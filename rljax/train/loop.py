@@ -295,9 +295,9 @@ def _prepare_jax(config: Config) -> None:
     compiles.watch()
 
 
-def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> dict:
-    """Run a config to its end (resuming if run_dir holds checkpoints); returns what summary.json
-    holds.
+def train(config: Config, *, on_start: Callable[[Path], None] | None = None, devices=None) -> dict:
+    """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
+    there are); returns what summary.json holds.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible.
@@ -312,7 +312,7 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> 
         on_start(folder)
     console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None
     settings, summary, status = to_dict(config), {}, "failed"
-    with Signals() as signals, Run(build(config), folder) as run:
+    with Signals() as signals, Run(build(config, devices), folder) as run:
         if console:
             print(f"plan: {run.memory.line()}", flush=True)
         with open_tracking(config.trackers, folder, settings, console) as tracking:

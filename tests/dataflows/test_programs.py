@@ -166,7 +166,7 @@ def test_the_learning_phase_is_one_program(page, advantage, one_device, tmp_path
         for e, (a, b) in zip(calls, ends, strict=True)
         if not any(c < a and b < d for c, d in ends)
     ]
-    assert outer == ["PjitFunction(run)"], outer
+    assert outer == [f"PjitFunction({page.__name__})"], outer
     assert int(new["actor"].state.step) == 8  # two calls of 2 epochs x 2 minibatches
 
 

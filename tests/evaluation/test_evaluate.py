@@ -228,6 +228,8 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
         assert name in done.stdout
         value = result["metrics"][name]
         assert value["n"] == 3 and value["low"] <= value["value"] <= value["high"]
+    assert result["metrics"]["extraction_failed_fraction"] in (0, 1 / 3, 2 / 3, 1)
+    assert "extraction_failed_fraction" in done.stdout
     assert result["prompts"]["kept"] == 3 and result["step"] is None
 
     done = subprocess.run([*command, f"--checkpoint={model}/nope", "--k=9"], **options)

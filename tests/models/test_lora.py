@@ -28,6 +28,7 @@ from rljax.roles import start_training
 from rljax.sampler import Sampling, generate
 from rljax.setup import build as build_setup
 from rljax.setup.policies import load_policy
+from rljax.setup.role_table import scalar_start
 from rljax.train import train
 from rljax.train.run import Run
 
@@ -324,13 +325,18 @@ def reward_folder(folder, tmp_path, **changes):
     return tmp_path
 
 
+def inputs(config, model, params=None) -> build.RoleInputs:
+    """What a role of this policy is made of."""
+    return build.RoleInputs("", SimpleNamespace(config=config, model=model), None, params or {})
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank):
     folder = golden("public", "hf", "qwen3_seqcls")
     other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
     policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
     config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
-    model, params = build.roles._critic(config, policy, {}, {"labels": 1})
+    model, params = scalar_start(inputs(config, policy))
     plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
     assert model.config.norm_eps == 0.5
     got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
@@ -340,9 +346,7 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     assert params["head"].dtype == jnp.float32 and np.any(params["head"])
     wrong = reward_folder(folder, tmp_path / "wrong", vocab_size=321)
     with pytest.raises(InputError, match="another vocabulary"):
-        build.roles._critic(
-            tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {}, {"labels": 1}
-        )
+        scalar_start(inputs(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy))
 
 
 def test_a_critic_starts_from_a_process_reward_model(tmp_path):
@@ -363,7 +367,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     np.testing.assert_allclose(prm.token_scores(params, batch), want, atol=1e-3)
     policy = Model(load_config(folder, remat="none"), mesh)
     config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
-    model, params = build.roles._critic(config, policy, {}, {"labels": 1})
+    model, params = scalar_start(inputs(config, policy))
     values = model.values(params, batch)
     np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 
@@ -375,7 +379,7 @@ def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
     model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
     params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
     config = tiny_config(tmp_path, model_settings__dtype="bfloat16")
-    frozen = build.roles._reference_params(SimpleNamespace(config=config, model=model), params)
+    frozen = inputs(config, model, params).frozen()
     low = sum(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(frozen))
     assert low >= 7  # it does take less memory
     one, other = (jax.jit(model.logprobs)(p, tokens())[0] for p in (params, frozen))

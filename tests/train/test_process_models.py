@@ -13,7 +13,6 @@ import pytest
 from conftest import REPO
 from rich.console import Console
 
-from rljax import setup
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
@@ -34,8 +33,9 @@ from rljax.evaluation.process_models import (
 from rljax.rewards.pool.pool import Score
 from rljax.roles import RewardModel
 from rljax.rollout import ProcessScorer, Reward
+from rljax.setup import RoleInputs, initial_params
 from rljax.setup import build as build_setup
-from rljax.setup import initial_params
+from rljax.setup.role_table import scalar_start
 from rljax.train import train
 from rljax.train.run import Run
 from rljax.validation import validate
@@ -128,7 +128,8 @@ def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
     np.testing.assert_allclose(role.scores(batch), jnp.tanh(before[:, -1, 0]), atol=1e-6)
     critic = Config(model=TINY, critic_model=str(folder))
     policy = dataclasses.replace(scorer.model, head="lm")
-    model, params = setup.roles._critic(critic, policy, {}, {"labels": 1})
+    inputs = RoleInputs("critic", SimpleNamespace(config=critic, model=policy), None, {})
+    model, params = scalar_start(inputs)
     np.testing.assert_allclose(
         model.values(params, batch)[:, 1:], jnp.tanh(before[:, :-1, 0]), atol=1e-6
     )
