@@ -139,12 +139,11 @@ def make_plan(
                 reports.append(report(call, held, mesh, chip))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     left = available_bytes(setup) if chip is None else None
-    trained = roles[setup.main.trains]
-    weights = sum(math.prod(shape) for shape, _ in trained.model.shapes().values())
-    plan = Plan(
-        topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left,
-        weights=weights, stages=zero_stages(weights, mesh.size), training=training_bytes(trained),
-    )  # fmt: skip
+    plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
+    if trained := roles.get(setup.main.trains):  # a dataflow may train roles of the user's alone
+        plan.weights = sum(math.prod(shape) for shape, _ in trained.model.shapes().values())
+        plan.stages = zero_stages(plan.weights, mesh.size)
+        plan.training = training_bytes(trained)
     if plan.limit is not None and plan.estimate.total > plan.limit:
         plan.nearest = nearest_fit(setup, plan.limit)
     return plan

@@ -536,6 +536,19 @@ def test_a_role_of_the_users_own_is_counted_and_compiled():
     assert learn.aliased >= sum(held.values())  # both are trained in place
 
 
+@program
+def another_alone(batch, key, cfg, *, second):
+    return {"second": second}, {}
+
+
+def test_a_dataflow_of_other_roles_alone_is_counted():
+    """Neither actor nor reward model is trained: there is nothing to compare to ZeRO."""
+    changes = dict(dataflow="test_plan.another_alone", roles=("second=trained_policy()",))
+    plan = make_plan(tiny(**changes), jax.devices(), CHIP, "8 x cpu", compile=False)
+    assert "second optimizer" in plan.estimate.held and "ZeRO" not in table.plan_text(plan)
+    assert table.plan_json(plan)["training"] is None
+
+
 def no_program(batch, key, cfg, *, actor):
     return {"actor": actor}, {}
 
