@@ -23,8 +23,8 @@ import numpy as np
 from rljax.batch import last_token
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
+from rljax.dataflows import grpo
 from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.grpo import learn
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
 from rljax.mesh import make_mesh
@@ -81,7 +81,6 @@ def main() -> None:
     actor = Actor(start_training(model, params, optimizer), model, optimizer, 1.0)
     recipe = Algorithm(
         samples_per_prompt=SAMPLES,
-        sampling=Sampling(max_response_tokens=NEW_TOKENS),
         advantage=resolve("group_relative", NAMESPACES["advantage"]),
         policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
         value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
@@ -89,6 +88,7 @@ def main() -> None:
         kl_in_reward=0.0, kl_in_loss=0.0, kl_estimator="k3", entropy_coef=0.0,
         steps=Steps(rows=ROWS, microbatch_rows=ROWS),
     )  # fmt: skip
+    sampling = Sampling(max_response_tokens=NEW_TOKENS)
     rng = np.random.default_rng(0)
     logprobs = jax.jit(lambda actor, batch: actor.logprobs(batch))
     seconds: dict[str, list[float]] = {}
@@ -107,14 +107,14 @@ def main() -> None:
             prompts,
             lengths,
             key,
-            recipe.sampling,
+            sampling,
             n=SAMPLES,
         )
         scores = jnp.asarray(rng.integers(0, 2, ROWS), jnp.float32)
         batch = batch.replace(rewards=last_token(batch) * scores[:, None])
         timed(seconds, "logprobs", logprobs, actor, batch)
         start = time.perf_counter()
-        new, _ = learn(batch, recipe, actor=actor, reference=None)
+        new, _ = grpo(batch, key, recipe, actor=actor)
         actor = jax.block_until_ready(new["actor"])
         seconds.setdefault("learn", []).append(time.perf_counter() - start)
         rates.append(matmul_rate(ROWS * COLUMNS, config, 3))

@@ -26,17 +26,16 @@ import numpy as np
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
+from rljax.dataflows import grpo
 from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.grpo import learn
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
-from rljax.mesh import make_mesh, on_host, row_sharding, row_shards
+from rljax.mesh import make_mesh, on_host, replicated, row_sharding, row_shards
 from rljax.models.builtin import decoder
 from rljax.models.config import ModelConfig
 from rljax.models.model import Model
 from rljax.models.remat import POLICIES
 from rljax.roles import Actor, Reference, start_training, training_layout
-from rljax.sampler import Sampling
 
 MODELS = {
     "small": decoder(
@@ -65,7 +64,6 @@ OPTIMIZER = make_optimizer(OptimizerConfig(lr=1e-5), 0)
 def recipe(rows: int, microbatch_rows: int) -> Algorithm:
     return Algorithm(
         samples_per_prompt=8,
-        sampling=Sampling(),
         advantage=resolve("group_relative", NAMESPACES["advantage"]),
         policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
         value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
@@ -123,9 +121,10 @@ def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_hos
     """The learning phase, compiled for shapes and layouts alone, and what it holds."""
     actor, reference = abstract_roles(model, optimizer_on_host, reference_on_host)
     start = time.perf_counter()
-    program = learn.run.lower(
-        batch, cfg, {"actor": actor}, {"actor": {}}, {"reference": reference}
-    ).compile()
+    kind = jax.eval_shape(lambda: jax.random.key(0)).dtype
+    key = jax.ShapeDtypeStruct((), kind, sharding=replicated(model.mesh))
+    given, static = grpo.arguments(batch, key, cfg, actor=actor, reference=reference)
+    program = grpo.run.lower(*given, **static).compile()
     seconds = time.perf_counter() - start
     memory = program.memory_analysis()
     # A donated argument and the output that takes its place are counted once.
@@ -149,16 +148,17 @@ def concrete_roles(model: Model, params, optimizer_on_host: bool, reference_on_h
     return Actor(state, model, OPTIMIZER, 1.0), Reference(frozen, model, 1.0)
 
 
-def measure_steps(cases: dict, batch, repeats: int) -> dict[str, list[float]]:
+def measure_steps(cases: dict, batch, key, cfg, repeats: int) -> dict[str, list[float]]:
     """Seconds of the learning phase of every case, in turn, after one round of warming up.
     cases: name -> (program, actor, reference)."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for i in range(repeats + 1):
         for name, (program, actor, reference) in cases.items():
             start = time.perf_counter()
-            new, _ = program(batch, {"actor": actor}, {"actor": {}}, {"reference": reference})
+            given, _ = grpo.arguments(batch, key, cfg, actor=actor, reference=reference)
+            new, _ = program(*given)
             jax.block_until_ready(new)
-            cases[name] = (program, new["actor"], reference)
+            cases[name] = (program, new["actor"].joined(given[3]["actor"]), reference)
             if i:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
@@ -220,7 +220,8 @@ def main() -> None:
             params = params or model.init(jax.random.key(0))
             live[name] = (program, *concrete_roles(model, params, *places))
     if live:
-        seconds = measure_steps(live, jax.device_put(batch, rows), args.repeats)
+        key = jax.device_put(jax.random.key(0), replicated(mesh))
+        seconds = measure_steps(live, jax.device_put(batch, rows), key, cfg, args.repeats)
         first = next(iter(seconds.values()))  # of remat="none", unless --remat leaves it out
         for name, values in seconds.items():
             ratios = [a / b for a, b in zip(values, first, strict=True)]
