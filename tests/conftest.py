@@ -19,6 +19,7 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/rljax/tests"))
 
 import sys
 from pathlib import Path
@@ -39,12 +40,7 @@ FURTHER = Path(os.environ.get("RLJAX_GOLDEN", REPO.parent / "shared" / "golden" 
 assert "RLJAX_GOLDEN" not in os.environ or FURTHER.is_dir(), f"RLJAX_GOLDEN={FURTHER}: no folder"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update(
-    "jax_compilation_cache_dir",
-    os.environ.get("RLJAX_TEST_CACHE", os.path.expanduser("~/.cache/rljax/tests")),
-)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-
 
 def golden(*parts: str) -> Path:
     """A file or folder of the golden vectors: of tests/golden, else of the further ones.
