@@ -105,7 +105,9 @@ class _Planned:
     def sampling_params(self):
         return self.role.params
 
-    def generate(self, prompts, key, sampling, *, n=1, finished=None, second=None) -> Batch:
+    def generate(
+        self, prompts, key, sampling, *, n=1, finished=None, stop=None, second=None
+    ) -> Batch:
         role = self.role
         weights = role.state.weights if isinstance(role, Actor) else role.params
         if second is not None:  # its model is this host's: the planned one has the same layout

@@ -127,16 +127,17 @@ class Actor(_Trained):
 
     def generate(
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
-        second: SecondModel | None = None,
+        stop: Callable[[], bool] | None = None, second: SecondModel | None = None,
     ) -> Batch:  # fmt: skip
         """n trajectories per prompt, with the very parameter arrays that training updates (host
-        verb). `finished` is called with rows as they end (rljax.sampler.generate). `second` is a
-        second model to draw from together: no step of the actor wrote such rows (version -1)."""
+        verb). `finished` is called with rows as they end, `stop` ends the others
+        (rljax.sampler.generate). `second` is a second model to draw from together: no step of the
+        actor wrote such rows (version -1)."""
         with timed("generate"):
             batch = generate(
                 self.model, self.state.weights, prompts.tokens, prompts.lengths, key, sampling,
                 n=n, version=self.state.step if second is None else -1, decoding=self.decoding,
-                images=prompts.images, second=second, finished=finished,
+                images=prompts.images, second=second, finished=finished, stop=stop,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 
@@ -370,15 +371,16 @@ class Reference(Role):
         return {"weights": self.arrays() if self.model.config.lora else self.params}
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
-    ) -> Batch:
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Batch:  # fmt: skip
         """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
         wrote them."""
         with timed("generate"):
             batch = generate(
                 self.model, self.sampling_params(), prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, decoding=self.decoding, images=prompts.images,
-                finished=finished,
+                finished=finished, stop=stop,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 

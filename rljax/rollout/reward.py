@@ -268,10 +268,12 @@ class Reward:
         if self.model is not None:
             for row, score in enumerate(self.model.score(batch)):
                 asked[row]["model_score"] = score.value
+        ended = range(0) if early is None or not early.stopped else rows
+        cut = {group[row] for row in ended if finish[row] == FinishReason.ABORT}
         aborted = {
             row: Score(np.nan, {}, "aborted", 0.0, "the rollout had enough groups")
-            for row in rows
-            if early is not None and early.stopped and finish[row] == FinishReason.ABORT
+            for row in ended
+            if finish[row] == FinishReason.ABORT or (self.pool.grouped and group[row] in cut)
         }
         rest = [row for row in rows if row not in known and row not in aborted]
         scores = dict(zip(rest, self.pool.score([asked[row] for row in rest]), strict=True))
@@ -377,13 +379,13 @@ def sample_scored(
     if early is None:
         return reward(actor.generate(prompts, key, sampling, n=n), prompts)
 
-    def finished(row: int, ids: list[int], reason: int) -> bool:
-        early.finished(row, ids, reason)
-        early.stopped = early.stopped or (enough is not None and enough(early))
+    def stop() -> bool:
+        early.stopped = enough(early)
         return early.stopped
 
+    asked = {} if enough is None else {"stop": stop}
     try:
-        batch = actor.generate(prompts, key, sampling, n=n, finished=finished)
+        batch = actor.generate(prompts, key, sampling, n=n, finished=early.finished, **asked)
         return reward(batch, prompts, early=early)
     except BaseException:  # a Ctrl-C, say
         early.cancel()

@@ -241,7 +241,7 @@ def require_scores(run: Run) -> None:
 
 def summarise(run: Run, status: str) -> dict:
     """What summary.json holds."""
-    progress = run.progress
+    progress, devices = run.progress, run.setup.model.mesh.devices
     out = {
         "status": status,
         "accuracy_before": progress.accuracy_before,
@@ -256,7 +256,7 @@ def summarise(run: Run, status: str) -> dict:
         "prompts": progress.prompts,
         "completions": progress.completions,
         "seed": run.config.seed,
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "device": f"{devices.size} x {devices.flat[0].device_kind}",
         "versions": {"python": platform.python_version()}
         | {n: version(n) for n in ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")},
         "compiles": compiles.count(),

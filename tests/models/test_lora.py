@@ -63,7 +63,7 @@ def tokens(rows=2, columns=12, vocab=300):
 
 @pytest.mark.parametrize("family", lanes(["gemma2", "deepseek_v3"], ["qwen3", "gpt_oss"]))
 def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
-    model, params, plain, base = adapted(golden("public", "hf", family))
+    model, params, plain, base = adapted(golden("hf", family))
     batch = tokens()
     before = jax.jit(plain.logits)(base, batch)
     np.testing.assert_array_equal(jax.jit(model.logits)(params, batch), before)
@@ -78,7 +78,7 @@ def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family)
 @pytest.mark.parametrize("family", lanes(["deepseek_v3"], ["qwen3", "gemma2"]))
 def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
     """Decoding takes other paths than training: the latent attention's, one token at a time."""
-    model, params, _, _ = adapted(golden("public", "hf", family))
+    model, params, _, _ = adapted(golden("hf", family))
     params = moved(params)
     prompts = np.asarray(tokens(rows=2, columns=5).tokens)
     sampling = Sampling(max_response_tokens=6)
@@ -96,7 +96,7 @@ def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
 def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = golden("public", "hf", family)
+    folder = golden("hf", family)
     model, params, _, _ = adapted(folder, targets=targets)
     params, batch = moved(params), tokens()
     save_adapter(tmp_path, model, params, base=str(folder))
@@ -111,7 +111,7 @@ def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
 def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = golden("public", "hf", family)
+    folder = golden("hf", family)
     model, params, _, _ = adapted(folder)
     params, batch = moved(params), tokens()
     save_adapter(tmp_path, model, params)
@@ -125,7 +125,7 @@ def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family
 
 
 def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
-    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), base="bfloat16")
+    model, params, _, _ = adapted(golden("hf", "qwen3"), base="bfloat16")
     before, after = (flattened(lora.merge(model, p)) for p in (params, moved(params, size=1e-5)))
     path = ("layers", "0", "attention", "q", "weight")
     assert after[path].dtype == jnp.float32
@@ -135,7 +135,7 @@ def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
 def test_we_compute_the_same_with_what_peft_saved(tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     wish = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"])
     theirs = peft.get_peft_model(theirs, wish)
@@ -153,7 +153,7 @@ def test_we_compute_the_same_with_what_peft_saved(tmp_path):
 
 
 def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
-    folder = golden("public", "hf", "qwen3_moe")
+    folder = golden("hf", "qwen3_moe")
     mesh = make_mesh(1, 2, 2, devices=jax.devices()[:4])
     model, params, _, _ = adapted(folder, mesh=mesh, head="scalar", targets=("q_proj", "o_proj"))
     params = moved(params)
@@ -168,7 +168,7 @@ def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
 
 
 def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     model, params, _, _ = adapted(folder)
     params = moved(params)
     save_adapter(tmp_path, model, params)
@@ -178,7 +178,7 @@ def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
 
 
 def test_adapters_of_another_kind_are_refused(tmp_path):
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     model, params, _, _ = adapted(folder)
     save_adapter(tmp_path, model, params)
     path = tmp_path / "adapter_config.json"
@@ -222,7 +222,7 @@ def test_codes_are_near_the_weight_and_a_second_coding_changes_nothing(kind):
 
 @pytest.mark.parametrize(("base", "bound"), [("int8", 0.05), ("nf4", 0.6)])
 def test_a_quantised_base_computes_what_its_merged_weights_compute(base, bound):
-    model, params, plain, whole = adapted(golden("public", "hf", "qwen3"), base=base)
+    model, params, plain, whole = adapted(golden("hf", "qwen3"), base=base)
     params, batch = moved(params), tokens()
     got = jax.jit(model.logits)(params, batch)
     exact = dataclasses.replace(model.config.lora, base="float32")
@@ -241,7 +241,7 @@ def test_a_quantised_base_computes_what_its_merged_weights_compute(base, bound):
 
 
 def test_the_optimizer_holds_the_adapters_alone():
-    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), head="scalar")
+    model, params, _, _ = adapted(golden("hf", "qwen3"), head="scalar")
     state = start_training(model, params, optax.adam(1e-3))
     trained = flattened(state.params)
     assert set(p[-1] for p in trained) == {"lora_a", "lora_b", "head"}
@@ -332,7 +332,7 @@ def inputs(config, model, params=None) -> build.RoleInputs:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank):
-    folder = golden("public", "hf", "qwen3_seqcls")
+    folder = golden("hf", "qwen3_seqcls")
     other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
     policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
     config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
@@ -353,7 +353,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     """Of two labels, as TRL trains them, the value is the log-odds of the second."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     kind = transformers.AutoModelForTokenClassification
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     theirs = kind.from_pretrained(folder, num_labels=2, attn_implementation="eager")
     with torch.no_grad():
         theirs.score.bias.copy_(torch.tensor([0.3, -0.2]))
@@ -374,7 +374,7 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
 
 @pytest.mark.parametrize("family", lanes(["deepseek_v3", "gemma2"], ["qwen3", "qwen3_moe"]))
 def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
-    folder = golden("public", "hf", family)
+    folder = golden("hf", family)
     mesh = make_mesh(devices=jax.devices()[:1])
     model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
     params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
