@@ -243,8 +243,7 @@ def crossings(tree) -> list[tuple[str, str]]:
             found.append((function, ast.unparse(node)))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.asarray", "np.array"):
             text = ast.unparse(node)
-            fetched = any(name in ("fetch", "host") for name in names_of(node))
-            if "batch." in text and not fetched:
+            if "batch." in text and "fetch" not in names_of(node):
                 found.append((function, text))
         for child in ast.iter_child_nodes(node):
             visit(child, function)

@@ -1,6 +1,7 @@
 """Preference learning from samples: pairs, refreshed references, games, mixtures, and that each
 learns."""
 
+import copy
 import dataclasses
 import math
 
@@ -339,7 +340,7 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(shared):
     for _ in range(3):
         whole.step()
     arrays = jax.device_get(build.role_arrays(whole.roles))
-    position, progress = whole.source.get_state(), dataclasses.replace(whole.progress)
+    position, progress = whole.source.get_state(), copy.deepcopy(whole.progress)
     again = started(shared, config_of("online_dpo(rejected='random', refresh_every=2)"))
     again.roles = build.with_arrays(again.roles, jax.device_put(arrays))
     again.source.set_state(position)
