@@ -12,10 +12,12 @@ from rljax.report.run_folder import read_run, reward_warnings
 from rljax.tracking.timing import Timings
 
 REWARDS = """
+from rljax.rollout import Rollout
+
 def one_after_the_other(prompts, key, cfg, *, actor, reward):
     batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
     batch, report = reward(batch, prompts)
-    return batch, prompts, {"report": report}
+    return Rollout(batch, prompts, report)
 
 def constant(response):
     return {"score": 0.25, "extracted": float("1" in response)}
@@ -79,6 +81,19 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
         first["spans"]
     )
     assert last["scoring"][-1][1:] == [0, 16]
+
+
+def test_the_logged_prompts_and_completions_of_a_step_are_those_of_the_config(
+    tmp_path, on_one_device
+):
+    sizes = dict(batch__prompts_per_step=2, batch__samples_per_prompt=4)
+    rows = run(tmp_path, "sequence_match(partial=0.5)", steps=2, **sizes)
+    steps = [row for row in rows if "batch/prompts" in row]
+    assert len(steps) == 2
+    for row in steps:
+        assert row["batch/prompts"] == 2 and row["batch/completions"] == 2 * 4
+    # All of them were scored: [samples in scoring, samples scored] at the end of the step.
+    assert timeline.read(tmp_path)[-1]["scoring"][-1][1:] == [0, 2 * 4]
 
 
 @pytest.mark.slow
