@@ -42,6 +42,7 @@ assert "RLJAX_GOLDEN" not in os.environ or FURTHER.is_dir(), f"RLJAX_GOLDEN={FUR
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
+
 def golden(*parts: str) -> Path:
     """A file or folder of the golden vectors: of tests/golden, else of the further ones.
 
@@ -83,6 +84,12 @@ def on_one_device():
 
     with one_device():
         yield
+
+
+def one_device_environment() -> dict[str, str]:
+    """The environment of a launcher in a process of its own, on one device."""
+    flags = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", "")
+    return {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": flags}
 
 
 def lanes(fast, slow) -> list:
