@@ -3,14 +3,13 @@
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import REPO, worked_example
+from conftest import REPO, one_device_environment, worked_example
 from tiny_data import write_gsm8k_parquet
 from tiny_gsm8k import write_model
 
@@ -218,7 +217,7 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
         f"--compilation_cache={jax.config.jax_compilation_cache_dir}",
         f"--out={tmp_path / 'new' / 'out.json'}",
     ]
-    env = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
+    env = one_device_environment()
     command = [sys.executable, f"{REPO}/launchers/evaluate.py"]
     options = dict(env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     done = subprocess.run([*command, *flags], **options)

@@ -1,6 +1,7 @@
 """Learning: every dataflow raises what it is meant to raise past a mark, and a flipped sign does
 not."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 from conftest import REPO
+from preset_runs import one_device
 
 from rljax.config import Config
 from rljax.train import train
@@ -65,7 +67,8 @@ def rewards(tmp_path) -> list[float]:
     ids=["grpo", "ppo", "policy_gradient"],
 )
 def test_reward_rises_past_the_mark(tmp_path, changes):
-    summary = train(config(tmp_path, **changes))
+    with one_device() if changes else contextlib.nullcontext():  # the first is on eight devices
+        summary = train(config(tmp_path, **changes))
     found = rewards(tmp_path)
     assert sum(found[:2]) / 2 < 0.4
     assert sum(found[-5:]) / 5 > 0.85, found
@@ -73,13 +76,13 @@ def test_reward_rises_past_the_mark(tmp_path, changes):
     assert summary["difference"]["low"] > 0
 
 
-def test_a_flipped_sign_does_not_learn(tmp_path):
+def test_a_flipped_sign_does_not_learn(tmp_path, on_one_device):
     summary = train(config(tmp_path, algorithm__policy_loss="toy.upside_down"))
     assert sum(rewards(tmp_path)[-5:]) / 5 < 0.2
     assert summary["accuracy_after"]["value"] < 0.3
 
 
-def test_sft_learns_its_examples_and_generalises(tmp_path):
+def test_sft_learns_its_examples_and_generalises(tmp_path, on_one_device):
     summary = train(
         config(
             tmp_path, steps=0, sft__steps=60, sft__sequences_per_step=32, sft__optimizer__lr=1e-2

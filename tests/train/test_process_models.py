@@ -40,6 +40,8 @@ from rljax.train import train
 from rljax.train.run import Run
 from rljax.validation import validate
 
+pytestmark = pytest.mark.usefixtures("on_one_device")
+
 TINY = "decoder(layers=2, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
 CHARS = CharTokenizer("abcd:#\n")
 HOME = NAMESPACES["process_reward"]

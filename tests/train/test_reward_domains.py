@@ -25,7 +25,7 @@ def four_domains() -> Task:
     return Task("".join(sorted({*"".join(r["prompt"] for r in rows), *'"{}5'})), rows, rows)
 
 
-def test_four_kinds_of_reward_in_one_run(tmp_path):
+def test_four_kinds_of_reward_in_one_run(tmp_path, on_one_device):
     answer = lambda request, number: (200, {}, completion('{"score": 7}'))  # noqa: E731
     with serving(answer) as server:
         judge = f"judge(base_url='{server.base_url}', model='m')"
