@@ -76,25 +76,12 @@ def forget_programs():
     jax.clear_caches()
 
 
-<<<<<<< HEAD
-=======
-@pytest.fixture(scope="module")
-def on_one_device():
-    """Runs of a whole module on one of the eight devices: such a program compiles and runs in half
-    the time."""
-    from preset_runs import one_device
-
-    with one_device():
-        yield
-
-
 def one_device_environment() -> dict[str, str]:
     """The environment of a launcher in a process of its own, on one device."""
     flags = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", "")
     return {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": flags}
 
 
->>>>>>> tests
 def lanes(fast, slow) -> list:
     """Parameters of a test; those of the second list run in the slow lane."""
     return [*fast, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
