@@ -24,7 +24,7 @@ from rljax.batch import last_token
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
 from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.grpo import learn
+from rljax.dataflows.grpo import grpo
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
 from rljax.mesh import make_mesh
@@ -79,9 +79,9 @@ def main() -> None:
     params = model.init(jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(lr=1e-5), 0)
     actor = Actor(start_training(model, params, optimizer), model, optimizer, 1.0)
-    recipe = Algorithm(
+    sampling = Sampling(max_response_tokens=NEW_TOKENS)
+    algorithm = Algorithm(
         samples_per_prompt=SAMPLES,
-        sampling=Sampling(max_response_tokens=NEW_TOKENS),
         advantage=resolve("group_relative", NAMESPACES["advantage"]),
         policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
         value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
@@ -107,14 +107,14 @@ def main() -> None:
             prompts,
             lengths,
             key,
-            recipe.sampling,
+            sampling,
             n=SAMPLES,
         )
         scores = jnp.asarray(rng.integers(0, 2, ROWS), jnp.float32)
         batch = batch.replace(rewards=last_token(batch) * scores[:, None])
         timed(seconds, "logprobs", logprobs, actor, batch)
         start = time.perf_counter()
-        new, _ = learn(batch, recipe, actor=actor, reference=None)
+        new, _ = grpo(batch, key, algorithm, actor=actor, reference=None)
         actor = jax.block_until_ready(new["actor"])
         seconds.setdefault("learn", []).append(time.perf_counter() - start)
         rates.append(matmul_rate(ROWS * COLUMNS, config, 3))

@@ -27,7 +27,7 @@ from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, OptimizerConfig
 from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.grpo import learn
+from rljax.dataflows.grpo import grpo
 from rljax.learn import Steps
 from rljax.learn.optimizers import make_optimizer
 from rljax.mesh import make_mesh, on_host, row_sharding, row_shards
@@ -36,7 +36,6 @@ from rljax.models.config import ModelConfig
 from rljax.models.model import Model
 from rljax.models.remat import POLICIES
 from rljax.roles import Actor, Reference, start_training, training_layout
-from rljax.sampler import Sampling
 
 MODELS = {
     "small": decoder(
@@ -65,7 +64,6 @@ OPTIMIZER = make_optimizer(OptimizerConfig(lr=1e-5), 0)
 def recipe(rows: int, microbatch_rows: int) -> Algorithm:
     return Algorithm(
         samples_per_prompt=8,
-        sampling=Sampling(),
         advantage=resolve("group_relative", NAMESPACES["advantage"]),
         policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
         value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
@@ -123,9 +121,9 @@ def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_hos
     """The learning phase, compiled for shapes and layouts alone, and what it holds."""
     actor, reference = abstract_roles(model, optimizer_on_host, reference_on_host)
     start = time.perf_counter()
-    program = learn.run.lower(
-        batch, cfg, {"actor": actor}, {"actor": {}}, {"reference": reference}
-    ).compile()
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    given, static = grpo.arguments(batch, key, cfg, actor=actor, reference=reference)
+    program = grpo.run.lower(*given, **static).compile()
     seconds = time.perf_counter() - start
     memory = program.memory_analysis()
     # A donated argument and the output that takes its place are counted once.
@@ -156,9 +154,13 @@ def measure_steps(cases: dict, batch, repeats: int) -> dict[str, list[float]]:
     for i in range(repeats + 1):
         for name, (program, actor, reference) in cases.items():
             start = time.perf_counter()
-            new, _ = program(batch, {"actor": actor}, {"actor": {}}, {"reference": reference})
+            given, _ = grpo.arguments(
+                batch, jax.random.key(i), None, actor=actor, reference=reference
+            )
+            new, _ = program(*given)
             jax.block_until_ready(new)
-            cases[name] = (program, new["actor"], reference)
+            shared = given[3]["actor"]
+            cases[name] = (program, new["actor"].joined(shared), reference)
             if i:
                 seconds[name].append(time.perf_counter() - start)
     return seconds

@@ -170,6 +170,11 @@ def batch_from_rows(tokens, lengths, mask, **fields) -> Batch:
     ).check()
 
 
+def take_rows(batch: Batch, rows) -> Batch:
+    """The batch of these rows in this order; `rows` are indices [R] or a slice."""
+    return jax.tree.map(lambda x: x[rows], batch)
+
+
 # -- masked statistics (formulas: masked_mean = sum m x / max(sum m, 1))
 
 

@@ -2,7 +2,6 @@
 asked."""
 
 import functools
-import importlib.util
 import json
 import os
 from importlib.metadata import version
@@ -20,6 +19,7 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/rljax/tests"))
 
 import sys
 from pathlib import Path
@@ -28,44 +28,44 @@ import jax
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
-GOLDEN = REPO.parent / "shared" / "golden"
-
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "helpers")]
+# Tests read helpers, and now and then each other, by name: also one file that runs alone.
+sys.path[:0] = [str(HERE), *sorted(str(p) for p in HERE.iterdir() if p.is_dir())]
+
+from golden_io import read_cases  # noqa: E402
+
+GOLDEN = HERE / "golden"  # numbers of other projects that every clone has
+# All of them, where they are at hand.
+FURTHER = Path(os.environ.get("RLJAX_GOLDEN", REPO.parent / "shared" / "golden" / "public"))
+assert "RLJAX_GOLDEN" not in os.environ or FURTHER.is_dir(), f"RLJAX_GOLDEN={FURTHER}: no folder"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/rljax/tests"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def golden(*parts: str) -> Path:
-    """A file of the golden vectors; skips the test where they are absent."""
-    path = GOLDEN.joinpath(*parts)
-    if not path.exists():
-        pytest.skip(f"golden vectors are absent: no ../shared/golden/{'/'.join(parts)}")
+    """A file or folder of the golden vectors: of tests/golden, else of the further ones.
+
+    One that is missing fails the test, but for model folders: tests/golden holds few of them
+    (they are large), and the rest are further cases, for those who have them.
+    """
+    places = [folder.joinpath(*parts) for folder in (GOLDEN, FURTHER)]
+    path = next((p for p in places if p.exists()), None)
+    if path is None and parts[0] == "hf":
+        pytest.skip(f"a further model folder: no {FURTHER.joinpath(*parts)}")
+    assert path is not None, f"no tests/golden/{'/'.join(parts)}: golden numbers are missing"
     return path
 
 
-def golden_cases(*parts: str, path: Path | None = None):
-    """(meta, cases) of one golden file, by the reader that lies beside the vectors."""
-    path = path or golden(*parts)
-    places = [GOLDEN, *path.parents]
-    reader = next((p / "golden_io.py" for p in places if (p / "golden_io.py").exists()), None)
-    if reader is None:
-        pytest.skip(f"the reader of the golden vectors, golden_io.py, is absent near {path}")
-    spec = importlib.util.spec_from_file_location("golden_io", reader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault("golden_io", module)  # its dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module.load(str(path))
+def golden_cases(*parts: str):
+    """(meta, cases) of one golden file."""
+    return read_cases(golden(*parts))
 
 
 def worked_example(name: str) -> dict:
-    """One worked example of ALGORITHMS.md; skips the test where they are absent."""
-    path = REPO.parent / "shared" / "worked_examples.json"
-    if not path.exists():
-        pytest.skip("worked examples are absent: no ../shared/worked_examples.json")
-    return next(e for e in json.loads(path.read_text())["examples"] if e["id"] == name)
+    """One worked example of the formulas: inputs and results, from tests/golden."""
+    examples = json.loads((GOLDEN / "worked_examples.json").read_text())["examples"]
+    return next(e for e in examples if e["id"] == name)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,14 +76,10 @@ def forget_programs():
     jax.clear_caches()
 
 
-@pytest.fixture(scope="module")
-def on_one_device():
-    """Runs of a whole module on one of the eight devices: such a program compiles and runs in half
-    the time."""
-    from preset_runs import one_device
-
-    with one_device():
-        yield
+def one_device_environment() -> dict[str, str]:
+    """The environment of a launcher in a process of its own, on one device."""
+    flags = os.environ["XLA_FLAGS"].replace("--xla_force_host_platform_device_count=8", "")
+    return {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": flags}
 
 
 def lanes(fast, slow) -> list:

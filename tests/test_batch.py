@@ -42,7 +42,7 @@ def test_require_names_the_missing_field_the_stage_and_what_there_is():
 
 
 def test_masked_statistics_equal_verl():
-    _, cases = golden_cases("public", "verl", "masked_stats.npz")
+    _, cases = golden_cases("verl", "masked_stats.npz")
     with jax.enable_x64(True):
         for case in cases:
             if case.edge and "nan" not in case.label:

@@ -1,8 +1,7 @@
 """The typed config: what an experiment is. Imports no model code, so that --help is instant.
 
-What lives here: the dataclasses, and facts that follow from them alone. What does not: rules
-(rljax.validation). Components are calls written as text (rljax.components). "Off" is spelled 0 for
-a coefficient, "" for a text, () for a list.
+Rules are checked by rljax.validation. Components are calls written as text (rljax.components).
+"Off" is spelled 0 for a coefficient, "" for a text, () for a list.
 """
 
 import dataclasses
@@ -63,7 +62,7 @@ class SFTConfig:
     """Supervised steps before the dataflow. steps 0 = none."""
 
     steps: int = 0
-    data: str = ""  # "" = the task's worked examples
+    data: str = ""  # "" = the task's demonstrations
     sequences_per_step: int = 64
     # Stop early once held-out greedy accuracy reaches this; 0 = never.
     stop_at_accuracy: float = 0.0
@@ -112,12 +111,13 @@ class SamplerConfig:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    min_p: float = 0.0  # words below min_p x the likeliest one's probability go; 0 = off
+    min_p: float = 0.0  # drop tokens less likely than min_p x the top token; 0 = off
     max_response_tokens: int = 512
     stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
     # Rows that are decoded at a time; they are refilled as they end. 0: all rows of a round.
     slots: int = 0
-    # Who refills: "device", inside one program, or "host", between dispatches (README, sampler).
+    # Where slots are refilled: on the "device", inside one program, or by the "host", between
+    # dispatches (README, sampler).
     loop: str = "device"
     # How keys and values are held: float32 | bfloat16 | int8, "" = as decoding computes.
     kv_dtype: str = ""
@@ -247,17 +247,17 @@ class ModelSettings:
     # Of matmuls, those of decoding being sampler.dtype's; master weights and optimizer state are
     # float32.
     dtype: str = "float32"
-    # What the backward pass finds of every layer, the rest being recomputed. none: all; dots: the
-    # products with weights, and attention; attention: that, and the layer's input; full: the
-    # input; offload: the input, in host memory.
+    # What is stored of every layer for the backward pass; the rest is recomputed. none: everything;
+    # dots: products with weights, and attention; attention: attention and the layer's input; full:
+    # the input; offload: the input, in host memory.
     remat: str = "full"
     head_in_float32: bool = True  # whether logits are a float32 product, whatever the dtype
 
 
 @dataclasses.dataclass
 class MemoryConfig:
-    """What waits in the memory of the hosts while the devices do not need it. The numbers of a run
-    stay what they were, to rounding; a use costs a copy to the devices, of a state one back."""
+    """What is kept in host memory while the devices do not need it. The numbers of a run stay the
+    same up to rounding; each use costs a copy to the devices, and for a state one back."""
 
     optimizer_on_host: bool = False  # the optimizers' moments, fetched for each optimizer step
     reference_on_host: bool = False  # the reference's weights, fetched for its log-probs
@@ -289,7 +289,7 @@ class Config:
     run_dir: str = ""  # "" = a fresh folder under runs/
     trackers: tuple[str, ...] = ("console",)  # beside jsonl: console, tensorboard, wandb, mlflow
     samples_every_steps: int = 20  # how often example completions are recorded
-    # Non-finite optimizer steps before a rollback to the last checkpoint.
+    # Non-finite optimizer steps in a row before a rollback to the last checkpoint.
     max_skipped_in_a_row: int = 5
     export: bool = True  # write the final policy as a Hugging Face folder
     compilation_cache: str = "~/.cache/rljax/jax"  # "" = off

@@ -1,7 +1,7 @@
 """The `:tiny` variant of a config: the same algorithm on an embedded task, in seconds on two cores.
 
-What lives here: model, data, sizes and learning rates of the variant. The algorithm stays what the
-config says; limits in tokens are the config's to choose (TOKENS is the longest response).
+The variant changes the model, the data, sizes and learning rates. The algorithm stays as the config
+says, and so do limits in tokens (TOKENS is the longest response).
 """
 
 from rljax.config import Config

@@ -3,13 +3,11 @@ good or bad."""
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
-from rljax.batch import masked_mean, row_sum
+from rljax.batch import masked_mean, row_sum, take_rows
 from rljax.contracts import contract
 from rljax.losses.preference.unpaired import mismatched_kl, running_mean
-from rljax.mesh import constrain_rows
 from rljax.roles import program
 
 
@@ -18,7 +16,7 @@ from rljax.roles import program
 def kto(batch, key, cfg, *, actor, reference):
     """Rows 2i are completions, scores above 0 for good ones; rows 2i + 1 are the same prompts with
     each other's completions. algorithm.preference_loss is kto, or another loss of single rows."""
-    own, others = _alternate(batch, actor.model.mesh)
+    own, others = _alternate(batch, actor)
     rows, loss, given = cfg.steps.microbatch_rows, cfg.preference_loss, ()
     own = own.replace(ref_logprobs=reference.logprobs(own, rows))
     if "kl" in loss.positional:
@@ -36,7 +34,7 @@ def kto(batch, key, cfg, *, actor, reference):
 def bco(batch, key, cfg, *, actor, reference, baseline):
     """The rows of `kto`; algorithm.preference_loss is bco. `baseline` keeps the running mean of the
     implicit rewards, which good completions are to exceed and bad ones not to reach."""
-    own, _ = _alternate(batch, actor.model.mesh)
+    own, _ = _alternate(batch, actor)
     rows, loss = cfg.steps.microbatch_rows, cfg.preference_loss
     own = own.replace(ref_logprobs=reference.logprobs(own, rows))
     mean, updated = updated_baseline(baseline, actor.logprobs(own, rows), own, loss)
@@ -46,10 +44,10 @@ def bco(batch, key, cfg, *, actor, reference, baseline):
     return {"actor": actor, "baseline": updated if cfg.steps.learn else baseline}, metrics
 
 
-def _alternate(batch, mesh):
+def _alternate(batch, actor):
     """The even and the odd rows."""
-    take = lambda first: jax.tree.map(lambda x: constrain_rows(x[first::2], mesh), batch)  # noqa: E731
-    return take(0), take(1)
+    even, odd = take_rows(batch, slice(0, None, 2)), take_rows(batch, slice(1, None, 2))
+    return actor.balanced(even), actor.balanced(odd)
 
 
 def updated_baseline(baseline, logprobs, batch, loss):

@@ -12,14 +12,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import masked_mean, row_scores
+from rljax.batch import masked_mean, row_scores, take_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import contract, spec
 from rljax.dataflows.preference import with_spread
 from rljax.dataflows.stages import rescaled_steps
 from rljax.learn.metrics import reference_kl, sample_metrics
-from rljax.mesh import constrain_rows, row_shards
 from rljax.roles import program
 from rljax.rollout.against import sampled_by_actor
 from rljax.shaping.pairs import choose_pairs, win_probabilities
@@ -101,12 +100,12 @@ def with_reference(batch, cfg, reference):
 def learned_from(examples, batch, cfg, actor, reference, refresh_every: int = 0):
     """The roles after the examples that were chosen from `batch`, and metrics. The reference
     becomes the policy where its optimizer steps pass a multiple of `refresh_every`."""
-    mesh, loss = actor.model.mesh, cfg.preference_loss
+    loss = cfg.preference_loss
     own = batch.replace(mask=batch.mask * sampled_by_actor(batch)[:, None])
     metrics = sample_metrics(own, actor.state.step) | reference_kl(own, own.sampler_logprobs)
-    examples = jax.tree.map(lambda x: constrain_rows(x, mesh), examples)
+    examples = actor.balanced(examples)
     rows, together = (batch.rows, examples.rows), spec(loss).rows
-    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *rows, together, row_shards(mesh)))
+    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *rows, together, actor.row_unit))
     examples = with_spread(examples, cfg, actor)
     new, learned = actor.update(examples, _with_winner(loss), **cfg.update_options())
     roles = {"actor": new}
@@ -131,7 +130,7 @@ def _with_winner(loss):
 
 def rows_at(batch, rows, keep):
     """The batch of these rows [R] in this order, masked where keep [R] is false."""
-    taken = jax.tree.map(lambda x: x[rows], batch)
+    taken = take_rows(batch, rows)
     return taken.replace(mask=taken.mask * keep[:, None])
 
 

@@ -3,10 +3,9 @@ least reliable in the middle of its range (arXiv 2409.06957)."""
 
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
-from rljax.batch import masked_mean
+from rljax.batch import masked_mean, take_rows
 from rljax.contracts import contract
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.stages import estimate, with_logprobs
@@ -27,20 +26,15 @@ def pf_ppo(
     learning. "batch": by one of the whole batch, drawn by score (`method`, `power`), after GAE."""
     read = dict(actor=actor, critic=critic, reference=reference)
     if scope == "prompt":
-        batch = take(batch, redraw_in_groups(key, batch, kind))
+        batch = take_rows(batch, redraw_in_groups(key, batch, kind))
         return ppo.page(batch, key, cfg, **read, kl_controller=kl_controller)
     batch, load = with_logprobs(batch, cfg, **read)
     batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
-    batch = take(batch, resample(key, weights_of_scored(batch, method, power)))
+    batch = take_rows(batch, resample(key, weights_of_scored(batch, method, power)))
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options(kl_controller))
     new = {"actor": actor, "critic": critic, "kl_controller": new_controller}
     return new, {**learned, **critic_metrics, **metrics, **load}
-
-
-def take(batch, rows):
-    """The batch with row rows[b] in place of row b."""
-    return jax.tree.map(lambda x: x[rows], batch)
 
 
 def redraw_in_groups(key, batch, kind: str):

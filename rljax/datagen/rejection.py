@@ -21,6 +21,7 @@ from rljax.data.rows.sources import load_prompts
 from rljax.datagen.trajectories import example_row, pair_row, trajectories_of
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
+from rljax.keys import stream
 from rljax.setup.policies import Sample, SavedPolicy, load_policy, sample_all
 from rljax.train import train
 
@@ -148,13 +149,13 @@ def rejection_sample(options: RejectionOptions) -> dict:
     key = jax.random.key(options.seed)
     trajectories, counts = [], {}
     with contextlib.closing(saved.reward(reward_name)) as reward:
-        draw = jax.random.fold_in(key, 0)
+        draw = stream(key, "samples")
         samples = sample_all(policy, prompts, options.samples, reward, key=draw)
         groups = [samples[i : i + options.samples] for i in range(0, len(samples), options.samples)]
         kept, metrics = _select(groups, options)
         if options.trajectories:
             trajectories, counts = trajectories_of(
-                policy, prompts, reward, samples, jax.random.fold_in(key, 1),
+                policy, prompts, reward, samples, stream(key, "pass rates"),
                 process_samples=options.process_samples,
             )  # fmt: skip
     examples = [

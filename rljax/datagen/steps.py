@@ -14,6 +14,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from rljax.components import resolve
+from rljax.config import NAMESPACES
 from rljax.config.options import LabelOptions, check_options
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
@@ -30,6 +32,7 @@ from rljax.datagen.search import (
 from rljax.datagen.trajectories import continued
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
+from rljax.rewards.pool.calling import reads_model
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout.process import TokenTexts
 from rljax.setup import text_scorer
@@ -170,7 +173,7 @@ def label_programs(
     neutral: Neutral = "zero",
     replay: bool = False,
 ) -> tuple[list[dict], dict[str, float]]:
-    """Rows of a `steps` file from one policy, and what they cost.
+    """Rows of a `stepwise` file from one policy, and what they cost.
 
     Programs that fail are searched by at most ceil(log2(N + 1)) probes of up to `completions`
     completions; prompts share the answers. `replay` asks every probe once more, for metrics alone.
@@ -211,7 +214,7 @@ def label_programs(
 
 
 def _row(record: PromptRecord, program: Program, labels: Sequence[float | None]) -> dict | None:
-    """A row of a `steps` file, None without a label. A line without one becomes the beginning of
+    """A row of a `stepwise` file, None without a label. A line without one becomes the beginning of
     the next line that has one; behind the last it is left out."""
     steps, kept, before = [], [], program.head
     for line, label in zip(program.lines, labels, strict=True):
@@ -275,6 +278,9 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
     reward = options.reward or (reward_text(config) if saved.step is not None else None)
     data = options.data or config.data.train
     require_named(name, "label", data=data, reward=reward)
+    if reads_model(resolve(reward, NAMESPACES["reward"])):
+        rule = "it reads the score of a reward model: no test of a program"
+        raise InputError("reward", value=reward, rule=rule, fix="--reward='code_tests()', say")
     given, rng = load_prompts(data, "train"), random.Random(f"{options.seed} {number}")
     drawn = rng.sample(given, min(options.prompts, len(given)))
     prompts, _ = saved.encode(drawn, max_tokens=options.max_prompt_tokens)

@@ -12,7 +12,7 @@ import numpy as np
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.rewards.text.rules import last_boxed
-from rljax.rollout import Reward
+from rljax.rollout import Reward, extraction_failed_fraction
 from rljax.setup.policies import Policy, Sample, sample_all
 
 
@@ -92,6 +92,13 @@ def greedy_accuracy(
     return correct(score_table(samples, 1)[:, 0], correct_at), samples
 
 
+def no_answer(samples: Sequence[Sample], prefix: str = "") -> dict[str, float]:
+    """{prefix + "extraction_failed_fraction": share of the samples without an answer}; {} where the
+    reward does not say so by a part called extracted."""
+    failed = extraction_failed_fraction(sample.parts for sample in samples)
+    return {} if failed is None else {f"{prefix}extraction_failed_fraction": failed}
+
+
 def score_table(samples: Sequence[Sample], n: int) -> np.ndarray:
     """The rewards of `sample_all` with n samples a prompt: [prompts, n], NaN where one failed."""
     return np.array([sample.reward for sample in samples], np.float64).reshape(-1, n)
@@ -132,6 +139,7 @@ def evaluate(
         "greedy_accuracy": bootstrap(right),
         "truncated_fraction": float(np.mean([r.finish_reason == "length" for r in responses])),
         "failed_rewards": int(np.sum(np.isnan(right))),
+        **no_answer(responses),
     }
     if samples:
         drawn = sample_all(policy, prompts, samples, reward, key=jax.random.key(seed))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.batch import Batch
 from rljax.errors import InputError
 
@@ -85,6 +86,6 @@ def _scores(reward_model, batch: Batch, rows: int):
 def evaluate_pairs(reward_model, batch: Batch, rows: int) -> dict[str, float]:
     """`pair_report` of a reward model on a Batch of pairs, `rows` read at once; pairs without a
     token at mask 1 (the filling of a batch) are left out."""
-    lengths = np.asarray(jnp.sum(batch.mask > 0, axis=1))
+    lengths, scores = fetch((jnp.sum(batch.mask > 0, axis=1), _scores(reward_model, batch, rows)))
     live = (lengths.reshape(-1, 2) > 0).any(axis=1)
-    return pair_report(np.asarray(_scores(reward_model, batch, rows)), lengths, live)
+    return pair_report(scores, lengths, live)

@@ -25,6 +25,7 @@ from rljax.datagen.rejection import best_and_worst, select
 from rljax.datagen.trajectories import trajectories_of
 from rljax.errors import InputError
 from rljax.evaluation.policy import correct, score_table
+from rljax.keys import stream
 from rljax.setup.policies import load_policy, sample_all
 from rljax.train import train
 from rljax.validation import validate
@@ -207,9 +208,9 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     if _require_same(folder / "samples.meta.json", settings) is None:
         saved = load_policy(Path(config.run_dir))
         prompts, _ = saved.encode(load_prompts(config.data.train, "train")[: options.prompts])
-        policy, key = saved.ready(prompts), jax.random.fold_in(jax.random.key(config.seed), 5)
+        policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "file")
         with contextlib.closing(saved.reward(reward_text(config))) as reward:
-            draw, rates = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+            draw, rates = stream(key, "samples"), stream(key, "pass rates")
             samples = sample_all(policy, prompts, options.samples, reward, key=draw)
             rows, counts = trajectories_of(
                 policy, prompts, reward, samples, rates, process_samples=options.process_samples
@@ -239,7 +240,7 @@ def measure(folder: Path, config: Config, options: ComparisonOptions) -> dict:
     prompts, _ = saved.encode(records, max_tokens=config.data.max_prompt_tokens)
     own = dataclasses.replace(saved.config, sampler=config.sampler, reward=config.reward)
     saved = dataclasses.replace(saved, config=own)
-    policy, key = saved.ready(prompts), jax.random.fold_in(jax.random.key(config.seed), 6)
+    policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "measure")
     out = {}
     with contextlib.closing(saved.reward(evaluation_text(config))) as reward:
         for name, one, n in (

@@ -1,8 +1,8 @@
 """Optimizers from a config, and how their state is laid out. One instance per config, so that jit
 caches hit.
 
-What lives here: clipping, warm-up, and the update rule and schedule that a config names. What does
-not: the rules (rljax.learn.update_rules) and schedules (rljax.learn.schedules) themselves.
+A chain of clipping, the update rule (rljax.learn.update_rules) and the learning rate after warm-up
+(rljax.learn.schedules).
 """
 
 import functools

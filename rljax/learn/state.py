@@ -1,7 +1,7 @@
 """TrainState, and the optimizer step that guards it against non-finite losses and gradients.
 
-What lives here: parameters, optimizer state and counters of a trained role. What does not: where
-the gradient comes from (rljax.learn), where the arrays lie (rljax.roles).
+A state holds parameters, optimizer state and counters of a trained role. Gradients come from
+rljax.learn.objective; rljax.roles.layout places the arrays.
 """
 
 import dataclasses

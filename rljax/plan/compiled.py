@@ -20,11 +20,14 @@ from rljax.plan.flops import Work, work
 from rljax.plan.hlo import Collective, traffic
 from rljax.plan.memory import (
     Estimate,
+    Training,
     available_bytes,
     estimate,
     held_bytes,
     held_parts,
     nearest_fit,
+    training_bytes,
+    zero_stages,
 )
 from rljax.plan.programs import Call, programs_of
 from rljax.setup import abstract_roles
@@ -84,7 +87,8 @@ class Report:
 @dataclasses.dataclass
 class Plan:
     """The plan of a config on some devices. `left`: what this host has of one, where the chip is
-    unknown; `nearest`: {config field: value} with which an estimate that is too large fits."""
+    unknown; `nearest`: {config field: value} with which an estimate that is too large fits.
+    `stages` and `training` compare the mesh of the config to ZeRO over all devices."""
 
     topology: str
     mesh: dict[str, int]
@@ -94,6 +98,9 @@ class Plan:
     config: dict
     left: int | None = None
     nearest: dict[str, object] = dataclasses.field(default_factory=dict)
+    weights: int = 0  # of the trained model
+    stages: dict[int, Training] = dataclasses.field(default_factory=dict)  # by ZeRO stage
+    training: Training | None = None  # what training that model takes in this config
 
     @property
     def limit(self) -> float | None:
@@ -121,9 +128,8 @@ def make_plan(
     """The plan of `config` on `devices`. `compile=False`: the estimate alone; `only`: the names of
     the programs to compile, () = all."""
     setup = abstract_setup(config, devices)
-    mesh, reports = setup.model.mesh, []
+    mesh, reports, roles = setup.model.mesh, [], abstract_roles(setup)
     if compile:
-        roles = abstract_roles(setup)
         calls, held = programs_of(setup, roles), held_parts(setup, roles)
         known = [call.name for call in calls]
         if unknown := set(only) - set(known):
@@ -133,7 +139,11 @@ def make_plan(
                 reports.append(report(call, held, mesh, chip))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     left = available_bytes(setup) if chip is None else None
-    plan = Plan(topology, sizes, chip, estimate(setup), reports, to_dict(config), left)
+    plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
+    if trained := roles.get(setup.main.trains):  # a dataflow may train roles of the user's alone
+        plan.weights = sum(math.prod(shape) for shape, _ in trained.model.shapes().values())
+        plan.stages = zero_stages(plan.weights, mesh.size)
+        plan.training = training_bytes(trained)
     if plan.limit is not None and plan.estimate.total > plan.limit:
         plan.nearest = nearest_fit(setup, plan.limit)
     return plan

@@ -1,9 +1,8 @@
 """Bytes per device of a run, counted from shapes: the line that a run begins with, and the refusal
-of one that cannot fit.
+of a run that cannot fit.
 
-What lives here: parameters, optimizers, references and caches, which are exact, and an estimate of
-what programs need besides. What does not: the compiler's own numbers (rljax.plan.compiled). Nothing
-is compiled or allocated.
+Parameters, optimizers, references and caches are counted exactly; what programs need besides is
+estimated. Nothing is compiled or allocated: the compiler's own numbers are rljax.plan.compiled.
 """
 
 import dataclasses
@@ -24,8 +23,9 @@ from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.setup import Setup, assemble, load_model
 
 GIB = 2**30
-# What programs need besides arguments and caches is estimated to within this factor of the
-# compiler's own count (tests/plan/test_plan.py); a run is refused where it cannot fit by the least.
+# The estimate of what programs need besides arguments and caches is within this factor of the
+# compiler's own count (tests/plan/test_plan.py). A run is refused only where the lower end of that
+# range does not fit.
 FACTOR = 3.0
 
 
@@ -34,8 +34,9 @@ def split_bytes(
 ) -> float:
     """Bytes per device of training W weights on N devices, ZeRO stage 0 to 3 (arXiv 1910.02054):
 
-    W (2 + 2 + K), of which stage 1 divides the optimizer's K by N, 2 the gradient too, 3 all. Ours
-    is stage 3 with float32 weights (4 + 4 + 8): mesh.fsdp; mesh.data alone is stage 0.
+    W (2 + 2 + K), K = 12 bytes of optimizer. Stage 1 divides K by N, stage 2 the gradients too, and
+    stage 3 everything. mesh.fsdp is stage 3 and mesh.data stage 0, both with 4 + 4 + 8 bytes: the
+    weights are float32, so that the optimizer needs no copy of its own.
     """
     if stage not in (0, 1, 2, 3) or shards < 1:
         raise InputError("ZeRO stage, shards", value=(stage, shards), rule="0 to 3, and >= 1")
@@ -43,20 +44,52 @@ def split_bytes(
     return weights * sum(size / (shards if stage >= first else 1) for size, first in parts)
 
 
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """Bytes per device of the weights, gradients and optimizer of one trained model."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+def zero_stages(weights: int, devices: int) -> dict[int, Training]:
+    """{ZeRO stage: bytes per device} of training a model of so many weights with bfloat16 weights
+    and gradients."""
+    alone = dict(weight_bytes=0, gradient_bytes=0, optimizer_bytes=0)
+    parts = dict(weight_bytes=2), dict(gradient_bytes=2), dict(optimizer_bytes=12)
+    return {
+        stage: Training(*(split_bytes(weights, devices, stage, **{**alone, **p}) for p in parts))
+        for stage in range(4)
+    }
+
+
+def training_bytes(role) -> Training:
+    """Bytes per device of a trained role on its mesh; the gradients are float32."""
+    parts = role.parts()
+    weights = [parts[name] for name in ("weights", "base") if name in parts]
+    gradients = jax.tree.map(_as_float32, role.state.params)
+    return Training(held_bytes(weights), held_bytes(gradients), held_bytes(parts["optimizer"]))
+
+
 def held_bytes(tree, *, on_host: bool = False) -> int:
-    """Bytes of abstract arrays on one device, or of those that wait in its host's memory."""
+    """Bytes of abstract arrays in the memory of one device, or in that of its host."""
     total = 0
     for x in jax.tree.leaves(tree):
         waits = x.sharding is not None and x.sharding.memory_kind == HOST_MEMORY
         if waits == on_host:
             shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
-            total += math.prod(shape) * jnp.dtype(x.dtype).itemsize
+            total += math.prod(shape) * x.dtype.itemsize  # of keys, too
     return total
 
 
 def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
-    """{what is held all through a run: its abstract arrays}. A base under adapters is one, whoever
-    reads it, but that of critic_model."""
+    """{name of what a run holds from start to end: its abstract arrays}. Roles share one base under
+    adapters, except that of critic_model."""
     parts = abstract_scorers(setup)
     for name, role in roles.items():
         for part, arrays in role.parts().items():
@@ -69,8 +102,8 @@ def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes of one device. `held` all through the run, `generate` and `learn` beside it while each
-    runs, `waiting` in the host's memory."""
+    """Bytes of one device: `held` from start to end of the run, `generate` and `learn` in addition
+    while each of them runs. `waiting` are bytes in the host's memory."""
 
     held: dict[str, int]
     generate: dict[str, int]
@@ -88,7 +121,7 @@ class Estimate:
 
     @property
     def least(self) -> int:
-        """Below which the peak cannot be: caches and gradients are exact, the rest may be less by
+        """The lowest that the peak can be: caches and gradients are exact, the rest may be less by
         FACTOR."""
         exact = ("keys and values", "gradients")
         parts = []
@@ -98,7 +131,7 @@ class Estimate:
         return self.resident + int(max(parts))
 
     def line(self) -> str:
-        """In one sentence."""
+        """The estimate in one sentence."""
         groups = {"weights": 0, "optimizer": 0}
         for name, size in self.held.items():
             groups["optimizer" if name.endswith("optimizer") else "weights"] += size
@@ -111,7 +144,8 @@ class Estimate:
 
 
 def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
-    """Of the run's main phase. `roles`: those of abstract_roles(setup), where they are at hand."""
+    """The estimate of the run's main phase. `roles` are those of abstract_roles(setup), if they
+    have been made."""
     roles = abstract_roles(setup) if roles is None else roles
     parts = held_parts(setup, roles)
     held = {name: held_bytes(tree) for name, tree in parts.items()}
@@ -119,9 +153,9 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
         generate = _generate(setup)
     for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
-        found = _learn(setup, role)
-        if sum(found.values()) > sum(learn.values()):
-            learn = found  # of actor and critic, which are updated one after the other
+        update = _learn(setup, role)
+        if sum(update.values()) > sum(learn.values()):
+            learn = update  # actor and critic are updated one after the other
     waiting = sum(held_bytes(tree, on_host=True) for tree in parts.values())
     if len(setup.phases) > 1 and "actor" not in roles:  # an earlier phase trains the policy
         held |= {"actor weights": held_bytes(setup.model.abstract())}
@@ -129,60 +163,61 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
 
 
 def _generate(setup: Setup) -> dict[str, int]:
-    """While a whole batch is decoded, beside what is held."""
+    """Bytes that decoding a whole batch needs in addition to what is held."""
     config, model = setup.config, setup.decoding.of(setup.model)
     batch, dtype = config.batch, config.sampler.kv_dtype
     rows = batch.prompts_per_step * batch.samples_per_prompt
     slots = min(config.sampler.slots or rows, rows)
     prompts, columns = batch.prompts_per_step, setup.data.prompt_tokens
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
-    late = model.mesh.devices.flat[0].platform == "tpu"
+    on_tpu = model.mesh.devices.flat[0].platform == "tpu"
     weights = sum(_weight_bytes(model).values())
-    facts = model.config
-    size = jnp.dtype(facts.dtype).itemsize
-    # On CPU and GPU layers are sliced before the loop: a copy; on all, in the dtype of products.
-    copied = _layers_bytes(model) if not late else 0
+    sizes = model.config
+    size = jnp.dtype(sizes.dtype).itemsize
+    # CPU and GPU programs copy the layers before the loop; all keep the weights in the dtype of
+    # their products.
+    copied = _layers_bytes(model) if not on_tpu else 0
     copied += weights * size // 4 if size < 4 else 0
     tokens = _split(prompts, shards) * columns
-    logits = 4 * 4 * _split(slots, shards) * facts.vocab_size // tensor
+    logits = 4 * 4 * _split(slots, shards) * sizes.vocab_size // tensor
     return {
         "keys and values": slots_bytes(model, slots, setup.data.prompt_tokens
                                        + config.sampler.max_response_tokens, dtype),
         "prompts": slots_bytes(model, prompts, columns, dtype)
-        + tokens * (6 * facts.embed + 4 * facts.mlp // tensor) * size,
+        + tokens * (6 * sizes.embed + 4 * sizes.mlp // tensor) * size,
         "weights as used": copied,
         "logits": logits,
     }  # fmt: skip
 
 
 def _learn(setup: Setup, role) -> dict[str, int]:
-    """While one role is updated, beside what is held."""
+    """Bytes that the update of one role needs in addition to what is held."""
     model, steps = role.model, setup.algorithm.steps
-    facts, mesh = model.config, model.mesh
+    config, mesh = model.config, model.mesh
     shards, tensor, context = row_shards(mesh), mesh.shape["tensor"], mesh.shape["context"]
     rows = _split(min(steps.microbatch_rows or steps.rows, steps.rows), shards)
     tokens = rows * setup.row_tokens // context
-    size = jnp.dtype(facts.dtype).itemsize
+    size = jnp.dtype(config.dtype).itemsize
     several = steps.microbatch_rows < steps.rows
     trained = held_bytes(jax.tree.map(_as_float32, role.state.params))
     weights = sum(_weight_bytes(model).values())
-    layer = _layers_bytes(model) // facts.layers
+    layer = _layers_bytes(model) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
-    chunk = min(rows * setup.row_tokens, max(CHUNK_LOGITS // facts.vocab_size, rows))
-    head = facts.embed * facts.vocab_size // tensor * (4 if facts.head_in_float32 else size)
+    chunk = min(rows * setup.row_tokens, max(CHUNK_LOGITS // config.vocab_size, rows))
+    head = config.embed * config.vocab_size // tensor * (4 if config.head_in_float32 else size)
     lm = model.head == "lm"
     return {
         "gradients": trained * (2 if several else 1),
         "weights as used": weights * size // 4 * (size < 4) + gathered,
-        "layers": facts.layers * tokens * _kept(facts, tensor, size),
-        "one layer": tokens * _worked(facts, tensor, size),
-        "logits": (3 * 4 * chunk * facts.vocab_size // tensor + 2 * head) * lm,
+        "layers": config.layers * tokens * _kept(config, tensor, size),
+        "one layer": tokens * _worked(config, tensor, size),
+        "logits": (3 * 4 * chunk * config.vocab_size // tensor + 2 * head) * lm,
         "batch": 24 * 4 * _split(steps.rows, shards) * setup.row_tokens,
     }
 
 
 def _split(count: int, shards: int) -> int:
-    """Of `count` rows those on one device."""
+    """How many of `count` rows one device holds."""
     return count // shards if count % shards == 0 else count
 
 
@@ -191,7 +226,7 @@ def _as_float32(x):
 
 
 def _weight_bytes(model: Model) -> dict[str, int]:
-    """Of a device, by the name of the outermost part, counted in float32."""
+    """{outermost part of the model: bytes on one device}, counted in float32."""
     whole = jax.tree.map(_as_float32, model.abstract())
     return {name: held_bytes(part) for name, part in whole.items()}
 
@@ -200,48 +235,48 @@ def _layers_bytes(model: Model) -> int:
     return _weight_bytes(model)["layers"]
 
 
-def _attention_width(facts) -> tuple[int, int]:
-    """Elements of all heads, and of all kv heads, of a token."""
-    if facts.latent:
-        each = facts.latent.nope_dim + facts.latent.rope_dim
-        return facts.heads * each, facts.heads * each
-    return facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+def _attention_width(config) -> tuple[int, int]:
+    """Elements per token of all heads, and of all kv heads."""
+    if config.latent:
+        each = config.latent.nope_dim + config.latent.rope_dim
+        return config.heads * each, config.heads * each
+    return config.heads * config.head_dim, config.kv_heads * config.head_dim
 
 
-def _kept(facts, tensor: int, size: int) -> int:
-    """Bytes of one layer and token that the backward pass finds (rljax.models.remat)."""
-    heads, kv = (n // tensor for n in _attention_width(facts))
-    mlp = _mlp(facts) // tensor
-    products = heads + 2 * kv + facts.embed + 2 * mlp + facts.embed
+def _kept(config, tensor: int, size: int) -> int:
+    """Bytes per layer and token that are kept for the backward pass (rljax.models.remat)."""
+    heads, kv = (n // tensor for n in _attention_width(config))
+    mlp = _mlp(config) // tensor
+    products = heads + 2 * kv + config.embed + 2 * mlp + config.embed
     elements = {
         "offload": 0,
-        "full": facts.embed,
-        "attention": facts.embed + heads,
-        "dots": facts.embed + heads + products,
-        "none": 2 * (3 * facts.embed + 3 * heads + 4 * kv + 3 * mlp),
-    }[facts.remat]
+        "full": config.embed,
+        "attention": config.embed + heads,
+        "dots": config.embed + heads + products,
+        "none": 2 * (3 * config.embed + 3 * heads + 4 * kv + 3 * mlp),
+    }[config.remat]
     return elements * size
 
 
-def _mlp(facts) -> int:
-    """Elements between the two halves of the feed-forward part, of a token."""
-    if facts.experts is None:
-        return facts.mlp
-    return facts.experts.mlp * facts.experts.per_token
+def _mlp(config) -> int:
+    """Elements per token of the hidden layer of the feed-forward part."""
+    if config.experts is None:
+        return config.mlp
+    return config.experts.mlp * config.experts.per_token
 
 
-def _worked(facts, tensor: int, size: int) -> int:
-    """Bytes of a token while a layer is differentiated."""
-    heads, kv = (n // tensor for n in _attention_width(facts))
-    return size * (6 * facts.embed + 4 * heads + 4 * kv + 6 * _mlp(facts) // tensor)
+def _worked(config, tensor: int, size: int) -> int:
+    """Bytes per token that differentiating one layer needs."""
+    heads, kv = (n // tensor for n in _attention_width(config))
+    return size * (6 * config.embed + 4 * heads + 4 * kv + 6 * _mlp(config) // tensor)
 
 
 # -- what the devices have
 
 
 def available_bytes(setup: Setup) -> int | None:
-    """Of one device of this host; None where it does not say. Devices that a CPU pretends to have
-    share its memory."""
+    """Free bytes of one device of this host; None if it does not report them. Emulated CPU devices
+    share the memory of their host."""
     here = [d for d in setup.model.mesh.devices.flat if d in d.client.local_devices()]
     if not here:
         return None
@@ -251,33 +286,33 @@ def available_bytes(setup: Setup) -> int | None:
 
 
 def check_fits(setup: Setup) -> Estimate:
-    """The estimate of a run. Raises InputError where the devices cannot hold it, with the nearest
-    config that they can."""
-    found, have = estimate(setup), available_bytes(setup)
-    if have is None or found.least <= have:
-        return found
+    """The estimate of a run. Raises InputError if the devices cannot hold it, with the changes of
+    the config with which they can."""
+    needs, have = estimate(setup), available_bytes(setup)
+    if have is None or needs.least <= have:
+        return needs
     changes = nearest_fit(setup, have)
     raise InputError(
-        f"this run needs {found.line()}",
+        f"this run needs {needs.line()}",
         value=f"{have / GIB:.3g} GiB left, less than the least it can do with, "
-        f"{found.least / GIB:.3g} GiB",
+        f"{needs.least / GIB:.3g} GiB",
         fix=as_flags(changes) or "more devices, or a smaller model",
     )
 
 
 def as_flags(changes: dict[str, object]) -> str:
-    """As they are given to a launcher."""
+    """The changes as flags of a launcher."""
     return " ".join(f"--config.{name}={value}" for name, value in changes.items())
 
 
 def nearest_fit(setup: Setup, have: float) -> dict[str, object]:
-    """{config field: value} that make the estimate fit, the least harmful first; {} if none of them
-    is enough. A change that saves nothing is left out."""
+    """{config field: value} with which the estimate fits, the least harmful first; {} if all
+    changes together are not enough. A change that saves nothing is left out."""
     changes: dict[str, object] = {}
     best = estimate(setup).total
     for name, value in _changes(setup):
-        wanted = with_overrides(setup.config, {**changes, name: value}, "plan")
-        total = estimate(changed(setup, wanted)).total
+        config = with_overrides(setup.config, {**changes, name: value}, "plan")
+        total = estimate(changed(setup, config)).total
         if total < best:
             best, changes = total, {**changes, name: value}
         if best <= have:
@@ -286,14 +321,15 @@ def nearest_fit(setup: Setup, have: float) -> dict[str, object]:
 
 
 def changed(setup: Setup, config: Config) -> Setup:
-    """The same data under another config of the same model and dataflow."""
+    """The setup of another config of the same data, model and dataflow."""
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
     return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, object]]:
-    """What changes no number of the run, or to rounding, before what slows it down."""
+    """Changes that save memory: first those that leave the results of a run as they are, up to
+    rounding, then those that make it slower."""
     config, mesh = setup.config, setup.model.mesh
     tokens = config.batch.tokens_per_microbatch
     while tokens // 2 >= setup.row_tokens:

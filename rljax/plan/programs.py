@@ -1,8 +1,8 @@
 """The programs that a config runs, each with the shapes and layouts that it is called with.
 
-Learning is the dry run's program (rljax.setup.dry_run); decoding is what the config's rollout asks
-of an actor that plans instead of sampling. Its samples are zeros of this host, and their reward
-alternates between 0 and 1.
+Learning is the program that the dry run traces (rljax.setup.dry_run). Decoding is found by running
+the config's rollout with an actor that notes its programs and returns samples of zeros, placed on
+this host; their rewards alternate between 0 and 1.
 """
 
 import dataclasses
@@ -12,9 +12,6 @@ import jax
 import numpy as np
 
 from rljax.batch import Batch, last_token
-from rljax.components import resolve
-from rljax.config import NAMESPACES
-from rljax.contracts import spec
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
@@ -23,13 +20,13 @@ from rljax.rollout import RewardReport, run_rollout
 from rljax.sampler.generate import planned_rollout
 from rljax.setup import Phase, Setup, abstract_roles
 from rljax.setup.dry_run import abstract_batch, abstract_key, roles_read
-from rljax.setup.setup import rollout_of, samples_policy
+from rljax.setup.setup import samples_policy
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A jitted function and its arguments. `turns`: of the loops that end when the data say so, at
-    most."""
+    """A jitted function and its arguments. `turns` is the greatest number of iterations of a loop
+    whose end depends on the data."""
 
     name: str
     function: Any
@@ -39,9 +36,9 @@ class Call:
 
 
 def programs_of(setup: Setup, roles: dict) -> list[Call]:
-    """Those of every phase in the order in which they run: decoding, if it samples, and learning
-    with `roles` (of abstract_roles). Arguments are ShapeDtypeStructs, those of roles the very ones
-    of `roles`."""
+    """The programs of every phase in the order in which they run: decoding, if the phase samples,
+    then learning. Arguments are ShapeDtypeStructs; those of the main phase's roles are the very
+    objects in `roles`, which abstract_roles has made."""
     calls = []
     for phase in setup.phases:
         main = phase is setup.main
@@ -68,28 +65,24 @@ def _learning(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
 
 
 def _decoding(setup: Setup, roles: dict) -> list[Call]:
-    calls: list[Call] = []
-    config, rollout = setup.config, setup.rollout
-    collect = resolve(config.algorithm.collect, NAMESPACES["collect"])
-    if spec(collect).needs_groups:  # further rounds call the same program
-        settings = dataclasses.replace(config.algorithm, collect="once()")
-        config = dataclasses.replace(config, algorithm=settings)
-        rollout = rollout_of(config, setup.dataflow)
+    """The programs of one step's rollout. Every group of the samples is live: a rollout that asks
+    for live groups needs one round of the size that it begins with."""
+    calls, config = [], setup.config
     samplers = {
         name: _Planned(role, calls) if isinstance(role, (Actor, Reference)) else role
         for name, role in roles.items()
     }
-    prompts = _prompts(setup, setup.config.batch.prompts_per_step)
+    prompts = _prompts(setup, config.batch.prompts_per_step)
     try:
         run_rollout(
-            rollout, prompts, jax.random.key(0), setup.rollouts, **samplers, reward=_rewarded,
+            setup.rollout, prompts, jax.random.key(0), setup.rollouts, **samplers, reward=_rewarded,
             draw=lambda count: _prompts(setup, count), tokenizer=setup.tokenizer,
         )  # fmt: skip
     except InputError:
         raise
-    except Exception as error:  # what it does on the host between its programs
+    except Exception as error:  # of the rollout's code between its programs
         raise InputError(
-            f"algorithm.collect={collect.text!r} cannot be followed on samples of zeros",
+            f"algorithm.collect={config.algorithm.collect!r} fails on samples of zeros",
             rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
             fix="--nocompile estimates its memory; or plan one that calls the same programs",
         ) from error
@@ -98,7 +91,7 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
 
 @dataclasses.dataclass(frozen=True)
 class _Planned:
-    """A role whose samples are zeros, and the programs that would draw them noted in `calls`."""
+    """A role that samples zeros. The programs that would draw them are noted in `calls`."""
 
     role: Actor | Reference
     calls: list
@@ -112,7 +105,9 @@ class _Planned:
     def sampling_params(self):
         return self.role.params
 
-    def generate(self, prompts, key, sampling, *, n=1, finished=None, second=None) -> Batch:
+    def generate(
+        self, prompts, key, sampling, *, n=1, finished=None, stop=None, second=None
+    ) -> Batch:
         role = self.role
         weights = role.state.weights if isinstance(role, Actor) else role.params
         if second is not None:  # its model is this host's: the planned one has the same layout
@@ -126,7 +121,7 @@ class _Planned:
             decoding=role.decoding,
             second=second,
         )
-        self.calls += [Call(name, *program) for name, program in programs.items()]
+        self.calls.extend(Call(name, *program) for name, program in programs.items())
         return batch
 
 
@@ -139,14 +134,14 @@ def _prompts(setup: Setup, count: int) -> Prompts:
 
 
 def _rewarded(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, RewardReport]:
-    """As rljax.rollout.Reward leaves a batch."""
+    """The batch with rewards and scores, as rljax.rollout.Reward returns it."""
     scores = np.arange(batch.rows, dtype=np.float32) % 2
     batch = batch.replace(rewards=last_token(batch) * scores[:, None], scores=scores)
     return batch, RewardReport()
 
 
 def _each_once(calls: list[Call]) -> list[Call]:
-    """Without the calls that run a program again; of two of one name the second is numbered."""
+    """The calls without those that run the same program again. Names that repeat are numbered."""
     kept, known = [], set()
     for call in calls:
         leaves, structure = jax.tree.flatten(call.arguments)
@@ -161,7 +156,8 @@ def _each_once(calls: list[Call]) -> list[Call]:
 
 
 def _placed(calls: list[Call], setup: Setup) -> list[Call]:
-    """Arrays of this host as shapes, their rows split over the mesh where they divide."""
+    """The calls with this host's arrays replaced by shapes, whose rows are split over the mesh
+    where they divide."""
     mesh = setup.model.mesh
 
     def shape_of(x):

@@ -1,7 +1,7 @@
-"""Tries other meshes, remat policies and microbatches of a config: which fit, and which is fastest.
+"""Search over meshes, remat policies and microbatches of a config: which fit, and which is fastest.
 
-Decides the order in which they are tried; rljax.plan.memory estimates one of them,
-rljax.plan.compiled compiles it.
+rljax.plan.memory estimates a candidate, rljax.plan.compiled compiles it; here is the order in which
+candidates are compiled.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Candidate:
 
 
 def meshes(devices: int) -> Iterator[dict[str, int]]:
-    """data x fsdp x tensor of so many devices."""
+    """Every data x fsdp x tensor mesh of so many devices."""
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
     for tensor, fsdp in itertools.product(divisors, divisors):
         if devices % (tensor * fsdp) == 0:
@@ -47,11 +47,11 @@ def meshes(devices: int) -> Iterator[dict[str, int]]:
 
 
 def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Setup, int]]:
-    """(changes, the setup they make, bytes of its estimate) of every mesh that divides the model
-    and the batch, remat policy and tokens per microbatch, halved down to one row. The components
-    are rehearsed once per mesh, which neither remat nor microbatches change."""
+    """(changes, their setup, bytes of its estimate) for every mesh that divides the model and the
+    batch, every remat policy, and tokens per microbatch halved down to one row. Roles are made once
+    per mesh: neither remat nor microbatches change their arrays."""
     row, sizes = row_tokens(config), [config.batch.tokens_per_microbatch]
-    # Which experts and which positions are apart is the config's own choice (-1: what is left).
+    # The expert and context axes stay as the config has them (-1: what is left).
     kept = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
     if len(devices) % kept:
         raise InputError(
@@ -80,10 +80,10 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
 
 def _with(setup: Setup, config: Config) -> Setup:
     """The setup under another remat policy and microbatch."""
-    facts = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
+    model_config = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
     steps, shards = setup.algorithm.steps, row_shards(setup.model.mesh)
     rows = microbatch_rows(config, steps.rows, setup.row_tokens, shards)
-    model = dataclasses.replace(setup.model, config=facts)
+    model = dataclasses.replace(setup.model, config=model_config)
     setup = dataclasses.replace(setup, config=config, model=model)
     return setup.with_algorithm(steps=dataclasses.replace(steps, microbatch_rows=rows))
 
@@ -101,9 +101,9 @@ def search(
     """(the candidates that fit by the compiler, best first; how many were compiled; how many that
     may fit were left when `compiles` configs or `seconds` were spent). `only` as in make_plan.
 
-    A mesh that does not divide the model, and a config whose estimate is above the chip, is not
-    compiled. The rest is compiled in the order of a rough time: bytes of weights that are gathered
-    for each microbatch, and layers that are computed again.
+    Meshes that do not divide the model, and configs whose estimate exceeds the chip's memory, are
+    not compiled. The others are compiled in the order of a rough time, which counts the weights
+    gathered for each microbatch and the layers computed again.
     """
     likely = _likely(config, devices, chip)
     begun, fitting, tried = time.monotonic(), [], 0
@@ -130,7 +130,7 @@ def _differing(config: Config, changes: dict[str, object]) -> dict[str, object]:
 
 
 def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, object]]]:
-    """The candidates whose estimate fits, fastest first by `_rough_s`."""
+    """(rough seconds, changes) of the candidates whose estimate fits, the fastest first."""
     ordered = [
         (_rough_s(setup, chip), changes)
         for changes, setup, needs in candidates(config, devices)
@@ -140,7 +140,7 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
 
 
 def _rough_s(setup, chip: Chip) -> float:
-    """Seconds of a step's learning phase, roughly: what orders the candidates, and no more."""
+    """A rough estimate of the seconds that a step spends learning; it only orders candidates."""
     model_config, mesh, steps = setup.model.config, setup.model.mesh, setup.algorithm.steps
     weights = sum(math.prod(shape) for shape, _ in setup.model.shapes().values())
     batch = setup.config.batch

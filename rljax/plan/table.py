@@ -39,6 +39,8 @@ def plan_text(plan: Plan) -> str:
     """Every program of a plan, and their sum, as text."""
     has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
     lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
+    if plan.training:
+        lines += ["", *_training(plan)]
     if plan.reports:
         lines += ["", "GiB per device", *_memory(plan)]
         lines += ["", "per device and run of the program", *_costs(plan)]
@@ -65,6 +67,18 @@ def _verdict(plan: Plan) -> str:
         near = f"by the estimate it fits with {as_flags(plan.nearest)}"
         near = "\n" + (near if plan.nearest else "more devices, or a smaller model")
     return line + (step if plan.least_s else "") + near
+
+
+def _training(plan: Plan) -> list[str]:
+    """The memory of training by ZeRO stage, and by this config's mesh, marked with a star."""
+    rows = [["ZeRO, 2 + 2 + 12 bytes per weight", "weights", "gradients", "optimizer", "total"]]
+    axes = {name: n for name, n in plan.mesh.items() if name in ("fsdp", "expert", "tensor")}
+    ours = "* this config, " + (f"stage 3 on {_mesh(axes)}" if axes else "stage 0")
+    named = {**{f"stage {n}": x for n, x in plan.stages.items()}, ours: plan.training}
+    for name, x in named.items():
+        sizes = (x.weights, x.gradients, x.optimizer, x.total)
+        rows.append([name, *(f"{size / 1e9:.4g}" for size in sizes)])
+    return [f"GB per device to train {plan.weights:.4g} weights on all devices", *_rows(rows)]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -114,7 +128,9 @@ def plan_json(plan: Plan) -> dict:
     return {
         "topology": plan.topology, "mesh": plan.mesh, "fits": plan.fits, "total": plan.total,
         "chip": dataclasses.asdict(plan.chip) if plan.chip else None, "least_s": plan.least_s,
-        "left": plan.left, "nearest": plan.nearest,
+        "left": plan.left, "nearest": plan.nearest, "weights": plan.weights,
+        "stages": {n: dataclasses.asdict(x) for n, x in plan.stages.items()},
+        "training": dataclasses.asdict(plan.training) if plan.training else None,
         "estimate": dataclasses.asdict(estimate)
         | {"total": estimate.total, "least": estimate.least},
         "programs": [one(r) for r in plan.reports], "config": plan.config,

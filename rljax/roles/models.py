@@ -22,7 +22,7 @@ from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy
 from rljax.losses.policy.common import log_ratio
-from rljax.mesh import in_device_memory, in_memory_of, is_on_host
+from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_host, row_shards
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
@@ -86,6 +86,17 @@ class _Trained(Role):
         base = {"base": self.state.frozen} if self.state.frozen else {}
         return {"weights": self.state.params, **base, "optimizer": self.state.opt_state}
 
+    @property
+    def row_unit(self) -> int:
+        """What the rows of a microbatch should be a multiple of: so many parts are computed at
+        once."""
+        return row_shards(self.model.mesh)
+
+    def balanced(self, batch: Batch) -> Batch:
+        """The same batch, its rows spread evenly over what computes the role. For rows that a
+        dataflow picked out of others, inside a program."""
+        return jax.tree.map(lambda x: constrain_rows(x, self.model.mesh), batch)
+
     def _after(self, state: TrainState, metrics: dict):
         """The role after an update, and its metrics under the role's own names."""
         named = {f"{self.prefix}{name}": value for name, value in metrics.items()}
@@ -116,16 +127,17 @@ class Actor(_Trained):
 
     def generate(
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
-        second: SecondModel | None = None,
+        stop: Callable[[], bool] | None = None, second: SecondModel | None = None,
     ) -> Batch:  # fmt: skip
         """n trajectories per prompt, with the very parameter arrays that training updates (host
-        verb). `finished` is called with rows as they end (rljax.sampler.generate). `second` is a
-        second model to draw from together: no step of the actor wrote such rows (version -1)."""
+        verb). `finished` is called with rows as they end, `stop` ends the others
+        (rljax.sampler.generate). `second` is a second model to draw from together: no step of the
+        actor wrote such rows (version -1)."""
         with timed("generate"):
             batch = generate(
                 self.model, self.state.weights, prompts.tokens, prompts.lengths, key, sampling,
                 n=n, version=self.state.step if second is None else -1, decoding=self.decoding,
-                images=prompts.images, second=second, finished=finished,
+                images=prompts.images, second=second, finished=finished, stop=stop,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 
@@ -359,15 +371,16 @@ class Reference(Role):
         return {"weights": self.arrays() if self.model.config.lora else self.params}
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
-    ) -> Batch:
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Batch:  # fmt: skip
         """n trajectories per prompt (host verb). Their policy_version is -1: no step of the actor
         wrote them."""
         with timed("generate"):
             batch = generate(
                 self.model, self.sampling_params(), prompts.tokens, prompts.lengths, key,
                 sampling, n=n, version=-1, decoding=self.decoding, images=prompts.images,
-                finished=finished,
+                finished=finished, stop=stop,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 

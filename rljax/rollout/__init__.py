@@ -15,6 +15,7 @@ from rljax.rollout.reward import (
     Reward,
     RewardReport,
     ScoredRow,
+    extraction_failed_fraction,
     sample_scored,
 )
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
@@ -35,6 +36,7 @@ __all__ = [
     "active",
     "against",
     "dynamic",
+    "extraction_failed_fraction",
     "first_live",
     "greedy_baseline",
     "once",

@@ -52,13 +52,15 @@ class GeometricMixture:
     weight: float
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
-    ) -> Batch:
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Batch:  # fmt: skip
         """n trajectories per prompt; their log-probs are the mixture's (host verb)."""
         second = SecondModel(
             self.reference.model, self.reference.sampling_params(), float(self.weight)
         )
-        return self.actor.generate(prompts, key, sampling, n=n, finished=finished, second=second)
+        told = dict(finished=finished, stop=stop)
+        return self.actor.generate(prompts, key, sampling, n=n, second=second, **told)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +76,9 @@ class AgainstOpponent:
         return self.actor.model
 
     def generate(
-        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None
-    ) -> Batch:
+        self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Batch:  # fmt: skip
         """n trajectories per prompt, n even (host verb)."""
         if n % 2:
             raise InputError("samples per prompt against an opponent", value=n, rule="even")
@@ -86,10 +89,11 @@ class AgainstOpponent:
                 return None
             return lambda row, ids, reason: finished(2 * row + first, ids, reason)
 
-        ours = self.actor.generate(prompts, key, sampling, n=n // 2, finished=turn(0))
+        half = dict(n=n // 2, stop=stop)
+        ours = self.actor.generate(prompts, key, sampling, finished=turn(0), **half)
         # Another stream: equal draws from near-equal models are near-equal texts.
         key = stream(key, "opponent")
-        theirs = self.opponent.generate(prompts, key, sampling, n=n // 2, finished=turn(1))
+        theirs = self.opponent.generate(prompts, key, sampling, finished=turn(1), **half)
         return _interleaved(ours, theirs, self.model.mesh)
 
 

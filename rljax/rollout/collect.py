@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from rljax.arrays import fetch, place
+from rljax.batch import FinishReason
 from rljax.contracts import contract
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
@@ -70,8 +71,9 @@ def first_live(
     if_short: Literal["error", "fill"] = "fill",
 ):  # fmt: skip
     """Slime's dynamic sampling: oversample x prompts_per_step prompts start together; once
-    prompts_per_step groups are complete, scored and live, the samples that still decode are aborted
-    and dropped. Rewards that cannot be scored while others decode (a reward model) wait for all.
+    prompts_per_step groups are complete, scored and live, the samples that still decode are
+    aborted, and their groups dropped. Rewards that cannot be scored while others decode (a reward
+    model) wait for all.
 
     Which groups come first depends on the speed of the reward: a resumed run may use others.
     """
@@ -81,8 +83,9 @@ def first_live(
     batch, report = sample_scored(
         actor, reward, asked, key, cfg.sampling, n=n, enough=lambda early: _enough(early, wanted)
     )
-    groups = _Groups()
-    groups.add(fetch(batch), asked, n)
+    groups, host = _Groups(), fetch(batch)
+    aborted = (host.finish_reason == FinishReason.ABORT) & ~host.mask.any(axis=1)
+    groups.add(host, asked, n, aborted)
     return groups.rollout(report, wanted, n, actor.model.mesh, if_short, rounds=1)
 
 
@@ -103,19 +106,26 @@ def _oversampled(name: str, oversample: float, wanted: int) -> int:
 
 @dataclasses.dataclass
 class _Groups:
-    """Groups in the order of arrival, live and dead: (host rows, index into `prompts`)."""
+    """Groups in the order of their prompts, live, dead and cut off: (host rows, index into
+    `prompts`)."""
 
     live: list = dataclasses.field(default_factory=list)
     dead: list = dataclasses.field(default_factory=list)
+    cut: list = dataclasses.field(default_factory=list)
     prompts: Prompts | None = None
     solved: int = 0
     zero: int = 0
 
-    def add(self, host, prompts: Prompts, n: int) -> None:
+    def add(self, host, prompts: Prompts, n: int, aborted: np.ndarray | None = None) -> None:
+        """Adds the groups of a batch; those with a row of `aborted` [B] are cut off."""
         first = len(self.prompts.records) if self.prompts else 0
         self.prompts = self.prompts.joined(prompts) if self.prompts else prompts
         for p in range(len(prompts.records)):
-            rows = jax.tree.map(lambda x, p=p: x[p * n : (p + 1) * n], host)
+            at = slice(p * n, (p + 1) * n)
+            rows = jax.tree.map(lambda x, at=at: x[at], host)
+            if aborted is not None and aborted[at].any():
+                self.cut.append((rows, first + p))
+                continue
             known = rows.scores[rows.mask.any(axis=1)]  # a failed reward says nothing
             alive = known.size > 1 and known.min() != known.max()
             (self.live if alive else self.dead).append((rows, first + p))
@@ -133,19 +143,20 @@ class _Groups:
                 rule="a group whose scores are all equal teaches nothing",
                 fix="other prompts, more samples per prompt, or if_short='fill'",
             )
-        used = (self.live + self.dead)[:wanted] if missing else self.live[:wanted]
-        groups = len(self.live) + len(self.dead)
-        tokens = sum(float(rows.mask.sum()) for rows, _ in self.live + self.dead)
-        kept = sum(float(rows.mask.sum()) for rows, _ in used)
+        every = self.live + self.dead + self.cut
+        used, dropped, groups = every[:wanted], every[wanted:], len(every)
+        ends = [(rows.segment_ids > 0).sum(axis=1) for rows, _ in dropped]
+        starts = [self.prompts.lengths[index] for _, index in dropped]
+        tokens = sum(float(np.sum(end - at)) for end, at in zip(ends, starts, strict=True))
         metrics = {
             "collect/rounds": rounds,
             "collect/generated_groups": groups,
-            "collect/live_fraction": len(self.live) / groups,
+            "collect/live_fraction": len(self.live) / max(groups - len(self.cut), 1),
             "collect/solved_groups": self.solved,
             "collect/zero_groups": self.zero,
             "collect/filled_groups": missing,
             "collect/generations_per_kept_sample": groups / wanted,
-            "collect/discarded_tokens": tokens - kept,
+            "collect/discarded_tokens": tokens,
         }
         prompts = self.prompts.select([index for _, index in used])
         return Rollout(_merged([rows for rows, _ in used], n, mesh), prompts, report, metrics)

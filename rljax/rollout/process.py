@@ -13,7 +13,6 @@ import numpy as np
 from rljax.arrays import fetch, place
 from rljax.batch import Batch, FinishReason
 from rljax.components import Component
-from rljax.errors import InputError
 from rljax.learn import map_microbatches
 from rljax.models.model import Model
 from rljax.shaping.steps import line_ends, process_reward_metrics
@@ -42,21 +41,6 @@ def token_scores(model: Model, params, batch: Batch, rows: int) -> jax.Array:
     return jax.lax.stop_gradient(scores)
 
 
-def _rehearse(reward: Component) -> None:
-    """An option out of range, or a function that returns no rewards, is found on shapes alone."""
-    numbers, ids = (jax.ShapeDtypeStruct((2, 3), d) for d in (jnp.float32, jnp.int32))
-    row = jax.ShapeDtypeStruct((2,), jnp.float32)
-    batch = Batch(
-        ids, ids, ids, numbers, rewards=numbers, scores=row, process_rewards=numbers, step_ids=ids
-    )
-    found = jax.eval_shape(reward, batch)
-    if found.shape != numbers.shape:
-        raise InputError(
-            f"reward.process_reward={reward.text!r} returns the wrong shape",
-            value=found.shape, rule="rewards [B, S]",
-        )  # fmt: skip
-
-
 class ProcessScorer:
     """Scored lines and dense rewards of a batch whose outcome rewards are known (host verb).
 
@@ -69,7 +53,6 @@ class ProcessScorer:
     ):
         self.model, self.params, self.lines = model, params, lines
         self.texts = TokenTexts(tokenizer)
-        _rehearse(reward)
         self.rows, self.reward = rows, reward
 
     def __call__(self, batch: Batch) -> tuple[Batch, dict[str, float]]:

@@ -112,15 +112,8 @@ class RewardReport:
 
     @property
     def extraction_failed_fraction(self) -> float | None:
-        """The share of the scored samples in which no answer was found: 1 - the mean of the parts
-        called extracted, also of members of a mixture. None without such parts."""
-        extracted = [
-            value
-            for row in self.rows
-            for name, value in row.score.parts.items()
-            if name.rpartition("/")[2] == "extracted"
-        ]
-        return 1.0 - float(np.mean(extracted)) if extracted else None
+        """extraction_failed_fraction of the samples."""
+        return extraction_failed_fraction(row.score.parts for row in self.rows)
 
     def _equal_scores(self) -> dict[str, float]:
         """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
@@ -135,6 +128,18 @@ class RewardReport:
         out = {"reward/all_equal": float(len(scores) == 1)}
         several = [len({*values}) == 1 for values in groups.values() if len(values) > 1]
         return out | ({"reward/equal_groups": float(np.mean(several))} if several else {})
+
+
+def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | None:
+    """The share of samples in which no answer was found, from the parts of their scores: 1 - the
+    mean of the parts called extracted, also of members of a mixture. None without such parts."""
+    extracted = [
+        value
+        for one in parts
+        for name, value in one.items()
+        if name.rpartition("/")[2] == "extracted"
+    ]
+    return 1.0 - float(np.mean(extracted)) if extracted else None
 
 
 def error_kind(message: str) -> str:
@@ -263,10 +268,12 @@ class Reward:
         if self.model is not None:
             for row, score in enumerate(self.model.score(batch)):
                 asked[row]["model_score"] = score.value
+        ended = range(0) if early is None or not early.stopped else rows
+        cut = {group[row] for row in ended if finish[row] == FinishReason.ABORT}
         aborted = {
             row: Score(np.nan, {}, "aborted", 0.0, "the rollout had enough groups")
-            for row in rows
-            if early is not None and early.stopped and finish[row] == FinishReason.ABORT
+            for row in ended
+            if finish[row] == FinishReason.ABORT or (self.pool.grouped and group[row] in cut)
         }
         rest = [row for row in rows if row not in known and row not in aborted]
         scores = dict(zip(rest, self.pool.score([asked[row] for row in rest]), strict=True))
@@ -372,13 +379,13 @@ def sample_scored(
     if early is None:
         return reward(actor.generate(prompts, key, sampling, n=n), prompts)
 
-    def finished(row: int, ids: list[int], reason: int) -> bool:
-        early.finished(row, ids, reason)
-        early.stopped = early.stopped or (enough is not None and enough(early))
+    def stop() -> bool:
+        early.stopped = enough(early)
         return early.stopped
 
+    asked = {} if enough is None else {"stop": stop}
     try:
-        batch = actor.generate(prompts, key, sampling, n=n, finished=finished)
+        batch = actor.generate(prompts, key, sampling, n=n, finished=early.finished, **asked)
         return reward(batch, prompts, early=early)
     except BaseException:  # a Ctrl-C, say
         early.cancel()

@@ -49,6 +49,7 @@ def generate(
     images: dict | None = None,
     second: SecondModel | None = None,
     finished: Callable[[int, list[int], int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Batch:
     """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
     R = P n rows.
@@ -56,13 +57,13 @@ def generate(
     Row p n + s is sample s of prompt p; `group` is p. EOS is part of the response. A draw depends
     on (key, row, place) alone: `decoding` changes none while dtypes stay as they are, nor does its
     loop (a host's dispatches, or one program that every host of a pod runs unchanged). `images` are
-    those of the prompts (rljax.data.online.prompts). `mixed`: a second model to draw from together.
-    A row whose logits are not finite ends there, with FinishReason.ABORT.
+    those of the prompts (rljax.data.online.prompts). `second`: a model to draw from together with
+    this one. A row whose logits are not finite ends there, with FinishReason.ABORT.
 
     `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
-    still decode, each once and in no order; once it returns True, the rows that still decode end
-    there, with FinishReason.ABORT. Nobody is called by hosts of a pod, and where all rows
-    may end in the same turn.
+    still decode, each once and in no order; `stop` is asked after every turn of decoding: once it
+    returns True, the rows that still decode end there, with FinishReason.ABORT. Neither is called
+    by hosts of a pod, and where all rows may end in the same turn.
     """
     model = decoding.of(model)
     if second is not None:
@@ -75,7 +76,7 @@ def generate(
     if decoding.loop == "host":
         _refuse_on_host(images, second)
         inputs = (prompts, lengths, key, sampling)
-        options = dict(n=n, version=version, decoding=decoding, finished=finished)
+        options = dict(n=n, version=version, decoding=decoding, finished=finished, stop=stop)
         return host_rollout(model, params, *inputs, **options)
     images = images and place(images, model.mesh)
     inputs = (prompts, lengths, key, sampling, n, decoding)
@@ -85,7 +86,7 @@ def generate(
     else:
         stops = (sampling.stop_strings, decoding.decode)
         tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
-        batch = in_turns(*arguments, finished=tell)
+        batch = in_turns(*arguments, finished=tell, stop=stop)
     if sampling.stop_strings:
         starts = np.repeat(lengths, n)
         batch = cut_at_stop_strings(batch, starts, sampling.stop_strings, decoding.decode)

@@ -29,7 +29,8 @@ def host_rollout(
     n: int,
     version,
     decoding: Decoding,
-    finished: Callable[[int, list[int], int], bool | None] | None = None,
+    finished: Callable[[int, list[int], int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Batch:
     """The batch of rljax.sampler.generate, whose arguments were checked, by the host's loop."""
     count, columns = prompts.shape
@@ -52,11 +53,9 @@ def host_rollout(
         events = sampler.step(params, version=int(version))
         ended = [event.sample for event in events if event.sample.finish_reason is not None]
         timing.decoding(min(engine.slots, sampler.pending))
-        stop = [
+        for sample in ended if finished is not None else ():
             finished(sample.id, list(sample.tokens), int(sample.finish_reason))
-            for sample in (ended if finished is not None else ())
-        ]
-        if any(stop):
+        if stop is not None and stop():
             for sample in samples:
                 if sample.finish_reason is None:
                     sampler.abort(sample)

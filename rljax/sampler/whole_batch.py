@@ -183,10 +183,10 @@ def _pinned(carry, model: Model):
 
 def in_turns(
     model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    second, finished: Callable[[int, list[int], int], bool | None],
+    second, finished: Callable[[int, list[int], int], None], stop: Callable[[], bool] | None,
 ) -> Batch:  # fmt: skip
     """The batch of `rollout`, in one process. `finished(row, ids, reason)` is called as rows end,
-    while the devices decode the next turn."""
+    while the devices decode the next turn; once `stop` says so, that turn is the last."""
     start = (prompts, lengths, keys, rules, forcing, images, second)
     prompt_batch, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)
@@ -198,11 +198,9 @@ def in_turns(
         if going:
             carry, look = _turn(model, shape, params, second, queue, carry)
         timing.decoding(shape.slots if waiting else int(live.sum()))
-        ended = [
+        for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
-            for row, said, why in responses.take(owner, live, reason, ids, valid)
-        ]
-        if not going or any(ended):
+        if not going or (stop is not None and stop()):
             return _finish(model, shape, carry[3], queue, version, images, prompt_batch)
 
 
@@ -361,7 +359,7 @@ def _batch(
         entropy=out.entropy,
         policy_version=jnp.where(mask > 0, version, 0).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(lengths.shape[0], dtype=jnp.int32), shape.n),
-        finish_reason=out.reason,
+        finish_reason=out.reason.astype(jnp.int32),  # never weakly typed: one program learns
     )
     batch = jax.tree.map(lambda x: constrain_rows(x, model.mesh), batch)
     if images is None:

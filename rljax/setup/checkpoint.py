@@ -1,12 +1,9 @@
 """Checkpoints: roles, optimizer state, data position, PRNG, trackers' offsets: one atomic folder
 per step.
 
-What lives here: save, restore, keep-N, best, and the checks that a folder is whole. Arrays are
-written by
-orbax; `state.json` holds everything that is not an array; `manifest.json` holds a SHA-256 of every
-file and is
-written last, into a hidden folder that is then renamed, so that a kill at any moment leaves whole
-folders only.
+Arrays are written by orbax; `state.json` holds everything that is not an array. `manifest.json`
+holds a SHA-256 of every file and is written last, into a hidden folder that is then renamed, so
+that a kill at any moment leaves whole folders only.
 """
 
 import hashlib

@@ -128,25 +128,45 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
     return new, metrics, frozenset(read)
 
 
+def _check_process_reward(text: str) -> None:
+    """The dense reward of reward.process_model, on shapes: rewards [B, S]."""
+    numbers, ids = (jax.ShapeDtypeStruct((2, 3), d) for d in (jnp.float32, jnp.int32))
+    row = jax.ShapeDtypeStruct((2,), jnp.float32)
+    batch = Batch(
+        ids, ids, ids, numbers, rewards=numbers, scores=row, process_rewards=numbers, step_ids=ids
+    )
+    rewards = jax.eval_shape(resolve(text, NAMESPACES["process_reward"]), batch)
+    if rewards.shape != numbers.shape:
+        raise InputError(
+            f"reward.process_reward={text!r} returns the wrong shape",
+            value=rewards.shape, rule="rewards [B, S]",
+        )  # fmt: skip
+
+
 def check_fields_read(setup: Setup) -> None:
-    """The dry run of every phase. Raises InputError where one fails, or where a field of
-    config.algorithm is set and neither the dataflow nor its rollout reads it."""
+    """The dry run of every phase. Raises InputError where one fails, or where fields of
+    config.algorithm are set that neither the dataflow nor its rollout reads: all of them."""
     read: set[str] = set()
+    if setup.config.reward.process_model:
+        _check_process_reward(setup.config.reward.process_reward)
     for phase in setup.phases:
         _, _, fields = dry_run(setup, phase)
         read |= fields if phase is setup.main else set()
     read |= {"collect"} if setup.main.samples else set()
     if "kl_controller" in abstract_roles(setup):
         read |= {"kl_target", "kl_horizon"}
-    settings, default = setup.config.algorithm, AlgorithmConfig()
-    for field in dataclasses.fields(AlgorithmConfig):
-        value, usual = getattr(settings, field.name), getattr(default, field.name)
-        if field.name not in read and not _same(field.name, value, usual):
-            raise InputError(
-                f"algorithm.{field.name}", value=value,
-                rule=f"dataflow={setup.config.dataflow!r} does not read it",
-                fix=f"algorithm.{field.name}={usual!r}",
-            )  # fmt: skip
+    settings, default = vars(setup.config.algorithm), vars(AlgorithmConfig())
+    unread = [
+        name for name, usual in default.items()
+        if name not in read and not _same(name, settings[name], usual)
+    ]  # fmt: skip
+    if unread:
+        raise InputError(
+            ", ".join(f"algorithm.{name}={settings[name]!r}" for name in unread),
+            rule=f"dataflow={setup.config.dataflow!r} does not read "
+            + ("it" if len(unread) == 1 else "them"),
+            fix=", ".join(f"algorithm.{name}={default[name]!r}" for name in unread),
+        )
 
 
 def _same(field: str, value, usual) -> bool:

@@ -4,7 +4,7 @@ A run may still be training: nothing here writes into its folder.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -28,9 +28,11 @@ from rljax.roles import Actor
 from rljax.rollout import Reward, sample_scored
 from rljax.sampler import Sampling
 from rljax.setup.checkpoint import ARRAYS, Checkpoints
-from rljax.setup.rewards import text_scorer
+from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.setup import check_length, decoding_of, load_model, make_sampling
 from rljax.setup.weights import initial_params
+
+_SCORED_ROWS = 8  # by a reward model at once, on each device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +99,12 @@ class SavedPolicy:
         return Policy(self.actor(), self.tokenizer, how, longest)
 
     def reward(self, text: str) -> Reward:
-        """The reward `text` of this policy's samples. Close it: it runs in processes of its own."""
-        scorer = text_scorer(self.config, text, self.model.mesh)
-        return Reward(scorer, self.tokenizer, self.model.mesh)
+        """The reward `text` of this policy's samples, with the score of the config's reward.model
+        where it reads that. Close it: it runs in processes of its own."""
+        mesh = self.model.mesh
+        model = model_scorer(self.config, self.model, text, _SCORED_ROWS * mesh.size)
+        scorer = text_scorer(self.config, text, mesh)
+        return Reward(scorer, self.tokenizer, mesh, model=model)
 
 
 # -- opening --
@@ -205,7 +210,7 @@ class Sample:
     """One completion of a prompt; `prompt` is an index into the prompts that were sampled.
 
     logprobs: of the sampler, one per id, NaN where the token was forced. reward: NaN where it
-    failed, or where there is none.
+    failed, or where there is none. parts: the named parts of its score.
     """
 
     prompt: int
@@ -214,6 +219,7 @@ class Sample:
     logprobs: tuple[float, ...]
     finish_reason: str  # stop | length | interrupt | abort
     reward: float = float("nan")
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def truncated(self) -> bool:
@@ -254,23 +260,23 @@ def sample_all(
         part = Prompts.from_records([p for p, _ in chunk], length=policy.prompt_tokens)
         part = dataclasses.replace(part, starts=np.array([b for _, b in chunk], np.int32))
         draw = (jax.random.fold_in(key, first), policy.sampling)
-        rewards = None
+        live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
+        scores = [(float("nan"), {})] * live
         if reward is None:
             batch = policy.actor.generate(part, *draw, n=n)
         else:
             batch, report = sample_scored(policy.actor, reward, part, *draw, n=n)
-            scores = [row.score for row in report.rows]
-            rewards = [score.value if score.status == "ok" else np.nan for score in scores]
-        live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
+            scores = [(row.score.value, row.score.parts) for row in report.rows[:live]]
         lengths = np.repeat(part.lengths, n)[:live]
-        for row, fields in enumerate(_read_rows(batch, lengths, policy.tokenizer, rewards)):
-            samples.append(Sample(first + row // n, *fields))
+        rows = zip(_read_rows(batch, lengths, policy.tokenizer), scores, strict=True)
+        for row, (fields, score) in enumerate(rows):
+            samples.append(Sample(first + row // n, *fields, *score))
     return samples
 
 
-def _read_rows(batch, lengths: np.ndarray, tokenizer: Tokenizer, rewards) -> Iterator[tuple]:
-    """(text, ids, logprobs, finish_reason, reward) of the responses of the first rows, which begin
-    after `lengths` tokens."""
+def _read_rows(batch, lengths: np.ndarray, tokenizer: Tokenizer) -> Iterator[tuple]:
+    """(text, ids, logprobs, finish_reason) of the responses of the first rows, which begin after
+    `lengths` tokens."""
     fields = (batch.tokens, batch.mask, batch.segment_ids, batch.finish_reason)
     tokens, mask, segments, finish = fetch(fields)
     logprobs = np.full(tokens.shape, np.nan)
@@ -282,5 +288,4 @@ def _read_rows(batch, lengths: np.ndarray, tokenizer: Tokenizer, rewards) -> Ite
         yield (
             tokenizer.decode(ids), tuple(ids), tuple(logprobs[row, at].tolist()),
             FinishReason(int(finish[row])).name.lower(),
-            float("nan") if rewards is None else float(rewards[row]),
         )  # fmt: skip

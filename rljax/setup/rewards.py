@@ -24,12 +24,7 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
     that evolve, if there are any."""
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
-    scorer = None
-    if not text or reads_model(resolve(text, NAMESPACES["reward"])):
-        model, params = scalar_model(
-            setup.config, setup.model, "reward.model", reward.model, adapted=False
-        )
-        scorer = ModelScorer(model, params, rows)
+    scorer = model_scorer(setup.config, setup.model, text, rows)
     if text:
         evolving = dense and bool(reward.rubrics)
         if resolve(text, NAMESPACES["reward"]).function is rubric and not evolving:
@@ -56,6 +51,20 @@ def _check_rubrics(setup: Setup) -> None:
                 rule=str(error),
                 fix="put them into extra_info of every row, or set reward.rubrics",
             ) from None
+
+
+def model_scorer(config: Config, policy: Model, text: str, rows: int) -> ModelScorer | None:
+    """reward.model, `rows` rows at once, where the reward `text` is "" or reads its score; else
+    None."""
+    if text and not reads_model(resolve(text, NAMESPACES["reward"])):
+        return None
+    folder = config.reward.model
+    if not folder:
+        rule = "it reads the score of a reward model, and reward.model is ''"
+        fix = "a run whose config has reward.model, or another reward"
+        raise InputError("reward", value=text, rule=rule, fix=fix)
+    model, params = scalar_model(config, policy, "reward.model", folder, adapted=False)
+    return ModelScorer(model, params, rows)
 
 
 def text_scorer(config: Config, text: str, mesh) -> RewardPool | MeshJudge:

@@ -8,6 +8,7 @@ import jax
 
 from rljax.config import Config, is_path
 from rljax.errors import InputError
+from rljax.keys import stream
 from rljax.models.adapters import lora
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import load_config, load_params, load_with_report
@@ -22,17 +23,17 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
 
     What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
     """
-    key = jax.random.fold_in(jax.random.key(config.seed), 1)
+    key = jax.random.key(config.seed)
     plain = dataclasses.replace(model, config=lora.without(model.config))
     if is_path(config.model):
         params, report = load_with_report(config.model, plain)
         if record and jax.process_index() == 0:
             record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     else:
-        params = plain.init(key)
+        params = plain.init(stream(key, "weights"))
     if model.config.lora is None:
         return params
-    params = lora.attach(model, params, jax.random.fold_in(key, 1))
+    params = lora.attach(model, params, stream(key, "adapters"))
     return load_adapter(config.lora.adapter, model, params) if config.lora.adapter else params
 
 
@@ -71,7 +72,7 @@ def scalar_model(
     params = load_scalar(field, folder, lora.without(wanted), policy.mesh)[1]
     model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
     if wanted.lora:
-        key = jax.random.fold_in(jax.random.key(config.seed), 2)
+        key = stream(jax.random.key(config.seed), f"adapters of {field}")
         params = lora.attach(model, params, key)
     return model, params
 

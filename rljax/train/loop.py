@@ -241,7 +241,7 @@ def require_scores(run: Run) -> None:
 
 def summarise(run: Run, status: str) -> dict:
     """What summary.json holds."""
-    progress = run.progress
+    progress, devices = run.progress, run.setup.model.mesh.devices
     out = {
         "status": status,
         "accuracy_before": progress.accuracy_before,
@@ -256,7 +256,7 @@ def summarise(run: Run, status: str) -> dict:
         "prompts": progress.prompts,
         "completions": progress.completions,
         "seed": run.config.seed,
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "device": f"{devices.size} x {devices.flat[0].device_kind}",
         "versions": {"python": platform.python_version()}
         | {n: version(n) for n in ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")},
         "compiles": compiles.count(),
@@ -295,9 +295,9 @@ def _prepare_jax(config: Config) -> None:
     compiles.watch()
 
 
-def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> dict:
-    """Run a config to its end (resuming if run_dir holds checkpoints); returns what summary.json
-    holds.
+def train(config: Config, *, on_start: Callable[[Path], None] | None = None, devices=None) -> dict:
+    """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
+    there are); returns what summary.json holds.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible.
@@ -312,7 +312,7 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None) -> 
         on_start(folder)
     console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None
     settings, summary, status = to_dict(config), {}, "failed"
-    with Signals() as signals, Run(build(config), folder) as run:
+    with Signals() as signals, Run(build(config, devices), folder) as run:
         if console:
             print(f"plan: {run.memory.line()}", flush=True)
         with open_tracking(config.trackers, folder, settings, console) as tracking:

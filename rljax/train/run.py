@@ -19,7 +19,12 @@ from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.default_rewards import evaluation_text, reward_text, training_text
 from rljax.errors import InputError
-from rljax.evaluation.policy import accuracy_by_source, bootstrap, greedy_accuracy
+from rljax.evaluation.policy import (
+    accuracy_by_source,
+    bootstrap,
+    greedy_accuracy,
+    no_answer,
+)
 from rljax.keys import stream
 from rljax.learn.optimizers import current_learning_rate
 from rljax.models.adapters import lora
@@ -320,6 +325,7 @@ class Run:
             "eval/accuracy_high": interval["high"],
             "eval/truncated_fraction": truncated,
             "eval/failed_fraction": failed,
+            **no_answer(samples, "eval/"),
         }
 
     def remember_before(self) -> None:

@@ -105,7 +105,7 @@ class RolloutSource:
         if self.score is self.reward:
             metrics |= self._learn(done.report)
         names = (setup.config.data.train, *setup.config.data.sources)
-        batch = widened(done.batch, setup.row_tokens)
+        batch = place(widened(done.batch, setup.row_tokens), setup.model.mesh)
         return batch, {**metrics, **_chances(self.loader, names)}
 
     def _learn(self, report: RewardReport) -> dict:

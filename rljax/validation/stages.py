@@ -211,20 +211,21 @@ def _check_advantage(
     except InputError:  # of algorithm.collect, which is said elsewhere
         return
     missing = [n for n in spec(advantage).reads if n in _NOT_ALWAYS and n not in filled]
-    for name in missing[:1]:
-        having = [other for other in dataflows.__all__ if _fills(config, other, name)]
+    if missing:
+        having = [other for other in dataflows.__all__ if _fills(config, other, missing)]
         fix = f"use dataflow={' or '.join(having)}" if having else "a dataflow of your own"
-        rule = f"reads batch field {name}, which dataflow={config.dataflow!r} does not fill"
+        names = ", ".join(missing)
+        rule = f"reads batch field {names}, which dataflow={config.dataflow!r} does not fill"
         problems.check(False, field, text, rule, fix)
 
 
-def _fills(config: Config, name: str, field: str) -> bool:
+def _fills(config: Config, name: str, fields: list[str]) -> bool:
     component = Component(name, NAMESPACES["dataflow"])
     without_critic = "critic" not in component.parameters
     return (
         spec(component).data == "rollouts"
         and without_critic
-        and field in _filled(config, component)
+        and set(fields) <= _filled(config, component)
     )
 
 

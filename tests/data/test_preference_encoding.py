@@ -83,8 +83,8 @@ def test_a_completion_is_the_last_turn_that_follows_the_rendered_prompt(families
 def test_a_tools_answer_within_a_completion_is_not_learned(families, unmarked_families, family):
     tokenizer = families[family]
     row = dict(prompt=ASK[:2], completion=WITH_TOOL, label=True, tools=TOOLS)
-    ((item,), _) = items_of([row], tokenizer, "labelled", 4096)
-    ((unmarked,), _) = items_of([row], unmarked_families[family], "labelled", 4096)
+    ((item,), _) = items_of([row], tokenizer, "unpaired", 4096)
+    ((unmarked,), _) = items_of([row], unmarked_families[family], "unpaired", 4096)
     assert item.completion_mask.tolist() == unmarked.completion_mask.tolist()
     prompt = tokenizer.encode_chat(ASK[:2], tools=TOOLS)
     assert item.prompt_ids.tolist() == prompt
@@ -258,22 +258,22 @@ def test_overlong_examples(overlong, limit, ids, mask):
 
 def test_steps_are_labelled_at_their_last_token(tokenizer):
     row = dict(prompt="0>", completions=["12", "3"], labels=[True, -0.5])
-    ((item,), _) = items_of([row], CHARS, "steps")
+    ((item,), _) = items_of([row], CHARS, "stepwise")
     assert item.ids.tolist() == chars("0>12\n3\n")
     assert item.mask.tolist() == [0, 0, 0, 0, 1, 0, 1]
     assert item.labels.tolist() == [0, 0, 0, 0, 1, 0, -0.5]
-    ((item,), _) = items_of([row], CHARS, "steps", separator="")
+    ((item,), _) = items_of([row], CHARS, "stepwise", separator="")
     assert item.ids.tolist() == chars("0>123")
     assert item.mask.tolist() == [0, 0, 0, 1, 1]
     # A label that is cut away goes with its step; without any the row is dropped.
-    ((item,), counts) = items_of([row], CHARS, "steps", 6, overlong="right")
+    ((item,), counts) = items_of([row], CHARS, "stepwise", 6, overlong="right")
     assert item.labels.tolist() == [0, 0, 0, 0, 1, 0] and counts["truncated"] == 1
     with pytest.raises(InputError, match="'dropped_empty': 1"):
-        items_of([row], CHARS, "steps", 4, overlong="right")
-    ((item,), _) = items_of([row], CHARS, "steps", 6, overlong="left")
+        items_of([row], CHARS, "stepwise", 4, overlong="right")
+    ((item,), _) = items_of([row], CHARS, "stepwise", 6, overlong="left")
     assert item.ids.tolist() == chars(">12\n3\n") and item.mask.tolist() == [0, 0, 0, 1, 0, 1]
     chat = dict(prompt=[user("1")], completions=["the answer", "is 42"], labels=[True, True])
-    ((item,), _) = items_of([chat], tokenizer, "steps")
+    ((item,), _) = items_of([chat], tokenizer, "stepwise")
     prompt = tokenizer.encode_chat([user("1")])
     assert item.ids[: len(prompt)].tolist() == prompt
     assert tokenizer.decode(item.ids[len(prompt) :]) == "the answer\nis 42\n"
@@ -363,9 +363,9 @@ def test_mismatched_rows_have_the_completion_of_the_row_before():
         dict(prompt="456", completion="7", label=False),
         dict(prompt="8", completion="9", label=True),
     ]
-    items, _ = items_of(rows, CHARS, "labelled")
-    assert longest_row("labelled", items) == 5
-    batch = checked(batch_arrays("labelled", items, length=6))
+    items, _ = items_of(rows, CHARS, "unpaired")
+    assert longest_row("unpaired", items) == 5
+    batch = checked(batch_arrays("unpaired", items, length=6))
     assert batch.scores.tolist() == [1, -1, 1]
     other = checked(mismatched_arrays(items, length=6))
     for row, text in enumerate(["19", "45623", "87"]):
@@ -381,8 +381,8 @@ def test_mismatched_rows_have_the_completion_of_the_row_before():
 
 def test_rows_of_steps_and_trajectories():
     row = dict(prompt="0>", completions=["12", "3"], labels=[True, False])
-    items, _ = items_of([row], CHARS, "steps")
-    batch = checked(batch_arrays("steps", items, length=8))
+    items, _ = items_of([row], CHARS, "stepwise")
+    batch = checked(batch_arrays("stepwise", items, length=8))
     assert batch.mask.tolist() == [[0, 0, 0, 0, 1, 0, 1, 0]]
     assert batch.process_rewards.tolist() == [[0, 0, 0, 0, 1, 0, -1, 0]]
     rows = [

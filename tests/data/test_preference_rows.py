@@ -23,8 +23,8 @@ SCHEMA = [{"type": "function", "function": {"name": "add", "parameters": {"type"
 GOOD = {
     "examples": {"prompt": "q", "completion": "a"},
     "pairs": {"prompt": "q", "chosen": "a", "rejected": "b"},
-    "labelled": {"prompt": "q", "completion": "a", "label": True},
-    "steps": {"prompt": "q", "completions": ["s", "t"], "labels": [True, False]},
+    "unpaired": {"prompt": "q", "completion": "a", "label": True},
+    "stepwise": {"prompt": "q", "completions": ["s", "t"], "labels": [True, False]},
     "trajectories": {"prompt": "q", "completion": "a", "reward": 1.0},
 }
 PLAIN_PAIR = dict(margin=0.0, tie=False)
@@ -96,14 +96,18 @@ FORMS = [
         GOOD["pairs"] | dict(margin=0.0, tie=True),
     ),
     ("pairs", GOOD["pairs"] | {"tie": True}, GOOD["pairs"] | dict(margin=0.0, tie=True)),
-    ("labelled", GOOD["labelled"] | {"label": 0}, GOOD["labelled"] | {"label": False}),
+    ("unpaired", GOOD["unpaired"] | {"label": 0}, GOOD["unpaired"] | {"label": False}),
     (
-        "labelled",
+        "unpaired",
         {"prompt": [U], "response": "a", "label": 1.0},
         dict(prompt=[U], completion=[A], label=True),
     ),
-    ("steps", GOOD["steps"], GOOD["steps"] | {"labels": [1.0, -1.0]}),
-    ("steps", GOOD["steps"] | {"labels": [0, -0.5]}, GOOD["steps"] | {"labels": [0.0, -0.5]}),
+    ("stepwise", GOOD["stepwise"], GOOD["stepwise"] | {"labels": [1.0, -1.0]}),
+    (
+        "stepwise",
+        GOOD["stepwise"] | {"labels": [0, -0.5]},
+        GOOD["stepwise"] | {"labels": [0.0, -0.5]},
+    ),
     ("trajectories", GOOD["trajectories"], GOOD["trajectories"] | {"truncated": False}),
     (
         "trajectories",
@@ -193,22 +197,22 @@ BAD = [
     (*bad("pairs", score_chosen=1.0), "'score_rejected' is missing"),
     (*bad("pairs", score_chosen=1, score_rejected=2), "'score_chosen' is below"),
     (*bad("pairs", tie="yes"), "'tie' is not true or false"),
-    (*bad("labelled", label=None), "'label' is not true or false"),
-    (*bad("labelled", label="good"), "'label' is not true or false"),
-    (*bad("labelled", label=2), "'label' is not true or false"),
-    (*bad("labelled", label=float("nan")), "'label' is not true or false"),
-    ("labelled", {"prompt": "q", "completion": "a"}, "lacks the column 'label'"),
-    ("labelled", {"prompt": "q", "label": True}, "lacks the column 'completion'"),
-    ("labelled", {"completion": "a", "label": True}, "lacks the column 'prompt'"),
-    (*bad("steps", labels=[True]), "'labels' has 1 values for 2 steps"),
-    (*bad("steps", labels=[True, 1.5]), "'labels', step 1 is out of range"),
-    (*bad("steps", labels=[True, None]), "'labels', step 1 is missing"),
-    (*bad("steps", labels=[True, float("nan")]), "'labels', step 1 is missing"),
-    (*bad("steps", labels=True), "'labels' is not a list"),
-    (*bad("steps", completions=[]), "'completions' is empty"),
-    (*bad("steps", completions="st"), "'completions' is not a list"),
-    (*bad("steps", completions=["s", ""]), "'completions', step 1 is empty"),
-    ("steps", {"prompt": "q", "completions": ["s"]}, "lacks the column 'labels'"),
+    (*bad("unpaired", label=None), "'label' is not true or false"),
+    (*bad("unpaired", label="good"), "'label' is not true or false"),
+    (*bad("unpaired", label=2), "'label' is not true or false"),
+    (*bad("unpaired", label=float("nan")), "'label' is not true or false"),
+    ("unpaired", {"prompt": "q", "completion": "a"}, "lacks the column 'label'"),
+    ("unpaired", {"prompt": "q", "label": True}, "lacks the column 'completion'"),
+    ("unpaired", {"completion": "a", "label": True}, "lacks the column 'prompt'"),
+    (*bad("stepwise", labels=[True]), "'labels' has 1 values for 2 steps"),
+    (*bad("stepwise", labels=[True, 1.5]), "'labels', step 1 is out of range"),
+    (*bad("stepwise", labels=[True, None]), "'labels', step 1 is missing"),
+    (*bad("stepwise", labels=[True, float("nan")]), "'labels', step 1 is missing"),
+    (*bad("stepwise", labels=True), "'labels' is not a list"),
+    (*bad("stepwise", completions=[]), "'completions' is empty"),
+    (*bad("stepwise", completions="st"), "'completions' is not a list"),
+    (*bad("stepwise", completions=["s", ""]), "'completions', step 1 is empty"),
+    ("stepwise", {"prompt": "q", "completions": ["s"]}, "lacks the column 'labels'"),
     (*bad("trajectories", reward=float("nan")), "'reward' is missing (null or NaN)"),
     (*bad("trajectories", reward=None), "'reward' is missing"),
     (*bad("trajectories", reward=True), "'reward' is not a finite number"),
@@ -291,8 +295,8 @@ ROWS = {
         {"prompt": [U], "chosen": [A], "rejected": [B], "margin": 0.5},
         {"prompt": [U, A, V], "chosen": [B], "rejected": [C, TOOL, A], "margin": 2.0},
     ],
-    "labelled": [GOOD["labelled"], {"prompt": "é", "completion": "ß", "label": False}],
-    "steps": [GOOD["steps"], {"prompt": "r", "completions": ["s"], "labels": [True]}],
+    "unpaired": [GOOD["unpaired"], {"prompt": "é", "completion": "ß", "label": False}],
+    "stepwise": [GOOD["stepwise"], {"prompt": "r", "completions": ["s"], "labels": [True]}],
     "trajectories": [
         {"prompt": "q", "steps": ["s", "t"], "reward": 1.0, "process_scores": [0.5, 1.0]},
         {"prompt": "r", "steps": ["s"], "reward": 0.0, "process_scores": [0.0]},
@@ -324,7 +328,7 @@ def test_every_format_gives_the_same_records(tmp_path, kind):
     assert load_rows(tuple(rows), "test", kind) == want
     if kind == "pairs":
         assert load_rows("test_preference_rows.pairs_task", "train", kind) == want
-    if kind in ("labelled", "steps", "trajectories"):
+    if kind in ("unpaired", "stepwise", "trajectories"):
         write_parquet(tmp_path / "b.parquet", rows, as_bytes=True)
         assert load_rows(str(tmp_path / "b.parquet"), "train", kind) == want
 
@@ -375,7 +379,7 @@ READ_TFDS = """
 import json, sys
 from rljax.data.offline.rows import load_rows
 
-rows = [load_rows(sys.argv[1], "train", kind) for kind in ("pairs", "steps")]
+rows = [load_rows(sys.argv[1], "train", kind) for kind in ("pairs", "stepwise")]
 assert "tensorflow" not in sys.modules
 print(json.dumps(rows))
 """
@@ -384,7 +388,7 @@ print(json.dumps(rows))
 def test_tfds(tmp_path):
     pytest.importorskip("tensorflow_datasets", reason="tensorflow-datasets is not installed")
     pairs = [dict(row) for row in ROWS["pairs"]]
-    steps = [{k: v for k, v in row.items() if k != "prompt"} for row in ROWS["steps"]]
+    steps = [{k: v for k, v in row.items() if k != "prompt"} for row in ROWS["stepwise"]]
     rows = [{**a, **b} for a, b in zip(pairs, steps, strict=True)]
 
     def run(code, *args):
@@ -399,7 +403,7 @@ def test_tfds(tmp_path):
     folder = f"tfds:{tmp_path / 'tiny' / '1.0.0'}"
     for spec in (folder, "tfds:tiny"):
         found = json.loads(run(READ_TFDS, spec).splitlines()[-1])
-        assert found == [load_rows(rows, "train", kind) for kind in ("pairs", "steps")]
+        assert found == [load_rows(rows, "train", kind) for kind in ("pairs", "stepwise")]
     with pytest.raises(InputError, match="has no split 'test'"):
         load_rows(folder, "test", "pairs")
     with pytest.raises(InputError, match="cannot be opened as a TFDS data set"):

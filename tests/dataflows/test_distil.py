@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from preset_runs import one_device, preset_config
+from preset_runs import preset_config
+from tiny_run import train_on_one
 from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, AlgorithmConfig, Config
+from rljax.data.online.encoded import load_run_tokenizer
 from rljax.dataflows.distil import distil
 from rljax.errors import InputError
 from rljax.learn import Steps, token_mean
@@ -26,7 +28,6 @@ from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Reference, start_training
 from rljax.setup import build as build_setup
-from rljax.train import train
 from rljax.train.run import Run
 from rljax.validation import validate
 
@@ -199,12 +200,9 @@ def test_a_student_comes_near_its_teacher_on_given_completions(tmp_path):
     config.actor_optimizer.lr, config.model_settings.remat = 1e-2, "none"
     config.trackers, config.export, config.compilation_cache = (), False, ""
     config.run_dir = str(tmp_path / "run")
-    with one_device():
-        from rljax.data.online.encoded import load_run_tokenizer
-
-        vocab = load_run_tokenizer(config).vocab_size
-        config.teacher_model = write_teacher(tmp_path / "teacher", vocab)
-        summary = train(config)
+    vocab = load_run_tokenizer(config).vocab_size
+    config.teacher_model = write_teacher(tmp_path / "teacher", vocab)
+    summary = train_on_one(config)
     before, after = (summary[k]["eval/loss"] for k in ("eval_before", "eval_after"))
     assert before > 0.2 and after < 0.3 * before, (before, after)
 

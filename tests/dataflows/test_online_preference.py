@@ -1,6 +1,7 @@
 """Preference learning from samples: pairs, refreshed references, games, mixtures, and that each
 learns."""
 
+import copy
 import dataclasses
 import math
 
@@ -17,6 +18,7 @@ from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.errors import InputError
 from rljax.rollout import AgainstOpponent, GeometricMixture, sampled_by_actor
 from rljax.sampler import SecondModel, generate
+from rljax.setup.dry_run import check_fields_read
 from rljax.shaping.pairs import bradley_terry, choose_pairs, higher_wins, win_probabilities
 from rljax.validation import validate
 
@@ -289,8 +291,6 @@ def test_a_step_without_pairs_moves_nothing(shared):
         ("online_dpo()", {"algorithm__preference_loss": "kto()"}, "examples of 1 rows"),
         ("nash_md()", {"algorithm__preference_loss": "dpo()"}, "have 1"),
         ("online_dpo()", {"algorithm__preference_loss": "xpo()"}, "chosen_is_policy"),
-        ("online_dpo()", {"algorithm__kl_in_reward": 0.1}, "does not read it"),
-        ("sppo()", {"algorithm__filters": ("live_groups()",)}, "does not read it"),
         ("online_dpo()", {"batch__samples_per_prompt": 1,
                           "batch__sequences_per_optimizer_step": 16}, "2 or more"),
         ("xpo()", {"batch__samples_per_prompt": 7,
@@ -313,6 +313,22 @@ def test_what_does_not_fit_is_said_before_anything_loads(dataflow, changes, word
         validate(config)
 
 
+@pytest.mark.parametrize(
+    ("dataflow", "changes", "said"),
+    [
+        ("online_dpo()", {"kl_in_reward": 0.1}, r"algorithm.kl_in_reward=0.1; .* does not read it"),
+        ("sppo()", {"filters": ("live_groups()",)}, r"algorithm.filters=.* does not read it"),
+    ],
+)
+def test_what_nothing_reads_is_said_before_weights_are_made(dataflow, changes, said):
+    config = config_of(dataflow)
+    check_fields_read(build.build(config))
+    for name, value in changes.items():
+        setattr(config.algorithm, name, value)
+    with pytest.raises(InputError, match=said):
+        check_fields_read(build.build(config))
+
+
 def test_options_are_checked_like_any_others():
     with pytest.raises(InputError, match="rejected"):
         resolve("online_dpo(rejected='second')", NAMESPACES["dataflow"])
@@ -324,10 +340,10 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(shared):
     for _ in range(3):
         whole.step()
     arrays = jax.device_get(build.role_arrays(whole.roles))
-    position, progress = whole.prompts.get_state(), dataclasses.replace(whole.progress)
+    position, progress = whole.source.get_state(), copy.deepcopy(whole.progress)
     again = started(shared, config_of("online_dpo(rejected='random', refresh_every=2)"))
     again.roles = build.with_arrays(again.roles, jax.device_put(arrays))
-    again.prompts.set_state(position)
+    again.source.set_state(position)
     again.progress = progress
     for _ in range(2):
         want, got = whole.step(), again.step()
@@ -341,7 +357,7 @@ def test_the_reference_of_adapters_shares_their_base(shared):
     actor, reference = run.roles["actor"], run.roles["reference"]
     moved = jax.tree.map(lambda x: x + 0.5, actor.state.params)
     actor = dataclasses.replace(actor, state=dataclasses.replace(actor.state, params=moved))
-    now = reference.follow(actor)
+    now = reference.follow(actor, when=True)
     adapters, base = run.setup.model.split(now.params)
     assert same([np.asarray(x) for x in jax.tree.leaves(adapters)], weights(actor))
     _, before = run.setup.model.split(reference.params)

@@ -166,7 +166,7 @@ def test_the_learning_phase_is_one_program(page, advantage, one_device, tmp_path
         for e, (a, b) in zip(calls, ends, strict=True)
         if not any(c < a and b < d for c, d in ends)
     ]
-    assert outer == ["PjitFunction(run)"], outer
+    assert outer == [f"PjitFunction({page.__name__})"], outer
     assert int(new["actor"].state.step) == 8  # two calls of 2 epochs x 2 minibatches
 
 
@@ -186,7 +186,7 @@ def test_trained_roles_are_donated_and_frozen_ones_kept(one_device):
 
 @pytest.fixture(scope="module")
 def trl_model(one_device):
-    folder = golden("public", "trl_traj", "model")
+    folder = golden("trl_traj", "model")
     return folder, Model(load_config(folder, remat="none"), one_device)
 
 
@@ -217,7 +217,7 @@ def follow(model, folder, meta, cases, to_batch, loss, reduction=update.token_me
 
 def test_six_sft_steps_equal_trl(trl_model):
     folder, model = trl_model
-    meta, cases = golden_cases("public", "trl_traj", "sft.npz")
+    meta, cases = golden_cases("trl_traj", "sft.npz")
 
     def to_batch(x):
         labels, lengths = x["labels"], x["attention_mask"].sum(axis=1)
@@ -237,7 +237,7 @@ def test_six_sft_steps_equal_trl(trl_model):
 def test_six_grpo_steps_equal_trl(trl_model):
     """TRL's "dapo" loss: clip 0.2/0.28, token mean, 0.04 k3, two passes over each batch."""
     folder, model = trl_model
-    meta, cases = golden_cases("public", "trl_traj", "grpo.npz")
+    meta, cases = golden_cases("trl_traj", "grpo.npz")
 
     def to_batch(x):
         prompt, completion = x["prompt_mask"].sum(axis=1), x["completion_mask"].sum(axis=1)
@@ -275,7 +275,7 @@ def test_six_grpo_steps_equal_trl(trl_model):
 def test_six_rloo_steps_equal_trl(trl_model):
     """TRL's RLOO: PPO's clip on the product of a response's ratios, two passes over each batch."""
     folder, model = trl_model
-    meta, cases = golden_cases("public", "trl_traj", "rloo.npz")
+    meta, cases = golden_cases("trl_traj", "rloo.npz")
 
     def to_batch(x):
         prompt, completion = x["prompt_mask"].sum(axis=1), x["completion_mask"].sum(axis=1)

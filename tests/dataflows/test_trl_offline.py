@@ -30,7 +30,7 @@ def mesh():
 
 
 def load(mesh, folder: str, head: str = "lm"):
-    path = golden("public", "trl_traj", folder)
+    path = golden("trl_traj", folder)
     model = Model(load_config(path, remat="none"), mesh, head)
     return model, load_params(path, model)
 
@@ -76,7 +76,7 @@ def actor_and_reference(mesh, meta):
 
 
 def test_six_dpo_steps_equal_trl(mesh):
-    meta, cases = golden_cases("public", "trl_traj", "dpo.npz")
+    meta, cases = golden_cases("trl_traj", "dpo.npz")
     actor, reference = actor_and_reference(mesh, meta)
     text = f"dpo(beta={meta['beta']}, losses=({meta['loss_type']!r},))"
     cfg = recipe(len(cases[0].inputs["input_ids"]), preference_loss=text)
@@ -92,7 +92,7 @@ def test_six_dpo_steps_equal_trl(mesh):
 
 
 def test_six_kto_steps_equal_trl(mesh):
-    meta, cases = golden_cases("public", "trl_traj", "kto.npz")
+    meta, cases = golden_cases("trl_traj", "kto.npz")
     actor, reference = actor_and_reference(mesh, meta)
     text = (
         f"{meta['loss_type']}(beta={meta['beta']}, desirable_weight={meta['desirable_weight']}, "
@@ -115,7 +115,7 @@ def test_six_kto_steps_equal_trl(mesh):
 
 
 def test_six_reward_model_steps_equal_trl(mesh):
-    meta, cases = golden_cases("public", "trl_traj", "reward.npz")
+    meta, cases = golden_cases("trl_traj", "reward.npz")
     model, params = load(mesh, "reward_model", "scalar")
     optimizer = trl_optimizer(meta)
     role = RewardModel(start_training(model, params, optimizer), model, optimizer)

@@ -11,14 +11,26 @@ import numpy as np
 import pytest
 
 from rljax.batch import batch_from_rows
+from rljax.components import resolve
+from rljax.config import NAMESPACES
 from rljax.config.options import LabelOptions, check_options
 from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import encode_prompts
 from rljax.data.tasks import program_synthesis
 from rljax.data.tasks.program_task import instructions, program_text, recoverable
 from rljax.data.text.tokenizer import CharTokenizer
-from rljax.datagen.steps import Program, Searcher, _row, label_programs, sample_programs
+from rljax.datagen.steps import (
+    Program,
+    Searcher,
+    _row,
+    label_programs,
+    label_saved,
+    sample_programs,
+)
 from rljax.errors import InputError
+from rljax.mesh import make_mesh
+from rljax.models.huggingface import save_params
+from rljax.models.model import Model
 from rljax.rewards.unit_tests.programs import verdicts
 from rljax.sampler import Sampling
 from rljax.setup.policies import Policy, load_named_policy
@@ -92,7 +104,7 @@ class FakeScore:
 
 def searcher(records, programs, **fields):
     sampling = Sampling(max_response_tokens=RESPONSE_TOKENS, stop_ids=(1,))
-    longest = max(len(r["token_ids"]) for r in records)
+    longest = max(len(r.token_ids) for r in records)
     policy = Policy(Knowing(records, programs), CHARS, sampling, longest)
     return Searcher(policy, Judge(), **fields)
 
@@ -155,7 +167,7 @@ def test_labels_are_those_of_the_oracle(n):
     assert metrics["cost/completions"] <= 3 * metrics["cost/prefixes"] <= sum(calls)
     assert metrics["cost/unit_test_runs"] == 20 * n + metrics["cost/completions"]
     assert policy.pool.asked == metrics["cost/unit_test_runs"]
-    encode_rows([*rows], CHARS, "steps", max_tokens=64)  # what dataflow process_reward_model reads
+    encode_rows([*rows], CHARS, "stepwise", max_tokens=64)  # what process_reward_model reads
 
 
 def test_what_is_not_a_whole_program_is_dropped_and_counted():
@@ -208,12 +220,12 @@ def test_code_alone_and_lines_without_a_label():
 def test_an_ended_row_ends_with_the_end_token_and_may_have_blank_lines():
     row = dict(prompt="1:", completions=["", "+1", "", "*2"], labels=[0.0, 1.0, 0.0, -1.0], index=0)
     for ended, end in ((True, "<eos>"), (False, "\n")):
-        ((item,), _) = encode_rows([{**row, "ended": ended}], CHARS, "steps", max_tokens=20)
+        ((item,), _) = encode_rows([{**row, "ended": ended}], CHARS, "stepwise", max_tokens=20)
         assert CHARS.decode(item.ids, skip_special_tokens=False) == "1:\n+1\n\n*2" + end
         assert item.mask.tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 1]
         assert item.labels[item.mask > 0].tolist() == row["labels"]
     with pytest.raises(InputError, match="a step has no tokens"):
-        encode_rows([row], CHARS, "steps", max_tokens=20)
+        encode_rows([row], CHARS, "stepwise", max_tokens=20)
 
 
 def test_bad_options_are_all_named(tmp_path):
@@ -226,3 +238,14 @@ def test_bad_options_are_all_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"dataflow": "ppo"}))
     with pytest.raises(InputError, match="holds no checkpoint"):
         load_named_policy(f"{tmp_path}@3")
+
+
+def test_a_reward_that_reads_a_reward_model_is_no_test_of_a_program(tmp_path):
+    text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)"
+    model = Model(resolve(text, NAMESPACES["model"])(CHARS.vocab_size), make_mesh())
+    save_params(tmp_path, model, model.init(key()), eos_ids=CHARS.eos_ids, pad_id=CHARS.pad_id)
+    CHARS.save(tmp_path)
+    mixed = "mixture(rewards=('code_tests()', 'reward_model()'))"
+    options = dict(data="first_letter(letters=2, kinds=4, test=4)", reward=mixed)
+    with pytest.raises(InputError, match="mixture.*no test of a program.*code_tests"):
+        label_saved(LabelOptions((str(tmp_path),), str(tmp_path / "out"), **options))

@@ -3,14 +3,13 @@
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import REPO, worked_example
+from conftest import REPO, one_device_environment, worked_example
 from tiny_data import write_gsm8k_parquet
 from tiny_gsm8k import write_model
 
@@ -218,7 +217,7 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
         f"--compilation_cache={jax.config.jax_compilation_cache_dir}",
         f"--out={tmp_path / 'new' / 'out.json'}",
     ]
-    env = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
+    env = one_device_environment()
     command = [sys.executable, f"{REPO}/launchers/evaluate.py"]
     options = dict(env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     done = subprocess.run([*command, *flags], **options)
@@ -228,6 +227,8 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
         assert name in done.stdout
         value = result["metrics"][name]
         assert value["n"] == 3 and value["low"] <= value["value"] <= value["high"]
+    assert result["metrics"]["extraction_failed_fraction"] in (0, 1 / 3, 2 / 3, 1)
+    assert "extraction_failed_fraction" in done.stdout
     assert result["prompts"]["kept"] == 3 and result["step"] is None
 
     done = subprocess.run([*command, f"--checkpoint={model}/nope", "--k=9"], **options)

@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from preset_runs import one_device
+from tiny_run import train_on_one
 
 from rljax.config import Config
 from rljax.data.tasks import first_letter
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.evaluation.reward_models import pair_report
-from rljax.train import train
 
 
 def test_a_report_by_hand():
@@ -100,7 +99,7 @@ def reward_model_run(folder, seed: int) -> dict:
     config.offline.examples_per_step, config.offline.max_tokens = 48, 12
     config.algorithm.reward_loss = "bradley_terry(center=0.01)"
     config.critic_optimizer.lr = 5e-3
-    return train(config)
+    return train_on_one(config)
 
 
 def ppo_run(folder, seed: int) -> list[dict]:
@@ -114,15 +113,14 @@ def ppo_run(folder, seed: int) -> list[dict]:
     config.actor_optimizer.lr = config.critic_optimizer.lr = 3e-3
     config.reward.model = str(folder / "rm" / "reward_model")
     config.reward.workers, config.evaluate.prompts = 1, 16
-    train(config)
+    train_on_one(config)
     rows = [json.loads(line) for line in (folder / "ppo" / "metrics.jsonl").open()]
     return [row for row in rows if row["phase"] == "rl"]
 
 
 def learns(folder, seed: int) -> dict:
     write_pairs(folder)
-    with one_device():
-        summary = reward_model_run(folder, seed)
+    summary = reward_model_run(folder, seed)
     found = summary["eval_after"]
     assert found["eval/accuracy"] > 0.9, found
     assert summary["eval_before"]["eval/accuracy"] < 0.8
@@ -140,8 +138,7 @@ def test_a_reward_model_learns_and_its_report_is_logged(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_its_folder_then_rewards_ppo(tmp_path, seed):
     found = learns(tmp_path, seed)
-    with one_device():
-        rewards = [row["reward/mean"] for row in ppo_run(tmp_path, seed)]
+    rewards = [row["reward/mean"] for row in ppo_run(tmp_path, seed)]
     # In standard deviations of the model's own scores on held-out answers.
     rise = np.mean(rewards[-5:]) - np.mean(rewards[:2])
     assert rise > 0.5 * found["eval/score/std"], (rise, found["eval/score/std"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from conftest import REPO
+from conftest import REPO, one_device_environment
 from rich.console import Console
 
 from rljax.config import Config, to_dict
@@ -248,7 +248,7 @@ def test_the_launcher_from_end_to_end(tmp_path):
     cache = jax.config.jax_compilation_cache_dir
     line = [sys.executable, f"{REPO}/launchers/sweep.py", "--config=my_sweep.py", "--out", "sw"]
     line += ["--config.reward.workers=1", f"--config.compilation_cache={cache}"]
-    env = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
+    env = one_device_environment()
     options = dict(cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     first = subprocess.run(line, **options)
     assert first.returncode == 0, first.stdout + first.stderr

@@ -1,7 +1,6 @@
 """Runs of the presets' tiny variants that share what they can: one reward pool, one start, and
 the compiled sampler."""
 
-import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -11,8 +10,6 @@ from conftest import REPO
 
 from rljax import setup as build
 from rljax.config.flags import load_config_file
-from rljax.mesh import make_mesh
-from rljax.setup import setup
 from rljax.train.run import Run
 
 PRESETS = sorted(p.stem for p in (REPO / "configs" / "presets").glob("*.py"))
@@ -22,17 +19,6 @@ def preset_config(name: str, seed: int = 0):
     config = load_config_file(str(REPO / "configs" / "presets" / f"{name}.py") + ":tiny")
     config.seed, config.compilation_cache = seed, ""
     return config
-
-
-@contextlib.contextmanager
-def one_device():
-    """Of the eight of the tests: a program for one compiles and runs in half the time."""
-    made = setup.make_mesh
-    setup.make_mesh = lambda **_: make_mesh(devices=jax.devices()[:1])
-    try:
-        yield
-    finally:
-        setup.make_mesh = made
 
 
 class Shared:

@@ -30,7 +30,7 @@ def write_model(folder, family: str) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors"):
-        shutil.copyfile(golden("public", "hf", family, name), folder / name)
+        shutil.copyfile(golden("hf", family, name), folder / name)
     return write_tokenizer(folder)
 
 

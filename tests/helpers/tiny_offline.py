@@ -26,9 +26,11 @@ def rows(kind: str, count: int, seed: int) -> list[dict]:
             {
                 "examples": dict(prompt=prompt, completion=good),
                 "pairs": dict(prompt=prompt, chosen=good, rejected=bad),
-                "labelled": dict(prompt=prompt, completion=completion, label=right),
+                "unpaired": dict(prompt=prompt, completion=completion, label=right),
                 "trajectories": dict(prompt=prompt, completion=completion, reward=float(right)),
-                "steps": dict(prompt=prompt, completions=[good, completion], labels=[True, right]),
+                "stepwise": dict(
+                    prompt=prompt, completions=[good, completion], labels=[True, right]
+                ),
                 "prompts": dict(prompt=prompt, ground_truth=good),
             }[kind]
         )

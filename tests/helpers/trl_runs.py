@@ -26,11 +26,18 @@ def trl_optimizer(meta) -> optax.GradientTransformation:
 
 
 def assert_final(name, model, state, norms):
-    final = np.load(golden("public", "trl_traj", f"{name}.npz"))
-    np.testing.assert_allclose(norms, final["final/grad_norms"], rtol=1e-4)
+    """Gradient norms and final weights are TRL's: of the tensors that tests/golden holds."""
+    with np.load(golden("trl_traj", f"{name}.npz")) as file:
+        final = {k.removeprefix("final/"): file[k] for k in file if k.startswith("final/")}
+    np.testing.assert_allclose(norms, final["grad_norms"], rtol=1e-4)
+    compared = 0
     for tensor, (piece,) in disk_pieces(model).items():
+        if f"param/{tensor}" not in final:
+            continue
         node = state.params
         for key in piece.path:
             node = node[key]
         got = piece.theirs(np.asarray(node[piece.index]))
-        np.testing.assert_allclose(got, final[f"final/param/{tensor}"], atol=2e-4, err_msg=tensor)
+        np.testing.assert_allclose(got, final[f"param/{tensor}"], atol=2e-4, err_msg=tensor)
+        compared += 1
+    assert compared == sum(k.startswith("param/") for k in final) > 5

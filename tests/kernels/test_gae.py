@@ -154,7 +154,7 @@ def verl_batch(cases):
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_verls_vectors(name):
-    arguments, wanted = verl_batch(list(golden_cases("public", "verl", "adv_gae.npz")[1]))
+    arguments, wanted = verl_batch(list(golden_cases("verl", "adv_gae.npz")[1]))
     mask = arguments[2] > 0
     narrow = [None if a is None else a.astype(np.float32) for a in arguments]
     for got, want in zip(jax.jit(IMPLEMENTATIONS[name].gae)(*narrow), wanted, strict=True):

@@ -263,7 +263,7 @@ def test_the_sampler_reads_the_same_head():
 
 
 def test_logprob_and_entropy_equal_verl():
-    _, cases = golden_cases("public", "verl", "logits_logprob_entropy.npz")
+    _, cases = golden_cases("verl", "logits_logprob_entropy.npz")
     checked = 0
     with jax.enable_x64(True):
         for case in cases:

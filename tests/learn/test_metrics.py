@@ -25,7 +25,7 @@ def test_mismatch_worked_example():
 
 
 def test_mismatch_equals_verl():
-    _, cases = golden_cases("public", "verl", "offpolicy_metrics.npz")
+    _, cases = golden_cases("verl", "offpolicy_metrics.npz")
     checked = 0
     with jax.enable_x64(True):
         for case in cases:

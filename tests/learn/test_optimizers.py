@@ -26,7 +26,7 @@ from rljax.models.model import Model
 from rljax.models.trees import flattened, nested
 from rljax.plan.memory import held_bytes
 from rljax.roles import start_training, training_layout
-from rljax.setup import role_arrays
+from rljax.setup import build, role_arrays
 from rljax.setup.checkpoint import Checkpoints
 from rljax.train import train
 from rljax.train.run import Run
@@ -412,10 +412,10 @@ def test_a_run_goes_on_bitwise(fields, tmp_path):
     rates = [row["lr"] for row in metrics_rows(tmp_path)]
     peak = config.actor_optimizer.lr  # two optimizer steps per step; the last one's rate
     np.testing.assert_allclose(rates, [peak, peak, peak / 3], rtol=1e-5)
-    with Run(config, tmp_path) as run:
+    with Run(build(config), tmp_path) as run:
         run.load(3)
         end = flat_bytes(role_arrays(run.roles))
         run.load(2)
         assert flat_bytes(role_arrays(run.roles)) != end
-        run.rl_step()
+        run.step()
         assert flat_bytes(role_arrays(run.roles)) == end

@@ -74,7 +74,7 @@ def test_ratio_is_clamped_where_its_exponential_would_overflow():
 
 
 def test_reductions_equal_verl_in_value_and_gradient():
-    _, cases = golden_cases("public", "verl", "agg_loss.npz")
+    _, cases = golden_cases("verl", "agg_loss.npz")
     checked = 0
     with jax.enable_x64(True):
         for case in cases:
@@ -111,7 +111,7 @@ def test_reductions_worked_example_with_an_empty_row_and_prompt_mean():
 
 
 def test_kl_in_reward_equals_verl():
-    _, cases = golden_cases("public", "verl", "apply_kl_penalty.npz")
+    _, cases = golden_cases("verl", "apply_kl_penalty.npz")
     names = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
     checked = 0
     with jax.enable_x64(True):
@@ -134,7 +134,7 @@ def test_kl_in_reward_equals_verl():
 
 
 def test_gae_equals_verl():
-    _, cases = golden_cases("public", "verl", "adv_gae.npz")
+    _, cases = golden_cases("verl", "adv_gae.npz")
     with jax.enable_x64(True):
         for case in cases:
             x, p = case.inputs, case.params
@@ -167,7 +167,7 @@ def test_gae_skips_a_tool_reply():
 
 
 def test_group_relative_equals_verl_but_for_groups_of_one():
-    _, cases = golden_cases("public", "verl", "adv_grpo.npz")
+    _, cases = golden_cases("verl", "adv_grpo.npz")
     with jax.enable_x64(True):
         for case in cases:
             if case.edge:

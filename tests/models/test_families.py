@@ -1,20 +1,20 @@
-"""Every folder under $RLJAX_GOLDEN/hf against the numbers that transformers computed with it:
+"""Every model folder of the golden vectors against the numbers that transformers computed with it:
 logits (right- and left-padded), hidden states, log-probs, gradients, greedy continuation with the
 cache; and back to disk, where transformers loads what we saved.
 
-The folders are walked: a model put there later is checked without another line here.
+The folders are walked, of tests/golden and of $RLJAX_GOLDEN (default ../shared/golden/public): a
+model put there later is checked without another line here.
 """
 
 import functools
 import json
-import os
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN
+from conftest import FURTHER, GOLDEN
+from conftest import golden as golden_folder
 
 from rljax.batch import Batch
 from rljax.data.images.rows import image_rows, mrope_positions
@@ -24,17 +24,14 @@ from rljax.models.huggingface import load_config, load_params, save_params
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces
 
-ROOT = Path(os.environ.get("RLJAX_GOLDEN", GOLDEN / "public")) / "hf"
-FOLDERS = sorted(p.name for p in ROOT.glob("*") if (p / "config.json").exists())
+FOLDERS = {p.parent.name: p.parent for r in (GOLDEN, FURTHER) for p in r.glob("hf/*/config.json")}
 ATOL = 1e-3  # of float32 logits; the folder's README
 
 
 @functools.cache
 def loaded(name: str):
     """(folder, model, params, the stored arrays) on one device."""
-    folder = ROOT / name
-    if not FOLDERS:
-        pytest.skip("golden vectors are absent: no hf folder under $RLJAX_GOLDEN")
+    folder = FOLDERS.get(name) or golden_folder("hf", name)
     io = dict(np.load(folder / "io.npz"))
     classifies = "SequenceClassification" in json.loads(str(io["__meta__"]))["architecture"]
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
@@ -73,7 +70,7 @@ def close(got, want, keep, **tolerance):
     np.testing.assert_allclose(np.where(keep, got, 0), np.where(keep, want, 0), **tolerance)
 
 
-@pytest.fixture(scope="module", params=FOLDERS or ["none"])
+@pytest.fixture(scope="module", params=sorted(FOLDERS))
 def golden(request):
     return loaded(request.param)
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import golden, lanes
+from preset_runs import one_device
 from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config
 
 from rljax import setup as build
@@ -28,6 +29,7 @@ from rljax.roles import start_training
 from rljax.sampler import Sampling, generate
 from rljax.setup import build as build_setup
 from rljax.setup.policies import load_policy
+from rljax.setup.role_table import scalar_start
 from rljax.train import train
 from rljax.train.run import Run
 
@@ -62,7 +64,7 @@ def tokens(rows=2, columns=12, vocab=300):
 
 @pytest.mark.parametrize("family", lanes(["gemma2", "deepseek_v3"], ["qwen3", "gpt_oss"]))
 def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family):
-    model, params, plain, base = adapted(golden("public", "hf", family))
+    model, params, plain, base = adapted(golden("hf", family))
     batch = tokens()
     before = jax.jit(plain.logits)(base, batch)
     np.testing.assert_array_equal(jax.jit(model.logits)(params, batch), before)
@@ -77,7 +79,7 @@ def test_fresh_adapters_change_nothing_and_merged_ones_are_plain_weights(family)
 @pytest.mark.parametrize("family", lanes(["deepseek_v3"], ["qwen3", "gemma2"]))
 def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
     """Decoding takes other paths than training: the latent attention's, one token at a time."""
-    model, params, _, _ = adapted(golden("public", "hf", family))
+    model, params, _, _ = adapted(golden("hf", family))
     params = moved(params)
     prompts = np.asarray(tokens(rows=2, columns=5).tokens)
     sampling = Sampling(max_response_tokens=6)
@@ -95,7 +97,7 @@ def test_the_sampler_uses_the_adapters_that_the_trainer_has(family):
 def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = golden("public", "hf", family)
+    folder = golden("hf", family)
     model, params, _, _ = adapted(folder, targets=targets)
     params, batch = moved(params), tokens()
     save_adapter(tmp_path, model, params, base=str(folder))
@@ -110,7 +112,7 @@ def test_peft_computes_the_same_with_what_we_saved(family, targets, tmp_path):
 def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family, tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = golden("public", "hf", family)
+    folder = golden("hf", family)
     model, params, _, _ = adapted(folder)
     params, batch = moved(params), tokens()
     save_adapter(tmp_path, model, params)
@@ -124,7 +126,7 @@ def test_peft_adapts_the_decoder_of_a_model_with_images_and_not_its_tower(family
 
 
 def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
-    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), base="bfloat16")
+    model, params, _, _ = adapted(golden("hf", "qwen3"), base="bfloat16")
     before, after = (flattened(lora.merge(model, p)) for p in (params, moved(params, size=1e-5)))
     path = ("layers", "0", "attention", "q", "weight")
     assert after[path].dtype == jnp.float32
@@ -134,7 +136,7 @@ def test_a_small_update_survives_the_merge_into_a_bfloat16_base():
 def test_we_compute_the_same_with_what_peft_saved(tmp_path):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     wish = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"])
     theirs = peft.get_peft_model(theirs, wish)
@@ -152,7 +154,7 @@ def test_we_compute_the_same_with_what_peft_saved(tmp_path):
 
 
 def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
-    folder = golden("public", "hf", "qwen3_moe")
+    folder = golden("hf", "qwen3_moe")
     mesh = make_mesh(1, 2, 2, devices=jax.devices()[:4])
     model, params, _, _ = adapted(folder, mesh=mesh, head="scalar", targets=("q_proj", "o_proj"))
     params = moved(params)
@@ -167,7 +169,7 @@ def test_an_adapter_comes_back_bitwise_also_on_a_mesh(tmp_path):
 
 
 def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     model, params, _, _ = adapted(folder)
     params = moved(params)
     save_adapter(tmp_path, model, params)
@@ -177,7 +179,7 @@ def test_a_run_starts_from_the_adapter_that_the_config_names(tmp_path):
 
 
 def test_adapters_of_another_kind_are_refused(tmp_path):
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     model, params, _, _ = adapted(folder)
     save_adapter(tmp_path, model, params)
     path = tmp_path / "adapter_config.json"
@@ -221,7 +223,7 @@ def test_codes_are_near_the_weight_and_a_second_coding_changes_nothing(kind):
 
 @pytest.mark.parametrize(("base", "bound"), [("int8", 0.05), ("nf4", 0.6)])
 def test_a_quantised_base_computes_what_its_merged_weights_compute(base, bound):
-    model, params, plain, whole = adapted(golden("public", "hf", "qwen3"), base=base)
+    model, params, plain, whole = adapted(golden("hf", "qwen3"), base=base)
     params, batch = moved(params), tokens()
     got = jax.jit(model.logits)(params, batch)
     exact = dataclasses.replace(model.config.lora, base="float32")
@@ -240,7 +242,7 @@ def test_a_quantised_base_computes_what_its_merged_weights_compute(base, bound):
 
 
 def test_the_optimizer_holds_the_adapters_alone():
-    model, params, _, _ = adapted(golden("public", "hf", "qwen3"), head="scalar")
+    model, params, _, _ = adapted(golden("hf", "qwen3"), head="scalar")
     state = start_training(model, params, optax.adam(1e-3))
     trained = flattened(state.params)
     assert set(p[-1] for p in trained) == {"lora_a", "lora_b", "head"}
@@ -295,9 +297,10 @@ def test_actor_critic_and_reference_share_one_base(tmp_path):
 def test_a_run_resumes_bitwise_and_its_checkpoints_hold_adapters_alone(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     small = dict(steps=4, sft__steps=2, evaluate__every_steps=0)
-    train(with_adapters(whole, **small))
-    train(with_adapters(parted, **{**small, "steps": 2}))
-    train(with_adapters(parted, **small, checkpoint__allow_changed=("steps",)))
+    with one_device():  # the run above is on eight
+        train(with_adapters(whole, **small))
+        train(with_adapters(parted, **{**small, "steps": 2}))
+        train(with_adapters(parted, **small, checkpoint__allow_changed=("steps",)))
     step = newest_step(whole)
     one, other = checkpoint_bytes(whole, step), checkpoint_bytes(parted, step)
     assert one == other
@@ -324,13 +327,18 @@ def reward_folder(folder, tmp_path, **changes):
     return tmp_path
 
 
+def inputs(config, model, params=None) -> build.RoleInputs:
+    """What a role of this policy is made of."""
+    return build.RoleInputs("", SimpleNamespace(config=config, model=model), None, params or {})
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank):
-    folder = golden("public", "hf", "qwen3_seqcls")
+    folder = golden("hf", "qwen3_seqcls")
     other = reward_folder(folder, tmp_path / "rm", rms_norm_eps=0.5)
     policy = Model(load_config(folder, remat="none"), make_mesh(devices=jax.devices()[:1]))
     config = tiny_config(tmp_path, critic_model=f"{other}/", lora__rank=rank)
-    model, params = build.roles._critic(config, policy, {}, {"labels": 1})
+    model, params = scalar_start(inputs(config, policy))
     plain = Model(load_config(other, remat="none"), policy.mesh, "scalar")
     assert model.config.norm_eps == 0.5
     got, want = model.values(params, tokens()), plain.values(load_params(other, plain), tokens())
@@ -340,16 +348,14 @@ def test_a_critic_starts_from_a_reward_model_and_its_own_settings(tmp_path, rank
     assert params["head"].dtype == jnp.float32 and np.any(params["head"])
     wrong = reward_folder(folder, tmp_path / "wrong", vocab_size=321)
     with pytest.raises(InputError, match="another vocabulary"):
-        build.roles._critic(
-            tiny_config(tmp_path, critic_model=f"{wrong}/"), policy, {}, {"labels": 1}
-        )
+        scalar_start(inputs(tiny_config(tmp_path, critic_model=f"{wrong}/"), policy))
 
 
 def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     """Of two labels, as TRL trains them, the value is the log-odds of the second."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     kind = transformers.AutoModelForTokenClassification
-    folder = golden("public", "hf", "qwen3")
+    folder = golden("hf", "qwen3")
     theirs = kind.from_pretrained(folder, num_labels=2, attn_implementation="eager")
     with torch.no_grad():
         theirs.score.bias.copy_(torch.tensor([0.3, -0.2]))
@@ -363,19 +369,19 @@ def test_a_critic_starts_from_a_process_reward_model(tmp_path):
     np.testing.assert_allclose(prm.token_scores(params, batch), want, atol=1e-3)
     policy = Model(load_config(folder, remat="none"), mesh)
     config = tiny_config(tmp_path, critic_model=f"{tmp_path}/prm/")
-    model, params = build.roles._critic(config, policy, {}, {"labels": 1})
+    model, params = scalar_start(inputs(config, policy))
     values = model.values(params, batch)
     np.testing.assert_allclose(values[:, 1:], (want[..., 1] - want[..., 0])[:, :-1], atol=2e-3)
 
 
 @pytest.mark.parametrize("family", lanes(["deepseek_v3", "gemma2"], ["qwen3", "qwen3_moe"]))
 def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
-    folder = golden("public", "hf", family)
+    folder = golden("hf", family)
     mesh = make_mesh(devices=jax.devices()[:1])
     model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
     params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
     config = tiny_config(tmp_path, model_settings__dtype="bfloat16")
-    frozen = build.roles._reference_params(SimpleNamespace(config=config, model=model), params)
+    frozen = inputs(config, model, params).frozen()
     low = sum(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(frozen))
     assert low >= 7  # it does take less memory
     one, other = (jax.jit(model.logprobs)(p, tokens())[0] for p in (params, frozen))

@@ -36,7 +36,7 @@ def kinds(tree) -> set[str]:
 
 @pytest.fixture(scope="module", params=lanes(["qwen3"], ["qwen3_moe"]))
 def family(request):
-    folder = golden("public", "hf", request.param)
+    folder = golden("hf", request.param)
     model = Model(load_config(folder, remat="none"), make_mesh(2, 2, 1, devices=jax.devices()[:4]))
     tokens = jax.random.randint(jax.random.key(0), (4, 12), 0, model.config.vocab_size)
     batch = batch_from_rows(tokens, jnp.array([12, 9, 5, 12]), jnp.ones((4, 12), jnp.float32))

@@ -23,7 +23,7 @@ FAMILIES = ["llama3", "qwen2", "qwen3"]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
-    folder = golden("public", "hf", request.param)
+    folder = golden("hf", request.param)
     model = Model(load_config(folder, remat="none"), make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     io = np.load(folder / "io.npz")
     lengths = io["attention_mask"].sum(axis=1)
@@ -113,7 +113,7 @@ def test_a_mesh_axis_that_does_not_divide_is_refused_with_the_fix(family):
 
 
 def test_settings_that_would_be_ignored_are_refused(tmp_path):
-    config = json.loads((golden("public", "hf", "qwen3") / "config.json").read_text())
+    config = json.loads((golden("hf", "qwen3") / "config.json").read_text())
     for change, pattern in (
         (
             {
@@ -137,7 +137,7 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path):
 
 
 def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
-    source = golden("public", "hf", "qwen3")
+    source = golden("hf", "qwen3")
     model = Model(load_config(source), make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     shutil.copy(source / "model.safetensors", tmp_path)
     config = json.loads((source / "config.json").read_text())
@@ -153,7 +153,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
 
 def test_switches_that_are_off_do_not_refuse_a_published_config():
     """Qwen2.5's own config.json says use_mrope: false."""
-    config = json.loads((golden("public", "hf", "qwen2") / "config.legacy.json").read_text())
+    config = json.loads((golden("hf", "qwen2") / "config.legacy.json").read_text())
     assert from_hf_config({**config, "use_mrope": False}) == from_hf_config(config)
     with pytest.raises(InputError, match="use_mrope"):
         from_hf_config({**config, "use_mrope": True})

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import lanes
-from test_families import FOLDERS, ROOT, loaded
+from test_families import FOLDERS, loaded
 
 from rljax.arrays import place
 from rljax.batch import Batch
@@ -43,7 +43,7 @@ FAST = {
     ("deepseek_v3", "data=2,fsdp=2,tensor=2"), ("gemma2", "context=2"),
     ("gpt_oss", "fsdp=2,context=2,tensor=2"), ("qwen3_moe", "expert=4"),
 }  # fmt: skip
-TEXT = [name for name in FOLDERS if "_vl" not in name]
+TEXT = [name for name in sorted(FOLDERS) if "_vl" not in name]
 
 
 def packed_rows(rows: int, columns: int = 32) -> Batch:
@@ -95,7 +95,7 @@ def cases():
 
 @functools.cache
 def loaded_experts(name: str) -> bool:
-    return "experts" in (ROOT / name / "config.json").read_text()
+    return "experts" in (FOLDERS[name] / "config.json").read_text()
 
 
 @pytest.mark.parametrize(("name", "mesh"), list(cases()))

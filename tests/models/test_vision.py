@@ -72,7 +72,7 @@ class Family:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
-    folder = golden("public", "hf", request.param)
+    folder = golden("hf", request.param)
     hf = json.loads((folder / "config.json").read_text())
     config = from_hf_vision(hf)
     tensors = load_file(folder / "model.safetensors")
@@ -457,7 +457,7 @@ def test_one_image_token_in_the_prompt_becomes_as_many_as_the_image_has():
 
 
 def test_both_spellings_of_config_json_and_back(family):
-    folder = golden("public", "hf", family.config.family)
+    folder = golden("hf", family.config.family)
     legacy = json.loads((folder / "config.legacy.json").read_text())
     assert from_hf_vision(legacy) == family.config
     assert from_hf_vision(to_hf_vision(family.config)) == family.config

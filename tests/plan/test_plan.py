@@ -15,6 +15,7 @@ from conftest import REPO
 from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rljax import dataflows
 from rljax.config import Config, OptimizerConfig, with_overrides
 from rljax.errors import InputError
 from rljax.learn.optimizers import make_optimizer
@@ -30,12 +31,13 @@ from rljax.plan.hlo_text import axes_of, groups_of
 from rljax.plan.memory import FACTOR, GIB, check_fits, estimate, nearest_fit, split_bytes
 from rljax.plan.programs import Call, programs_of
 from rljax.plan.search import search
-from rljax.roles import start_training
+from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
 from rljax.setup.abstract import abstract_setup
 from rljax.train import run
 
+QWEN = str(REPO / "configs/models/qwen2_5_0_5b")
 CHIP = Chip("none", 2 * GIB, 1e12, 1e11, 1e9)
 
 
@@ -361,6 +363,36 @@ def test_arrays_on_the_devices_take_what_the_formula_says(sizes):
     assert set(of.values()) == {max(of.values())}
 
 
+def test_a_plan_compares_its_mesh_with_the_stages_of_zero():
+    """A 70B model on eight devices: W bytes of 2 + 2 + 12, divided by 8 from stage 1, 2, 3 on."""
+    sizes = "layers=80, embed=8192, mlp=28672, heads=64, kv_heads=8, head_dim=128"
+    config = tiny(model=f"decoder({sizes})", mesh__fsdp=4, mesh__tensor=1, mesh__data=2)
+    plan = make_plan(config, jax.devices(), CHIP, "8 x cpu", compile=False)
+    w = plan.weights
+    assert w == pytest.approx(68.5e9, rel=0.01)  # 70B without its vocabulary
+    found = [[x.weights, x.gradients, x.optimizer] for x in plan.stages.values()]
+    expected = [[2, 2, 12], [2, 2, 12 / 8], [2, 2 / 8, 12 / 8], [2 / 8, 2 / 8, 12 / 8]]
+    np.testing.assert_allclose(found, w * np.array(expected))
+    ours = plan.training
+    assert [ours.weights, ours.gradients] == [plan.estimate.held["actor weights"]] * 2
+    assert ours.optimizer == plan.estimate.held["actor optimizer"]
+    # Float32 weights, gradients and two moments over fsdp, twice: data repeats them.
+    assert ours.total == pytest.approx(split_bytes(w, 4, 3), rel=1e-3)
+    rows = {}
+    for line in table.plan_text(plan).splitlines():
+        name, _, numbers = line.rpartition("  ") and line.partition("  ")
+        rows[name] = numbers.split()
+    total = lambda name: float(rows[name][-1]) * 1e9  # noqa: E731
+    assert total("stage 0") == pytest.approx(16 * w, rel=1e-3)
+    assert float(rows["stage 0"][2]) * 1e9 == pytest.approx(12 * w, rel=1e-3)
+    assert total("stage 3") == pytest.approx(2 * w, rel=1e-3)
+    assert total("* this config, stage 3 on fsdp 4") == pytest.approx(4 * w, rel=1e-3)
+    copies = make_plan(tiny(mesh__fsdp=1, mesh__tensor=1, mesh__data=8), jax.devices(), CHIP, "x",
+                       compile=False)  # fmt: skip
+    assert "* this config, stage 0 " in table.plan_text(copies)
+    assert table.plan_json(plan)["stages"][3]["optimizer"] == w * 12 / 8
+
+
 def test_a_mixture_of_671b_weights_is_planned(tmp_path):
     facts = dict(
         model_type="deepseek_v3", vocab_size=129280, hidden_size=7168, intermediate_size=18432,
@@ -406,7 +438,7 @@ def test_the_programs_are_those_that_the_dataflow_calls(name):
     calls = programs_of(setup, roles)
     assert [call.name.split()[0] for call in calls] == names.split()
     learn = calls[-1]
-    batch = jax.tree.leaves(learn.arguments[0])
+    batch = jax.tree.leaves(learn.arguments[1])
     assert {x.shape[0] for x in batch if x.ndim == 2} == {32}  # 16 prompts, 2 samples each
     arrays = [x for x in jax.tree.leaves(learn.arguments) if hasattr(x, "shape")]
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in arrays)
@@ -417,15 +449,127 @@ def test_the_programs_are_those_that_the_dataflow_calls(name):
         assert all(id(x) in read for x in large)
 
 
+# What each dataflow needs beside its name; its program reads the roles that follow.
+PAGES = {
+    "bco": (dict(algorithm__preference_loss="bco()"), "actor baseline reference"),
+    "distil": (dict(teacher_model=QWEN, model=QWEN), "actor teacher"),
+    "dqo": ({}, "actor critic reference"),
+    "dro": (dict(dataflow="dro(tau=0.1)"), "actor critic reference"),
+    "grpo": ({}, "actor reference"),
+    "kto": (dict(algorithm__preference_loss="kto()"), "actor reference"),
+    "nash_md": (dict(algorithm__preference_loss="nash_md()"), "actor reference"),
+    "on_policy_distil": (dict(teacher_model=QWEN, model=QWEN), "actor teacher"),
+    "online_dpo": ({}, "actor reference"),
+    "pf_ppo": (dict(algorithm__advantage="gae()"), "actor critic reference"),
+    "ppo": (dict(algorithm__advantage="gae()", algorithm__kl_target=0.1),
+            "actor critic kl_controller reference"),
+    "preference": ({}, "actor reference"),
+    "process_reward_model": (dict(algorithm__reward_loss="step_regression()"), "reward_model"),
+    "reinforce": ({}, "actor baseline reference"),
+    "remax": (dict(algorithm__advantage="remax()"), "actor reference"),
+    "reward_model": ({}, "reward_model"),
+    "sft": ({}, "actor"),
+    "sppo": (dict(algorithm__preference_loss="sppo()"), "actor reference"),
+    "vapo": (dict(algorithm__advantage="vapo_gae()"), "actor critic reference"),
+    "xpo": (dict(algorithm__preference_loss="xpo()"), "actor reference"),
+}  # fmt: skip
+
+
+def test_every_dataflow_is_planned():
+    assert sorted(PAGES) == sorted(dataflows.__all__)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_programs_of_every_dataflow_are_traced_from_shapes(name):
+    changes, read = PAGES[name]
+    setup = abstract_setup(tiny(**{"dataflow": name, **changes}))
+    roles = abstract_roles(setup)
+    assert sorted(roles) == read.split()
+    calls = programs_of(setup, roles)
+    assert len(calls) == 1 + setup.main.samples * (1 + (name in ("remax", "nash_md")))
+    for call in calls:
+        traced = call.function.trace(*call.arguments, **call.static)
+        assert len(traced.jaxpr.eqns) > 0
+    own, new = calls[-1].arguments[0], traced.out_info[0]  # the trained roles before and after
+    assert own and sorted(new) == sorted(own)
+    shapes = lambda tree: [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]  # noqa: E731
+    assert shapes(new) == shapes(own)
+
+
+def test_a_rollout_that_asks_for_more_prompts_decodes_so_many():
+    """dynamic(oversample=3): three times the prompts of a step in its first round."""
+
+    def rows(collect):
+        setup = abstract_setup(tiny(algorithm__collect=collect))
+        generate, learn = programs_of(setup, abstract_roles(setup))
+        assert learn.arguments[1].rows == 32
+        return {x.shape[0] for x in jax.tree.leaves(generate.arguments) if np.shape(x)[1:] == (10,)}
+
+    assert rows("once()") == rows("active()") == {16}
+    assert rows("dynamic(oversample=3.0)") == {48}
+
+
+@program
+def two_policies(batch, key, cfg, *, actor, second):
+    """Both learn from the samples of the first."""
+    batch = batch.replace(advantages=cfg.advantage(batch))
+
+    def updated(role):
+        own = batch.replace(old_logprobs=role.logprobs(batch, cfg.steps.microbatch_rows))
+        return role.update(own, cfg.policy_loss, **cfg.update_options())
+
+    (actor, metrics), (second, more) = updated(actor), updated(second)
+    return {"actor": actor, "second": second}, {**metrics, **more}
+
+
+def test_a_role_of_the_users_own_is_counted_and_compiled():
+    config = tiny(
+        dataflow="test_plan.two_policies", algorithm__kl_in_loss=0.0,
+        roles=("second=trained_policy(lr=1e-5)",), batch__tokens_per_microbatch=1024,
+    )  # fmt: skip
+    plan = make_plan(config, jax.devices(), CHIP, "8 x cpu", only=("learn",))
+    held, [learn] = plan.estimate.held, plan.reports
+    assert set(held) == {f"{r} {p}" for r in ("actor", "second") for p in ("weights", "optimizer")}
+    for part in ("weights", "optimizer"):
+        assert held[f"second {part}"] == held[f"actor {part}"] > 0
+    assert learn.parts == held and learn.beside == 0 and not learn.error
+    assert learn.aliased >= sum(held.values())  # both are trained in place
+
+
+@program
+def another_alone(batch, key, cfg, *, second):
+    return {"second": second}, {}
+
+
+def test_a_dataflow_of_other_roles_alone_is_counted():
+    """Neither actor nor reward model is trained: there is nothing to compare to ZeRO."""
+    changes = dict(dataflow="test_plan.another_alone", roles=("second=trained_policy()",))
+    plan = make_plan(tiny(**changes), jax.devices(), CHIP, "8 x cpu", compile=False)
+    assert "second optimizer" in plan.estimate.held and "ZeRO" not in table.plan_text(plan)
+    assert table.plan_json(plan)["training"] is None
+
+
+def no_program(batch, key, cfg, *, actor):
+    return {"actor": actor}, {}
+
+
 def reads_the_records(prompts, key, cfg, *, actor, reward):
     raise ValueError(f"no answer in {prompts.records[0]}")
 
 
-def test_a_dataflow_that_cannot_be_followed_is_refused():
-    for changes in (dict(dataflow="preference"), dict(dataflow="test_plan.reads_the_records")):
-        setup = abstract_setup(tiny(**changes))
-        with pytest.raises(InputError, match="learns from a file|cannot be followed"):
-            programs_of(setup, abstract_roles(setup))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (dict(dataflow="test_plan.no_program", algorithm__kl_in_loss=0.0), "is no program"),
+        (dict(algorithm__collect="test_plan.reads_the_records"), "samples of zeros.*no answer"),
+    ],
+)
+def test_a_config_that_cannot_be_followed_is_refused(changes, said):
+    setup = abstract_setup(tiny(**changes))
+    with pytest.raises(InputError, match=f"{said}.*--nocompile"):
+        programs_of(setup, abstract_roles(setup))
+    counted = make_plan(tiny(**changes), jax.devices(), CHIP, "8 x cpu", compile=False)
+    assert "at the peak" in counted.estimate.line()
 
 
 # -- against the compiler
@@ -612,15 +756,21 @@ def test_the_launcher_counts_memory_without_compiling(tmp_path):
     out = tmp_path / "plan.json"
     command = [sys.executable, "launchers/plan.py", f"--config={file}", "--nocompile",
                f"--json={out}"]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": f"{REPO}:{REPO / 'tests/helpers'}"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": ":".join(
+            str(REPO / folder) for folder in ("", "tests", "tests/helpers", "tests/plan")
+        ),
+    }
     done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "GiB per device at the peak" in done.stdout
+    assert "* this config, stage 3 on fsdp 4 x tensor 2" in done.stdout
     assert json.loads(out.read_text())["estimate"]["held"]["actor weights"] > 0
 
 
 def test_the_same_roles_are_made_as_a_run_makes():
-    """Shapes, types and layouts of rljax.setup.rl_roles, by rljax.setup.abstract."""
+    """Shapes, types and layouts of make_roles, by abstract_roles."""
     from rljax import setup as build
 
     config = tiny(
@@ -635,5 +785,8 @@ def test_the_same_roles_are_made_as_a_run_makes():
         a, b = (jax.tree_util.tree_leaves_with_path(x[name]) for x in (real, made))
         assert [p for p, _ in a] == [p for p, _ in b]
         for (path, x), (_, y) in zip(a, b, strict=True):
+            if isinstance(x, float):  # the temperature
+                assert x == y
+                continue
             assert (x.shape, x.dtype) == (y.shape, y.dtype), path
             assert x.sharding.is_equivalent_to(y.sharding, x.ndim), path

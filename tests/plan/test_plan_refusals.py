@@ -43,10 +43,11 @@ def test_a_run_that_this_host_cannot_hold_does_not_fit(monkeypatch):
     assert counted(tiny()).fits and "does not fit" not in table.plan_text(counted(tiny()))
 
 
-def test_who_learns_from_a_file_is_told_how_its_memory_is_counted():
+def test_a_dataflow_that_learns_from_a_file_has_one_program():
     setup = abstract_setup(tiny(dataflow="preference"))
-    with pytest.raises(InputError, match="--nocompile"):
-        programs_of(setup, abstract_roles(setup))
+    assert [call.name for call in programs_of(setup, abstract_roles(setup))] == ["learn"]
+    with pytest.raises(InputError, match="no such program.*generate.*learn"):
+        make_plan(tiny(dataflow="preference"), jax.devices(), None, "x", only=("generate",))
     assert "at the peak" in counted(tiny(dataflow="preference")).estimate.line()
 
 

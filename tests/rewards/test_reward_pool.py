@@ -14,6 +14,7 @@ import types
 from pathlib import Path
 
 import pytest
+from processes import alive, children, wait_until
 
 from rljax.errors import InputError
 from rljax.rewards.pool.pool import RewardPool
@@ -90,34 +91,6 @@ def statuses(scores):
 
 def pids(scores):
     return {int(score.parts["pid"]) for score in scores if score.status == "ok"}
-
-
-def alive(pid: int) -> bool:
-    """Running; a zombie that only its (other) parent can reap does not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def children(parent: int) -> set[int]:
-    """Process ids whose parent is `parent`, zombies included."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[1]) == parent:
-            found.add(int(stat.parent.name))
-    return found
-
-
-def wait_until(condition, what: str, seconds: float = 20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
-        time.sleep(0.02)
 
 
 def test_scores_come_back_in_order():

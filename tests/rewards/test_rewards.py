@@ -4,9 +4,9 @@ import json
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import golden, worked_example
 
 from rljax.components import Component, resolve
 from rljax.errors import InputError
@@ -14,18 +14,9 @@ from rljax.rewards import boxed, exact_match, gsm8k, length_under, sequence_matc
 from rljax.rewards.pool.calling import call_reward, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
-
-
-def read_json(path: Path):
-    if not path.exists():
-        pytest.skip(f"the reference numbers are not here: {path}")
-    return json.loads(path.read_text())
-
 
 def test_gsm8k_gives_the_worked_example():
-    examples = read_json(SHARED / "worked_examples.json")["examples"]
-    example = next(e for e in examples if e["id"] == "reward.gsm8k")
+    example = worked_example("reward.gsm8k")
     pairs = list(zip(*example["inputs"].values(), strict=True))
     for method, expected in example["outputs"].items():
         assert [gsm8k(r, g, method=method) for r, g in pairs] == expected, method
@@ -33,7 +24,7 @@ def test_gsm8k_gives_the_worked_example():
 
 @pytest.mark.parametrize("name, reward, count", [("gsm8k", gsm8k, 53), ("math_reward", boxed, 64)])
 def test_rules_agree_with_verl(name, reward, count):
-    cases = read_json(SHARED / "golden/public/verl/reward_scores.json")["cases"]
+    cases = json.loads(golden("verl", "reward_scores.json").read_text())["cases"]
     cases = [c for c in cases if c["fn"] == f"{name}.compute_score"]
     assert len(cases) == count
     for case in cases:

@@ -5,7 +5,7 @@ import json
 import threading
 
 import pytest
-from conftest import worked_example
+from conftest import golden, worked_example
 
 from rljax.components import resolve
 from rljax.errors import InputError
@@ -33,9 +33,7 @@ from rljax.rewards.pool.pool import RewardPool
 
 
 def verl_cases(name: str, count: int) -> list[dict]:
-    from test_rewards import SHARED, read_json
-
-    cases = read_json(SHARED / "golden/public/verl/reward_scores.json")["cases"]
+    cases = json.loads(golden("verl", "reward_scores.json").read_text())["cases"]
     cases = [c for c in cases if c["fn"] == f"{name}.compute_score"]
     assert len(cases) == count
     return cases

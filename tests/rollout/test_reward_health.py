@@ -5,18 +5,19 @@ import logging
 import sys
 
 import pytest
-from tiny_run import metrics_rows, policy_bytes, summary, tiny_config
+from tiny_run import metrics_rows, policy_bytes, summary, tiny_config, train_on_one
 
 from rljax.report.page import timeline, write_report
 from rljax.report.run_folder import read_run, reward_warnings
 from rljax.tracking.timing import Timings
-from rljax.train import train
 
 REWARDS = """
+from rljax.rollout import Rollout
+
 def one_after_the_other(prompts, key, cfg, *, actor, reward):
     batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
     batch, report = reward(batch, prompts)
-    return batch, prompts, {"report": report}
+    return Rollout(batch, prompts, report)
 
 def constant(response):
     return {"score": 0.25, "extracted": float("1" in response)}
@@ -39,20 +40,22 @@ def rewards(tmp_path_factory):
 
 
 def run(folder, function: str, **fields):
+    fields = {"evaluate__reward": "sequence_match", **fields}
     config = tiny_config(
-        folder, reward__function=function, evaluate__reward="sequence_match", sft__steps=2,
-        evaluate__every_steps=0, evaluate__prompts=4, **fields,
+        folder, reward__function=function, sft__steps=2, evaluate__every_steps=0,
+        evaluate__prompts=4, **fields,
     )  # fmt: skip
-    train(config)
+    train_on_one(config)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row["phase"] == "rl"]
 
 
 def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_in_the_report(
-    tmp_path, caplog, on_one_device
+    tmp_path, caplog
 ):
     with caplog.at_level(logging.WARNING, "rljax"):
-        rows = run(tmp_path, "health_rewards.constant", steps=4)
+        reward = "health_rewards.constant"
+        rows = run(tmp_path, reward, steps=4, evaluate__reward=reward)
     said = [r.getMessage() for r in caplog.records if "nothing is learned" in r.getMessage()]
     assert (
         len(said) == 1 and "step 5: all rewards of 3 steps in a row are one number, 0.25" in said[0]
@@ -68,6 +71,9 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
         assert failed == 1.0 - row["reward/part/extracted"] and 0 <= failed < 1
         assert 0 < row["time/reward_sample_mean_s"] <= row["time/reward_sample_max_s"] < 10
         assert row["time/reward_hidden_s"] == 0.0  # 7 tokens end in one turn of decoding
+    evaluated = [row for row in rows if "eval/accuracy" in row]
+    shares = [row["eval/extraction_failed_fraction"] for row in evaluated]
+    assert shares and {*shares} <= {0.0, 0.25, 0.5, 0.75, 1.0}  # of four prompts
     # The figure: two steps, each with its lanes.
     assert page.count('aria-label="timeline of step') == 2
     first, last = timeline.read(tmp_path)
@@ -77,8 +83,19 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
     assert last["scoring"][-1][1:] == [0, 16]
 
 
+def test_the_logged_prompts_and_completions_of_a_step_are_those_of_the_config(tmp_path):
+    sizes = dict(batch__prompts_per_step=2, batch__samples_per_prompt=4)
+    rows = run(tmp_path, "sequence_match(partial=0.5)", steps=2, **sizes)
+    steps = [row for row in rows if "batch/prompts" in row]
+    assert len(steps) == 2
+    for row in steps:
+        assert row["batch/prompts"] == 2 and row["batch/completions"] == 2 * 4
+    # All of them were scored: [samples in scoring, samples scored] at the end of the step.
+    assert timeline.read(tmp_path)[-1]["scoring"][-1][1:] == [0, 2 * 4]
+
+
 @pytest.mark.slow
-def test_a_run_by_a_reward_of_the_group(tmp_path, caplog, on_one_device):
+def test_a_run_by_a_reward_of_the_group(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "rljax"):
         rows = run(tmp_path, "health_rewards.best_of_group", steps=3, sampler__loop="host")
     assert all(row["reward/mean"] > 0 for row in rows)
@@ -92,7 +109,7 @@ def test_a_run_by_a_reward_of_the_group(tmp_path, caplog, on_one_device):
 
 
 @pytest.mark.slow
-def test_a_run_that_overlaps_is_bitwise_the_run_that_does_not(tmp_path, on_one_device):
+def test_a_run_that_overlaps_is_bitwise_the_run_that_does_not(tmp_path):
     rows = {}
     for collect in ("once", "health_rewards.one_after_the_other"):
         folder = tmp_path / collect

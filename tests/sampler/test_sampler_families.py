@@ -31,7 +31,7 @@ FAMILIES = [
 
 @functools.cache
 def family(name, **changes):
-    folder = golden("public", "hf", name)
+    folder = golden("hf", name)
     mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
     plain = Model(load_config(folder, remat="none"), mesh)
     return folder, plain, load_params(folder, plain)

@@ -1,5 +1,8 @@
 """Policies on disk: one way to sample them, in one shape, with the options of their run."""
 
+import contextlib
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +11,14 @@ import pytest
 from rljax.batch import FinishReason, batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.preferences import sample_comparisons
 from rljax.datagen.trajectories import continued
 from rljax.errors import InputError
+from rljax.evaluation.policy import no_answer
 from rljax.mesh import make_mesh
+from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.rewards.pool.pool import Score
 from rljax.rollout import Reward
@@ -30,10 +36,10 @@ def key(seed=0):
 def records(*texts):
     """Encoded prompts."""
     return [
-        {
-            "token_ids": np.array(CHARS.encode(text), np.int32), "prompt_text": text,
-            "ground_truth": text[0], "data_source": "letters", "extra_info": {}, "index": i,
-        }
+        PromptRecord(
+            token_ids=np.array(CHARS.encode(text), np.int32), prompt_text=text,
+            ground_truth=text[0], data_source="letters", extra_info={}, index=i,
+        )
         for i, text in enumerate(texts)
     ]  # fmt: skip
 
@@ -77,7 +83,8 @@ class Pool:
         self.samples += samples
         return [
             Score(float("nan"), {}, "error", 0.0, "d") if s["ground_truth"] == "d"
-            else Score(float(s["response"].startswith(s["ground_truth"])), {}, "ok", 0.0)
+            else Score(float(s["response"].startswith(s["ground_truth"])),
+                       {"format/extracted": float("c" in s["response"])}, "ok", 0.0)
             for s in samples
         ]  # fmt: skip
 
@@ -105,18 +112,24 @@ def test_every_call_has_one_shape_and_the_filling_is_dropped():
 
 def test_rewards_are_those_of_the_prompts_and_a_failed_one_is_nan():
     prompts, pool = records("ab>", "d>", "ca>"), Pool()
-    prompts[2]["ground_truth"] = "a"
+    prompts[2] = dataclasses.replace(prompts[2], ground_truth="a")
     reward = Reward(pool, CHARS, make_mesh())
+    before = dict(vars(reward))
     samples = sample_all(policy(), prompts, 2, reward, key=key(), prompts_per_call=2)
     np.testing.assert_array_equal([s.reward for s in samples], [1, 1, np.nan, np.nan, 0, 0])
     assert [s.ids[:2] for s in samples] == [tuple(CHARS.encode(x * 2)) for x in "aaddcc"]
-    assert reward.rows == []  # nothing stays for a later call
+    assert vars(reward) == before  # nothing stays for a later call
+    assert [s.parts for s in samples[::2]] == [
+        {"format/extracted": 0.0}, {}, {"format/extracted": 1.0}
+    ]  # fmt: skip
+    assert no_answer(samples, "eval/") == {"eval/extraction_failed_fraction": 0.5}
+    assert no_answer(samples[2:4]) == {}  # both failed
 
 
 def test_a_response_that_goes_on_is_scored_from_its_start():
     """The prompt "ca>" and the beginning "ab" of its response: the reward reads all of it."""
     (prompt,), pool = records("ca>"), Pool()
-    begun = {**continued(prompt, CHARS.encode("ab")), "ground_truth": "a"}
+    begun = dataclasses.replace(continued(prompt, CHARS.encode("ab")), ground_truth="a")
     reward = Reward(pool, CHARS, make_mesh())
     (sample,) = sample_all(policy().continuing(5), [begun], 1, reward, key=key(), starts=[3])
     assert pool.samples[0]["response"] == "abcc" and sample.reward == 1.0
@@ -153,6 +166,28 @@ def test_comparisons_of_a_policy_end_at_its_stop_strings():
     texts = [c[name] for c in pairs for name in ("first", "second")]
     assert len(texts) > 8 and any("a" in text for text in texts)
     assert not any("a" in text[:-1] for text in texts)
+
+
+def test_a_reward_of_a_policy_reads_the_reward_model_of_its_run(tmp_path):
+    one, text = saved(max_response_tokens=3), "mixture(rewards=('reward_model()',), weights=(2.0,))"
+    with pytest.raises(InputError, match="reward.model is ''.*or another reward"):
+        one.reward(text)
+    scalar = Model(dataclasses.replace(one.model.config, labels=1), make_mesh(), "scalar")
+    rng = np.random.default_rng(0)
+    noise = lambda x: x + 0.3 * rng.normal(size=x.shape).astype(x.dtype)  # noqa: E731
+    params = jax.tree.map(noise, scalar.init(key(1)))  # a new head is zero
+    save_params(tmp_path, scalar, params, bos_id=None, eos_ids=CHARS.eos_ids, pad_id=CHARS.pad_id)
+    one.config.reward.model = str(tmp_path)
+    prompts = records("ab>", "ca>")
+    with contextlib.closing(one.reward(text)) as reward:
+        samples = sample_all(one.ready(prompts), prompts, 2, reward, key=key())
+    assert len({s.reward for s in samples}) > 1
+    for sample in samples:
+        ids = np.array([[*prompts[sample.prompt].token_ids, *sample.ids]], np.int32)
+        batch = batch_from_rows(jnp.asarray(ids), jnp.asarray([ids.shape[1]]), jnp.ones(ids.shape))
+        assert sample.reward == pytest.approx(2 * float(scalar.scores(params, batch)[0, 0]), 1e-4)
+    with contextlib.closing(one.reward("exact_match()")) as reward:
+        assert reward.model is None  # it reads no score
 
 
 def test_a_folder_may_have_an_at_sign_in_its_name(tmp_path):

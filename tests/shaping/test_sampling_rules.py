@@ -144,7 +144,8 @@ def test_dynamic_sampling_worked_example():
     example = worked_example("dapo.dynamic_sampling")
     acc, wanted = example["inputs"]["acc"], example["params"]["train_batch"]
     prompts, roles, drawn = fake_step(acc, wanted, 4)
-    batch, used, metrics = collect.dynamic(prompts, jax.random.key(0), CFG, **roles, oversample=2.5)
+    done = collect.dynamic(prompts, jax.random.key(0), CFG, **roles, oversample=2.5)
+    batch, used, metrics = done.batch, done.prompts, done.metrics
     assert [r["index"] for r in used.records] == example["outputs"]["used_groups"]
     assert metrics["collect/solved_groups"] == example["outputs"]["solved"]
     assert metrics["collect/zero_groups"] == example["outputs"]["zero"]
@@ -158,7 +159,8 @@ def test_dynamic_sampling_worked_example():
 def test_rounds_go_on_until_the_batch_is_full_and_then_stop():
     dead, live = [0, 0, 0, 0], [1, 0, 0, 0]
     prompts, roles, drawn = fake_step([dead, live, dead, dead, live, live, dead], 3, 4)
-    batch, used, metrics = collect.active(prompts, jax.random.key(0), CFG, **roles, refill=0.4)
+    done = collect.active(prompts, jax.random.key(0), CFG, **roles, refill=0.4)
+    batch, used, metrics = done.batch, done.prompts, done.metrics
     assert [r["index"] for r in used.records] == [1, 4, 5] and batch.rows == 12
     assert metrics["collect/rounds"] == 4 and drawn[0] == 6
     assert metrics["collect/generations_per_kept_sample"] == 2
@@ -171,10 +173,9 @@ def test_too_few_live_groups_are_an_error_or_filled_up():
     with pytest.raises(InputError, match="only 1 of 2 groups are live after 3 rounds.*all right"):
         collect.dynamic(prompts, jax.random.key(0), CFG, **roles, max_rounds=3)
     prompts, roles, _ = fake_step(table, 2, 4)
-    batch, used, metrics = collect.dynamic(
-        prompts, jax.random.key(0), CFG, **roles, max_rounds=3,
-        if_short="fill",
-    )  # fmt: skip
+    short = dict(max_rounds=3, if_short="fill")
+    done = collect.dynamic(prompts, jax.random.key(0), CFG, **roles, **short)
+    batch, used, metrics = done.batch, done.prompts, done.metrics
     assert [r["index"] for r in used.records] == [1, 0] and batch.rows == 8
     assert metrics["collect/filled_groups"] == 1
 
@@ -182,7 +183,8 @@ def test_too_few_live_groups_are_an_error_or_filled_up():
 def test_a_failed_reward_neither_enlivens_nor_joins_a_group():
     nan = float("nan")
     prompts, roles, _ = fake_step([[1, 1, nan, 1], [0, 1, nan, 0], [0, 1, 1, 0]], 1, 4)
-    batch, used, _ = collect.dynamic(prompts, jax.random.key(0), CFG, **roles, oversample=3.0)
+    done = collect.dynamic(prompts, jax.random.key(0), CFG, **roles, oversample=3.0)
+    batch, used = done.batch, done.prompts
     assert [r["index"] for r in used.records] == [1]
     np.testing.assert_array_equal(batch.group, [0, 0, 3, 0])
     assert float(batch.mask[2].sum()) == 0

@@ -15,6 +15,7 @@ from tiny_run import (
     newest_step,
     summary,
     tiny_config,
+    train_on_one,
 )
 
 from rljax.advantages import group_relative
@@ -30,12 +31,10 @@ from rljax.rollout import Reward
 from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
-from rljax.train import train
 from rljax.train.loop import one_step, require_scores
 from rljax.train.run import Run
 
-# The devices are tests/train/test_resume.py's.
-pytestmark = pytest.mark.usefixtures("on_one_device")
+ONE = jax.devices()[:1]
 
 PARTS = '''
 import time
@@ -136,7 +135,7 @@ def broken(tmp_path_factory):
     """A run that stopped by itself, and what it said."""
     folder = tmp_path_factory.mktemp("broken")
     with pytest.raises(InputError) as error:
-        train(nan_config(folder))
+        train_on_one(nan_config(folder))
     return folder, str(error.value)
 
 
@@ -165,7 +164,7 @@ def test_then_the_run_goes_back_to_the_last_good_checkpoint_and_stops_with_the_r
 
 def test_the_exported_policy_is_that_of_the_checkpoint(broken):
     folder, _ = broken
-    with Run(build_setup(nan_config(folder)), folder) as run:
+    with Run(build_setup(nan_config(folder), ONE), folder) as run:
         run.load(8)
         kept = flat_bytes(run.roles["actor"].state.params)
         exported = load_params(folder / "policy", run.setup.model)
@@ -176,14 +175,17 @@ def test_the_run_goes_on_when_the_cause_is_gone(broken, tmp_path):
     folder, _ = broken
     allowed = ("algorithm.policy_loss",)
     config = tiny_config(folder, algorithm__policy_loss=CURED, checkpoint__allow_changed=allowed)
-    found = train(config)
+    found = train_on_one(config)
     assert (found["status"], found["steps"]) == ("finished", 12)
     assert [r["skipped_steps"] for r in metrics_rows(folder)] == [0.0] * 12
 
 
 def test_parameters_do_not_move_in_bad_steps_and_few_of_them_do_not_stop_a_run(tmp_path):
     config = nan_config(tmp_path, max_skipped_in_a_row=100)
-    with Run(build_setup(config), tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
+    with (
+        Run(build_setup(config, ONE), tmp_path) as run,
+        open_tracking((), tmp_path, {}) as tracking,
+    ):
         run.start(tracking)
         run.begin(run.setup.main, run.roles["actor"].state.params)
         arrays = []
@@ -196,11 +198,11 @@ def test_parameters_do_not_move_in_bad_steps_and_few_of_them_do_not_stop_a_run(t
 
 
 def test_a_run_that_ends_in_bad_steps_is_finished_evaluated_and_saved(tmp_path):
-    found = train(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
+    found = train_on_one(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
     assert found["status"] == "finished" and found["faults"] == {"skipped_steps": 4.0}
     assert newest_step(tmp_path) == 10 and found["accuracy_after"]["n"] == 16
     with pytest.raises(InputError, match="is a finished run"):
-        train(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
+        train_on_one(nan_config(tmp_path, max_skipped_in_a_row=100, steps=4))
 
 
 # -- rewards --
@@ -283,7 +285,7 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
         steps=3,
     )
     config.reward.workers = 2
-    found = train(config)
+    found = train_on_one(config)
     assert found["status"] == "finished"
     rows = [r for r in metrics_rows(tmp_path) if r["phase"] == "rl"]
     for row in rows:
@@ -303,7 +305,10 @@ def test_a_step_whose_rewards_all_fail_learns_nothing_and_a_judge_that_is_down_e
     config = tiny_config(
         tmp_path, algorithm__policy_loss=CURED, reward__function="fault_parts.never", sft__steps=0
     )
-    with Run(build_setup(config), tmp_path) as run, open_tracking((), tmp_path, {}) as tracking:
+    with (
+        Run(build_setup(config, ONE), tmp_path) as run,
+        open_tracking((), tmp_path, {}) as tracking,
+    ):
         run.start(tracking)  # evaluates: every reward fails
         assert run.progress.accuracy_before is None
         before = flat_bytes(run.roles["actor"].state.params)

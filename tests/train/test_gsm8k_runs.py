@@ -2,14 +2,13 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
-from conftest import REPO
+from conftest import REPO, one_device_environment
 from tiny_gsm8k import gsm8k_flags, write_model
 from tiny_run import checkpoint_bytes, flat_bytes, metrics_rows
 
@@ -43,8 +42,7 @@ def run(request, tmp_path_factory):
     cache = jax.config.jax_compilation_cache_dir
     flags = gsm8k_flags(f"{dataflow}_gsm8k", family, folder, compilation_cache=cache)
     command = [sys.executable, f"{REPO}/launchers/train.py", *flags]
-    # One device: the programs of eight take minutes to compile, and other tests cover them.
-    env = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": ""}
+    env = one_device_environment()  # other tests cover eight
     done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return Run(dataflow, folder / "run", folder / family, done.stdout)

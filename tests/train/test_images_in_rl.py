@@ -31,7 +31,7 @@ LR = 3e-3
 @pytest.fixture(scope="module", params=lanes(["qwen2_5_vl"], ["qwen3_vl"]))
 def scene(request):
     """(model, weights, prompts): an image of 2 x 2 tokens, one of 1 x 2, and none."""
-    folder = golden("public", "hf", request.param)
+    folder = golden("hf", request.param)
     mesh = make_mesh(devices=jax.devices()[:1])
     model = Model(load_config(folder, remat="none"), mesh)
     vision = model.config.vision

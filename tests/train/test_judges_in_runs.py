@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from judge_server import completion, serving
-from tiny_run import assert_same_run, metrics_rows, saved_state, tiny_config
+from tiny_run import assert_same_run, metrics_rows, saved_state, tiny_config, train_on_one
 from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import Batch, batch_from_rows
@@ -141,7 +141,7 @@ def test_what_the_judge_cannot_hold_or_say_is_an_error(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_our_own_server_is_such_an_endpoint(folder, on_one_device):
+def test_our_own_server_is_such_an_endpoint(folder):
     pytest.importorskip("uvicorn")
     from rljax.serving.app import in_background, make_app
 
@@ -216,7 +216,7 @@ TEXT = "evolving_rubrics(generator='rubric_parts.generator', cap=3)"
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_has_the_same_rubrics(parts, tmp_path, on_one_device):
+def test_a_run_that_is_stopped_has_the_same_rubrics(parts, tmp_path):
     def config(name, steps=4):
         return tiny_config(
             tmp_path / name, steps=steps, sft__steps=0, evaluate__every_steps=2,
@@ -226,9 +226,9 @@ def test_a_run_that_is_stopped_has_the_same_rubrics(parts, tmp_path, on_one_devi
             reward__rubrics=TEXT, checkpoint__allow_changed=("steps",),
         )  # fmt: skip
 
-    train(config("whole"))
-    train(config("half", steps=2))
-    train(config("half"))
+    train_on_one(config("whole"))
+    train_on_one(config("half", steps=2))
+    train_on_one(config("half"))
     rows = metrics_rows(tmp_path / "whole")
     assert rows[-1]["rubric/active"] > 0 and rows[-1]["rubric/inactive"] > 0
     lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()

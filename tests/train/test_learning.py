@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from conftest import REPO
+from tiny_run import train_on_one
 
 from rljax.config import Config
 from rljax.train import train
@@ -22,7 +23,7 @@ def config(tmp_path, **changes) -> Config:
         export=False,
         compilation_cache="~/.cache/rljax/tests",
     )
-    made.mesh.data, made.mesh.fsdp = 8, 1
+    made.mesh.data, made.mesh.fsdp = 1 if changes else 8, 1
     made.data.train = "first_letter()"
     made.data.max_prompt_tokens = 4
     made.sampler.max_response_tokens = 1
@@ -65,7 +66,8 @@ def rewards(tmp_path) -> list[float]:
     ids=["grpo", "ppo", "policy_gradient"],
 )
 def test_reward_rises_past_the_mark(tmp_path, changes):
-    summary = train(config(tmp_path, **changes))
+    # The first is on eight devices.
+    summary = (train_on_one if changes else train)(config(tmp_path, **changes))
     found = rewards(tmp_path)
     assert sum(found[:2]) / 2 < 0.4
     assert sum(found[-5:]) / 5 > 0.85, found
@@ -74,13 +76,13 @@ def test_reward_rises_past_the_mark(tmp_path, changes):
 
 
 def test_a_flipped_sign_does_not_learn(tmp_path):
-    summary = train(config(tmp_path, algorithm__policy_loss="toy.upside_down"))
+    summary = train_on_one(config(tmp_path, algorithm__policy_loss="toy.upside_down"))
     assert sum(rewards(tmp_path)[-5:]) / 5 < 0.2
     assert summary["accuracy_after"]["value"] < 0.3
 
 
 def test_sft_learns_its_examples_and_generalises(tmp_path):
-    summary = train(
+    summary = train_on_one(
         config(
             tmp_path, steps=0, sft__steps=60, sft__sequences_per_step=32, sft__optimizer__lr=1e-2
         )

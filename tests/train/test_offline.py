@@ -11,18 +11,16 @@ import numpy as np
 import pytest
 from conftest import lanes
 from tiny_offline import metrics_of, offline_config, write_rows
-from tiny_run import assert_same_run
+from tiny_run import assert_same_run, train_on_one
 
 from rljax import setup as build
 from rljax.batch import Batch
 from rljax.config import with_overrides
+from rljax.dataflows import preference
 from rljax.errors import InputError
 from rljax.kernels.logprob import xla
-from rljax.mesh import make_mesh
 from rljax.roles import Actor, Reference
 from rljax.roles import models as roles
-from rljax.setup import build as build_setup
-from rljax.setup import setup
 from rljax.train import offline, train
 from rljax.train.run import Run
 from rljax.validation import validate
@@ -31,10 +29,10 @@ from rljax.validation import validate
 # about 5.8 nats a token, 1, 0.31 and 0.17).
 RUNS = {
     "preference": ("pairs", {}, 0.35),
-    "kto": ("labelled", {"algorithm__preference_loss": "kto()"}, 0.4),
-    "bco": ("labelled", {"algorithm__preference_loss": "bco()"}, 0.6),
+    "kto": ("unpaired", {"algorithm__preference_loss": "kto()"}, 0.4),
+    "bco": ("unpaired", {"algorithm__preference_loss": "bco()"}, 0.6),
     "reward_model": ("pairs", {}, 0.6),
-    "process_reward_model": ("steps", {"algorithm__reward_loss": "step_regression()"}, 0.9),
+    "process_reward_model": ("stepwise", {"algorithm__reward_loss": "step_regression()"}, 0.9),
     "sft": ("examples", {"offline__packing": True}, 4.5),
     "dqo(beta=0.1)": ("trajectories", {}, 0.15),
     "dro(tau=0.5)": ("trajectories", {}, 0.08),
@@ -46,15 +44,7 @@ def config_of(folder, dataflow: str, run: str = "run", **fields):
     return offline_config(folder, kind, dataflow, run, **{**needs, **fields})
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """A program for one of the eight devices compiles and runs in half the time."""
-    monkeypatch.setattr(setup, "make_mesh", lambda **_: make_mesh(devices=jax.devices()[:1]))
-
-
-@pytest.fixture
-def eight_devices(one_device, monkeypatch):
-    monkeypatch.setattr(setup, "make_mesh", make_mesh)
+ONE = jax.devices()[:1]
 
 
 # What configs/offline trains too is left to test_offline_configs.py, here in the slow lane.
@@ -63,7 +53,7 @@ QUICK = ["bco", "sft", "process_reward_model", "dqo(beta=0.1)"]
 
 @pytest.mark.parametrize("dataflow", lanes(QUICK, [r for r in RUNS if r not in QUICK]))
 def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
-    summary = train(config_of(tmp_path, dataflow, steps=12, evaluate__every_steps=6))
+    summary = train_on_one(config_of(tmp_path, dataflow, steps=12, evaluate__every_steps=6))
     before, after = summary["eval_before"]["eval/loss"], summary["eval_after"]["eval/loss"]
     assert summary["status"] == "finished" and after < RUNS[dataflow][2] < before
     assert summary["accuracy_before"] is None  # nothing was sampled
@@ -71,7 +61,10 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
 
 
 def test_preference_training_lifts_the_chosen_above_the_rejected(tmp_path):
-    rows = (train(config_of(tmp_path, "preference", steps=12)), metrics_of(tmp_path / "run"))[1]
+    rows = (
+        train_on_one(config_of(tmp_path, "preference", steps=12)),
+        metrics_of(tmp_path / "run"),
+    )[1]
     gap = [row["logps/chosen"] - row["logps/rejected"] for row in rows]
     assert gap[-1] > gap[0] + 3 and rows[-1]["rewards/accuracies"] > 0.9
     assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)  # the policy is the reference
@@ -80,24 +73,24 @@ def test_preference_training_lifts_the_chosen_above_the_rejected(tmp_path):
 @pytest.mark.parametrize("dataflow", ["preference", "bco", "dqo(beta=0.1)"])
 def test_a_resumed_run_is_bitwise_the_whole_one(dataflow, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(config_of(tmp_path, dataflow, "whole", export=True))
+    train_on_one(config_of(tmp_path, dataflow, "whole", export=True))
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "checkpoints" / "00000006")
     shutil.rmtree(cut / "policy")
     (cut / "report.html").unlink()
-    train(config_of(tmp_path, dataflow, "cut", export=True))
+    train_on_one(config_of(tmp_path, dataflow, "cut", export=True))
     assert_same_run(whole, cut)
 
 
 def test_stored_reference_logprobs_are_computed_once_and_change_nothing(tmp_path, monkeypatch):
     plain = config_of(tmp_path, "preference", "plain")
     stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
-    train(plain)
-    train(config_of(tmp_path, "preference", "first", **stored))
+    train_on_one(plain)
+    train_on_one(config_of(tmp_path, "preference", "first", **stored))
     files = list((tmp_path / "stored").iterdir())
     assert len(files) == 1
     monkeypatch.setattr(offline, "_reference_logprobs", None)  # a second computation would fail
-    train(config_of(tmp_path, "preference", "second", **stored))
+    train_on_one(config_of(tmp_path, "preference", "second", **stored))
     for run in ("first", "second"):
         for got, want in zip(
             metrics_of(tmp_path / run), metrics_of(tmp_path / "plain"), strict=True
@@ -114,18 +107,18 @@ def test_stored_reference_logprobs_are_computed_once_and_change_nothing(tmp_path
             line = json.dumps({"prompt": "a ", "chosen": "b", "rejected": "c", "tie": True})
             path = Path(config.data.train.replace("{split}", "train"))
             path.write_text(path.read_text() + "\n" + line)
-        train(dataclasses.replace(config, steps=1))
+        train_on_one(dataclasses.replace(config, steps=1))
         assert len(list((tmp_path / "stored").iterdir())) == 2 + count
 
 
 def test_a_damaged_stored_file_is_named(tmp_path):
     stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
-    train(config_of(tmp_path, "preference", "one", steps=1, **stored))
+    train_on_one(config_of(tmp_path, "preference", "one", steps=1, **stored))
     (file,) = (tmp_path / "stored").iterdir()
     for damage in (file.read_bytes()[:100], b""):
         file.write_bytes(damage)
         with pytest.raises(InputError, match="cannot be read"):
-            train(config_of(tmp_path, "preference", "two", steps=1, **stored))
+            train_on_one(config_of(tmp_path, "preference", "two", steps=1, **stored))
 
 
 def test_a_reward_model_does_not_read_the_preference_loss(tmp_path):
@@ -133,19 +126,19 @@ def test_a_reward_model_does_not_read_the_preference_loss(tmp_path):
     for loss in ("tpo()", "kto()"):
         config = config_of(tmp_path, "reward_model", algorithm__preference_loss=loss)
         validate(config)
-        assert build.build(config).rows_per_example == 2
-    build.build(config_of(tmp_path, "preference", algorithm__reward_loss="step_regression()"))
+        assert build.build(config, ONE).rows_per_example == 2
+    build.build(config_of(tmp_path, "preference", algorithm__reward_loss="step_regression()"), ONE)
 
 
 def test_a_stored_file_that_is_gone_is_named_at_the_resume(tmp_path):
     stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
-    train(config_of(tmp_path, "preference", steps=4, **stored))
+    train_on_one(config_of(tmp_path, "preference", steps=4, **stored))
     for file in (tmp_path / "stored").iterdir():
         file.unlink()
     (tmp_path / "run" / "report.html").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "00000004")
     with pytest.raises(InputError, match="reference's log-probs"):
-        train(config_of(tmp_path, "preference", steps=4, **stored))
+        train_on_one(config_of(tmp_path, "preference", steps=4, **stored))
 
 
 def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
@@ -155,7 +148,7 @@ def test_dpo_holds_two_models_and_never_samples(tmp_path, monkeypatch):
         config = config_of(tmp_path, "preference", f"run{len(kinds)}")
         config.offline.reference_logprobs = stored
         Path(config.run_dir).mkdir()
-        with Run(build_setup(config), Path(config.run_dir)) as run:
+        with Run(build.build(config, ONE), Path(config.run_dir)) as run:
             assert run.reward is None
             run.begin(run.setup.main, build.initial_params(config, run.setup.model))
             assert [type(role) for role in run.roles.values()] == kinds
@@ -168,15 +161,15 @@ def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
     monkeypatch.setattr(xla, "ROWS", 64)
     rows = config.offline.examples_per_step
     config.batch.tokens_per_microbatch = 2 * rows * 48
-    setup = build.build(config)
+    setup = build.build(config, ONE)
     model = setup.model
     roles = build.make_roles(setup, setup.main, model.init(jax.random.key(0)))
     items = [{"item": record["item"]} for record in setup.data.sources[0][:rows]]
     batch = offline.offline_batch(setup, items)
     whole = 2 * rows * setup.row_tokens * model.config.vocab_size
     jaxpr = jax.make_jaxpr(
-        lambda b, actor, reference: preference_learn.__wrapped__(
-            b, setup.algorithm, actor=actor, reference=reference
+        lambda b, actor, reference: preference.page(
+            b, jax.random.key(0), setup.algorithm, actor=actor, reference=reference
         )[1]
     )(batch, roles["actor"], roles["reference"])
     sizes = [int(np.prod(v.aval.shape)) for v in _variables(jaxpr.jaxpr)]
@@ -196,20 +189,20 @@ def _variables(jaxpr):
 
 def test_patience_ends_a_run_whose_held_out_loss_rises(tmp_path):
     fields = {"actor_optimizer__lr": 0.0, "evaluate__every_steps": 1, "evaluate__patience": 2}
-    summary = train(config_of(tmp_path, "preference", steps=6, **fields))
+    summary = train_on_one(config_of(tmp_path, "preference", steps=6, **fields))
     assert summary["stopped_early"] and summary["steps"] == 2 and summary["status"] == "finished"
 
 
 def test_the_best_checkpoint_by_the_lowest_loss_is_kept(tmp_path):
     fields = {"checkpoint__best_metric": "-eval/loss", "checkpoint__keep": 1}
     config = config_of(tmp_path, "preference", steps=6, **fields)
-    train(config)
+    train_on_one(config)
     losses = {r["step"]: r["eval/loss"] for r in metrics_of(tmp_path / "run") if "eval/loss" in r}
     kept = {int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir() if p.name.isdigit()}
     assert min(losses, key=losses.get) in kept
 
 
-def test_pairs_stay_together_in_microbatches(tmp_path, eight_devices):
+def test_pairs_stay_together_in_microbatches(tmp_path):
     """All 16 pairs at once, and 8 at a time on 8 devices: the same losses and gradients."""
     ends = {}
     for tokens in (16 * 2 * 48, 8 * 2 * 48):
@@ -229,11 +222,11 @@ def test_packed_and_unpacked_examples_give_the_same_loss_and_gradient(tmp_path):
         config = offline_config(tmp_path, "examples", "sft", f"packed{packing}", steps=1)
         config.data.test, config.evaluate.every_steps = "", 0
         config.offline.packing = packing
-        counts = build.build(config).data.counts
+        counts = build.build(config, ONE).data.counts
         config.offline.examples_per_step = counts.get("packed_rows", 64)
         if packing:
             assert 0.5 < counts["packing_efficiency"] <= 1
-        train(config)
+        train_on_one(config)
         found.append((config.offline.examples_per_step, metrics_of(config.run_dir)[0]))
     (plain_rows, plain), (packed_rows, packed) = found
     assert packed_rows < 0.7 * plain_rows
@@ -246,18 +239,18 @@ def test_sources_are_mixed_by_weight(tmp_path):
     (tmp_path / "more").mkdir()
     config.data.sources = (write_rows(tmp_path / "more", "pairs"),)
     config.data.weights = (1.0, 3.0)
-    train(config)
+    train_on_one(config)
     row = metrics_of(tmp_path / "run")[-1]
     assert row[f"data/chance/{config.data.sources[0]}"] == 0.75
-    with Run(build_setup(dataclasses.replace(config, run_dir="")), tmp_path / "again") as run:
-        drawn = [record["source"] for record in run.prompts.take(400)]
+    with Run(build.build(dataclasses.replace(config, run_dir=""), ONE), tmp_path / "again") as run:
+        drawn = [record["source"] for record in run.source.loader.take(400)]
     assert 0.68 < drawn.count(config.data.sources[0]) / 400 < 0.82
 
 
 def test_adapters_learn_and_the_reference_shares_their_base(tmp_path):
     config = config_of(tmp_path, "preference", steps=12, actor_optimizer__lr=3e-2)
     config.lora.rank, config.lora.base = 8, "float32"
-    summary = train(config)
+    summary = train_on_one(config)
     assert summary["eval_after"]["eval/loss"] < 0.6
 
 
@@ -267,7 +260,7 @@ def test_held_out_rows_that_do_not_fill_a_batch_count_alone(tmp_path):
     for tokens in (2 * 48 * 8, 2 * 48 * 16):
         config = config_of(tmp_path, "preference", batch__tokens_per_microbatch=tokens)
         config.evaluate.prompts = 23
-        setup = build.build(config)
+        setup = build.build(config, ONE)
         roles = build.make_roles(setup, setup.main, setup.model.init(jax.random.key(1)))
         policy = setup.model.init(jax.random.key(2))
         state = dataclasses.replace(roles["actor"].state, params=policy)
@@ -278,18 +271,15 @@ def test_held_out_rows_that_do_not_fill_a_batch_count_alone(tmp_path):
 
 
 REFUSED = [
-    ({"dataflow": "kto"}, "reads examples of 2 rows, which labelled are not"),
+    ({"dataflow": "kto"}, "reads examples of 2 rows, which unpaired are not"),
     ({"algorithm__preference_loss": "kto()"}, "kto"),
     ({"algorithm__preference_loss": "dop()"}, "did you mean dpo"),
-    ({"offline__packing": True}, "packs worked examples"),
+    ({"offline__packing": True}, "packs demonstrations"),
     ({"offline__examples_per_step": 15, "mesh__fsdp": 2}, "must divide by mesh.data"),
     ({"batch__tokens_per_microbatch": 50}, "must hold one example: 2 x offline.max_tokens=48"),
-    ({"algorithm__kl_in_loss": 0.1}, "learns from a file: there is nothing for it to do"),
     ({"teacher_model": "x"}, "has no teacher"),
     ({"algorithm__preference_loss": "sppo()"}, "the policy's own samples, not as what a file"),
-    ({"algorithm__entropy_coef": 0.1}, "there is nothing for it to do"),
     ({"batch__epochs": 3}, "there is nothing for it to do"),
-    ({"algorithm__filters": ("overlong()",)}, "there is nothing for it to do"),
     (
         {"algorithm__preference_loss": "simpo()", "offline__reference_logprobs": "x"},
         "reads no reference",
@@ -311,15 +301,27 @@ def test_what_does_not_fit_is_refused(fields, message, tmp_path):
         validate(config)
 
 
+@pytest.mark.parametrize(
+    "field, value", [("kl_in_loss", 0.1), ("entropy_coef", 0.1), ("filters", ("overlong()",))]
+)
+def test_a_field_that_the_dataflow_does_not_read_is_refused_as_the_run_begins(
+    field, value, tmp_path
+):
+    config = config_of(tmp_path, "preference", **{f"algorithm__{field}": value})
+    with pytest.raises(InputError, match=rf"algorithm\.{field}.*preference.*does not read it"):
+        Run(build.build(config, ONE), tmp_path)
+
+
 @pytest.mark.parametrize("dataflow", ["dqo(beta=0.0)", "dqo(lam=2.0)", "dro(tau=0.0)"])
 def test_options_out_of_range_are_refused_before_a_model_loads(dataflow, tmp_path):
+    setup = build.build(offline_config(tmp_path, "trajectories", dataflow, "run"), ONE)
     with pytest.raises(InputError, match=dataflow.partition("(")[2].partition("=")[0]):
-        build.build(offline_config(tmp_path, "trajectories", dataflow, "run"))
+        Run(setup, tmp_path)
 
 
 def test_the_sampler_is_named_where_no_row_says_what_it_did(tmp_path):
     with pytest.raises(InputError, match="no column 'logprobs'"):
-        train(offline_config(tmp_path, "trajectories", "dqo(behaviour='sampler')", "run"))
+        train_on_one(offline_config(tmp_path, "trajectories", "dqo(behaviour='sampler')", "run"))
 
 
 def test_a_row_of_the_wrong_kind_is_named_before_a_model_loads(tmp_path):
@@ -328,22 +330,22 @@ def test_a_row_of_the_wrong_kind_is_named_before_a_model_loads(tmp_path):
     (tmp_path / "bad.jsonl").write_text("\n".join(json.dumps(row) for row in bad))
     config.data.train = str(tmp_path / "bad.jsonl")
     with pytest.raises(InputError, match=r"bad.jsonl: row 0 \(line 1\).*chosen"):
-        train(config)
+        train_on_one(config)
 
 
 def test_a_trained_reward_model_is_a_folder_that_scores_the_same(tmp_path):
     config = config_of(tmp_path, "reward_model", steps=12, export=True)
     config.evaluate.every_steps = 0
-    train(config)
+    train_on_one(config)
     again = offline_config(tmp_path, "pairs", "reward_model", "again", steps=1)
     again.model = str(tmp_path / "run" / "reward_model")
     again.critic_model, again.critic_optimizer.lr = again.model, 0.0
-    first, last = metrics_of(tmp_path / "run")[-1], train(again)["eval_before"]
+    first, last = metrics_of(tmp_path / "run")[-1], train_on_one(again)["eval_before"]
     assert last["eval/accuracy"] > 0.9 and last["eval/loss"] < first["loss"] + 0.2
 
 
 def test_the_batch_of_pairs_has_them_side_by_side(tmp_path):
-    setup = build.build(config_of(tmp_path, "preference"))
+    setup = build.build(config_of(tmp_path, "preference"), ONE)
     records = [{"item": record["item"]} for record in setup.data.sources[0][:2]]
     batch = offline.offline_batch(setup, records, rows=8)
     assert isinstance(batch, Batch) and batch.tokens.shape == (8, setup.row_tokens)

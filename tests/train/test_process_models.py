@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from conftest import REPO
 from rich.console import Console
+from tiny_run import train_on_one
 
-from rljax import setup
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
@@ -34,9 +34,9 @@ from rljax.evaluation.process_models import (
 from rljax.rewards.pool.pool import Score
 from rljax.roles import RewardModel
 from rljax.rollout import ProcessScorer, Reward
+from rljax.setup import RoleInputs, initial_params
 from rljax.setup import build as build_setup
-from rljax.setup import initial_params
-from rljax.train import train
+from rljax.setup.role_table import scalar_start
 from rljax.train.run import Run
 from rljax.validation import validate
 
@@ -86,7 +86,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scorer")
     CHARS.save(folder / "tokenizer")
     write_rows(folder, train=800, test=200)
-    summary = train(scorer_config(folder))
+    summary = train_on_one(scorer_config(folder))
     return folder / "run0" / "reward_model", summary, folder
 
 
@@ -108,7 +108,7 @@ def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
     config = scorer_config(trained[2], seed=1)
     config.algorithm.reward_loss = "step_regression(squash='tanh')"
     config.run_dir, config.steps = str(tmp_path / "run"), 40
-    after = train(config)["eval_after"]
+    after = train_on_one(config)["eval_after"]
     folder = tmp_path / "run" / "reward_model"
     assert json.loads((folder / "config.json").read_text())["score_squash"] == "tanh"
     found = evaluate_scorer(folder, str(trained[2]))
@@ -128,7 +128,8 @@ def test_a_model_fitted_through_tanh_scores_with_tanh(trained, tmp_path):
     np.testing.assert_allclose(role.scores(batch), jnp.tanh(before[:, -1, 0]), atol=1e-6)
     critic = Config(model=TINY, critic_model=str(folder))
     policy = dataclasses.replace(scorer.model, head="lm")
-    model, params = setup.roles._critic(critic, policy, {}, {"labels": 1})
+    inputs = RoleInputs("critic", SimpleNamespace(config=critic, model=policy), None, {})
+    model, params = scalar_start(inputs)
     np.testing.assert_allclose(
         model.values(params, batch)[:, 1:], jnp.tanh(before[:, :-1, 0]), atol=1e-6
     )
@@ -306,10 +307,10 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
 
     start = config("start", "start")
     start.model, start.sft.steps, start.sft.optimizer.lr = TINY, 25, 5e-3
-    train(start)
+    train_on_one(start)
     baseline = config("", "baseline")
     baseline.steps, baseline.checkpoint.every_steps = 4, 2
-    train(baseline)
+    train_on_one(baseline)
     names = (f"{tmp_path}/baseline@2", f"{tmp_path}/baseline@4")
     result = label_saved(
         LabelOptions(
@@ -333,30 +334,30 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
         assert {"replay/flips", "labels/never_rejected", "cost/completions_per_s"} <= found.keys()
     scorer = config("scorer", "scorer")
     scorer.steps, scorer.offline.examples_per_step = 4, 16
-    train(scorer)
+    train_on_one(scorer)
     folder = str(tmp_path / "scorer" / "reward_model")
 
     both = config("", "both")
     both.steps, both.reward.process_model, both.critic_model = 2, folder, folder
     loaded = load_scorer(Path(folder))
     validate(both)
-    with Run(build_setup(both), tmp_path / "probe") as run:
+    with Run(build_setup(both, jax.devices()[:1]), tmp_path / "probe") as run:
         run.begin(run.setup.main, initial_params(both, run.setup.model))
         critic = run.roles["critic"].state.params
         assert jax.tree.structure(critic) == jax.tree.structure(loaded.params)
         for a, b in zip(jax.tree.leaves(critic), jax.tree.leaves(loaded.params), strict=True):
             assert np.array_equal(a, b)
         assert float(jnp.abs(critic["head"]).max()) > 0  # not a fresh head
-    assert train(both)["status"] == "finished"
+    assert train_on_one(both)["status"] == "finished"
     last = json.loads((tmp_path / "both" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["process/lines"] > 0 and last["process/finite"] == 1.0
     assert last["process/dense_sum"] != 0 and 0 < last["process/share_of_return"] < 0.25
     # One switch says nothing of the other.
     both.reward.process_model = ""
-    with Run(build_setup(both), tmp_path / "values") as run:
+    with Run(build_setup(both, jax.devices()[:1]), tmp_path / "values") as run:
         assert run.reward.process is None
     both.reward.process_model, both.critic_model = folder, ""
-    with Run(build_setup(both), tmp_path / "dense") as run:
+    with Run(build_setup(both, jax.devices()[:1]), tmp_path / "dense") as run:
         run.begin(run.setup.main, initial_params(both, run.setup.model))
         assert run.reward.process is not None and run.eval_reward.process is None
         assert not np.any(run.roles["critic"].state.params["head"])

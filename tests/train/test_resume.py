@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import lanes
-from test_reward_pool import alive, children, wait_until
+from processes import alive, children, wait_until
 from tiny_run import (
     REPO,
     assert_same_run,

@@ -3,10 +3,9 @@
 import json
 
 from judge_server import completion, serving
-from tiny_run import tiny_config
+from tiny_run import tiny_config, train_on_one
 
 from rljax.data.tasks import Task
-from rljax.train import train
 
 
 def four_domains() -> Task:
@@ -41,7 +40,7 @@ def test_four_kinds_of_reward_in_one_run(tmp_path):
             reward__function=f"by_source(sources={sources!r}, defaults=())", export=False,
             reward__timeout_s=60.0, reward__workers=2,
         )  # fmt: skip
-        train(config)
+        train_on_one(config)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         assert row["reward/errors"] == row["reward/timeouts"] == 0.0

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sampler_cases import prompts, tiny, weights
 from tiny_run import tiny_config
 
 from rljax.batch import behaviour_logprobs
@@ -86,12 +87,11 @@ def test_bad_settings_are_listed_before_anything_loads(name, value, tmp_path):
 def test_the_correction_weighs_by_the_mass_that_was_kept():
     """Truncated samples: trainer over behaviour is the kept mass, to rounding; with nothing
     truncated it is 1."""
-    from test_sampler import LENGTHS, PROMPTS, make_model
-
-    model, params = make_model()
+    model, (tokens, lengths) = tiny(), prompts(3)
+    params = weights(model)
     for top_k in (0, 3):
         how = Sampling(top_k=top_k, max_response_tokens=6)
-        batch = generate(model, params, PROMPTS, LENGTHS, jax.random.key(0), how, n=8)
+        batch = generate(model, params, tokens, lengths, jax.random.key(0), how, n=8)
         logp, _ = jax.jit(model.logprobs)(params, batch)
         batch = batch.replace(old_logprobs=logp)
         ratio = np.asarray(jnp.exp(log_ratio(batch, by="test")))[np.asarray(batch.mask) > 0]

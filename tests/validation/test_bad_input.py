@@ -13,8 +13,8 @@ import sys
 
 import numpy as np
 import pytest
+from bad_folders import BAD_VALUES, CONFIG_TEXTS, FAMILIES, HEADERS, INDEXES
 from conftest import REPO
-from test_bad_models import BAD_VALUES, CONFIG_TEXTS, FAMILIES, HEADERS, INDEXES
 from tiny_data import write_gsm8k_parquet
 from tiny_gsm8k import TINY, write_model
 from tiny_refusal import refused

@@ -11,6 +11,8 @@ from tiny_run import metrics_rows
 from rljax.config import Config
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
+from rljax.setup import build
+from rljax.setup.dry_run import check_fields_read
 from rljax.train import train
 from rljax.validation import validate
 
@@ -38,19 +40,13 @@ def my_reward(response, num_tokens, *, weight=1.0):
 DATAFLOW = '''
 from rljax.roles import program
 
-def my_flow(prompts, key, cfg, *, actor, reward, scale=1.0):
-    """REINFORCE without a baseline."""
-    batch = actor.generate(prompts, key, cfg.sampling, n=cfg.samples_per_prompt)
-    batch, report = reward(batch, prompts)
-    new, metrics = learn(batch, cfg, actor=actor)
-    mean = batch.rewards.sum() / batch.rows
-    return new, {**metrics, "report": report, "my_scale": scale, "my_mean": mean}
-
 @program
-def learn(batch, cfg, *, actor):
+def my_flow(batch, key, cfg, *, actor, scale=1.0):
+    """REINFORCE without a baseline."""
     batch = batch.replace(old_logprobs=actor.logprobs(batch), advantages=cfg.advantage(batch))
-    actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options)
-    return {"actor": actor}, metrics
+    actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options())
+    mean = batch.rewards.sum() / batch.rows
+    return {"actor": actor}, {**metrics, "my_scale": scale, "my_mean": mean}
 '''
 
 
@@ -150,3 +146,95 @@ def test_what_is_wrong_with_a_users_function_is_said_before_anything_runs(
     with pytest.raises(InputError) as error:
         validate(config)
     assert says in str(error.value) and "algorithm.policy_loss=" in str(error.value)
+
+
+FLOW = "from rljax.roles import program\n@program\ndef f(batch, key, cfg, *, actor"
+UPDATE = """
+    batch = batch.replace(old_logprobs=actor.logprobs(batch), advantages=cfg.advantage(batch))
+    actor, metrics = actor.update(batch, cfg.policy_loss, **cfg.update_options())
+    return {"actor": actor}, metrics
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "says"),
+    [
+        ("def f(prompts, key, cfg, *, actor): ...", "f", "def my_flow(batch, key, cfg, *, actor)"),
+        (f"{FLOW}, scale): ...", "f", "missing a required argument: 'scale'"),
+        (f"{FLOW}, scale=1.0): ...", "f(sclae=2.0)", "did you mean 'scale'"),
+        (f"{FLOW}, critics): ...", "f", "the roles it names of actor, critic"),
+    ],
+)
+def test_a_dataflow_that_cannot_be_called_is_refused_by_its_config(
+    module, call, says, tmp_path, monkeypatch, request
+):
+    name = f"uncallable_{abs(hash(request.node.name))}"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as error:
+        validate(put(tiny(tmp_path), "dataflow", f"{name}.{call}"))
+    assert says in str(error.value) and "dataflow=" in str(error.value)
+
+
+# What a signature does not tell: (the module, its field, what the refusal says).
+ON_SHAPES = {
+    "raises": (f"{FLOW}):\n    raise KeyError('no such thing')", "dataflow",
+               "fails on shapes; KeyError: 'no such thing'"),
+    "asks for a field that nothing fills": (
+        f"{FLOW}):\n    batch.require('values', by='f')", "dataflow", "f needs batch field values"),
+    "misnames a field": (f"{FLOW}):\n    batch.replace(advantage=0)", "dataflow",
+                         "did you mean 'advantages'"),
+    "shape of a field": (
+        f"{FLOW}):\n    batch = batch.replace(advantages=batch.scores){UPDATE}", "dataflow",
+        "Batch.advantages has the wrong number of axes"),
+    "shape of an advantage": ("def f(batch):\n    return batch.scores", "algorithm.advantage",
+                              "returns the wrong shape: got (16,)"),
+    "an advantage that raises": ("def f(batch):\n    return batch.scores / None",
+                                 "algorithm.advantage", "fails when it is called; TypeError"),
+    "shape of a loss": ("def f(policy, batch):\n    return policy.logprobs.mean(), {}",
+                        "algorithm.policy_loss", "returns the wrong shape: got ()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ON_SHAPES)
+def test_what_is_wrong_inside_a_users_function_is_said_before_weights_are_made(
+    case, tmp_path, monkeypatch
+):
+    module, field, says = ON_SHAPES[case]
+    name = f"wrong_inside_{case.replace(' ', '_')}"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = put(tiny(tmp_path), field, f"{name}.f")
+    assert validate(config) == []
+
+    def heavy(*_, **__):
+        raise AssertionError("weights were made, or a reward's processes started")
+
+    for heavy_one in ("initial_params", "make_roles", "reward_role"):
+        monkeypatch.setattr(f"rljax.setup.{heavy_one}", heavy)
+    with pytest.raises(InputError) as error:
+        train(config)
+    assert says in str(error.value)
+    if field != "dataflow":
+        assert f"{field}='{name}.f'" in str(error.value)
+
+
+def test_all_fields_that_a_dataflow_does_not_read_are_said_at_once(tmp_path, monkeypatch):
+    (tmp_path / "reads_little.py").write_text(DATAFLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = put(tiny(tmp_path), "dataflow", "reads_little.my_flow(scale=2.0)")
+    check_fields_read(build(config))  # the defaults, and what it reads
+    put(config, "algorithm.entropy_coef", 0.5)
+    check_fields_read(build(config))
+    put(config, "algorithm.filters", ("live_groups()",))
+    put(config, "algorithm.correction", "rollout_correction()")
+    put(config, "algorithm.policy_loss", "ppo_clip(clip_high=0.3)")
+    with pytest.raises(InputError) as error:
+        check_fields_read(build(config))
+    assert "algorithm.correction='rollout_correction()', algorithm.filters=(" in str(error.value)
+    assert "does not read them. Fix: algorithm.correction='', algorithm.filters=()" in str(
+        error.value
+    )
+    put(config, "algorithm.filters", ())
+    with pytest.raises(InputError, match="does not read it. Fix: algorithm.correction=''$"):
+        check_fields_read(build(config))

@@ -1,6 +1,6 @@
 """What is asked of a `RewardPool` and what comes back: jobs, their tasks, and scores.
 
-What lives here: plain records that two threads share. What does not: who works on them (`crew.py`).
+Plain records that two threads share.
 """
 
 import math
@@ -25,20 +25,20 @@ class Score:
 
 
 class Job:
-    """What one caller has asked for: a score per sample, and word when the last is known."""
+    """What one caller has asked for: a score per sample, and `done` when the last is known."""
 
     def __init__(self, count: int):
         self.scores: list[Score | None] = [None] * count
         self.left = count
         self.failure: BaseException | None = None  # of the pool, not of a sample
         self.ended = False
-        self.word: queue.SimpleQueue = queue.SimpleQueue()  # unlike an Event safe in handlers
+        self.done: queue.SimpleQueue = queue.SimpleQueue()  # unlike an Event safe in handlers
 
     def end(self, failure: BaseException | None = None) -> None:
         """Nothing further will be known."""
         if not self.ended:
             self.failure, self.ended = failure, True
-            self.word.put(None)
+            self.done.put(None)
 
 
 @dataclass(eq=False)

@@ -1,7 +1,6 @@
 """The pool that scores responses in killable processes.
 
-What lives here: what a sample is, and how to ask. What does not: the processes (`crew.py`), how a
-reward is called (`worker.py`), what rewards there are (`rules.py`, `groups.py`).
+The processes are in `supervisor`, the call of a reward in `worker` and `calling`.
 
 A response is untrusted and so is the time that its reward takes: `5**(5**(5**5))` in a verifier
 holds the interpreter lock for ever, so no timeout inside the process can end it. Here the parent
@@ -27,7 +26,7 @@ from rljax.rewards.pool.calling import (
     wanted_fields,
 )
 from rljax.rewards.pool.jobs import Job, Score, Task
-from rljax.rewards.pool.supervisor import Crew
+from rljax.rewards.pool.supervisor import Supervisor
 
 __all__ = ["Pending", "RewardPool", "Score", "call_reward"]
 
@@ -40,7 +39,7 @@ class Pending:
 
     def result(self) -> list[Score]:
         """One `Score` per sample, in order; waits for the last. May be called again."""
-        return self._pool._crew.wait(self._job)
+        return self._pool._supervisor.wait(self._job)
 
     def done(self) -> bool:
         """Whether every score is known."""
@@ -49,7 +48,7 @@ class Pending:
     def cancel(self) -> None:
         """Nobody wants them any more: what runs is killed, what waits is dropped."""
         if not self._job.ended:
-            self._pool._crew.order("cancel", self._job)
+            self._pool._supervisor.order("cancel", self._job)
 
 
 class RewardPool:
@@ -81,10 +80,12 @@ class RewardPool:
         self._names, self._required = wanted_fields(self.component)
         self.grouped = is_group_reward(self.component)
         self._owner = os.getpid()
-        self._crew = Crew(self.component.text, workers, timeout_s, max_tasks_per_worker)
-        self._finalizer = weakref.finalize(self, self._crew.stop)  # also when dropped, or at exit
+        self._supervisor = Supervisor(self.component.text, workers, timeout_s, max_tasks_per_worker)
+        self._finalizer = weakref.finalize(
+            self, self._supervisor.stop
+        )  # also when dropped, or at exit
         try:
-            self._crew.start()
+            self._supervisor.start()
         except BaseException:
             self.close()
             raise
@@ -107,12 +108,12 @@ class RewardPool:
         """The same without waiting. InputError: a sample that cannot be sent."""
         if os.getpid() != self._owner:  # a fork shares the streams and would mix up the answers
             raise RuntimeError("a RewardPool belongs to the process that made it")
-        if self._crew.stopped:
+        if self._supervisor.stopped:
             raise RuntimeError("this RewardPool is closed")
         job = Job(len(samples))
         tasks = [Task(job, places, self._pack(places, samples)) for places in self._split(samples)]
         if tasks:
-            self._crew.order("work", job, tasks)
+            self._supervisor.order("work", job, tasks)
         else:
             job.end()
         return Pending(self, job)

@@ -1,10 +1,7 @@
 """The processes of a `RewardPool`, and the thread that feeds, times, kills and replaces them.
 
-What lives here: who is on which task since when, and what became of it. What does not: samples and
-their fields (`pool.py`), the call of a reward (`worker.py`).
-
-One thread owns every process. Others speak to it through `orders`, a queue that a signal handler
-may use as well; it answers by settling jobs.
+One thread owns every process and knows which worker runs which task since when. Other threads send
+it `orders` through a queue that a signal handler may use as well; it answers by settling jobs.
 """
 
 import collections
@@ -27,7 +24,7 @@ from rljax.rewards.pool.jobs import Job, Score, Task
 from rljax.rewards.pool.worker import Progress, frame, take_frame
 
 _START_TIMEOUT_S = 120.0  # a worker imports the reward's module: slow on a network disk
-_BEGIN_TIMEOUT_S = 30.0  # from handing over a chunk to the worker's word that it began
+_BEGIN_TIMEOUT_S = 30.0  # from handing over a chunk to the worker's message that it began
 _REAP_TIMEOUT_S = 5.0
 _START_ATTEMPTS = 3
 _CHUNK = 256  # tasks at most that a worker is handed at once,
@@ -136,7 +133,7 @@ class _Worker:
         self.socket.setblocking(False)
 
 
-class Crew:
+class Supervisor:
     """`size` workers and the thread that owns them, from `start` until `stop`."""
 
     def __init__(self, reward: str, size: int, timeout_s: float, max_tasks: int):
@@ -179,7 +176,7 @@ class Crew:
         try:
             while not job.ended:
                 with contextlib.suppress(queue.Empty):
-                    job.word.get(timeout=1.0)
+                    job.done.get(timeout=1.0)
                 if not self._thread.is_alive() and not job.ended:  # it was asked too late
                     raise RuntimeError("this RewardPool is closed")
         except BaseException:
@@ -211,7 +208,7 @@ class Crew:
                     self._listen()
                     self._fill()
                     self._hand_out()
-                    self._pump()
+                    self._wait_and_act()
                 except Exception as error:
                     self._failed_starts = max(1, self._failed_starts)  # see _fill
                     self._fail(error)
@@ -279,10 +276,10 @@ class Crew:
             try:
                 worker.send(chosen)
             except OSError:  # it died while idle, or reads nothing
-                self._bury(worker)
+                self._reap(worker)
 
-    def _pump(self) -> None:
-        """Wait until someone says something or a deadline passes, and act on it."""
+    def _wait_and_act(self) -> None:
+        """Wait for a message or a deadline, and act on it."""
         if self._waiting and all(worker.state == "idle" for worker in self._workers):
             for job in self._waiting:
                 job.end()
@@ -303,10 +300,10 @@ class Crew:
                 self._bell.recv(1 << 16)
         for worker in list(self._workers):
             if worker in ready:
-                self._hear(worker)
+                self._read(worker)
             if worker.state != "dead" and time.monotonic() > self._deadline(worker):
                 # We may have been asleep: what arrived meanwhile counts before the clock does.
-                self._hear(worker)
+                self._read(worker)
                 if worker.state != "dead" and time.monotonic() > self._deadline(worker):
                     self._expire(worker)
 
@@ -317,7 +314,7 @@ class Crew:
         limits = {"starting": _START_TIMEOUT_S, "busy": _BEGIN_TIMEOUT_S, "idle": math.inf}
         return since + limits[worker.state]
 
-    def _hear(self, worker: _Worker) -> None:
+    def _read(self, worker: _Worker) -> None:
         """Act on all that a worker has sent, and on its end."""
         still_open = worker.receive()
         while (message := take_frame(worker.buffer)) is not None:
@@ -334,7 +331,7 @@ class Crew:
                     fix="the reward must be importable in a fresh Python process",
                 )
         if not still_open:
-            self._bury(worker)
+            self._reap(worker)
         elif worker.state == "idle" and worker.served >= self.max_tasks:
             self._discard(worker)
 
@@ -366,21 +363,21 @@ class Crew:
             self._jobs.discard(job)
             job.end()
 
-    def _blame(self, task: Task, outcome: tuple, since: float) -> None:
+    def _attribute(self, task: Task, outcome: tuple, since: float) -> None:
         self._settle(task, [outcome] * len(task.places), time.monotonic() - since)
 
     def _expire(self, worker: _Worker) -> None:
         """A deadline has passed: kill, and blame the task if one was running."""
         task, since = worker.running()
         if task is None:
-            self._bury(worker)
+            self._reap(worker)
             return
         worker.chunk.remove(task)
-        self._blame(task, self._timeout(), since)
+        self._attribute(task, self._timeout(), since)
         self._typical_s = max(self._typical_s or 0.0, self.timeout_s * _RECENT)
         self._discard(worker)
 
-    def _bury(self, worker: _Worker) -> None:
+    def _reap(self, worker: _Worker) -> None:
         """A worker has ended by itself: the task it was on is an error, the rest is requeued."""
         state, (task, since) = worker.state, worker.running()
         if task is not None:
@@ -389,7 +386,7 @@ class Crew:
         how = _how_it_ended(worker.process)
         if task is not None:
             text = f"the reward ended its worker process ({how})"
-            self._blame(task, ("error", math.nan, {}, text), since)
+            self._attribute(task, ("error", math.nan, {}, text), since)
         elif state != "idle":
             self._failed_starts += 1
         if self._failed_starts >= _START_ATTEMPTS:

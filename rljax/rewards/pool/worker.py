@@ -1,7 +1,6 @@
 """One worker process of a `RewardPool`: the loop that it runs and the wire to its pool.
 
-What lives here: frames, the shared clock, the loop. What does not: the call of a reward
-(`calling.py`), starting, timing and killing workers (`crew.py`). Imports nothing heavy.
+`calling` calls the reward; `supervisor` starts, times and kills workers. Imports nothing heavy.
 
 A task is a sample, or of a reward that declares `responses` a group: the samples of one prompt.
 The wire, both ways, is frames of an 8-byte length and a pickle.
