@@ -18,6 +18,8 @@ from golden_checks.common import response_batch
 from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.config import Config
+from rljax.errors import InputError
+from rljax.plan.programs import programs_of
 from rljax.train.run import Run
 from rljax.validation import validate
 
@@ -131,6 +133,18 @@ def test_prime_as_a_dataflow_with_a_trained_role_of_a_users_file(tmp_path):
     for row in done.metrics:
         assert row["implicit/grad_norm"] > 0 and row["grad_norm"] > 0
         assert 0 <= row["implicit/accuracy"] <= 1
+
+
+def test_a_rollout_of_a_users_file_that_samples_twice_is_planned():
+    setup = build.build(tiny(algorithm__collect="toy.scored_once_more()"), jax.devices()[:1])
+    calls = programs_of(setup, build.abstract_roles(setup))
+    assert [call.name for call in calls] == ["generate", "generate 2", "learn"]
+
+
+def test_a_role_that_is_missing_is_named_with_the_way_to_declare_it():
+    config = tiny(dataflow="users_prime.prime()", algorithm__advantage="prime()")
+    with pytest.raises(InputError, match=r"argument: 'implicit'.* roles=\('NAME=trained_policy"):
+        validate(config)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def vine(
         dataclasses.replace(prompts.records[group[row]], token_ids=tokens[row, :column])
         for row, column in at
     ]
-    policy = Policy(actor, tokenizer, cfg.sampling, 0).continuing(tokens.shape[1])
+    width = tokens.shape[1]
+    policy = Policy(actor, tokenizer, cfg.sampling, width).continuing(width)
     if states:
         samples = sample_all(
             policy, states, completions, reward, key=stream(key, "vine"),
