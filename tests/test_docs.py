@@ -14,6 +14,7 @@ import users_formulas
 import users_vine
 from conftest import REPO
 from golden_checks.common import response_batch
+from test_house import ORDER
 
 from rljax import setup as build
 from rljax.arrays import fetch
@@ -179,6 +180,15 @@ def settings(text: str) -> dict:
         plain = isinstance(operator.attrgetter(name)(Config()), str)
         found[name.replace(".", "__")] = value if plain else ast.literal_eval(value)
     return found
+
+
+def test_the_page_names_what_is_there():
+    levels = dict(re.findall(r"^\| (\d+) \| (.*) \|$", PAGE, re.MULTILINE))
+    assert len(levels) == len(ORDER)
+    for level, rooms in enumerate(ORDER, 1):
+        assert [name for name in rooms if f"`{name}`" not in levels[str(level)]] == []
+    links = re.findall(r"\]\(\.\./([^)]+)\)", PAGE)
+    assert len(links) > 30 and [link for link in links if not (REPO / link).exists()] == []
 
 
 def test_every_part_has_a_block():
