@@ -20,7 +20,7 @@ from rljax.rollout import RewardReport, run_rollout
 from rljax.sampler.generate import planned_rollout
 from rljax.setup import Phase, Setup, abstract_roles
 from rljax.setup.dry_run import abstract_batch, abstract_key, roles_read
-from rljax.setup.setup import samples_policy
+from rljax.setup.setup import sampled_prompts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
     for phase in setup.phases:
         main = phase is setup.main
         own = roles if main else abstract_roles(setup, phase)
-        if phase.samples and samples_policy(setup.config):
+        if phase.samples and sampled_prompts(setup.config):
             calls += _decoding(setup, own)
         calls.append(_learning(setup, phase, own, "learn" if main else phase.name))
     return calls
