@@ -72,7 +72,7 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
         name: _Planned(role, calls) if isinstance(role, (Actor, Reference)) else role
         for name, role in roles.items()
     }
-    prompts = _prompts(setup, config.batch.prompts_per_step)
+    prompts = _prompts(setup, sampled_prompts(config))
     try:
         run_rollout(
             setup.rollout, prompts, jax.random.key(0), setup.rollouts, **samplers, reward=_rewarded,
