@@ -1,18 +1,17 @@
 """rljax: RL post-training of language models in JAX.
 
-    config.py ─► build.py ─► run.py ◄─ train.py: {step, evaluate, log, save}
-                               │
-       data ─► prompts         │  one step = one dataflow (dataflows/grpo.py is the page to read
-       first)
-                  │            ▼
-              Actor.generate ─► sampler/ ─► Batch ─► Reward ─► rewards/pool
-                  ▲                                     │
-                  │           correction, advantages, losses ─► update.py ─► new Actor, Critic
-                  └──────────────── the same parameter arrays ◄──────────────────┘
+A source makes a batch, a dataflow turns it into roles, and every part declares what it reads.
 
-Importing this package imports nothing else: reward workers and --help start from here. The public
-names
-below are imported when they are first used.
+    config ──► setup ──► train: a source and a dataflow for each phase, evaluate, save
+                           │
+      source ──► Batch ──► dataflow ──► roles: Actor, Critic, Reference, ...
+        ▲        batch     dataflows      │   roles, learn
+        │                                 │
+        └── rollout: sampler, rewards ◄───┘   the same parameter arrays
+
+rljax/dataflows/grpo.py is the page to read first, docs/architecture.md explains the rest. Importing
+this package imports nothing else: reward workers and --help start from here. The public names below
+are imported when they are first used.
 """
 
 import importlib
@@ -22,12 +21,15 @@ _PUBLIC = {
     "validate": "rljax.validation",
     "train": "rljax.train",
     "evaluate": "rljax.evaluation.policy",
+    "contract": "rljax.contracts",
     "Batch": "rljax.batch",
     "Actor": "rljax.roles",
     "Critic": "rljax.roles",
     "Reference": "rljax.roles",
-    "Reward": "rljax.roles",
+    "Role": "rljax.roles",
     "program": "rljax.roles",
+    "Reward": "rljax.rollout",
+    "Rollout": "rljax.rollout",
     "Sampling": "rljax.sampler",
     "InputError": "rljax.errors",
 }

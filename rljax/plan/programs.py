@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.batch import Batch, last_token
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
+from rljax.rewards.pool.pool import Score
 from rljax.roles import Actor, Reference
-from rljax.rollout import RewardReport, run_rollout
+from rljax.rollout import RewardReport, ScoredRow, run_rollout
 from rljax.sampler.generate import planned_rollout
 from rljax.setup import Phase, Setup, abstract_roles
 from rljax.setup.dry_run import abstract_batch, abstract_key, roles_read
@@ -133,11 +135,19 @@ def _prompts(setup: Setup, count: int) -> Prompts:
     return Prompts(tokens, np.full(count, length, np.int32), (record,) * count)
 
 
+_SAMPLE = dict(prompt="", response="", ground_truth="", finish_reason="length")
+
+
 def _rewarded(batch: Batch, prompts: Prompts, early=None) -> tuple[Batch, RewardReport]:
     """The batch with rewards and scores, as rljax.rollout.Reward returns it."""
     scores = np.arange(batch.rows, dtype=np.float32) % 2
     batch = batch.replace(rewards=last_token(batch) * scores[:, None], scores=scores)
-    return batch, RewardReport()
+    groups = fetch(batch.group).tolist()
+    rows = tuple(
+        ScoredRow(_SAMPLE, Score(float(score), {}, "ok", 0.0), prompts.records[group], group)
+        for score, group in zip(scores, groups, strict=True)
+    )
+    return batch, RewardReport(rows)
 
 
 def _each_once(calls: list[Call]) -> list[Call]:

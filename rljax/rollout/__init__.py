@@ -8,7 +8,7 @@ from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sa
 from rljax.rollout.collect import active, dynamic, first_live, once
 from rljax.rollout.greedy import greedy_baseline
 from rljax.rollout.judge import MeshJudge
-from rljax.rollout.process import ProcessScorer
+from rljax.rollout.process import ProcessScorer, TokenTexts
 from rljax.rollout.reward import (
     EarlyScores,
     ModelScorer,
@@ -32,6 +32,7 @@ __all__ = [
     "Rollout",
     "RolloutConfig",
     "ScoredRow",
+    "TokenTexts",
     "active",
     "against",
     "dynamic",

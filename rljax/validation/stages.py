@@ -132,6 +132,7 @@ def _check_signature(
         fix = "write its options in the text, name(option=value); other parameters need defaults"
         if stage == "dataflow":
             rule += f" and the roles it names of {', '.join(roles)}"
+            fix += "; a further role is declared, roles=('NAME=trained_policy(lr=1e-6)',)"
         problems.check(False, field, text, f"{rule}: {error}", fix)
 
 
@@ -213,7 +214,9 @@ def _check_advantage(
     missing = [n for n in spec(advantage).reads if n in _NOT_ALWAYS and n not in filled]
     if missing:
         having = [other for other in dataflows.__all__ if _fills(config, other, missing)]
-        fix = f"use dataflow={' or '.join(having)}" if having else "a dataflow of your own"
+        fix = f"use dataflow={' or '.join(having)}"
+        if not having:
+            fix = "a dataflow of your own, or a rollout (algorithm.collect), that fills it"
         names = ", ".join(missing)
         rule = f"reads batch field {names}, which dataflow={config.dataflow!r} does not fill"
         problems.check(False, field, text, rule, fix)

@@ -5,6 +5,9 @@ import dataclasses
 from rljax.data.tasks import Task, first_letter
 from rljax.learn import Objective
 from rljax.losses.policy import Policy, ppo_clip
+from rljax.rollout import once
+from rljax.setup.policies import Policy as SamplingPolicy
+from rljax.setup.policies import sample_all
 
 
 def letters_and_digits() -> Task:
@@ -49,3 +52,17 @@ def first_line_is_even(response) -> float:
     """1 if the first line is an even number: what follows it changes nothing."""
     line = response.split("\n")[0].strip()
     return float(line.isdecimal() and int(line) % 2 == 0)
+
+
+def begins_even(response) -> float:
+    """1 if the first character is an even digit: what follows it changes nothing."""
+    return float(response[:1] in tuple("02468"))
+
+
+def scored_once_more(prompts, key, cfg, *, actor, reward, tokenizer):
+    """`once`, and the mean reward of one more sample of every prompt as a metric."""
+    done = once(prompts, key, cfg, actor=actor, reward=reward)
+    policy = SamplingPolicy(actor, tokenizer, cfg.sampling, prompts.tokens.shape[1])
+    more = sample_all(policy, prompts.records, 1, reward, key=key)
+    mean = sum(sample.reward for sample in more) / len(more)
+    return done.replace(metrics={"once_more/reward": mean})

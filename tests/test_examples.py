@@ -1,0 +1,35 @@
+"""The examples, run as a user does."""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+from conftest import REPO
+
+import rljax
+
+
+def test_the_loop_with_nothing_hidden_learns():
+    path = REPO / "examples" / "grpo_loop.py"
+    assert len(path.read_text().splitlines()) <= 70
+    # The flags of the tests that make compiles fast, but one device.
+    xla = [x for x in os.environ["XLA_FLAGS"].split() if "device_count" not in x]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "XLA_FLAGS": " ".join(xla)}
+    environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
+    done = subprocess.run(
+        [sys.executable, str(path), "16"],
+        env=environment, capture_output=True, text=True, timeout=300, cwd=REPO,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    rewards = [float(x) for x in re.findall(r"^step \d+ reward ([\d.]+)$", done.stdout, re.M)]
+    assert len(rewards) == 16
+    first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
+    assert last > 0.6 and last > first + 0.08, rewards
+
+
+@pytest.mark.parametrize("name", rljax.__all__)
+def test_a_public_name_is_there(name):
+    assert getattr(rljax, name) is not None and name in dir(rljax)
