@@ -76,13 +76,15 @@ def test_reward_rises_past_the_mark(tmp_path, changes):
     assert summary["difference"]["low"] > 0
 
 
-def test_a_flipped_sign_does_not_learn(tmp_path, on_one_device):
+@one_device()
+def test_a_flipped_sign_does_not_learn(tmp_path):
     summary = train(config(tmp_path, algorithm__policy_loss="toy.upside_down"))
     assert sum(rewards(tmp_path)[-5:]) / 5 < 0.2
     assert summary["accuracy_after"]["value"] < 0.3
 
 
-def test_sft_learns_its_examples_and_generalises(tmp_path, on_one_device):
+@one_device()
+def test_sft_learns_its_examples_and_generalises(tmp_path):
     summary = train(
         config(
             tmp_path, steps=0, sft__steps=60, sft__sequences_per_step=32, sft__optimizer__lr=1e-2
