@@ -130,7 +130,7 @@ def compiled(model: Model, batch, cfg, optimizer_on_host: bool, reference_on_hos
     new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return program, {
         "temp_bytes": memory.temp_size_in_bytes,
-        "argument_bytes": argument_bytes((actor, reference, batch)),
+        "argument_bytes": argument_bytes((actor.state, reference.params, batch)),
         "device_bytes": memory.argument_size_in_bytes + new + memory.temp_size_in_bytes,
         "host_argument_bytes": memory.host_argument_size_in_bytes,
         "host_temp_bytes": memory.host_temp_size_in_bytes,

@@ -1,6 +1,6 @@
-"""What a dataflow learns from, which it declares: @contract(data="pairs").
+"""Kinds of data. A dataflow declares the kind that it learns from: @contract(data="pairs").
 
-rollouts      the policy's own samples, scored (online; what a page without a declaration has)
+rollouts      the policy's own samples, scored (online; the default)
 samples       the policy's own samples, without a reward (on-policy distillation)
 examples      demonstrations: text, prompt and completion, conversations (SFT)
 pairs         a better and a worse completion, maybe a reference one (DPO, reward models)

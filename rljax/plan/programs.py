@@ -22,7 +22,7 @@ from rljax.rollout import RewardReport, ScoredRow, run_rollout
 from rljax.sampler.generate import planned_rollout
 from rljax.setup import Phase, Setup, abstract_roles
 from rljax.setup.dry_run import abstract_batch, abstract_key, roles_read
-from rljax.setup.setup import samples_policy
+from rljax.setup.setup import sampled_prompts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
     for phase in setup.phases:
         main = phase is setup.main
         own = roles if main else abstract_roles(setup, phase)
-        if phase.samples and samples_policy(setup.config):
+        if phase.samples and sampled_prompts(setup.config):
             calls += _decoding(setup, own)
         calls.append(_learning(setup, phase, own, "learn" if main else phase.name))
     return calls
@@ -74,7 +74,7 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
         name: _Planned(role, calls) if isinstance(role, (Actor, Reference)) else role
         for name, role in roles.items()
     }
-    prompts = _prompts(setup, config.batch.prompts_per_step)
+    prompts = _prompts(setup, sampled_prompts(config))
     try:
         run_rollout(
             setup.rollout, prompts, jax.random.key(0), setup.rollouts, **samplers, reward=_rewarded,

@@ -1,7 +1,7 @@
 """Rollouts: prompts -> scored trajectories. `algorithm.collect` names one of these functions.
 
-collect: once, dynamic, active, first_live. greedy: a baseline for every prompt. against: an
-opponent that samples beside the policy. reward, judge, process: what scores the samples.
+collect: once, dynamic, active, first_live. greedy: the greedy response's score as a baseline.
+against: half of the samples from an opponent. reward, judge, process: rewards of samples.
 """
 
 from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor

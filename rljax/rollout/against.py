@@ -1,4 +1,4 @@
-"""A rollout against an opponent: half of each prompt's samples are the policy's, half another's.
+"""A rollout against an opponent, which draws half of each prompt's samples.
 
 Axes: B = P n rows, n samples of each of P prompts; rows 2i are the actor's and rows 2i + 1 the
 opponent's.
@@ -59,14 +59,14 @@ class GeometricMixture:
         second = SecondModel(
             self.reference.model, self.reference.sampling_params(), float(self.weight)
         )
-        told = dict(finished=finished, stop=stop)
-        return self.actor.generate(prompts, key, sampling, n=n, second=second, **told)
+        options = dict(finished=finished, stop=stop, second=second)
+        return self.actor.generate(prompts, key, sampling, n=n, **options)
 
 
 @dataclasses.dataclass(frozen=True)
 class AgainstOpponent:
-    """The actor against an opponent: half of the samples of a prompt are each one's, in turns.
-    Samples that are not the actor's have policy_version -1 at mask 1 (`sampled_by_actor`)."""
+    """An actor and its opponent, which draw the samples of a prompt in turn. The opponent's samples
+    have policy_version -1 where the mask is 1 (`sampled_by_actor`)."""
 
     actor: Actor
     opponent: Reference | GeometricMixture
@@ -84,14 +84,14 @@ class AgainstOpponent:
             raise InputError("samples per prompt against an opponent", value=n, rule="even")
 
         def turn(first: int) -> Callable | None:
-            """Rows of one of the two, by the place that they will have."""
+            """`finished`, called with the rows' places in the joint batch."""
             if finished is None:
                 return None
             return lambda row, ids, reason: finished(2 * row + first, ids, reason)
 
         half = dict(n=n // 2, stop=stop)
         ours = self.actor.generate(prompts, key, sampling, finished=turn(0), **half)
-        # Another stream: equal draws from near-equal models are near-equal texts.
+        # With the same key, two similar models would draw almost the same texts.
         key = stream(key, "opponent")
         theirs = self.opponent.generate(prompts, key, sampling, finished=turn(1), **half)
         return _interleaved(ours, theirs, self.model.mesh)
@@ -107,6 +107,6 @@ def _interleaved(ours: Batch, theirs: Batch, mesh) -> Batch:
 
 
 def sampled_by_actor(batch: Batch) -> jax.Array:
-    """Whether the actor, at whatever step, sampled a row: [B] bool."""
+    """Whether the actor sampled a row, at this step or an earlier one: [B] bool."""
     batch.require("policy_version", by="sampled_by_actor")
     return ~jnp.any((batch.mask > 0) & (batch.policy_version < 0), axis=1)

@@ -1,7 +1,8 @@
-"""Which groups fill a step: one round of sampling, several, or the first groups that are live.
+"""Rollouts that differ in the groups that they use: one round of sampling, several rounds, or the
+first live groups.
 
-A group, the samples of one prompt, is live when the reward's own scores in it are not all equal;
-only live groups have an advantage (ALGORITHMS H4).
+A group is the samples of one prompt. It is live if the scores of the reward in it are not all
+equal: the others have no advantage (ALGORITHMS H4).
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from rljax.rollout.rollout import Rollout
 
 
 def once(prompts, key, cfg, *, actor, reward):
-    """One round: every group is used, dead ones too."""
+    """One round of sampling. Every group is used, whether it is live or not."""
     n = cfg.samples_per_prompt
     batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n)
     return Rollout(batch, prompts, report)
@@ -34,10 +35,10 @@ def dynamic(
     max_rounds: int = 10,
     if_short: Literal["error", "fill"] = "error",
 ):  # fmt: skip
-    """DAPO: rounds of oversample x prompts_per_step prompts until enough groups are live; the first
-    ones are used and the rest is discarded (arXiv 2503.14476).
+    """Dynamic sampling of DAPO: rounds of oversample x prompts_per_step prompts until enough groups
+    are live. The first prompts_per_step of them are used, the others discarded (arXiv 2503.14476).
 
-    After `max_rounds`: an error that says what the groups were, or dead groups fill the batch.
+    Too few live groups after `max_rounds` are an error, or dead groups fill the batch (`if_short`).
     """
     wanted = len(prompts.records)
     size = _oversampled("dynamic", oversample, wanted)
@@ -54,8 +55,8 @@ def active(
     max_rounds: int = 40,
     if_short: Literal["error", "fill"] = "fill",
 ):  # fmt: skip
-    """OlmoRL: one round of prompts_per_step, then small rounds of refill x prompts_per_step that
-    replace the dead groups, so that the batch is always full (arXiv 2512.13961)."""
+    """Active sampling of OlmoRL: one round of prompts_per_step prompts, then smaller ones of
+    refill x prompts_per_step that replace the dead groups (arXiv 2512.13961)."""
     wanted = len(prompts.records)
     further = max(1, round(refill * wanted))
     return _rounds(
@@ -70,22 +71,23 @@ def first_live(
     oversample: float = 2.0,
     if_short: Literal["error", "fill"] = "fill",
 ):  # fmt: skip
-    """Slime's dynamic sampling: oversample x prompts_per_step prompts start together; once
-    prompts_per_step groups are complete, scored and live, the samples that still decode are
-    aborted, and their groups dropped. Rewards that cannot be scored while others decode (a reward
-    model) wait for all.
+    """Dynamic sampling of slime: oversample x prompts_per_step prompts start together. Once
+    prompts_per_step groups are complete, scored and live, the samples that are still decoding are
+    aborted and their groups dropped. With a reward model, which scores whole batches, all samples
+    are decoded to their ends.
 
-    Which groups come first depends on the speed of the reward: a resumed run may use others.
+    Which groups are complete first depends on the speed of the reward, so that a resumed run may
+    use others.
     """
     wanted, n = len(prompts.records), cfg.samples_per_prompt
     size = _oversampled("first_live", oversample, wanted)
-    asked = prompts if size == wanted else prompts.joined(draw(size - wanted))
+    sampled = prompts if size == wanted else prompts.joined(draw(size - wanted))
     batch, report = sample_scored(
-        actor, reward, asked, key, cfg.sampling, n=n, enough=lambda early: _enough(early, wanted)
+        actor, reward, sampled, key, cfg.sampling, n=n, enough=lambda early: _enough(early, wanted)
     )
     groups, host = _Groups(), fetch(batch)
     aborted = (host.finish_reason == FinishReason.ABORT) & ~host.mask.any(axis=1)
-    groups.add(host, asked, n, aborted)
+    groups.add(host, sampled, n, aborted)
     return groups.rollout(report, wanted, n, actor.model.mesh, if_short, rounds=1)
 
 
@@ -98,35 +100,35 @@ def _oversampled(name: str, oversample: float, wanted: int) -> int:
     if not oversample >= 1:
         raise InputError(
             f"{name}(oversample)", value=oversample,
-            rule=">= 1: a step needs prompts_per_step groups, and fewer would be asked for",
-            fix="oversample=1.0 for rounds of exactly that many",
+            rule=">= 1: a step needs prompts_per_step groups, and fewer would be sampled",
+            fix="oversample=1.0 samples exactly that many",
         )  # fmt: skip
     return round(oversample * wanted)
 
 
 @dataclasses.dataclass
 class _Groups:
-    """Groups in the order of their prompts, live, dead and cut off: (host rows, index into
+    """Live, dead and aborted groups in the order of their prompts: (host rows, index into
     `prompts`)."""
 
     live: list = dataclasses.field(default_factory=list)
     dead: list = dataclasses.field(default_factory=list)
-    cut: list = dataclasses.field(default_factory=list)
+    aborted: list = dataclasses.field(default_factory=list)
     prompts: Prompts | None = None
     solved: int = 0
     zero: int = 0
 
     def add(self, host, prompts: Prompts, n: int, aborted: np.ndarray | None = None) -> None:
-        """Adds the groups of a batch; those with a row of `aborted` [B] are cut off."""
+        """Adds the groups of a batch. A group with a row in `aborted` [B] is an aborted one."""
         first = len(self.prompts.records) if self.prompts else 0
         self.prompts = self.prompts.joined(prompts) if self.prompts else prompts
         for p in range(len(prompts.records)):
             at = slice(p * n, (p + 1) * n)
             rows = jax.tree.map(lambda x, at=at: x[at], host)
             if aborted is not None and aborted[at].any():
-                self.cut.append((rows, first + p))
+                self.aborted.append((rows, first + p))
                 continue
-            known = rows.scores[rows.mask.any(axis=1)]  # a failed reward says nothing
+            known = rows.scores[rows.mask.any(axis=1)]  # without failed rewards
             alive = known.size > 1 and known.min() != known.max()
             (self.live if alive else self.dead).append((rows, first + p))
             if not alive and known.size:
@@ -134,16 +136,17 @@ class _Groups:
                 self.zero += int(known[0] <= 0)
 
     def rollout(self, report, wanted: int, n: int, mesh, if_short: str, *, rounds: int) -> Rollout:
-        """The first `wanted` live groups, filled up with dead ones or refused, as one batch."""
+        """The first `wanted` live groups as one batch. If there are fewer, dead groups fill it, or
+        InputError says so."""
         missing = max(wanted - len(self.live), 0)
         if missing and if_short == "error":
             raise InputError(
                 f"only {len(self.live)} of {wanted} groups are live after {rounds} rounds: "
                 f"{self.solved} all right, {self.zero} all wrong",
-                rule="a group whose scores are all equal teaches nothing",
+                rule="a group whose scores are all equal has no advantage",
                 fix="other prompts, more samples per prompt, or if_short='fill'",
             )
-        every = self.live + self.dead + self.cut
+        every = self.live + self.dead + self.aborted
         used, dropped, groups = every[:wanted], every[wanted:], len(every)
         ends = [(rows.segment_ids > 0).sum(axis=1) for rows, _ in dropped]
         starts = [self.prompts.lengths[index] for _, index in dropped]
@@ -151,7 +154,7 @@ class _Groups:
         metrics = {
             "collect/rounds": rounds,
             "collect/generated_groups": groups,
-            "collect/live_fraction": len(self.live) / max(groups - len(self.cut), 1),
+            "collect/live_fraction": len(self.live) / max(groups - len(self.aborted), 1),
             "collect/solved_groups": self.solved,
             "collect/zero_groups": self.zero,
             "collect/filled_groups": missing,
@@ -163,7 +166,7 @@ class _Groups:
 
 
 def _merged(groups: list, n: int, mesh):
-    """Groups as one batch on the mesh; a row whose reward failed keeps a group of its own."""
+    """The groups as one batch on the mesh. A row whose reward failed has a group of its own."""
     batch = jax.tree.map(lambda *x: np.concatenate(x), *groups)
     failed = ~batch.mask.any(axis=1)
     group = np.repeat(np.arange(len(groups), dtype=np.int32), n)
@@ -183,15 +186,15 @@ def _rounds(
             fix="raise it, or set algorithm.collect='once'",
         )  # fmt: skip
     groups, reports = _Groups(), []
-    asked = prompts if first == wanted else prompts.joined(draw(first - wanted))
+    sampled = prompts if first == wanted else prompts.joined(draw(first - wanted))
     while True:
         round_key = stream(key, "round", len(reports))
-        batch, report = sample_scored(actor, reward, asked, round_key, cfg.sampling, n=n)
-        groups.add(fetch(batch), asked, n)
+        batch, report = sample_scored(actor, reward, sampled, round_key, cfg.sampling, n=n)
+        groups.add(fetch(batch), sampled, n)
         reports.append(report)
         if len(groups.live) >= wanted or len(reports) >= max_rounds:
             break
-        asked = draw(further)
+        sampled = draw(further)
     report = RewardReport.joined(reports)
     mesh = actor.model.mesh
     return groups.rollout(report, wanted, n, mesh, if_short, rounds=len(reports))

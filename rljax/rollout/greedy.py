@@ -1,4 +1,4 @@
-"""ReMax's rollout: the score of the greedy response to the same prompt is every row's value."""
+"""The rollout of ReMax: every row's value is the score of the greedy response to its prompt."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +15,8 @@ from rljax.shaping.scores import apply_shaping
 
 @contract(fills=("values",))
 def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: str = "once()"):
-    """The rollout `inner`, and values = the score of the prompt's greedy response, shaped like the
-    rows' own (arXiv 2310.10505)."""
+    """The rollout `inner` with values: the score of the prompt's greedy response, shaped like those
+    of the samples (arXiv 2310.10505)."""
     inner = resolve(inner, NAMESPACES["collect"])
     done = run_rollout(inner, prompts, key, cfg, actor=actor, reward=reward, draw=draw)
     greedy, _ = sample_scored(actor, reward, done.prompts, key, cfg.sampling.greedy())
@@ -29,8 +29,8 @@ def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: str = "onc
 
 
 def with_greedy_baseline(batch, scores: np.ndarray, known: np.ndarray, mesh):
-    """values = the greedy score [P] of the row's prompt; rows of a prompt whose greedy reward is
-    not known [P] are masked out, like any failed reward."""
+    """The batch with values = the greedy score [P] of the row's prompt. Rows whose prompt has no
+    known greedy score [P] are masked, as rows with a failed reward are."""
     group = fetch(batch.group)
     prompt = np.where(group < len(scores), group, 0)  # a row whose own reward failed has mask 0
     keep, values = place((known[prompt].astype(np.float32), scores[prompt]), mesh)

@@ -1,6 +1,6 @@
-"""MeshJudge: a language model on the mesh that answers for `judge` and `rubric`.
+"""MeshJudge: a language model on the mesh as the judge of `judge` and `rubric`.
 
-Its prompts and the arithmetic are those of rljax.rewards.judges; a judge behind an endpoint is
+Prompts and scores are computed by rljax.rewards.judges. A judge behind an endpoint is
 rljax.rewards.judges.endpoint. Axes: B questions, S tokens, K grades.
 
 No text is generated: the verdict is the expected grade, sum_k k p_k / (K - 1), where p_k is the
@@ -30,8 +30,8 @@ _NO_THINKING = {"enable_thinking": False}  # read by templates that would open a
 
 
 class MeshJudge:
-    """Scores samples as the component `reward`, judge(...) or rubric(...), would through an
-    endpoint; of its options it reads template, scale and normalise. `grades`: see RewardConfig."""
+    """Scores samples as the component `reward`, judge(...) or rubric(...), does through an
+    endpoint. It reads the options template, scale and normalise. `grades`: see RewardConfig."""
 
     def __init__(
         self, model: Model, params, tokenizer: Tokenizer, reward: Component,
@@ -44,28 +44,28 @@ class MeshJudge:
         self.by_rubrics = reward.short_name == "rubric"
         self.grades = tuple(grades) or _numbers(self.options["scale"])
         self.grade_ids = _grade_ids(tokenizer, self.grades)
-        self._encode([{"role": "user", "content": "?"}])  # a missing template is found here
+        self._encode([{"role": "user", "content": "?"}])  # raises here if there is no template
 
     def _encode(self, conversation: list[dict]) -> list[int]:
         return self.tokenizer.encode_chat(conversation, variables=_NO_THINKING)
 
     def score(self, samples: Sequence[Mapping]) -> list[Score]:
-        """One per sample; a question that the model cannot hold is an error, never a number. Part
-        judge/grade_mass: the probability that the next token is a grade at all."""
-        asked: list[tuple[list[list[int]], list[dict]] | Score] = []
+        """One Score per sample. A question longer than the model's context is an error. Part
+        judge/grade_mass: the probability that the next token is one of the grades."""
+        questions: list[tuple[list[list[int]], list[dict]] | Score] = []
         for sample in samples:
             try:
-                asked.append(self._questions(sample))
+                questions.append(self._questions(sample))
             except ValueError as error:
                 text = f"{type(error).__name__}: {error}"[:500]
-                asked.append(Score(math.nan, {}, "error", 0.0, text))
-        rows = [ids for one in asked if not isinstance(one, Score) for ids in one[0]]
+                questions.append(Score(math.nan, {}, "error", 0.0, text))
+        rows = [ids for one in questions if not isinstance(one, Score) for ids in one[0]]
         verdicts = iter(self._verdicts(rows))
         out = []
-        for one in asked:
+        for one in questions:
             if not isinstance(one, Score):
-                found = [next(verdicts) for _ in one[0]]
-                one = self._score([v for v, _ in found], [m for _, m in found], one[1])
+                pairs = [next(verdicts) for _ in one[0]]
+                one = self._score([v for v, _ in pairs], [m for _, m in pairs], one[1])
             out.append(one)
         return out
 
@@ -75,19 +75,19 @@ class MeshJudge:
         answer = f"Answer with one of {', '.join(self.grades)} and nothing else."
         if self.by_rubrics:
             rubrics = rubrics_of(sample["extra_info"])
-            asked = [
+            messages = [
                 rubric_message(template, answer, best, sample["prompt"], sample["response"], one)
                 for one in rubrics
             ]
         else:
             names = ("prompt", "response", "ground_truth")
             rubrics = []
-            asked = [message(template, answer, best, {name: sample[name] for name in names})]
-        found = [self._encode(conversation) for conversation in asked]
-        longest, limit = max(map(len, found)), self.model.config.max_tokens
+            messages = [message(template, answer, best, {name: sample[name] for name in names})]
+        questions = [self._encode(conversation) for conversation in messages]
+        longest, limit = max(map(len, questions)), self.model.config.max_tokens
         if longest > limit:
             raise ValueError(f"a question of {longest} tokens: the judge holds {limit}")
-        return found, rubrics
+        return questions, rubrics
 
     def _verdicts(self, rows: list[list[int]]) -> list[tuple[float, float]]:
         """(expected grade in [0, 1], probability of a grade) of each row, in their order."""
@@ -104,10 +104,12 @@ class MeshJudge:
                 part = members[start : start + size]
                 filled = part + part[:1] * (size - len(part))  # one shape, one compile
                 batch = place(_batch([rows[i] for i in filled], length), self.model.mesh)
-                chances, mass = fetch(
-                    _grade_chances(self.params, batch, model=self.model, grade_ids=self.grade_ids)
+                probabilities, mass = fetch(
+                    _grade_probabilities(
+                        self.params, batch, model=self.model, grade_ids=self.grade_ids
+                    )
                 )
-                for i, p, m in zip(part, chances.astype(np.float64), mass, strict=False):
+                for i, p, m in zip(part, probabilities.astype(np.float64), mass, strict=False):
                     out[i] = (float(p @ steps), float(m))
         return out
 
@@ -120,14 +122,15 @@ class MeshJudge:
         return Score(parts["score"], {**parts, "judge/grade_mass": min(mass)}, "ok", 0.0)
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Does nothing: no process was started."""
 
 
 @functools.partial(jax.jit, static_argnames=("model", "grade_ids"))
-def _grade_chances(
+def _grade_probabilities(
     params, batch: Batch, *, model: Model, grade_ids: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The chances of the grades as the token after each row, among them [B, K] and in sum [B]."""
+    """The probabilities of the grades as the next token of each row: normalised over the grades
+    [B, K], and their sum [B]."""
     column = jnp.arange(batch.tokens.shape[1])[None, :]
     last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
     logp = jax.nn.log_softmax(model.next_logits(params, batch, last), axis=-1)
@@ -144,16 +147,16 @@ def _numbers(scale: float) -> tuple[str, ...]:
 
 def _grade_ids(tokenizer: Tokenizer, grades: Sequence[str]) -> tuple[int, ...]:
     """The id of each grade, which must be one token of its own."""
-    found = [tokenizer.encode(grade) for grade in grades]
-    for grade, ids in zip(grades, found, strict=True):
-        if len(ids) != 1 or found.count(ids) > 1:
+    encoded = [tokenizer.encode(grade) for grade in grades]
+    for grade, ids in zip(grades, encoded, strict=True):
+        if len(ids) != 1 or encoded.count(ids) > 1:
             raise InputError(
                 f"grade {grade!r} of reward.judge_model",
                 value=ids,
                 rule="each grade is one token of the judge's tokenizer, and no other grade's",
                 fix="judge(scale=9) or less, rubric(scale=2), or reward.judge_grades=('0', '1')",
             )
-    return tuple(ids[0] for ids in found)
+    return tuple(ids[0] for ids in encoded)
 
 
 def _batch(rows: Sequence[Sequence[int]], length: int) -> Batch:

@@ -19,13 +19,13 @@ from rljax.shaping.steps import line_ends, process_reward_metrics
 
 
 class TokenTexts:
-    """The text of each token, "" for special ones: where a newline stands is seen in ids."""
+    """The text of each token, "" for special ones, so that newlines can be found among ids."""
 
     def __init__(self, tokenizer):
         self._text = functools.cache(lambda i: tokenizer.decode([i]))
 
     def __call__(self, tokens: np.ndarray, mask: np.ndarray) -> list[list[str]]:
-        """The texts of every row, up to its last policy token; "" where the policy chose none."""
+        """The token texts of every row, up to its last policy token; "" where the mask is 0."""
         out = []
         for row, chosen in zip(tokens, mask > 0, strict=True):
             stop = int(np.max(np.flatnonzero(chosen), initial=-1)) + 1
@@ -42,10 +42,10 @@ def token_scores(model: Model, params, batch: Batch, rows: int) -> jax.Array:
 
 
 class ProcessScorer:
-    """Scored lines and dense rewards of a batch whose outcome rewards are known (host verb).
+    """Adds scores of lines and dense rewards to a batch that has its outcome rewards (host verb).
 
-    `lines` is line_ids with its options, `reward` is dense_step_rewards with its own, or a function
-    of the user's from the batch to rewards [B, S]. The model reads what the policy wrote.
+    `lines` is line_ids with its options. `reward` is dense_step_rewards with its options, or the
+    user's function from the batch to rewards [B, S]. The model reads the policy's tokens.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ProcessScorer:
         self.rows, self.reward = rows, reward
 
     def __call__(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """(the batch with step_ids, process_rewards, which are 0 but at the ends of lines, and the
-        dense rewards added; metrics). A score that is not finite counts as 0: process/finite."""
+        """Returns (the batch with step_ids, process_rewards, 0 except at the ends of lines, and the
+        dense rewards added; metrics). A score that is not finite counts as 0 (process/finite)."""
         tokens, mask, finish = fetch((batch.tokens, batch.mask, batch.finish_reason))
         truncated = finish == FinishReason.LENGTH
         step_ids = self.lines(self.texts(tokens, mask), mask, truncated)
@@ -72,7 +72,7 @@ class ProcessScorer:
 def _with_line_scores(
     params, batch: Batch, step_ids, ends, *, model: Model, rows: int, reward: Component
 ) -> tuple[Batch, dict[str, jax.Array]]:
-    """The batch with scores at the ends of lines and the dense rewards made of them; metrics."""
+    """The batch with scores at the ends of lines and dense rewards computed from them; metrics."""
     scores = token_scores(model, params, batch, rows)
     finite = jnp.all(jnp.where(ends, jnp.isfinite(scores), True))
     scores = jnp.where(ends & jnp.isfinite(scores), scores, 0.0)

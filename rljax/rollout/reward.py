@@ -1,7 +1,7 @@
-"""Reward: trajectories -> rewards on the host, failures masked; and the report of one call.
+"""Reward: scores trajectories on the host and masks failures; RewardReport: what one call returned.
 
-The pool of workers and the functions of text are rljax.rewards; scores of lines are
-rljax.rollout.process. Axes: P prompts, B rows, S tokens, K parts.
+Reward functions and their workers are rljax.rewards; scores of lines are rljax.rollout.process.
+Axes: P prompts, B rows, S tokens, K parts.
 """
 
 import dataclasses
@@ -30,24 +30,24 @@ _FINISH = ("stop", "length", "interrupt", "abort")  # by number: rljax.batch.Fin
 
 @dataclasses.dataclass(frozen=True)
 class ScoredRow:
-    """One sample: what the reward was asked about, its score, and the prompt it answers."""
+    """One sample: the fields that the reward read, its score, and its prompt."""
 
     sample: Mapping  # prompt, response, ground_truth, ...: the fields that a reward may declare
     score: Score
     record: PromptRecord
-    group: int  # rows of one prompt have one number within a report
+    group: int  # the same number for all samples of a prompt within a report
 
 
 @dataclasses.dataclass(frozen=True)
 class RewardReport:
-    """What the reward said of the rows of one call, or of several, in their order."""
+    """The scored rows of one call, or of several, in their order."""
 
     rows: tuple[ScoredRow, ...] = ()
-    process: tuple[Mapping[str, float], ...] = ()  # metrics of scored lines, of each call
+    process: tuple[Mapping[str, float], ...] = ()  # metrics of the scored lines, one per call
 
     @classmethod
     def joined(cls, reports: Iterable["RewardReport"]) -> "RewardReport":
-        """The reports as one; prompts of different reports stay different groups."""
+        """The reports as one. Prompts of different reports have different groups."""
         rows, process, first = [], [], 0
         for report in reports:
             rows += [dataclasses.replace(row, group=first + row.group) for row in report.rows]
@@ -79,9 +79,9 @@ class RewardReport:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """The number of failures, of errors also by kind; for each source its share of failures,
-        mean score and share of the samples; means of the parts; whether scores are equal; metrics
-        of scored lines."""
+        """Counts of failures, of errors also by kind; for each source the share of failures, the
+        mean score and the share of the samples; means of the parts; whether scores are equal;
+        metrics of scored lines."""
         out = {f"reward/{name}": 0.0 for name in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
@@ -150,14 +150,14 @@ def error_kind(message: str) -> str:
 
 
 class ModelScorer:
-    """A frozen reward model: the score after the last token of each row, which it reads as the
-    policy wrote it (one vocabulary)."""
+    """A frozen reward model: the score after the last token of each row. It reads the policy's
+    tokens, so that both have one vocabulary."""
 
     def __init__(self, model: Model, params, rows: int):
         self.model, self.params, self.rows = model, params, rows
 
     def score(self, batch: Batch) -> list[Score]:
-        """One per row; a score that is not finite is an error, never a number."""
+        """One Score per row. A score that is not finite is an error."""
         rows = self.rows if batch.rows % self.rows == 0 else batch.rows
         scores = fetch(_model_scores(self.params, batch, model=self.model, rows=rows))
         return [
@@ -167,7 +167,7 @@ class ModelScorer:
         ]  # fmt: skip
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Does nothing: no process was started."""
 
 
 @functools.partial(jax.jit, static_argnames=("model", "rows"))
@@ -181,11 +181,11 @@ class Reward:
     """Trajectories -> rewards, by a function of text in a pool of killable processes, or by a
     reward model (host verb).
 
-    A sample whose reward failed (raised, hung, not finite) is never scored 0: its mask becomes 0
-    and it leaves its group, so that neither the loss nor a baseline sees it. `process` adds the
-    scores of lines to the outcome; `scores` stay the outcome's alone. `rubrics` holds the rubrics
-    of each prompt. `model` scores each row for rewards of text that read it, as model_score. A
-    call changes nothing here: what it says is its report.
+    A sample whose reward failed (raised, timed out, not finite) is not scored 0: its mask becomes
+    0 and it leaves its group, so that it enters neither the loss nor a baseline. `process` adds the
+    scores of lines to the rewards; `scores` are those of the outcome alone. `rubrics` holds the
+    rubrics of each prompt. `model` computes the model_score that rewards of text may read. A call
+    does not change the Reward: its results are in the report.
     """
 
     def __init__(
@@ -201,25 +201,24 @@ class Reward:
         self.rubrics, self.model = rubrics, model
 
     def outcome_alone(self) -> "Reward":
-        """The same pool without scores of lines and without evolving rubrics: what evaluation
-        asks for."""
+        """The same pool without scores of lines and without evolving rubrics, for evaluation."""
         plain = self.process is None and self.rubrics is None
         return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
     def start_early(self, prompts: Prompts, n: int) -> "EarlyScores | None":
-        """Scoring of a rollout's rows as they end, n samples per prompt, while others decode. None
-        for a reward model, which scores whole batches on the mesh, and rewards that read it."""
+        """Scores of rows as they end, n samples per prompt, while others still decode. None for a
+        reward model, which scores whole batches on the mesh, and rewards that read its score."""
         by_rows = isinstance(self.pool, RewardPool) and self.model is None
         return EarlyScores(self, prompts, n) if by_rows else None
 
     def __call__(
         self, batch: Batch, prompts: Prompts, *, early: "EarlyScores | None" = None
     ) -> tuple[Batch, RewardReport]:
-        """(the batch with rewards, scores and the reward's parts, failed rows masked; the report).
+        """The batch with rewards, scores and reward_parts, failed rows masked; and the report.
 
-        `prompts.records[group]` holds the ground truth of a row. With `process` also step_ids and
-        process_rewards. `early` has begun to score these prompts: it is asked for the rows that
-        are what they were then.
+        `prompts.records[group]` holds the ground truth of a row. With `process`, the batch also has
+        step_ids and process_rewards. `early` holds scores of rows that ended before the others;
+        they are used where the row has not changed.
         """
         assert early is None or early.prompts is prompts, "early scores of another rollout"
         with timed("reward"):
@@ -241,7 +240,7 @@ class Reward:
             )
             ok = np.array([s.status == "ok" for s in scores])
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
-            # A failed row gets a group of its own: its siblings' baseline is taken without it.
+            # A failed row gets a group of its own, so that it is not in its siblings' baseline.
             alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
             host = (values, _parts(scores), mask * ok[:, None], np.where(ok, group, alone))
             batch = _place_rewards(batch, *place(host, self.mesh))
@@ -253,21 +252,21 @@ class Reward:
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"
     ) -> tuple[list[dict], list[Score]]:
-        """The sample and the score of every row. Rows that were scored early, and that are what
-        they were then, are not asked again."""
+        """The sample and the score of every row. Rows that were scored early and have not changed
+        since are not scored again."""
         rows = range(len(ids))
         known = {} if early is None else early.matching(ids, group, finish)
-        asked = {
+        samples = {
             row: known[row][0]
             if row in known
             else self.sample(prompts.records[group[row]], ids[row], finish[row], group[row])
             for row in rows
         }
         if isinstance(self.pool, ModelScorer):
-            return list(asked.values()), self.pool.score(batch)
+            return list(samples.values()), self.pool.score(batch)
         if self.model is not None:
             for row, score in enumerate(self.model.score(batch)):
-                asked[row]["model_score"] = score.value
+                samples[row]["model_score"] = score.value
         ended = range(0) if early is None or not early.stopped else rows
         cut = {group[row] for row in ended if finish[row] == FinishReason.ABORT}
         aborted = {
@@ -276,14 +275,14 @@ class Reward:
             if finish[row] == FinishReason.ABORT or (self.pool.grouped and group[row] in cut)
         }
         rest = [row for row in rows if row not in known and row not in aborted]
-        scores = dict(zip(rest, self.pool.score([asked[row] for row in rest]), strict=True))
+        scores = dict(zip(rest, self.pool.score([samples[row] for row in rest]), strict=True))
         scores |= aborted
         scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
-        return list(asked.values()), [scores[row] for row in rows]
+        return list(samples.values()), [scores[row] for row in rows]
 
     def sample(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> dict:
-        """What the pool is asked about: the fields that a reward may declare, and which samples are
-        of one prompt."""
+        """What the pool scores: the fields that a reward may declare, and `group`, the same number
+        for all samples of a prompt."""
         return {
             "prompt": record.prompt_text,
             "response": self.tokenizer.decode([int(i) for i in ids]),
@@ -298,7 +297,7 @@ class Reward:
         }
 
     def learn(self, report: RewardReport) -> dict[str, float]:
-        """Teaches the rubrics what one step's report says; their metrics, {} without rubrics."""
+        """Updates the rubrics by the report of a step. Their metrics; {} without rubrics."""
         return {} if self.rubrics is None else self.rubrics.learn(report.rows)
 
     def close(self) -> None:
@@ -308,17 +307,17 @@ class Reward:
 
 
 class EarlyScores:
-    """Scores of one rollout's rows that the pool began before the batch was whole; for a reward of
-    groups, of the groups of which every row had ended."""
+    """Scores of rows of a rollout that is still decoding. Rewards of groups score a group once all
+    of its rows have ended."""
 
     def __init__(self, reward: Reward, prompts: Prompts, n: int):
         self.reward, self.prompts, self.n = reward, prompts, n
         self._rows: dict[int, tuple[list[int], int, dict]] = {}  # ids, finish reason, sample
-        self._pending: dict[int, tuple[Pending, int]] = {}  # and the place of the row in it
-        self.stopped = False  # rows that had not ended were aborted
+        self._pending: dict[int, tuple[Pending, int]] = {}  # and the row's place in it
+        self.stopped = False  # whether the rows that had not ended were aborted
 
     def finished(self, row: int, ids: list[int], finish: int) -> None:
-        """Row p n + s, sample s of prompt p, has ended: what `generate(..., finished=)` calls."""
+        """Submits row p n + s, sample s of prompt p, which has ended: `finished` of `generate`."""
         group, pool = row // self.n, self.reward.pool
         start, length = self.prompts.response_starts[group], self.prompts.lengths[group]
         ids = [*self.prompts.tokens[group, start:length].tolist(), *ids]
@@ -330,8 +329,8 @@ class EarlyScores:
             self._pending |= {other: (pending, i) for i, other in enumerate(together)}
 
     def complete_groups(self) -> list[list[float]]:
-        """The scores of every group of which all rows have ended and are scored; a failed score is
-        left out. Does not wait."""
+        """The scores of every group whose rows have all ended and been scored, without failed ones.
+        Does not wait."""
         groups: dict[int, list[float]] = {}
         known: dict[int, int] = {}
         for row, (pending, at) in self._pending.items():
@@ -342,7 +341,7 @@ class EarlyScores:
         return [scores for group, scores in groups.items() if known[group] == self.n]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
-        """The rows of a batch that are what the pool was asked; everything else is cancelled."""
+        """The rows of a batch that are equal to those submitted. The others are cancelled."""
         same = {
             row
             for row in self._pending
@@ -360,7 +359,7 @@ class EarlyScores:
         }
 
     def cancel(self) -> None:
-        """Ends what has not been scored yet; does nothing to scores that are known."""
+        """Cancels the rows that are not scored yet."""
         for pending in {id(of): of for of, _ in self._pending.values()}.values():
             pending.cancel()
 
@@ -369,11 +368,11 @@ def sample_scored(
     actor, reward: Callable, prompts: Prompts, key: jax.Array, sampling, *, n: int = 1,
     enough: "Callable[[EarlyScores], bool] | None" = None,
 ) -> tuple[Batch, RewardReport]:  # fmt: skip
-    """reward(actor.generate(prompts, key, sampling, n=n), prompts), where rows that have ended are
-    scored while others still decode. Once `enough` says so of the early scores, rows that still
-    decode are aborted, and not scored.
+    """Returns reward(actor.generate(prompts, key, sampling, n=n), prompts). Rows are scored as they
+    end, while others still decode. Once `enough`, a function of the early scores, is true, the rows
+    that still decode are aborted and not scored.
 
-    `reward` may be any function (batch, prompts) -> (batch, report); only a `Reward` begins early.
+    `reward` may be any function (batch, prompts) -> (batch, report); only a `Reward` scores early.
     """
     early = reward.start_early(prompts, n) if isinstance(reward, Reward) else None
     if early is None:
@@ -383,9 +382,9 @@ def sample_scored(
         early.stopped = enough(early)
         return early.stopped
 
-    asked = {} if enough is None else {"stop": stop}
+    options = {} if enough is None else {"stop": stop}
     try:
-        batch = actor.generate(prompts, key, sampling, n=n, finished=early.finished, **asked)
+        batch = actor.generate(prompts, key, sampling, n=n, finished=early.finished, **options)
         return reward(batch, prompts, early=early)
     except BaseException:  # a Ctrl-C, say
         early.cancel()
@@ -393,9 +392,9 @@ def sample_scored(
 
 
 def _parts(scores: list[Score]) -> np.ndarray | None:
-    """The named parts of every score, in the order of their names: [B, K]; None if there are none
-    but the score itself. A part with a slash in its name is a metric alone: such parts may differ
-    from step to step, and another K would be another program."""
+    """The named parts of every score, in the order of their names: [B, K]; None if the score has
+    none. Parts with a slash in their names are only logged: they may differ from step to step, and
+    another K would recompile the learning step."""
     names = sorted(
         {name for score in scores for name in score.parts if "/" not in name} - {"score"}
     )

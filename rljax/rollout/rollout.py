@@ -1,9 +1,9 @@
-"""Rollout: what sampling a step's prompts gives, and the settings that it reads.
+"""Rollout: the result of sampling the prompts of a step; RolloutConfig: the settings of it.
 
 A rollout is a function (prompts, key, cfg, *, actor, reward, ...) -> Rollout that
-`algorithm.collect` names. Further keyword-only names without a default are handed over where it
-asks for them: `draw(n)` gives n further prompts of the data, `tokenizer` the run's, and any other
-name the role of that name. Names with a default are its options.
+`algorithm.collect` names. Of its further keyword-only parameters, those with a default are its
+options. The others are passed by name: `draw(n)` returns the next n prompts of the data,
+`tokenizer` is the run's, and any other name is the role of that name.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from rljax.sampler import Sampling
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """What a rollout reads as `cfg`. Host values: a change of any recompiles no learning."""
+    """The settings that a rollout reads as `cfg`. None is part of the compiled learning step."""
 
     prompts_per_step: int
     samples_per_prompt: int
@@ -35,8 +35,8 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """Trajectories [B, S] on the mesh, `batch.group` the index into `prompts`; what the reward said
-    of every sample, those that were left out too; metrics of the rollout's own."""
+    """Trajectories [B, S] on the mesh, where `batch.group` is the index into `prompts`; the rewards
+    of all samples, also of those that are not in the batch; the rollout's metrics."""
 
     batch: Batch
     prompts: Prompts
@@ -48,15 +48,15 @@ class Rollout:
 
 
 def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available) -> Rollout:
-    """rollout(prompts, key, cfg, ...) with those of `available` that its signature names."""
+    """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names."""
     names = rollout.parameters if isinstance(rollout, Component) else signature(rollout).parameters
     given = {name: value for name, value in available.items() if name in names}
     return rollout(prompts, key, cfg, **given)
 
 
 def widened(batch: Batch, columns: int) -> Batch:
-    """The batch with padding behind its rows, up to `columns`: every step of a run has one shape,
-    so that a shorter response limit recompiles no learning."""
+    """The batch padded to `columns` columns. All steps of a run have one shape, so that a shorter
+    limit of the response does not recompile the learning step."""
     more = columns - batch.tokens.shape[1]
     if more <= 0:
         return batch

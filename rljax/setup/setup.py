@@ -105,12 +105,15 @@ class Setup:
 
     @property
     def needs_reward(self) -> bool:
-        return self.main.data == "rollouts" and samples_policy(self.config)
+        return self.main.data == "rollouts" and sampled_prompts(self.config) > 0
 
 
-def samples_policy(config: Config) -> bool:
-    """Whether the policy writes any of the rollouts: not where all of them are stored ones."""
-    return not config.rollouts.replay or config.rollouts.replay_share < 1
+def sampled_prompts(config: Config) -> int:
+    """The prompts of a step that the policy answers; the others come with stored rollouts."""
+    every, share = config.batch.prompts_per_step, config.rollouts.replay_share
+    if not config.rollouts.replay or share == 1:
+        return 0 if config.rollouts.replay else every
+    return every - min(max(round(share * every), 1), every - 1)
 
 
 def adapter_fields(config: Config) -> dict:

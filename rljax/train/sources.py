@@ -23,7 +23,7 @@ from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.rollout import Reward, RewardReport, run_rollout, widened
 from rljax.setup import Phase, Setup, prompt_order
-from rljax.setup.setup import samples_policy
+from rljax.setup.setup import sampled_prompts
 
 
 def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Array):
@@ -37,15 +37,12 @@ def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Arra
         loader = prompt_order(config, data)
         names = (config.data.train, *config.data.sources)
         return FileSource(loader, lambda records: offline_batch(setup, records), names)
-    wanted, replayed = config.batch.prompts_per_step, 0
-    if config.rollouts.replay:
-        share = config.rollouts.replay_share
-        replayed = wanted if share == 1 else min(max(round(share * wanted), 1), wanted - 1)
-    stored = ReplaySource(setup, replayed) if replayed else None
-    if not samples_policy(config):
-        return stored
-    sampled = RolloutSource(setup, phase, reward, key, wanted - replayed)
-    return MixedSource(sampled, stored, setup) if stored else sampled
+    count = sampled_prompts(config)
+    replayed = config.batch.prompts_per_step - count
+    if not count:
+        return ReplaySource(setup, replayed)
+    sampled = RolloutSource(setup, phase, reward, key, count)
+    return MixedSource(sampled, ReplaySource(setup, replayed), setup) if replayed else sampled
 
 
 class FileSource:

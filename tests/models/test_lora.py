@@ -11,8 +11,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import golden, lanes
-from preset_runs import one_device
-from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config
+from tiny_run import checkpoint_bytes, newest_step, policy_bytes, tiny_config, train_on_one
 
 from rljax import setup as build
 from rljax.batch import batch_from_rows
@@ -30,7 +29,6 @@ from rljax.sampler import Sampling, generate
 from rljax.setup import build as build_setup
 from rljax.setup.policies import load_policy
 from rljax.setup.role_table import scalar_start
-from rljax.train import train
 from rljax.train.run import Run
 
 
@@ -297,10 +295,9 @@ def test_actor_critic_and_reference_share_one_base(tmp_path):
 def test_a_run_resumes_bitwise_and_its_checkpoints_hold_adapters_alone(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     small = dict(steps=4, sft__steps=2, evaluate__every_steps=0)
-    with one_device():  # the run above is on eight
-        train(with_adapters(whole, **small))
-        train(with_adapters(parted, **{**small, "steps": 2}))
-        train(with_adapters(parted, **small, checkpoint__allow_changed=("steps",)))
+    train_on_one(with_adapters(whole, **small))  # the run above is on eight
+    train_on_one(with_adapters(parted, **{**small, "steps": 2}))
+    train_on_one(with_adapters(parted, **small, checkpoint__allow_changed=("steps",)))
     step = newest_step(whole)
     one, other = checkpoint_bytes(whole, step), checkpoint_bytes(parted, step)
     assert one == other

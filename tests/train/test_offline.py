@@ -70,6 +70,10 @@ def test_preference_training_lifts_the_chosen_above_the_rejected(tmp_path):
     assert rows[0]["loss"] == pytest.approx(np.log(2), abs=1e-6)  # the policy is the reference
 
 
+def test_a_run_is_on_the_devices_that_it_is_given(tmp_path):
+    assert train_on_one(config_of(tmp_path, "preference", steps=1))["device"] == "1 x cpu"
+
+
 @pytest.mark.parametrize("dataflow", ["preference", "bco", "dqo(beta=0.1)"])
 def test_a_resumed_run_is_bitwise_the_whole_one(dataflow, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"

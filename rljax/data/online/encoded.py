@@ -1,7 +1,6 @@
-"""From a config to token arrays: the tokenizer of a run, and its prompts and examples, encoded
-once.
+"""From a config to token arrays: the tokenizer of a run, and its prompts and examples.
 
-How one record is read (sources), templated (chat) and encoded (prompts) is elsewhere.
+One record is read by rljax.data.rows.sources and encoded by rljax.data.online.prompts.
 """
 
 import dataclasses
@@ -37,15 +36,16 @@ from rljax.rewards.pool.calling import wanted_fields
 
 LOG = logging.getLogger("rljax")
 _WARN_ABOVE = 0.1  # share of the prompts that are dropped
-_STREAM_ITEMS = 32  # of a stream, by which a changed one is noticed
+_STREAM_ITEMS = 32  # the first records of a stream, which stand for it in the digest
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Encoded once. Lengths are those of the longest row, so that a run has one shape."""
+    """The data of a run, encoded. Lengths are those of the longest row, so that all steps have
+    one shape."""
 
-    # The prompts of every source, or rows of files: {"prompt_id", "source", "item"}. One source
-    # where nothing is mixed; a stream encodes its own prompts.
+    # One entry per source: its prompts, or rows of a file: {"prompt_id", "source", "item"}. A
+    # stream encodes its prompts when they are drawn.
     sources: list[list[PromptRecord] | list[dict] | Stream]
     test_prompts: list[PromptRecord]
     examples: list
@@ -53,12 +53,12 @@ class Data:
     prompt_tokens: int
     example_tokens: int
     digest: str
-    kind: str = "rollouts"  # of sources: rljax.data.kinds
+    kind: str = "rollouts"  # the kind of data in `sources`: rljax.data.kinds
     held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
 
     @property
     def prompts(self) -> list[PromptRecord] | list[dict]:
-        """All training prompts, or rows, of sources that have an end."""
+        """All training prompts, or rows, of the sources that are not streams."""
         return [p for source in self.sources if not isinstance(source, Stream) for p in source]
 
     @property
@@ -90,8 +90,8 @@ def load_run_tokenizer(config: Config) -> Tokenizer:
 
 
 def with_target_length(record: dict, config: Config, split: str) -> dict:
-    """The record with a length to aim at: in extra_info, and asked for in the prompt (L1,
-    ALGORITHMS H3). The draw is a function of (seed, split, index)."""
+    """The record with a target length in extra_info, and an instruction to reach it in the prompt
+    (L1, ALGORITHMS H3). The length is drawn by (seed, split, index)."""
     low, high = config.data.target_tokens
     seed = np.random.SeedSequence([config.seed, split == "test", int(record["index"])])
     target = int(np.random.default_rng(seed).integers(low, high + 1))
@@ -107,11 +107,11 @@ def with_target_length(record: dict, config: Config, split: str) -> dict:
 
 
 def _records(spec: str, config: Config, split: str) -> list[dict] | Stream:
-    need = dict(need_ground_truth=needs_ground_truth(config)) if is_path(spec) else {}
+    options = dict(need_ground_truth=needs_ground_truth(config)) if is_path(spec) else {}
     load = (
         load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
     )
-    records = load(spec, **need)
+    records = load(spec, **options)
     if not config.data.target_tokens:
         return records
     if isinstance(records, Stream):
@@ -120,8 +120,8 @@ def _records(spec: str, config: Config, split: str) -> list[dict] | Stream:
 
 
 def needs_ground_truth(config: Config) -> bool:
-    """Whether the rewards of a file's prompts compare the answer with a reference: a model does
-    not, nor does a function that lacks the parameter."""
+    """Whether the rewards of a file's prompts compare the answer with a reference. A reward model
+    does not, nor does a function without the parameter `ground_truth`."""
     texts = {evaluation_text(config), training_text(config)} - {""}
     if OF_FILES in texts:
         return True
@@ -130,43 +130,46 @@ def needs_ground_truth(config: Config) -> bool:
 
 
 def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> Data:
-    """Every source of the config, encoded. Raises InputError for what the user can mend."""
+    """The encoded data of every source of the config. Raises InputError for bad data or options."""
     if kind not in SAMPLED:
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
-    sources, counts, seen, ids = [], {}, [], 0
+    sources, counts, raw, ids = [], {}, [], 0
     for spec in (config.data.train, *config.data.sources):
         records = _records(spec, config, "train")
         mixed = spec if config.data.sources else ""
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, mixed))
-            seen += records.first(_STREAM_ITEMS)
+            raw += records.first(_STREAM_ITEMS)
             continue
         log_rewards_of_file(config, spec, (record["data_source"] for record in records))
-        prompts, found = encode_prompts(records, tokenizer, **limits)
+        prompts, more = encode_prompts(records, tokenizer, **limits)
         sources.append(
             [dataclasses.replace(p, source=mixed, prompt_id=ids + i) for i, p in enumerate(prompts)]
         )
         ids += len(prompts)  # prompt_id: unique over all sources
-        counts = {k: counts.get(k, 0) + v for k, v in found.items()}
-        seen += records
+        counts = {k: counts.get(k, 0) + v for k, v in more.items()}
+        raw += records
     _warn_dropped(counts)
     test_records = _test_records(config)
     test, cut = encode_prompts(test_records, tokenizer, **limits) if test_records else ([], {})
     if cut.get("dropped_overlong"):
         counts["test_dropped_overlong"] = cut["dropped_overlong"]
-    worked, examples, found = _worked(config, tokenizer, config.sft.data or config.data.train)
+    spec = config.sft.data or config.data.train
+    demonstrations, examples, more = _demonstrations(config, tokenizer, spec)
     data = Data(
         sources=sources,
         test_prompts=test,
         examples=examples,
-        counts={**counts, **found},
+        counts={**counts, **more},
         prompt_tokens=config.data.max_prompt_tokens,
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
-        digest=fingerprint([*seen, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]),
+        digest=fingerprint(
+            [*raw, *test_records, *demonstrations, {"tokenizer": tokenizer.fingerprint()}]
+        ),
         kind=kind,
     )
-    if data.endless:  # the length of its longest prompt is not known
+    if data.endless:  # the length of the longest prompt is not known
         return data
     longest = max(len(p.token_ids) for p in [*data.prompts, *test])
     return dataclasses.replace(data, prompt_tokens=longest)
@@ -181,16 +184,16 @@ def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: 
 
 
 def _test_records(config: Config) -> list[dict]:
-    """Held-out prompts: of data.test, else of the tasks' own test splits in equal shares."""
+    """Held-out prompts: those of data.test, else of the tasks' test splits in equal shares."""
     specs, count = [config.data.test], config.evaluate.prompts
     if not config.data.test:
         specs = [s for s in (config.data.train, *config.data.sources) if not is_path(s)]
-    found = []
+    records = []
     for number, spec in enumerate(specs):
         share = count * (number + 1) // len(specs) - count * number // len(specs)
         mixed = {"source": spec} if len(specs) > 1 else {}
-        found += [{**r, **mixed} for r in _records(spec, config, "test")[:share]]
-    return found
+        records += [{**r, **mixed} for r in _records(spec, config, "test")[:share]]
+    return records
 
 
 def _warn_dropped(counts: dict) -> None:
@@ -201,44 +204,46 @@ def _warn_dropped(counts: dict) -> None:
         )
 
 
-def _worked(config: Config, tokenizer: Tokenizer, spec: str) -> tuple[list[dict], list, dict]:
-    """Records, encoded examples and counts of the supervised phase; nothing where it has no
-    steps."""
+def _demonstrations(
+    config: Config, tokenizer: Tokenizer, spec: str
+) -> tuple[list[dict], list, dict]:
+    """Records, encoded examples and counts of the supervised phase; all empty where sft.steps is
+    0."""
     if not config.sft.steps:
         return [], [], {}
-    worked = load_demonstrations(spec, "train")
+    records = load_demonstrations(spec, "train")
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
-    examples, found = encode_demonstrations(worked, tokenizer, max_tokens=total)
-    return worked, examples, {f"examples_{k}": v for k, v in found.items()}
+    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=total)
+    return records, examples, {f"examples_{k}": v for k, v in counts.items()}
 
 
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     """Rows of one kind for training and, held out, for eval/loss; prompts for greedy accuracy."""
     offline = config.offline
-    wish = dict(
+    options = dict(
         max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
         separator=offline.step_separator,
     )  # fmt: skip
-    sources, counts, seen = [], {}, []
+    sources, counts, raw = [], {}, []
     for spec in (config.data.train, *config.data.sources):
         rows = load_rows(spec, "train", kind)
-        items, found = encode_rows(rows, tokenizer, kind, **wish)
+        items, more = encode_rows(rows, tokenizer, kind, **options)
         if config.offline.packing:
             tokens = sum(len(ids) for ids, _ in items)
             items = pack_examples(items, config.offline.max_tokens).rows
-            found = {**found, "packed_rows": len(items), "packed_tokens": tokens}
+            more = {**more, "packed_rows": len(items), "packed_tokens": tokens}
         first = sum(len(s) for s in sources)
         named = [{"prompt_id": first + i, "source": spec, "item": x} for i, x in enumerate(items)]
         sources.append(named)
-        counts = {k: counts.get(k, 0) + v for k, v in found.items()}
-        seen += rows
+        counts = {k: counts.get(k, 0) + v for k, v in more.items()}
+        raw += rows
     if "packed_rows" in counts:
         room = counts["packed_rows"] * config.offline.max_tokens
         counts["packing_efficiency"] = round(counts["packed_tokens"] / room, 4)
     held_out, held_rows = [], []
     if config.data.test:
         held_rows = load_rows(config.data.test, "test", kind)[: config.evaluate.prompts]
-        held_out, _ = encode_rows(held_rows, tokenizer, kind, **wish)
+        held_out, _ = encode_rows(held_rows, tokenizer, kind, **options)
         if config.offline.packing:
             held_out = pack_examples(held_out, config.offline.max_tokens).rows
     test, test_records = [], []
@@ -246,16 +251,16 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
         test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit)
-    worked, examples, found = _worked(config, tokenizer, config.sft.data)
-    every = [*seen, *held_rows, *test_records, *worked, {"tokenizer": tokenizer.fingerprint()}]
+    demonstrations, examples, more = _demonstrations(config, tokenizer, config.sft.data)
+    every = [*raw, *held_rows, *test_records, *demonstrations]
     return Data(
         sources=sources,
         test_prompts=test,
         examples=examples,
-        counts={**counts, **found},
+        counts={**counts, **more},
         prompt_tokens=max((len(p.token_ids) for p in test), default=1),
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
-        digest=fingerprint(every),
+        digest=fingerprint([*every, {"tokenizer": tokenizer.fingerprint()}]),
         kind=kind,
         held_out=[{"item": item} for item in held_out],
     )
