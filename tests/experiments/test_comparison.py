@@ -11,6 +11,7 @@ from conftest import REPO
 from rljax.config import Config
 from rljax.config.flags import config_module
 from rljax.config.options import ComparisonOptions, check_options
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.experiments.capabilities import PROPERTIES, capabilities, capability_table
 from rljax.experiments.comparison import (
@@ -40,7 +41,8 @@ def test_the_capability_table_is_the_published_one():
     }
 
 
-def offline_with_a_judge(trajectories, key, cfg, *, actor, reward):
+@contract(data="trajectories", token_rewards=True)
+def offline_with_a_judge(batch, key, cfg, *, actor, reward_model):
     """A dataflow of one's own, never run."""
 
 
