@@ -68,6 +68,22 @@ def worked_example(name: str) -> dict:
     return next(e for e in examples if e["id"] == name)
 
 
+# What takes longest comes first, so that two workers that take file after file end together.
+LONGEST = (
+    "test_lora", "test_learning", "test_golden", "test_families", "test_offline", "test_advantages",
+    "test_sampler_families", "test_experts", "test_images_in_rl", "test_presets", "test_sharding",
+    "test_sampler_in_runs", "test_sampler_stream", "test_dataflows", "test_policy_losses",
+    "test_preference_losses", "test_attention", "test_correction", "test_resume", "test_programs",
+    "test_sampler_rules", "test_gsm8k_runs", "test_faults", "test_decode_mesh", "test_distil",
+    "test_evaluate", "test_stages", "test_update",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
     """Every compiled program holds memory maps, of which a process has 65530; past that LLVM

@@ -1,0 +1,59 @@
+"""Every function that a config can name is called or named by some test: a new one is noticed."""
+
+import ast
+import importlib
+import re
+
+import pytest
+from conftest import HERE
+
+from rljax.components import _is_public_function
+from rljax.config import NAMESPACES
+
+CALL = re.compile(r"(?:^|[^\w.])(\w+)\(|^(\w+)$")  # in a text such as "mixture(rewards=('a()',))"
+
+
+def names(path) -> set[str]:
+    """What the code of a file names: imports, attributes, and texts that a config would hold."""
+    tree, found = ast.parse(path.read_text()), set()
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in prose:
+                found |= {a or b for a, b in CALL.findall(node.value)}
+    return found
+
+
+# Functions of such a module that others call and no config names.
+HELPERS = {"code_region", "generated", "generator_of", "reads", "response_tokens"}
+TESTED = set().union(*(names(path) for path in HERE.glob("*/**/*.py")))
+
+
+def functions(home: str) -> list[str]:
+    members = vars(importlib.import_module(home))
+    found = sorted(name for name in members if _is_public_function(name, members[name], home))
+    return [name for name in found if name not in HELPERS]
+
+
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_every_function_is_tested(namespace):
+    found = functions(NAMESPACES[namespace])
+    assert found
+    lacking = [name for name in found if name not in TESTED]
+    assert not lacking, f"no test calls {lacking} of {NAMESPACES[namespace]}"
+
+
+def test_what_counts_as_a_test(tmp_path):
+    (tmp_path / "a.py").write_text(
+        '"""gsm8k() is prose."""\n'
+        "from rljax.rewards import boxed\n"
+        "text = \"mixture(rewards=('dapo()',))\"\n"
+        'rewards.choice("a")\n'
+        "# judge()\n"
+        'name = "exact_match"\n'
+    )
+    assert names(tmp_path / "a.py") == {"boxed", "mixture", "dapo", "choice", "exact_match", "a"}
