@@ -19,15 +19,13 @@ from golden_io import read_cases, same
 
 ROOMS = (
     "advantages", "policy", "correction", "objectives", "data", "preference", "reward_model",
-    "distillation", "schedules",
+    "distillation", "schedules", "logprobs",
 )  # fmt: skip
 
 # What no formula of these rooms answers to. A prefix ending in / stands for a folder.
 NOT_HERE: dict[str, str] = {
     "hf/": "model folders: tests/models/test_families.py holds them",
     "trl_traj/": "whole runs of trainers: test_programs.py and test_trl_offline.py replay them",
-    "trl/fused_lm_head": "the log-prob kernel's: tests/kernels/test_logprob.py",
-    "trl/logprob_entropy": "the log-prob kernel's: tests/kernels/test_logprob.py",
     "verl/reward_scores": "rewards of texts: tests/rewards/test_rewards.py",
     "verl/data_metrics": "verl's summary of a batch: ours has other numbers",
     "verl/validation_metrics": "bootstrap estimates by numpy's generator; ours are exact "
