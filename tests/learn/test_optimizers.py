@@ -202,7 +202,7 @@ FAMILIES = ("qwen3", "gpt_oss", "deepseek_v3", "qwen2_5_vl", "qwen3_vl")
 def test_the_axes_of_every_weight(family):
     """By the definition of the model: linear maps know what they sum over, weights their logical
     axes."""
-    model = Model(load_config(golden("public", "hf", family), remat="none"), None)
+    model = Model(load_config(golden("hf", family), remat="none"), None)
     graph = nnx.eval_shape(lambda: Decoder(nnx.Rngs(0), model.config, "lm"))
     linear = {
         tuple(map(str, path)): module.contract
