@@ -109,7 +109,7 @@ def test_label_steps(labels):
     (name,) = result["checkpoints"]
     metrics = result["checkpoints"][name]
     assert name.endswith("@latest") and metrics["programs/sampled"] == 16
-    parts = {split: load_rows(str(out), split, "steps") for split in ("train", "test")}
+    parts = {split: load_rows(str(out), split, "stepwise") for split in ("train", "test")}
     assert {split: len(rows) for split, rows in parts.items()} == result["rows"]
     assert sum(result["rows"].values()) == metrics["programs/kept"] > 4
     rows = rows_of(out / "train.jsonl") + rows_of(out / "test.jsonl")
