@@ -160,7 +160,7 @@ def drawn(base):
     options = RejectionOptions(
         str(base), str(folder / "best.jsonl"), samples=4, min_reward=0.0, keep_truncated=False,
         pairs=str(folder / "pairs.jsonl"), trajectories=str(folder / "all.jsonl"),
-        process_samples=3, reward="toy.first_line_is_even", seed=3,
+        process_samples=3, reward="toy.begins_even", seed=3,
     )  # fmt: skip
     return options, rejection_sample(options)
 
@@ -208,8 +208,8 @@ def test_trajectories_hold_the_ids_and_logprobs_that_were_sampled(drawn, base):
 
 
 def test_process_scores_are_centred_pass_rates_of_prefixes(drawn):
-    """The reward looks at the first line alone: the pass rate of every prefix that holds it is the
-    reward of the row itself, so that a prefix left out of what is scored would be seen."""
+    """The reward looks at the first character alone: the pass rate of every prefix is the reward of
+    the row itself, so that a prefix left out of what is scored would be seen."""
     options, _ = drawn
     rows = rows_of(options.trajectories)
     several = [row for row in rows if len(row["steps"]) > 1]
@@ -218,7 +218,7 @@ def test_process_scores_are_centred_pass_rates_of_prefixes(drawn):
     for row in rows:
         groups.setdefault(row["group"], []).append(row["reward"])
     for row in rows:
-        assert row["pass_rates"] == [row["reward"]] * len(row["steps"])
+        assert row["pass_rates"] == [row["reward"]] * len(row["steps"]), row
         centre = np.mean(groups[row["group"]])
         np.testing.assert_allclose(row["process_scores"], np.subtract(row["pass_rates"], centre))
     assert {r["reward"] for r in several} == {0.0, 1.0}

@@ -48,12 +48,6 @@ def ten_more(batch):
     return batch.scores + 10
 
 
-def first_line_is_even(response) -> float:
-    """1 if the first line is an even number: what follows it changes nothing."""
-    line = response.split("\n")[0].strip()
-    return float(line.isdecimal() and int(line) % 2 == 0)
-
-
 def begins_even(response) -> float:
     """1 if the first character is an even digit: what follows it changes nothing."""
     return float(response[:1] in tuple("02468"))

@@ -13,8 +13,7 @@ from sampler_cases import LONGEST, NEW, prompts, tiny, weights
 from rljax.models import attention_paths as paths
 from rljax.models import cache
 from rljax.models.model import Model
-from rljax.sampler import Sampling
-from rljax.sampler import generate as rollout
+from rljax.sampler import Sampling, generate
 from rljax.sampler.engine import Engine
 from rljax.sampler.requests import Decoding
 from rljax.sampler.slots import Entry
@@ -38,7 +37,7 @@ def test_a_rollout_in_few_slots_is_the_same(monkeypatch, how):
     model = tiny(window=window)
     tokens, lengths = prompts()
     how = dict(n=2, decoding=Decoding(loop=loop, slots=6))
-    run = lambda model: rollout.generate(  # noqa: E731
+    run = lambda model: generate(  # noqa: E731
         model, weights(tiny(window=window)), tokens, lengths, jax.random.key(2), ASKED, **how
     )
     want, got = run(model), run(paired(monkeypatch, model))

@@ -253,7 +253,7 @@ def test_coefficients_and_rules_of_lines_are_the_configs(trained):
     got = scoring(scorer, [1.0], lines, text)(batch, prompts)[0]
     assert float(jnp.sum(got.rewards)) == 1.0
     with pytest.raises(InputError, match="lambda_fail"):
-        scoring(scorer, [1.0], lines, "dense_step_rewards(lambda_fail=-1.0)")
+        scoring(scorer, [1.0], lines, "dense_step_rewards(lambda_fail=-1.0)")(batch, prompts)
 
 
 def test_a_learner_that_reads_no_token_rewards_is_refused(tmp_path):
