@@ -191,6 +191,26 @@ def test_correction_weighs_the_policy_loss_and_nothing_else(shared):
     assert losses["only the loss"]["loss"] == pytest.approx(weight * plain, rel=1e-3, abs=1e-6)
 
 
+def test_the_correction_is_computed_once_for_all_steps_of_an_update(shared):
+    """Its weights are of the policy that sampled: no optimizer step computes them again."""
+    run = started(shared, "olmorl", collect="once")
+    setup, roles, calls = run.setup, run.roles, []
+
+    def counting(batch):
+        jax.debug.callback(lambda _: calls.append(1), jnp.sum(batch.mask))
+        return setup.algorithm.correction(batch)
+
+    prompts = run.source.draw(16)
+    batch = roles["actor"].generate(prompts, jax.random.key(3), setup.rollouts.sampling, n=8)
+    batch, _ = shared.reward(batch, prompts)
+    steps = dataclasses.replace(setup.algorithm.steps, epochs=2)
+    cfg = setup.algorithm.replace(correction=counting, steps=steps)
+    given = dict(actor=roles["actor"], reference=None, kl_controller=None)
+    _, metrics = grpo(batch, jax.random.key(0), cfg, **given)
+    jax.effects_barrier()
+    assert metrics["optimizer_steps"] >= 2 and len(calls) == 1
+
+
 def test_rows_that_leave_a_group_leave_its_baseline():
     batch = response_batch(
         np.ones((4, 2)), jnp.float32, group=[0, 0, 1, 1], rewards=np.zeros((4, 2))
