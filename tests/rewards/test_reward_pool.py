@@ -219,6 +219,8 @@ def test_a_ctrl_c_in_mid_score_leaves_a_usable_pool(act):
                 raised.wait(2)
 
         presser = threading.Thread(target=press)
+        # A shell starts what runs in the background with SIGINT ignored.
+        old = signal.signal(signal.SIGINT, signal.default_int_handler)
         presser.start()
         try:
             with pytest.raises(KeyboardInterrupt):
@@ -226,6 +228,7 @@ def test_a_ctrl_c_in_mid_score_leaves_a_usable_pool(act):
         finally:
             raised.set()
             presser.join()
+            signal.signal(signal.SIGINT, old)
         assert [s.value for s in pool.score(samples("return 7", "return 8"))] == [7.0, 8.0]
 
 
