@@ -13,11 +13,20 @@ import pytest
 from conftest import REPO
 from tiny_run import checkpoint_bytes, metrics_rows, tiny_config
 
+from rljax.batch import batch_from_rows
 from rljax.errors import InputError
 from rljax.plan.memory import held_parts
 from rljax.plan.programs import programs_of
-from rljax.setup import abstract_roles, build, make_roles, role_arrays
+from rljax.setup import (
+    RoleInputs,
+    abstract_roles,
+    build,
+    initial_params,
+    make_roles,
+    role_arrays,
+)
 from rljax.setup.dry_run import check_fields_read
+from rljax.setup.role_makers import frozen_policy, trained_values
 from rljax.train import train
 from rljax.validation import validate
 
@@ -159,3 +168,15 @@ def test_metrics_are_json(parts, tmp_path):
     train(prime_config(tmp_path / "run", steps=1))
     (row,) = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert np.isfinite([v for v in row.values() if isinstance(v, float)]).all()
+
+
+def test_a_second_critic_and_a_frozen_policy_start_as_they_say(tmp_path):
+    setup = build(tiny_config(tmp_path))
+    params = initial_params(setup.config, setup.model)
+    inputs = RoleInputs("costs", setup, setup.main, params)
+    costs, frozen = trained_values(inputs, lr=1e-4), frozen_policy(inputs)
+    batch = batch_from_rows(np.full((8, 6), 3), np.full(8, 6), np.ones((8, 6)))
+    assert costs.prefix == "costs/" and not np.any(jax.device_get(costs.values(batch)))
+    weights = jax.tree.leaves(costs.state.params)
+    assert len(weights) > 3 and int(costs.state.step) == 0
+    jax.tree.map(np.testing.assert_array_equal, frozen.params, params)
