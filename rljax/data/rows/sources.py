@@ -50,11 +50,6 @@ def load_demonstrations(spec: str, split: str) -> list[dict]:
     return [demonstration_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
 
 
-def load_records(spec: str, *, split: str) -> Sequence[dict]:
-    """The rows as the file or the task has them, unchecked but for being objects."""
-    return read_rows(spec, split).rows
-
-
 # -- what a row must hold --
 
 
