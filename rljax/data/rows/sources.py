@@ -6,7 +6,6 @@ offline training are rljax.data.offline.rows. Every row is checked here, before 
 
 import json
 import math
-from collections.abc import Sequence
 
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
