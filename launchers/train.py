@@ -8,7 +8,7 @@ from rljax.config import flags as launch
 
 
 def main(_: list[str]) -> int:
-    from rljax.train import train  # after the flags: --help answers without loading JAX
+    from rljax.training import train  # after the flags: --help answers without loading JAX
 
     summary = train(
         launch.parsed_config(), on_start=lambda folder: print(f"run folder: {folder}", flush=True)

@@ -19,7 +19,7 @@ import importlib
 _PUBLIC = {
     "Config": "rljax.config",
     "validate": "rljax.validation",
-    "train": "rljax.train",
+    "train": "rljax.training",
     "evaluate": "rljax.evaluation.policy",
     "contract": "rljax.contracts",
     "Batch": "rljax.batch",
@@ -39,9 +39,7 @@ __all__ = list(_PUBLIC)
 def __getattr__(name: str):
     if name not in _PUBLIC:
         raise AttributeError(f"module 'rljax' has no attribute {name!r}")
-    # train and evaluate are modules: rljax.train.train(config).
-    module = importlib.import_module(_PUBLIC[name])
-    return module if name in ("train", "evaluate") else vars(module)[name]
+    return vars(importlib.import_module(_PUBLIC[name]))[name]
 
 
 def __dir__():

@@ -21,7 +21,7 @@ from rljax.arrays import fetch
 from rljax.config import Config
 from rljax.errors import InputError
 from rljax.plan.programs import programs_of
-from rljax.train.run import Run
+from rljax.training.run import Run
 from rljax.validation import validate
 
 

@@ -28,7 +28,7 @@ ORDER = [
     ("setup",),
     ("validation",),
     ("plan", "evaluation"),
-    ("train", "serving"),
+    ("training", "serving"),
     ("datagen",),
     ("experiments",),
 ]

@@ -23,7 +23,7 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
 from rljax.keys import stream
 from rljax.setup.policies import Sample, SavedPolicy, load_policy, sample_all
-from rljax.train import train
+from rljax.training import train
 
 Method = Literal["best", "top_k", "threshold"]
 METHODS = ("best", "top_k", "threshold")

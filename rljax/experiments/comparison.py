@@ -27,7 +27,7 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import correct, score_table
 from rljax.keys import stream
 from rljax.setup.policies import load_policy, sample_all
-from rljax.train import train
+from rljax.training import train
 from rljax.validation import validate
 
 BASE = "base"

@@ -289,8 +289,8 @@ def stream_config(folder, **more):
 def drawn_prompts(config, monkeypatch):
     """The prompt texts of every step of a run."""
     from rljax.data.online.prompts import Prompts
-    from rljax.train import train
-    from rljax.train.run import Run
+    from rljax.training import train
+    from rljax.training.run import Run
 
     seen, draw = [], Run._draw
 

@@ -20,7 +20,7 @@ from rljax.dataflows.stages import baseline_filtered, mean_sequence_kl, shaped
 from rljax.roles import Baseline
 from rljax.rollout.greedy import with_greedy_baseline
 from rljax.shaping.resampling import group_rank_weights
-from rljax.train.run import Run
+from rljax.training.run import Run
 
 
 @pytest.fixture(scope="module")

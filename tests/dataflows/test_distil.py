@@ -28,7 +28,7 @@ from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.roles import Actor, Reference, start_training
 from rljax.setup import build as build_setup
-from rljax.train.run import Run
+from rljax.training.run import Run
 from rljax.validation import validate
 
 KEY = jax.random.key(0)

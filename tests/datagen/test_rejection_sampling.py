@@ -31,7 +31,7 @@ from rljax.datagen.trajectories import centred_scores, lines_of
 from rljax.errors import InputError
 from rljax.rewards import last_line
 from rljax.setup.policies import load_policy
-from rljax.train import train
+from rljax.training import train
 
 # -- selection --
 

@@ -16,7 +16,7 @@ from rljax.mesh import make_mesh
 from rljax.models.huggingface import save_params
 from rljax.models.model import Model
 from rljax.setup.policies import load_policy
-from rljax.train import train
+from rljax.training import train
 
 TASK = "running_sum(terms=3, modulus=4, prompts=64, test=16, worked_examples=48)"
 CACHE = f"--compilation_cache={jax.config.jax_compilation_cache_dir}"

@@ -10,7 +10,7 @@ from conftest import REPO
 
 from rljax import setup as build
 from rljax.config.flags import load_config_file
-from rljax.train.run import Run
+from rljax.training.run import Run
 
 PRESETS = sorted(p.stem for p in (REPO / "configs" / "presets").glob("*.py"))
 

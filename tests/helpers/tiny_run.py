@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from rljax.config import Config
-from rljax.train import train
+from rljax.training import train
 
 REPO = Path(__file__).resolve().parents[2]
 RATES = ("tokens_per_s", "generate_tokens_per_s", "compiles")  # as much the machine's as the run's

@@ -28,8 +28,8 @@ from rljax.plan.memory import held_bytes
 from rljax.roles import start_training, training_layout
 from rljax.setup import build, role_arrays
 from rljax.setup.checkpoint import Checkpoints
-from rljax.train import train
-from rljax.train.run import Run
+from rljax.training import train
+from rljax.training.run import Run
 
 # -- schedules
 

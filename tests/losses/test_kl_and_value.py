@@ -14,7 +14,7 @@ from tiny_run import tiny_config
 from rljax.losses import kl, policy, q_function, value
 from rljax.losses.distillation import jsd_terms
 from rljax.losses.policy import Policy
-from rljax.train import train
+from rljax.training import train
 
 
 def test_value_clip():

@@ -29,7 +29,7 @@ from rljax.sampler import Sampling, generate
 from rljax.setup import build as build_setup
 from rljax.setup.policies import load_policy
 from rljax.setup.role_table import scalar_start
-from rljax.train.run import Run
+from rljax.training.run import Run
 
 
 def adapted(folder, *, mesh=None, head="lm", **wish):

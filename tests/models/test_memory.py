@@ -22,8 +22,8 @@ from rljax.models.remat import POLICIES
 from rljax.roles import start_training, training_layout
 from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
-from rljax.train import train
-from rljax.train.run import Run
+from rljax.training import train
+from rljax.training.run import Run
 from rljax.validation import validate
 
 

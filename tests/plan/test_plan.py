@@ -35,7 +35,7 @@ from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
 from rljax.setup.abstract import abstract_setup
-from rljax.train import run
+from rljax.training import run
 
 QWEN = str(REPO / "configs/models/qwen2_5_0_5b")
 CHIP = Chip("none", 2 * GIB, 1e12, 1e11, 1e9)

@@ -27,7 +27,7 @@ from rljax.setup import (
 )
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.role_makers import frozen_policy, trained_values
-from rljax.train import train
+from rljax.training import train
 from rljax.validation import validate
 
 PRIME = '''

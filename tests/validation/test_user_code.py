@@ -13,7 +13,7 @@ from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.setup import build
 from rljax.setup.dry_run import check_fields_read
-from rljax.train import train
+from rljax.training import train
 from rljax.validation import validate
 
 LOSS = '''

@@ -33,7 +33,7 @@ from rljax.serving.saved import make_worker
 from rljax.setup import abstract_scorers, text_scorer
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.policies import load_policy
-from rljax.train import train
+from rljax.training import train
 from rljax.validation import validate
 
 SAMPLES = [

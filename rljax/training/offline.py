@@ -19,7 +19,7 @@ from rljax.evaluation.reward_models import evaluate_pairs
 from rljax.models.trees import flattened
 from rljax.roles import Reference
 from rljax.setup import Setup
-from rljax.train.sources import offline_batch
+from rljax.training.sources import offline_batch
 
 
 def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict]:

@@ -37,13 +37,13 @@ from rljax.setup.checkpoint import Checkpoints, check_fingerprints
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.policies import Policy, sample_all
 from rljax.tracking.timing import timed
-from rljax.train.offline import (
+from rljax.training.offline import (
     held_out_step,
     read_reference_logprobs,
     store_reference_logprobs,
 )
-from rljax.train.progress import Progress, bad_steps_in_a_row
-from rljax.train.sources import make_source
+from rljax.training.progress import Progress, bad_steps_in_a_row
+from rljax.training.sources import make_source
 
 LOG = logging.getLogger("rljax")
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names

@@ -11,7 +11,7 @@ from conftest import REPO
 from tiny_run import train_on_one
 
 from rljax.config import Config
-from rljax.train import train
+from rljax.training import train
 
 
 def config(tmp_path, **changes) -> Config:

@@ -27,7 +27,7 @@ from tiny_run import (
 )
 
 from rljax.errors import InputError
-from rljax.train import train
+from rljax.training import train
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''

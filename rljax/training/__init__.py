@@ -1,5 +1,5 @@
 """The training loop: train(config) runs a config to its end."""
 
-from rljax.train.loop import train
+from rljax.training.loop import train
 
 __all__ = ["train"]

@@ -15,7 +15,7 @@ from rljax.correction.ratios import log_ratio
 from rljax.errors import InputError
 from rljax.evaluation.saved import load_policy
 from rljax.sampler import Sampling, generate
-from rljax.train import train
+from rljax.training import train
 from rljax.validation import validate
 
 

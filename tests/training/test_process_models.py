@@ -37,7 +37,7 @@ from rljax.rollout import ProcessScorer, Reward
 from rljax.setup import RoleInputs, initial_params
 from rljax.setup import build as build_setup
 from rljax.setup.role_table import scalar_start
-from rljax.train.run import Run
+from rljax.training.run import Run
 from rljax.validation import validate
 
 TINY = "decoder(layers=2, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"

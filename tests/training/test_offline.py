@@ -21,8 +21,8 @@ from rljax.errors import InputError
 from rljax.kernels.logprob import xla
 from rljax.roles import Actor, Reference
 from rljax.roles import models as roles
-from rljax.train import offline, train
-from rljax.train.run import Run
+from rljax.training import offline, train
+from rljax.training.run import Run
 from rljax.validation import validate
 
 # kind, dataflow, what else it needs, and what the held-out loss must fall below (start: log 2, 0.5,

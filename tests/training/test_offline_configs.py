@@ -22,7 +22,7 @@ def test_its_docstring_says_how_to_run_it_and_its_fields_are_valid(name):
     assert [w for w in validate(config) if "held out" not in w] == []
 
 
-# The others' dataflows learn in tests/train/test_offline.py, so their configs do in the slow lane.
+# The others' dataflows learn in test_offline.py, so their configs do in the slow lane.
 QUICK = ["kto"]
 
 

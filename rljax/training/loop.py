@@ -1,7 +1,7 @@
 """The training loop: {step, evaluate, log, save} until the run is over. Plumbing only.
 
 The order of things, the run folder, signals, faults and the summary; the state is
-rljax.train.run, every algorithm a page of rljax.dataflows.
+rljax.training.run, every algorithm a page of rljax.dataflows.
 """
 
 import json
@@ -29,8 +29,8 @@ from rljax.tracking import compiles
 from rljax.tracking.console import Console
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Tracking, open_tracking
-from rljax.train.progress import bad_steps_in_a_row
-from rljax.train.run import Run
+from rljax.training.progress import bad_steps_in_a_row
+from rljax.training.run import Run
 from rljax.validation import validate
 
 LOG = logging.getLogger("rljax")

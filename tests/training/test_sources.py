@@ -13,8 +13,8 @@ from preset_runs import Shared, preset_config
 from rljax.errors import InputError
 from rljax.setup import build
 from rljax.tracking import compiles
-from rljax.train.run import Run
-from rljax.train.sources import MixedSource, ReplaySource, RolloutSource
+from rljax.training.run import Run
+from rljax.training.sources import MixedSource, ReplaySource, RolloutSource
 from rljax.validation import validate
 
 

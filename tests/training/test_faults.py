@@ -31,8 +31,8 @@ from rljax.rollout import Reward
 from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
-from rljax.train.loop import one_step, require_scores
-from rljax.train.run import Run
+from rljax.training.loop import one_step, require_scores
+from rljax.training.run import Run
 
 ONE = jax.devices()[:1]
 
