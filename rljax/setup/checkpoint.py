@@ -45,12 +45,18 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, *, keep: int = 2, best_metric: str = ""):
         self.folder, self.keep, self.best_metric = Path(folder), keep, best_metric
+
+    def prepare(self) -> None:
+        """Makes the folder and removes saves that were killed half-way. For the run alone: another
+        reader would remove a save in progress."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".*"):  # a save that was killed half-way
+        for leftover in self.folder.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; whole or not."""
+        if not self.folder.is_dir():
+            return []
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit())
 
     def path(self, step: int) -> Path:
@@ -61,7 +67,7 @@ class Checkpoints:
         disk."""
         target, hidden = self.path(step), self.folder / f".{step:08d}"
         shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir()
+        hidden.mkdir(parents=True)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((hidden / ARRAYS).absolute(), arrays)
         (hidden / STATE).write_text(json.dumps(state, indent=1))

@@ -110,13 +110,6 @@ class SavedPolicy:
 # -- opening --
 
 
-class _ReadOnly(Checkpoints):
-    """The checkpoints of a run that may still be training: no folder is made or removed."""
-
-    def __init__(self, folder: Path, best_metric: str):
-        self.folder, self.keep, self.best_metric = folder, 0, best_metric
-
-
 def load_policy(folder: Path, step: str = "latest") -> SavedPolicy:
     """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder. `step` of
     a run: latest, best, or a number.
@@ -140,7 +133,8 @@ def load_policy(folder: Path, step: str = "latest") -> SavedPolicy:
         )
     config = from_dict(saved, str(folder / "config.json"))
     config = dataclasses.replace(config, mesh=MeshConfig())
-    checkpoints = _ReadOnly(folder / "checkpoints", config.checkpoint.best_metric)
+    best = config.checkpoint.best_metric
+    checkpoints = Checkpoints(folder / "checkpoints", best_metric=best)
     number = _find_step(checkpoints, step)
     tokenizer = load_run_tokenizer(config)
     model = load_model(config, tokenizer)
@@ -159,8 +153,7 @@ def load_named_policy(name: str) -> SavedPolicy:
 
 
 def _find_step(checkpoints: Checkpoints, wanted: str) -> int:
-    folder = checkpoints.folder
-    steps = checkpoints.steps() if folder.is_dir() else []
+    folder, steps = checkpoints.folder, checkpoints.steps()
     if not steps:
         raise InputError(
             f"{folder} holds no checkpoint",

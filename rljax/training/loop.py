@@ -27,6 +27,7 @@ from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
 from rljax.setup import build
 from rljax.tracking import compiles
 from rljax.tracking.console import Console
+from rljax.tracking.folder import locked, make_folder
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Tracking, open_tracking
 from rljax.training.progress import bad_steps_in_a_row
@@ -306,13 +307,12 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None, dev
         LOG.warning("%s", warning)
     _prepare_jax(config)
     name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-    folder = Path(config.run_dir) if config.run_dir else Path("runs") / name
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(config.run_dir or Path("runs") / name)
     if on_start:
         on_start(folder)
     console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None
     settings, summary, status = to_dict(config), {}, "failed"
-    with Signals() as signals, Run(build(config, devices), folder) as run:
+    with Signals() as signals, locked(folder), Run(build(config, devices), folder) as run:
         if console:
             print(f"plan: {run.memory.line()}", flush=True)
         with open_tracking(config.trackers, folder, settings, console) as tracking:

@@ -116,6 +116,7 @@ class Run:
 
     def start(self, tracking) -> None:
         """Resume from the newest whole checkpoint of the folder, or start anew."""
+        self.checkpoints.prepare()
         step = self.checkpoints.latest()
         if step is None:
             tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})

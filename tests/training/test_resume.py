@@ -27,6 +27,7 @@ from tiny_run import (
 )
 
 from rljax.errors import InputError
+from rljax.tracking.folder import locked
 from rljax.training import train
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
@@ -223,6 +224,15 @@ def test_a_change_that_the_arrays_do_not_fit_is_refused_although_allowed(half):
         train(configured(half, model=model, checkpoint__allow_changed=("model",)))
 
 
+def test_a_folder_that_another_run_writes_is_refused_and_left_alone(half):
+    (half / "checkpoints" / ".00000008").mkdir()  # its save in progress
+    before = {p: p.lstat().st_mtime_ns for p in half.rglob("*")}
+    with locked(half):
+        with pytest.raises(InputError, match=f"another run writes into .*process {os.getpid()} on"):
+            train(configured(half))
+    assert {p: p.lstat().st_mtime_ns for p in half.rglob("*")} == before
+
+
 # -- damage --
 
 
@@ -327,6 +337,8 @@ def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, whole, tmp_path):
     launched.kill()
 
     launched = start()  # in the save of step 8, or of a later one
+    second = start()
+    assert second.wait() == 2 and f"process {launched.process.pid} on" in second.log.read_text()
     assert wait_for(launched, lambda: hidden(killed), "a save")
     launched.kill()
     assert hidden(killed) and newest_step(killed) < 12
