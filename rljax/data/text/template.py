@@ -1,18 +1,16 @@
-"""A model's own chat template: compiled once, rendered in a sandbox with bounds.
+"""A model's own chat template: compiled once, rendered with bounds.
 
-Templates come with downloaded models, so they may be hostile: the sandbox bounds their loops and
-their output, and they see plain values only. What they render equals what `transformers` renders.
-Messages are checked in `messages`; tokens and masks are in `chat`. Lengths are in characters.
+Templates come with downloaded models, so they may be hostile: they are compiled and rendered in a
+process whose processor time and memory are limited (`guarded`), inside jinja's sandbox
+(`template_sandbox`), and see plain values only. What they render equals what `transformers`
+renders. Messages are checked in `messages`; tokens and masks are in `chat`.
 """
 
 import datetime
-import json
 from collections.abc import Mapping, Sequence
 
-import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-
+from rljax.data.text import guarded
+from rljax.data.text.guarded_process import OK, REFUSED, SYNTAX
 from rljax.data.text.messages import (
     check_unicode,
     joined_parts,
@@ -20,128 +18,15 @@ from rljax.data.text.messages import (
     template_view,
     validate_objects,
 )
+from rljax.data.text.template_sandbox import MARKS
 from rljax.errors import InputError
 
-MAX_LOOP = 1_000_000  # steps of all range() loops of one rendering together
-MAX_REPEAT = 100_000  # length of "text" * n
-MAX_OUTPUT = 16_000_000  # characters: a context of some million tokens
-MARKS = "generation_marks"
+# Characters that a rendering may have, and how many more for each that it is given.
+MAX_OUTPUT, MAX_GROWTH = 1_000_000, 8
 RESERVED = (MARKS, "messages", "tools", "documents", "add_generation_prompt", "range")
+_COPY_AGAIN = "copy the template from the model's repository again"
 # Stands at the end of a message that is continued; its space tells whether the template trims.
 _END = "RLJAX-END-OF-THE-FINAL-MESSAGE "
-
-
-class _RaisedByTemplate(jinja2.TemplateError):
-    """The error of `raise_exception("...")` in a template."""
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}`: the assistant's text.
-
-    A rendering that is given two characters as MARKS writes them around it.
-    """
-
-    tags = {"generation"}
-
-    def __init__(self, environment):
-        super().__init__(environment)
-        environment.extend(has_generation=False)
-
-    def parse(self, parser):
-        self.environment.has_generation = True
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A call block has a scope of its own: what is set within is not seen after it.
-        call = self.call_method("_marked", [jinja2.nodes.ContextReference()])
-        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    def _marked(self, context, caller):
-        first, last = context.get(MARKS) or ("", "")
-        return first + caller() + last
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """`namespace(...)` that stores no name with an underscore in front: those reach Python."""
-
-    def __init__(*args, **kwargs):
-        self, given = args[0], dict(*args[1:], **kwargs)
-        for name in given:
-            _require_public(name)
-        jinja2.utils.Namespace.__init__(self, given)
-
-    def __setitem__(self, name, value):
-        _require_public(name)
-        jinja2.utils.Namespace.__setitem__(self, name, value)
-
-
-def _require_public(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace stores no name like {name!r}")
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, which also refuses the two operators that fill the memory in one step."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context, operator, left, right):
-        if operator == "**" and (abs(left) > 1e6 or abs(right) > 64):
-            raise SecurityError("power is too large")
-        for text, times in ((left, right), (right, left)):
-            if operator == "*" and isinstance(text, (str, list, tuple)):
-                if isinstance(times, int) and len(text) * times > MAX_REPEAT:
-                    raise SecurityError(f"repeats a text to more than {MAX_REPEAT} characters")
-        return super().call_binop(context, operator, left, right)
-
-
-def _raise_exception(message: object) -> None:
-    raise _RaisedByTemplate(str(message))
-
-
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    # Jinja's own filter escapes <, > and & for HTML; models are trained on plain JSON.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _dict(*args, **kwargs) -> dict:
-    # A function, for the class itself has attributes that a template should not reach.
-    return dict(*args, **kwargs)
-
-
-def _bounded_range():
-    """A `range` whose loops may take MAX_LOOP steps together, so that nesting them ends too."""
-    spent = 0
-
-    def bounded(*args):
-        nonlocal spent
-        steps = range(*args)
-        spent += len(steps)
-        if spent > MAX_LOOP:
-            raise SecurityError(f"loops for more than {MAX_LOOP} steps")
-        return steps
-
-    return bounded
-
-
-def _environment(now: datetime.datetime) -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[jinja2.ext.loopcontrols, _GenerationTag],
-    )
-    del environment.globals["lipsum"]  # unbounded text of no use
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = now.strftime
-    environment.globals["namespace"] = _Namespace
-    environment.globals["dict"] = _dict
-    return environment
 
 
 class ChatTemplate:
@@ -152,25 +37,21 @@ class ChatTemplate:
         self.source = source
         # Read once: a rendering that changes at midnight would not be a prefix of the next one.
         self._now = now or datetime.datetime.now()
-        self._environment = _environment(self._now)
-        fix = "copy the template from the model's repository again"
-        try:
-            self._template = self._environment.from_string(text)
-        except jinja2.TemplateSyntaxError as error:
+        kind, said = guarded.call("compile", text, self._now)
+        if kind == SYNTAX:
+            line, _, rule = said.partition(" ")
             lines = text.splitlines() or [""]
             raise InputError(
-                f"{source}: the chat template has a syntax error in line {error.lineno}",
-                value=lines[min(error.lineno, len(lines)) - 1],
-                rule=str(error.message),
-                fix=fix,
-            ) from None
-        except Exception as error:  # the compiler meets arbitrary text, e.g. 10000 open brackets
+                f"{source}: the chat template has a syntax error in line {line}",
+                value=lines[min(int(line), len(lines)) - 1],
+                rule=rule,
+                fix=_COPY_AGAIN,
+            )
+        if kind != OK:  # the compiler meets arbitrary text, e.g. 10000 open brackets
             raise InputError(
-                f"{source}: the chat template cannot be compiled",
-                rule=f"{type(error).__name__}: {error}",
-                fix=fix,
-            ) from None
-        self.marks_assistant: bool = self._environment.has_generation
+                f"{source}: the chat template cannot be compiled", rule=said, fix=_COPY_AGAIN
+            )
+        self.marks_assistant: bool = said == "marks"
 
     def render(
         self,
@@ -272,25 +153,30 @@ class ChatTemplate:
         return text[:at] if kept else text[:at].rstrip()
 
     def _run(self, view: list[dict], context: Mapping) -> str:
-        pieces, size = [], 0
-        try:
-            for piece in self._template.generate(**context, messages=view, range=_bounded_range()):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_OUTPUT:
-                    raise SecurityError(f"writes more than {MAX_OUTPUT} characters")
-        except Exception as error:  # the template is input: whatever it raises is about the input
-            refused = isinstance(error, _RaisedByTemplate)
+        context = {**context, "messages": view}
+        kind, text = guarded.call(
+            "render", self.text, self._now, context, MAX_OUTPUT + MAX_GROWTH * _characters(context)
+        )
+        if kind != OK:
+            refused = kind == REFUSED
             roles = [message["role"] for message in view[:8]]
             raise InputError(
                 f"{self.source}: the chat template {'refuses' if refused else 'fails on'} "
                 f"{len(view)} messages with roles {roles}",
-                rule=f"it says {str(error)!r}" if refused else f"{type(error).__name__}: {error}",
+                rule=f"it says {text!r}" if refused else text,
                 fix="use roles and turns that this template knows, or correct the template",
-            ) from None
-        text = "".join(pieces)
+            )
         check_unicode(text, f"{self.source}: the rendered chat")
         return text
+
+
+def _characters(value: object) -> int:
+    """The characters of all texts of a plain value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_characters(name) + _characters(item) for name, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def _seen(special_tokens, add_generation_prompt, tools, documents, variables) -> dict[str, object]:
