@@ -43,6 +43,10 @@ class Contract:
     data: str = "rollouts"  # what a dataflow learns from: rljax.data.kinds
     rollout: str = ""  # the rollout around algorithm.collect that a dataflow needs
     needs_groups: bool = False  # a rollout that selects groups by unequal scores
+    # Rewards: what one counts as having returned for a sample that passes its limits of time or
+    # memory; or a function of that sample. None: the sample is masked, because what it asks (a
+    # server, a model) may be slow by itself.
+    on_timeout: object = None
 
     def __post_init__(self):
         for name in ("reads", "fills"):

@@ -11,8 +11,16 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from rljax.components import Component, resolve
+from rljax.contracts import contract
 from rljax.errors import InputError
-from rljax.rewards.pool.calling import HOME, Fields, RewardText, call_reward, wanted_fields
+from rljax.rewards.pool.calling import (
+    HOME,
+    Fields,
+    RewardText,
+    call_reward,
+    late_score,
+    wanted_fields,
+)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -47,6 +55,20 @@ def _check_sources(option: str, pairs: tuple) -> None:
     )  # fmt: skip
 
 
+def _late_mixture(options: dict, sample: dict) -> dict:
+    """What a mixture is worth in which a member passed its limit: each counts as late, and one that
+    has no score when it is late, as 0."""
+    rewards = options["rewards"]
+    scales = _weights(rewards, options["weights"], options["normalise"])
+    parts = {}
+    for name, text in zip(_names(rewards), rewards, strict=True):
+        found = late_score(_member(text)[0], sample)
+        parts |= {} if found is None else {name: found[0]}
+    total = sum(s * parts.get(n, 0.0) for n, s in zip(_names(rewards), scales, strict=True))
+    return {"score": total, **parts}
+
+
+@contract(on_timeout=lambda options: functools.partial(_late_mixture, options))
 def mixture(
     *,
     rewards: tuple[RewardText, ...],
@@ -126,6 +148,15 @@ def reward_of_source(data_source: str, pairs: Iterable[tuple[str, str]] = SOURCE
     return next(fits, "")
 
 
+def _late_of_source(options: dict, sample: dict) -> dict | None:
+    """What the reward of the sample's data source is worth when it is late."""
+    pairs = (*options["sources"], *options["defaults"])
+    text = reward_of_source(sample["data_source"], pairs) or options["otherwise"]
+    found = late_score(_member(text)[0], sample) if text else None
+    return None if found is None else found[1]
+
+
+@contract(on_timeout=lambda options: functools.partial(_late_of_source, options))
 def by_source(
     data_source: str,
     *,

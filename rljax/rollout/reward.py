@@ -79,8 +79,9 @@ class RewardReport:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Counts of failures, of errors also by kind; for each source the share of failures, the
-        mean score and the share of the samples; means of the parts; whether scores are equal;
+        """Counts of failures, of errors also by kind, and of samples over a limit that have a score
+        for that; whether late samples are the long ones; for each source the share of failures,
+        the mean score and the share of the samples; means of the parts; whether scores are equal;
         metrics of scored lines."""
         out = {f"reward/{name}": 0.0 for name in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
@@ -96,6 +97,8 @@ class RewardReport:
                     name = f"reward/errors/{error_kind(score.message)}"
                     out[name] = out.get(name, 0.0) + 1.0
                 continue
+            if score.over_limit:
+                out["reward/timeouts_scored"] = out.get("reward/timeouts_scored", 0.0) + 1.0
             means.setdefault(f"reward/source/{source}", []).append(score.value)
             for name, value in score.parts.items():
                 means.setdefault(f"reward/part/{name}", []).append(value)
@@ -103,7 +106,7 @@ class RewardReport:
         failed = self.extraction_failed_fraction
         if failed is not None:
             out["reward/extraction_failed_fraction"] = failed
-        out |= self._equal_scores()
+        out |= self._equal_scores() | self._late_and_long()
         if len(shares) > 1:
             out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
         for name in self.process[0] if self.process else ():
@@ -128,6 +131,17 @@ class RewardReport:
         out = {"reward/all_equal": float(len(scores) == 1)}
         several = [len({*values}) == 1 for values in groups.values() if len(values) > 1]
         return out | ({"reward/equal_groups": float(np.mean(several))} if several else {})
+
+    def _late_and_long(self) -> dict[str, float]:
+        """reward/timeout_longer_fraction: of all pairs of a response that was too late and one that
+        was not, the share in which the late one is longer. 0.5: length says nothing."""
+        is_late = [row.score.status == "timeout" or row.score.over_limit for row in self.rows]
+        if len(set(is_late)) < 2:
+            return {}
+        lengths = np.array([row.sample["num_tokens"] for row in self.rows])
+        late, others = lengths[is_late], lengths[np.logical_not(is_late)]
+        gap = np.subtract.outer(late, others)
+        return {"reward/timeout_longer_fraction": float(np.mean((gap > 0) + 0.5 * (gap == 0)))}
 
 
 def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | None:

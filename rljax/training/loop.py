@@ -32,6 +32,7 @@ from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Tracking, open_tracking
 from rljax.training.progress import bad_steps_in_a_row
 from rljax.training.run import Run
+from rljax.training.scores import check_scores, require_scores, shown_sample
 from rljax.validation import validate
 
 LOG = logging.getLogger("rljax")
@@ -113,7 +114,8 @@ def _count_faults(run: Run, metrics: dict) -> None:
         faults[name] = faults.get(name, 0.0) + 1
         if faults[name] == 1:  # each once, and counted from then on
             LOG.warning("step %d: %s", run.progress.step, text)
-    for name in ("skipped_steps", "critic/skipped_steps", "reward/errors", "reward/timeouts"):
+    rewards = ("reward/errors", "reward/timeouts", "reward/timeouts_scored")
+    for name in ("skipped_steps", "critic/skipped_steps", *rewards):
         if metrics.get(name):
             faults[name] = faults.get(name, 0.0) + metrics[name]
     failed = metrics.get("reward/errors", 0.0) + metrics.get("reward/timeouts", 0.0)
@@ -121,14 +123,9 @@ def _count_faults(run: Run, metrics: dict) -> None:
         for name in _OF_SCORES:  # a missing score is not a zero reward
             metrics.pop(name, None)
     if failed > MOST_FAILED * metrics.get("batch/completions", 1.0):
-        example = next(r for r in run.source.report.examples if r["status"] != "ok")
-        LOG.warning(
-            "step %d: %d rewards failed and are masked out, the first one: %s: %s",
-            run.progress.step,
-            failed,
-            example["status"],
-            example["message"],
-        )
+        first = next(row for row in run.source.report.rows if row.score.status != "ok")
+        text = "step %d: %d rewards failed and are masked out, the first one: %s"
+        LOG.warning(text, run.progress.step, failed, shown_sample(first))
     if "reward/all_equal" in metrics:
         _count_equal_rewards(run, metrics)
 
@@ -220,24 +217,11 @@ def loop(run: Run, tracking: Tracking, signals: Signals) -> None:
             tracking.samples(step, rows)
         if hopeless:
             roll_back(run, bad)
+        check_scores(run, metrics)
         if due or signals.received:
             run.save(tracking)
         if signals.received and not run.finished():
             raise Terminated(signals.received)
-
-
-def require_scores(run: Run) -> None:
-    """Raises InputError for a run that ends without one score: it has learned nothing."""
-    failed = sum(run.progress.faults.get(f"reward/{k}", 0.0) for k in ("errors", "timeouts"))
-    if run.setup.needs_reward and 0 < run.progress.completions <= failed:
-        report = run.source.report  # None right after a resume
-        rows = report.examples if report else []
-        example = next((r["message"] for r in rows if r["status"] != "ok"), "")
-        raise InputError(
-            f"no reward of this run was a score: all {failed:.0f} failed, and nothing was learned",
-            rule=f"the last one: {example}" if example else "",
-            fix="look at the reward, its options, or the server that it asks",
-        )
 
 
 def summarise(run: Run, status: str) -> dict:

@@ -73,6 +73,8 @@ class Run:
         self.metrics: dict[str, float] = {}
         self.steady: list[list[float]] = []  # seconds of generate, reward, learn, rest of each step
         self.timelines: list[dict] = []  # rljax.report.timeline: of two steps at most
+        self.unscored_steps = 0  # in a row
+        self.late_samples = self.late_and_longer = 0.0  # rljax.training.scores
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.owned: list[Reward] = []

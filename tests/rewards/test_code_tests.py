@@ -14,6 +14,7 @@ from rljax.rewards import code_tests
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rewards.sandbox import tiers
 from rljax.rewards.sandbox.tiers import sandbox_tier
+from rljax.rewards.sandbox.values import encode
 from rljax.rewards.unit_tests.code_forms import (
     extract_program,
     read_tests,
@@ -219,6 +220,44 @@ def test_no_answer_of_a_program_makes_its_sample_an_error(program):
         assert code_tests(program, json.dumps(tests), **options)["score"] == -1.0
 
 
+# JSON bodies of a program's answer, of several MB: each takes seconds and more where a value is
+# built from it.
+ANSWERS = {
+    "colliding numbers in a set":
+        'b\'{"value": {"t": "set", "v": [\' + b",".join(b"%d" % (i * (2**61 - 1))'
+        ' for i in range(320_000)) + b"]}}"',
+    "colliding keys of a dict":
+        'b\'{"value": {"t": "dict", "v": [\' + b",".join(b"[%d,1]" % (i * (2**61 - 1))'
+        ' for i in range(250_000)) + b"]}}"',
+    "empty sets":
+        'b\'{"value": [\' + b",".join([b\'{"t":"set","v":[]}\'] * 400_000) + b"]}"',
+    "a fraction":
+        'b\'{"value": {"t": "fraction", "v": [{"t":"int","v":"\' + b"f" * 3_000_000'
+        ' + b\'"},{"t":"int","v":"\' + b"e" * 3_000_000 + b\'"}]}}\'',
+    "a decimal": 'b\'{"value": {"t": "decimal", "v": "\' + b"9" * 7_000_000 + b\'"}}\'',
+    "colliding arguments":
+        'b\'{"value": 1, "args": [{"t": "set", "v": [\' + b",".join(b"%d" % (i * (2**61 - 1))'
+        ' for i in range(320_000)) + b"]}]}"',
+}  # fmt: skip
+ANSWER = """import os, struct
+def square(x):
+    data = {}
+    data = struct.pack("!I", len(data)) + data
+    while data: data = data[os.write(3, data):]
+"""
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+@pytest.mark.parametrize("expected", [196, list(range(60_000))], ids=["number", "long list"])
+def test_nothing_is_built_from_what_a_program_sends(answer, expected):
+    """The comparison costs what the expected value does, in this process outside of all limits."""
+    truth = json.dumps({"inputs": [[14]], "outputs": [expected], "fn_name": "square"})
+    began = time.process_time()
+    found = code_tests(ANSWER.format(answer), truth, timeout_s=8.0, total_timeout_s=20.0)
+    assert time.process_time() - began < 2.0
+    assert (found["score"], found["tests"]) == (-1.0, 1.0)
+
+
 # -- forms
 
 
@@ -395,7 +434,7 @@ def test_outputs_are_compared(found, expected, compare, tolerance, same):
     ],
 )
 def test_values_are_compared(found, expected, tolerance, same):
-    assert same_value(found, expected, tolerance) is same
+    assert same_value(encode(found), expected, tolerance) is same
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0}, {"total_timeout_s": float("inf")},

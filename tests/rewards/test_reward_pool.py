@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 from processes import alive, children, wait_until
 
+from rljax import rewards
+from rljax.components import resolve
+from rljax.contracts import spec
 from rljax.errors import InputError
+from rljax.rewards.pool.calling import HOME, late_score
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rewards.pool.worker import Progress
+from rljax.rewards.pool.worker import PROGRESS_BYTES, Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +70,25 @@ def act(response, extra_info=None):
     if response.startswith("sleep "):
         time.sleep(float(response.removeprefix("sleep ")))
     return {"score": 1.0, "pid": os.getpid()}
+
+from rljax.contracts import contract
+
+@contract(on_timeout=lambda options: {"score": options["worst"], "part": 0.5})
+def late(response, extra_info=None, worst=-2.0):
+    if response == "allocate":
+        raise MemoryError
+    return act(response, extra_info)
+
+def judge(response):
+    return act(response.partition("; ")[2])
+
+@contract(on_timeout=-3.0)
+def rule(response):
+    return act(response.partition("; ")[0])
+
+@contract(on_timeout="mask")
+def no_score(response):
+    return 0
 
 def environment(response):
     return {"score": os.environ["OMP_NUM_THREADS"] == "1" and os.environ["JAX_PLATFORMS"] == "cpu"}
@@ -132,6 +155,66 @@ def test_a_failure_is_named_and_is_no_score_and_harms_no_neighbour(act, response
         assert math.isnan(bad[2].value) and bad[2].parts == {} and message in bad[2].message
         assert bad[2].seconds < 1.5  # the deadline holds, whatever the reward does
         assert statuses(pool.score(samples("e", "f"))) == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("response", ["hang in C", "recurse", "allocate", "segfault", "killed"])
+def test_a_sample_over_a_limit_has_the_score_that_its_reward_declares(act, response):
+    """What passes a limit of time, memory or stack chose its response: it must not pay."""
+    late = act.replace("act", "late")
+    with RewardPool(f"{late}(worst=-5)", workers=1, timeout_s=0.7) as pool:
+        first, bad, last = pool.score(samples("a", response, "b"))
+        assert (first.status, last.status) == ("ok", "ok")
+        assert not first.over_limit and not last.over_limit
+        assert (bad.status, bad.value, bad.over_limit) == ("ok", -5.0, True)
+        assert bad.parts == {"score": -5.0, "part": 0.5} and bad.message
+        assert statuses(pool.score(samples("raise", "os._exit"))) == ["error"] * 2  # its own fault
+
+
+def test_a_limit_that_is_passed_while_the_pool_looks_away_counts_the_same(act):
+    """The worker ends its call late, before it is killed: the clock decides, not the look at it."""
+    for name, value, status in (("late", -2.0, "ok"), ("act", None, "timeout")):
+        with RewardPool(act.replace("act", name), workers=1, timeout_s=0.5) as pool:
+            pool._supervisor._deadline = lambda worker: math.inf
+            (score,) = pool.score(samples("sleep 0.6"))
+            assert score.status == status and (value is None or score.value == value)
+
+
+def test_in_a_mixture_the_member_that_is_late_decides(act):
+    """Each has the whole limit: what the response makes one of them take does not make the next,
+    which asks a server, late."""
+    names = tuple(act.replace("act", name) for name in ("rule", "judge"))
+    text = f"mixture(rewards={names!r}, weights=(1.0, 0.5), inner_parts=False)"
+    with RewardPool(text, workers=1, timeout_s=1.0) as pool:
+        slow, rule, judge = pool.score(
+            samples("sleep 0.7; sleep 0.7", "hang; return 1", "return 1; hang")
+        )
+        assert (slow.status, slow.value, slow.over_limit) == ("ok", 1.5, False)
+        assert (rule.status, rule.value, rule.over_limit) == ("ok", -3.0, True)
+        assert rule.parts == {"score": -3.0, "rule": -3.0}
+        assert judge.status == "timeout" and math.isnan(judge.value)
+    sources = f"by_source(sources=(('r', {names[0]!r}), ('j', {names[1]!r})))"
+    with RewardPool(sources, workers=2, timeout_s=0.5) as pool:
+        asked = [{"response": "hang; hang", "data_source": source} for source in "rj"]
+        assert [s.status for s in pool.score(asked)] == ["ok", "timeout"]
+
+
+def test_every_reward_that_asks_nobody_declares_what_a_late_sample_is_worth():
+    """Only what a server or a model keeps waiting is masked; the worth is none that pays."""
+    asks = {"judge", "rubric", "pairwise", "sandbox_fusion", "reward_model", "diversity"}
+    options = {"length_under": "max_tokens=9", "soft_overlong": "max_tokens=9, cache_tokens=3",
+               "mixture": "rewards=('gsm8k', 'dapo')", "by_source": "sources=(('x', 'dapo'),)",
+               "json_schema": "", "regex_match": ""}  # fmt: skip
+    sample = {"data_source": "x", "num_tokens": 5, "extra_info": {"target_tokens": 9}}
+    for name in set(rewards.__all__) - asks:
+        found = late_score(resolve(f"{name}({options.get(name, '')})", HOME), sample)
+        assert found is not None and found[0] <= 0, name
+    for name in asks:
+        assert spec(getattr(rewards, name)).on_timeout is None
+
+
+def test_a_declaration_that_is_no_score_is_refused_before_anything_starts(act):
+    with pytest.raises(InputError, match="declares on_timeout.*'mask'"):
+        RewardPool(act.replace("act", "no_score"))
 
 
 def test_mixed_faults_keep_their_places(act):
@@ -294,13 +377,13 @@ def test_the_clock_of_a_worker_is_never_read_half_written():
     write = (
         "import itertools, sys; from rljax.rewards.pool.worker import Progress; "
         "ours = Progress(int(sys.argv[1])); "
-        "[ours.write(number, float(number)) for number in itertools.count(1)]"
+        "[ours.write(number, float(number), number % 2) for number in itertools.count(1)]"
     )
     with tempfile.TemporaryFile() as shared:
-        shared.write(bytes(16))
+        shared.write(bytes(PROGRESS_BYTES))
         shared.flush()
         theirs, seen = Progress(shared.fileno()), set()
-        theirs.write(-1, -1.0)
+        theirs.write(-1, -1.0, True)
         writer = subprocess.Popen(
             [sys.executable, "-c", write, str(shared.fileno())], pass_fds=[shared.fileno()],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -308,8 +391,8 @@ def test_the_clock_of_a_worker_is_never_read_half_written():
         try:
             deadline = time.monotonic() + 60
             while len(seen) < 500 and time.monotonic() < deadline:
-                number, clock = theirs.read()
-                assert number == -2 or number == clock
+                number, clock, scored = theirs.read()
+                assert number == -2 or (number, number % 2 == 1) == (clock, scored)
                 seen.add(number)
         finally:
             writer.kill()

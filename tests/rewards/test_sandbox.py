@@ -168,7 +168,7 @@ def nobody(tmp_path):
             pytest.skip("no Python 3.11 that every user may start")
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPO / "rljax" / "rewards", folder / "rljax" / "rewards", ignore=ignore)
-        for name in ("__init__.py", "errors.py", "components.py"):
+        for name in ("__init__.py", "errors.py", "components.py", "contracts.py"):
             shutil.copy(REPO / "rljax" / name, folder / "rljax")
         shutil.copy(hostile.__file__, folder)
         for path in [folder, *folder.rglob("*")]:

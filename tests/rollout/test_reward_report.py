@@ -66,6 +66,24 @@ def test_metrics_of_a_report():
     assert metrics["data/share/a"] == metrics["data/share/b"] == 0.5
 
 
+def test_samples_over_a_limit_are_counted_with_and_without_a_score():
+    """And whether they are the long ones: 2 of 4 pairs, and one draw."""
+    rows = [
+        (Score(np.nan, {}, "timeout", 9.0, "late"), 30),
+        (Score(-1.0, {"score": -1.0}, "ok", 9.0, "late", over_limit=True), 10),
+        (Score(1.0, {"score": 1.0}, "ok", 0.1), 10),
+        (Score(0.0, {"score": 0.0}, "ok", 0.1), 20),
+    ]
+    rows = [
+        dataclasses.replace(row(0.0, 0), score=score, sample={"num_tokens": n}) for score, n in rows
+    ]
+    metrics = RewardReport(tuple(rows)).metrics()
+    assert (metrics["reward/timeouts"], metrics["reward/timeouts_scored"]) == (1.0, 1.0)
+    assert metrics["reward/timeout_longer_fraction"] == 2.5 / 4
+    assert metrics["reward/source/toy"] == 0.0  # of all that have a score
+    assert "reward/timeout_longer_fraction" not in RewardReport(tuple(rows[:2])).metrics()
+
+
 def test_the_share_of_responses_without_an_answer():
     """Parts called extracted, of the reward itself or of a member of a mixture; failed rows say
     nothing."""

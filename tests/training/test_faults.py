@@ -31,8 +31,9 @@ from rljax.rollout import Reward
 from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
-from rljax.training.loop import one_step, require_scores
+from rljax.training.loop import one_step
 from rljax.training.run import Run
+from rljax.training.scores import require_scores
 
 ONE = jax.devices()[:1]
 

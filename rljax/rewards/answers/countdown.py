@@ -9,6 +9,8 @@ import json
 import re
 from fractions import Fraction
 
+from rljax.contracts import contract
+
 MAX_CHARACTERS = 1000  # of an expression; a response may be any text
 MAX_DIGITS = 12  # of a number in it
 _TOKEN = re.compile(r"\s*([0-9]+|[-+*/()])")  # ASCII digits: \d would take those of every script
@@ -125,6 +127,7 @@ def _problem(ground_truth: str) -> tuple[list[int], Fraction]:
         ) from error
 
 
+@contract(on_timeout=0.0)
 def countdown(response: str, ground_truth: str, *, format_score: float = 0.0) -> dict:
     """1 for an expression that uses each number exactly once and equals the target,
     `format_score` for one that uses them and does not, 0 for anything else.

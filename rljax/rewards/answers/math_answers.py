@@ -14,6 +14,7 @@ import re
 from fractions import Fraction
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import (
     find_answer,
@@ -34,6 +35,7 @@ _EXACT_TOLERANCE = 1e-12  # of what holds no decimal: the library compares 15 di
 _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
 
 
+@contract(on_timeout=0.0)
 def math_verify(
     response: str,
     ground_truth: str,

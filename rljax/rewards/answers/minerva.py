@@ -6,6 +6,7 @@ written differently. Minerva: arXiv 2206.14858, appendix D; DAPO: arXiv 2503.144
 
 import re
 
+from rljax.contracts import contract
 from rljax.rewards.text.rules import check_text
 
 _WINDOW = 300  # characters of the response that are read; of a strict box the last 100
@@ -76,6 +77,7 @@ def _braced(text: str) -> str | None:
     return None
 
 
+@contract(on_timeout={"score": -1.0, "acc": 0.0})
 def dapo(response: str, ground_truth: str, *, strict_box_verify: bool = False) -> dict:
     r"""1 if the answer equals the reference as text in Minerva's normal form, else -1.
 

@@ -1,13 +1,15 @@
 """The call of one reward on one sample or on a group of them: the fields that it reads, the rewards
 that it names, the checks before the first sample. Imports nothing heavy."""
 
+import functools
 import inspect
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NewType, get_args, get_origin
 
 from rljax.components import Component, resolve
+from rljax.contracts import spec
 from rljax.errors import InputError
 
 HOME = "rljax.rewards"
@@ -36,6 +38,9 @@ _MESSAGE_CHARS = 500
 # The annotation of an option that names another reward, or of a tuple of such: what that one wants
 # is handed on, so the reward takes it as `**sample` and calls `call_reward`.
 RewardText = NewType("RewardText", str)
+
+# What a worker is told as a member of a reward begins: see `watch`.
+_watchers: list[Callable[[Component], None]] = []
 
 # (the fields that a reward declares, None for all of them: `**kwargs`; those without a default)
 Fields = tuple[tuple[str, ...] | None, tuple[str, ...]]
@@ -206,6 +211,44 @@ def check_own_limit(component: Component, timeout_s: float) -> None:
         )
 
 
+def watch(begun: Callable[[Component], None]) -> None:
+    """From now on `begun(component)` is called before each call of a reward that names no other,
+    also of one that is asked by another."""
+    _watchers.append(begun)
+
+
+@functools.lru_cache(maxsize=1024)
+def scores_when_late(component: Component) -> bool:
+    """Whether a sample over the limits of this reward has a score: it declares `on_timeout`."""
+    return spec(component).on_timeout is not None
+
+
+def late_score(component: Component, sample: Mapping) -> tuple[float, dict[str, float]] | None:
+    """(value, named parts) of a sample on which the reward passed a limit of time or memory, as its
+    contract's `on_timeout` declares; None: the sample has no score.
+
+    Raises InputError for a declaration that is none.
+    """
+    returned = spec(component).on_timeout
+    returned = returned(sample) if callable(returned) else returned
+    if returned is None:
+        return None
+    try:
+        return _value_and_parts(returned)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"reward {component.name!r} declares on_timeout",
+            value=returned,
+            rule=str(error),
+            fix="a number, or a dict of numbers with 'score', as the reward returns",
+        ) from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_others(component: Component) -> bool:
+    return bool(members(component))
+
+
 def call_reward(
     component: Component, sample: Mapping, fields: Fields | None = None
 ) -> tuple[float, dict[str, float]]:
@@ -223,6 +266,9 @@ def call_reward(
             fix="score a group (rljax.rewards.pool.worker.call_group), "
             "or use a reward of one response",
         )
+    if _watchers and not _names_others(component):
+        for begun in _watchers:
+            begun(component)
     return _value_and_parts(component(**_chosen(component, sample, fields)))
 
 
@@ -255,6 +301,15 @@ def _outcome_of(returned: object) -> Outcome:
 
 def failed_outcome(message: str) -> Outcome:
     return "error", math.nan, {}, message
+
+
+def late_outcome(component: Component, sample: Mapping, message: str) -> Outcome:
+    """The outcome of a sample that passed a limit: its score where the reward declares one."""
+    try:
+        found = late_score(component, sample)
+    except Exception as error:  # a declaration that reads what this sample lacks
+        return failed_outcome(f"{message}; on_timeout: {describe(error)}")
+    return failed_outcome(message) if found is None else ("over limit", *found, message)
 
 
 def group_fields(samples: Sequence[Mapping]) -> dict:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 class Score:
     """What became of one sample. Unless status is "ok", `value` is NaN and `parts` is empty.
 
+    `over_limit`: with status "ok", the sample passed a limit of time or memory and `value` is what
+    its reward declares for that (`on_timeout`).
     `seconds`: of the call that scored it, alone or with its group. `ended_s`: when that was known,
     of `time.monotonic()`; NaN where nobody looked at the clock.
     """
@@ -22,6 +24,7 @@ class Score:
     seconds: float
     message: str = ""
     ended_s: float = field(default=math.nan, compare=False)
+    over_limit: bool = False
 
 
 class Job:

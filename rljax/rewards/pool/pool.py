@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from rljax.components import Component, resolve
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import (
     HOME,
@@ -22,6 +23,7 @@ from rljax.rewards.pool.calling import (
     check_own_limit,
     group_fields,
     is_group_reward,
+    late_score,
     missing_field,
     wanted_fields,
 )
@@ -57,8 +59,10 @@ class RewardPool:
     `reward` is a component text. A sample is a mapping of plain picklable values; the reward gets
     those that it declares. A reward that declares `responses` is called once for all samples whose
     `group` is equal, and for each sample without one alone. The clock of a call starts when its
-    worker begins it; after `timeout_s`, whether it is about a sample or a group, the worker is
-    killed and replaced, and the rest of its chunk is scored elsewhere.
+    worker begins it, and anew for each reward that a mixture asks; after `timeout_s`, whether it is
+    about a sample or a group, the worker is killed and replaced, and the rest of its chunk is
+    scored elsewhere. What was over a limit of time or memory is scored as the reward that ran then
+    declares (`on_timeout` of rljax.contracts); where it declares nothing it has no score.
 
     Not affected by what a reward does: hang, raise, exit, crash, print. Workers end when the parent
     ends, even by kill -9. `max_tasks_per_worker` bounds what a leaking reward can pile up. Several
@@ -76,11 +80,13 @@ class RewardPool:
         _check_options(workers, timeout_s, max_tasks_per_worker)
         self.component = _resolve_reward(reward)
         check_own_limit(self.component, timeout_s)
+        if not callable(declared := spec(self.component).on_timeout) and declared is not None:
+            late_score(self.component, {})  # refuses one that is no score
         self.timeout_s = timeout_s
         self._names, self._required = wanted_fields(self.component)
         self.grouped = is_group_reward(self.component)
         self._owner = os.getpid()
-        self._supervisor = Supervisor(self.component.text, workers, timeout_s, max_tasks_per_worker)
+        self._supervisor = Supervisor(self.component, workers, timeout_s, max_tasks_per_worker)
         self._finalizer = weakref.finalize(
             self, self._supervisor.stop
         )  # also when dropped, or at exit

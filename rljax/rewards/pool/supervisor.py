@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import pickle
 import queue
 import selectors
 import signal
@@ -19,9 +20,11 @@ import tempfile
 import threading
 import time
 
+from rljax.components import Component
 from rljax.errors import InputError
+from rljax.rewards.pool.calling import failed_outcome, late_outcome
 from rljax.rewards.pool.jobs import Job, Score, Task
-from rljax.rewards.pool.worker import Progress, frame, take_frame
+from rljax.rewards.pool.worker import PROGRESS_BYTES, Progress, frame, take_frame
 
 _START_TIMEOUT_S = 120.0  # a worker imports the reward's module: slow on a network disk
 _BEGIN_TIMEOUT_S = 30.0  # from handing over a chunk to the worker's message that it began
@@ -68,7 +71,7 @@ class _Worker:
             "parent": os.getpid(),
         }
         try:
-            shared.write(bytes(16))
+            shared.write(bytes(PROGRESS_BYTES))
             shared.flush()
             self.progress = Progress(shared.fileno())
             self.process = subprocess.Popen(
@@ -115,14 +118,15 @@ class _Worker:
         except ConnectionResetError:
             return False
 
-    def running(self) -> tuple[Task | None, float]:
-        """(the task it is on, or None if it has not begun one, since when)."""
+    def running(self) -> tuple[Task | None, float, bool]:
+        """(the task it is on, or None if it has not begun one; since when; whether what runs has a
+        score when it is over its limit)."""
         if self.state == "busy":
-            number, clock = self.progress.read()
+            number, clock, scored = self.progress.read()
             for task in self.chunk:
                 if task.number == number:
-                    return task, clock
-        return None, self.since
+                    return task, clock, scored
+        return None, self.since, False
 
     def send(self, chunk: list[Task]) -> None:
         self.state, self.since = "busy", time.monotonic()
@@ -136,8 +140,9 @@ class _Worker:
 class Supervisor:
     """`size` workers and the thread that owns them, from `start` until `stop`."""
 
-    def __init__(self, reward: str, size: int, timeout_s: float, max_tasks: int):
-        self.reward, self.size, self.timeout_s, self.max_tasks = reward, size, timeout_s, max_tasks
+    def __init__(self, component: Component, size: int, timeout_s: float, max_tasks: int):
+        self.component, self.size = component, size
+        self.timeout_s, self.max_tasks = timeout_s, max_tasks
         # Replacements start later: they must see the folder and the path of today.
         self._folder, self._path = os.getcwd(), [str(entry) for entry in sys.path]
         self._owner = os.getpid()
@@ -259,7 +264,7 @@ class Supervisor:
         if self._failed_starts and not (self._todo or self._waiting):
             return  # nobody asks: a reward that cannot start must not be started for ever
         while len(self._workers) < self.size:
-            self._workers.append(_Worker(self.reward, self._folder, self._path))
+            self._workers.append(_Worker(self.component.text, self._folder, self._path))
 
     def _hand_out(self) -> None:
         """Give every idle worker a chunk: of a few milliseconds, and single tasks at the end and
@@ -308,7 +313,7 @@ class Supervisor:
                     self._expire(worker)
 
     def _deadline(self, worker: _Worker) -> float:
-        task, since = worker.running()
+        task, since, _ = worker.running()
         if task is not None:
             return since + self.timeout_s
         limits = {"starting": _START_TIMEOUT_S, "busy": _BEGIN_TIMEOUT_S, "idle": math.inf}
@@ -326,7 +331,7 @@ class Supervisor:
             else:
                 self._discard(worker)
                 raise InputError(
-                    f"a reward worker could not load {self.reward!r}",
+                    f"a reward worker could not load {self.component.text!r}",
                     rule=content,
                     fix="the reward must be importable in a fresh Python process",
                 )
@@ -336,28 +341,34 @@ class Supervisor:
             self._discard(worker)
 
     def _record(self, worker: _Worker, found: list[tuple]) -> None:
-        for number, outcomes, seconds in found:
+        for number, outcomes, seconds, longest in found:
             task = worker.chunk.popleft()
             assert task.number == number, "a worker answered out of order"
             before = seconds if self._typical_s is None else self._typical_s
             self._typical_s = before + _RECENT * (seconds - before)
-            if seconds > self.timeout_s:  # the rule is the clock, not whether we looked in time
-                self._settle(task, [self._timeout()] * len(task.places), seconds)
-            else:
-                self._settle(task, outcomes, seconds)
+            late, scored = longest[0] > self.timeout_s, longest[1]
+            if late:  # the rule is the clock, not whether we looked in time
+                outcomes = [self._timeout(task, scored)] * len(task.places)
+            self._settle(task, outcomes, seconds)
         worker.served += len(found)
         worker.since = time.monotonic()
         if not worker.chunk:
             worker.state = "idle"
 
-    def _timeout(self) -> tuple:
-        return "timeout", math.nan, {}, f"over the limit of {self.timeout_s} s"
+    def _timeout(self, task: Task, scored: bool) -> tuple:
+        """The outcome of a task over its time."""
+        message = f"over the limit of {self.timeout_s} s"
+        if scored:
+            return late_outcome(self.component, pickle.loads(task.blob), message)
+        return "timeout", math.nan, {}, message
 
     def _settle(self, task: Task, outcomes: list[tuple], seconds: float) -> None:
         job, now = task.job, time.monotonic()
         for place, (status, value, parts, message) in zip(task.places, outcomes, strict=True):
             assert job.scores[place] is None, "a sample was scored twice"
-            job.scores[place] = Score(value, parts, status, seconds, message, now)
+            over = status == "over limit"
+            status = "ok" if over else status
+            job.scores[place] = Score(value, parts, status, seconds, message, now, over)
         job.left -= len(task.places)
         if job.left == 0:
             self._jobs.discard(job)
@@ -368,25 +379,29 @@ class Supervisor:
 
     def _expire(self, worker: _Worker) -> None:
         """A deadline has passed: kill, and blame the task if one was running."""
-        task, since = worker.running()
+        task, since, scored = worker.running()
         if task is None:
             self._reap(worker)
             return
         worker.chunk.remove(task)
-        self._attribute(task, self._timeout(), since)
+        self._attribute(task, self._timeout(task, scored), since)
         self._typical_s = max(self._typical_s or 0.0, self.timeout_s * _RECENT)
         self._discard(worker)
 
     def _reap(self, worker: _Worker) -> None:
-        """A worker has ended by itself: the task it was on is an error, the rest is requeued."""
-        state, (task, since) = worker.state, worker.running()
+        """A worker has ended by itself: the task it was on is an error, the rest is requeued. One
+        that a signal ended was out of memory or stack."""
+        state, (task, since, scored) = worker.state, worker.running()
         if task is not None:
             worker.chunk.remove(task)
         self._discard(worker)
         how = _how_it_ended(worker.process)
         if task is not None:
             text = f"the reward ended its worker process ({how})"
-            self._attribute(task, ("error", math.nan, {}, text), since)
+            outcome = failed_outcome(text)
+            if scored and (worker.process.returncode or 0) < 0:
+                outcome = late_outcome(self.component, pickle.loads(task.blob), text)
+            self._attribute(task, outcome, since)
         elif state != "idle":
             self._failed_starts += 1
         if self._failed_starts >= _START_ATTEMPTS:

@@ -6,10 +6,12 @@ A task is a sample, or of a reward that declares `responses` a group: the sample
 The wire, both ways, is frames of an 8-byte length and a pickle.
   pool -> worker   a chunk: [(number of the task, pickled fields), ...]
   worker -> pool   ("ready", "") or ("failed", message) once; then
-                   ("scored", [(number, outcomes, seconds), ...]) until the chunk is done, with an
-                   outcome (status, value, parts, message) per sample of the task
-Which task is running, and since when, stands in 16 bytes of shared memory (`Progress`): that costs
-no system call per task, and the pool can read it even while the worker is stuck.
+                   ("scored", [(number, outcomes, seconds, longest), ...]) until the chunk is done:
+                   an outcome (status, value, parts, message) per sample of the task, the seconds of
+                   the call, and (seconds, scored) of the longest piece of it
+Which task is running, and since when, stands in shared memory (`Progress`): that costs no system
+call per task, and the pool can read it even while the worker is stuck. A reward that asks others
+has the limit anew for each of them: what one leaves over must not decide about the next.
 """
 
 import fcntl
@@ -37,38 +39,74 @@ from rljax.rewards.pool.calling import (
     describe,
     failed_outcome,
     is_group_reward,
+    late_outcome,
+    members,
     prepare,
+    scores_when_late,
     wanted_fields,
+    watch,
 )
 
 _HEADER = struct.Struct("!Q")
 _BETWEEN = struct.pack("q", -2)
+PROGRESS_BYTES = 24
 _ORPHAN_POLL_S = 5.0
 _FLUSH_S = 0.001  # results are sent together if they took less: one wake-up of the pool, not many
 
 
 class Progress:
-    """(number, clock) of the task that a worker is on, in a file that both processes map.
+    """(number, clock, scored) of the task that a worker is on, in a file that both processes map.
 
     `clock` is `time.monotonic()`, one clock for all processes of a machine. Number -1: none of the
-    chunk yet; -2: in between.
+    chunk yet; -2: in between. `scored`: whether what runs has a score when it is over its limit.
     """
 
     def __init__(self, descriptor: int):
-        self._map = mmap.mmap(descriptor, 16)
+        self._map = mmap.mmap(descriptor, PROGRESS_BYTES)
 
-    def write(self, number: int, clock: float):
+    def write(self, number: int, clock: float, scored: bool = False):
         # Each a copy of 8 bytes. (struct.pack_into writes zeros first: the other side may read
         # them, and a clock of 0 is a deadline long past.)
         self._map[0:8] = _BETWEEN
         self._map[8:16] = struct.pack("d", clock)
+        self._map[16:24] = struct.pack("q", scored)
         self._map[0:8] = struct.pack("q", number)
 
-    def read(self) -> tuple[int, float]:
+    def read(self) -> tuple[int, float, bool]:
         while True:  # the other side may be half-way through a write
-            before, clock, after = self._map[0:8], self._map[8:16], self._map[0:8]
+            before, content, after = self._map[0:8], self._map[8:24], self._map[0:8]
             if before == after:
-                return struct.unpack("q", after)[0], struct.unpack("d", clock)[0]
+                clock, scored = struct.unpack("dq", content)
+                return struct.unpack("q", after)[0], clock, bool(scored)
+
+
+class Clock:
+    """What a worker is on: it says so to the pool, and keeps the longest piece of a call."""
+
+    def __init__(self, progress: Progress, component: Component):
+        self.progress, self.component = progress, component
+        self.number, self.since, self.running = -1, 0.0, component
+        self.longest = (0.0, False)  # seconds, and whether that piece has a score when late
+
+    def begin(self, number: int, now: float) -> None:
+        """A task begins."""
+        self.number, self.longest = number, (0.0, False)
+        self._go_on(self.component, now)
+
+    def begin_member(self, member: Component) -> None:
+        """A reward that the task's reward asks begins."""
+        now = time.monotonic()
+        self.end(now)
+        self._go_on(member, now)
+
+    def end(self, now: float) -> tuple[float, bool]:
+        """The longest piece of the call so far."""
+        self.longest = max(self.longest, (now - self.since, scores_when_late(self.running)))
+        return self.longest
+
+    def _go_on(self, component: Component, now: float) -> None:
+        self.running, self.since = component, now
+        self.progress.write(self.number, now, scores_when_late(component))
 
 
 def read_frame(sock: socket.socket) -> bytes | None:
@@ -127,9 +165,12 @@ def main(spec_text: str) -> None:
         sock.sendall(frame(("failed", describe(error))))
         return
     sock.sendall(frame(("ready", "")))
-    score = functools.partial(_outcomes, component, fields, is_group_reward(component))
+    clock = Clock(progress, component)
+    if members(component) and not is_group_reward(component):
+        watch(clock.begin_member)
+    score = functools.partial(_outcomes, clock, fields, is_group_reward(component))
     try:
-        _serve(sock, score, progress, spec["parent"])
+        _serve(sock, score, clock, spec["parent"])
     except (BrokenPipeError, ConnectionResetError):
         pass  # the pool was closed while a sample ran
 
@@ -156,7 +197,7 @@ def _readable(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(1000 * seconds))
 
 
-def _serve(sock: socket.socket, score: Callable, progress: Progress, parent: int) -> None:
+def _serve(sock: socket.socket, score: Callable, clock: Clock, parent: int) -> None:
     """Score chunks until the pool closes the stream."""
     me = os.getpid()
     while True:
@@ -168,26 +209,26 @@ def _serve(sock: socket.socket, score: Callable, progress: Progress, parent: int
         if data is None:
             return
         chunk = pickle.loads(data)
-        clock = flushed = time.monotonic()
+        now = flushed = time.monotonic()
         found = []
         for index, blob in chunk:
-            progress.write(index, clock)
+            clock.begin(index, now)
             outcomes = score(blob)
             if os.getpid() != me:  # the reward forked and its child came back to our stream
                 os._exit(1)
-            began, clock = clock, time.monotonic()
-            found.append((index, outcomes, clock - began))
-            if clock - flushed > _FLUSH_S:
+            began, now = now, time.monotonic()
+            found.append((index, outcomes, now - began, clock.end(now)))
+            if now - flushed > _FLUSH_S:
                 sock.sendall(frame(("scored", found)))
-                found, clock = [], time.monotonic()
-                flushed = clock
+                found, now = [], time.monotonic()
+                flushed = now
         if found:
             sock.sendall(frame(("scored", found)))
 
 
-def _outcomes(component: Component, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
+def _outcomes(clock: Clock, fields: Fields, grouped: bool, blob: bytes) -> list[Outcome]:
     """Of every sample of a task, whatever the reward raises."""
-    count = 1
+    component, count, sample = clock.component, 1, {}
     try:
         sample = pickle.loads(blob)
         if not grouped:
@@ -195,4 +236,17 @@ def _outcomes(component: Component, fields: Fields, grouped: bool, blob: bytes) 
         count = len(sample["responses"])
         return call_group(component, sample, fields)
     except BaseException as error:  # a reward's SystemExit and KeyboardInterrupt are errors too
-        return [failed_outcome(describe(error))] * count
+        message = describe(error)
+        if _is_over_limit(error) and scores_when_late(clock.running):
+            return [late_outcome(component, sample, message)] * count
+        return [failed_outcome(message)] * count
+
+
+def _is_over_limit(error: BaseException | None) -> bool:
+    """Whether a limit of memory or of the stack was passed: how deep, or how large, is up to what
+    the reward reads."""
+    while error is not None:
+        if isinstance(error, MemoryError | RecursionError):
+            return True
+        error = error.__cause__
+    return False

@@ -280,12 +280,12 @@ class Process:
             for descriptor in given:
                 os.close(descriptor)
 
-    def receive(self, deadline: float) -> dict | None:
+    def receive(self, deadline: float, most_bytes: int = MAX_FRAME_BYTES) -> dict | None:
         """The next message of the program; None if it ended, or was ended because time.monotonic()
-        passed `deadline`."""
+        passed `deadline` or the message has more than `most_bytes`."""
         while True:
             try:
-                message = take_frame(self._frames)
+                message = take_frame(self._frames, most_bytes)
             except WireError as error:
                 self.kill("error", f"it wrote to the channel: {error}")
                 return None

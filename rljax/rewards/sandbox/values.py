@@ -40,12 +40,13 @@ def frame(message: dict) -> bytes:
     return _HEADER.pack(len(data)) + data
 
 
-def take_frame(buffer: bytearray) -> dict | None:
-    """Remove the first whole frame from the buffer; None if none yet. Raises WireError."""
+def take_frame(buffer: bytearray, most_bytes: int = MAX_FRAME_BYTES) -> dict | None:
+    """Remove the first whole frame from the buffer; None if none yet. Raises WireError, also for
+    one of more than `most_bytes`."""
     if len(buffer) < _HEADER.size:
         return None
     size = _HEADER.unpack_from(buffer)[0]
-    if size > MAX_FRAME_BYTES:
+    if size > min(most_bytes, MAX_FRAME_BYTES):
         raise WireError(f"a frame of {size} bytes")
     end = _HEADER.size + size
     if len(buffer) < end:

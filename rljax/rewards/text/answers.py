@@ -12,6 +12,7 @@ import string
 from collections import Counter
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer
 from rljax.rewards.pool.calling import probe_options
@@ -78,6 +79,7 @@ def _tagged(response: str, tag: str) -> str | None:
     return None if content is None else content.strip()
 
 
+@contract(on_timeout=0.0)
 def qa_exact_match(
     response: str,
     ground_truth: str | list | dict,
@@ -101,6 +103,7 @@ def qa_exact_match(
     return score / 4 if many else float(score)
 
 
+@contract(on_timeout=0.0)
 def token_f1(response: str, ground_truth: str | list | dict, *, tag: str = "") -> dict:
     """SQuAD's F1, the best of the targets: 2 p r / (p + r) over words in normal form.
 
@@ -135,6 +138,7 @@ _ANOTHER = re.compile(r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{])(
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
+@contract(on_timeout=0.0)
 def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
@@ -180,6 +184,7 @@ def _letter(text: str, letters: str, *, after_cue: bool = False) -> str | None:
     return letter.upper()
 
 
+@contract(on_timeout=0.0)
 def contains(
     response: str,
     ground_truth: str | list | dict,
@@ -206,6 +211,7 @@ def _pattern(text: str) -> re.Pattern:
         raise InputError("regex_match: the pattern is none", value=text, rule=str(error)) from None
 
 
+@contract(on_timeout=0.0)
 def regex_match(
     response: str, ground_truth: str = "", *, pattern: str = "", whole: bool = False
 ) -> float:

@@ -4,9 +4,11 @@ The target stands in extra_info["target_tokens"]; `data.target_tokens` puts it t
 prompt. Lengths are in tokens of the response, EOS included.
 """
 
+import functools
 from typing import Literal
 
 from rljax.components import resolve
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import HOME, RewardText, call_reward, probe_options
 
@@ -32,6 +34,12 @@ def _parts(score: float, right: float, n: int, target: int) -> dict:
     }
 
 
+def _late_l1(alpha: float, sample: dict) -> float:
+    """l1_exact of an answer that is wrong."""
+    return -alpha * abs(_target(sample["extra_info"]) - sample["num_tokens"])
+
+
+@contract(on_timeout=lambda options: functools.partial(_late_l1, options["alpha"]))
 def l1_exact(
     num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     correct_at: float = 1.0, **sample,
@@ -43,6 +51,7 @@ def l1_exact(
     return _parts(right - alpha * abs(target - num_tokens), right, num_tokens, target)
 
 
+@contract(on_timeout=0.0)
 def l1_max(
     num_tokens, extra_info, *, correct: RewardText = "exact_match()", alpha: float = 3e-4,
     delta: float = 0.5, correct_at: float = 1.0, form: Literal["paper", "released"] = "paper",
@@ -63,6 +72,7 @@ def l1_max(
     return _parts(right * share, right, num_tokens, target)
 
 
+@contract(on_timeout=lambda options: -options["penalty"])
 def soft_overlong(
     num_tokens: int, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0
 ) -> float:

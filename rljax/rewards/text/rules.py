@@ -10,6 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
 
+from rljax.contracts import contract
 from rljax.rewards.pool.calling import Scored
 
 # An answer stands at the end; verl's window of 300 characters also bounds the work on a long
@@ -21,6 +22,7 @@ _MARKED_NUMBER = re.compile(
 )
 
 
+@contract(on_timeout=0.0)
 def gsm8k(
     response: str,
     ground_truth: str,
@@ -71,6 +73,7 @@ def _reference_decimal(ground_truth: str) -> Decimal:
     return value
 
 
+@contract(on_timeout=0.0)
 def boxed(response: str, ground_truth: str) -> float:
     r"""MATH: 1 if the last `\boxed{...}` (brace-matched) equals the reference, else 0.
 
@@ -166,12 +169,14 @@ def rational(text: str) -> Fraction | None:
     return (-value if sign == "-" else value) / divisor
 
 
+@contract(on_timeout=0.0)
 def exact_match(response: str, ground_truth: str) -> float:
     """1 if the texts are equal once stripped of surrounding whitespace, else 0."""
     check_text(ground_truth)
     return float(response.strip() == ground_truth.strip())
 
 
+@contract(on_timeout=0.0)
 def last_line(response: str, ground_truth: str) -> float:
     """1 if the last line of the response that is not blank is the ground truth, else 0: a solution
     in lines, whose last one is the answer."""
@@ -180,6 +185,7 @@ def last_line(response: str, ground_truth: str) -> float:
     return float(bool(lines) and lines[-1].strip() == ground_truth.strip())
 
 
+@contract(on_timeout=0.0)
 def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) -> float:
     """1 if the stripped texts are equal, else `partial * agree / longer`, which is below 1.
 
@@ -195,11 +201,13 @@ def sequence_match(response: str, ground_truth: str, *, partial: float = 0.0) ->
     return partial * agree / max(len(ours), len(theirs))
 
 
+@contract(on_timeout=0.0)
 def length_under(response: str, num_tokens: int, *, max_tokens: int) -> float:
     """1 if num_tokens < max_tokens, else 0. In the sampler's tokens, never in characters."""
     return float(num_tokens < max_tokens)
 
 
+@contract(on_timeout=0.0)
 def valid_json(response: str) -> float:
     """1 if the response is one JSON value (RFC 8259, so no NaN) not nested ~1000 deep, else 0."""
     try:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rljax.errors import InputError
+from rljax.rewards.sandbox.values import encode
 
 Scale = Literal["signed", "binary", "fraction"]
 Compare = Literal["lines", "tokens", "exact"]
@@ -180,11 +181,9 @@ def _parse(source: str, ground_truth: object) -> ast.Module:
 
 # -- the program
 
-# A fence at the start of a line; the language is all that stands behind it. Possessive repeats: a
-# line of one letter behind ``` would otherwise be tried at every length.
+# A fence at the start of a line; the language is all that stands behind it.
 _FENCE = re.compile(
-    r"^([ \t]*+)```[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^[ \t]*+```|\Z)",
-    re.DOTALL | re.MULTILINE,
+    r"^([ \t]*)```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
 )
 _PYTHON = ("python", "py", "python3")
 
@@ -200,7 +199,7 @@ def extract_program(
     before one that does, only what stands above the definition in it: imports and helpers.
     """
     fences = [
-        (m[2].lower(), "\n".join(line.removeprefix(m[1]) for line in m[3].split("\n")))
+        (m[2].lower(), re.sub(f"^{m[1]}", "", m[3], flags=re.MULTILINE) if m[1] else m[3])
         for m in _FENCE.finditer(response)
     ]
     names = _PYTHON if language == "python" else (language.lower(),)
@@ -255,22 +254,64 @@ def _close(output: str | float, expected: str | float, tolerance: float) -> bool
     return math.isfinite(a) and math.isfinite(b) and abs(a - b) <= tolerance * max(1.0, abs(b))
 
 
-def same_value(value: object, expected: object, tolerance: float = 0.0) -> bool:
+def same_value(data: object, expected: object, tolerance: float = 0.0) -> bool:
     """Whether a returned value is the expected JSON: a tuple counts as its list, a key of a dict
-    as its text; floats within `tolerance` as in `same_output`."""
-    if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
-        return len(value) == len(expected) and all(
-            same_value(a, b, tolerance) for a, b in zip(value, expected, strict=True)
+    that is a number, a truth value or None as its text; floats within `tolerance` as in
+    `same_output`.
+
+    `data` is the value as `rljax.rewards.sandbox.values.encode` writes it. Nothing is built from
+    it: the work is bounded by the size of what is expected, whatever a program sent.
+    """
+    tag, content = _tag_of(data)
+    if isinstance(expected, list | tuple):
+        return tag in ("list", "tuple") and _all_same(content, expected, tolerance)
+    if isinstance(expected, dict):
+        if tag != "dict" or not isinstance(content, list) or len(content) != len(expected):
+            return False
+        found = {}
+        for pair in content:
+            if not isinstance(pair, list) or len(pair) != 2:
+                return False
+            found[_key(pair[0])] = pair[1]
+        # Two keys of one text, 1 and "1", are two keys: one of the expected is then missing.
+        theirs = {_key(encode(key)): value for key, value in expected.items()}
+        return found.keys() == theirs.keys() and all(
+            same_value(found[key], theirs[key], tolerance) for key in theirs
         )
-    if isinstance(value, dict) and isinstance(expected, dict):
-        mine, theirs = ({_key(k): v for k, v in d.items()} for d in (value, expected))
-        return mine.keys() == theirs.keys() and all(
-            same_value(mine[k], theirs[k], tolerance) for k in mine
-        )
-    numbers = isinstance(value, int | float) and isinstance(expected, int | float)
-    if numbers and tolerance > 0 and float in (type(value), type(expected)):
-        return _close(value, expected, tolerance)
-    return (numbers or type(value) is type(expected)) and value == expected
+    if isinstance(expected, int | float):
+        value = _number(tag, content)
+        if value is None:
+            return False
+        if tolerance > 0 and float in (type(value), type(expected)):
+            return _close(value, expected, tolerance)
+        return value == expected
+    return tag == "plain" and type(content) is type(expected) and content == expected
+
+
+def _all_same(content: object, expected: Sequence, tolerance: float) -> bool:
+    return isinstance(content, list) and len(content) == len(expected) and all(
+        same_value(a, b, tolerance) for a, b in zip(content, expected, strict=True)
+    )  # fmt: skip
+
+
+def _tag_of(data: object) -> tuple[str, object]:
+    """(kind, content) of an encoded value; "plain" for what JSON itself says."""
+    if isinstance(data, list):
+        return "list", data
+    if not isinstance(data, dict):
+        return "plain", data
+    return str(data.get("t")), data.get("v")
+
+
+def _number(tag: str, content: object) -> int | float | None:
+    try:
+        if tag == "int" and isinstance(content, str):
+            return int(content, 16)
+        if tag == "float" and isinstance(content, str):
+            return float.fromhex(content)
+    except (ValueError, OverflowError):
+        return None
+    return content if tag == "plain" and isinstance(content, int | float) else None
 
 
 def wrapped_values(tests: Tests) -> bool:
@@ -279,5 +320,15 @@ def wrapped_values(tests: Tests) -> bool:
     return all(isinstance(value, list) and len(value) == 1 for value in tests.outputs)
 
 
-def _key(key: object) -> str:
-    return key if isinstance(key, str) else json.dumps(key, default=repr)
+def _key(data: object) -> str | None:
+    """The text of an encoded key, as JSON writes keys; None for one that JSON has not."""
+    tag, content = _tag_of(data)
+    if tag == "plain" and isinstance(content, str):
+        return content
+    if tag == "plain" and (content is None or isinstance(content, bool)):
+        return json.dumps(content)
+    number = _number(tag, content)
+    try:
+        return None if number is None else json.dumps(number)
+    except ValueError:  # an integer of thousands of digits
+        return None

@@ -20,6 +20,7 @@ from typing import Literal
 
 from rljax.errors import InputError
 from rljax.rewards.judges.endpoint import EndpointError, post_json
+from rljax.rewards.sandbox.values import encode
 from rljax.rewards.unit_tests.code_forms import (
     Tests,
     Verdict,
@@ -199,8 +200,9 @@ def sandbox_fusion(
 
     def same(value, expected) -> bool:
         if tests.kind == "calls":
-            right = same_value(value, expected, float_tolerance)
-            return right or (wrapped and same_value(value, expected[0], float_tolerance))
+            data = encode(value)
+            right = same_value(data, expected, float_tolerance)
+            return right or (wrapped and same_value(data, expected[0], float_tolerance))
         return same_output(value, expected, compare, float_tolerance)
 
     verdicts = [

@@ -15,6 +15,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from rljax.contracts import contract
+
 OPERATIONS = "+-*"
 MAX_STEPS = 64  # instructions that one run may execute
 MAX_CHARACTERS = 4096  # of a program; a response may be any text
@@ -97,6 +99,7 @@ def verdicts(response: str, ground_truth: str) -> list[bool]:
     return out
 
 
+@contract(on_timeout=lambda options: options["failed"])
 def program_tests(
     response: str,
     ground_truth: str,
