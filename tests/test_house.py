@@ -13,7 +13,7 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
     ("errors",),
-    ("tracking",),
+    ("tracking", "files"),
     ("components", "config", "mesh", "keys"),
     ("arrays", "contracts"),
     ("kernels", "rewards", "report"),

@@ -18,11 +18,11 @@ from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.rows.columns import prompt_of, require_text
-from rljax.data.rows.files import write_rows
 from rljax.data.rows.read import read_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
 from rljax.evaluation.process_models import load_scorer
+from rljax.files import write_rows
 from rljax.rewards.judges.judging import judge_of
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout import ModelScorer

@@ -16,11 +16,11 @@ from rljax.config import Config
 from rljax.config.options import RejectionOptions, check_options
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
-from rljax.data.rows.files import read_json_object, write_json, write_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.datagen.trajectories import example_row, pair_row, trajectories_of
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
+from rljax.files import read_json_object, write_json, write_rows
 from rljax.keys import stream
 from rljax.setup.policies import Sample, SavedPolicy, load_policy, sample_all
 from rljax.training import train

@@ -19,7 +19,6 @@ from rljax.config import NAMESPACES
 from rljax.config.options import LabelOptions, check_options
 from rljax.data.online.default_rewards import reward_text
 from rljax.data.online.prompts import PromptRecord
-from rljax.data.rows.files import write_json, write_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.datagen.search import (
     Neutral,
@@ -32,6 +31,7 @@ from rljax.datagen.search import (
 from rljax.datagen.trajectories import continued
 from rljax.errors import InputError
 from rljax.evaluation.saved import require_named
+from rljax.files import write_json, write_rows
 from rljax.rewards.pool.calling import reads_model
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout.process import TokenTexts

@@ -19,12 +19,12 @@ import numpy as np
 from rljax.config import Config, is_path, to_dict, with_overrides
 from rljax.config.options import ComparisonOptions, check_options
 from rljax.data.online.default_rewards import evaluation_text, reward_text
-from rljax.data.rows.files import parse_json, read_json_object, read_text, write_json, write_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.datagen.rejection import best_and_worst, select
 from rljax.datagen.trajectories import trajectories_of
 from rljax.errors import InputError
 from rljax.evaluation.policy import correct, score_table
+from rljax.files import parse_json, read_json_object, read_text, write_json, write_rows
 from rljax.keys import stream
 from rljax.setup.policies import load_policy, sample_all
 from rljax.training import train

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from rljax.config import Config, field_names, fingerprints, from_dict, with_overrides
 from rljax.config.flags import load_config_file
-from rljax.data.rows.files import write_json
 from rljax.errors import InputError
+from rljax.files import write_json
 from rljax.validation import validate
 
 RESULT = "sweep.json"

@@ -12,6 +12,13 @@ from rljax.models.experts import ExpertsConfig
 from rljax.models.remat import POLICIES
 from rljax.models.vision.config import VisionConfig
 
+# No published decoder comes near these; they bound what a config.json can ask for.
+MOST_LAYERS = 1_000
+MOST_EXPERTS = 100_000  # of all layers together
+LARGEST_SIZE = 2**24
+LARGEST_TOKENS = 2**40
+LARGEST_THETA = 1e15
+
 
 def _check(good: bool, name: str, value, rule: str) -> None:
     if not good:
@@ -48,9 +55,12 @@ class Rope:
         _check(self.kind in kinds, "rope kind", self.kind, f"one of {', '.join(kinds)}")
         for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
                      "beta_slow", "original_max_tokens"):  # fmt: skip
+            largest = LARGEST_THETA if name == "theta" else LARGEST_TOKENS
             value = getattr(self, name)
-            _check(0 < value < math.inf, f"rope {name}", value, "above 0")
-        _check(all(map(math.isfinite, numbers.values())), "rope", self, "finite numbers")
+            _check(0 < value <= largest, f"rope {name}", value, f"above 0, at most {largest:g}")
+        for name, value in numbers.items():  # false for NaN, too
+            good = abs(value) <= LARGEST_THETA
+            _check(good, f"rope {name}", value, f"a number of at most {LARGEST_THETA:g}")
         if self.kind == "yarn":
             _check(self.theta > 1, "rope theta", self.theta, "above 1 with yarn")
         whole = all(type(n) is int and n >= 0 for n in self.sections)
@@ -88,6 +98,12 @@ class LatentConfig:
     value_dim: int
     q_rank: int = 0
     interleaved: bool = True  # rotary pairs are neighbours, not halves
+
+    def __post_init__(self):
+        for name in ("kv_rank", "nope_dim", "rope_dim", "value_dim", "q_rank"):
+            least, value = int(name != "q_rank"), getattr(self, name)
+            good = least <= value <= LARGEST_SIZE
+            _check(good, f"latent.{name}", value, f"{least} to {LARGEST_SIZE}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,9 +201,10 @@ class ModelConfig:
                  "max_tokens", "labels")  # fmt: skip
         for name in sizes:
             value = getattr(self, name)
-            _check(
-                isinstance(value, int) and value >= 1, f"model.{name}", value, "a whole number >= 1"
-            )
+            good = isinstance(value, int) and value >= 1
+            _check(good, f"model.{name}", value, "a whole number >= 1")
+            largest = dict(layers=MOST_LAYERS, max_tokens=LARGEST_TOKENS).get(name, LARGEST_SIZE)
+            _check(value <= largest, f"model.{name}", value, f"at most {largest}")
         _check(self.squash in ("none", "tanh"), "model.squash", self.squash, "none or tanh")
         if self.heads % self.kv_heads:
             raise InputError(
@@ -199,6 +216,9 @@ class ModelConfig:
         for name in ("init_std", "attention_scale", "attention_soft_cap", "final_soft_cap"):
             value = getattr(self, name)
             _check(0 <= value < math.inf, f"model.{name}", value, "0 or above")
+        if self.experts:
+            count = self.experts.count * self.layers
+            _check(count <= MOST_EXPERTS, "experts of all layers", count, f"at most {MOST_EXPERTS}")
         choices = {
             "remat": POLICIES,
             "dtype": ("float32", "bfloat16"),

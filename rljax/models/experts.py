@@ -32,6 +32,7 @@ from rljax.kernels.grouped_matmul import grouped_matmul
 from rljax.mesh import BATCH_AXES
 from rljax.models.layers import Linear, activate, weight
 
+_LARGEST_SIZE = 2**24
 GATED = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
 
 
@@ -58,15 +59,17 @@ class ExpertsConfig:
 
     def __post_init__(self):
         for name in ("count", "per_token", "mlp", "groups", "groups_kept"):
-            if getattr(self, name) < 1:
-                raise InputError(f"experts.{name}", value=getattr(self, name), rule="1 or more")
+            if not 1 <= getattr(self, name) <= _LARGEST_SIZE:
+                rule = f"1 to {_LARGEST_SIZE}"
+                raise InputError(f"experts.{name}", value=getattr(self, name), rule=rule)
         for name, known in (("scores", ("softmax", "sigmoid")), ("gated", GATED)):
             if getattr(self, name) not in known:
                 raise InputError(
                     f"experts.{name}", value=getattr(self, name), rule=f"one of {', '.join(known)}"
                 )
-        if self.shared_mlp < 0:
-            raise InputError("experts.shared_mlp", value=self.shared_mlp, rule="0 or more")
+        if not 0 <= self.shared_mlp <= _LARGEST_SIZE:
+            rule = f"0 to {_LARGEST_SIZE}"
+            raise InputError("experts.shared_mlp", value=self.shared_mlp, rule=rule)
         if self.count % self.groups or (self.groups > 1 and self.count < 2 * self.groups):
             raise InputError(
                 "experts.groups",

@@ -11,7 +11,14 @@ from collections.abc import Callable, Mapping
 
 from rljax.errors import InputError
 from rljax.models import hf_keys
-from rljax.models.config import LatentConfig, LayerKind, ModelConfig, Rope, yarn_mscale
+from rljax.models.config import (
+    MOST_LAYERS,
+    LatentConfig,
+    LayerKind,
+    ModelConfig,
+    Rope,
+    yarn_mscale,
+)
 from rljax.models.experts import ExpertsConfig
 from rljax.models.hf_keys import ACTIVATIONS, NUMBER, Keys
 from rljax.models.vision.config import from_hf_vision, to_hf_vision
@@ -99,11 +106,10 @@ def _mixtral(keys: Keys, fields: dict) -> dict:
 
 
 def _qwen3_moe(keys: Keys, fields: dict) -> dict:
-    dense = set(keys.get("mlp_only_layers", list, None) or [])
-    if any(type(i) is not int or not 0 <= i < fields["layers"] for i in dense):
-        raise InputError(
-            "config.json: mlp_only_layers", value=sorted(dense, key=str), rule="numbers of layers"
-        )
+    listed = keys.get("mlp_only_layers", list, None) or []
+    if any(type(i) is not int or not 0 <= i < fields["layers"] for i in listed):
+        raise InputError("config.json: mlp_only_layers", value=listed, rule="numbers of layers")
+    dense = set(listed)
     step = keys.get("decoder_sparse_step", int, 1)
     layers = range(fields["layers"])
     return {
@@ -195,7 +201,7 @@ def _llama_out(config: ModelConfig) -> dict:
 def _gemma(keys: Keys, fields: dict) -> dict:
     return {
         **_biases(keys, fields),
-        "attention_scale": keys.get("query_pre_attn_scalar", NUMBER, 256.0) ** -0.5,
+        "attention_scale": keys.positive("query_pre_attn_scalar", NUMBER, 256.0) ** -0.5,
         "attention_soft_cap": keys.get("attn_logit_softcapping", NUMBER, 0.0),
         "final_soft_cap": keys.get("final_logit_softcapping", NUMBER, 0.0),
         "embed_scale": fields["embed"] ** 0.5,
@@ -370,6 +376,9 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
         "max_position_embeddings": 2048,
     }
     fields = {"family": name, **keys.fields(COMMON, ModelConfig), **family.fixed}
+    layers = fields["layers"]
+    if not 1 <= layers <= MOST_LAYERS:  # before a list of them is made
+        raise InputError("config.json: num_hidden_layers", value=layers, rule=f"1 to {MOST_LAYERS}")
     if config.get("num_key_value_heads", 0) is None:
         fields["kv_heads"] = heads
     activation = keys.get("hidden_activation|hidden_act", str, family.defaults.get("hidden_act"))
@@ -382,8 +391,7 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     theta = float(family.defaults.get("rope_theta", 10_000.0))
     fields["ropes"] = family.ropes(keys, theta, fields["max_tokens"])
     fields |= family.read(keys, fields)
-    windows = family.windows(keys, fields["layers"])
-    fields["kinds"] = _kinds(windows, fields)
+    fields["kinds"] = _kinds(family.windows(keys, layers), fields)
     fields["labels"], fields["head_bias"] = hf_keys.labels(config)
     fields["squash"] = keys.get("score_squash", str, "none")  # ours: transformers gives the raw s
     fields["vision"] = vision

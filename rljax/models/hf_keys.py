@@ -22,6 +22,7 @@ _IGNORED = frozenset(
     model_type hidden_activation hidden_act""".split()
 )
 NUMBER = (int, float)
+LARGEST_NUMBER = 1e15  # of any setting
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _MISSING = object()
 
@@ -59,7 +60,17 @@ class Keys:
         if isinstance(value, bool) and kind is not bool or not isinstance(value, kind):
             name = kind.__name__ if isinstance(kind, type) else "number"
             raise InputError(f"config.json: {names[0]}", value=value, rule=f"must be a {name}")
+        if type(value) in NUMBER and abs(value) > LARGEST_NUMBER:
+            rule = f"a number of at most {LARGEST_NUMBER:g}"
+            raise InputError(f"config.json: {names[0]}", value=value, rule=rule)
         return float(value) if kind == NUMBER else value
+
+    def positive(self, key: str, kind: type | tuple, default: object = _MISSING):
+        """The value, above 0."""
+        value = self.get(key, kind, default)
+        if not value > 0:
+            raise InputError(f"config.json: {key.split('|')[0]}", value=value, rule="above 0")
+        return value
 
     def check_all_read(self, family: str) -> None:
         """Raises InputError for a key that nothing read. Exporters write switches that are off
@@ -215,8 +226,10 @@ def rope_out(rope: Rope) -> dict | None:
 # -- which layers are what
 
 
-def _layer_types(keys: Keys) -> list | None:
+def _layer_types(keys: Keys, layers: int) -> list | None:
     types = keys.get("layer_types", list, None)
+    if types is not None and len(types) != layers:
+        raise InputError("config.json: layer_types", value=len(types), rule=f"{layers}, one each")
     other = [t for t in types or () if t not in ("full_attention", "sliding_attention")]
     if other:
         raise InputError(
@@ -231,12 +244,10 @@ def windows(keys: Keys, layers: int, default: Callable[[int], bool] | None) -> l
     """The window of every layer: `layer_types` if given; else `default(i)` decides which
     layers slide."""
     window = keys.get("sliding_window", int, None)
-    types = _layer_types(keys)
+    types = _layer_types(keys, layers)
     if types is None:
         types = ["sliding_attention" if default and default(i) else "full_attention"
                  for i in range(layers)]  # fmt: skip
-    if len(types) != layers:
-        raise InputError("config.json: layer_types", value=len(types), rule=f"{layers}, one each")
     slides = [t == "sliding_attention" for t in types]
     if any(slides) and window is not None and window < 1:
         raise InputError("config.json: sliding_window", value=window, rule="above 0 where it is on")
@@ -255,7 +266,7 @@ def qwen_windows(keys: Keys, layers: int) -> list[int]:
     """Qwen's windows: only where they are switched on, and from max_window_layers upwards."""
     if not keys.get("use_sliding_window", bool, False):
         keys.get("sliding_window", int, None)
-        if "sliding_attention" in (_layer_types(keys) or ()):
+        if "sliding_attention" in (_layer_types(keys, layers) or ()):
             raise InputError(
                 "config.json: layer_types has sliding_attention",
                 rule="use_sliding_window is off",
@@ -277,7 +288,7 @@ def alternating(keys: Keys, layers: int) -> list[int]:
 
 
 def gemma3_windows(keys: Keys, layers: int) -> list[int]:
-    period = keys.get("sliding_window_pattern|_sliding_window_pattern", int, 6)
+    period = keys.positive("sliding_window_pattern|_sliding_window_pattern", int, 6)
     return windows(keys, layers, lambda i: (i + 1) % period != 0)
 
 

@@ -17,9 +17,9 @@ from rljax.batch import FinishReason
 from rljax.config import Config, MeshConfig, from_dict
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
-from rljax.data.rows.files import read_json_object
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
+from rljax.files import read_json_object
 from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model

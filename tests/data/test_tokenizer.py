@@ -221,7 +221,7 @@ MALFORMED = [
     (TOKENIZER, text("{}"), "model"),
     (TOKENIZER, text("[]"), "model"),
     (TOKENIZER, text("<html>404</html>"), "not valid JSON"),
-    (TOKENIZER, text("version https://git-lfs.github.com/spec/v1"), "not valid JSON"),
+    (TOKENIZER, text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     (TOKENIZER, raw(b"\xff\xfe{}"), "not UTF-8"),
     (TOKENIZER, text('{"model": {"type": "Nonsense", "vocab": {}}}'), "not a tokenizer"),
     (TOKENIZER, fields(model={"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}), "tokenizer"),

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljax.data.rows.files import parse_json
 from rljax.data.text.messages import check_unicode, validate_messages, validate_objects
 from rljax.errors import InputError
+from rljax.files import parse_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _REMOVE = "remove the row or fill it in"

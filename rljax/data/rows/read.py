@@ -11,6 +11,7 @@ rljax.data.offline.rows (offline training). A spec is
 """
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.data.online.stream import Stream
-from rljax.data.rows.files import parse_json, read_text
 from rljax.errors import InputError
+from rljax.files import LARGEST_DATA, open_file, parse_json, read_lines, read_text
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
 TFDS = "tfds:"
@@ -86,12 +87,14 @@ def _read_named(spec: str, split: str, demonstrations: bool) -> Rows:
     if spec.startswith(TFDS):
         return _read_tfds(spec, split)
     path = Path(spec.replace("{split}", split))
-    if path.is_dir():
+    if os.path.isdir(path):
         path = _file_of_split(path, split)
     readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json}
     if path.suffix in readers:
         return readers[path.suffix](path, split)
-    if not spec.endswith(")") and ("/" in spec or path.suffix in _OTHER_FILES or path.exists()):
+    if not spec.endswith(")") and (
+        "/" in spec or path.suffix in _OTHER_FILES or os.path.lexists(path)
+    ):
         raise InputError(
             f"{path} is not a kind of data file that is read",
             rule=f"the name must end in one of {', '.join(SUFFIXES)}",
@@ -102,7 +105,7 @@ def _read_named(spec: str, split: str, demonstrations: bool) -> Rows:
 
 def _file_of_split(folder: Path, split: str) -> Path:
     for suffix in SUFFIXES:
-        if (folder / f"{split}{suffix}").is_file():
+        if os.path.lexists(folder / f"{split}{suffix}"):
             return folder / f"{split}{suffix}"
     raise InputError(
         f"{folder} has no file for the split {split!r}",
@@ -115,11 +118,10 @@ def _file_of_split(folder: Path, split: str) -> Path:
 def _read_parquet(path: Path, split: str) -> Rows:
     import pyarrow.parquet  # 0.2 s that a run on procedural data need not pay
 
-    if not path.is_file():
-        raise InputError(f"{path} does not exist", fix="check the path")
+    handle = open_file(path)
     try:
         # A file handle, because for a path the library also guesses partitions from folder names.
-        with path.open("rb") as file:
+        with os.fdopen(handle, "rb") as file:
             rows = pyarrow.parquet.read_table(file).to_pylist()
     except Exception as error:  # truncated, foreign, bad UTF-8: the library has a class for each
         raise InputError(
@@ -132,8 +134,7 @@ def _read_parquet(path: Path, split: str) -> Rows:
 
 def _read_jsonl(path: Path, split: str) -> Rows:
     rows, lines = [], []
-    # Not splitlines(): U+2028 and its kin may stand inside a JSON string.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
+    for number, line in read_lines(path):
         if line.strip():
             rows.append(parse_json(line, f"{path}: line {number}"))
             lines.append(number)
@@ -141,7 +142,7 @@ def _read_jsonl(path: Path, split: str) -> Rows:
 
 
 def _read_json(path: Path, split: str) -> Rows:
-    value = parse_json(read_text(path), str(path))
+    value = parse_json(read_text(path, LARGEST_DATA), str(path))
     if isinstance(value, dict):
         if split not in value:
             raise InputError(
@@ -200,7 +201,7 @@ def _read_tfds(spec: str, split: str) -> Rows:
             fix="pip install 'rljax[tfds]'",
         ) from None
     try:
-        if Path(name).is_dir():
+        if os.path.isdir(name):
             builder = tfds.builder_from_directory(name)
         else:
             # ArrayRecord, because TensorFlow's own format cannot be read by row number.

@@ -7,16 +7,17 @@ masks and is never read from an id, for `pad_id` may be an end token too.
 """
 
 import abc
+import collections
 import datetime
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
 
-from rljax.data.rows.files import read_json_object
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.template import ChatTemplate
 from rljax.data.text.tokenizer_files import (
@@ -29,6 +30,7 @@ from rljax.data.text.tokenizer_files import (
     read_templates,
 )
 from rljax.errors import InputError
+from rljax.files import read_json_object
 
 CHAR_FILE = "char_tokenizer.json"
 FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize and stop alike
@@ -132,7 +134,7 @@ class Tokenizer(abc.ABC):
 def load_tokenizer(folder: str | Path, *, now: datetime.datetime | None = None) -> Tokenizer:
     """The tokenizer of a model folder, ours or a Hugging Face one."""
     path = Path(folder) / CHAR_FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         return HuggingFaceTokenizer(folder, now=now)
     alphabet = read_json_object(path).get("alphabet")
     if not isinstance(alphabet, str):
@@ -151,7 +153,7 @@ class CharTokenizer(Tokenizer):
     def __init__(self, alphabet: str):
         if not isinstance(alphabet, str) or not alphabet:
             raise InputError("a character tokenizer needs an alphabet", value=alphabet)
-        double = sorted({c for c in alphabet if alphabet.count(c) > 1})
+        double = sorted(c for c, count in collections.Counter(alphabet).items() if count > 1)
         if double:
             raise InputError("the alphabet names a character twice", value="".join(double))
         check_unicode(alphabet, "the alphabet")
@@ -177,9 +179,15 @@ class CharTokenizer(Tokenizer):
     def decode(self, ids, skip_special_tokens=True):
         # A model's vocabulary may be larger than ours; such an id must stay visible in the text,
         # or a reward would take "1?2" for "12".
-        names = ["", ""] if skip_special_tokens else ["<pad>", "<eos>"]
-        table = [*names, *self.alphabet]
-        return "".join(table[i] if 0 <= i < len(table) else "\ufffd" for i in ids)
+        names = ("", "") if skip_special_tokens else ("<pad>", "<eos>")
+        return "".join(
+            "\ufffd"
+            if not 0 <= i < self.vocab_size
+            else names[i]
+            if i < 2
+            else self.alphabet[i - 2]
+            for i in ids
+        )
 
     def render_chat(
         self,
@@ -210,7 +218,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def __init__(self, folder: str | Path, *, now: datetime.datetime | None = None):
         self.folder = Path(folder)
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             raise InputError(
                 f"{self.folder} is not a folder",
                 rule="a tokenizer is read from a local model folder",

@@ -5,18 +5,24 @@ wins. Nothing is downloaded; a token's id is its row in the model's embedding.
 """
 
 import datetime
+import itertools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
 
-from rljax.data.rows.files import parse_json, read_json_object, read_text
+from rljax.data.text import guarded
+from rljax.data.text.guarded_process import OK
 from rljax.data.text.template import ChatTemplate
 from rljax.errors import InputError
+from rljax.files import json_object, read_json_object, read_text
 
 COPY_AGAIN = "copy the file from the model's repository again"
 TEMPLATE_FOLDER = "additional_chat_templates"
+_LARGEST_ID = 2**24  # of a row of an embedding
+_LONGEST_TOKEN = 10_000  # characters
 _CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
 
@@ -24,7 +30,7 @@ _MAP = "special_tokens_map.json"
 def read_optional(folder: Path, name: str) -> dict:
     """The JSON object of a file, empty where there is none."""
     path = folder / name
-    return read_json_object(path) if path.exists() else {}
+    return read_json_object(path) if os.path.lexists(path) else {}
 
 
 def read_special_tokens(folder: Path) -> tuple[dict[str, str], list[str]]:
@@ -109,7 +115,7 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
     """Name -> chat template; files of their own go before the entry of tokenizer_config.json."""
     paths = {p.stem: p for p in sorted(folder.glob(f"{TEMPLATE_FOLDER}/*.jinja"))}
     default = folder / "chat_template.jinja"
-    if default.exists():
+    if os.path.lexists(default):
         paths = {"default": default, **paths}
     if paths:
         return {n: ChatTemplate(read_text(p), str(p), now=now) for n, p in paths.items()}
@@ -137,38 +143,62 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
 def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
     """The text of tokenizer.json and the library's tokenizer, without truncation, padding or
     trimmed offsets."""
-    if not path.exists():
+    if not os.path.lexists(path):
         raise InputError(
             f"{path} does not exist",
             rule="only tokenizers with a tokenizer.json are read",
             fix="save the model's tokenizer with its fast version: it writes tokenizer.json",
         )
     text = read_text(path)
-    content = parse_json(text, str(path))
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+    content = json_object(text, path)
+    if not isinstance(content.get("model"), dict):
         raise InputError(
             f"{path} has no 'model' object", value=content, fix=f"it is no tokenizer: {COPY_AGAIN}"
         )
     # Trimmed offsets leave spaces out of a token: a space that ends a turn would seem to cover
     # nothing, and would not be learned.
     trimmed = _untrim(content.get("post_processor"))
-    try:
-        library = tokenizers.Tokenizer.from_str(json.dumps(content) if trimmed else text)
-        # A file may ask for truncation or padding to a fixed length, silently.
-        library.no_truncation()
-        library.no_padding()
-        size = library.get_vocab_size(with_added_tokens=True)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in the library is not an Exception
+    text_read = json.dumps(content) if trimmed else text
+    # What a tokenizer does to texts is the file's choice, and nothing in this process could stop
+    # it: a process with limits tries it first.
+    kind, said = guarded.call("tokenizer", text_read.encode("utf-8", "surrogatepass"))
+    if kind != OK:
         raise InputError(
             f"{path} is not a tokenizer of the 'tokenizers' library",
-            rule=str(error),
+            rule=said,
             fix=f"{COPY_AGAIN}, or update the tokenizers package",
-        ) from None
-    if size == 0:
-        raise InputError(f"{path}: the vocabulary is empty", fix=COPY_AGAIN)
+        )
+    library = tokenizers.Tokenizer.from_str(text_read)
+    # A file may ask for truncation or padding to a fixed length, silently.
+    library.no_truncation()
+    library.no_padding()
+    _check_vocabulary(library, path)
     return text, library
+
+
+def _check_vocabulary(library: tokenizers.Tokenizer, path: Path) -> None:
+    own = library.get_vocab(with_added_tokens=False)
+    if not own:
+        raise InputError(f"{path}: the vocabulary is empty", fix=COPY_AGAIN)
+    vocabulary = library.get_vocab(with_added_tokens=True)
+    ids = sorted(vocabulary.values())
+    double = next((i for i, j in itertools.pairwise(ids) if i == j), None)
+    if double is not None:
+        names = sorted(name for name, i in vocabulary.items() if i == double)
+        raise InputError(
+            f"{path}: several tokens have the id {double}",
+            value=names[:4],
+            rule="an id is one row of the model's embedding",
+            fix=COPY_AGAIN,
+        )
+    longest = max(vocabulary, key=len)
+    if ids[-1] >= _LARGEST_ID or len(longest) > _LONGEST_TOKEN:
+        raise InputError(
+            f"{path}: the vocabulary is out of bounds",
+            value=(ids[-1], longest[:20]),
+            rule=f"ids below {_LARGEST_ID}, tokens of at most {_LONGEST_TOKEN} characters",
+            fix=COPY_AGAIN,
+        )
 
 
 def _untrim(post_processor: object) -> bool:

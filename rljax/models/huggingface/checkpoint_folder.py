@@ -6,39 +6,22 @@ folder says of itself.
 
 import dataclasses
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.models.huggingface.safetensors_file import FLOATS, Entry, open_file, read_header
+from rljax.files import open_file, read_data, read_json_object
+from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_header
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces, renamed
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 _REVISION = re.compile(r"[0-9a-f]{40}")
+_LONGEST_NOTE = 100_000  # bytes of what a download noted
 _SHOWN = 4  # names of each kind in an error
-
-
-def read_json(path: Path) -> dict:
-    """The JSON object of a file. Raises InputError that names it."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path} does not exist",
-            fix="give a Hugging Face model folder (config.json, *.safetensors)",
-        ) from None
-    except (ValueError, RecursionError, OSError) as error:  # bad JSON, bad UTF-8, huge numbers
-        raise InputError(
-            f"{path} is not readable JSON", rule=str(error)[:300], fix="copy the file again"
-        ) from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds no JSON object", value=type(value).__name__)
-    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +59,8 @@ class LoadReport:
 def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
     """The files to read, and the index's {tensor: file} if there is one."""
     index = folder / INDEX
-    if index.exists() or index.is_symlink():
-        names = read_json(index).get("weight_map")
+    if os.path.lexists(index):
+        names = read_json_object(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(f, str) for f in names.values()):
             raise InputError(f"{index} has no 'weight_map' of tensor name to file")
         for tensor, file in names.items():
@@ -89,7 +72,7 @@ def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
                     rule="the name of a file in the same folder",
                 )
         return [folder / file for file in sorted(set(names.values()))], names
-    if (folder / WHOLE).exists() or (folder / WHOLE).is_symlink():
+    if os.path.lexists(folder / WHOLE):
         return [folder / WHOLE], None  # some folders hold the same weights once more
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -233,9 +216,8 @@ def revision(folder: Path, files: Iterable[str]) -> str | None:
     for name in files:
         note = folder / ".cache" / "huggingface" / "download" / f"{name}.metadata"
         try:
-            with open(note, "rb") as file:
-                commit = file.read(41).decode("ascii", errors="replace").strip()
-        except OSError:
+            commit = read_data(note, _LONGEST_NOTE)[:41].decode("ascii", errors="replace").strip()
+        except InputError:
             return None
         commits.add(commit if _REVISION.fullmatch(commit) else None)
     return commits.pop() if len(commits) == 1 else None
@@ -244,7 +226,7 @@ def revision(folder: Path, files: Iterable[str]) -> str | None:
 def record(path: Path) -> FileRecord:
     """Size and SHA-256 of a file: about 2 s per GB on one core, without the interpreter's lock."""
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
             return FileRecord(os.fstat(file.fileno()).st_size, _digest(file))
     except OSError as error:
         raise InputError(f"{path} cannot be read", rule=str(error)) from None

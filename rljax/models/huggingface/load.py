@@ -17,15 +17,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from rljax.errors import InputError
+from rljax.files import open_file, read_json_object
 from rljax.models.config import ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import blocks, checkpoint_folder
-from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE, LoadReport, Place, read_json
+from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE, LoadReport, Place
 from rljax.models.huggingface.safetensors_file import (
     FLOATS,
     Entry,
     new_header,
-    open_file,
     read_bytes,
     write_bytes,
 )
@@ -39,7 +39,7 @@ def load_config(folder: str | Path, **overrides) -> ModelConfig:
     the key."""
     path = Path(folder) / "config.json"
     try:
-        return from_hf_config(read_json(path), **overrides)
+        return from_hf_config(read_json_object(path), **overrides)
     except InputError as error:
         text = str(error)
         raise InputError(text if str(path) in text else f"{path}: {text}") from None

@@ -5,6 +5,7 @@ Merging adapters is in rljax.models.adapters.lora.
 
 import json
 import math
+import os
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rljax.errors import InputError
+from rljax.files import open_file, read_json_object
 from rljax.models.adapters import lora
 from rljax.models.model import Model
 from rljax.models.names import block_layers
@@ -83,13 +85,8 @@ def _targets(names: set[str], images: bool) -> list[str] | str:
 def _read_config(folder: Path, model: Model) -> None:
     """Raises InputError where the adapter is not of the kind and size that `model` has."""
     path = folder / "adapter_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind = config.get("peft_type")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not readable JSON", rule=str(error), fix="give a PEFT adapter's folder"
-        ) from None
+    config = read_json_object(path)
+    kind = config.get("peft_type")
     if kind != "LORA":
         raise InputError(f"{path}: peft_type", value=kind, rule="supported: LORA")
     for key, value in config.items():
@@ -116,6 +113,7 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
     folder = Path(folder)
     _read_config(folder, model)
     file = folder / "adapter_model.safetensors"
+    os.close(open_file(file))  # the library would wait for a pipe
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError, ValueError) as error:

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 
 from rljax.errors import InputError
 
+# No published tower comes near these; they bound what a config.json can ask for.
+_MOST_LAYERS, _LARGEST_SIZE = 1_000, 2**24
+
 
 @dataclasses.dataclass(frozen=True)
 class VisionConfig:
@@ -49,9 +52,10 @@ class VisionConfig:
             value = getattr(self, field.name)
             least = 0 if field.name in ("window_size", "position_grid") else 1
             least = 0 if field.name.endswith("_token_id") else least
-            if field.type is int and (type(value) is not int or value < least):
+            most = _MOST_LAYERS if field.name == "layers" else _LARGEST_SIZE
+            if field.type is int and (type(value) is not int or not least <= value <= most):
                 raise InputError(
-                    f"vision.{field.name}", value=value, rule=f"a whole number >= {least}"
+                    f"vision.{field.name}", value=value, rule=f"a whole number, {least} to {most}"
                 )
         self._check_attention()
         if list(self.deepstack_layers) != sorted(set(self.deepstack_layers)):

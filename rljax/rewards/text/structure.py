@@ -4,10 +4,10 @@ import functools
 import itertools
 import json
 import re
-from pathlib import Path
 
 from rljax.contracts import contract
 from rljax.errors import InputError
+from rljax.files import read_text
 from rljax.rewards.pool.calling import probe_options
 
 prepare_worker = probe_options
@@ -135,7 +135,7 @@ def _validator(schema: str):
         ) from None
     try:
         inline = schema.strip().startswith("{") or schema.strip() in ("true", "false")
-        text = schema if inline else Path(schema).read_text()
+        text = schema if inline else read_text(schema)
         loaded = json.loads(text)
         kind = jsonschema.validators.validator_for(loaded, jsonschema.Draft202012Validator)
         kind.check_schema(loaded)

@@ -1,0 +1,220 @@
+"""Reading and writing files: bytes, text and JSON, with errors that name the file and the place.
+
+Every file that a stranger may have written is opened here and nowhere else: a regular file, of a
+bounded size, and no git-lfs pointer. What a field must hold is decided where it is used.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rljax.errors import InputError
+
+# Bytes of a file that is read whole. The largest tokenizer.json have 35 MB.
+LARGEST_TEXT = 64_000_000
+LARGEST_DATA = 2_000_000_000  # of a .json file of rows
+LONGEST_LINE = 100_000_000  # of a .jsonl or .csv file
+# Of a JSON value: a hundred thousand brackets take the parser's stack, and 3 bytes of text 70 of
+# memory.
+MOST_LEVELS = 100
+MOST_VALUES = 4_000_000
+_LFS = b"version https://git-lfs.github.com/spec/"
+_LFS_BYTES = 1024  # a pointer is shorter
+
+
+def open_file(path: str | Path, largest: int | None = None) -> int:
+    """A file descriptor for reading a regular file of at most `largest` bytes.
+
+    A pipe, which would wait for ever, or a device, which never ends, is refused before a byte is
+    read.
+    """
+    try:
+        # Of a pipe, opening alone would wait; of a file it makes no difference.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise _cannot_open(path, error) from None
+    try:
+        _require_plain(path, file, largest)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _cannot_open(path: str | Path, error: Exception) -> InputError:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENOENT:
+        rule = "the link points at nothing" if os.path.islink(path) else ""
+        return InputError(f"{path} does not exist", rule=rule, fix="check the path")
+    if number == errno.ENXIO:  # a socket
+        return InputError(f"{path} is not a file", fix="name a regular file")
+    rule = error.strerror if isinstance(error, OSError) else str(error)
+    return InputError(f"{path} cannot be read", rule=rule or "", fix="check path and permissions")
+
+
+def _require_plain(path: str | Path, file: int, largest: int | None) -> None:
+    status = os.fstat(file)
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(f"{path} is a folder", rule="a file is needed", fix="name a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(
+            f"{path} is not a file",
+            rule="it is a pipe, a device or a socket",
+            fix="name a regular file",
+        )
+    if largest is not None and status.st_size > largest:
+        raise InputError(
+            f"{path} has {status.st_size} bytes",
+            rule=f"a file of this kind has at most {largest}",
+            fix="check that it is the right file",
+        )
+    if len(_LFS) < status.st_size < _LFS_BYTES and os.pread(file, len(_LFS), 0) == _LFS:
+        raise InputError(
+            f"{path} is a git-lfs pointer, not the file itself",
+            rule="git wrote a note of where the content is stored",
+            fix="run 'git lfs pull' in its folder, or download it again",
+        )
+
+
+def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
+    """The bytes of a file."""
+    file = open_file(path, largest)
+    try:
+        with os.fdopen(file, "rb") as stream:
+            data = stream.read(largest + 1)  # a file of /proc says that it is empty
+    except OSError as error:
+        raise _cannot_open(path, error) from None
+    if len(data) > largest:
+        raise InputError(f"{path} has more than {largest} bytes", fix="check that it is a file")
+    return data
+
+
+def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
+    """The file as text; a byte order mark is dropped."""
+    data = read_data(path, largest)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, data.count(b"\n", 0, error.start) + 1, error) from None
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    """(number from 1, text without its end) of every line; a byte order mark is dropped.
+
+    Not as splitlines() parts them: U+2028 and its kin may stand inside a line.
+    """
+    with os.fdopen(open_file(path), "rb") as stream:
+        number = 0
+        while True:
+            try:
+                data = stream.readline(LONGEST_LINE + 1)
+            except OSError as error:
+                raise _cannot_open(path, error) from None
+            number += 1
+            if not data:
+                return
+            if len(data) > LONGEST_LINE:
+                raise InputError(
+                    f"{path}: line {number} has more than {LONGEST_LINE} bytes",
+                    fix="write one row per line",
+                )
+            try:
+                yield number, data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\n")
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, number, error) from None
+
+
+def _not_utf8(path: str | Path, line: int, error: UnicodeDecodeError) -> InputError:
+    return InputError(
+        f"{path}: line {line} is not UTF-8 (byte {error.start} of what was read)",
+        value=error.object[error.start : error.start + 8],
+        fix="save the file as UTF-8",
+    )
+
+
+def parse_json(text: str, place: str, most_values: int | None = None) -> object:
+    """The value written in `text`, of at most MOST_LEVELS levels; `place` is the file, or the file
+    and the line."""
+    if most_values is not None:
+        values = sum(map(text.count, ",[{"))
+        if values > most_values:
+            raise InputError(f"{place} holds {values} values", rule=f"at most {most_values}")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip())
+        near = text[max(0, error.pos - 40) : error.pos + 40]
+        raise InputError(
+            f"{place} is not valid JSON",
+            value=near,
+            rule=f"{error.msg} at line {error.lineno}, column {error.colno}",
+            fix="the text ends too early: copy or write it again" if cut else "correct the syntax",
+        ) from None
+    except (ValueError, RecursionError) as error:  # a number of 5000 digits; nesting without end
+        raise InputError(
+            f"{place} is not usable JSON", rule=str(error), fix="write such values as strings"
+        ) from None
+    _require_shallow(value, place)
+    return value
+
+
+def _require_shallow(value: object, place: str) -> None:
+    """Raises InputError for a value of more than MOST_LEVELS levels, on which code that follows
+    them down would end."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MOST_LEVELS):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return
+    raise InputError(
+        f"{place} nests more than {MOST_LEVELS} lists or objects", fix="write it flatter"
+    )
+
+
+def read_json_object(path: str | Path) -> dict:
+    """The JSON object that the file holds."""
+    return json_object(read_text(path), path)
+
+
+def json_object(text: str, path: str | Path) -> dict:
+    """The JSON object that is the text of a file."""
+    value = parse_json(text, str(path), MOST_VALUES)
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{path} holds a {type(value).__name__}",
+            value=value,
+            rule="a JSON object is expected",
+            fix="copy the file from the model's repository again",
+        )
+    return value
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a whole file or none: what was there before stays until the new text is complete."""
+    path = Path(path)
+    hidden = path.with_name(f".{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        hidden.write_text(text, encoding="utf-8")
+        os.replace(hidden, path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written", rule=str(error)) from None
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Writes a value as a whole JSON file."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_rows(path: str | Path, rows: Iterable[dict]) -> dict:
+    """Writes a whole .jsonl file -> {"file", "rows", "sha256"}."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    text = "".join(lines)
+    write_text(path, text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {"file": str(path), "rows": len(lines), "sha256": digest}
