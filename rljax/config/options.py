@@ -371,7 +371,7 @@ class ServeOptions(CompilerOptions):
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface")
     port: int = option(8000, "0 = a free one, which is printed", low=0, high=65535)
     slots: int = option(16, "Samples that decode at a time", low=1)
-    tokens: int = option(2048, "Of a slot: prompt and response together", low=1)
+    tokens: int = option(2048, "Of a slot: prompt and response together", low=2)
     dtype: str = option("", "Computed in: float32, bfloat16; default: as the run sampled")
     kv_dtype: str = option("", "Of keys and values: bfloat16, int8; default: the model's")
     chunk_tokens: int = option(256, "Of a prompt, read between two dispatches", low=1)
@@ -379,6 +379,12 @@ class ServeOptions(CompilerOptions):
     max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)
     prefix_cache_tokens: int = option(0, "Of prompts kept for later requests; 0 = off", low=0)
     seed: int = option(0, "Of requests without a seed of their own", low=0, high=2**32 - 1)
+    allowed_hosts: tuple[str, ...] = option(
+        (), "Names by which clients reach this server, beside addresses and its own; * = any"
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), "Web pages that may ask, such as http://localhost:3000; * = any"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

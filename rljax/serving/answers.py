@@ -1,13 +1,14 @@
 """The JSON of answers: completions, chat completions, their chunks, and errors."""
 
 import dataclasses
+import json
 import time
 import uuid
 
 from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.serving.fields import ParsedRequest
-from rljax.serving.text import HALF, TextStream
+from rljax.serving.text import HALF, StopStrings, TextStream
 from rljax.serving.worker import TokenChunk
 
 REASONS = {
@@ -41,7 +42,8 @@ class Answer:
     def __init__(self, request: ParsedRequest, tokenizer: Tokenizer, model: str):
         self.request, self._tokenizer, self._model = request, tokenizer, model
         count = len(request.requests) * request.n
-        self._texts = [TextStream(tokenizer.decode, request.stops) for _ in range(count)]
+        stops = StopStrings(request.stops)
+        self._texts = [TextStream(tokenizer.decode, stops) for _ in range(count)]
         self.left = count  # choices that are not finished
         self.completion_tokens = 0
         self._deltas: list[list[Delta]] = [[] for _ in range(count)]
@@ -72,8 +74,13 @@ class Answer:
             self._deltas[piece.sample].append(delta)
         return delta
 
-    def whole(self) -> dict:
-        """The answer once nothing is left."""
+    def encoded(self) -> str:
+        """The answer as JSON, once nothing is left."""
+        # Piece by piece, which json.dumps would not do: it keeps all other threads waiting, and
+        # log-probs of many samples are long.
+        return "".join(json.JSONEncoder().iterencode(self._whole()))
+
+    def _whole(self) -> dict:
         kind = "chat.completion" if self.request.chat else "text_completion"
         choices = [self._choice(self._joined(deltas)) for deltas in self._deltas]
         return self._framed(kind, choices) | {"usage": self.usage()}

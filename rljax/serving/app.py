@@ -1,4 +1,5 @@
-"""The routes: POST /v1/completions and /v1/chat/completions, GET /v1/models, /health, /metrics.
+"""The routes: POST /v1/completions and /v1/chat/completions, GET /v1/models, /health, /metrics (for
+Prometheus) and /metrics.json.
 
 HTTP, server-sent events, and clients that hang up. Needs the extra `rljax[serve]`.
 """
@@ -6,15 +7,16 @@ HTTP, server-sent events, and clients that hang up. Needs the extra `rljax[serve
 import asyncio
 import contextlib
 import json
-import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -22,23 +24,36 @@ from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.serving.answers import Answer, error_body
-from rljax.serving.fields import UnknownModel, read_chat, read_completion
+from rljax.serving.connections import LIMITS, ConnectionLimits, http_server, listen
+from rljax.serving.fields import Limits, UnknownModel, read_chat, read_completion
+from rljax.serving.guard import Guard
+from rljax.serving.metrics import CONTENT_TYPE, prometheus_text
 from rljax.serving.worker import Failed, Overloaded, Ticket, TokenChunk, Worker
 
-BODY_BYTES = 32 * 2**20  # of a request
+BODY_BYTES = 8 * 2**20  # of a request
+HELD_BYTES = 8 * BODY_BYTES  # of all requests that are not parsed yet
+PARSERS = 2  # threads; JSON and templates are Python's, so more of them would gain nothing
 RETRY_S = 1  # what an overloaded server tells clients to wait
 
 
-def make_app(worker: Worker, tokenizer: Tokenizer, name: str) -> Starlette:
-    """The ASGI application that serves `worker` as the model `name`."""
-    started = int(time.time())
-    card = {"id": name, "object": "model", "created": started, "owned_by": "rljax"}
+def make_app(
+    worker: Worker,
+    tokenizer: Tokenizer,
+    name: str,
+    *,
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+) -> Starlette:
+    """The ASGI application that serves `worker` as the model `name`. `hosts` and `origins`: as in
+    Guard."""
+    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rljax"}
+    requests = _Requests(worker, tokenizer, name)
 
     async def completions(request: Request) -> Response:
-        return await _respond(request, worker, tokenizer, name, chat=False)
+        return await requests.respond(request, chat=False)
 
     async def chat(request: Request) -> Response:
-        return await _respond(request, worker, tokenizer, name, chat=True)
+        return await requests.respond(request, chat=True)
 
     async def models(request: Request) -> Response:
         wanted = request.path_params.get("model")
@@ -52,6 +67,9 @@ def make_app(worker: Worker, tokenizer: Tokenizer, name: str) -> Starlette:
         return JSONResponse({"status": "ok"})
 
     async def metrics(request: Request) -> Response:
+        return Response(prometheus_text(worker.statistics()), media_type=CONTENT_TYPE)
+
+    async def metrics_json(request: Request) -> Response:
         return JSONResponse(worker.statistics())
 
     routes = [
@@ -61,17 +79,42 @@ def make_app(worker: Worker, tokenizer: Tokenizer, name: str) -> Starlette:
         Route("/v1/models/{model:path}", models),
         Route("/health", health),
         Route("/metrics", metrics),
+        Route("/metrics.json", metrics_json),
     ]
-    kinds = (InputError, Overloaded, Failed, _Ended, HTTPException, Exception)
-    return Starlette(routes=routes, exception_handlers={kind: _on_error for kind in kinds})
+    middleware = [Middleware(Guard, hosts=hosts, origins=origins)]
+    if origins:  # without these headers a browser keeps the answer from the page
+        ways = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+        middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **ways))
+    kinds = (InputError, Overloaded, Failed, _Ended, ClientDisconnect, HTTPException, Exception)
+    handlers = {kind: _on_error for kind in kinds}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
+
+
+class Loading:
+    """The ASGI application of a server whose model is not there yet: every answer is a 503, until
+    `app` is set."""
+
+    app: Starlette | None = None
+
+    async def __call__(self, scope, receive, send) -> None:
+        if self.app is not None:
+            await self.app(scope, receive, send)
+            return
+        body = error_body("the model is loading; try again", "overloaded_error", code="loading")
+        headers = {"retry-after": str(RETRY_S)}
+        await JSONResponse({"status": "loading"} | body, 503, headers)(scope, receive, send)
 
 
 # -- errors
 
 
-def _error(status: int, message: str, kind: str, code: str | None = None) -> JSONResponse:
+def _error(status: int, message: str, kind: str, code: str | None = None) -> Response:
     headers = {"retry-after": str(RETRY_S)} if status == 503 else None
-    return JSONResponse(error_body(message, kind, code=code), status, headers=headers)
+    # In ASCII: a message may repeat half a surrogate pair, which UTF-8 cannot hold.
+    body = json.dumps(error_body(message, kind, code=code))
+    return Response(body, status, headers=headers, media_type="application/json")
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -85,47 +128,82 @@ async def _on_error(request: Request, error: Exception) -> Response:
         return _error(503, str(error), "server_error")
     if isinstance(error, _Ended):
         return _error(500, str(error), "server_error")
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # nobody reads it
     if isinstance(error, HTTPException):
-        return _error(error.status_code, error.detail, "invalid_request_error")
+        answer = _error(error.status_code, error.detail, "invalid_request_error")
+        answer.headers.update(error.headers or {})
+        return answer
     return _error(500, f"{type(error).__name__}: {error}", "server_error")
 
 
 # -- requests
 
 
-async def _body(request: Request) -> object:
-    raw = bytearray()
-    async for part in request.stream():
-        raw += part
-        if len(raw) > BODY_BYTES:
-            raise HTTPException(413, f"the body is longer than {BODY_BYTES} bytes")
-    try:
-        return json.loads(bytes(raw))
-    except (ValueError, RecursionError) as error:
-        raise InputError("the body is not JSON", rule=str(error)) from None
+class _Requests:
+    """Parses requests, has them decoded and answers them."""
 
+    def __init__(self, worker: Worker, tokenizer: Tokenizer, name: str):
+        self._worker, self._tokenizer, self._name = worker, tokenizer, name
+        self._limits = Limits(worker.sampler.engine.tokens, worker.room)
+        self._parsers = ThreadPoolExecutor(PARSERS, "rljax-parse")
+        self._held = 0  # bytes of bodies
 
-async def _respond(request: Request, worker: Worker, tokenizer, name: str, *, chat: bool):
-    body = await _body(request)
-    if chat:
-        tokens = worker.sampler.engine.tokens
-        parsed = await asyncio.to_thread(read_chat, body, tokenizer, name, tokens)
-    else:
-        parsed = await asyncio.to_thread(read_completion, body, tokenizer, name)
-    answer = Answer(parsed, tokenizer, name)
-    pieces, ticket = _ticket()
-    try:
-        await asyncio.wrap_future(worker.submit(ticket, parsed.requests, parsed.n))
-        if parsed.stream:
-            return _EventStream(_events(answer, pieces), lambda: worker.abort(ticket))
-        whole = await _until_gone(request.receive, _collect(answer, pieces))
-    except BaseException:
-        worker.abort(ticket)
-        raise
-    if whole is None:
-        worker.abort(ticket)
-        return Response(status_code=499)  # nobody reads it
-    return JSONResponse(whole)
+    async def respond(self, request: Request, *, chat: bool) -> Response:
+        """The answer to a request, whole or as a stream."""
+        async with self._body(request) as raw:
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(self._parsers, self._parsed, raw, chat)
+        worker, parsed = self._worker, answer.request
+        pieces, ticket = _ticket()
+        try:
+            await asyncio.wrap_future(worker.submit(ticket, parsed.requests, parsed.n))
+            if parsed.stream:
+                return _EventStream(_events(answer, pieces), lambda: worker.abort(ticket))
+            whole = await _until_gone(request.receive, _collect(answer, pieces))
+        except BaseException:
+            worker.abort(ticket)
+            raise
+        if whole is None:
+            worker.abort(ticket)
+            raise ClientDisconnect
+        return Response(whole, media_type="application/json")
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytearray]:
+        kind = request.headers.get("content-type", "")
+        if kind.partition(";")[0].strip().lower() != "application/json":
+            # Of what a page of another site may send unasked, this is none.
+            rule = "must be application/json. Fix: curl -H 'content-type: application/json'"
+            raise HTTPException(415, f"content-type: got {kind[:200]!r}; {rule}")
+        too_long = HTTPException(413, f"the body is longer than {BODY_BYTES} bytes")
+        if int(request.headers.get("content-length", 0)) > BODY_BYTES:
+            raise too_long
+        raw = bytearray()
+        try:
+            async for part in request.stream():
+                raw += part
+                self._held += len(part)
+                if len(raw) > BODY_BYTES:
+                    raise too_long
+                if self._held > HELD_BYTES:
+                    raise Overloaded(f"{HELD_BYTES} bytes of requests wait already; try again")
+            yield raw
+        finally:
+            self._held -= len(raw)
+
+    def _parsed(self, raw: bytearray, chat: bool) -> Answer:
+        """The answer to a body, still empty. On a thread: a large body takes a while."""
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise InputError("the body is not JSON", rule=str(error)) from None
+        read = read_chat if chat else read_completion
+        try:
+            parsed = read(body, self._tokenizer, self._name, self._limits)
+        except RecursionError:
+            raise InputError("request body", rule="its values are nested too deeply") from None
+        return Answer(parsed, self._tokenizer, self._name)
 
 
 def _ticket() -> tuple[asyncio.Queue, Ticket]:
@@ -150,10 +228,10 @@ class _Ended(Exception):
     """A sample ended without an answer: the model gave no finite logits, or decoding stopped."""
 
 
-async def _collect(answer: Answer, pieces: asyncio.Queue) -> dict:
+async def _collect(answer: Answer, pieces: asyncio.Queue) -> str:
     while answer.left:
         answer.take(await _next(pieces))
-    return answer.whole()
+    return await asyncio.to_thread(answer.encoded)
 
 
 async def _events(answer: Answer, pieces: asyncio.Queue) -> AsyncIterator[str]:
@@ -220,31 +298,11 @@ class _EventStream(Response):
 # -- servers
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except (OSError, OverflowError) as error:
-        sock.close()
-        place, fix = f"{host}:{port}", "another port, or 0 for a free one"
-        raise InputError("cannot listen", value=place, rule=str(error), fix=fix) from None
-    return sock
-
-
-def http_server(app: Starlette) -> uvicorn.Server:
-    """The server of `app`; its run(sockets=[...]) returns after SIGINT or SIGTERM."""
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=10)
-    return uvicorn.Server(config)
-
-
 @contextlib.contextmanager
-def in_background(app: Starlette, host: str = "127.0.0.1", port: int = 0):
+def in_background(app, host: str = "127.0.0.1", port: int = 0, limits: ConnectionLimits = LIMITS):
     """Serves `app` on a thread of its own and yields the address: for notebooks, and for a trainer
     that serves its policy."""
-    server, sock = http_server(app), listen(host, port)
+    server, sock = http_server(app, limits), listen(host, port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     while not server.started:
@@ -252,7 +310,7 @@ def in_background(app: Starlette, host: str = "127.0.0.1", port: int = 0):
             raise RuntimeError("the HTTP server did not start")
         time.sleep(0.01)
     try:
-        yield f"http://{host}:{sock.getsockname()[1]}"
+        yield f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

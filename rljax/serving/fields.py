@@ -13,6 +13,11 @@ from rljax.errors import InputError
 from rljax.sampler import Sampling
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions
+STOPS, STOP_CHARACTERS = 16, 1000
+MESSAGES = 4096
+BIASED_TOKENS = 300  # OpenAI's bound
+NAME_CHARACTERS = 64  # of a field's name, as far as an error repeats it
+CHARACTERS_PER_TOKEN = 128  # of a prompt: longer tokens exist, but no text averages more
 # What OpenAI's clients and other tools send with a value that has no effect.
 NEUTRAL = {
     "presence_penalty": (0,),
@@ -42,6 +47,30 @@ class ParsedRequest:
     def stops(self) -> tuple[str, ...]:
         """The stop strings, the same for all prompts."""
         return self.requests[0][1].stop_strings
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one request can ask for at all. Checked before any text is tokenized or rendered."""
+
+    tokens: int  # of a slot: prompt and response together
+    samples: int  # prompts x n
+
+    def check(self, name: str, prompts: list, n: int, response_tokens: int | None) -> None:
+        """Raises InputError for prompts (texts, or lists of ids) that can never be served."""
+        if n < 1:
+            _refuse("n", n, "at least 1")
+        if len(prompts) * n > self.samples:
+            _refuse("samples of one request", len(prompts) * n, f"at most {self.samples}")
+        fix = "a shorter prompt, a lower max_tokens, or longer slots"
+        for prompt in prompts:
+            ids = not isinstance(prompt, str)
+            tokens = (len(prompt) if ids else 1) + (response_tokens or 1)
+            rule = f"prompt and response do not fit a slot, which has {self.tokens} tokens"
+            if tokens > self.tokens:
+                _refuse("tokens", f"{tokens} or more", rule, fix)
+            if not ids and len(prompt) > CHARACTERS_PER_TOKEN * self.tokens:
+                _refuse(name, f"{len(prompt)} characters", rule, fix)
 
 
 class UnknownModel(InputError):
@@ -87,10 +116,16 @@ def _text(name, value) -> str:
     return value
 
 
-def _texts(name, value) -> tuple[str, ...]:
+def _stops(name, value) -> tuple[str, ...]:
     if not isinstance(value, (str, list)):
         _refuse(name, value, "a string or a list of strings")
-    return tuple(_text(name, one) for one in ([value] if isinstance(value, str) else value))
+    texts = [value] if isinstance(value, str) else value
+    if len(texts) > STOPS:
+        _refuse(name, f"{len(texts)} strings", f"at most {STOPS}")
+    for text in texts:
+        if len(_text(name, text)) > STOP_CHARACTERS:
+            _refuse(name, f"{len(text)} characters", f"at most {STOP_CHARACTERS} in each")
+    return tuple(texts)
 
 
 def _object(name, value) -> dict:
@@ -102,12 +137,15 @@ def _object(name, value) -> dict:
 def _stream_options(name, value) -> bool:
     unknown = sorted(set(_object(name, value)) - {"include_usage"})
     if unknown:
-        _refuse(f"{name}.{unknown[0]}", value[unknown[0]], "only include_usage is known")
+        field = unknown[0][:NAME_CHARACTERS]
+        _refuse(f"{name}.{field}", value[unknown[0]], "only include_usage is known")
     return _flag(f"{name}.include_usage", value.get("include_usage", False))
 
 
 def _bias(name, value) -> tuple[tuple[int, float], ...]:
-    for token in _object(name, value):
+    if len(_object(name, value)) > BIASED_TOKENS:
+        _refuse(name, f"{len(value)} tokens", f"at most {BIASED_TOKENS}")
+    for token in value:
         if not (token.isdecimal() and len(token) < 12):
             _refuse(name, token, "an object of token ids and numbers")
     return tuple((int(token), _number(name, bias)) for token, bias in value.items())
@@ -142,7 +180,13 @@ def _prompts(name, value) -> list[str | list[int]]:
     return [_ids(value)]
 
 
-_ANY = lambda name, value: value  # noqa: E731  checked by its reader
+def _messages(name, value) -> object:
+    """Checked in full by the tokenizer, but for their number."""
+    if isinstance(value, list) and len(value) > MESSAGES:
+        _refuse(name, f"{len(value)} messages", f"at most {MESSAGES}")
+    return value
+
+
 # name: (value where it is absent or null, reader)
 _BOTH: dict[str, tuple[object, Callable]] = {
     "model": (None, _text),
@@ -153,7 +197,7 @@ _BOTH: dict[str, tuple[object, Callable]] = {
     "top_k": (0, _whole),
     "min_p": (0.0, _number),
     "seed": (None, _seed),
-    "stop": ((), _texts),
+    "stop": ((), _stops),
     "logit_bias": ((), _bias),
     "stream": (False, _flag),
     "stream_options": (False, _stream_options),
@@ -166,7 +210,7 @@ _COMPLETIONS = _BOTH | {
     "best_of": (None, _whole),
 }
 _CHAT = _BOTH | {
-    "messages": (None, _ANY),
+    "messages": (None, _messages),
     "max_completion_tokens": (None, _whole),
     "logprobs": (False, _flag),
     "top_logprobs": (0, _top_logprobs),
@@ -181,7 +225,7 @@ def _read(body: object, known: dict) -> dict:
     for name, value in present.items():
         if name not in known and value not in NEUTRAL.get(name, ()):
             rule = f"not supported; known are {', '.join(sorted(known))}"
-            _refuse(f"field {name!r}", value, rule, fix="leave it out")
+            _refuse(f"field {name[:NAME_CHARACTERS]!r}", value, rule, fix="leave it out")
     return {
         name: read(name, present[name]) if name in present else default
         for name, (default, read) in known.items()
@@ -191,7 +235,7 @@ def _read(body: object, known: dict) -> dict:
 # -- requests
 
 
-def read_completion(body: object, tokenizer: Tokenizer, name: str) -> ParsedRequest:
+def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limits) -> ParsedRequest:
     """The body of POST /v1/completions for the model that is served as `name`."""
     fields = _read(body, _COMPLETIONS)
     _check_model(fields, name)
@@ -202,6 +246,7 @@ def read_completion(body: object, tokenizer: Tokenizer, name: str) -> ParsedRequ
     if fields["echo"] and fields["logprobs"]:
         _refuse("echo", True, "not together with logprobs: those of a prompt are not returned")
     limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
+    limits.check("prompt", fields["prompt"], fields["n"], limit)
     sampling = _sampling(fields, tokenizer, limit)
     requests = [(_encode(tokenizer, prompt), sampling) for prompt in fields["prompt"]]
     echo = [""] * len(requests)
@@ -210,21 +255,23 @@ def read_completion(body: object, tokenizer: Tokenizer, name: str) -> ParsedRequ
     return _parsed(False, requests, fields, echo)
 
 
-def read_chat(body: object, tokenizer: Tokenizer, name: str, slot_tokens: int) -> ParsedRequest:
+def read_chat(body: object, tokenizer: Tokenizer, name: str, limits: Limits) -> ParsedRequest:
     """The body of POST /v1/chat/completions. Without a limit the response fills the slot."""
     fields = _read(body, _CHAT)
     _check_model(fields, name)
     if fields["messages"] is None:
         _refuse("messages", None, "the request has none")
-    ids = tokenizer.encode_chat(fields["messages"], variables=fields["chat_template_kwargs"])
-    limits = [fields[n] for n in ("max_completion_tokens", "max_tokens") if fields[n] is not None]
-    limit = limits[0] if limits else max(1, slot_tokens - len(ids))
+    given = [fields[n] for n in ("max_completion_tokens", "max_tokens") if fields[n] is not None]
+    limit = given[0] if given else None
+    limits.check("messages", [""], fields["n"], limit)
+    text = tokenizer.render_chat(fields["messages"], variables=fields["chat_template_kwargs"])
+    limits.check("messages", [text], fields["n"], limit)
+    ids = tokenizer.encode(text)
+    limit = given[0] if given else max(1, limits.tokens - len(ids))
     return _parsed(True, [(ids, _sampling(fields, tokenizer, limit))], fields, [""])
 
 
 def _parsed(chat: bool, requests, fields: dict, echo: list[str]) -> ParsedRequest:
-    if fields["n"] < 1:
-        _refuse("n", fields["n"], "at least 1")
     return ParsedRequest(
         chat, requests, fields["n"], fields["stream"], fields["stream_options"],
         fields["logprobs"], echo,

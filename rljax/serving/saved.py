@@ -2,13 +2,16 @@
 
 import dataclasses
 import importlib.util
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
 from rljax.config.options import ServeOptions, check_options
 from rljax.errors import InputError
-from rljax.sampler import Engine, Sampler
+from rljax.sampler import Engine, Sampler, Sampling
 from rljax.serving.worker import Worker
 from rljax.setup.policies import SavedPolicy, load_policy
 from rljax.setup.setup import decoding_of
@@ -37,14 +40,31 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         steps=options.steps,
         stop_ids=len(policy.tokenizer.eos_ids),
     )
-    sampler = Sampler(
+    warm_up(engine, policy.params, options, policy.tokenizer.decode)
+    sampler = _sampler(engine, options, policy.tokenizer.decode)
+    return Worker(sampler, policy.params, max_waiting=options.max_waiting)
+
+
+def _sampler(engine: Engine, options: ServeOptions, decode: Callable) -> Sampler:
+    return Sampler(
         engine,
         key=jax.random.key(options.seed),
         chunk_tokens=options.chunk_tokens,
         prefix_cache_tokens=options.prefix_cache_tokens,
-        decode=policy.tokenizer.decode,
+        decode=decode,
     )
-    return Worker(sampler, policy.params, max_waiting=options.max_waiting)
+
+
+def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> None:
+    """Compiles what requests need by decoding a few: one prompt alone, several at a time, and more
+    than there are slots."""
+    sampler = _sampler(engine, options, decode)  # of its own: nothing of it is counted or kept
+    sampling = Sampling(max_response_tokens=1, seed=0)
+    prompt = [0] * min(2, engine.tokens - 1)
+    for count in (1, 2, engine.slots + 1):
+        for _ in range(count):
+            sampler.submit(prompt, sampling)
+        list(sampler.run(params))
 
 
 def serve(options: ServeOptions) -> None:
@@ -52,15 +72,25 @@ def serve(options: ServeOptions) -> None:
     check_options(options)
     require_packages()
     # After the check: the extra may be absent.
-    from rljax.serving.app import http_server, listen, make_app
+    from rljax.serving.app import Loading, in_background, make_app
+    from rljax.serving.connections import ConnectionLimits
 
-    address = listen(options.host, options.port)  # before minutes of loading
-    policy = load_policy(Path(options.model), options.step)
-    worker = make_worker(policy, options)
+    room = options.slots + options.max_waiting
+    limits = ConnectionLimits(connections=2 * room + 64)  # and those that ask for /health
     name = options.name or Path(options.model).resolve().name
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"serving {name} at http://{host}:{address.getsockname()[1]}/v1", flush=True)
+    loading, worker, stop = Loading(), None, threading.Event()
     try:
-        http_server(make_app(worker, policy.tokenizer, name)).run(sockets=[address])
+        # At once, so that a port in use is an error before minutes of loading.
+        with in_background(loading, options.host, options.port, limits) as address:
+            policy = load_policy(Path(options.model), options.step)
+            worker = make_worker(policy, options)
+            guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
+            loading.app = make_app(worker, policy.tokenizer, name, **guard)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: stop.set())
+            print(f"serving {name} at {address}/v1", flush=True)
+            stop.wait()
+            print("stopping: what is running has 10 s", flush=True)
     finally:
-        worker.close()
+        if worker is not None:
+            worker.close()

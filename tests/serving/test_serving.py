@@ -15,6 +15,8 @@ import jax
 import numpy as np
 import pytest
 from conftest import REPO
+from prometheus_client.parser import text_string_to_metric_families
+from tiny_server import NAME, SLOT_TOKENS, SLOTS, make_sampler, tiny_server
 from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import FinishReason
@@ -22,18 +24,14 @@ from rljax.config import Config
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
-from rljax.mesh import make_mesh
-from rljax.models.builtin import decoder
-from rljax.models.model import Model
-from rljax.sampler import Engine, Sampler, Sampling
+from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import text_before_stop
 from rljax.serving.saved import ServeOptions, check_options, make_worker
-from rljax.serving.text import TextStream
+from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import Ticket, Worker
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
-NAME, SLOTS, SLOT_TOKENS, CHUNK = "tiny", 4, 96, 16
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
@@ -45,28 +43,14 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(tokenizer):
     """(engine, params, worker, address): one server for the whole file."""
-    from rljax.serving.app import in_background, make_app
-
-    config = decoder(
-        tokenizer.vocab_size, layers=1, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8,
-        init_std=0.5,
-    )  # fmt: skip
-    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
-    engine, params = Engine(model, SLOTS, SLOT_TOKENS, steps=4), model.init(jax.random.key(3))
-    worker = Worker(make_sampler(engine, tokenizer), params, max_waiting=60)
-    with in_background(make_app(worker, tokenizer, NAME)) as address:
-        yield engine, params, worker, address
-    worker.close()
+    with tiny_server(tokenizer) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def client(served):
     with openai.OpenAI(base_url=f"{served[3]}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def make_sampler(engine, tokenizer):
-    return Sampler(engine, chunk_tokens=CHUNK, prefill_rows=2, decode=tokenizer.decode)
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +335,8 @@ def test_chat_refuses_what_it_cannot_honour(client, more, words):
 
 
 def post(address: str, raw: bytes) -> tuple[int, dict]:
-    request = urllib.request.Request(f"{address}/v1/completions", raw, method="POST")
+    kind = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{address}/v1/completions", raw, kind, method="POST")
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
@@ -383,9 +368,15 @@ def test_models_health_and_metrics(served, client):
     assert client.models.retrieve(NAME).id == NAME
     with urllib.request.urlopen(f"{served[3]}/health", timeout=60) as answer:
         assert json.load(answer) == {"status": "ok"}
-    with urllib.request.urlopen(f"{served[3]}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"{served[3]}/metrics.json", timeout=60) as answer:
         told = json.load(answer)
     assert told["slots"] == SLOTS and told["tokens"] > 0 and 0 < told["slot_occupancy"] <= 1
+    with urllib.request.urlopen(f"{served[3]}/metrics", timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    values = {s.name: (f.type, s.value) for f in families for s in f.samples}
+    assert len(values) == len(told) and values["rljax_slots"] == ("gauge", SLOTS)
+    assert values["rljax_tokens_total"] == ("counter", told["tokens"])
 
 
 # -- the decode thread
@@ -414,7 +405,8 @@ def test_who_hangs_up_frees_the_slot(served, stream):
     before = worker.sampler.live_slot_steps
     release = hold(worker)
     with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         wait_until(lambda: not worker._commands.empty())  # the request is queued
         release()
@@ -519,7 +511,7 @@ def test_closing_ends_what_is_unfinished(served, tokenizer):
 
 
 def pushed(tokenizer, ids, stops=()) -> list[str]:
-    stream = TextStream(tokenizer.decode, stops)
+    stream = TextStream(tokenizer.decode, StopStrings(stops))
     return [*map(stream.push, ids), stream.finish()]
 
 

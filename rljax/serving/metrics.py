@@ -1,0 +1,36 @@
+"""The counters of a worker in Prometheus' text format."""
+
+import json
+from collections.abc import Mapping
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# Name in Worker.statistics(): (name for Prometheus, type, meaning).
+METRICS = {
+    "slots": ("slots", "gauge", "Samples that can decode at a time"),
+    "slot_tokens": ("slot_tokens", "gauge", "Tokens of a slot, prompt and response together"),
+    "pending_samples": ("pending_samples", "gauge", "Samples that decode or wait"),
+    "room_samples": ("room_samples", "gauge", "Samples that may decode or wait"),
+    "tokens": ("tokens_total", "counter", "Sampled tokens"),
+    "slot_occupancy": ("slot_occupancy_ratio", "gauge", "Share of decode steps with a token"),
+    "dispatches": ("dispatches_total", "counter", "Calls of the decode program"),
+    "host_s": ("host_seconds_total", "counter", "Time in which the devices waited for the host"),
+    "device_s": ("device_seconds_total", "counter", "Time of decoding on the devices"),
+    "prefix_cache_hits": ("prefix_cache_hits_total", "counter", "Prompts found in the cache"),
+    "prefix_cache_reused_tokens": (
+        "prefix_cache_reused_tokens_total", "counter", "Tokens that were not read again",
+    ),
+    "version": ("parameters_version", "gauge", "Version of the parameters"),
+}  # fmt: skip
+
+
+def prometheus_text(statistics: Mapping[str, float]) -> str:
+    """One family for each counter of Worker.statistics()."""
+    lines = []
+    for key, value in statistics.items():
+        name, kind, meaning = METRICS[key]
+        lines += [
+            f"# HELP rljax_{name} {meaning}",
+            f"# TYPE rljax_{name} {kind}",
+            f"rljax_{name} {json.dumps(value)}",
+        ]
+    return "\n".join([*lines, ""])

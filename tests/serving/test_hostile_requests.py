@@ -1,0 +1,163 @@
+"""What comes to a port that others can reach: no request ends the server, keeps it from the
+others, or is answered by anything but JSON."""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hostile_requests import (
+    COMPLETIONS,
+    GOOD,
+    Hostile,
+    body_cases,
+    exchange,
+    field_cases,
+    http_cases,
+    json_body,
+    request,
+    vanishing_cases,
+)  # fmt: skip
+from tiny_server import tiny_server
+from tiny_tokenizer import write_tokenizer
+
+from rljax.data.text.tokenizer import load_tokenizer
+
+pytest.importorskip("uvicorn")
+HANG_S = 10  # what /health may take on a machine that does other work too
+MB = 2**20
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return load_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer):
+    with tiny_server(tokenizer) as (_, _, worker, address):
+        yield worker, int(address.rpartition(":")[2])
+
+
+def answers(raw: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    """(status, headers, body) of each answer of a connection."""
+    found = []
+    while raw:
+        head, _, raw = raw.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while (size := int(raw.partition(b"\r\n")[0] or b"0", 16)) > 0:
+                raw = raw.partition(b"\r\n")[2]
+                body, raw = body + raw[:size], raw[size + 2 :]
+            raw = raw.partition(b"\r\n\r\n")[2]
+        else:
+            size = int(headers.get("content-length", 0))
+            body, raw = raw[:size], raw[size:]
+        code = int(status.split()[1])
+        if code != 100:
+            found.append((code, headers, body))
+    return found
+
+
+def check(case: Hostile, raw: bytes) -> None:
+    """Every answer is good, or an error as OpenAI writes them that says what was wrong."""
+    for status, headers, body in answers(raw):
+        if b"HEAD" == case.raw[:4] or status == 499:
+            continue
+        assert status < 500 or status == 503, (case.name, status, body[:500])
+        kind = headers["content-type"].partition(";")[0]
+        if status >= 400:
+            assert kind == "application/json", (case.name, status, body[:500])
+            error = json.loads(body)["error"]
+            assert set(error) == {"message", "type", "param", "code"}, case.name
+            assert error["message"] and len(body) < 3000, (case.name, len(body))
+        elif kind == "text/event-stream":
+            assert body.endswith(b"data: [DONE]\n\n"), case.name
+        elif kind == "application/json":
+            json.loads(body, parse_constant=pytest.fail)
+
+
+class Log(logging.Handler):
+    """Tracebacks that the server logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.tracebacks = []
+
+    def emit(self, record):
+        if record.exc_info:
+            self.tracebacks.append(self.format(record))
+
+
+@contextlib.contextmanager
+def watched(port: int):
+    """(slowest answers of /health [s], tracebacks) while others ask."""
+    done, slowest, log = threading.Event(), [0.0], Log()
+
+    def ask():
+        while not done.wait(0.05):
+            start = time.monotonic()
+            raw = exchange(port, Hostile("", request("/health", b"", method="GET")))
+            slowest[0] = max(slowest[0], time.monotonic() - start)
+            assert answers(raw)[0][0] == 200
+
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", "rljax")]
+    for logger in loggers:
+        logger.addHandler(log)
+    with ThreadPoolExecutor(1) as thread:
+        asking = thread.submit(ask)
+        try:
+            yield slowest, log.tracebacks
+        finally:
+            done.set()
+            asking.result()
+            for logger in loggers:
+                logger.removeHandler(log)
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def attack(server, cases: list[Hostile]) -> None:
+    worker, port = server
+    good = Hostile("", request(COMPLETIONS, json_body(GOOD[COMPLETIONS] | {"seed": "7"})))
+    choices = lambda: json.loads(answers(exchange(port, good))[0][2])["choices"]  # noqa: E731
+    before, memory = choices(), resident_bytes()
+    with watched(port) as (slowest, tracebacks), ThreadPoolExecutor(6) as threads:
+        for case, raw in zip(cases, threads.map(lambda c: exchange(port, c), cases), strict=True):
+            check(case, raw)
+            assert raw or case.hang_up or len(case.raw) > MB, case.name
+    assert tracebacks == []
+    assert slowest[0] < HANG_S
+    assert resident_bytes() - memory < 500 * MB
+    assert choices() == before
+    end = time.monotonic() + 60
+    while worker.sampler.pending or worker._tickets:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def all_cases() -> list[Hostile]:
+    return [*field_cases(), *body_cases(), *http_cases(), *vanishing_cases()]
+
+
+@pytest.mark.slow
+def test_two_thousand_hostile_requests(server):
+    cases = all_cases()
+    assert len(cases) >= 2000
+    attack(server, cases)
+
+
+def test_hostile_requests(server):
+    """Some of each kind of the same."""
+    cases = field_cases()[::41] + body_cases()[::9] + http_cases()[::6] + vanishing_cases()[::9]
+    assert len(cases) > 120
+    attack(server, cases)
