@@ -97,7 +97,7 @@ BEFORE = {
 }  # fmt: skip
 # Public functions of these modules that are not called with a batch as their stage does.
 HELPERS = {
-    implicit_reward.group_accuracy, correction.health_warnings, scores.response_tokens,
+    implicit_reward.group_accuracy, scores.response_tokens,
     scores.apply_shaping,
     q_function.lambda_returns, q_function.offline_weights, q_function.prompt_values,
     q_function.soft_rewards,

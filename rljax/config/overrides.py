@@ -118,6 +118,7 @@ _NOT_OF_THE_RUN = (
     "checkpoint.allow_changed",
     "checkpoint.best_metric",
     "samples_every_steps",
+    "report_every_minutes",
     "reward.workers",
     "compilation_cache",
     "export",

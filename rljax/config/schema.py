@@ -289,6 +289,7 @@ class Config:
     run_dir: str = ""  # "" = a fresh folder under runs/
     trackers: tuple[str, ...] = ("console",)  # beside jsonl: console, tensorboard, wandb, mlflow
     samples_every_steps: int = 20  # how often example completions are recorded
+    report_every_minutes: float = 5.0  # how often report.html is written meanwhile; 0 = at the end
     # Non-finite optimizer steps in a row before a rollback to the last checkpoint.
     max_skipped_in_a_row: int = 5
     export: bool = True  # write the final policy as a Hugging Face folder

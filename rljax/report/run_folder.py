@@ -6,11 +6,15 @@ where the 95 % interval of the difference excludes zero.
 import dataclasses
 import json
 import math
+import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from rljax.report.starts import read_starts
+from rljax.tracking.folder import LOCK, STALE_S
 from rljax.tracking.trackers import read_jsonl
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
@@ -31,6 +35,7 @@ class Run:
     summary: dict
     config: dict
     notes: list[str]
+    starts: list[dict] = dataclasses.field(default_factory=list)  # rljax.report.starts
 
     def columns(self, key: str, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         rows = [r for r in self.rows if is_number(r.get(key)) and phase in (None, r["phase"])]
@@ -41,6 +46,37 @@ class Run:
 
     def phases(self) -> list[str]:
         return list(dict.fromkeys(r["phase"] for r in self.rows if r["phase"]))
+
+    def ended(self) -> bool:
+        """Whether the last start came to an end that wrote a summary."""
+        started = self.starts[-1]["time"] if self.starts else None
+        return bool(self.summary) and self.summary.get("started") in (None, started)
+
+    def running(self) -> bool:
+        """Whether a process still writes the folder."""
+        try:
+            age = time.time() - (self.folder / LOCK).stat().st_mtime
+        except OSError:
+            return False
+        return not self.ended() and age < STALE_S
+
+    def steps(self) -> tuple[int, int | None]:
+        """The last step that was logged, and the step that the run ends at, where it is known."""
+        last, sft = int(self.rows[-1]["step"]) if self.rows else 0, self.config.get("sft")
+        own, first = self.config.get("steps"), sft.get("steps") if isinstance(sft, Mapping) else 0
+        if not (is_number(own) and is_number(first)):
+            return last, None
+        if self.rows and self.rows[-1]["phase"] != "sft":  # it may have ended early
+            first = max((row["step"] for row in self.rows if row["phase"] == "sft"), default=0)
+        return last, int(first + own)
+
+    def devices(self) -> int:
+        """How many devices it runs on; 0 where nothing says so."""
+        device = self.summary.get("device") or (
+            self.starts[-1].get("device") if self.starts else ""
+        )
+        found = re.match(r"(\d+) x ", str(device))
+        return int(found[1]) if found else 0
 
     def trained(self) -> str:
         """The name of the training between the two evaluations, that of the last phase; RL in a run
@@ -107,11 +143,36 @@ def read_run(folder: Path) -> Run:
     samples = _read_rows(folder / "samples.jsonl", notes)
     summary = _read_json(folder / "summary.json", notes)
     config = _read_json(folder / "config.json", notes)
-    if rows and not summary:
-        last = rows[-1]["step"]
-        notes.append(f"This run has no summary: it still runs or was stopped. Last step: {last}.")
+    run = Run(folder, rows, samples, summary, config, notes, read_starts(folder))
+    if (rows or run.starts) and not run.ended():
+        notes.insert(0, _unfinished(run))
     notes += reward_warnings(rows)
-    return Run(folder, rows, samples, summary, config, notes)
+    return run
+
+
+def moment(seconds: float) -> str:
+    """A time since 1970 as a date, in the zone of this computer."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
+
+
+def _unfinished(run: Run) -> str:
+    """What is known of a run whose last start has written no summary."""
+    last, total = run.steps()
+    place = f"step {last} of {total}" if total else f"step {last}"
+    if run.running():
+        return f"Still running: {place}, as of {moment(time.time())}."
+    try:
+        when = f", at {moment((run.folder / 'metrics.jsonl').stat().st_mtime)}"
+    except OSError:
+        when = ""
+    return (
+        f"This run has no summary: it still runs or was stopped. Last step: {last}"
+        + (f" of {total}" if total else "")
+        + f"{when}. The command that started it goes on from its last checkpoint."
+    )
 
 
 def equal_rewards(steps: int, row: Mapping) -> str:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rljax.tracking.charts import short, tick_label, ticks
+from rljax.tracking.charts import DIGIT, short, tick_label, ticks
 from rljax.tracking.timing import Timings
 
 FILE = "timeline.json"
@@ -157,8 +157,8 @@ def _axis(total: float, x, bottom: int) -> list[str]:
     for mark in marks:
         at = f"{x(mark):.1f}"
         out.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{bottom}" y2="{bottom + 3}"/>')
-        if x(mark) < WIDTH - RIGHT - 60:
-            label = tick_label(mark, apart)
-            out.append(f'<text x="{at}" y="{bottom + 14}" class="mid">{label}</text>')
-    end = f'x="{WIDTH - RIGHT}" y="{bottom + 14}" class="end dim"'
+        label = tick_label(mark, apart)
+        middle = min(x(mark), WIDTH - DIGIT * len(label) / 2)
+        out.append(f'<text x="{middle:.1f}" y="{bottom + 14}" class="mid">{label}</text>')
+    end = f'x="{LEFT - 8}" y="{bottom + 14}" class="end dim"'
     return [*out, f"<text {end}>seconds</text>"]

@@ -1,8 +1,8 @@
 """Pictures of numbers: short number formats, sparklines, SVG line charts and bars as text.
 
 Pure functions from numbers to strings, for `console.py` and the report. Charts are drawn for a
-box of 360 x 190 that scales with the page; colours are CSS classes (s0..s4): the page decides
-light or dark.
+box of 360 x 190 that scales with the page; colours are CSS classes (s0..s4): the page
+(rljax.report.style) decides light or dark.
 """
 
 import dataclasses
@@ -14,9 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 
 WIDTH, HEIGHT = 360, 190
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 8, 26
+LEFT, RIGHT, TOP, BOTTOM = 30, 10, 8, 26  # LEFT at least: labels may need more
+DIGIT = 6.2  # width of a character of a tick's label, in the widest of the page's fonts
 MAX_POINTS = 300  # a chart is narrower than this in pixels
 SMOOTH_FROM = 60  # below this many points the raw line is readable by itself
+NOISY = 0.25  # share of the points at which a series turns, from which on an average helps
+HOVERED = 40  # places at most that say their values under the pointer
+COLOURS, DASHES = 5, ("", "6 3", "2 2")  # a line's look: a colour, then another dash
 
 
 def short(value: object) -> str:
@@ -77,7 +81,8 @@ def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line of a chart; `low` and `high` draw an interval band, `dots` marks every point."""
+    """One line of a chart; `low` and `high` draw an interval band, `dots` marks every point.
+    `title` is what the pointer shows over its name."""
 
     name: str
     x: np.ndarray
@@ -85,6 +90,7 @@ class Series:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     dots: bool = False
+    title: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,21 +161,28 @@ def _segments(x: np.ndarray, *ys: np.ndarray) -> list[tuple[np.ndarray, ...]]:
 
 
 class _Frame:
-    """Maps data to the drawing box."""
+    """Maps data to the drawing box; the labels of the y axis stand left of `left`."""
 
     def __init__(self, xs: np.ndarray, ys: np.ndarray, *, from_zero: bool):
         self.x0, self.x1 = (float(xs.min()), float(xs.max())) if xs.size else (0.0, 1.0)
         if self.x1 <= self.x0:
             self.x0, self.x1 = self.x0 - 1, self.x1 + 1
         low, high = (float(ys.min()), float(ys.max())) if ys.size else (0.0, 1.0)
+        if high - low <= 1e-4 * max(abs(low), abs(high)):  # labels of four digits could not tell
+            middle = low / 2 + high / 2
+            low, high = middle - 0.05 * abs(middle), middle + 0.05 * abs(middle)
         if from_zero and low >= 0:
             low = 0.0
-        pad = (high - low) * 0.06 or abs(high) * 0.1 or 0.5
+        pad = (high - low) * 0.06 or 0.5
         self.y0 = low if from_zero and low == 0 else low - pad
         self.y1 = high + pad
+        marks = ticks(self.y0, self.y1, 5)
+        step = marks[1] - marks[0] if len(marks) > 1 else abs(marks[0]) or 1.0
+        self.labels = [(mark, tick_label(mark, step)) for mark in marks]
+        self.left = max(LEFT, 8 + DIGIT * max(len(text) for _, text in self.labels))
 
     def x(self, value):
-        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
+        return self.left + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - self.left - RIGHT)
 
     def y(self, value):
         return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
@@ -179,61 +192,79 @@ class _Frame:
         return " ".join(f"{a:.1f},{b:.1f}" for a, b in pairs)
 
 
-def _axes(frame: _Frame, spans: Sequence[Span], unit_x: str) -> list[str]:
-    bottom = HEIGHT - BOTTOM
-    out = []
+def _shaded(frame: _Frame, spans: Sequence[Span]) -> tuple[list[str], list[str]]:
+    """The spans, and their names: each inside its own, or right of it where it is too narrow."""
+    boxes, names = [], []
     for span in spans:
         left = frame.x(max(span.start, frame.x0))
         width = frame.x(min(span.end, frame.x1)) - left
         if width > 0:
-            out.append(
+            inside = width > DIGIT * len(span.name) + 8
+            place = f'x="{left + (4 if inside else width + 3):.1f}" y="{TOP + 11}"'
+            boxes.append(
                 f'<rect class="span" x="{left:.1f}" y="{TOP}" width="{width:.1f}" '
-                f'height="{bottom - TOP}"/><text class="span-name" x="{left + 3:.1f}" '
-                f'y="{TOP + 10}">{html.escape(span.name)}</text>'
+                f'height="{HEIGHT - BOTTOM - TOP}"/>'
             )
-    marks = ticks(frame.y0, frame.y1, 5)
-    step = marks[1] - marks[0] if len(marks) > 1 else abs(marks[0]) or 1.0
-    for mark in marks:
+            names.append(f'<text class="span-name" {place}>{html.escape(span.name)}</text>')
+    return boxes, names
+
+
+def _axes(frame: _Frame, unit_x: str) -> list[str]:
+    """Grid, ticks and labels. The name of the x axis stands left of it, under the labels of y,
+    where no tick is."""
+    bottom, left, right = HEIGHT - BOTTOM, frame.left, WIDTH - RIGHT
+    out = []
+    for mark, text in frame.labels:
         y = frame.y(mark)
-        out.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        out.append(
-            f'<text x="{LEFT - 5}" y="{y + 3.5:.1f}" class="end">{tick_label(mark, step)}</text>'
-        )
+        out.append(f'<line class="grid" x1="{left:.1f}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        out.append(f'<text x="{left - 5:.1f}" y="{y + 3.5:.1f}" class="end">{text}</text>')
     marks = ticks(frame.x0, frame.x1, 4, whole=True)
     step = marks[1] - marks[0] if len(marks) > 1 else 1.0
-    out.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+    out.append(f'<line class="axis" x1="{left:.1f}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     for mark in marks:
-        x = frame.x(mark)
+        x, text = frame.x(mark), tick_label(mark, step)
+        half = DIGIT * len(text) / 2
+        middle = min(max(x, left + half), WIDTH - half)  # neither on the name nor cut off
         out.append(
             f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 3}"/>'
+            f'<text x="{middle:.1f}" y="{bottom + 14}" class="mid">{text}</text>'
         )
-        if x < WIDTH - RIGHT - 40:  # the axis name stands at the right end
-            out.append(
-                f'<text x="{x:.1f}" y="{bottom + 14}" class="mid">{tick_label(mark, step)}</text>'
-            )
     name = html.escape(unit_x)
-    return [*out, f'<text x="{WIDTH - RIGHT}" y="{bottom + 14}" class="end dim">{name}</text>']
+    return [*out, f'<text x="{left - 5:.1f}" y="{bottom + 14}" class="end dim">{name}</text>']
 
 
-def _draw(series: Series, index: int, frame: _Frame) -> list[str]:
-    colour, out = f"s{index % 5}", []
+def _turns(y: np.ndarray) -> float:
+    """The share of the points at which the finite values turn from rising to falling or back."""
+    change = np.sign(np.diff(y[np.isfinite(y)]))
+    change = change[change != 0]
+    return float(np.sum(change[1:] != change[:-1])) / max(len(y), 1)
+
+
+def _look(index: int) -> tuple[str, str]:
+    """(class, attributes) of a line: its colour, and a dash for those after the first colours."""
+    dash = DASHES[index // COLOURS % len(DASHES)]
+    return f"s{index % COLOURS}", f' stroke-dasharray="{dash}"' if dash else ""
+
+
+def _draw(series: Series, index: int, frame: _Frame, many: bool) -> list[str]:
+    (colour, dash), out = _look(index), []
     if series.low is not None and series.high is not None:
         for x, low, high in _segments(series.x, series.low, series.high):
             if len(x) == 1:
                 x, low, high = x[[0, 0]], low[[0, 0]], high[[0, 0]]
             there, back = frame.points(x, high), frame.points(x[::-1], low[::-1])
             out.append(f'<polygon class="{colour} band" points="{there} {back}"/>')
-    smooth = len(series.x) >= SMOOTH_FROM and not series.dots
-    lines = [(series.y, "faint"), (_smooth(series.y), "")] if smooth else [(series.y, "")]
+    smooth = len(series.x) >= SMOOTH_FROM and not series.dots and _turns(series.y) > NOISY
+    lines = [(_smooth(series.y) if smooth else series.y, "")]
+    if smooth and not many:
+        lines.insert(0, (series.y, "faint"))
     for values, style in lines:
         for x, y in _segments(series.x, values):
             if len(x) == 1:
                 out.append(_dot(frame, x[0], y[0], colour, 1.8))
             else:
                 points = frame.points(*thin(x, y))
-                out.append(f'<polyline class="{colour} {style}" points="{points}"/>')
+                out.append(f'<polyline class="{colour} {style}"{dash} points="{points}"/>')
     finite = np.flatnonzero(np.isfinite(series.y))
     shown = finite if series.dots and len(finite) <= MAX_POINTS else finite[-1:]
     for at in shown:
@@ -242,9 +273,34 @@ def _draw(series: Series, index: int, frame: _Frame) -> list[str]:
 
 
 def _dot(frame: _Frame, x: float, y: float, colour: str, radius: float) -> str:
-    title = f"step {short(float(x))}: {short(float(y))}"
     place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius}"'
-    return f'<circle class="{colour} dot" {place}><title>{title}</title></circle>'
+    return f'<circle class="{colour} dot" {place}/>'
+
+
+def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
+    """Columns over the whole chart that say, under the pointer, the values at the x they hold."""
+    known = [(s, np.isfinite(s.x) & np.isfinite(s.y)) for s in series]
+    xs = np.unique(np.concatenate([s.x[good] for s, good in known])) if known else np.zeros(0)
+    if not xs.size:
+        return []
+    if len(xs) > HOVERED:
+        xs = xs[np.unique(np.linspace(0, len(xs) - 1, HOVERED).round().astype(int))]
+    edges = np.concatenate([[frame.left], frame.x((xs[1:] + xs[:-1]) / 2), [WIDTH - RIGHT]])
+    values = [dict(zip(s.x[good], s.y[good], strict=True)) for s, good in known]
+    out = []
+    for x, left, right in zip(xs, edges, edges[1:], strict=False):
+        lines = [f"{unit_x} {short(float(x))}"]
+        lines += [
+            f"{s.name} {short(float(at[x]))}"
+            for s, at in zip(series, values, strict=True)
+            if x in at
+        ]
+        title = html.escape("\n".join(lines))
+        out.append(
+            f'<rect class="hover" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0):.1f}" '
+            f'height="{HEIGHT - BOTTOM - TOP}"><title>{title}</title></rect>'
+        )
+    return out
 
 
 def _clip(values: np.ndarray) -> np.ndarray:
@@ -260,36 +316,54 @@ def line_chart(
     spans: Sequence[Span] = (),
     unit_x: str = "step",
     from_zero: bool = False,
+    note: str = "",
+    many: bool = False,
 ) -> str:
-    """A <figure>: title with unit, legend with each line's last value, and the SVG."""
+    """A <figure>: title with unit, `note` (HTML), legend with each line's last value, the SVG.
+    Of `many` lines averages alone are drawn, and the page names them once for all charts."""
     drawn = []
     for s in series:
         bounds = [None if b is None else _clip(np.asarray(b, np.float64)) for b in (s.low, s.high)]
         x, y = np.asarray(s.x, np.float64), _clip(np.asarray(s.y, np.float64))
-        drawn.append(Series(s.name, x, y, bounds[0], bounds[1], s.dots))
+        drawn.append(dataclasses.replace(s, x=x, y=y, low=bounds[0], high=bounds[1]))
     every = [y for s in drawn for y in (s.y, s.low, s.high) if y is not None]
     ys = np.concatenate(every) if every else np.zeros(0)
     xs = np.concatenate([s.x for s in drawn]) if drawn else np.zeros(0)
     frame = _Frame(xs[np.isfinite(xs)], ys[np.isfinite(ys)], from_zero=from_zero)
-    body = _axes(frame, spans, unit_x)
+    boxes, names = _shaded(frame, spans)
+    body = [*boxes, *_axes(frame, unit_x)]
     for index, s in enumerate(drawn):
-        body += _draw(s, index, frame)
-    keys = []
-    for index, s in enumerate(drawn):
-        if not s.x.size:  # keeps its colour in the chart of another phase
-            continue
-        finite = s.y[np.isfinite(s.y)]
-        last = short(float(finite[-1])) if finite.size else "no finite value"
-        name = html.escape(s.name)
-        keys.append(f'<span class="key"><i class="s{index % 5}"></i>{name} <b>{last}</b></span>')
+        body += _draw(s, index, frame, many)
+    body += [*names, *_hover(drawn, frame, unit_x)]
+    keys = "" if many else "".join(_key(s, index) for index, s in enumerate(drawn))
     heading = f'{html.escape(title)} <span class="dim">{html.escape(unit)}</span>'
     label = html.escape(f"{title} {unit}", quote=True)
     return (
-        f'<figure><figcaption><span class="name">{heading}</span>'
-        f'<span class="keys">{"".join(keys)}</span></figcaption>'
+        f'<figure><figcaption><span class="name">{heading}</span>{note}'
+        f'<span class="keys">{keys}</span></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
         f"{''.join(body)}</svg></figure>"
     )
+
+
+def _key(s: Series, index: int) -> str:
+    """The line of a legend; "" for a series without values, which keeps its colour in the chart of
+    another phase."""
+    if not s.x.size:
+        return ""
+    finite = s.y[np.isfinite(s.y)]
+    last = short(float(finite[-1])) if finite.size else "no finite value"
+    title = f' title="{html.escape(s.title, quote=True)}"' if s.title else ""
+    return f'<span class="key"{title}>{legend(index)}{html.escape(s.name)} <b>{last}</b></span>'
+
+
+def legend(index: int) -> str:
+    """A sample of a line's look."""
+    colour, dash = _look(index)
+    if not dash:
+        return f'<i class="{colour}"></i>'
+    line = f'<line class="{colour}" x2="18" y1="2" y2="2"{dash}/>'
+    return f'<svg class="dash" viewBox="0 0 18 4">{line}</svg>'
 
 
 def share_bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
@@ -317,68 +391,3 @@ def share_bar(title: str, parts: Sequence[tuple[str, float]]) -> str:
         f'viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label="{name}">'
         f"{''.join(rects)}</svg></figure>"
     )
-
-
-# --- the page around the charts ---
-
-CSS = """
-:root { color-scheme: light dark; --bg: #fafaf9; --card: #fff; --ink: #1c1917; --dim: #78716c;
-  --line: #e7e5e4; --span: #f5f0e6; --s0: #2563eb; --s1: #d97706; --s2: #059669; --s3: #9333ea;
-  --s4: #64748b; --good: #15803d; --bad: #b91c1c; }
-@media (prefers-color-scheme: dark) { :root { --bg: #171514; --card: #211f1d; --ink: #e7e5e4;
-  --dim: #a8a29e; --line: #383432; --span: #2b2722; --s0: #7ab0ff; --s1: #fbbf24; --s2: #4ade80;
-  --s3: #c99bff; --s4: #a3b3c9; --good: #4ade80; --bad: #f87171; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 20px 16px 60px; max-width: 1180px; background: var(--bg);
-  color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 2px; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 32px 0 10px; }
-p { margin: 4px 0; } .dim { color: var(--dim); } code, pre, .text { font-family: ui-monospace,
-  "SF Mono", Menlo, Consolas, monospace; font-size: 12.5px; }
-.facts span { display: inline-block; margin-right: 16px; color: var(--dim); }
-.facts b, .keys b { color: var(--ink); font-weight: 600; }
-.headline { background: var(--card); border: 1px solid var(--line);
-  border-left: 5px solid var(--s4); border-radius: 8px; padding: 12px 18px; margin: 18px 0; }
-.headline h2 { margin: 0; font-size: 1.35rem; } .headline.good { border-left-color: var(--good); }
-.headline.bad { border-left-color: var(--bad); } .good .verdict { color: var(--good); }
-.bad .verdict { color: var(--bad); } .interval { font-size: .8em; color: var(--dim);
-  font-weight: 400; white-space: nowrap; }
-.note { border-left: 3px solid var(--s1); padding-left: 10px; margin: 10px 0; }
-.grid { display: grid; gap: 14px;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 340px), 1fr)); }
-figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 10px 12px 6px; display: flex; flex-direction: column; justify-content: space-between; }
-figure.wide { margin-bottom: 12px; padding-bottom: 12px; } figcaption { font-size: 13px; }
-figcaption .name { font-weight: 600; display: block; } figcaption .name .dim { font-weight: 400; }
-.keys { display: block; font-size: 12px; color: var(--dim); margin: 2px 0 4px; }
-.key { display: inline-block; margin-right: 12px; overflow-wrap: anywhere; }
-.key i { display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }
-svg { width: 100%; height: auto; display: block; } svg.shares { height: 20px; border-radius: 4px; }
-svg text { font-size: 10px; fill: var(--dim); }
-.end { text-anchor: end; } .mid { text-anchor: middle; } svg .grid { stroke: var(--line); }
-svg .axis { stroke: var(--dim); stroke-width: .8; }
-svg .span { fill: var(--span); }
-svg polyline { fill: none; stroke-width: 1.7; stroke-linejoin: round; }
-svg .faint { stroke-width: 1; opacity: .32; } svg .band { opacity: .18; stroke-width: 2; }
-.s0 { stroke: var(--s0); } .s1 { stroke: var(--s1); } .s2 { stroke: var(--s2); }
-.s3 { stroke: var(--s3); } .s4 { stroke: var(--s4); }
-i.s0, .band.s0, .dot.s0, .bar.s0 { fill: var(--s0); background: var(--s0); }
-i.s1, .band.s1, .dot.s1, .bar.s1 { fill: var(--s1); background: var(--s1); }
-i.s2, .band.s2, .dot.s2, .bar.s2 { fill: var(--s2); background: var(--s2); }
-i.s3, .band.s3, .dot.s3, .bar.s3 { fill: var(--s3); background: var(--s3); }
-i.s4, .band.s4, .dot.s4, .bar.s4 { fill: var(--s4); background: var(--s4); }
-svg .bar, svg .dot { stroke: none; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 14px; }
-th, td { text-align: left; padding: 5px 18px 5px 0; border-bottom: 1px solid var(--line);
-  white-space: nowrap; } th { font-weight: 600; }
-tr:first-child th { color: var(--dim); font-weight: 400; }
-.sample { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 8px 12px; margin: 0 0 10px; } .sample .meta { font-size: 13px; }
-.text { white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0; max-height: 22em;
-  overflow: auto; }
-.text.prompt { color: var(--dim); max-height: 9em; }
-details { margin: 12px 0; } summary { cursor: pointer; font-weight: 600; }
-@media (max-width: 560px) { th, td { white-space: normal; padding-right: 10px; } }
-pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 10px 12px; }
-"""

@@ -18,12 +18,14 @@ import jax
 import numpy as np
 
 from rljax.config import Config, to_dict
-from rljax.correction import health_warnings
 from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
 from rljax.report import timeline
+from rljax.report.live import renewed_report
+from rljax.report.meanings import health_warnings
 from rljax.report.page import write_report
 from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
+from rljax.report.starts import last_start, peak_memory, record_start
 from rljax.setup import build
 from rljax.tracking import compiles
 from rljax.tracking.console import Console
@@ -241,7 +243,9 @@ def summarise(run: Run, status: str) -> dict:
         "prompts": progress.prompts,
         "completions": progress.completions,
         "seed": run.config.seed,
-        "device": f"{devices.size} x {devices.flat[0].device_kind}",
+        "device": run.device,
+        "memory": peak_memory(devices.flat),
+        "started": last_start(run.folder),
         "versions": {"python": platform.python_version()}
         | {n: version(n) for n in ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")},
         "compiles": compiles.count(),
@@ -305,7 +309,10 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None, dev
                 # Written only now: a refused resume must not replace the config of the run it was
                 # refused for.
                 (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-                loop(run, tracking, signals)
+                plan, step = run.memory.line(), run.progress.step
+                record_start(folder, device=run.device, memory=plan, step=step)
+                with renewed_report(folder, config.report_every_minutes):
+                    loop(run, tracking, signals)
                 require_scores(run)
                 status = "finished"
             except Terminated as stop:

@@ -110,6 +110,12 @@ class Run:
         return self.setup.phase(self.progress.phase)
 
     @property
+    def device(self) -> str:
+        """How many devices of which kind: "8 x TPU v5e"."""
+        devices = self.setup.model.mesh.devices
+        return f"{devices.size} x {devices.flat[0].device_kind}"
+
+    @property
     def source(self):
         """Where the batches of the current phase come from."""
         return self.sources[self.progress.phase]

@@ -38,6 +38,7 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "steps",
+    "report_every_minutes",
     "sft.steps",
     "evaluate.every_steps",
     "evaluate.patience",

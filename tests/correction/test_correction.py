@@ -14,7 +14,6 @@ from rljax.batch import Batch
 from rljax.components import resolve
 from rljax.correction import (
     bypass_old_logprobs,
-    health_warnings,
     mismatch_metrics,
     rollout_correction,
     variance_proxy_metrics,
@@ -24,6 +23,7 @@ from rljax.errors import InputError
 from rljax.learn import token_mean, weighted_loss
 from rljax.losses.policy import Policy, policy_gradient
 from rljax.mesh import make_mesh
+from rljax.report.meanings import health_warnings
 
 LEVELS = ("token", "sequence", "geometric")
 EXAMPLES = (

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from rljax.errors import InputError
-from rljax.report.page import _ends, write_report
+from rljax.report.page import write_report
 from rljax.report.run_folder import Estimate, difference, estimate, read_run, verdict
+from rljax.report.samples import best_and_worst
 from rljax.tracking import charts
 from rljax.tracking.trackers import open_tracking
 
@@ -20,14 +21,17 @@ from rljax.tracking.trackers import open_tracking
 class Checker(html.parser.HTMLParser):
     """Fails on unbalanced tags, scripts, event handlers, and anything loaded from elsewhere."""
 
-    def __init__(self):
+    def __init__(self, folder):
         super().__init__()
-        self.open, self.text = [], []
+        self.folder, self.open, self.text = folder, [], []
 
     def handle_starttag(self, tag, attributes):
-        assert tag not in {"script", "link", "iframe", "img", "object", "a", "form"}, tag
+        assert tag not in {"script", "link", "iframe", "img", "object", "form"}, tag
         for name, value in attributes:
-            assert not name.startswith("on") and name not in {"src", "href"}, (tag, name, value)
+            assert not name.startswith("on") and name != "src", (tag, name, value)
+            if name == "href":  # of the run's own files, beside the page
+                assert tag == "a" and (self.folder / value).exists(), value
+                assert ":" not in value and not value.startswith(("/", "#")), value
         if tag != "meta":
             self.open.append(tag)
 
@@ -44,12 +48,12 @@ class Checker(html.parser.HTMLParser):
             self.text.append(data)
 
 
-def _text(folder):
-    """The visible text of the folder's report, after checking the page."""
-    page = write_report(folder).read_text(encoding="utf-8")
+def _text(folder, page=None):
+    """The visible text of the folder's report, or of another page, after checking it."""
+    page = (page or write_report(folder)).read_text(encoding="utf-8")
     assert "http://" not in page and "https://" not in page and "url(" not in page
     assert not re.search(r'(points|cx|cy|x|y|width)="[^"]*(nan|inf)', page)
-    checker = Checker()
+    checker = Checker(folder)
     checker.feed(page)
     checker.close()
     assert not checker.open
@@ -305,13 +309,13 @@ def test_everything_from_a_run_is_escaped(tmp_path):
 
 def test_module_prints_the_path(tmp_path):
     def call(*arguments):
-        command = [sys.executable, "-m", "rljax.report.page", *map(str, arguments)]
+        command = [sys.executable, "-m", "rljax.report", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     done = call(tmp_path)
     assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "report.html")
     done = call(tmp_path / "nowhere")
-    assert done.returncode == 1 and "no such run folder" in done.stderr
+    assert done.returncode == 2 and "no such run folder" in done.stderr
     assert "Traceback" not in done.stderr and call().returncode == 2
 
 
@@ -333,14 +337,16 @@ def test_best_and_worst_are_late_distinct_and_disjoint():
     early = [{**_sample(100.0), "step": 1}]
     late = [{**_sample(r / 10), "step": 90 + r} for r in range(10)] * 2
     failed = [{**_sample(50.0, status="error"), "step": 99}, {**_sample(math.nan), "step": 99}]
-    best, worst = _ends(early + [{**_sample(0.5), "step": s} for s in range(2, 60)] + late + failed)
+    best, worst = best_and_worst(
+        early + [{**_sample(0.5), "step": s} for s in range(2, 60)] + late + failed
+    )
     assert all(row["step"] > 40 and row["status"] == "ok" for row in best + worst)
     rewards = [row["reward"] for row in best + worst]
-    ties, _ = _ends([{**_sample(1.0, prompt=str(s)), "step": s} for s in range(40)])
+    ties, _ = best_and_worst([{**_sample(1.0, prompt=str(s)), "step": s} for s in range(40)])
     assert [row["step"] for row in ties] == [39, 38, 37, 36]  # the latest of equals
     assert best[0]["reward"] == 0.9 and worst[0]["reward"] == 0.0
     assert len(rewards) == len(set(rewards)) == 8
-    assert _ends([{**_sample(1.0), "step": 1}]) == ([{**_sample(1.0), "step": 1}], [])
+    assert best_and_worst([{**_sample(1.0), "step": 1}]) == ([{**_sample(1.0), "step": 1}], [])
 
 
 # --- drawing ---

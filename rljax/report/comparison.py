@@ -1,0 +1,199 @@
+"""Several runs on one page: their curves over one another, their final numbers, and the fields of
+their configs that differ. No claim is made of which is better: intervals stand beside the numbers.
+"""
+
+import dataclasses
+import fnmatch
+import html
+import os
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rljax.errors import InputError
+from rljax.report.curves import GROUPS, MAX_OTHER, NOT_CHARTED, matches, series_of, what_it_means
+from rljax.report.head import listing, title_of
+from rljax.report.page import shares, shown, write_page
+from rljax.report.run_folder import Run, estimate, is_number, read_run
+from rljax.tracking.charts import Series, duration, legend, line_chart, short
+
+OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
+LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
+NUMBERS = (  # of the last part of the steps
+    "reward/mean", "eval/loss", "loss", "entropy", "ref_kl/k3", "response_tokens/mean",
+    "response/truncated_fraction", "tokens_per_s",
+)  # fmt: skip
+NOT_COMPARED = ("run_dir",)
+FEW = 5  # runs, up to which every chart names them
+
+
+def run_folders(folders: Sequence[str | os.PathLike]) -> list[Path]:
+    """The folders, where one that holds no run itself, such as a sweep's, stands for the runs in
+    it."""
+    out = []
+    for folder in map(Path, folders):
+        inside = sorted(one.parent for one in folder.glob("*/config.json"))
+        is_run = any((folder / name).exists() for name in OF_A_RUN)
+        out += [folder] if is_run or not inside else inside
+    return out
+
+
+def write_comparison(
+    folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None
+) -> Path:
+    """Writes one page about all runs and returns its path: `out`, else comparison.html in the only
+    folder that is named, else in the working folder."""
+    places = run_folders(folders)
+    if not places:
+        raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")
+    for place in places:
+        if not place.is_dir():
+            raise InputError("no such run folder", value=str(place), fix="name a folder of a run")
+    if out is None:
+        out = Path(folders[0] if len(folders) == 1 else ".") / "comparison.html"
+    path = Path(out)
+    runs = [read_run(place) for place in places]
+    title = f"{len(runs)} runs compared"
+    names = _names(runs)
+    body = (
+        f"<h1>{title}</h1>{_legend(runs, names, path)}{_numbers(runs, names)}"
+        f"{_differences(runs, names)}{_curves(runs, names)}"
+    )
+    return write_page(path, title, body)
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The folders' names, with as many folders above them as tell them apart."""
+    paths = [run.folder.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-depth:]) for parts in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _legend(runs: Sequence[Run], names: Sequence[str], path: Path) -> str:
+    """A line per run: its look in the charts, its report, what it trained and how it ended."""
+    rows = []
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        report, shown_name = run.folder / "report.html", html.escape(name)
+        if report.is_file():
+            target = os.path.relpath(report.resolve(), path.parent.resolve())
+            link = html.escape(urllib.parse.quote(target, errors="surrogateescape"), quote=True)
+            shown_name = f'<a href="{link}">{shown_name}</a>'
+        status = run.summary.get("status") if run.ended() else None
+        state = status or ("still running" if run.running() else "not ended")
+        last, total = run.steps()
+        cells = (title_of(run), state, f"{last} of {total}" if total else last)
+        text = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells)
+        rows.append(f"<tr><th>{legend(index)} {shown_name}</th>{text}</tr>")
+    head = "<tr><th>run</th><th>trained</th><th>status</th><th>steps</th></tr>"
+    return _table("", head, rows)
+
+
+def _table(title: str, head: str, rows: Sequence[str], note: str = "") -> str:
+    heading = f"<h2>{html.escape(title)}</h2>" if title else ""
+    return (
+        f'<section>{heading}{note}<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
+        "</section>"
+    )
+
+
+def _final(run: Run, key: str) -> str:
+    """The mean over the last part of the steps; what is measured now and then: its last value."""
+    values = run.columns(key)[1]
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return "-"
+    count = 1 if key.startswith("eval/") else max(1, int(len(values) * LAST_PART))
+    return short(float(values[-count:].mean()))
+
+
+def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """The table of final numbers; columns that no run has are left out."""
+    columns: dict[str, list[str]] = {}
+    for title in ("accuracy_before", "accuracy_after", "difference"):
+        found = [estimate(run.summary.get(title)) for run in runs]
+        columns[title.replace("_", " ")] = [
+            "-" if e is None else shown(e, shares(e) or title == "difference",
+                                        signed=title == "difference")
+            for e in found
+        ]  # fmt: skip
+    for key in NUMBERS:
+        columns[key] = [html.escape(_final(run, key)) for run in runs]
+    walls = [run.summary.get("wall_s") for run in runs]
+    columns["time"] = [duration(wall) if is_number(wall) else "-" for wall in walls]
+    columns["device hours"] = [
+        short(wall * run.devices() / 3600) if is_number(wall) and run.devices() else "-"
+        for wall, run in zip(walls, runs, strict=True)
+    ]
+    columns = {title: cells for title, cells in columns.items() if set(cells) != {"-"}}
+    if not columns:
+        return ""
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in ("run", *columns))
+    rows = [
+        f"<tr><th>{html.escape(name)}</th>"
+        + "".join(f"<td>{cells[i]}</td>" for cells in columns.values())
+        + "</tr>"
+        for i, name in enumerate(names)
+    ]
+    note = (
+        '<p class="dim">Intervals are 95 %: runs whose intervals overlap may differ by chance. '
+        f"Metrics are means over the last {100 * LAST_PART:.0f} % of the steps.</p>"
+    )
+    return _table("Final numbers", f"<tr>{head}</tr>", rows, note)
+
+
+def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """The fields of the configs that are not the same in all runs."""
+    configs = [listing(run.config) for run in runs]
+    fields = dict.fromkeys(field for config in configs for field in config)
+    rows = []
+    for field in fields:
+        values = [config.get(field, "-") for config in configs]
+        if field in NOT_COMPARED or all(value == values[0] for value in values):
+            continue
+        cells = "".join(f"<td>{html.escape(str(value))}</td>" for value in values)
+        rows.append(f"<tr><th>{html.escape(field)}</th>{cells}</tr>")
+    if not rows:
+        return "<section><h2>Settings that differ</h2><p>None.</p></section>"
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("", *names))
+    return _table("Settings that differ", f"<tr>{head}</tr>", rows)
+
+
+def _curves(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """A chart for each metric that several runs have, in the order of a report."""
+    keys = dict.fromkeys(key for run in runs for key in run.keys())
+    free = [key for key in keys if not matches(key, NOT_CHARTED)]
+    out, used = [], set()
+    for name, charts in GROUPS:
+        patterns = [p for chart in charts if not chart.folded for p in chart.patterns]
+        here = [k for p in patterns for k in free if fnmatch.fnmatchcase(k, p) and k not in used]
+        here = list(dict.fromkeys(here))
+        used |= set(here)
+        if here:
+            grid = "".join(_chart(runs, names, key) for key in here)
+            out.append(
+                f'<section><h2>{html.escape(name)}</h2><div class="grid">{grid}</div></section>'
+            )
+    others = [key for key in free if key not in used]
+    if others:
+        grid = "".join(_chart(runs, names, key) for key in others[:MAX_OTHER])
+        out.append(
+            f"<details><summary>Other metrics ({len(others[:MAX_OTHER])} of {len(others)})"
+            f'</summary><div class="grid">{grid}</div></details>'
+        )
+    return "".join(out)
+
+
+def _chart(runs: Sequence[Run], names: Sequence[str], key: str) -> str:
+    lines = []
+    for run, name in zip(runs, names, strict=True):
+        line = dataclasses.replace(series_of(run, key), name=name, title="")
+        bands = {} if len(runs) <= FEW else {"low": None, "high": None}
+        lines.append(dataclasses.replace(line, **bands))
+    note = next((text for run in runs if (text := what_it_means(run, key))), "")
+    drawn: list[Series] = lines
+    return line_chart(key, "", drawn, note=note, many=len(runs) > FEW)

@@ -1,0 +1,254 @@
+"""The curves of a run as HTML: which metrics share a chart, what each means, what is folded."""
+
+import dataclasses
+import fnmatch
+import html
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rljax.report import timeline
+from rljax.report.meanings import meaning
+from rljax.report.run_folder import Run
+from rljax.tracking.charts import Series, Span, line_chart, share_bar
+
+# These contain the other times, or lie within them.
+WHOLE_STEP = ("time/step_s", "time/total_s", "time/reward_hidden_s", "time/reward_sample_*_s")
+TIME_ORDER = ("time/generate_s", "time/reward_s", "time/learn_s", "time/rest_s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """The metrics that match a pattern, in the order of the patterns, as the lines of one chart."""
+
+    title: str  # "" = each metric gets a chart of its own
+    unit: str
+    patterns: tuple[str, ...]
+    from_zero: bool = False
+    by_phase: bool = False  # SFT and RL differ in scale: a chart for each
+    most: int = 5  # metrics: as many as there are colours
+    folded: bool = False  # shown when it is asked for
+
+
+MISMATCH = (  # the first three of them that there are say it all
+    "mismatch/mismatch_k3_kl", "mismatch/probability_correlation",
+    "mismatch/rollout_is_eff_sample_size", "mismatch/abs_logprob_diff_max",
+)  # fmt: skip
+GROUPS = (
+    ("Does it learn?", (
+        Chart("Reward", "mean over the step's completions", ("reward/mean",)),
+        Chart("Evaluation accuracy", "share of held-out problems, 95 % band",
+              ("eval/accuracy", "eval/source/*"), from_zero=True),
+        Chart("Held-out loss", "", ("eval/loss", "eval/mse")),
+        Chart("Reward parts", "mean", ("reward/part/*", "reward/*/mean", "score/mean")),
+        Chart("Reward by source", "mean", ("reward/source/*",)),
+        Chart("Implicit rewards", "nats x beta",
+              ("rewards/chosen", "rewards/rejected", "rewards/margins")),
+        Chart("Right choices", "share", ("rewards/accuracies", "accuracy", "sign_accuracy",
+                                         "token_accuracy"), by_phase=True),
+    )),
+    ("The policy", (
+        Chart("Entropy", "nats per token", ("entropy", "entropy/mean")),
+        Chart("KL to the reference", "nats per token", ("ref_kl/*", "ref_kl")),
+        Chart("KL of the update", "nats per token", ("ppo_kl", "ppo_k3", "policy_kl*")),
+        Chart("Clipped", "share of tokens", ("pg_clipfrac*", "clip_fraction*"), from_zero=True),
+        Chart("Response length", "tokens",
+              ("response_tokens/mean", "response_tokens/m[ia][nx]"), from_zero=True),
+        Chart("Truncated", "share of responses", ("*truncated*",), from_zero=True),
+        Chart("Groups without a signal", "share of groups",
+              ("group/zero_advantage_fraction", "group/all_*_fraction"), from_zero=True),
+        Chart("Log-probabilities", "nats", ("logps/*",)),
+    )),
+    ("The optimizer", (
+        Chart("Loss", "", ("loss", "policy_loss"), by_phase=True),
+        Chart("Loss of the critic", "", ("value_loss", "*/vf_loss")),
+        Chart("Explained variance", "share", ("explained_variance", "*/explained_variance")),
+        Chart("Gradient norm", "before clipping", ("grad_norm", "grad_norm/*", "*/grad_norm"),
+              from_zero=True, by_phase=True),
+        Chart("Learning rate", "", ("learning_rate", "lr"), from_zero=True, by_phase=True),
+    )),
+    ("Sampler against trainer", (
+        Chart("", "", MISMATCH, most=3),
+        Chart("", "", ("mismatch/*", "correction/*", "variance_proxy/*"), most=99, folded=True),
+    )),
+    ("Speed", (
+        Chart("Throughput", "tokens per second", ("tokens_per_s", "*tokens_per_s"),
+              from_zero=True, by_phase=True),
+        Chart("Scoring", "seconds", ("time/reward_hidden_s", "time/reward_sample_*_s"),
+              from_zero=True),
+        Chart("Time of a step", "seconds", (*WHOLE_STEP, *TIME_ORDER, "time/*_s"),
+              from_zero=True, by_phase=True),
+    )),
+)  # fmt: skip
+NOT_CHARTED = ("step", "x", "phase_rl", "eval/*_low", "eval/*_high")
+MAX_OTHER = 60
+
+
+def matches(key: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+
+
+def curves(run: Run) -> str:
+    """All sections of charts; what belongs to none of them is folded into the last."""
+    free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not _repeats(run, key)]
+    out, used = [], set()
+    for name, charts in GROUPS:
+        shown, folded = [], []
+        for chart in charts:
+            keys = [k for p in chart.patterns for k in free if fnmatch.fnmatchcase(k, p)]
+            keys = [k for k in dict.fromkeys(keys) if k not in used][: chart.most]
+            used |= set(keys)
+            (folded if chart.folded else shown).extend(_draw(run, chart, keys) if keys else [])
+        before = time_split(run) + _timelines(run) if name == "Speed" else ""
+        shown += cost(run) if name == "Speed" else []
+        if shown or folded or before:
+            more = _folded(f"{len(folded)} more of them", folded)
+            grid = f'<div class="grid">{"".join(shown)}</div>'
+            out.append(f"<section><h2>{html.escape(name)}</h2>{before}{grid}{more}</section>")
+    others = [key for key in free if key not in used]
+    figures = [_alone(run, key) for key in others[:MAX_OTHER]]
+    left = len(others) - len(figures)
+    more = f"<p>{left} more are in metrics.jsonl.</p>" if left else ""
+    return "".join(out) + _folded(f"All other metrics ({len(others)})", figures, more)
+
+
+def _folded(title: str, figures: Sequence[str], more: str = "") -> str:
+    if not figures:
+        return ""
+    grid = f'<div class="grid">{"".join(figures)}</div>'
+    return f"<details><summary>{html.escape(title)}</summary>{grid}{more}</details>"
+
+
+def _repeats(run: Run, key: str) -> bool:
+    """Whether a part or a source of the reward is the reward itself, in every row."""
+    if not matches(key, ("reward/part/*", "reward/source/*")):
+        return False
+    one, other = (run.columns(k) for k in (key, "reward/mean"))
+    return len(one[1]) == len(other[1]) and np.allclose(one[1], other[1], equal_nan=True)
+
+
+def spans(run: Run) -> list[Span]:
+    """Shades every phase but RL; nothing to tell apart in a run of one phase."""
+    starts = []
+    for row in run.rows:
+        if row["phase"] and (not starts or starts[-1][0] != row["phase"]):
+            starts.append((row["phase"], row["x"]))
+    ends = [x for _, x in starts[1:]] + [run.rows[-1]["x"] if run.rows else 0]
+    if len(starts) < 2:
+        return []
+    return [
+        Span(name.upper(), start, end)
+        for (name, start), end in zip(starts, ends, strict=True)
+        if name != "rl"
+    ]
+
+
+def series_of(run: Run, key: str, phase: str | None = None) -> Series:
+    """A metric over the steps, with its interval where it has one and its meaning."""
+    x, y = run.columns(key, phase)
+    known = meaning(key)
+    title = known.line() if known else ""
+    low, high = (
+        dict(zip(*run.columns(key + end, phase), strict=True)) for end in ("_low", "_high")
+    )
+    dots = key.startswith("eval/")
+    if not (low and high):
+        return Series(key, x, y, dots=dots, title=title)
+    band = [np.array([bound.get(at, math.nan) for at in x]) for bound in (low, high)]
+    return Series(key, x, y, *band, dots=dots, title=title)
+
+
+def what_it_means(run: Run, key: str) -> str:
+    """The line under a chart's title: meaning, what is healthy, and whether the last value is."""
+    known = meaning(key)
+    if known is None:
+        return ""
+    text = html.escape(known.text[:1].upper() + known.text[1:])
+    if known.healthy:
+        text += f". Healthy: {html.escape(known.healthy)}"
+    values = run.columns(key)[1]
+    if len(values) and not known.is_healthy(float(values[-1])):
+        text += f'. <b class="unhealthy">Outside: {html.escape(known.advice)}</b>'
+    return f'<span class="what">{text}.</span>'
+
+
+def _since(run: Run, lines: Sequence[Series]) -> str:
+    """Where the lines begin, if that is later than the run itself did."""
+    begins = [float(s.x[0]) for s in lines if s.x.size]
+    if not spans(run) or not begins or min(begins) <= spans(run)[0].start:
+        return ""
+    passed = [span for span in spans(run) if span.end <= min(begins)]
+    after = f", after {passed[-1].name}" if passed else ""
+    return f"from step {min(begins):g}{after}"
+
+
+def _figure(run: Run, title: str, unit: str, lines: Sequence[Series], phase: str | None = None,
+            **options) -> str:  # fmt: skip
+    unit = ", ".join(filter(None, (unit, _since(run, lines))))
+    shaded = () if phase else spans(run)
+    first = next((s.name for s in lines if s.x.size), lines[0].name)
+    note = what_it_means(run, first)
+    return line_chart(title, unit, lines, spans=shaded, note=note, **options)
+
+
+def _alone(run: Run, key: str) -> str:
+    known = meaning(key)
+    return _figure(run, key, known.unit if known else "", [series_of(run, key)])
+
+
+def _draw(run: Run, chart: Chart, keys: Sequence[str]) -> Iterator[str]:
+    """The figures of one `Chart`: usually one, or one a phase, or one a metric."""
+    if not chart.title:
+        for key in keys:
+            yield _alone(run, key)
+        return
+    phases = [p for p in run.phases() if any(len(run.columns(k, p)[0]) for k in keys)]
+    split = chart.by_phase and len(phases) > 1
+    for phase in phases if split else [None]:
+        lines = [series_of(run, key, phase) for key in keys]
+        title = f"{chart.title} ({phase.upper()})" if phase else chart.title
+        yield _figure(run, title, chart.unit, lines, phase, from_zero=chart.from_zero)
+
+
+def _times(run: Run) -> list[str]:
+    """The names of the seconds that make up a step."""
+    logged = [k for k in run.keys() if fnmatch.fnmatchcase(k, "time/*_s")]
+    return [k for k in logged if not matches(k, WHOLE_STEP)]
+
+
+def time_split(run: Run) -> str:
+    keys = sorted(
+        _times(run), key=lambda k: TIME_ORDER.index(k) if k in TIME_ORDER else len(TIME_ORDER)
+    )
+    bars = []
+    for phase in run.phases() or [None]:
+        parts = []
+        for key in keys:
+            seconds = run.columns(key, phase)[1]
+            total = float(seconds[np.isfinite(seconds) & (seconds > 0)].sum())
+            parts.append((key.removeprefix("time/").removesuffix("_s"), total))
+        title = f"Where the time went ({phase.upper()})" if phase else "Where the time went"
+        bars.append(share_bar(title, parts))
+    return "".join(bars)
+
+
+def cost(run: Run) -> list[str]:
+    """The chart of device-seconds of each step: its seconds times the devices of the run."""
+    totals: dict[float, float] = {}
+    for key in _times(run):
+        for x, seconds in zip(*run.columns(key), strict=True):
+            if math.isfinite(seconds):
+                totals[x] = totals.get(x, 0.0) + float(seconds)
+    devices = run.devices()
+    if not totals or not devices:
+        return []
+    x = np.array(sorted(totals))
+    line = Series("device-seconds", x, devices * np.array([totals[at] for at in x]))
+    note = '<span class="what">What a step costs: its seconds times the devices of the run.</span>'
+    unit = f"device-seconds on {devices} device" + ("s" if devices > 1 else "")
+    return [line_chart("Cost of a step", unit, [line], spans=spans(run), from_zero=True, note=note)]
+
+
+def _timelines(run: Run) -> str:
+    return "".join(timeline.figure(record) for record in timeline.read(run.folder))

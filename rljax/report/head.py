@@ -1,0 +1,170 @@
+"""The head of a page: what was trained, by which command and code, on what, and where its files
+are."""
+
+import html
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from rljax.report.run_folder import Run, is_number, moment
+from rljax.tracking.charts import duration, short
+
+# What a run may have written, in the order in which it is looked at.
+FILES = (
+    "config.json", "metrics.jsonl", "samples.jsonl", "rewards.log", "log.txt", "summary.json",
+    "starts.jsonl", "timeline.json", "model.json", "policy", "adapter", "reward_model",
+    "checkpoints", "tensorboard",
+)  # fmt: skip
+# Fields of the config that are shown above the charts, and their names there.
+FACTS = {
+    "model": "model", "data.train": "data", "data": "data", "dataset": "dataset",
+    "dataflow": "dataflow", "algorithm.policy_loss": "policy loss", "policy_loss": "policy loss",
+    "algorithm.advantage": "advantage", "reward.function": "reward",
+    "actor_optimizer.lr": "learning rate", "batch.prompts_per_step": "prompts per step",
+    "batch.samples_per_prompt": "samples per prompt",
+}  # fmt: skip
+
+
+def field(config: Mapping, dotted: str) -> object:
+    """The value of a dotted field of a config, by its name where it is a section; None where it is
+    absent."""
+    value: object = config
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping):
+        value = value.get("name", value.get("path"))
+    return None if isinstance(value, list | Mapping) else value
+
+
+def _short_name(value: object) -> str:
+    """ "decoder" of "decoder(layers=2, ...)", the last part of a path."""
+    text = str(value or "").split("(")[0].rstrip("/")
+    return text.replace("{split}", "").rpartition("/")[2] or text
+
+
+def title_of(run: Run) -> str:
+    """The run's name where its config has one, else what was trained: "SFT and GRPO of decoder on
+    letter_count", else the folder's name."""
+    name, dataflow = run.config.get("name"), field(run.config, "dataflow")
+    if isinstance(name, str) and name:
+        return name
+    if not isinstance(dataflow, str) or not dataflow:
+        return run.folder.resolve().name
+    what = _short_name(dataflow)
+    if what == "preference":  # one dataflow of many losses
+        what = _short_name(field(run.config, "algorithm.preference_loss") or what)
+    what = what.upper() if len(what) <= 5 else what.replace("_", " ")
+    before = "SFT and " if field(run.config, "sft.steps") else ""
+    model, data = (_short_name(field(run.config, f)) for f in ("model", "data.train"))
+    of, on = f" of {model}" if model else "", f" on {data}" if data else ""
+    return f"{before}{what}{of}{on}"
+
+
+def head(run: Run) -> str:
+    """Title, facts of the config, and folded: the command, the code, the machine; the files."""
+    name = html.escape(run.folder.resolve().name)
+    return (
+        f'<h1>{html.escape(title_of(run))}</h1><p class="dim">run folder <b>{name}</b></p>'
+        f"{_facts(run)}{_files(run.folder)}{_origin(run)}"
+    )
+
+
+def _facts(run: Run) -> str:
+    facts = []
+    facts += [(label, field(run.config, name)) for name, label in FACTS.items()]
+    last, total = run.steps()
+    facts += [("steps", f"{last} of {total}" if total else run.summary.get("steps", last or None))]
+    facts += [("seed", run.summary.get("seed", run.config.get("seed")))]
+    facts += [("device", run.summary.get("device") or _started(run, "device"))]
+    wall = run.summary.get("wall_s")
+    if is_number(wall):
+        facts.append(("time", duration(wall)))
+        if run.devices():
+            facts.append(("device hours", short(wall * run.devices() / 3600)))
+    memory = run.summary.get("memory")
+    for name, value in memory.items() if isinstance(memory, Mapping) else ():
+        if is_number(value):
+            facts.append((f"most memory, {name.removesuffix('_bytes')}", size(value)))
+    spans = (
+        f"<span>{html.escape(k)} <b>{html.escape(str(v))}</b></span>"
+        for k, v in facts
+        if v not in (None, "")
+    )
+    return f'<p class="facts">{"".join(spans)}</p>'
+
+
+def _started(run: Run, name: str) -> object:
+    return run.starts[-1].get(name) if run.starts else None
+
+
+def size(count: float) -> str:
+    """Bytes for people: 812 B, 3.4 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _files(folder: Path) -> str:
+    """Links to what is in the folder, relative: the page goes where the folder goes."""
+    links = []
+    for name in FILES:
+        path = folder / name
+        try:
+            kind, count = os.path.isdir(path), path.stat().st_size
+        except OSError:
+            continue
+        target, more = (f"{name}/", "") if kind else (name, f" ({size(count)})")
+        links.append(f'<span><a href="{target}">{target}</a>{more}</span>')
+    return f'<p class="facts">{"".join(links)}</p>' if links else ""
+
+
+def _commit(git: object) -> str:
+    if not isinstance(git, Mapping) or not isinstance(git.get("commit"), str):
+        return "in no git repository"
+    changed = ", with changes that are not committed (dirty)" if git.get("dirty") else ""
+    return f"git commit {git['commit']}{changed}"
+
+
+def _origin(run: Run) -> str:
+    """The command, the code and the machine of every start, the last one first."""
+    versions = run.summary.get("versions")
+    libraries = ", ".join(
+        f"{name} {number}" for name, number in versions.items()
+    ) if isinstance(versions, Mapping) else ""  # fmt: skip
+    rows = []
+    for number, start in reversed(list(enumerate(run.starts))):
+        what = "Started" if number == 0 else f"Resumed at step {start.get('step')}"
+        of_rljax = f"rljax {start.get('rljax') or '(not installed)'}, python {start.get('python')}"
+        rows += [
+            (what, moment(start["time"])),
+            ("Command", start.get("command")),
+            ("Working folder", f"{start.get('working_folder')}: {_commit(start.get('git'))}"),
+            ("Code", of_rljax),
+            ("Machine", f"{start.get('host')}, {start.get('device')}"),
+            ("Memory", start.get("memory")),
+        ]
+    if libraries:
+        rows.append(("Versions", libraries))
+    if not rows:
+        return ""
+    body = "".join(
+        f"<tr><th>{html.escape(k)}</th><td>{html.escape(str(v))}</td></tr>" for k, v in rows if v
+    )
+    return (
+        "<details><summary>Command, code and machine</summary>"
+        f'<table class="origin">{body}</table></details>'
+    )
+
+
+def listing(config: Mapping, prefix: str = "") -> dict[str, object]:
+    """The fields of a config by their dotted names."""
+    out: dict[str, object] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            out |= listing(value, f"{prefix}{name}.")
+        else:
+            out[re.sub(r"\s", " ", f"{prefix}{name}")] = value
+    return out

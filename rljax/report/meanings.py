@@ -1,0 +1,83 @@
+"""Meanings of metrics by name, and warnings about those outside their healthy range: the data of
+rljax.report.glossary, looked up. A metric that is the user's own has no meaning here."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping
+
+from rljax.report.glossary import METRICS, MISMATCH, UPDATE
+
+SLACK = 1e-6  # a correlation of 1 may be rounded to a little more
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """What a metric says, its unit, and what is healthy, in words; `limits` are the healthy range
+    where a run warns outside of it, and `advice` says where to look then."""
+
+    text: str
+    unit: str = ""
+    healthy: str = ""
+    limits: tuple[float, float] | None = None
+    advice: str = ""
+
+    def is_healthy(self, value: float) -> bool:
+        """False outside of the limits, and for NaN; True where there are none."""
+        if self.limits is None:
+            return True
+        low, high = self.limits
+        return not math.isnan(value) and low - SLACK <= value <= high + SLACK
+
+    def line(self) -> str:
+        """One line: meaning, unit, what is healthy."""
+        unit = f" ({self.unit})" if self.unit else ""
+        return f"{self.text}{unit}" + (f". Healthy: {self.healthy}" if self.healthy else "")
+
+
+@functools.cache
+def meaning(name: str) -> Meaning | None:
+    """The meaning of a metric, None for one that rljax does not log."""
+    if name in METRICS:
+        return _made(METRICS[name])
+    for pattern, stars in _PATTERNS:
+        found = stars.fullmatch(name)
+        if found:
+            return _made(METRICS[pattern], found[1])
+    prefix, _, rest = name.partition("/")
+    known = meaning(rest) if prefix == "eval" or rest in UPDATE else None
+    if known is None:
+        return None
+    where = "of held-out rows" if prefix == "eval" else f"of {prefix}"
+    return dataclasses.replace(known, text=f"{where}: {known.text}")
+
+
+_PATTERNS = [
+    (name, re.compile(re.escape(name).replace(r"\*", "(.+)"), re.DOTALL))
+    for name in METRICS
+    if "*" in name
+]
+
+
+def _made(entry: tuple, star: str = "") -> Meaning:
+    text, unit, healthy = entry
+    text = text.replace("{}", star.replace("_", " "))
+    if isinstance(healthy, str):
+        return Meaning(text, unit, healthy)
+    low, high, advice = healthy
+    return Meaning(text, unit, f"{low:g} to {high:g}", (low, high), advice)
+
+
+def health_warnings(metrics: Mapping[str, float]) -> list[str]:
+    """One text per metric of the mismatch and the correction outside its healthy range: name,
+    value, range and where to look."""
+    warnings = []
+    for name in MISMATCH:
+        known, value = meaning(f"mismatch/{name}"), metrics.get(f"mismatch/{name}")
+        if value is None or known.is_healthy(float(value)):
+            continue
+        warnings.append(
+            f"mismatch/{name} is {float(value):.4g}, healthy is {known.healthy}: {known.advice}"
+        )
+    return warnings

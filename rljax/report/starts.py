@@ -1,0 +1,102 @@
+"""Where a run was started: a line of `starts.jsonl` in its folder for each start, resumes included.
+
+Command line, working folder and its git commit, rljax's version, host, process and devices.
+"""
+
+import json
+import logging
+import os
+import platform
+import resource
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rljax.tracking.trackers import read_jsonl
+
+LOG = logging.getLogger("rljax")
+FILE = "starts.jsonl"
+GIT_TIMEOUT_S = 3.0  # a working folder on a slow disk must not hold a run up
+
+
+def git_state(folder: str | os.PathLike) -> dict:
+    """{"commit", "dirty"} of the git repository that `folder` is in; {} where it is in none.
+    `dirty`: tracked files differ from the commit."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return {}
+    return {"commit": commit, "dirty": bool(changed)}
+
+
+def _git(folder: str | os.PathLike, *arguments: str) -> str:
+    # No lock is taken: the user's own git commands go on.
+    done = subprocess.run(
+        ["git", "--no-optional-locks", *arguments], cwd=folder, check=True, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        timeout=GIT_TIMEOUT_S,
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def rljax_version() -> str:
+    """The version of the installed package; "" where none is installed."""
+    try:
+        return version("rljax")
+    except PackageNotFoundError:
+        return ""
+
+
+def record_start(folder: Path, *, device: str, step: int, memory: str) -> None:
+    """Adds a line about this start to the folder: `step` steps are done, `device` is "8 x TPU v5e",
+    `memory` the line of the plan. Where it cannot be written, there is a warning."""
+    here = os.path.realpath(".")  # also of a folder that is gone
+    row = {
+        "time": time.time(),
+        "command": shlex.join(sys.orig_argv),
+        "working_folder": here,
+        "git": git_state(here),
+        "rljax": rljax_version(),
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": device,
+        "memory": memory,
+        "step": step,
+    }
+    try:
+        with open(folder / FILE, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:  # a full disk: what is written next says so, too
+        LOG.warning("%s is not written: %s", folder / FILE, error)
+
+
+def read_starts(folder: Path) -> list[dict]:
+    """The lines of `starts.jsonl`; none where there is no such file."""
+    try:
+        rows = read_jsonl(folder / FILE)
+    except OSError:
+        return []
+    return [row for row in rows if isinstance(row.get("time"), int | float)]
+
+
+def last_start(folder: Path) -> float | None:
+    """When the run was started last, in seconds since 1970; None where nothing says so."""
+    starts = read_starts(folder)
+    return starts[-1]["time"] if starts else None
+
+
+def peak_memory(devices: Sequence) -> Mapping[str, int]:
+    """The most bytes that were in use so far: of this process on the host, and of any of the
+    devices, where they say so."""
+    kilobyte = 1 if sys.platform == "darwin" else 1024
+    out = {"host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte}
+    stats = [device.memory_stats() or {} for device in devices]
+    peaks = [int(one["peak_bytes_in_use"]) for one in stats if "peak_bytes_in_use" in one]
+    return out | ({"device_bytes": max(peaks)} if peaks else {})
