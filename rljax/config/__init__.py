@@ -1,15 +1,15 @@
 """The typed config of an experiment, its overrides and its flags. Imports no model code."""
 
+from rljax.config.names import field_names, unknown_field
 from rljax.config.overrides import (
-    field_names,
+    changed_fields,
     fingerprints,
     from_dict,
     is_path,
     microbatch_rows,
-    nearest_field,
     row_tokens,
     to_dict,
-    unknown_field,
+    value_of,
     with_overrides,
 )
 from rljax.config.schema import (
@@ -50,14 +50,15 @@ __all__ = [
     "RolloutSettings",
     "SFTConfig",
     "SamplerConfig",
+    "changed_fields",
     "field_names",
     "fingerprints",
     "from_dict",
     "is_path",
     "microbatch_rows",
-    "nearest_field",
     "row_tokens",
     "to_dict",
     "unknown_field",
+    "value_of",
     "with_overrides",
 ]

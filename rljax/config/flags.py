@@ -1,52 +1,77 @@
-"""What the launchers share: the --config flag with overrides, options as flags, tables, and errors
-as plain text. Imports no model code before the flags are parsed, so that --help and a misspelt flag
-answer at once.
+"""A config from a file (Python, JSON, YAML, or the name of one that ships) and from --config flags.
+
+    --config=configs/quickstart.py:tiny      get_config("tiny") of a file
+    --config=quickstart                      a config that ships; `rljax configs` lists them
+    --config=RUN/config.json                 the config of a run, or of a .yaml file
+    --config.batch.epochs=2                  a field
+    --config.trackers=console,tensorboard    a tuple; commas inside brackets do not separate
+
+Imports no model code, so that a misspelt flag is answered at once.
 """
 
-import logging
+import ast
+import difflib
+import importlib.machinery
+import importlib.util
+import itertools
+import json
 import os
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from absl import app, flags
-from absl import logging as absl_logging
-from ml_collections import config_flags
-
-from rljax.config import Config, field_names, unknown_field
-from rljax.config.options import CompilerOptions, define_flags, parsed_options
+from rljax.config.names import field_names, unknown_field
+from rljax.config.overrides import flat_fields, from_dict, with_overrides
+from rljax.config.schema import Config
 from rljax.errors import InputError
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "A file with get_config(), such as configs/quickstart.py"
-)
+# -- files --
 
 
-def check_flag_names(arguments: list[str], config: Config) -> None:
-    """Every --config.x.y must be a field: lists all that are not, each with the nearest name."""
-    known = field_names(config)
-    problems = []
-    for argument in arguments:
-        name = argument.lstrip("-").split("=", 1)[0]
-        if argument.startswith("--config.") and name.removeprefix("config.") not in known:
-            field = name.removeprefix("config.")
-            problems.append(unknown_field(field, "--config."))
-    if problems:
-        raise InputError("unknown flags:\n  " + "\n  ".join(problems))
+def shipped_configs() -> dict[str, Path]:
+    """{name: file} of the configs that come with the library: "quickstart", "presets/dapo"."""
+    package = Path(__file__).resolve().parent.parent
+    # Installed from a wheel they lie in the package, in a clone beside it.
+    homes = (package / "configs", package.parent / "configs")
+    home = next((home for home in homes if (home / "quickstart.py").is_file()), homes[0])
+    files = sorted(home.rglob("*.py"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(home).with_suffix("").as_posix(): file for file in files}
+
+
+def config_file(path: str) -> str:
+    """The file that --config names, without its variant: a path, or one of the shipped configs."""
+    name = path.partition(":")[0]
+    if os.path.isfile(name):
+        return name
+    shipped = shipped_configs()
+    if name in shipped:
+        return str(shipped[name])
+    stem = name.removeprefix("configs/").removesuffix(".py")
+    near = [stem] if stem in shipped else difflib.get_close_matches(stem, shipped, n=1)
+    near = near or [other for other in shipped if other.rpartition("/")[2] == stem]
+    if os.path.isfile(os.path.join(name, "config.json")):  # a run folder
+        near = [os.path.join(name, "config.json")]
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise InputError(
+        "no such config file", value=name,
+        fix=f"{hint}A .py, .json or .yaml file, or one that ships (`rljax configs` lists them)",
+    )  # fmt: skip
 
 
 def load_config_file(path: str) -> Config:
-    """get_config() of a config file; `file.py:text` passes the text to it. Errors name the file."""
-    module = config_module(path)
+    """The config of a file; `file.py:text` calls get_config(text). Errors name file and line."""
     name, _, argument = path.partition(":")
+    file = config_file(path)
+    if file.endswith((".json", ".yaml", ".yml")):
+        if argument:
+            raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
+        return _read_data(file)
+    module = config_module(path)
     try:
         config = module.get_config(argument) if argument else module.get_config()
-    except InputError:
-        raise
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{name}: get_config({argument!r}) failed", rule=f"{type(error).__name__}: {error}"
-        ) from error
+        raise _failed(f"get_config({argument!r}) failed", file, error) from error
     if not isinstance(config, Config):
         raise InputError(
             f"{name}: get_config() must return rljax.config.Config", value=type(config).__name__
@@ -56,119 +81,194 @@ def load_config_file(path: str) -> Config:
 
 def config_module(path: str):
     """The module of a config file."""
-    import importlib.util
-
-    name = path.partition(":")[0]
-    if not os.path.isfile(name):
-        raise InputError("no such config file", value=name, fix="see configs/ for those that ship")
-    spec = importlib.util.spec_from_file_location("_rljax_config", name)
+    file = config_file(path)
+    if file.endswith((".json", ".yaml", ".yml")):
+        raise InputError("a Python config file is needed here", value=path)
+    spec = importlib.util.spec_from_loader(
+        "_rljax_config", importlib.machinery.SourceFileLoader("_rljax_config", file)
+    )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{name} cannot be imported", rule=f"{type(error).__name__}: {error}"
-        ) from error
+        raise _failed("cannot be imported", file, error) from error
     if not callable(vars(module).get("get_config")):
         raise InputError(
-            f"{name} has no get_config()",
+            f"{file} has no get_config()",
             fix="define get_config() that returns rljax.config.Config",
         )
     return module
 
 
-def require_sweep(module, path: str) -> None:
-    """The config file must define sweep()."""
-    if not callable(vars(module).get("sweep")):
-        raise InputError(
-            f"{path.partition(':')[0]} has no sweep()",
-            fix="define sweep() that yields {'dotted.field': value, ...} for each run",
-        )
+def _failed(what: str, file: str, error: BaseException) -> InputError:
+    """The user's config file is at fault: says at which line of it."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    place = f"{file}:{lines[-1]}" if lines else file
+    if isinstance(error, InputError):  # a field that is not there, or another file's fault
+        return InputError(f"{place}: {error}")
+    return InputError(f"{place}: {what}", rule=f"{type(error).__name__}: {error}")
 
 
-def config_path(arguments: list[str]) -> str | None:
-    """The value of --config in either spelling."""
-    for i, argument in enumerate(arguments):
-        if argument.startswith("--config="):
-            return argument.removeprefix("--config=")
-        if argument == "--config" and i + 1 < len(arguments):
-            return arguments[i + 1]
-    return None
-
-
-def _quiet() -> None:
-    """One line per warning of ours; libraries speak from ERROR on."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.ERROR)
-    logging.getLogger("rljax").setLevel(logging.WARNING)
-    warnings.showwarning = lambda message, *_, **__: print(f"WARNING: {message}", file=sys.stderr)
-
-
-def run(main: Callable[[list[str]], int | None], *, needs_config: bool = True) -> None:
-    """Parse flags and call main(positional arguments); an InputError is printed, exit code 2."""
-    _quiet()
-    sys.path[:0] = [p for p in (os.getcwd(),) if p not in sys.path]  # the user's own modules
-    arguments = sys.argv[1:]
+def _read_data(file: str) -> Config:
+    """The config of a JSON or YAML file, such as a run's config.json."""
     try:
-        asks_help = any(a in ("--help", "-h", "--helpfull", "--helpshort") for a in arguments)
-        path = config_path(arguments)
-        if path is not None:
-            check_flag_names(arguments, load_config_file(path))
-        elif needs_config and not asks_help:
-            raise InputError("no --config", fix="--config=configs/quickstart.py")
-        app.run(lambda argv: sys.exit(_guarded(main, argv[1:])), argv=sys.argv, flags_parser=_parse)
+        text = Path(file).read_text(encoding="utf-8")
+        if file.endswith(".json"):
+            return from_dict(_mapping(json.loads(text, object_pairs_hook=_once), file), file)
+        return _from_yaml(text, file)
     except InputError as error:
-        sys.exit(_complain(error))
+        raise error if file in str(error) else InputError(f"{file}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file} cannot be read", rule=f"{type(error).__name__}: {error}") from None
 
 
-def command(main: Callable[[object], int | None], kind: type, *, needs_config: bool = False):
-    """`run` of main(options): an options class of rljax.config.options gives flags and checks."""
-    define_flags(kind)
-
-    def call(positional: list[str]) -> int | None:
-        options = parsed_options(kind, positional)
-        if isinstance(options, CompilerOptions):
-            from rljax.tracking import compiles  # after the flags: --help answers without JAX
-
-            compiles.use_cache(options.compilation_cache)
-        return main(options)
-
-    run(call, needs_config=needs_config)
+def _mapping(value: object, file: str) -> Mapping:
+    if not isinstance(value, Mapping):
+        rule = "the fields of a config and their values"
+        raise InputError(f"{file} holds no config", value=type(value).__name__, rule=rule)
+    return value
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
-    """Prints a table: the first column to the left, numbers in the others to the right."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title or None, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    Console().print(table)
+def _once(pairs: Sequence[tuple[str, object]]) -> dict:
+    """The dict of a JSON or YAML mapping. A field that stands twice would lose one of its values."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"field {twice!r} stands twice", fix="remove one")
+    return out
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _from_yaml(text: str, file: str) -> Config:
+    """Scalars are read as those of flags are, by the type of their field: 1e-6 is a number and
+    "on" a text."""
+    import yaml
+
+    class Loader(yaml.BaseLoader):  # makes texts, lists and dicts alone
+        def construct_mapping(self, node, deep=False):
+            construct = self.construct_object
+            return _once([(construct(key), construct(item, True)) for key, item in node.value])
+
+    Loader.add_constructor(
+        "tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node)
+    )
     try:
-        return flags.FLAGS(argv)
-    except (flags.Error, ValueError, TypeError) as error:
-        raise InputError(str(error), fix="--help lists the flags") from None
+        values = _mapping(yaml.load(text, Loader), file)
+    except (yaml.YAMLError, TypeError) as error:
+        raise InputError(f"{file} is not YAML", rule=str(error)) from None
+    return with_texts(Config(), flat_fields(values), file, "")
 
 
-def _guarded(main: Callable, positional: list[str]) -> int:
-    absl_logging.set_verbosity(absl_logging.ERROR)  # orbax logs at every save
+# -- flags --
+
+
+def config_flags(arguments: Sequence[str]) -> tuple[str | None, dict[str, str], list[str]]:
+    """(the value of --config, {field: text} of --config.FIELD, all other arguments)."""
+    path, fields, others = None, {}, []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, text = argument.removeprefix("-").removeprefix("-").partition("=")
+        dashed = argument.startswith("-")
+        if dashed and name.startswith("noconfig.") and not equals:
+            fields[name.removeprefix("noconfig.")] = "false"
+        elif dashed and (name == "config" or name.startswith("config.")):
+            field = name.removeprefix("config").removeprefix(".")
+            if not equals:
+                text = "true" if _kinds().get(field) is bool else next(rest, None)
+                if text is None:
+                    raise InputError(f"--{name} has no value", fix=f"--{name}=VALUE")
+            if field:
+                fields[field] = text
+            else:
+                path = text
+        else:
+            others.append(argument)
+            if argument == "--":
+                others += rest
+    return path, fields, others
+
+
+def with_texts(config: Config, texts: Mapping[str, object], where: str, prefix: str) -> Config:
+    """The config with {field: text} set, each text read by the type of its field. Raises InputError
+    that lists every unknown field and every text that is no such value."""
+    known, values, problems = _kinds(), {}, []
+    for field, text in texts.items():
+        if field not in known:
+            problems.append(unknown_field(field, field_names(Config), prefix))
+            continue
+        try:
+            values[field] = _value(text, known[field])
+        except ValueError as error:
+            shown = text[:200] if isinstance(text, str) else f"a {type(text).__name__}"
+            problems.append(f"{prefix}{field}={shown}: {error}")
+    if problems:
+        raise InputError(f"{where}:\n  " + "\n  ".join(problems))
+    return with_overrides(config, values, where)
+
+
+def _kinds(kind: type = Config, prefix: str = "") -> dict[str, type]:
+    """{dotted field: its type}."""
+    out = {}
+    for name, field in kind.__dataclass_fields__.items():
+        section = isinstance(field.type, type) and hasattr(field.type, "__dataclass_fields__")
+        inside = _kinds(field.type, f"{prefix}{name}.") if section else {prefix + name: field.type}
+        out |= inside
+    return out
+
+
+def _value(text: object, kind: type):
+    """A text as a value of a field's type; a list, which YAML may hold, as a tuple."""
+    if typing.get_origin(kind) is tuple:
+        (item, _) = typing.get_args(kind)
+        parts = text if isinstance(text, list) else _parts(text)
+        return tuple(_value(part, item) for part in parts)
+    if not isinstance(text, str):
+        raise ValueError(f"must be {_NAMES[kind]}")
+    if kind is str:
+        return text
+    truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
     try:
-        return main(positional) or 0
-    except InputError as error:
-        return _complain(error)
+        return truths[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"must be {_NAMES[kind]}") from None
 
 
-def _complain(error: InputError) -> int:
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-def parsed_config() -> Config:
-    """The config of --config with the overrides of the command line."""
-    return _CONFIG.value
+def _parts(text: str) -> list[str]:
+    """The items of a tuple as text: "('a', 'b')" or "a, mixture(x=1, y=2)"."""
+    if text[:1] in ("(", "[", "'", '"'):
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pass
+        else:
+            items = value if isinstance(value, (tuple, list)) else (value,)
+            return [item if isinstance(item, str) else repr(item) for item in items]
+    parts = _split(text)
+    if len(parts) == 1:
+        return [text] if text else []
+    parts = [part.strip() for part in parts]
+    parts = parts if parts[-1] else parts[:-1]  # one comma more at the end
+    if not all(parts):
+        raise ValueError("an item is empty; a text with a comma in it is written ('a,b',)")
+    return parts
+
+
+def _split(text: str) -> list[str]:
+    """Cuts at the commas that stand outside of brackets and quotes."""
+    cuts, depth, quote = [-1], 0, ""
+    for i, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote and text[i - 1] != "\\" else quote
+        elif letter in "'\"" and depth:
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+        elif letter == "," and depth <= 0:
+            cuts.append(i)
+    ends = [*cuts, len(text)]
+    return [text[begin + 1 : end] for begin, end in itertools.pairwise(ends)]

@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
-import difflib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rljax.config.names import field_names, unknown_field
 from rljax.config.schema import Config
 from rljax.errors import InputError
 
@@ -22,55 +23,16 @@ def is_path(spec: str) -> bool:
     return from_tfds or os.path.exists(spec) or ("(" not in spec and named)
 
 
-def field_names(config, prefix: str = "") -> list[str]:
-    """Dotted names of all fields: ["model", ..., "batch.epochs", ...]."""
-    names = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = prefix + field.name
-        names += field_names(value, name + ".") if dataclasses.is_dataclass(value) else [name]
-    return names
-
-
-def nearest_field(name: str) -> str:
-    """The field that a misspelt name most resembles, "" if none does."""
-    close = difflib.get_close_matches(name, field_names(Config()), n=1, cutoff=0.5)
-    return close[0] if close else ""
-
-
-# Names by which verl's users know what is spelled otherwise here.
-_ELSEWHERE = {
-    "tis_imp_ratio_cap": "algorithm.correction=\"rollout_correction(level='token', upper=CAP, "
-    'veto=None)"',
-    "rollout_is": "algorithm.correction=\"rollout_correction(...)\", mode='off': metrics only",
-    "rollout_is_threshold": 'algorithm.correction="rollout_correction(upper=...)"',
-    "rollout_is_threshold_lower": 'algorithm.correction="rollout_correction(lower=...)"',
-    "rollout_is_level": 'algorithm.correction="rollout_correction(level=...)"',
-    "rollout_is_mode": 'algorithm.correction="rollout_correction(mode=...)"',
-    "rollout_is_veto_threshold": 'algorithm.correction="rollout_correction(veto=...)"',
-    "calculate_log_probs": "nothing: the sampler always records its log-probs",
-    "adv_estimator": "algorithm.advantage",
-    "loss_agg_mode": "algorithm.reduction",
-    "ppo_mini_batch_size": "batch.sequences_per_optimizer_step (sequences, not prompts)",
-    "use_kl_loss": "algorithm.kl_in_loss (0 = off)",
-    "kl_loss_coef": "algorithm.kl_in_loss",
-    "use_kl_in_reward": "algorithm.kl_in_reward (0 = off)",
-    "entropy_coeff": "algorithm.entropy_coef",
-}
-
-
-def unknown_field(name: str, prefix: str = "") -> str:
-    """What to say of a name that is no field: what replaces it, or the field it resembles."""
-    replaced = _ELSEWHERE.get(name.rpartition(".")[2])
-    if replaced:
-        return f"{prefix}{name}: no such field; use {replaced}"
-    near = nearest_field(name)
-    return f"{prefix}{name}: no such field" + (f"; did you mean {prefix}{near}?" if near else "")
+def value_of(config: Config, name: str):
+    """The value of a dotted field; of "" the config itself."""
+    for part in filter(None, name.split(".")):
+        config = getattr(config, part)
+    return config
 
 
 def _check_known(names: Iterable[str], where: str) -> None:
-    known = set(field_names(Config()))
-    problems = [unknown_field(str(name)) for name in names if name not in known]
+    known = field_names(Config)
+    problems = [unknown_field(str(name), known) for name in names if name not in known]
     if problems:
         raise InputError(f"{where} has unknown fields:\n  " + "\n  ".join(problems))
 
@@ -95,18 +57,36 @@ def to_dict(config: Config) -> dict:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def _flat(value: Mapping, prefix: str = "") -> dict[str, object]:
+def flat_fields(value: Mapping, kind: type = Config, prefix: str = "") -> dict[str, object]:
+    """{dotted name: value}. Only what the config has as a section is taken apart, and one level of
+    what it has not, so that other frameworks' fields are recognised."""
     out: dict[str, object] = {}
     for name, item in value.items():
-        nested = isinstance(item, Mapping) and item
-        out |= _flat(item, f"{prefix}{name}.") if nested else {f"{prefix}{name}": item}
+        field = kind.__dataclass_fields__.get(name) if isinstance(name, str) else None
+        inside = {f"{prefix}{name}": item}
+        if isinstance(item, Mapping) and field is not None and dataclasses.is_dataclass(field.type):
+            inside = flat_fields(item, field.type, f"{prefix}{name}.")
+        elif isinstance(item, Mapping) and field is None and item:
+            inside = {f"{prefix}{name}.{inner}": None for inner in itertools.islice(item, 20)}
+        if twice := out.keys() & inside.keys():
+            raise InputError(f"field {min(twice)!r} stands twice", fix="remove one")
+        out |= inside
     return out
 
 
 def from_dict(value: Mapping, where: str) -> Config:
     """The Config that `to_dict` wrote: what is absent has its default; types are for validate()."""
-    flat = {k: tuple(v) if isinstance(v, list) else v for k, v in _flat(value).items()}
+    flat = {k: tuple(v) if isinstance(v, list) else v for k, v in flat_fields(value).items()}
     return with_overrides(Config(), flat, where)
+
+
+def changed_fields(config: Config) -> dict[str, object]:
+    """{dotted field: value} of all that differs from the defaults."""
+    default = Config()
+    values = {
+        name: (value_of(config, name), value_of(default, name)) for name in field_names(Config)
+    }
+    return {name: value for name, (value, usual) in values.items() if value != usual}
 
 
 # Where the run's files go and how it is watched changes no number of it.
@@ -131,10 +111,8 @@ def fingerprints(config: Config) -> dict[str, str]:
     out = {}
     for name in field_names(config):
         if name not in _NOT_OF_THE_RUN:
-            value = config
-            for part in name.split("."):
-                value = getattr(value, part)
-            out[name] = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+            text = json.dumps(value_of(config, name))
+            out[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
     # Where the reference's log-probs are kept changes nothing; whether they are, changes the roles.
     out["offline.reference_logprobs"] = str(bool(config.offline.reference_logprobs))
     return out

@@ -6,9 +6,11 @@ Rules are checked by rljax.validation. Components are calls written as text (rlj
 
 import dataclasses
 
+from rljax.config.names import Settings
+
 
 @dataclasses.dataclass
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """An optimizer and its learning rate, by name; the gradient is clipped before, to a global norm
     of `clip_norm` (0 = not)."""
 
@@ -30,7 +32,7 @@ class OptimizerConfig:
 
 
 @dataclasses.dataclass
-class DataConfig:
+class DataConfig(Settings):
     """A path (.parquet, .jsonl, .json) or a task of rljax.data.tasks, "sort_digits(...)".
 
     `sources` mixes further ones in: every prompt comes from train or one of them, with chances
@@ -58,7 +60,7 @@ class DataConfig:
 
 
 @dataclasses.dataclass
-class SFTConfig:
+class SFTConfig(Settings):
     """Supervised steps before the dataflow. steps 0 = none."""
 
     steps: int = 0
@@ -71,7 +73,7 @@ class SFTConfig:
 
 
 @dataclasses.dataclass
-class OfflineConfig:
+class OfflineConfig(Settings):
     """Of dataflows that learn from a file (sft, preference, kto, reward_model, dqo, ...), the rows
     of data.train: every step is one optimizer step on examples_per_step of them."""
 
@@ -87,7 +89,7 @@ class OfflineConfig:
 
 
 @dataclasses.dataclass
-class BatchConfig:
+class BatchConfig(Settings):
     """prompts_per_step x samples_per_prompt sequences are generated; each optimizer step takes
     sequences_per_optimizer_step of them, computed at most tokens_per_microbatch (padded) at a
     time."""
@@ -100,7 +102,7 @@ class BatchConfig:
 
 
 @dataclasses.dataclass
-class SamplerConfig:
+class SamplerConfig(Settings):
     """temperature is that of the sampler and of every log-prob of the trainer."""
 
     # What decoding computes in: float32 | bfloat16, "" = model_settings.dtype, as the trainer does.
@@ -132,7 +134,7 @@ class SamplerConfig:
 
 
 @dataclasses.dataclass
-class RewardConfig:
+class RewardConfig(Settings):
     """function: of rljax.rewards, dotted, or "file.py:function"; a call ends at timeout_s."""
 
     # "" = the task's own; of a file by its data_source (by_source), else exact_match.
@@ -153,7 +155,7 @@ class RewardConfig:
 
 
 @dataclasses.dataclass
-class AlgorithmConfig:
+class AlgorithmConfig(Settings):
     """Which function fills each stage. KL coefficients of 0 mean that no reference model is
     loaded."""
 
@@ -186,7 +188,7 @@ class AlgorithmConfig:
 
 
 @dataclasses.dataclass
-class RolloutSettings:
+class RolloutSettings(Settings):
     """Stored rollouts, trained on beside the policy's own samples or instead of them."""
 
     # A file of trajectories with their log-probs (launchers/rejection_sample.py --trajectories);
@@ -196,7 +198,7 @@ class RolloutSettings:
 
 
 @dataclasses.dataclass
-class EvaluateConfig:
+class EvaluateConfig(Settings):
     """Greedy accuracy on held-out prompts: before, after, and every `every_steps` (0 = only those
     two).
 
@@ -216,7 +218,7 @@ class EvaluateConfig:
 
 
 @dataclasses.dataclass
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """Everything that the run needs to go on bitwise. every_steps 0 = only at the end and on
     SIGTERM."""
 
@@ -230,7 +232,7 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass
-class MeshConfig:
+class MeshConfig(Settings):
     """Sizes of the mesh axes; one may be -1 = what is left of the devices."""
 
     data: int = 1
@@ -241,7 +243,7 @@ class MeshConfig:
 
 
 @dataclasses.dataclass
-class ModelSettings:
+class ModelSettings(Settings):
     """How the model runs, whatever its family."""
 
     # Of matmuls, those of decoding being sampler.dtype's; master weights and optimizer state are
@@ -255,7 +257,7 @@ class ModelSettings:
 
 
 @dataclasses.dataclass
-class MemoryConfig:
+class MemoryConfig(Settings):
     """What is kept in host memory while the devices do not need it. The numbers of a run stay the
     same up to rounding; each use costs a copy to the devices, and for a state one back."""
 
@@ -264,7 +266,7 @@ class MemoryConfig:
 
 
 @dataclasses.dataclass
-class LoraSettings:
+class LoraSettings(Settings):
     """Low-rank adapters on the actor (and critic), which then train nothing else; the reference
     shares their base. rank 0 = off: all weights are trained."""
 
@@ -276,7 +278,7 @@ class LoraSettings:
 
 
 @dataclasses.dataclass
-class Config:
+class Config(Settings):
     """One experiment."""
 
     model: str = ""  # a Hugging Face folder, or "decoder(layers=..., ...)": random weights

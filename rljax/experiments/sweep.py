@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rljax.config import Config, field_names, fingerprints, from_dict, with_overrides
+from rljax.config import Config, field_names, fingerprints, from_dict, value_of, with_overrides
 from rljax.config.flags import load_config_file
 from rljax.errors import InputError
 from rljax.files import write_json
@@ -72,14 +72,8 @@ def member_name(overrides: Mapping[str, object]) -> str:
 def _changes(config: Config, path: str) -> dict[str, object]:
     """The fields that the command line changed in the config of a file: {dotted field: value}."""
     plain, names = load_config_file(path), field_names(config)
-    values = {name: [_field(c, name) for c in (plain, config)] for name in names}
+    values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
     return {name: now for name, (before, now) in values.items() if before != now}
-
-
-def _field(config: Config, name: str):
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def make_members(base: Config, listed: object, folder: Path, where: str) -> list[Member]:

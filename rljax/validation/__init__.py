@@ -1,13 +1,16 @@
 """validate(config): every problem of a config at once, each with its fix, before any model loads:
 types, ranges, batch arithmetic, and whether components exist and fit together."""
 
+import copy
+from collections.abc import Iterable
+
 from rljax.components import resolve
-from rljax.config import NAMESPACES, AlgorithmConfig, Config, is_path
+from rljax.config import NAMESPACES, AlgorithmConfig, Config, is_path, value_of
+from rljax.config.checks import Problems, check_names, check_paths, check_types
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
-from rljax.validation.fields import check_batch, check_names, check_paths, check_ranges, check_types
-from rljax.validation.problems import Problems
+from rljax.validation.fields import check_batch, check_data_and_model, check_ranges
 from rljax.validation.stages import check_components
 
 
@@ -17,55 +20,70 @@ def validate(config: Config) -> list[str]:
     if not isinstance(config, Config):
         kind = type(config).__name__
         raise InputError("a config is a rljax.config.Config", value=kind, fix="build one")
-    problems = Problems()
-    check_types(config, problems)
-    if not problems:
-        check_ranges(config, problems)
-    if not problems:
-        problems.check(
-            bool(config.data.train),
-            "data.train",
-            config.data.train,
-            "is not set",
-            "a path, or a task",
-        )
-        problems.check(
-            config.steps + config.sft.steps > 0,
-            "steps",
-            config.steps,
-            "nothing to train: sft.steps is 0 too",
-        )
-        _check_parts(config, problems)
-    _refuse(problems)
+    found = _Found(config)
+    train, steps = found.sound.data.train, found.sound.steps
+    found.others.check(bool(train), "data.train", train, "is not set", "a path, or a task")
+    rule = "nothing to train: sft.steps is 0 too"
+    found.others.check(steps + found.sound.sft.steps > 0, "steps", steps, rule)
+    found.check_parts()
+    found.refuse()
     return _warnings(config)
 
 
 def validate_sizes(config: Config) -> None:
     """validate, for those who read no data: data.train need not be set."""
-    problems = Problems()
-    check_types(config, problems)
-    if not problems:
-        check_ranges(config, problems)
-    if not problems:
-        _check_parts(config, problems)
-    _refuse(problems)
+    found = _Found(config)
+    found.check_parts()
+    found.refuse()
 
 
-def _check_parts(config: Config, problems: Problems) -> None:
-    fix = "a Hugging Face folder, or 'decoder(...)'"
-    problems.check(bool(config.model), "model", config.model, "is not set", fix)
-    check_paths(config, problems)
-    check_names(config, problems)
-    if check_components(config, problems) in (*SAMPLED, ""):
-        check_batch(config, problems)
+class _Found:
+    """Problems of fields by themselves, and `others` of how they fit together. The latter are
+    looked for in `sound`, which has defaults where a value is of a wrong type or divides by 0."""
+
+    def __init__(self, config: Config):
+        self.alone, self.others = Problems(), Problems()
+        check_types(config, self.alone)
+        self.sound = _with_defaults(config, _fields_of(self.alone))
+        self.replaced = set(_fields_of(self.alone))
+        ranges = Problems()
+        check_ranges(self.sound, ranges)
+        self.alone += [p for p in ranges if not self._follows(p)]
+        sizes = {f for f in _fields_of(ranges) if f.startswith(("batch.", "mesh"))}
+        self.sound = _with_defaults(self.sound, sizes)
+        self.replaced |= sizes
+
+    def _follows(self, problem: str) -> bool:
+        """Whether a problem may be that of a default which stands for another value."""
+        (field,) = _fields_of([problem])
+        return field.partition(".")[0] in {name.partition(".")[0] for name in self.replaced}
+
+    def check_parts(self) -> None:
+        config, problems = self.sound, self.others
+        fix = "a Hugging Face folder, or 'decoder(...)'"
+        problems.check(bool(config.model), "model", config.model, "is not set", fix)
+        check_paths(config, problems)
+        check_data_and_model(config, problems)
+        check_names(config, problems)
+        if check_components(config, problems) in (*SAMPLED, ""):
+            check_batch(config, problems)
+
+    def refuse(self) -> None:
+        """Raises InputError that lists everything."""
+        Problems([*self.alone, *(p for p in self.others if not self._follows(p))]).refuse()
 
 
-def _refuse(problems: Problems) -> None:
-    if problems:
-        listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(problems, 1))
-        raise InputError(
-            f"the config has {len(problems)} problem{'s' * (len(problems) > 1)}:\n{listed}"
-        )
+def _fields_of(problems: Iterable[str]) -> list[str]:
+    return [problem.partition("=")[0] for problem in problems]
+
+
+def _with_defaults(config: Config, fields: Iterable[str]) -> Config:
+    """The config; a copy, with the defaults in these fields, if there are any."""
+    out, default = copy.deepcopy(config) if fields else config, Config()
+    for field in fields:
+        section, _, name = field.rpartition(".")
+        setattr(value_of(out, section), name, value_of(default, field))
+    return out
 
 
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:

@@ -1,21 +1,18 @@
-"""Types, ranges, batch arithmetic, names and paths of a config: field by field."""
+"""Ranges, batch arithmetic, tasks and models of a config: field by field. Types, paths and names
+are rljax.config.checks."""
 
 import dataclasses
-import difflib
 import math
-import os
-import sys
-import typing
 
 from rljax.components import Component
-from rljax.config import Config, OptimizerConfig, field_names, is_path, row_tokens
+from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
+from rljax.config.checks import Problems
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.models.cache import DTYPES as KV_DTYPES
 from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
 from rljax.sampler.requests import LOOPS, SWITCHES
-from rljax.tracking.trackers import NAMES as TRACKERS
-from rljax.validation.problems import Problems, resolve_field, value_of
+from rljax.validation.problems import resolve_field
 
 _POSITIVE = (
     "batch.prompts_per_step",
@@ -55,7 +52,6 @@ _NOT_NEGATIVE = (
     "sft.stop_at_accuracy",
     "seed",
 )
-_OF_TRAINING = ("data.train", "data.sources", "sft.data", "rollouts.replay")
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
     "offline.ties": ("drop", "both_orders"),
@@ -70,32 +66,6 @@ _CHOICES = {
     "sampler.kv_dtype": KV_DTYPES,
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }
-
-
-def check_types(config, problems: Problems, prefix: str = "") -> None:
-    """Every field holds a value of its annotated type: a typo such as lr="1e-6" is caught here."""
-    for field in dataclasses.fields(config):
-        value, name, kind = getattr(config, field.name), prefix + field.name, field.type
-        if dataclasses.is_dataclass(kind):
-            if problems.check(isinstance(value, kind), name, value, f"must be a {kind.__name__}"):
-                check_types(value, problems, name + ".")
-        elif kind is float:
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            finite = number and abs(value) <= sys.float_info.max  # false for NaN
-            problems.check(finite, name, value, "must be a finite number")
-        elif kind in (int, bool, str):
-            exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-            ok = problems.check(exact, name, value, f"must be {kind.__name__}")
-            if ok and kind is int:
-                problems.check(abs(value) < 2**31, name, value, f"must be below {2**31}")
-        else:
-            item = typing.get_args(kind)[0]
-            wanted = (int, float) if item is float else item
-            fits = isinstance(value, (tuple, list)) and all(
-                isinstance(v, wanted) and not isinstance(v, bool) for v in value
-            )
-            what = {str: "texts", int: "whole numbers", float: "numbers"}[item]
-            problems.check(fits, name, value, f"must be a tuple of {what}")
 
 
 def check_ranges(config: Config, problems: Problems) -> None:
@@ -294,53 +264,17 @@ def check_batch(config: Config, problems: Problems) -> None:
     )
 
 
-def check_paths(config: Config, problems: Problems) -> None:
-    """Data, model and tokenizer: a component that resolves, or a path that exists."""
-    for field, spec in (
-        ("critic_model", config.critic_model),
-        ("teacher_model", config.teacher_model),
-        ("reward.model", config.reward.model),
-        ("reward.process_model", config.reward.process_model),
-        ("reward.judge_model", config.reward.judge_model),
-        ("lora.adapter", config.lora.adapter),
-    ):  # fmt: skip
-        problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")
-    for field, spec in (
-        ("data.train", config.data.train),
-        ("data.test", config.data.test),
-        ("sft.data", config.sft.data),
-        ("evaluate.prompts_from", config.evaluate.prompts_from),
-        ("rollouts.replay", config.rollouts.replay),
-        *(("data.sources", source) for source in config.data.sources),
+def check_data_and_model(config: Config, problems: Problems) -> None:
+    """Tasks and built-in models that are named by a component resolve."""
+    for field, specs in (
+        ("data.train", (config.data.train,)),
+        ("data.test", (config.data.test,)),
+        ("sft.data", (config.sft.data,)),
+        ("evaluate.prompts_from", (config.evaluate.prompts_from,)),
+        ("rollouts.replay", (config.rollouts.replay,)),
+        ("data.sources", config.data.sources),
+        ("model", (config.model,)),
     ):
-        if spec and not is_path(spec):
-            resolve_field(problems, field, spec, "data")
-        elif spec and not spec.startswith("tfds:"):
-            file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
-            fix = "give the path of a file"
-            problems.check(os.path.exists(file), field, spec, "does not exist", fix)
-    model, tokenizer = config.model, config.tokenizer
-    if model and not is_path(model):
-        resolve_field(problems, "model", model, "model")
-    elif model:
-        fix = "a Hugging Face folder, or 'decoder(...)'"
-        problems.check(os.path.isdir(model), "model", model, "is not a folder", fix)
-    if tokenizer:
-        fix = "a folder with tokenizer.json"
-        problems.check(os.path.isdir(tokenizer), "tokenizer", tokenizer, "is not a folder", fix)
-    stored = config.offline.reference_logprobs
-    free = not os.path.exists(stored) or os.path.isdir(stored)
-    problems.check(free, "offline.reference_logprobs", stored, "is a file", "name a folder")
-    run_dir = config.run_dir
-    free = not os.path.exists(run_dir) or os.path.isdir(run_dir)
-    problems.check(free, "run_dir", run_dir, "is a file", "name a folder")
-
-
-def check_names(config: Config, problems: Problems) -> None:
-    """Lists of names: trackers, and fields that may change at a resume."""
-    known = {"trackers": TRACKERS, "checkpoint.allow_changed": ("data", *field_names(config))}
-    for field, choices in known.items():
-        for name in value_of(config, field):
-            close = difflib.get_close_matches(name, choices, n=1)
-            fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
-            problems.check(name in choices, field, name, "no such name", fix)
+        for spec in specs:
+            if spec and not is_path(spec):
+                resolve_field(problems, field, spec, "model" if field == "model" else "data")

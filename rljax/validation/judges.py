@@ -1,13 +1,13 @@
 """Judges and rubrics of a config: whether they have someone to ask, and time to."""
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config
+from rljax.config import NAMESPACES, Config, value_of
+from rljax.config.checks import Problems
 from rljax.errors import InputError
 from rljax.rewards.judges.judges import judge
 from rljax.rewards.judges.rubric_buffer import evolving_rubrics, generator_of
 from rljax.rewards.judges.rubrics import rubric
 from rljax.rewards.unit_tests.code_fusion import sandbox_fusion
-from rljax.validation.problems import Problems, value_of
 
 
 def _component(config: Config, field: str, home: str) -> Component | None:

@@ -3,10 +3,11 @@
 import math
 
 from rljax.components import Component
-from rljax.config import Config
+from rljax.config import Config, value_of
+from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.data.kinds import OF_FILES
-from rljax.validation.problems import Problems, resolve_field, value_of
+from rljax.validation.problems import resolve_field
 
 # Fields that only rollouts read, or only files, and what they are when they are off. What the
 # dataflow itself reads of `algorithm` is found by the dry run (rljax.setup.dry_run).

@@ -3,7 +3,8 @@ fields. What a component needs is its contract (rljax.contracts)."""
 
 from rljax import dataflows
 from rljax.components import Component
-from rljax.config import NAMESPACES, Config
+from rljax.config import NAMESPACES, Config, value_of
+from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
@@ -12,7 +13,7 @@ from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
-from rljax.validation.problems import Problems, resolve_field, value_of
+from rljax.validation.problems import resolve_field
 
 # stage -> what its function is called with; every other parameter is an option of the config.
 _CALLED_WITH = {

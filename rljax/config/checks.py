@@ -1,0 +1,174 @@
+"""What can be said of a config without JAX, so that a mistyped path or name is answered at once:
+types, paths, and names of trackers and of our own components. rljax.validation knows the rest."""
+
+import ast
+import dataclasses
+import difflib
+import os
+import sys
+import typing
+from pathlib import Path
+
+from rljax.config.names import field_names
+from rljax.config.overrides import is_path, value_of
+from rljax.config.schema import NAMESPACES, Config
+from rljax.errors import InputError
+from rljax.tracking.trackers import NAMES as TRACKERS
+
+_OF_TRAINING = ("data.train", "data.sources", "sft.data", "rollouts.replay")
+_DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")
+_FOLDERS = (
+    "critic_model", "teacher_model", "reward.model", "reward.process_model", "reward.judge_model",
+    "lora.adapter",
+)  # fmt: skip
+_NEW_FOLDERS = ("run_dir", "offline.reference_logprobs")
+# Fields that name a component, and the namespace of bare names.
+_COMPONENTS = {
+    "dataflow": "dataflow",
+    "model": "model",
+    "reward.function": "reward",
+    "evaluate.reward": "reward",
+    "reward.rubrics": "rubrics",
+    **dict.fromkeys(_DATA, "data"),
+    **dict.fromkeys(("reward.process_reward", "reward.process_lines"), "process_reward"),
+    **{
+        f"algorithm.{stage}": stage
+        for stage in (
+            "advantage", "policy_loss", "value_loss", "preference_loss", "reward_loss", "reduction",
+            "correction", "collect",
+        )
+    },
+    "algorithm.reward_shaping": "shaping",
+    "algorithm.baseline_filters": "filter",
+    "algorithm.filters": "filter",
+    **{
+        f"{optimizer}.{field}": home
+        for optimizer in ("actor_optimizer", "critic_optimizer", "sft.optimizer")
+        for field, home in (("name", "optimizer"), ("schedule", "schedule"))
+    },
+}  # fmt: skip
+
+
+class Problems(list):
+    """Collects what is wrong; each entry names the field, the value, the rule and the fix."""
+
+    def check(self, ok: bool, field: str, value, rule: str, fix: str = "") -> bool:
+        if not ok:
+            self.add(field, value, rule + (f". Fix: {fix}" if fix else ""))
+        return ok
+
+    def add(self, field: str, value, text: object) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= 200 else shown[:200] + "..."
+        self.append(f"{field}={shown}: {text}")
+
+    def refuse(self) -> None:
+        """Raises InputError that lists all of them, if there are any."""
+        if self:
+            listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(self, 1))
+            raise InputError(
+                f"the config has {len(self)} problem{'s' * (len(self) > 1)}:\n{listed}"
+            )
+
+
+def refuse_early(config: Config) -> None:
+    """Raises InputError for every wrong type, path and name that is found without JAX."""
+    problems = Problems()
+    check_types(config, problems)
+    if not problems:
+        check_paths(config, problems)
+        check_names(config, problems)
+        _check_bare_names(config, problems)
+    problems.refuse()
+
+
+def check_types(config, problems: Problems, prefix: str = "") -> None:
+    """Every field holds a value of its annotated type: a typo such as lr="1e-6" is caught here."""
+    for field in dataclasses.fields(config):
+        value, name, kind = getattr(config, field.name), prefix + field.name, field.type
+        if dataclasses.is_dataclass(kind):
+            if problems.check(isinstance(value, kind), name, value, f"must be a {kind.__name__}"):
+                check_types(value, problems, name + ".")
+        elif kind is float:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            finite = number and abs(value) <= sys.float_info.max  # false for NaN
+            problems.check(finite, name, value, "must be a finite number")
+        elif kind in (int, bool, str):
+            exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+            ok = problems.check(exact, name, value, f"must be {kind.__name__}")
+            if ok and kind is int:
+                problems.check(abs(value) < 2**31, name, value, f"must be below {2**31}")
+        else:
+            item = typing.get_args(kind)[0]
+            wanted = (int, float) if item is float else item
+            fits = isinstance(value, (tuple, list)) and all(
+                isinstance(v, wanted) and not isinstance(v, bool) for v in value
+            )
+            what = {str: "texts", int: "whole numbers", float: "numbers"}[item]
+            problems.check(fits, name, value, f"must be a tuple of {what}")
+
+
+def _each(config: Config, field: str) -> tuple[str, ...]:
+    """The texts of a field that holds one or several, without the empty ones."""
+    value = value_of(config, field)
+    return tuple(text for text in ((value,) if isinstance(value, str) else value) if text)
+
+
+def check_paths(config: Config, problems: Problems) -> None:
+    """Data, models and tokenizer that are named by a path exist; what will be written is free."""
+    for field in _FOLDERS:
+        spec = value_of(config, field)
+        problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")
+    for field in _DATA:
+        for spec in _each(config, field):
+            if is_path(spec) and not spec.startswith("tfds:"):
+                file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
+                fix = "give the path of a file"
+                problems.check(os.path.exists(file), field, spec, "does not exist", fix)
+    model, tokenizer = config.model, config.tokenizer
+    if model and is_path(model):
+        fix = "a Hugging Face folder, or 'decoder(...)'"
+        problems.check(os.path.isdir(model), "model", model, "is not a folder", fix)
+    if tokenizer:
+        fix = "a folder with tokenizer.json"
+        problems.check(os.path.isdir(tokenizer), "tokenizer", tokenizer, "is not a folder", fix)
+    for field in _NEW_FOLDERS:
+        path = value_of(config, field)
+        free = not os.path.exists(path) or os.path.isdir(path)
+        problems.check(free, field, path, "is a file", "name a folder")
+
+
+def check_names(config: Config, problems: Problems) -> None:
+    """Lists of names: trackers, and fields that may change at a resume."""
+    known = {"trackers": TRACKERS, "checkpoint.allow_changed": ("data", *field_names(config))}
+    for field, choices in known.items():
+        for name in value_of(config, field):
+            close = difflib.get_close_matches(name, choices, n=1)
+            fix = f"did you mean {close[0]!r}?" if close else f"such as {choices[0]!r}"
+            problems.check(name in choices, field, name, "no such name", fix)
+
+
+def _check_bare_names(config: Config, problems: Problems) -> None:
+    """A component without a dot is a function of its namespace, whose source says which it has."""
+    for field, stage in _COMPONENTS.items():
+        for text in _each(config, field):
+            name = text.partition("(")[0].strip()
+            known = _functions(NAMESPACES[stage])
+            if known and name.isidentifier() and name not in known and not is_path(text):
+                close = difflib.get_close_matches(name, known, n=2)
+                fix = (
+                    f"did you mean {' or '.join(close)}?" if close else "a dotted name of your own"
+                )
+                problems.check(False, field, text, f"{NAMESPACES[stage]} has no {name!r}", fix)
+
+
+def _functions(module: str) -> list[str]:
+    """Every name that the source of a module of ours defines or imports."""
+    place = Path(__file__).parent.parent.parent.joinpath(*module.split("."))
+    for path in (place / "__init__.py", place.with_suffix(".py")):
+        if path.is_file():
+            body = ast.parse(path.read_text(encoding="utf-8")).body
+            named = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+            imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+            return named + [alias.asname or alias.name for n in imports for alias in n.names]
+    return []
