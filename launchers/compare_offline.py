@@ -1,65 +1,6 @@
-"""Compare offline algorithms: python launchers/compare_offline.py --out=runs/compare_offline
-[--config=configs/compare_offline.py --seeds=0,1,2 --steps=100]
+"""`rljax compare`: rljax/command/compare_offline.py."""
 
-Trains every method of the config file's methods() from one file of the base policy's samples, and
-prints greedy and sampled accuracy on held-out prompts with 95 % intervals. The same command again
-goes on: finished cells are kept. --capabilities prints what the dataflows need and can use.
-"""
-
-import sys
-from pathlib import Path
-
-from rljax.config import flags as launch
-from rljax.config.options import ComparisonOptions
-from rljax.errors import InputError
-
-_DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "compare_offline.py"
-_CAPABILITIES_OF = {"PPO": "ppo", "DPO": "preference", "KTO": "kto", "DQO": "dqo"}
-
-
-def main(options: ComparisonOptions) -> None:
-    if options.capabilities:
-        _print_capabilities()
-        return
-    from rljax.experiments.comparison import compare, read_methods
-
-    path = launch.config_path(sys.argv[1:])
-    config = launch.parsed_config() if path else launch.load_config_file(str(_DEFAULT))
-    module = launch.config_module(path or str(_DEFAULT))
-    if not callable(vars(module).get("methods")):
-        fix = 'define methods() that yields {"name": ..., "rows": ..., "dataflow": ...}'
-        raise InputError(f"{path} has no methods()", fix=fix)
-    methods = read_methods(module.methods(), path or _DEFAULT.name)
-    config.compilation_cache = options.compilation_cache
-    columns = ("greedy", "sampled", "greedy_gain", "sampled_gain")
-    result = compare(config, methods, options, on_cell=_print_cell)
-    rows = [
-        (row["method"], *(_shown(row.get(name)) for name in columns)) for row in result["table"]
-    ]
-    names = ("method", "greedy", "sample", "greedy - base", "sample - base")
-    launch.print_table(names, rows, "accuracy in %, and its 95 % interval")
-
-
-def _print_cell(cell: dict) -> None:
-    known = [[x for x in cell[name] if x is not None] for name in ("greedy", "sampled")]
-    greedy, sampled = (sum(values) / max(len(values), 1) for values in known)
-    print(f"seed {cell['seed']}: {cell['method']}: {greedy:.3f} / {sampled:.3f}", flush=True)
-
-
-def _shown(estimate: dict | None) -> str:
-    if estimate is None:
-        return ""
-    low, value, high = (100 * estimate[name] for name in ("low", "value", "high"))
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _print_capabilities() -> None:
-    from rljax.experiments.capabilities import PROPERTIES, capability_table
-
-    table = capability_table(_CAPABILITIES_OF)
-    rows = [(row["method"], *("yes" if row[p] else "no" for p in PROPERTIES)) for row in table]
-    launch.print_table(("method", *PROPERTIES), rows)
-
+from rljax.command import run
 
 if __name__ == "__main__":
-    launch.command(main, ComparisonOptions)
+    run("compare")

@@ -1,22 +1,6 @@
-"""Preference labels by a judge: python launchers/label_preferences.py --data=FILE --out=pairs.jsonl
-    --judge='my_judges.ask()' | --reward_model=FOLDER   [--policy=RUN_OR_MODEL_FOLDER]
+"""`rljax label preferences`: rljax/command/label_preferences.py."""
 
-FILE has rows of prompt and first + second, or completions; with --policy it has prompts, which that
-policy answers. Every pair is judged in both orders; a judge whose answer turns with the order has
-not answered. The pairs that are written are data.train of the dataflows preference and
-reward_model.
-"""
-
-from rljax.config import flags as launch
-from rljax.config.options import PreferenceOptions
-
-
-def main(options: PreferenceOptions) -> None:
-    from rljax.datagen.preferences import label_preferences
-
-    for name, count in label_preferences(options).items():
-        print(f"{name} {count:g}")
-
+from rljax.command import run
 
 if __name__ == "__main__":
-    launch.command(main, PreferenceOptions)
+    run("label preferences")

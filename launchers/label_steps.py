@@ -1,26 +1,6 @@
-"""Label steps: python launchers/label_steps.py --checkpoints=RUN@100,RUN@200 --out=FOLDER
+"""`rljax label steps`: rljax/command/label_steps.py."""
 
-Programs of each checkpoint (a run folder, RUN@STEP, or a Hugging Face folder), sampled on training
-prompts; binary search finds the first line from which no completion by the same checkpoint passes
-the tests. FOLDER/train.jsonl and test.jsonl are data for dataflow="process_reward_model":
---config.data.train=FOLDER --config.data.test=FOLDER. A Hugging Face folder needs --data, --reward.
-"""
-
-from rljax.config import flags as launch
-from rljax.config.options import LabelOptions
-
-
-def main(options: LabelOptions) -> None:
-    from rljax.datagen.steps import label_saved
-
-    result = label_saved(options)
-    metrics = result["checkpoints"]
-    names = next(iter(metrics.values()))
-    rows = [(name, *(f"{one[name]:.4g}" for one in metrics.values())) for name in names]
-    launch.print_table(("metric", *metrics), rows)
-    counts = ", ".join(f"{count} rows in {name}.jsonl" for name, count in result["rows"].items())
-    print(f"{options.out}: {counts}; {result['wall_s']:.0f} s")
-
+from rljax.command import run
 
 if __name__ == "__main__":
-    launch.command(main, LabelOptions)
+    run("label steps")

@@ -1,18 +1,6 @@
-"""Serve: python launchers/serve.py --model=RUN_OR_MODEL_FOLDER [--port=8000 --slots=16]
+"""`rljax serve`: rljax/command/serve.py."""
 
-An OpenAI-compatible endpoint: POST /v1/completions and /v1/chat/completions (streaming, n, stop,
-seed, logprobs), GET /v1/models, /health, /metrics. Needs `pip install 'rljax[serve]'`.
-"""
-
-from rljax.config import flags as launch
-from rljax.config.options import ServeOptions
-
-
-def main(options: ServeOptions) -> None:
-    from rljax.serving.saved import serve
-
-    serve(options)
-
+from rljax.command import run
 
 if __name__ == "__main__":
-    launch.command(main, ServeOptions)
+    run("serve")

@@ -16,6 +16,8 @@ are imported when they are first used.
 
 import importlib
 
+__version__ = "0.1.0"
+
 _PUBLIC = {
     "Config": "rljax.config",
     "validate": "rljax.validation",

@@ -119,7 +119,9 @@ def _read_data(file: str) -> Config:
     except InputError as error:
         raise error if file in str(error) else InputError(f"{file}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read", rule=f"{type(error).__name__}: {error}") from None
+        raise InputError(
+            f"{file} cannot be read", rule=f"{type(error).__name__}: {error}"
+        ) from None
 
 
 def _mapping(value: object, file: str) -> Mapping:
@@ -130,7 +132,7 @@ def _mapping(value: object, file: str) -> Mapping:
 
 
 def _once(pairs: Sequence[tuple[str, object]]) -> dict:
-    """The dict of a JSON or YAML mapping. A field that stands twice would lose one of its values."""
+    """The dict of a JSON or YAML mapping, where a field that stands twice would lose a value."""
     out = dict(pairs)
     if len(out) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,167 +1,15 @@
-"""Options of the launchers: each is declared once, as a field of a dataclass with its help and its
-range; its flag and its check follow from that. Nothing heavy is imported: --help answers at once.
-"""
+"""Options of the commands: see rljax.config.declare. Nothing heavy is imported: --help answers at
+once."""
 
 import dataclasses
-import math
-import operator
-import sys
-import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from rljax.config.declare import Options, check_options, option, whole_numbers
 from rljax.config.schema import Config
-from rljax.errors import InputError
 
-_MOST = 2**31 - 1  # of every whole number
+__all__ = ["check_options", "whole_numbers"]
 
-
-@dataclasses.dataclass(frozen=True)
-class _Spec:
-    """Help and range of an option; `low` and `high` are included, `above` and `below` are not."""
-
-    help: str
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
-    below: float | None = None
-    choices: tuple[str, ...] = ()
-    required: bool = False
-    fits: Callable[[str], bool] | None = None
-    rule: str = ""  # what `fits` asks for
-    flag: str = ""  # the flag's name where it is not the field's
-    positional: bool = False  # no flag: the arguments without one
-
-    def problem(self, value) -> str:
-        """Why `value` cannot be used, "" if it can. None stands for the default and always can."""
-        if value is None:
-            return ""
-        if self.required and not value:
-            return f"needed: {self.help}"
-        if self.choices and value not in self.choices:
-            return f"one of {', '.join(self.choices)}"
-        if self.fits is not None and not self.fits(value):
-            return self.rule
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return self._out_of_range(value) if number else ""
-
-    def _out_of_range(self, value: float) -> str:
-        high = _MOST if self.high is None and isinstance(value, int) else self.high
-        bounds = (
-            (">=", self.low, operator.ge), ("<=", high, operator.le),
-            (">", self.above, operator.gt), ("<", self.below, operator.lt),
-        )  # fmt: skip
-        bounds = [bound for bound in bounds if bound[1] is not None]
-        if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
-            return ""
-        return f"must be {' and '.join(f'{sign} {bound}' for sign, bound, _ in bounds) or 'finite'}"
-
-
-def option(default: object, help: str, **spec) -> typing.Any:
-    """A field of an options class; `spec` are fields of `_Spec`."""
-    return dataclasses.field(default=default, metadata={"spec": _Spec(help, **spec)})
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Base of the options of a launcher."""
-
-    def conflicts(self) -> Iterable[tuple[str, object, str]]:
-        """(field, value, rule) of options that do not go together."""
-        return ()
-
-
-def _specs(kind: type) -> Iterator[tuple[str, str, _Spec]]:
-    """(field, flag, spec) of every option of a class."""
-    for field in dataclasses.fields(kind):
-        spec = field.metadata["spec"]
-        yield field.name, spec.flag or field.name, spec
-
-
-def check_options(options: Options) -> None:
-    """Raises InputError that lists every problem of every option, in the order of the fields."""
-    shown, problems = {}, []
-    for name, flag, spec in _specs(type(options)):
-        shown[name] = name.upper() if spec.positional else f"--{flag}"
-        value = getattr(options, name)
-        problems.append((name, value, spec.problem(value)))
-    problems += options.conflicts()
-    problems = [problem for problem in problems if problem[-1]]
-    problems.sort(key=lambda problem: list(shown).index(problem[0]))
-    lines = [f"  {shown[name]}={value}: {rule}" for name, value, rule in problems]
-    if lines:
-        raise InputError("\n".join(["these flags cannot be used:", *lines]))
-
-
-def define_flags(kind: type, into=None) -> None:
-    """A flag of the launcher for every option of a class; `into` is absl's FlagValues, by default
-    those of the process."""
-    from absl import flags
-
-    define = {
-        bool: flags.DEFINE_boolean,
-        int: flags.DEFINE_integer,
-        float: flags.DEFINE_float,
-        str: flags.DEFINE_string,
-    }
-    # --help lists the flags of the launcher's own module.
-    main = {"module_name": sys.argv[0], "flag_values": flags.FLAGS if into is None else into}
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        spec, default, hint = field.metadata["spec"], field.default, hints[field.name]
-        name = spec.flag or field.name
-        if spec.positional:
-            continue
-        if spec.choices:
-            flags.DEFINE_enum(name, default, spec.choices, spec.help, **main)
-        elif typing.get_origin(hint) is tuple:
-            flags.DEFINE_string(name, ",".join(map(str, default)), spec.help, **main)
-        else:
-            define[_without_none(hint)](name, default, spec.help, **main)
-
-
-def parsed_options(kind: type, positional: Sequence[str] = (), parsed=None):
-    """The options of a class, checked, from parsed flags (absl's FlagValues, by default those of
-    the process) and the arguments without a flag."""
-    from absl import flags
-
-    parsed = flags.FLAGS if parsed is None else parsed
-    values, hints, rest = {}, typing.get_type_hints(kind), tuple(positional)
-    for name, flag, spec in _specs(kind):
-        if spec.positional:
-            values[name], rest = rest, ()
-            continue
-        value = parsed[flag].value
-        if typing.get_origin(hints[name]) is tuple:
-            numbers = typing.get_args(hints[name])[0] is int
-            texts = tuple(part.strip() for part in value.split(",") if part.strip())
-            value = whole_numbers(value, flag) if numbers else texts
-        values[name] = value
-    if rest:
-        raise InputError("unknown arguments", value=list(rest), fix="--help lists the flags")
-    options = kind(**values)
-    check_options(options)
-    return options
-
-
-def _without_none(hint):
-    """int | None -> int."""
-    if isinstance(hint, types.UnionType):
-        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
-    return hint
-
-
-def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
-    """ "4,1,4" -> (1, 4). Raises InputError that names the flag."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise InputError(
-            f"--{flag}", value=text, rule="whole numbers", fix=f"such as --{flag}=1,4,8"
-        )
-    return tuple(sorted({int(part) for part in parts}))
-
-
-# -- options that several launchers have --
+# -- options that several commands have --
 
 
 def _step():
@@ -191,21 +39,23 @@ def _jsonl(help: str, **spec):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerOptions(Options):
-    """What every launcher that compiles programs asks for."""
+    """What every command that compiles programs asks for."""
 
     compilation_cache: str = option(
         Config().compilation_cache, "Folder for compiled programs; empty = off"
     )
 
 
-# -- the launchers --
+# -- the commands --
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(CompilerOptions):
-    """launchers/evaluate.py. None: as the run's config.json says, else the default of Config."""
+    """rljax evaluate. None: as the run's config.json says, else the default of Config."""
 
-    checkpoint: str = option("", "A run folder, or a Hugging Face folder", required=True)
+    checkpoint: str = option(
+        "", "A run folder, or a Hugging Face folder", required=True, first=True
+    )
     data: str | None = option(None, "File or task; default: the run's held-out prompts")
     reward: str | None = option(None, "Reward function; default: the run's")
     samples: int = option(8, "Samples per prompt; 0 = greedy accuracy only", low=0)
@@ -228,9 +78,11 @@ class EvaluateOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RejectionOptions(CompilerOptions):
-    """launchers/rejection_sample.py. None: as the run's config.json says."""
+    """rljax sample. None: as the run's config.json says."""
 
-    checkpoint: str = option("", "A run folder, or a Hugging Face folder", required=True)
+    checkpoint: str = option(
+        "", "A run folder, or a Hugging Face folder", required=True, first=True
+    )
     out: str = option(
         "", "The .jsonl file of demonstrations; with --iterations, a folder", required=True
     )
@@ -275,7 +127,7 @@ class RejectionOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class LabelOptions(CompilerOptions):
-    """launchers/label_steps.py. None: as the run's config.json says, else the default of Config."""
+    """rljax label steps. None: as the run's config.json says, else the default of Config."""
 
     checkpoints: tuple[str, ...] = option(
         (), "Run folders, RUN@STEP, or Hugging Face folders", required=True
@@ -303,7 +155,7 @@ class LabelOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceOptions(CompilerOptions):
-    """launchers/label_preferences.py. None: as the run's config.json says."""
+    """rljax label preferences. None: as the run's config.json says."""
 
     data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
     out: str = option("", "Where the pairs are written, jsonl", required=True)
@@ -329,7 +181,7 @@ class PreferenceOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ScoreOptions(CompilerOptions):
-    """launchers/score_steps.py."""
+    """rljax score steps."""
 
     reward_model: str = option("", "A folder of a process reward model", required=True)
     data: str = option("", "File or folder of rows with completions and labels", required=True)
@@ -340,7 +192,7 @@ class ScoreOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonOptions(CompilerOptions):
-    """launchers/compare_offline.py: the same for every method."""
+    """rljax compare: the same for every method."""
 
     out: str = option("", "Folder of the comparison")
     seeds: tuple[int, ...] = option(
@@ -363,9 +215,9 @@ class ComparisonOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ServeOptions(CompilerOptions):
-    """launchers/serve.py."""
+    """rljax serve."""
 
-    model: str = option("", "A run folder, or a Hugging Face folder", required=True)
+    model: str = option("", "A run folder, or a Hugging Face folder", required=True, first=True)
     step: str = _step()
     name: str = option("", "What clients call the model; default: the folder's name")
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface")
@@ -389,7 +241,7 @@ class ServeOptions(CompilerOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ScalingOptions(Options):
-    """launchers/fit_scaling.py."""
+    """rljax scaling."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     metric: str = option("eval/accuracy", "Of metrics.jsonl, what is fitted", required=True)
@@ -407,7 +259,7 @@ class ScalingOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PrepareOptions(Options):
-    """launchers/prepare_data.py."""
+    """rljax data prepare."""
 
     source: str = option("", "Path, folder, tfds:NAME, or a function that returns rows")
     out: str = option("", "Folder for train.parquet, test.parquet and counts.json")
@@ -420,7 +272,7 @@ class PrepareOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class InspectOptions(Options):
-    """launchers/inspect_data.py."""
+    """rljax inspect."""
 
     rows: int = option(5, "Rows of each source", low=1)
     split: str = option("train", "Which rows: train or test", choices=("train", "test"))
@@ -429,7 +281,34 @@ class InspectOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(Options):
-    """launchers/sweep.py."""
+    """rljax sweep."""
 
     out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
     dry_run: bool = option(False, "Check the members and print their commands")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions(Options):
+    """rljax train."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions(Options):
+    """rljax plan."""
+
+    topology: str = option(
+        "", "Such as v5e:2x4, v5p:4x4x4, v6e:2x4; default: the devices of this host"
+    )
+    json: str = option("", "Where everything is written as JSON")
+    programs: tuple[str, ...] = option((), "Compile these alone: sft, generate, learn, ...")
+    compile: bool = option(True, "Compile; else (--nocompile) the estimate from shapes alone")
+    search: bool = option(False, "Try other meshes, remat and tokens_per_microbatch")
+    compiles: int = option(8, "Of --search: how many configs are compiled", low=0)
+    seconds: float = option(3600.0, "Of --search: no compile begins after so many", low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions(Options):
+    """rljax report."""
+
+    runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)

@@ -1,6 +1,6 @@
 """Sweep: run what a config file's `sweep()` yields, one training run per member, resumably.
 
-Each member is a process of its own, launchers/train.py, so that a crash of one stops no other and
+Each member is a process of its own, `rljax train`, so that a crash of one stops no other and
 each can be repeated by hand. JAX is never initialised here: the device belongs to the member that
 runs.
 
@@ -28,6 +28,7 @@ from rljax.files import write_json
 from rljax.validation import validate
 
 RESULT = "sweep.json"
+TRAIN = (sys.executable, "-m", "rljax", "train")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,14 +152,14 @@ def flag(name: str, value: object) -> str:
     return f"--config.{name}={value}"
 
 
-def command(launcher: Path, arguments: Sequence[str], member: Member) -> list[str]:
+def command(arguments: Sequence[str], member: Member, launcher: Sequence[str] = TRAIN) -> list[str]:
     """The command that runs one member; `arguments` hold --config and the flags of all members."""
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
     own = overrides.pop("config", None)
     if own is not None:
         arguments = [f"--config={own}", *_without_config(arguments)]
     flags = [flag(name, value) for name, value in overrides.items()]
-    return [sys.executable, str(launcher), *arguments, *flags]
+    return [*launcher, *arguments, *flags]
 
 
 def _without_config(arguments: Sequence[str]) -> list[str]:
@@ -201,7 +202,7 @@ def _run_one(arguments: list[str], log: Path) -> int:
 
 
 def run_members(
-    members: Sequence[Member], arguments: Sequence[str], *, launcher: Path
+    members: Sequence[Member], arguments: Sequence[str], *, launcher: Sequence[str] = TRAIN
 ) -> Iterator[tuple[Member, int | None]]:
     """Each member that is not finished, in order -> (member, exit code); None = was finished."""
     for member in members:
@@ -209,7 +210,7 @@ def run_members(
             yield member, None
             continue
         member.folder.mkdir(parents=True, exist_ok=True)
-        yield member, _run_one(command(launcher, arguments, member), member.folder / "log.txt")
+        yield member, _run_one(command(arguments, member, launcher), member.folder / "log.txt")
 
 
 def result_rows(members: Sequence[Member]) -> list[dict]:

@@ -83,7 +83,7 @@ def test_rejection_sample(folder):
     assert 10 < len(trajectories) == meta["trajectories"]["kept"] <= 40
     for shown in ("mean_reward_selected", "kl_bound", "rows of trajectories"):
         assert shown in done.stdout
-    done = launch("rejection_sample", "--out=x.txt", "--select=threshold", "more")
+    done = launch("rejection_sample", "--out=x.txt", "--select=threshold", "run", "more")
     assert done.returncode == 2 and "unknown arguments" in done.stderr
     done = launch("rejection_sample", "--out=x.txt", "--select=threshold")
     for flag in ("--checkpoint=", "--out=x.txt", "--min_reward="):

@@ -79,7 +79,7 @@ def members_of(folder, *overrides):
 def launcher(tmp_path):
     path = tmp_path / "fake.py"
     path.write_text(FAKE)
-    return path
+    return [sys.executable, str(path)]
 
 
 def starts(member) -> int:
@@ -111,7 +111,7 @@ base = Config(model="decoder(layers=1)")
 base.data.train = "sort_digits()"
 members = make_members(base, [{{"seed": s}} for s in (0, 2, 3)], pathlib.Path("s"), "x.py")
 try:
-    for member, code in run_members(members, [], launcher=pathlib.Path("{launcher}")):
+    for member, code in run_members(members, [], launcher={launcher}):
         pass
 except Stopped as stop:
     print("stopped by", stop)
@@ -223,9 +223,9 @@ def test_names_and_flags(tmp_path):
     assert len(set(long)) == 2 and max(map(len, long)) < 120
     assert flag("trackers", ("console",)) == "--config.trackers=('console',)"
     (member,) = members_of(tmp_path, {"seed": 1, "export": False})
-    line = command(Path("train.py"), ["--config=x.py", "--config.steps=3"], member)
+    line = command(["--config=x.py", "--config.steps=3"], member)
     assert line[1:] == [
-        "train.py",
+        *("-m", "rljax", "train"),
         "--config=x.py",
         "--config.steps=3",
         "--config.seed=1",

@@ -17,7 +17,7 @@ from rljax.config import (
     to_dict,
     with_overrides,
 )
-from rljax.config.flags import check_flag_names
+from rljax.config.flags import config_flags, with_texts
 from rljax.errors import InputError
 from rljax.validation import validate
 
@@ -309,16 +309,22 @@ def test_overrides_copy_and_name_what_is_unknown():
     assert str(e.value).startswith("member 2 has unknown fields")
 
 
+def from_flags(*arguments: str) -> Config:
+    path, texts, others = config_flags(arguments)
+    assert (path, others) == (None, [])
+    return with_texts(Config(), texts, "these flags cannot be used", "--config.")
+
+
 def test_unknown_flags_are_all_listed_with_the_nearest_name():
-    arguments = ["--config=x.py", "--config.stepz=3", "--config.batch.epoch", "2", "--other=1"]
     with pytest.raises(InputError) as error:
-        check_flag_names(arguments, Config())
+        from_flags("--config.stepz=3", "--config.batch.epoch", "2", "--config.lr=1")
     assert str(error.value).splitlines() == [
-        "unknown flags:",
+        "these flags cannot be used:",
         "  --config.stepz: no such field; did you mean --config.steps?",
         "  --config.batch.epoch: no such field; did you mean --config.batch.epochs?",
+        "  --config.lr: no such field; did you mean --config.sft.optimizer.lr or "
+        "--config.actor_optimizer.lr or --config.critic_optimizer.lr?",
     ]
-    check_flag_names(["--config.batch.epochs=2", "--config.seed", "1"], Config())
 
 
 def test_paths_and_components(tmp_path, monkeypatch):
@@ -331,11 +337,11 @@ def test_paths_and_components(tmp_path, monkeypatch):
 
 def test_names_of_another_framework_are_answered_with_ours():
     with pytest.raises(InputError) as error:
-        check_flag_names(
-            ["--config.actor.tis_imp_ratio_cap=2", "--config.x.adv_estimator=grpo"], Config()
-        )
+        from_flags("--config.actor.tis_imp_ratio_cap=2", "--config.x.adv_estimator=grpo")
     text = str(error.value)
     assert "actor.tis_imp_ratio_cap: no such field; use algorithm.correction=" in text
     assert "rollout_correction(level='token', upper=CAP" in text and "algorithm.advantage" in text
     with pytest.raises(InputError, match="use algorithm.correction"):
         from_dict({"algorithm": {"rollout_is_threshold": 2.0}}, "old.json")
+    with pytest.raises(InputError, match="use algorithm.advantage"):
+        from_dict({"trainer": {"adv_estimator": "grpo"}}, "old.json")

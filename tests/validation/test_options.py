@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 
 from rljax.config import options as declared
-from rljax.config.options import (
+from rljax.config.declare import (
     Options,
     check_options,
     define_flags,
@@ -87,7 +87,7 @@ LAUNCHERS = [
 
 @pytest.mark.parametrize("kind", LAUNCHERS, ids=lambda kind: kind.__name__)
 def test_every_option_says_what_it_is_and_its_default_is_in_range(kind):
-    assert len(LAUNCHERS) == 12
+    assert len(LAUNCHERS) == 15
     for field in dataclasses.fields(kind):
         spec = field.metadata["spec"]
         assert spec.help and spec.help[0].isupper() or spec.help[0] in "0j", field.name

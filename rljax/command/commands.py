@@ -1,0 +1,91 @@
+"""Which commands there are, and main(), which finds the one that is meant."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+import rljax
+from rljax.command.launch import Command, complain, launch
+from rljax.config import options as of
+from rljax.config.declare import Options
+from rljax.errors import InputError
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("demo", "train a small policy here in minutes, with a report", "demo", Options,
+                "quickstart"),
+        Command("train", "run a config: rljax train quickstart", "train", of.TrainOptions,
+                "needed"),
+        Command("configs", "list the configs that ship", "configs", Options),
+        Command("inspect", "print rows of the data as the model reads them", "inspect_data",
+                of.InspectOptions, "needed"),
+        Command("plan", "memory and time of a config, on chips that need not be there", "plan",
+                of.PlanOptions, "needed"),
+        Command("evaluate", "accuracy, pass@k and majority@k of a run or model", "evaluate",
+                of.EvaluateOptions),
+        Command("report", "write the report.html of a run anew", "report", of.ReportOptions),
+        Command("serve", "an OpenAI-compatible endpoint for a run or model", "serve",
+                of.ServeOptions),
+        Command("sweep", "run what a config's sweep() yields", "sweep", of.SweepOptions, "needed"),
+        Command("data prepare", "map rows to the columns that training reads", "prepare_data",
+                of.PrepareOptions),
+        Command("data inspect", "the same as inspect", "inspect_data", of.InspectOptions,
+                "needed"),
+        Command("sample", "rejection sampling: the best of K samples as a file; RAFT",
+                "rejection_sample", of.RejectionOptions, "optional"),
+        Command("label steps", "find the first wrong line of programs", "label_steps",
+                of.LabelOptions),
+        Command("label preferences", "have a judge label pairs", "label_preferences",
+                of.PreferenceOptions),
+        Command("score steps", "a process reward model on labelled lines", "score_steps",
+                of.ScoreOptions),
+        Command("compare", "offline algorithms on one file of samples", "compare_offline",
+                of.ComparisonOptions, "optional"),
+        Command("scaling", "fit curves of performance over compute", "fit_scaling",
+                of.ScalingOptions),
+    )
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """`rljax COMMAND ...` -> never: ends the process with the command's exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["--version"]:
+        print(f"rljax {rljax.__version__}")
+        sys.exit(0)
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(_overview())
+        sys.exit(0 if arguments else 2)
+    for words in (2, 1):
+        name = " ".join(arguments[:words])
+        if name in COMMANDS:
+            run(name, arguments[words:], f"rljax {name}")
+    sys.exit(complain(_unknown(arguments)))
+
+
+def run(name: str, arguments: Sequence[str] | None = None, program: str = "") -> None:
+    """Runs a command and ends the process with its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    sys.exit(launch(COMMANDS[name], list(arguments), program or f"python {sys.argv[0]}"))
+
+
+def _unknown(arguments: Sequence[str]) -> InputError:
+    word = arguments[0]
+    longer = [name for name in COMMANDS if name.startswith(f"{word} ")]
+    said = " ".join(arguments[:2]) if longer else word
+    close = difflib.get_close_matches(said, COMMANDS, n=1) or longer
+    close = close or [name for name in COMMANDS if word in name.split()]
+    hint = f"did you mean rljax {' or '.join(close)}? " if close else ""
+    return InputError("no such command", value=said, fix=f"{hint}`rljax --help` lists them")
+
+
+def _overview() -> str:
+    wide = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{wide}}  {one.about}" for name, one in COMMANDS.items())
+    return (
+        "usage: rljax COMMAND [arguments]\n\n"
+        f"{listed}\n\n"
+        "rljax COMMAND --help lists the flags of one. rljax --version\n"
+        "Start with: rljax demo"
+    )

@@ -1,0 +1,24 @@
+"""Configs: rljax configs
+
+Lists the configs that come with the library, by the name that --config takes.
+
+A name with :tiny behind it, such as presets/dapo:tiny, is the same algorithm on an embedded task.
+To change one for good, copy the file whose path `rljax configs` prints at the end.
+"""
+
+import ast
+
+from rljax.config.declare import Options
+from rljax.config.flags import shipped_configs
+
+
+def main(_: Options) -> None:
+    files = shipped_configs()
+    rows = []
+    for name, file in files.items():
+        doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        rows.append((name, doc.partition("\n")[0]))
+    wide = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        print(f"{name:<{wide}}  {text}")
+    print(f"\nThe files are in {files['quickstart'].parent}")

@@ -1,0 +1,182 @@
+"""What the commands share: arguments to options and config, --help, tables, and errors as text with
+exit code 2. Imports no model code, so that --help and a misspelt flag answer at once."""
+
+import ast
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import shutil
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from absl import flags
+from absl import logging as absl_logging
+
+from rljax.config import Config, changed_fields, to_dict
+from rljax.config.declare import define_flags, options_help, options_usage, parsed_options
+from rljax.config.describe import config_help
+from rljax.config.flags import config_flags, load_config_file, with_texts
+from rljax.config.options import CompilerOptions
+from rljax.errors import InputError
+
+_HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command: its name, what it is for, its module in this folder, its options, and whether it
+    takes a config: "", "optional", "needed", or the one that it takes where none is given."""
+
+    name: str
+    about: str
+    module: str
+    options: type
+    config: str = ""
+
+    def doc(self) -> str:
+        """The docstring of its module, which is not imported for it."""
+        text = Path(__file__).with_name(f"{self.module}.py").read_text(encoding="utf-8")
+        return ast.get_docstring(ast.parse(text)) or ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What the command line says beside the options: --config and what it makes."""
+
+    path: str | None
+    fields: Mapping[str, str]  # --config.FIELD=TEXT
+    config: Config | None
+
+    def config_arguments(self) -> list[str]:
+        """The arguments that give another process the same config."""
+        return [f"--config={self.path}", *(f"--config.{k}={v}" for k, v in self.fields.items())]
+
+
+def launch(command: Command, arguments: list[str], program: str) -> int:
+    """Runs a command -> its exit code. An InputError is printed, exit code 2."""
+    _quiet()
+    if any(argument in _HELP for argument in arguments):
+        print(_help(command, program))
+        return 0
+    sys.path[:0] = [p for p in (os.getcwd(),) if p not in sys.path]  # the user's own modules
+    try:
+        path, fields, others = config_flags(arguments)
+        shown, others = _print_config(others)
+        flag_values = flags.FlagValues()
+        define_flags(command.options, flag_values)
+        positional = _parse([program, *others], flag_values)[1:]
+        if command.config not in ("", "optional") and positional and not path:
+            path, *positional = positional
+        given = _given(command, path, fields)
+        if shown is not None and given.config is not None:
+            print(json.dumps(_nested(given.config, shown), indent=2))
+            return 0
+        options = parsed_options(command.options, positional, flag_values)
+        if isinstance(options, CompilerOptions):
+            from rljax.tracking import compiles  # after the flags: --help answers without JAX
+
+            compiles.use_cache(options.compilation_cache)
+        absl_logging.set_verbosity(absl_logging.ERROR)  # orbax logs at every save
+        main = importlib.import_module(f"rljax.command.{command.module}").main
+        return (main(options, given) if command.config else main(options)) or 0
+    except InputError as error:
+        return complain(error)
+
+
+def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Given:
+    if (path or fields) and not command.config:
+        raise InputError(f"{command.name} takes no --config", fix="--help lists the flags")
+    if not path and command.config not in ("", "optional", "needed"):
+        path = command.config
+    if not path and (command.config == "needed" or fields):
+        raise InputError("no --config", fix="--config=quickstart; `rljax configs` lists more")
+    config = load_config_file(path) if path else None
+    if config is not None:
+        config = with_texts(config, fields, "these flags cannot be used", "--config.")
+    return Given(path, fields, config)
+
+
+def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """(which fields --print_config asks for, the other arguments)."""
+    asked = [a for a in arguments if a.partition("=")[0] == "--print_config"]
+    if not asked:
+        return None, list(arguments)
+    shown = asked[-1].partition("=")[2] or "all"
+    if shown not in ("all", "changed"):
+        raise InputError("--print_config", value=shown, rule="all or changed")
+    return shown, [a for a in arguments if a not in asked]
+
+
+def _nested(config: Config, shown: str) -> dict:
+    """The config, or its fields that differ from the defaults, as JSON that --config reads."""
+    if shown == "all":
+        return to_dict(config)
+    out: dict = {}
+    for name, value in changed_fields(config).items():
+        *sections, last = name.split(".")
+        node = out
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    return out
+
+
+def _quiet() -> None:
+    """One line per warning of ours; libraries speak from ERROR on."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.ERROR)
+    logging.getLogger("rljax").setLevel(logging.WARNING)
+    warnings.showwarning = lambda message, *_, **__: print(f"WARNING: {message}", file=sys.stderr)
+
+
+def _parse(argv: list[str], into: flags.FlagValues) -> list[str]:
+    try:
+        return into(argv)
+    except (flags.Error, ValueError, TypeError) as error:
+        raise InputError(str(error), fix="--help lists the flags") from None
+
+
+def complain(error: InputError) -> int:
+    """Prints the error -> the exit code."""
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+# -- text --
+
+
+def _help(command: Command, program: str) -> str:
+    width = min(shutil.get_terminal_size().columns, 100)
+    takes = {"": "", "optional": "", "needed": " CONFIG"}.get(command.config, " [CONFIG]")
+    usage = f"usage: {program}{takes}{options_usage(command.options)} [--flags]"
+    lines = [usage, "", command.doc(), ""]
+    if options := options_help(command.options, width):
+        lines += ["Flags:", *options, ""]
+    if command.config:
+        text = (
+            "The config: CONFIG or --config=FILE names a .py file with get_config() (FILE:VARIANT "
+            "passes it a text), a .json or .yaml file, such as a run's config.json, or one that "
+            "ships (`rljax configs`). --config.FIELD=VALUE changes a field; a list is written "
+            "with commas: --config.trackers=console,tensorboard. --print_config prints the "
+            "resolved config, --print_config=changed what differs from the defaults below."
+        )
+        lines += [*textwrap.wrap(text, width), "", config_help(width)]
+    return "\n".join(lines)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:
+    """Prints a table: the first column to the left, numbers in the others to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console().print(table)

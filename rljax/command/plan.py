@@ -1,0 +1,52 @@
+"""Plan: rljax plan --config=configs/ppo_llama3_8b.py --topology=v5p:4x4x4
+
+Compiles the config's own programs for a TPU that need not be there (`pip install "jax[tpu]"`), or
+without --topology for the devices of this host, from shapes alone: no weights, data or tokenizer
+are read. Prints bytes per device, FLOPs, traffic by mesh axis, the least time by each limit, and
+what looks wrong; exit code 1 where it does not fit. --search tries other meshes, remat policies and
+microbatches. --nocompile counts memory from shapes in a second.
+"""
+
+import json
+from pathlib import Path
+
+from rljax.command.launch import Given
+from rljax.config.checks import refuse_early
+from rljax.config.options import PlanOptions
+from rljax.errors import InputError
+
+
+def main(options: PlanOptions, given: Given) -> int:
+    refuse_early(given.config)
+    if options.json and not Path(options.json).absolute().parent.is_dir():  # before the compiles
+        raise InputError("--json", value=options.json, rule="no such folder", fix="make it first")
+    import jax  # only now: a mistyped path is answered without loading JAX
+
+    topology = options.topology
+    if topology:  # nothing runs on a device of this host
+        jax.config.update("jax_platforms", "cpu")
+        # What is compiled for chips that are not there cannot be read back from the cache on disk.
+        jax.config.update("jax_enable_compilation_cache", False)
+    from rljax.plan import chips, compiled, search, table
+    from rljax.validation import validate_sizes
+
+    config = given.config
+    validate_sizes(config)
+    devices, chip = chips.topology_devices(topology) if topology else chips.local_devices()
+    topology = topology or f"{len(devices)} x {devices[0].device_kind}"
+    if options.search:
+        if chip is None:
+            raise InputError("--search needs a chip whose figures are known", fix="--topology=...")
+        limits = dict(compiles=options.compiles, seconds=options.seconds, only=options.programs)
+        found, tried, left = search.search(config, devices, chip, topology, **limits)
+        print(table.search_text(found, tried, left))
+        out = [{"changes": one.changes, **table.plan_json(one.plan)} for one in found]
+        fits = bool(found)
+    else:
+        how = dict(compile=options.compile, only=options.programs)
+        plan = compiled.make_plan(config, devices, chip, topology, **how)
+        print(table.plan_text(plan))
+        out, fits = table.plan_json(plan), plan.fits
+    if options.json:
+        Path(options.json).write_text(json.dumps(out, indent=2) + "\n")
+    return 0 if fits else 1

@@ -1,0 +1,13 @@
+"""Serve: rljax serve --model=RUN_OR_MODEL_FOLDER [--port=8000 --slots=16]
+
+An OpenAI-compatible endpoint: POST /v1/completions and /v1/chat/completions (streaming, n, stop,
+seed, logprobs), GET /v1/models, /health, /metrics. Needs `pip install 'rljax[serve]'`.
+"""
+
+from rljax.config.options import ServeOptions
+
+
+def main(options: ServeOptions) -> None:
+    from rljax.serving.saved import serve
+
+    serve(options)

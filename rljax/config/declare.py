@@ -1,0 +1,179 @@
+"""How an option of a command is declared: a field of a dataclass with its help and its range; its
+flag, its line of --help and its check follow from that."""
+
+import dataclasses
+import math
+import operator
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rljax.config.describe import flag_lines
+from rljax.errors import InputError
+
+_MOST = 2**31 - 1  # of every whole number
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spec:
+    """Help and range of an option; `low` and `high` are included, `above` and `below` are not."""
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    required: bool = False
+    fits: Callable[[str], bool] | None = None
+    rule: str = ""  # what `fits` asks for
+    flag: str = ""  # the flag's name where it is not the field's
+    positional: bool = False  # no flag: the arguments without one
+    first: bool = False  # may also be given as the argument without a flag
+
+    def problem(self, value) -> str:
+        """Why `value` cannot be used, "" if it can. None stands for the default and always can."""
+        if value is None:
+            return ""
+        if self.required and not value:
+            return f"needed: {self.help}"
+        if self.choices and value not in self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.fits is not None and not self.fits(value):
+            return self.rule
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return self._out_of_range(value) if number else ""
+
+    def _out_of_range(self, value: float) -> str:
+        high = _MOST if self.high is None and isinstance(value, int) else self.high
+        bounds = (
+            (">=", self.low, operator.ge), ("<=", high, operator.le),
+            (">", self.above, operator.gt), ("<", self.below, operator.lt),
+        )  # fmt: skip
+        bounds = [bound for bound in bounds if bound[1] is not None]
+        if math.isfinite(value) and all(holds(value, bound) for _, bound, holds in bounds):
+            return ""
+        return f"must be {' and '.join(f'{sign} {bound}' for sign, bound, _ in bounds) or 'finite'}"
+
+
+def option(default: object, help: str, **spec) -> typing.Any:
+    """A field of an options class; `spec` are fields of `_Spec`."""
+    return dataclasses.field(default=default, metadata={"spec": _Spec(help, **spec)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of the options of a command; by itself, of one that has none."""
+
+    def conflicts(self) -> Iterable[tuple[str, object, str]]:
+        """(field, value, rule) of options that do not go together."""
+        return ()
+
+
+def _specs(kind: type) -> Iterator[tuple[str, str, _Spec]]:
+    """(field, flag, spec) of every option of a class."""
+    for field in dataclasses.fields(kind):
+        spec = field.metadata["spec"]
+        yield field.name, spec.flag or field.name, spec
+
+
+def check_options(options: Options) -> None:
+    """Raises InputError that lists every problem of every option, in the order of the fields."""
+    shown, problems = {}, []
+    for name, flag, spec in _specs(type(options)):
+        shown[name] = name.upper() if spec.positional else f"--{flag}"
+        value = getattr(options, name)
+        problems.append((name, value, spec.problem(value)))
+    problems += options.conflicts()
+    problems = [problem for problem in problems if problem[-1]]
+    problems.sort(key=lambda problem: list(shown).index(problem[0]))
+    lines = [f"  {shown[name]}={value}: {rule}" for name, value, rule in problems]
+    if lines:
+        raise InputError("\n".join(["these flags cannot be used:", *lines]))
+
+
+def define_flags(kind: type, into) -> None:
+    """A flag for every option of a class; `into` is absl's FlagValues."""
+    from absl import flags
+
+    define = {
+        bool: flags.DEFINE_boolean,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+    }
+    main = {"flag_values": into}
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        spec, default, hint = field.metadata["spec"], field.default, hints[field.name]
+        name = spec.flag or field.name
+        if spec.positional:
+            continue
+        if spec.choices:
+            flags.DEFINE_enum(name, default, spec.choices, spec.help, **main)
+        elif typing.get_origin(hint) is tuple:
+            flags.DEFINE_string(name, ",".join(map(str, default)), spec.help, **main)
+        else:
+            define[_without_none(hint)](name, default, spec.help, **main)
+
+
+def parsed_options(kind: type, positional: Sequence[str], parsed):
+    """The options of a class, checked, from parsed flags (absl's FlagValues) and the arguments
+    without a flag."""
+    values, hints, rest = {}, typing.get_type_hints(kind), tuple(positional)
+    for name, flag, spec in _specs(kind):
+        if spec.positional:
+            values[name], rest = rest, ()
+            continue
+        value = parsed[flag].value
+        if spec.first and rest:
+            if value:
+                raise InputError(f"--{flag} is given twice", value=[value, rest[0]])
+            value, rest = rest[0], rest[1:]
+        if typing.get_origin(hints[name]) is tuple:
+            numbers = typing.get_args(hints[name])[0] is int
+            texts = tuple(part.strip() for part in value.split(",") if part.strip())
+            value = whole_numbers(value, flag) if numbers else texts
+        values[name] = value
+    if rest:
+        raise InputError("unknown arguments", value=list(rest), fix="--help lists the flags")
+    options = kind(**values)
+    check_options(options)
+    return options
+
+
+def options_usage(kind: type) -> str:
+    """The arguments without a flag, as --help writes them: "[CHECKPOINT]"."""
+    names = [name for name, _, spec in _specs(kind) if spec.first or spec.positional]
+    return "".join(f" {name.upper()}" for name in names)
+
+
+def options_help(kind: type, width: int) -> list[str]:
+    """Lines for --help: every option with its default, its type and what it is for."""
+    lines, hints = [], typing.get_type_hints(kind)
+    for field, (name, flag, spec) in zip(dataclasses.fields(kind), _specs(kind), strict=True):
+        default = field.default
+        default = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        shown = "" if default is None else str(default)
+        shown = shown.lower() if isinstance(default, bool) else shown
+        written = name.upper() if spec.positional else f"--{flag}={shown}"
+        needed = f"{spec.help} (needed)" if spec.required else spec.help
+        lines += flag_lines(written, hints[name], needed, width)
+    return lines
+
+
+def _without_none(hint):
+    """int | None -> int."""
+    if isinstance(hint, types.UnionType):
+        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
+    return hint
+
+
+def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
+    """ "4,1,4" -> (1, 4). Raises InputError that names the flag."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise InputError(
+            f"--{flag}", value=text, rule="whole numbers", fix=f"such as --{flag}=1,4,8"
+        )
+    return tuple(sorted({int(part) for part in parts}))
