@@ -9,8 +9,8 @@ from rljax.config.options import EvaluateOptions
 
 
 def main(options: EvaluateOptions) -> None:
-    from rljax.files import write_json
     from rljax.evaluation.saved import evaluate_saved
+    from rljax.files import write_json
 
     result = evaluate_saved(options)
     step = "" if result["step"] is None else f", step {result['step']}"

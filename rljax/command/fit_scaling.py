@@ -13,8 +13,8 @@ from rljax.config.options import ScalingOptions
 
 
 def main(options: ScalingOptions) -> None:
-    from rljax.files import write_json
     from rljax.evaluation.scaling import fit_runs
+    from rljax.files import write_json
 
     fits = fit_runs(options)
     names = list(dict.fromkeys(name for fit in fits.values() for name in fit))

@@ -12,8 +12,8 @@ from rljax.config.options import ScoreOptions
 def main(options: ScoreOptions) -> None:
     from rich.console import Console
 
-    from rljax.files import write_json
     from rljax.evaluation.process_models import evaluate_scorer, score_table
+    from rljax.files import write_json
 
     result = evaluate_scorer(Path(options.reward_model), options.data, split=options.split)
     for row in result["rows"][: options.show]:

@@ -25,6 +25,9 @@ from rljax.config.names import field_names, unknown_field
 from rljax.config.overrides import flat_fields, from_dict, with_overrides
 from rljax.config.schema import Config
 from rljax.errors import InputError
+from rljax.files import read_text
+
+_LARGEST = 10**7  # bytes of a config
 
 # -- files --
 
@@ -112,13 +115,13 @@ def _failed(what: str, file: str, error: BaseException) -> InputError:
 def _read_data(file: str) -> Config:
     """The config of a JSON or YAML file, such as a run's config.json."""
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = read_text(file, _LARGEST)
         if file.endswith(".json"):
             return from_dict(_mapping(json.loads(text, object_pairs_hook=_once), file), file)
         return _from_yaml(text, file)
     except InputError as error:
         raise error if file in str(error) else InputError(f"{file}: {error}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{file} cannot be read", rule=f"{type(error).__name__}: {error}"
         ) from None
