@@ -15,7 +15,7 @@ import numpy as np
 
 from rljax.report.starts import read_starts
 from rljax.tracking.folder import LOCK, STALE_S
-from rljax.tracking.trackers import read_jsonl
+from rljax.tracking.jsonl import read_jsonl
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
 EQUAL_STEPS = 3  # steps in a row whose rewards are all equal, from which on there is a warning

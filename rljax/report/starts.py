@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from rljax.tracking.trackers import read_jsonl
+from rljax.tracking.jsonl import read_jsonl
 
 LOG = logging.getLogger("rljax")
 FILE = "starts.jsonl"

@@ -6,10 +6,16 @@ holds a SHA-256 of every file and is written last, into a hidden folder that is 
 that a kill at any moment leaves whole folders only.
 """
 
+import contextlib
+import functools
+import gc
 import hashlib
 import json
+import logging
 import os
 import shutil
+import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -18,6 +24,8 @@ import orbax.checkpoint as ocp
 
 from rljax.config import Config, fingerprints
 from rljax.errors import InputError
+from rljax.tracking.charts import size
+from rljax.tracking.folder import free_bytes, not_written
 
 MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"
 
@@ -29,6 +37,34 @@ def _digest(path: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+
+
+@contextlib.contextmanager
+def _muted():
+    """Keeps orbax's threads from printing, each with a traceback, the exception of a save that is
+    raised here anyway."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    before, report = [logger.disabled for logger in loggers], sys.unraisablehook
+    try:
+        sys.unraisablehook = functools.partial(_report_unless_late, report)
+        for logger in loggers:
+            logger.disabled = True
+        yield
+        sys.unraisablehook = report
+    except (OSError, ValueError) as error:
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()  # asyncio logs a task that nobody waits for when it is collected
+        raise error.with_traceback(None) from None
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def _report_unless_late(report, unraisable) -> None:
+    """An array that TensorStore still writes when another has failed ends with this error, in a
+    thread of its own and perhaps when the save is over."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        report(unraisable)
 
 
 def _sync(path: Path) -> None:
@@ -45,6 +81,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, *, keep: int = 2, best_metric: str = ""):
         self.folder, self.keep, self.best_metric = Path(folder), keep, best_metric
+        self.whole: int | None = None  # the newest step that is known to be whole
 
     def prepare(self) -> None:
         """Makes the folder and removes saves that were killed half-way. For the run alone: another
@@ -62,12 +99,47 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"{step:08d}"
 
+    def check_room(self, needed: int) -> None:
+        """Raises InputError unless the disk has room for two checkpoints of `needed` bytes, those
+        that are there among them, and for one beside them."""
+        there = sum(p.stat().st_size for step in self.steps() for p in _files(self.path(step)))
+        free = free_bytes(self.folder)
+        if free is not None and free < max(needed, 2 * needed - there):
+            raise InputError(
+                "the disk has no room for the checkpoints of this run",
+                value=f"{size(free)} free in {self.folder}",
+                rule=f"a checkpoint takes {size(needed)}, and the next is written before one goes",
+                fix="free the disk, or choose a run_dir on another one",
+            )
+
     def save(self, step: int, arrays, state: dict) -> Path:
         """Write everything of `step`; `state` is JSON. Returns the folder once it is complete on
-        disk."""
+        disk. Nothing is left of a save that fails."""
         target, hidden = self.path(step), self.folder / f".{step:08d}"
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir(parents=True)
+        fault = None
+        try:
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir()
+            with _muted():
+                self._write(hidden, step, arrays, state)
+            # A corrupt folder of the same step, after a fallback.
+            shutil.rmtree(target, ignore_errors=True)
+            hidden.rename(target)
+            _sync(self.folder)
+        except (OSError, ValueError) as error:  # ValueError: TensorStore's
+            last = "there is none" if self.whole is None else f"that of step {self.whole}"
+            fix = f"make room or give it permissions; the same command goes on from {last}"
+            what = f"the checkpoint of step {step}"
+            fault = not_written(what, self.folder, error, fix)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+        if fault is not None:
+            raise fault
+        self.whole = step
+        self._prune(step)
+        return target
+
+    def _write(self, hidden: Path, step: int, arrays, state: dict) -> None:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((hidden / ARRAYS).absolute(), arrays)
         (hidden / STATE).write_text(json.dumps(state, indent=1))
@@ -81,13 +153,6 @@ class Checkpoints:
         (hidden / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=1))
         _sync(hidden / MANIFEST)
         _sync(hidden)
-        shutil.rmtree(
-            target, ignore_errors=True
-        )  # a corrupt folder of the same step, after a fallback
-        hidden.rename(target)
-        _sync(self.folder)
-        self._prune(step)
-        return target
 
     def _prune(self, newest: int) -> None:
         """What is newer than the newest was damaged and passed over: it must not count as kept."""
@@ -98,7 +163,10 @@ class Checkpoints:
             kept.add(best)
         for step in steps:
             if step not in kept:
-                shutil.rmtree(self.path(step))
+                try:
+                    shutil.rmtree(self.path(step))
+                except OSError as error:  # the new one is whole
+                    warnings.warn(f"checkpoint of step {step} stays: {error}", stacklevel=2)
 
     def best(self) -> int | None:
         """The step whose state has the highest `best_metric` ("-name": the lowest); ties go to the
@@ -145,6 +213,7 @@ class Checkpoints:
         for step in reversed(steps):
             problem = self.damage(step)
             if not problem:
+                self.whole = step
                 return step
             warnings.warn(
                 f"checkpoint of step {step} is damaged: {problem}; trying the one before",

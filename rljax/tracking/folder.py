@@ -3,9 +3,12 @@ what cannot be written is said before anything is trained.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import re
+import shutil
 import socket
 import stat
 import tempfile
@@ -15,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
+from rljax.tracking.charts import size
 
 LOCK = ".lock"
 HEARTBEAT_S = 10.0
@@ -57,10 +61,69 @@ def _try_to_write(folder: Path) -> None:
 
 def _unwritable(what: str, path: Path, error: Exception) -> InputError:
     fix = "another run_dir, or free its disk and its permissions"
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    reason = disk_fault(error) or str(error)
     if isinstance(error, FileExistsError):
         reason = "what has that name is no folder"
     return InputError(f"{what} cannot be written", value=str(path), rule=reason, fix=fix)
+
+
+def disk_fault(error: BaseException) -> str:
+    """What the system said of a write that failed, whichever library made it; "" if the error is
+    not the system's."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    code = re.search(r"os[ _]error(?:_code=')?[ ']*(\d+)", str(error), re.IGNORECASE)
+    return os.strerror(int(code[1])) if code else ""
+
+
+def not_written(what: str, folder: Path, error: BaseException, fix: str) -> InputError:
+    """The error of a write that failed while a run went on, with what is left of the disk."""
+    reason = disk_fault(error) or str(error).partition("\n")[0][:200]
+    free = free_bytes(folder)
+    rule = f"{reason}; {size(free)} free there" if free is not None else reason
+    return InputError(f"{what} could not be written", value=str(folder), rule=rule, fix=fix)
+
+
+def concerns(folder: Path, error: OSError) -> bool:
+    """Whether the error is one of the disk, or of a file of the run folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO):
+        return True
+    named = error.filename if isinstance(error.filename, str) else ""
+    return bool(named) and Path(named).absolute().is_relative_to(folder.absolute())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a small file in one piece: a full disk leaves the one that was there."""
+    draft = path.with_name(f".{path.name}.writing")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_export(folder: Path) -> Iterator[None]:
+    """Removes what a failed export leaves of a model folder, but for an older whole model."""
+    try:
+        yield
+    except BaseException:
+        half = list(folder.glob(".*.saving"))
+        if half and (folder / "config.json").exists():
+            for path in half:
+                path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Bytes that can be written into a folder; None if its file system does not say."""
+    try:
+        disk = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return disk.free if disk.total else None
 
 
 def _check_kind(path: Path, kind, name: str) -> bool:
@@ -106,7 +169,7 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         ended.set()
         beat.join()
-        if _is_at(file, path):
+        if is_open_at(file, path):
             path.unlink()
         os.close(file)
 
@@ -128,7 +191,7 @@ def _taken(path: Path) -> int:
             free, holder = _try_lock(file), _holder(file)
             if holder and (_runs(holder) or _beats_elsewhere(file, path.parent, holder)):
                 raise _held(path.parent, holder)
-            if free and _is_at(file, path):
+            if free and is_open_at(file, path):
                 os.ftruncate(file, 0)
                 os.pwrite(file, json.dumps(_this_process()).encode(), 0)
                 os.utime(file)
@@ -152,8 +215,8 @@ def _try_lock(file: int) -> bool:
     return True
 
 
-def _is_at(file: int, path: Path) -> bool:
-    """Whether `path` is still the open file: a holder that ends removes it."""
+def is_open_at(file: int, path: Path) -> bool:
+    """Whether `path` is still the open file, and nobody has removed or replaced it."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
     except OSError:

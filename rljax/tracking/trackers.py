@@ -5,17 +5,13 @@ outranks tracking: a tracker that fails while the run goes on warns and is switc
 stops a step. In a run of several processes only the first one opens a tracking.
 
 The run folder gets `metrics.jsonl` {"step": 3, "reward/mean": 0.5, ...} and `samples.jsonl`
-{"step": 3, "prompt": ..., "response": ..., "reward": ...}, one JSON object a line. Strict JSON has
-no NaN, so non-finite numbers are the strings "nan", "inf", "-inf", which `read_jsonl` (and any
-`float(...)`) turns back into numbers.
+{"step": 3, "prompt": ..., "response": ..., "reward": ...}, one JSON object a line.
 """
 
 import difflib
 import importlib
 import json
 import logging
-import math
-import numbers
 import os
 import re
 import types
@@ -24,14 +20,10 @@ from pathlib import Path
 from typing import Protocol
 
 from rljax.errors import InputError
+from rljax.tracking.jsonl import JsonlTracker, encoded, plain
 
 LOG = logging.getLogger("rljax.tracking.trackers")
 NAMES = ("console", "tensorboard", "wandb", "mlflow")
-FILES = ("metrics.jsonl", "samples.jsonl")
-TEXT_FIELDS = frozenset(
-    {"prompt", "response", "ground_truth", "status", "phase"}
-)  # "inf" is text here
-NON_FINITE = frozenset({"nan", "inf", "-inf"})
 FAILURES_UNTIL_OFF = 3
 
 
@@ -43,144 +35,6 @@ class Tracker(Protocol):
     def samples(self, step: int, rows: Sequence[Mapping]) -> None: ...
 
     def close(self) -> None: ...
-
-
-# --- values: device scalars and numpy scalars become plain numbers once, for all trackers ---
-
-
-def plain(value: object) -> object:
-    """`value` as JSON data (floats may be non-finite); what is no number becomes text."""
-    if value is None or isinstance(value, str | bool):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    try:
-        return float(value)  # numpy and jax scalars, 0-d arrays
-    except (TypeError, ValueError, OverflowError):
-        return str(value)
-
-
-def _encode(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, dict):
-        return {key: _encode(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_encode(item) for item in value]
-    return value
-
-
-def _decode(value: object, key: str = "") -> object:
-    if isinstance(value, str):
-        return float(value) if value in NON_FINITE and key not in TEXT_FIELDS else value
-    if isinstance(value, dict):
-        return {name: _decode(item, name) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_decode(item, key) for item in value]
-    return value
-
-
-def read_jsonl(path: str | os.PathLike) -> list[dict]:
-    """The rows of a jsonl file; a line torn by a kill in mid-write is left out."""
-    lines = Path(path).read_bytes().split(b"\n")
-    last = len(lines) if lines[-1] else len(lines) - 1
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(_decode(row))
-        elif number < last:  # a torn last line is expected, one in the middle is damage
-            LOG.warning("%s line %d is not a JSON object and was left out", path, number)
-    return rows
-
-
-# --- jsonl ---
-
-
-class _JsonlFile:
-    """An append-only file of JSON lines: a line is in it whole or not at all."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.file = open(path, "ab", buffering=0)
-        with open(path, "rb") as old:
-            old.seek(max(0, self.size() - 1))
-            if old.read() not in (b"", b"\n"):  # a kill tore the last line: nothing may join it
-                self.file.truncate(path.read_bytes().rfind(b"\n") + 1)
-
-    def write(self, row: Mapping) -> None:
-        # backslashreplace makes a lone surrogate its own JSON escape: any text survives
-        text = json.dumps(_encode(row), ensure_ascii=False, allow_nan=False) + "\n"
-        data = text.encode("utf-8", errors="backslashreplace")
-        start = self.size()
-        try:
-            if self.file.write(data) != len(data):
-                raise OSError(f"short write to {self.path}: is the disk full?")
-        except OSError:
-            self.file.truncate(start)
-            raise
-
-    def size(self) -> int:
-        return os.fstat(self.file.fileno()).st_size
-
-    def sync(self) -> int:
-        os.fsync(self.file.fileno())
-        return self.size()
-
-
-class JsonlTracker:
-    """metrics.jsonl and samples.jsonl; when a call returns, the system holds its lines."""
-
-    def __init__(self, run_dir: str | os.PathLike):
-        run_dir = Path(run_dir)
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            self.files = {name: _JsonlFile(run_dir / name) for name in FILES}
-        except OSError as error:
-            raise InputError(
-                "the run folder cannot be written",
-                value=str(run_dir),
-                rule=str(error),
-                fix="choose another run folder or free the disk",
-            ) from error
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.files["metrics.jsonl"].write({"step": int(step), **plain(metrics)})
-
-    def samples(self, step: int, rows: Sequence[Mapping]) -> None:
-        for row in rows:
-            self.files["samples.jsonl"].write({"step": int(step), **plain(row)})
-
-    def offsets(self) -> dict[str, int]:
-        """Bytes of each file, synced to disk: what a checkpoint stores."""
-        return {name: file.sync() for name, file in self.files.items()}
-
-    def truncate(self, offsets: Mapping[str, int]) -> None:
-        """Cut the files back to a checkpoint's `offsets`, so resumed files equal uninterrupted."""
-        for name, file in self.files.items():
-            target, size = offsets.get(name), file.size()
-            if target is None or size == target:
-                continue
-            if size > target:
-                file.file.truncate(target)
-            else:  # never stretched: that would fill the hole with zero bytes
-                LOG.warning(
-                    "%s has %d bytes, had %d when the checkpoint was saved: rows are missing",
-                    *(file.path, size, target),
-                )
-
-    def close(self) -> None:
-        for file in self.files.values():
-            file.file.close()
 
 
 # --- services: their packages are imported only when they are chosen ---
@@ -226,7 +80,7 @@ class TensorBoardTracker:
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
         writer = self._open(step)
         for index, row in enumerate(rows):
-            text = json.dumps(_encode(plain(row)), ensure_ascii=False, indent=1)
+            text = json.dumps(encoded(plain(row)), ensure_ascii=False, indent=1)
             code = "    " + text.replace("\n", "\n    ")  # indented = a code block in its markdown
             writer.add_text(f"samples/{index}", code.encode("utf-8", "replace").decode(), step)
 
@@ -252,7 +106,7 @@ class WandbTracker:
             project=os.environ.get("WANDB_PROJECT", project),
             name=run_dir.resolve().name,
             dir=str(run_dir),
-            config=_encode(plain(config)),
+            config=encoded(plain(config)),
             id=known or None,
             resume="allow" if known else None,
         )
@@ -290,7 +144,7 @@ class MlflowTracker:
         known = self.client.get_experiment_by_name(name)
         place = known.experiment_id if known else self.client.create_experiment(name)
         self.run_id = self.client.create_run(place, run_name=run_dir.resolve().name).info.run_id
-        self.client.log_dict(self.run_id, _encode(plain(config)), "config.json")
+        self.client.log_dict(self.run_id, encoded(plain(config)), "config.json")
         id_file.write_text(self.run_id + "\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -299,7 +153,7 @@ class MlflowTracker:
             self.client.log_metric(self.run_id, name, value, step=step, synchronous=False)
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
-        data = [_encode(plain(row)) for row in rows]
+        data = [encoded(plain(row)) for row in rows]
         self.client.log_dict(self.run_id, {"step": step, "rows": data}, f"samples/{step}.json")
 
     def close(self) -> None:
@@ -315,6 +169,7 @@ class _Guarded:
 
     def __init__(self, name: str, tracker: Tracker):
         self.name, self.tracker = name, tracker
+        self.may_go_off = not isinstance(tracker, JsonlTracker)  # a disk may be full for a while
         self.failures = self.in_a_row = 0
         self.on = True
 
@@ -328,7 +183,7 @@ class _Guarded:
             reason = f"{type(error).__name__}: {error}"
             if self.failures == 1:
                 LOG.warning("tracker %r failed in %s (%s); run goes on", self.name, what, reason)
-            if self.on and self.in_a_row >= FAILURES_UNTIL_OFF:
+            if self.may_go_off and self.on and self.in_a_row >= FAILURES_UNTIL_OFF:
                 self.on = False
                 LOG.warning("tracker %r is off: %d failures in a row", self.name, self.in_a_row)
 
@@ -373,6 +228,10 @@ class Tracking:
         """Cuts the jsonl files back to the checkpoint's `offsets` on resume; warns if they
         are shorter."""
         self._jsonl.truncate(offsets)
+
+    def lost(self) -> str:
+        """What of metrics.jsonl and samples.jsonl could not be kept, "" if everything was."""
+        return self._jsonl.lost()
 
     def failures(self) -> dict[str, int]:
         """Failures so far by tracker name."""

@@ -29,7 +29,14 @@ from rljax.report.starts import last_start, peak_memory, record_start
 from rljax.setup import build
 from rljax.tracking import compiles
 from rljax.tracking.console import Console
-from rljax.tracking.folder import locked, make_folder
+from rljax.tracking.folder import (
+    concerns,
+    disk_fault,
+    locked,
+    make_folder,
+    not_written,
+    write_whole,
+)
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Tracking, open_tracking
 from rljax.training.progress import bad_steps_in_a_row
@@ -264,16 +271,41 @@ def summarise(run: Run, status: str) -> dict:
     return out
 
 
-def finish(run: Run, status: str) -> dict:
-    """The exported policy, summary.json, and report.html last: Run.is_wrapped_up looks at it."""
+def finish(run: Run, status: str, lost: str) -> dict:
+    """The exported policy, summary.json, and report.html last: Run.is_wrapped_up looks at it.
+
+    What cannot be written keeps nothing else from being written and is part of the status, as is
+    what was `lost` of the metrics.
+    """
+    folder, faults = run.folder, [lost] if lost else []
+
+    def attempt(what: str, write: Callable, *arguments) -> None:
+        try:
+            write(*arguments)
+        except Exception as error:
+            if not disk_fault(error):
+                raise
+            fix = "make room or give it permissions, and start the same command again"
+            faults.append(str(not_written(what, folder, error, fix)))
+
+    if not folder.is_dir():  # nothing is put in its place
+        faults.append(f"{folder} was removed while the run wrote it")
+        return summarise(run, "; ".join([status, *faults]))
     if run.config.export and status != "failed":  # after a crash the arrays may be gone: donated
-        run.export()
-    summary = summarise(run, status)
-    (run.folder / "report.html").unlink(missing_ok=True)
-    timeline.write(run.folder, run.timelines)
-    (run.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    write_report(run.folder)
-    return summary
+        attempt("the exported model", run.export)
+    attempt("report.html", (folder / "report.html").unlink, True)
+    if not (folder / "config.json").exists():  # somebody has removed it
+        attempt("config.json", write_config, folder, run.config)
+    attempt("timeline.json", timeline.write, folder, run.timelines)
+    summary = summarise(run, "; ".join([status, *faults]))
+    text = json.dumps(summary, indent=2) + "\n"
+    attempt("summary.json", write_whole, folder / "summary.json", text)
+    attempt("report.html", write_report, folder)
+    return {**summary, "status": "; ".join([status, *faults])}
+
+
+def write_config(folder: Path, config: Config) -> None:
+    write_whole(folder / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def _prepare_jax(config: Config) -> None:
@@ -308,7 +340,7 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None, dev
                 run.start(tracking)
                 # Written only now: a refused resume must not replace the config of the run it was
                 # refused for.
-                (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+                write_config(folder, config)
                 plan, step = run.memory.line(), run.progress.step
                 record_start(folder, device=run.device, memory=plan, step=step)
                 with renewed_report(folder, config.report_every_minutes):
@@ -324,7 +356,14 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None, dev
             except InputError as error:
                 status = str(error)
                 raise
+            except OSError as error:
+                if not concerns(folder, error):
+                    raise
+                fix = "make room or give it permissions, and start the same command again"
+                fault = not_written("a file of the run", folder, error, fix)
+                status = str(fault)
+                raise fault from None
             finally:
                 if run.started_training:
-                    summary = finish(run, status)
+                    summary = finish(run, status, tracking.lost())
     return summary

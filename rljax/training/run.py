@@ -36,6 +36,7 @@ from rljax.setup import Phase, Setup
 from rljax.setup.checkpoint import Checkpoints, check_fingerprints
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.policies import Policy, sample_all
+from rljax.tracking.folder import whole_export
 from rljax.tracking.timing import timed
 from rljax.training.offline import (
     held_out_step,
@@ -47,6 +48,12 @@ from rljax.training.sources import make_source
 
 LOG = logging.getLogger("rljax")
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
+
+
+def checkpoint_bytes(setup: Setup) -> int:
+    """Bytes of the arrays of a checkpoint, of the phase that has most."""
+    phases = [build.role_arrays(build.abstract_roles(setup, phase)) for phase in setup.phases]
+    return max(sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(roles)) for roles in phases)
 
 
 class Run:
@@ -125,6 +132,7 @@ class Run:
     def start(self, tracking) -> None:
         """Resume from the newest whole checkpoint of the folder, or start anew."""
         self.checkpoints.prepare()
+        self.checkpoints.check_room(checkpoint_bytes(self.setup))
         step = self.checkpoints.latest()
         if step is None:
             tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
@@ -352,17 +360,19 @@ class Run:
         model, params = role.model, role.state.weights
         if model.config.lora:
             base = self.config.model if is_path(self.config.model) else ""
-            save_adapter(self.folder / "adapter", model, params, base=base)
+            with whole_export(self.folder / "adapter"):
+                save_adapter(self.folder / "adapter", model, params, base=base)
             params = lora.merge(model, params)
             whole = dataclasses.replace(lora.without(model.config), weight_dtype="float32")
             model = dataclasses.replace(model, config=whole)
-        save_params(
-            folder,
-            model,
-            params,
-            bos_id=tokenizer.bos_id,
-            eos_ids=tokenizer.eos_ids,
-            pad_id=tokenizer.pad_id,
-        )
-        tokenizer.save(folder)
+        with whole_export(folder):
+            save_params(
+                folder,
+                model,
+                params,
+                bos_id=tokenizer.bos_id,
+                eos_ids=tokenizer.eos_ids,
+                pad_id=tokenizer.pad_id,
+            )
+            tokenizer.save(folder)
         return folder

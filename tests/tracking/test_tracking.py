@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -17,7 +18,8 @@ import rich.console
 
 from rljax.errors import InputError
 from rljax.tracking.console import Console, one_line
-from rljax.tracking.trackers import JsonlTracker, open_tracking, read_jsonl
+from rljax.tracking.jsonl import JsonlTracker, read_jsonl
+from rljax.tracking.trackers import open_tracking
 
 CONFIG = {"name": "toy", "sampler": {"temperature": 1.0}, "nan": math.nan}
 SAMPLE = {"prompt": "1+1", "response": "nan", "reward": 1.0, "ground_truth": "inf", "status": "ok"}
@@ -113,7 +115,7 @@ def test_damage_in_the_middle_is_reported_with_its_line(tmp_path, caplog):
 
 def test_kill_9_leaves_whole_rows(tmp_path):
     code = (
-        "import sys, itertools; from rljax.tracking.trackers import JsonlTracker\n"
+        "import sys, itertools; from rljax.tracking.jsonl import JsonlTracker\n"
         "t = JsonlTracker(sys.argv[1]); print('go', flush=True)\n"
         "for i in itertools.count(): t.log(i, {'x': i / 7})"
     )
@@ -132,14 +134,48 @@ def test_full_disk_warns_and_leaves_whole_rows(tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         "with open_tracking([], sys.argv[1], {}) as t:\n"
         "    for i in range(50): t.log(i, {'x': 0.125})\n"
-        "print('trained')"
+        "    print('lost:', t.lost())"
     )
     done = _run(code, tmp_path)
-    assert done.stdout == "trained\n", done.stderr
-    assert "'jsonl' failed in log" in done.stderr and "is off" in done.stderr
+    assert done.stdout.startswith("lost: rows of ") and "metrics.jsonl" in done.stdout, done.stderr
+    assert done.stderr.count("'jsonl' failed in log") == 1 and "is off" not in done.stderr
     data = (tmp_path / "metrics.jsonl").read_bytes()
     assert 150 < len(data) <= 200 and data.endswith(b"}\n")
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == data.count(b"\n")
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "moved"])
+def test_a_file_that_somebody_removes_is_written_again_and_said_to_be_lost(tmp_path, caplog, how):
+    path = tmp_path / "metrics.jsonl"
+    with open_tracking([], tmp_path, CONFIG) as tracking:
+        tracking.log(1, {"x": 1.0})
+        assert tracking.lost() == ""
+        if how == "replaced":
+            os.replace(shutil.copy(path, tmp_path / "copy"), path)
+        else:
+            path.unlink() if how == "removed" else path.rename(tmp_path / "old")
+        for step in (2, 3):
+            tracking.log(step, {"x": 1.0})
+        assert tracking.lost() == f"{path} was removed or replaced while it was written"
+        (tmp_path / "samples.jsonl").unlink()  # nothing was written to it since
+        assert "samples.jsonl was removed" in tracking.lost()
+        assert tracking.failures() == {"jsonl": 0}
+    kept = [row["step"] for row in read_jsonl(path)]
+    assert kept == ([1, 2, 3] if how == "replaced" else [2, 3])
+    assert [r.getMessage().count("rows are missing") for r in caplog.records] == [1]
+
+
+def test_a_folder_that_somebody_removes_costs_no_step(tmp_path, caplog):
+    place = tmp_path / "run"
+    with open_tracking([], place, CONFIG) as tracking:
+        tracking.log(1, {"x": 1.0})
+        shutil.rmtree(place)
+        for step in range(2, 6):
+            tracking.log(step, {"x": 1.0})
+        assert "metrics.jsonl was removed" in tracking.lost()
+        place.mkdir()  # a disk that comes back
+        tracking.log(6, {"x": 1.0})
+    assert [row["step"] for row in read_jsonl(place / "metrics.jsonl")] == [6]
 
 
 # --- resume ---

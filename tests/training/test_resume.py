@@ -3,9 +3,11 @@
 Runs in this process share their compiled programs; kills need processes of their own.
 """
 
+import contextlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -27,12 +29,13 @@ from tiny_run import (
 )
 
 from rljax.errors import InputError
+from rljax.setup.checkpoint import Checkpoints
 from rljax.tracking.folder import locked
 from rljax.training import train
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
-import dataclasses, os
+import dataclasses, os, shutil
 from pathlib import Path
 from rljax.data import tasks
 from rljax.rewards import sequence_match
@@ -41,14 +44,18 @@ HERE = Path(__file__).parent
 calls = 0
 
 def score(response, ground_truth):
-    """Sends the signal that the file `plan` names at the call that it names, once."""
+    """Sends the signal that the file `plan` names at the call that it names, or removes the path
+    that it names, once."""
     global calls
     calls += 1
     if (HERE / "plan").exists():
         number, at = (HERE / "plan").read_text().split()
         if calls == int(at):
             (HERE / "plan").unlink()
-            os.kill(os.getppid(), int(number))
+            if not number.isdecimal():
+                shutil.rmtree(number) if os.path.isdir(number) else os.unlink(number)
+            else:
+                os.kill(os.getppid(), int(number))
     return sequence_match(response, ground_truth, partial=0.5)
 
 def digits():
@@ -76,8 +83,9 @@ def configured(run_dir, **fields):
     return tiny_config(run_dir, **{**names, **fields})
 
 
-def plan(parts: Path, number: signal.Signals, calls: int) -> None:
-    (parts / "plan").write_text(f"{int(number)} {calls}")
+def plan(parts: Path, what: signal.Signals | Path, calls: int) -> None:
+    what = int(what) if isinstance(what, signal.Signals) else what
+    (parts / "plan").write_text(f"{what} {calls}")
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +261,81 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_anew(half):
         with pytest.raises(InputError, match="checkpoints are damaged"):
             train(configured(half))
     assert (half / "metrics.jsonl").read_bytes() == before
+
+
+# -- disks --
+
+
+@contextlib.contextmanager
+def file_sizes_up_to(limit: int):
+    """No file of this process can grow past `limit` bytes: to a writer this is a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_save_that_fails_is_one_line_and_costs_what_came_after_the_last_one(half, whole, capfd):
+    before = {p: p.read_bytes() for p in half.glob("*/*") if p.is_file()}
+    with file_sizes_up_to(200_000), pytest.raises(InputError) as error:
+        train(configured(half))
+    said = str(error.value)
+    assert said.startswith("the checkpoint of step 8 could not be written: got ")
+    assert "File too large; " in said and " free there" in said and "step 7" in said
+    assert error.value.__context__ is None and "Traceback" not in capfd.readouterr().err
+    assert newest_step(half) == 7 and not hidden(half)
+    assert {p: p.read_bytes() for p in half.glob("*/*") if p.is_file()} == before
+    # Summary and report tell of it; the model is that of the step that could still be exported.
+    assert summary(half)["status"].startswith(said) and summary(half)["steps"] == 8
+    assert "the exported model could not be written" in summary(half)["status"]
+    assert (half / "report.html").stat().st_size > 1000
+    assert train(configured(half))["status"] == "finished"
+    assert_same_run(half, whole)
+
+
+def test_an_export_that_fails_costs_neither_summary_nor_report(whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    shutil.rmtree(folder / "policy")
+    (folder / "report.html").unlink()
+    (folder / "policy" / ".model.safetensors.saving").mkdir(parents=True)
+    found = train(configured(folder))
+    assert found["status"].startswith("finished; the exported model could not be written: got ")
+    assert summary(folder)["status"] == found["status"] and (folder / "report.html").exists()
+    assert not (folder / "policy").exists()
+    assert train(configured(folder))["status"] == "finished"
+    assert_same_run(folder, whole)
+
+
+@pytest.mark.parametrize("name", lanes(["metrics.jsonl", ""], ["samples.jsonl", "config.json"]))
+def test_a_run_that_loses_its_files_does_not_end_well(half, whole, parts, name):
+    plan(parts, half / name, 16 + EVALUATION + 8)  # after step 8
+    if not name:
+        with pytest.raises(InputError, match="checkpoint of step 10.*No such file"):
+            train(configured(half))
+        assert not half.exists()
+        return
+    status = train(configured(half))["status"]
+    assert (half / name).exists()
+    if name == "config.json":
+        assert status == "finished" and json.loads((half / name).read_text())["steps"] == 6
+        return
+    assert status == f"finished; {half / name} was removed or replaced while it was written"
+    assert newest_step(half) == 12
+    if name == "metrics.jsonl":
+        assert metrics_rows(half) == metrics_rows(whole)[8:]
+
+
+def test_a_disk_without_room_for_two_checkpoints_is_refused_at_the_start(whole, tmp_path):
+    checkpoints = Checkpoints(shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints"))
+    there = sum(p.stat().st_size for p in checkpoints.folder.rglob("*") if p.is_file())
+    free = shutil.disk_usage(tmp_path).free
+    checkpoints.check_room(free // 3)
+    checkpoints.check_room((free + there // 2) // 2)  # what is there makes room
+    for needed in (free // 2 + there, free * 2):
+        with pytest.raises(InputError, match=r"no room for the checkpoints .* GB free in .*takes"):
+            checkpoints.check_room(needed)
 
 
 # -- kill -9 --
