@@ -27,12 +27,16 @@ def response_tokens(batch: Batch):
     return jnp.sum(batch.mask, axis=1)
 
 
-def _check_limits(name: str, max_tokens: int, cache_tokens: int) -> None:
-    if not 0 < cache_tokens <= max_tokens:
+def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
+    """(max_tokens - cache_tokens - n) / cache_tokens where that is negative, n response tokens:
+    [B]. A cache of 0 is a hard limit: -1 beyond max_tokens."""
+    if not 0 <= cache_tokens <= max_tokens:
         raise InputError(
             f"{name}(cache_tokens)", value=cache_tokens,
-            rule=f"0 < cache_tokens <= max_tokens, which is {max_tokens}",
+            rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
         )  # fmt: skip
+    left = jnp.minimum(max_tokens - cache_tokens - response_tokens(batch), 0.0)
+    return left / cache_tokens if cache_tokens else jnp.maximum(left, -1.0)
 
 
 @contract(reads=("rewards",))
@@ -40,11 +44,10 @@ def soft_overlong(
     batch: Batch, *, max_tokens: int, cache_tokens: int, penalty: float = 1.0, floor: bool = True
 ):
     """score + penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response
-    tokens (DAPO, arXiv 2503.14476). Without `floor` it goes on falling beyond max_tokens."""
-    _check_limits("soft_overlong", max_tokens, cache_tokens)
-    over = (max_tokens - cache_tokens - response_tokens(batch)) / cache_tokens
-    over = jnp.clip(over, -1.0 if floor else -jnp.inf, 0.0)
-    return batches.row_scores(batch) + penalty * over
+    tokens (DAPO, arXiv 2503.14476). Without `floor` it goes on falling beyond max_tokens.
+    cache_tokens=0 is a hard limit: -penalty beyond max_tokens."""
+    over = _overlong(batch, "soft_overlong", max_tokens, cache_tokens)
+    return batches.row_scores(batch) + penalty * (jnp.maximum(over, -1.0) if floor else over)
 
 
 @contract(reads=("rewards", "scores"))
@@ -52,11 +55,11 @@ def length_penalty_when_right(
     batch: Batch, *, max_tokens: int, cache_tokens: int, correct_at: float = 1.0
 ):
     """score + clip((max_tokens - n) / cache_tokens - 1, -1, 0) for correct rows only (ScaleRL's
-    alternative, arXiv 2510.13786)."""
-    _check_limits("length_penalty_when_right", max_tokens, cache_tokens)
-    over = jnp.clip((max_tokens - response_tokens(batch)) / cache_tokens - 1, -1.0, 0.0)
+    alternative, arXiv 2510.13786); cache_tokens=0: -1 beyond max_tokens."""
+    over = _overlong(batch, "length_penalty_when_right", max_tokens, cache_tokens)
     batch.require("scores", by="length_penalty_when_right")
-    return batches.row_scores(batch) + jnp.where(batch.scores >= correct_at, over, 0.0)
+    right = batch.scores >= correct_at
+    return batches.row_scores(batch) + jnp.where(right, jnp.maximum(over, -1.0), 0.0)
 
 
 @contract(reads=("rewards",))

@@ -137,6 +137,21 @@ def test_weights_are_exactly_one_where_the_two_agree(level, mode):
     assert health_warnings({k: float(v) for k, v in metrics.items()}) == []
 
 
+def test_the_effective_sample_size_does_not_depend_on_the_scale_of_the_weights():
+    """(sum w)^2 / (n sum w^2) also where all weights are near e^-18; verl adds 1e-8 to the mean
+    that it divides by, and then counts more samples than there are."""
+    rng = np.random.default_rng(0)
+    mask = np.ones((6, 4))
+    sampler = -rng.exponential(1, (6, 4))
+    near = rng.normal(0, 0.1, (6, 4))
+    for shift in (-1.0, -4.5):  # of every token: e^-4 and e^-18 of a sequence
+        batch = response_batch(mask, old_logprobs=sampler + near + shift, sampler_logprobs=sampler)
+        _, metrics = rollout_correction(batch, level="sequence", lower=0.0, upper=2.0, veto=None)
+        w = np.exp(near.sum(1))
+        found = float(metrics["mismatch/rollout_is_eff_sample_size"])
+        assert found == pytest.approx(w.sum() ** 2 / (6 * (w**2).sum()), rel=1e-4)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_batch_without_policy_tokens_gives_zeros_and_no_nan(level):
     with jax.debug_nans(True):

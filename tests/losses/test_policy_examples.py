@@ -148,7 +148,7 @@ def test_clip_cov_draws_k_tokens_evenly_and_by_its_seed_and_version():
 def test_high_entropy_tokens_are_those_above_the_quantile():
     with jax.enable_x64(True):
         logp, entropy, batch = sample()
-        keep = np.asarray(selection._high_entropy(Policy(logp, entropy), batch, 0.4))
+        keep = np.asarray(selection.high_entropy(Policy(logp, entropy), batch, 0.4))
         values = np.asarray(entropy)[MASK > 0]
         np.testing.assert_array_equal(keep[MASK > 0], values >= np.quantile(values, 0.6))
         assert (keep[MASK == 0] == 0).all()
@@ -175,6 +175,24 @@ def test_gmpo_leaves_out_tokens_of_weight_zero_and_silences_vetoed_sequences():
         np.testing.assert_allclose(loss, other[0] * 3 / 4, rtol=1e-9)
         np.testing.assert_allclose(gradient, other[1] * 3 / 4, rtol=1e-9)
         assert (gradient[2] == 0).all()
+
+
+def test_gmpo_of_the_top_entropy_tokens_leaves_the_others_out_of_the_geometric_mean_alone():
+    with jax.enable_x64(True):
+        logp, entropy, batch = sample()
+        batch = batch.replace(weights=None)
+        entropy = jnp.where(jnp.arange(len(MASK))[:, None] == 1, 0.0, entropy + 1)  # row 1: none
+        found = policy.gmpo(Policy(logp, entropy), batch, fraction=0.4)[0]
+        chosen = np.asarray(selection.high_entropy(Policy(logp, entropy), batch, 0.4)) > 0
+        assert chosen[0].any() and not chosen[1].any()
+        for row, of in enumerate(chosen):
+            a = np.asarray(batch.advantages)[row]
+            d = np.asarray(logp - batch.old_logprobs)[row]
+            d = np.where(a > 0, np.minimum(d, 0.4), np.maximum(d, -0.4))
+            ratio = np.exp(d[of].mean()) if of.any() else 1.0  # an empty product
+            live = MASK[row] > 0
+            expected = -a[live].mean() * ratio if live.any() else 0.0
+            np.testing.assert_allclose(np.asarray(found)[row][live], expected, rtol=1e-9)
 
 
 def test_decoupled_ppo():

@@ -355,6 +355,8 @@ def test_soft_overlong_as_a_reward_gives_the_worked_examples(name):
     assert soft_overlong(p["L_max"], **options, penalty=0.5) == -0.5
     with pytest.raises(InputError, match="cache_tokens"):
         soft_overlong(3, max_tokens=4, cache_tokens=5)
+    hard = {"max_tokens": 4, "cache_tokens": 0, "penalty": 2.0}  # no cache: a hard limit
+    assert [soft_overlong(n, **hard) for n in (0, 4, 5, 50)] == [0, 0, -2, -2]
 
 
 @pytest.mark.parametrize("n, share", [(1000, 0.5), (1100, 0.35), (600, 1.0), (4000, 0.0)])

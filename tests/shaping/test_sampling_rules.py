@@ -47,6 +47,18 @@ def test_soft_overlong_worked_examples(name):
     assert float(half[0]) == 1 and float(half[-1]) <= 0.5
 
 
+@pytest.mark.parametrize("floor", [True, False])
+def test_an_overlong_cache_of_zero_is_a_hard_limit(floor):
+    batch = rows_of([1, 4, 5, 9], np.ones(4))
+    options = {"max_tokens": 4, "cache_tokens": 0}
+    found = shaping.soft_overlong(batch, **options, penalty=2.0, floor=floor)
+    np.testing.assert_array_equal(found, [1, 1, -1, -1])
+    found = shaping.length_penalty_when_right(batch, **options)
+    np.testing.assert_array_equal(found, [1, 1, 0, 0])
+    with pytest.raises(InputError, match="cache_tokens"):
+        shaping.soft_overlong(batch, max_tokens=4, cache_tokens=-1)
+
+
 def test_length_penalty_touches_correct_rows_only():
     example = worked_example("scalerl.length_penalty")
     lengths, p = example["inputs"]["n"], example["params"]

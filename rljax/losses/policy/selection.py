@@ -169,7 +169,7 @@ def kl_cov(policy: Policy, batch: Batch, *, fraction: float = 2e-3, kl_coef: flo
     return _kl_cov(policy, batch, log_ratio(policy, batch, by="kl_cov"), fraction, kl_coef)
 
 
-def _high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
+def high_entropy(policy: Policy, batch: Batch, fraction: float) -> jax.Array:
     """1 at the policy tokens whose entropy reaches the (1 - fraction) quantile of the step."""
     entropy = constant(policy.entropy, batch)
     ordered = jnp.sort(jnp.where(batch.mask > 0, entropy, jnp.inf).reshape(-1))
@@ -200,5 +200,5 @@ def ppo_high_entropy(
     difference = log_ratio(policy, batch, by="ppo_high_entropy")
     ratio = jnp.exp(difference)
     loss, metrics = ppo_loss(advantages, difference, ratio, batch, clip_low, clip_high, dual_clip)
-    metrics["entropy_keep"] = _high_entropy(policy, batch, fraction)
+    metrics["entropy_keep"] = high_entropy(policy, batch, fraction)
     return loss * metrics["entropy_keep"], metrics

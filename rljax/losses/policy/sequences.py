@@ -29,6 +29,7 @@ from rljax.losses.policy.common import (
     row_mean,
     sequence_mean,
 )
+from rljax.losses.policy.selection import high_entropy
 from rljax.losses.policy.tokens import ppo_loss
 
 
@@ -89,7 +90,7 @@ def gspo_token(policy: Policy, batch: Batch, *, clip_low: float = 3e-4, clip_hig
     return loss, metrics | _sequence_metrics(ratio, batch)
 
 
-def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, sequence_weight):
+def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, weight, fraction=1.0):
     """GMPO over the kept tokens [B, S], each mean dividing by `tokens`, times one weight."""
     advantages = batch_advantages(batch, by="gmpo")
     difference = log_difference(policy, batch, by="gmpo")
@@ -99,25 +100,42 @@ def _gmpo(policy, batch, clip_low: float, clip_high: float, keep, tokens, sequen
     cut = sign * difference > sign * clipped
     taken = jnp.where(cut, clipped, difference)
     taken = jnp.where(sign == 0, 0.0, taken)
+    advantage = sequence_mean(jnp.where(keep, advantages, 0.0), batch, tokens)
+    if fraction < 1:  # only the geometric mean leaves the others out: of no token it is 1
+        keep = keep & (high_entropy(policy, batch, fraction) > 0)
+        tokens = jnp.maximum(batches.segment_sum(keep.astype(batch.mask.dtype), batch), 1)
     mean = sequence_mean(jnp.where(keep, taken, 0.0), batch, tokens)
     ratio = jnp.exp(clip(mean, -20.0, 20.0))
-    advantage = sequence_mean(jnp.where(keep, advantages, 0.0), batch, tokens)
     metrics = {
         "pg_clipfrac": indicator(cut, batch),
         "pg_clipfrac_upper": indicator(cut & (sign > 0), batch),
         "pg_clipfrac_under": indicator(cut & (sign < 0), batch),
     }
     metrics |= _sequence_metrics(ratio, batch) | drift_metrics(difference)
-    return at_tokens(-advantage * ratio * sequence_weight, batch), metrics
+    return at_tokens(-advantage * ratio * weight, batch), metrics
 
 
-@contract(reads=RATIO, applies_weights=True, reduction="seq_mean_token_mean")
-def gmpo(policy: Policy, batch: Batch, *, clip_low: float = 0.4, clip_high: float = 0.4):
+@contract(
+    reads=RATIO,
+    applies_weights=True,
+    reduction="seq_mean_token_mean",
+    whole_step=lambda options: options["fraction"] < 1,
+)
+def gmpo(
+    policy: Policy,
+    batch: Batch,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+    fraction: float = 1.0,
+):
     """-A exp(mean over the sequence of d'), d' = log r clipped to [-clip_low, clip_high] one-sided.
 
     GMPO, arXiv 2507.20673: the geometric mean of clipped ratios; A is the sequence's mean. A
     rollout correction becomes one weight per sequence, exp(mean log w); tokens with w = 0 leave
-    every mean, and a sequence that has no other token is exactly 0 (ALGORITHMS D8).
+    every mean, and a sequence that has no other token is exactly 0 (ALGORITHMS D8). fraction < 1:
+    the geometric mean is over the `fraction` of the step's tokens with the highest entropy, as in
+    ppo_high_entropy; a sequence without one has ratio 1 and no gradient.
     Metrics: pg_clipfrac = pg_clipfrac_upper + pg_clipfrac_under, sequence_ratio, ppo_kl, ppo_k3.
     """
     keep = batch.mask > 0
@@ -129,7 +147,7 @@ def gmpo(policy: Policy, batch: Batch, *, clip_low: float = 0.4, clip_high: floa
     left = batches.segment_sum(keep.astype(batch.mask.dtype), batch)
     tokens = jnp.maximum(left, 1)
     weight = jnp.where(left > 0, jnp.exp(sequence_mean(log_weights, batch, tokens)), 0.0)
-    return _gmpo(policy, batch, clip_low, clip_high, keep, tokens, weight)
+    return _gmpo(policy, batch, clip_low, clip_high, keep, tokens, weight, fraction)
 
 
 def _vespo_weight(log_weight, advantages, k_positive, lam_positive, k_negative, lam_negative):

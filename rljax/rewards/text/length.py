@@ -78,10 +78,11 @@ def soft_overlong(
 ) -> float:
     """penalty * clip((max_tokens - cache_tokens - n) / cache_tokens, -1, 0), n response tokens
     (DAPO, arXiv 2503.14476), as a member of a mixture; `rljax.shaping.scores.soft_overlong` adds it
-    to any reward."""
-    if not 0 < cache_tokens <= max_tokens:
+    to any reward. cache_tokens=0 is a hard limit: -penalty beyond max_tokens."""
+    if not 0 <= cache_tokens <= max_tokens:
         raise InputError(
             "soft_overlong(cache_tokens)", value=cache_tokens,
-            rule=f"0 < cache_tokens <= max_tokens, which is {max_tokens}",
+            rule=f"0 <= cache_tokens <= max_tokens, which is {max_tokens}",
         )  # fmt: skip
-    return penalty * min(max((max_tokens - cache_tokens - num_tokens) / cache_tokens, -1.0), 0.0)
+    left = max_tokens - cache_tokens - num_tokens
+    return penalty * min(max(left / (cache_tokens or 1), -1.0), 0.0)

@@ -291,6 +291,10 @@ def _applied(batch, applied, level, upper, lower) -> dict:
     w, log_w = _weights_at(batch, level)
     found = _spread(batch, w, log_w, level, (1 / upper if lower is None else lower, upper))
     bounded = _spread(batch, applied, log_w, level, (0.0, upper))
+    # The peer adds 1e-8 to the mean that it divides by, which counts where weights are about e^-20:
+    # its effective sample size then exceeds the number of samples. Ours does not depend on scale.
+    mean = masked_mean(applied, batch.mask)
+    bounded["eff_sample_size"] *= ((mean + 1e-8) / mean) ** 2
     found |= {key: bounded[key] for key in (*SPREAD_OF_TOKENS, *OF_SEQUENCES)}
     if level == "token":
         found["max"], found["min"] = (

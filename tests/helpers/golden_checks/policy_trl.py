@@ -98,7 +98,7 @@ def trl_total(policy_, batch, p, loss, options, use_weights):
         core = core * common.keep_near_sequences(policy_, batch, limit, by=by)
     chosen = batch.mask
     if p.get("top_entropy_quantile", 1.0) < 1:
-        chosen = selection._high_entropy(policy_, batch, p["top_entropy_quantile"])
+        chosen = selection.high_entropy(policy_, batch, p["top_entropy_quantile"])
         core = core * chosen
     if use_weights:
         core = core * batch.weights
@@ -120,16 +120,26 @@ def trl_total(policy_, batch, p, loss, options, use_weights):
     return core, metrics, chosen
 
 
-def trl_clip_metrics(metrics, batch):
-    """TRL's clip_ratio.*: means over tokens, and extremes of the rows' means."""
+def trl_mean(x, batch, by_sequence):
+    """TRL's mean of a metric: over tokens, or over all rows where a ratio is one of the row."""
+    n = jnp.maximum(jnp.sum(batch.mask, 1), 1)
+    per_row = jnp.sum(x * batch.mask, 1) / n
+    return jnp.mean(per_row) if by_sequence else masked_mean(x, batch.mask)
+
+
+def trl_clip_metrics(metrics, batch, by_sequence=False):
+    """TRL's clip_ratio.*, and extremes of the rows' means, of rows with tokens."""
+    n = jnp.sum(batch.mask, 1)
+    rows = lambda x: jnp.sum(x * batch.mask, 1) / jnp.maximum(n, 1)  # noqa: E731
+    mean = lambda x: trl_mean(x, batch, by_sequence)  # noqa: E731
     low, high = metrics["pg_clipfrac_under"], metrics["pg_clipfrac_upper"]
-    rows = lambda x: jnp.sum(x * batch.mask, 1) / jnp.maximum(jnp.sum(batch.mask, 1), 1)  # noqa: E731
+    counts = (n > 0) | by_sequence
     return {
-        "clip_ratio.low_mean": masked_mean(low, batch.mask),
-        "clip_ratio.high_mean": masked_mean(high, batch.mask),
-        "clip_ratio.region_mean": masked_mean(low + high, batch.mask),
-        "clip_ratio.low_min": jnp.min(rows(low)),
-        "clip_ratio.high_max": jnp.max(rows(high)),
+        "clip_ratio.low_mean": mean(low),
+        "clip_ratio.high_mean": mean(high),
+        "clip_ratio.region_mean": mean(low + high),
+        "clip_ratio.low_min": jnp.min(rows(low), where=counts, initial=1.0),
+        "clip_ratio.high_max": jnp.max(rows(high), where=counts, initial=0.0),
     }
 
 
@@ -151,17 +161,22 @@ def trl_run(case, dtype, p, batch, inputs, loss, options, weights, use_weights=F
     if "entropies" in case.grads:
         out["grad/entropies"] = pulled[1]
     found = {"entropy": masked_mean(inputs[1], batch.mask), "policy_loss": metrics["policy_loss"]}
+    # The loss is logged before it is divided by the accumulation steps, but where these belong to
+    # the normaliser.
+    if p.get("loss_type") not in ("cispo", "dapo", "vespo"):
+        found["policy_loss"] *= p.get("gradient_accumulation_steps", 1)
     found["entropy_coef"] = p.get("entropy_coef", 0.0)
     if "kl" in metrics:
         found["kl"] = masked_mean(metrics["kl"], batch.mask)
     if "phi" in metrics:
-        found["vespo.phi_seq_mean"] = jnp.mean(metrics["phi"])
+        empty = jnp.sum(batch.mask, axis=1) == 0  # a row without tokens has weight 1 there
+        found["vespo.phi_seq_mean"] = jnp.mean(jnp.where(empty, 1.0, metrics["phi"]))
+    by_sequence = p.get("importance_sampling_level") == "sequence"
     if "pg_clipfrac_upper" in metrics:
-        found |= trl_clip_metrics(metrics, batch)
+        found |= trl_clip_metrics(metrics, batch, by_sequence)
     elif p.get("loss_type") == "cispo":
-        found["cispo_clip_ratio"] = masked_mean(
-            metrics["pg_clipfrac"] * (clean.advantages > 0), batch.mask
-        )
+        cut = metrics["pg_clipfrac"] * (clean.advantages > 0)
+        found["cispo_clip_ratio"] = trl_mean(cut, batch, by_sequence)
     return out | {f"metric/{k}": v for k, v in found.items() if k in case.metrics}
 
 
@@ -192,16 +207,17 @@ def trl_gspo_token(case, dtype):
 
 
 def trl_gmpo(case, dtype):
-    """TRL leaves tokens of low entropy out of the mean of the log-ratios: ours, at weight 0."""
     p = {k: v for k, v in case.params.items() if k != "top_entropy_quantile"}
     batch, *inputs = trl_batch(case, dtype, NAMES)
-    fraction = case.params.get("top_entropy_quantile", 1.0)
-    if fraction < 1:
-        chosen = selection._high_entropy(Policy(*inputs), batch, fraction)
-        batch = batch.replace(weights=chosen)
     options = {"clip_low": p["epsilon_low"], "clip_high": p["epsilon_high"]}
+    options["fraction"] = case.params.get("top_entropy_quantile", 1.0)
     weights = trl_weights(p, batch, "gmpo")
-    return trl_run(case, dtype, p, batch, inputs, policy.gmpo, options, weights)
+    out = trl_run(case, dtype, p, batch, inputs, policy.gmpo, options, weights)
+    # A row without a token has ratio 1 and a loss of -A there, and none here.
+    empty = np.sum(np.asarray(batch.mask), axis=1) == 0
+    constant = -np.sum(np.asarray(case.inputs["advantages"]), where=empty) / batch.rows
+    out["output/loss"] += constant / p.get("gradient_accumulation_steps", 1)
+    return out
 
 
 def trl_rloo(case, dtype):
@@ -217,12 +233,8 @@ def trl_rloo(case, dtype):
     out = trl_run(
         case, dtype, p, batch, inputs, policy.gspo, options, trl_weights(p, batch, "rloo")
     )
-    # TRL counts sequences, not tokens.
     _, metrics = policy.gspo(Policy(*inputs), batch, **options)
-    one = batch.mask[:, :1] * 0 + 1
-    names = ("pg_clipfrac_under", "pg_clipfrac_upper")
-    per_row = {k: jnp.max(metrics[k], axis=1, keepdims=True) for k in names}
-    found = trl_clip_metrics(per_row, batch.__class__(*[one.astype(jnp.int32)] * 3, mask=one))
+    found = trl_clip_metrics(metrics, batch, by_sequence=True)
     return out | {f"metric/{k}": v for k, v in found.items()}
 
 
