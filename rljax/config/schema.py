@@ -17,18 +17,18 @@ class OptimizerConfig(Settings):
     # Of rljax.learn.update_rules: adamw | adafactor | lion | sgd | muon with options,
     # "lion(beta2=0.98)", or dotted: a function (learning_rate, options) -> an optax transformation.
     name: str = "adamw"
-    lr: float = 1e-6
+    lr: float = 1e-6  # learning rate after warm-up
     # Of rljax.learn.schedules, after warm-up: constant | linear | cosine | wsd with options,
     # "cosine(final=0.1)", or dotted: a function (lr, steps, options) -> a function of the step.
     schedule: str = "constant"
-    warmup_steps: int = 0
-    warmup_from: float = 0.0  # what of lr warm-up starts at
+    warmup_steps: int = 0  # optimizer steps of a linear rise to lr
+    warmup_from: float = 0.0  # share of lr that warm-up starts at
     # AdamW's; other optimizers have such numbers as options of `name`.
     beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta2: float = 0.999  # as beta1, of the squared gradient
+    eps: float = 1e-8  # AdamW's, in the denominator
     weight_decay: float = 0.0  # of matrices, times the learning rate
-    clip_norm: float = 1.0
+    clip_norm: float = 1.0  # 0 = off
 
 
 @dataclasses.dataclass
@@ -39,8 +39,8 @@ class DataConfig(Settings):
     proportional to `weights` (train first), which move to `final_weights` over the run.
     """
 
-    train: str = ""
-    sources: tuple[str, ...] = ()
+    train: str = ""  # prompts, or rows of the dataflow's kind: a path or a task
+    sources: tuple[str, ...] = ()  # further paths or tasks beside train
     weights: tuple[float, ...] = ()  # () = equal
     final_weights: tuple[float, ...] = ()  # () = weights
     # From the epoch after a prompt's pass rate over all its samples has reached this, it is no
@@ -49,13 +49,14 @@ class DataConfig(Settings):
     # Before the first step, prompts whose pass rate over pass_rate_samples is above this are
     # dropped (OlmoRL's offline filter); 0 = off.
     drop_above_pass_rate: float = 0.0
-    pass_rate_samples: int = 8
+    pass_rate_samples: int = 8  # samples per prompt of drop_above_pass_rate
     # (low, high): every prompt asks for a length in tokens drawn from this range, by
     # target_instruction; the rewards l1_exact and l1_max read it. () = off.
     target_tokens: tuple[int, ...] = ()
+    # Stands behind the prompt; needs data.target_tokens.
     target_instruction: str = " Think for {target_tokens} tokens."
     test: str = ""  # "" = the tasks' own test splits; none for a file
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: int = 512  # longer ones: data.overlong
     overlong: str = "drop"  # prompts over the limit: drop | error | left | right
 
 
@@ -63,9 +64,9 @@ class DataConfig(Settings):
 class SFTConfig(Settings):
     """Supervised steps before the dataflow. steps 0 = none."""
 
-    steps: int = 0
+    steps: int = 0  # 0 = none
     data: str = ""  # "" = the task's demonstrations
-    sequences_per_step: int = 64
+    sequences_per_step: int = 64  # demonstrations of one optimizer step
     # Stop early once held-out greedy accuracy reaches this; 0 = never.
     stop_at_accuracy: float = 0.0
     check_every_steps: int = 20  # how often it is measured
@@ -94,11 +95,11 @@ class BatchConfig(Settings):
     sequences_per_optimizer_step of them, computed at most tokens_per_microbatch (padded) at a
     time."""
 
-    prompts_per_step: int = 128
-    samples_per_prompt: int = 8
-    sequences_per_optimizer_step: int = 256
-    tokens_per_microbatch: int = 16384
-    epochs: int = 1
+    prompts_per_step: int = 128  # prompts drawn for a step
+    samples_per_prompt: int = 8  # responses to each: the group that GRPO compares
+    sequences_per_optimizer_step: int = 256  # divides the product of the two above
+    tokens_per_microbatch: int = 16384  # padded; lower it where memory is short
+    epochs: int = 1  # passes over the sequences of a step
 
 
 @dataclasses.dataclass
@@ -110,11 +111,11 @@ class SamplerConfig(Settings):
     dtype: str = ""
     # Whether its logits are a float32 product: on | off, "" = model_settings.head_in_float32.
     head_in_float32: str = ""
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float = 1.0  # above 0
+    top_k: int = 0  # sample from the so many likeliest tokens; 0 = off
+    top_p: float = 1.0  # sample from the likeliest tokens of this mass; 1 = off
     min_p: float = 0.0  # drop tokens less likely than min_p x the top token; 0 = off
-    max_response_tokens: int = 512
+    max_response_tokens: int = 512  # where a response is cut
     stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
     # Rows that are decoded at a time; they are refilled as they end. 0: all rows of a round.
     slots: int = 0
@@ -127,7 +128,8 @@ class SamplerConfig(Settings):
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
     # on (ALGORITHMS H2). () = off.
     thinking_tokens: tuple[int, ...] = ()
-    end_of_thinking: str = "</think>"
+    end_of_thinking: str = "</think>"  # the text that ends thinking
+    # Forced where thinking is over.
     interrupt_phrase: str = (
         "Okay, time is up. Let me stop thinking and formulate a final answer now.</think>"
     )
@@ -148,10 +150,11 @@ class RewardConfig(Settings):
     # A process reward model's folder: its scores of the lines of a response are added to the
     # outcome, by functions of rljax.shaping.steps or your own; "" = off.
     process_model: str = ""
+    # How scores of lines become rewards.
     process_reward: str = "dense_step_rewards(lambda_fail=0.25, lambda_pass=0.025)"
     process_lines: str = "line_ids()"  # "line_ids(code_only=True)": of the last fenced block alone
-    workers: int = 2
-    timeout_s: float = 10.0
+    workers: int = 2  # processes that score at once
+    timeout_s: float = 10.0  # seconds of one call
 
 
 @dataclasses.dataclass
@@ -159,21 +162,21 @@ class AlgorithmConfig(Settings):
     """Which function fills each stage. KL coefficients of 0 mean that no reference model is
     loaded."""
 
-    advantage: str = "group_relative"
-    policy_loss: str = "ppo_clip"
-    value_loss: str = "squared_error"
+    advantage: str = "group_relative"  # of rljax.advantages
+    policy_loss: str = "ppo_clip"  # of rljax.losses.policy
+    value_loss: str = "squared_error"  # of rljax.losses.value: of a critic
     preference_loss: str = "dpo"  # of rljax.losses.preference: of pairs, triples or labels
     reward_loss: str = "bradley_terry"  # of rljax.losses.reward_model
-    reduction: str = "token_mean"
-    kl_in_reward: float = 0.0
-    kl_in_loss: float = 0.0
+    reduction: str = "token_mean"  # of rljax.learn.reductions: the weight of each token
+    kl_in_reward: float = 0.0  # coefficient of the KL penalty in the reward; 0 = off
+    kl_in_loss: float = 0.0  # coefficient of the KL penalty in the loss; 0 = off
     kl_estimator: str = "k3"  # of kl_in_loss
     kl_reward_estimator: str = "k1"  # of kl_in_reward
     # kl_in_loss times pi / pi_old, gradient through both: unbiased off the sampling policy.
     kl_importance: bool = False
     kl_target: float = 0.0  # the coefficients adapt so that the KL stays near this; 0 = fixed
     kl_horizon: float = 10_000.0  # sequences; how slowly they adapt
-    entropy_coef: float = 0.0
+    entropy_coef: float = 0.0  # of the entropy bonus; 0 = off
     # Sampler against trainer: "rollout_correction(...)" weighs tokens; "" = metrics only.
     correction: str = ""
     old_logprobs: str = "recomputed"  # or "sampler": the sampler's own (bypass)
@@ -205,9 +208,9 @@ class EvaluateConfig(Settings):
     A reward of at least `correct_at` counts as right.
     """
 
-    every_steps: int = 0
-    prompts: int = 256
-    correct_at: float = 1.0
+    every_steps: int = 0  # 0 = before and after alone
+    prompts: int = 256  # the first so many held-out prompts
+    correct_at: float = 1.0  # the least reward that counts as right
     reward: str = ""  # "" = the evaluation of the task, or the training reward
     # Prompts for the greedy accuracy of a dataflow that learns from a file, a path or a task; ""
     # = none: such a run samples nothing.
@@ -222,8 +225,8 @@ class CheckpointConfig(Settings):
     """Everything that the run needs to go on bitwise. every_steps 0 = only at the end and on
     SIGTERM."""
 
-    every_steps: int = 50
-    keep: int = 2
+    every_steps: int = 50  # 0 = only at the end
+    keep: int = 2  # how many of the newest are kept
     # Keep the step with the highest value of this metric, too, or with a minus before it the
     # lowest ("-eval/loss"); "" = off.
     best_metric: str = ""
@@ -235,11 +238,11 @@ class CheckpointConfig(Settings):
 class MeshConfig(Settings):
     """Sizes of the mesh axes; one may be -1 = what is left of the devices."""
 
-    data: int = 1
-    fsdp: int = -1
-    expert: int = 1
-    context: int = 1
-    tensor: int = 1
+    data: int = 1  # rows, with whole weights on every device
+    fsdp: int = -1  # rows and weights
+    expert: int = 1  # experts of a mixture
+    context: int = 1  # positions of a sequence
+    tensor: int = 1  # parts of every product
 
 
 @dataclasses.dataclass
@@ -270,8 +273,8 @@ class LoraSettings(Settings):
     """Low-rank adapters on the actor (and critic), which then train nothing else; the reference
     shares their base. rank 0 = off: all weights are trained."""
 
-    rank: int = 0
-    alpha: float = 32.0
+    rank: int = 0  # 0 = off
+    alpha: float = 32.0  # adapters count alpha / rank times
     targets: tuple[str, ...] = ("*",)  # patterns of linear maps: "q_proj", "self_attn.*", "*"
     base: str = "bfloat16"  # how the frozen weights are held: float32 | bfloat16 | int8 | nf4
     adapter: str = ""  # a PEFT folder to start from; "" = fresh adapters
@@ -285,9 +288,9 @@ class Config(Settings):
     tokenizer: str = ""  # a folder; "" = the model's folder, or the task's own alphabet
     critic_model: str = ""  # a reward model's folder; "" = the policy, with a head of zeros
     teacher_model: str = ""  # of distillation: a folder, same vocabulary
-    dataflow: str = "grpo"
+    dataflow: str = "grpo"  # of rljax.dataflows: the algorithm, as a page of code
     steps: int = 100  # steps of the dataflow, after sft.steps
-    seed: int = 0
+    seed: int = 0  # of weights, data order and samples
     run_dir: str = ""  # "" = a fresh folder under runs/
     trackers: tuple[str, ...] = ("console",)  # beside jsonl: console, tensorboard, wandb, mlflow
     samples_every_steps: int = 20  # how often example completions are recorded

@@ -1,0 +1,217 @@
+"""The command line: every command is found and explained, its errors end with 2 and a fix, and the
+wheel holds all that it needs outside of a clone."""
+
+import dataclasses
+import importlib.metadata
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import REPO
+
+import rljax
+from rljax.command import COMMANDS, main
+from rljax.config import Config, field_names, schema
+from rljax.config.describe import field_comments
+from rljax.config.flags import load_config_file, shipped_configs
+
+
+@pytest.fixture
+def rljax_command(capsys, monkeypatch):
+    """rljax ARGUMENTS -> (exit code, stdout, stderr)."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "path", list(sys.path))  # the working folder is added to it
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return call
+
+
+def test_every_command_explains_itself(rljax_command):
+    code, overview, _ = rljax_command("--help")
+    assert code == 0
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in overview
+        code, out, err = rljax_command(*name.split(), "--help")
+        assert code == 0 and err == "" and f"usage: rljax {name}" in out
+        assert f"rljax {name}" in command.doc() or name == "data inspect"
+        assert ("--config.batch.epochs=1" in out) == bool(command.config)
+    assert rljax_command("--version")[1] == f"rljax {rljax.__version__}\n"
+    assert rljax_command()[0] == 2
+
+
+def test_launchers_are_the_same_commands():
+    launchers = sorted((REPO / "launchers").glob("*.py"))
+    texts = [path.read_text() for path in launchers]
+    named = [name for name in COMMANDS if any(f'run("{name}")' in text for text in texts)]
+    assert len(launchers) == len(named) == len(COMMANDS) - 4  # demo, configs, report, data inspect
+    assert all(len(text.splitlines()) == 6 for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("trian", "did you mean rljax train?"),
+        ("evaluat RUN", "did you mean rljax evaluate?"),
+        ("data", "rljax data prepare or data inspect"),
+        ("data preprae", "did you mean rljax data prepare?"),
+        ("prepare", "did you mean rljax data prepare?"),
+        ("xyz", "`rljax --help` lists them"),
+        ("train", "no --config. Fix: --config=quickstart"),
+        ("train quickstar", "did you mean quickstart?"),
+        ("train dapo:tiny", "did you mean presets/dapo?"),
+        ("train configs/presets/dpao.py", "did you mean presets/dapo?"),
+        ("train quickstart --config.stesp=1", "did you mean --config.steps?"),
+        ("train quickstart more", "unknown arguments"),
+        ("train quickstart --stesp=1", "--help lists the flags"),
+        ("train quickstart --print_config=some", "all or changed"),
+        ("train quickstart --config.steps", "--config.steps has no value"),
+        ("evaluate RUN --config.steps=1", "takes no --config"),
+        ("evaluate RUN --checkpoint=OTHER", "--checkpoint is given twice"),
+        ("sweep quickstart", "has no sweep()"),
+        ("report nowhere", "no such run folder"),
+        ("scaling", "RUNS=(): needed"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_fix(line, says, rljax_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = rljax_command(*line.split())
+    assert code == 2 and out == "" and err.startswith("error: ") and says in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_configs_are_listed_with_their_first_line(rljax_command):
+    code, out, _ = rljax_command("configs")
+    listed = dict(line.split(maxsplit=1) for line in out.splitlines()[: len(shipped_configs())])
+    files = sorted((REPO / "configs").rglob("*.py"))
+    assert code == 0 and len(files) == len(listed) > 30
+    for file in files:
+        name = file.relative_to(REPO / "configs").with_suffix("").as_posix()
+        assert file.read_text().startswith('"""' + listed[name])
+
+
+def test_print_config_prints_what_config_reads(rljax_command, tmp_path):
+    """Whole or in part, for every config that ships; with what the command line changed."""
+    for name in shipped_configs():
+        for how in ("", "=changed"):
+            flags = ("--config.seed=7", "--config.trackers=console,wandb", f"--print_config{how}")
+            code, out, _ = rljax_command("train", name, *flags)
+            file = tmp_path / "again.json"
+            file.write_text(out)
+            config = load_config_file(name)
+            config.seed, config.trackers = 7, ("console", "wandb")
+            assert code == 0 and load_config_file(str(file)) == config
+            assert how or set(json.loads(out)) == {
+                name.split(".")[0] for name in field_names(Config)
+            }
+    short = json.loads(rljax_command("train", "quickstart", "--print_config=changed")[1])
+    assert (
+        short["steps"] == 160 and "seed" not in short and "beta1" not in short["sft"]["optimizer"]
+    )
+
+
+def test_help_lists_every_field_with_its_default_and_comment(rljax_command):
+    out = rljax_command("train", "--help")[1]
+    flat = " ".join(out.split())
+    for name in field_names(Config):
+        assert f"--config.{name}=" in out
+    for kind, fields in field_comments().items():
+        for field, comment in fields.items():
+            section = dataclasses.is_dataclass(vars(schema)[kind].__dataclass_fields__[field].type)
+            assert section or comment, f"{kind}.{field}: no comment"
+            assert comment in flat
+    assert "--config.actor_optimizer.lr=1e-06 (number) learning rate after warm-up" in flat
+    assert "--config.critic_optimizer.lr=1e-05 (number)" in flat
+    assert "--config.baseline_filters" not in out and "rows that leave loss and baseline" in flat
+
+
+def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
+    code = (
+        "import sys\n"
+        "from rljax.command import main\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, 'jax' in sys.modules)\n"
+    )
+    for line, says in [
+        ("train quickstart --config.model=./nope --config.trackers=consol", "is not a folder"),
+        ("plan quickstart --config.data.train=nope.jsonl", "does not exist"),
+        ("inspect quickstart --config.dataflow=gpro", "did you mean grpo"),
+        ("train quickstart --config.actor_optimizer.name=adamv", "did you mean adamw"),
+    ]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *line.split()], cwd=tmp_path, capture_output=True,
+            text=True, env={**os.environ, "PYTHONPATH": str(REPO)}, timeout=120,
+        )  # fmt: skip
+        assert done.stdout == "2 False\n" and says in done.stderr, done.stderr
+        assert "consol" not in line or "did you mean 'console'" in done.stderr
+
+
+# -- what is installed
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The folder of an unpacked wheel."""
+    setuptools = pytest.importorskip("setuptools")
+    if int(setuptools.__version__.split(".")[0]) < 77:
+        pytest.skip("setuptools of 77 or later builds the wheel")
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("rljax", "configs"):
+        shutil.copytree(
+            REPO / name, folder / "source" / name, ignore=shutil.ignore_patterns("__py*")
+        )
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, folder / "source" / name)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", build], cwd=folder / "source", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = folder.glob("*.whl")
+    zipfile.ZipFile(file).extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def test_a_wheel_holds_configs_command_license_and_version(wheel):
+    for home, name in (("rljax", "rljax"), ("configs", "rljax/configs")):
+        for file in (REPO / home).rglob("*"):
+            if file.suffix in (".py", ".json"):
+                assert (wheel / name / file.relative_to(REPO / home)).is_file(), file
+    about = wheel / f"rljax-{rljax.__version__}.dist-info"
+    assert (about / "licenses" / "LICENSE").read_text() == (REPO / "LICENSE").read_text()
+    metadata = importlib.metadata.PathDistribution(about).metadata
+    assert metadata["License-Expression"] == "Apache-2.0"
+    (script,) = importlib.metadata.PathDistribution(about).entry_points
+    assert (script.name, script.value) == ("rljax", "rljax.command:main")
+    assert {path.name for path in wheel.iterdir()} == {"rljax", about.name}
+
+
+def test_the_command_works_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+
+    def call(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "rljax", *arguments], cwd=tmp_path, env=environment,
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+
+    done = call("configs")
+    assert done.returncode == 0 and str(wheel / "rljax" / "configs") in done.stdout
+    done = call("sweep", "sweep_quickstart", "--dry_run", "--config.steps=3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("-m rljax train --config=sweep_quickstart --config.steps=3") == 6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version_and_license_are_said_once():
+    assert "Apache License" in (REPO / "LICENSE").read_text()
+    assert rljax.__version__ not in (REPO / "pyproject.toml").read_text().partition("[tool")[0]
+    assert inspect.getsource(rljax).count(rljax.__version__) == 1
