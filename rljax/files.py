@@ -17,7 +17,7 @@ from rljax.errors import InputError
 # Bytes of a file that is read whole. The largest tokenizer.json have 35 MB.
 LARGEST_TEXT = 64_000_000
 LARGEST_DATA = 2_000_000_000  # of a .json file of rows
-LONGEST_LINE = 100_000_000  # of a .jsonl or .csv file
+LONGEST_LINE = 64_000_000  # of a .jsonl or .csv file
 # Of a JSON value: a hundred thousand brackets take the parser's stack, and 3 bytes of text 70 of
 # memory.
 MOST_LEVELS = 100
@@ -85,9 +85,11 @@ def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
     file = open_file(path, largest)
     try:
         with os.fdopen(file, "rb") as stream:
-            data = stream.read(largest + 1)  # a file of /proc says that it is empty
+            data = stream.read(largest + 1)
     except OSError as error:
         raise _cannot_open(path, error) from None
+    if data is None:  # of /proc, whose files say that they are empty: it would wait
+        raise InputError(f"{path} has nothing to read", fix="name a regular file")
     if len(data) > largest:
         raise InputError(f"{path} has more than {largest} bytes", fix="check that it is a file")
     return data

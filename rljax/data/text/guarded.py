@@ -19,8 +19,8 @@ import time
 from rljax.data.text.guarded_process import LIMIT, REPLY, REQUEST
 
 # What a job may take, and more for each byte that it is handed: a long conversation is no attack.
-SECONDS, SECONDS_PER_BYTE = 0.5, 0.2e-6  # of processor time
-MEMORY, MEMORY_PER_BYTE = 250_000_000, 20
+SECONDS, SECONDS_PER_BYTE = 0.5, 0.1e-6  # of processor time
+MEMORY, MEMORY_PER_BYTE = 200_000_000, 12
 _PATIENCE_S = 120.0  # by the clock, on a machine that hardly gives it the processor
 _BOOT = """
 import sys

@@ -8,6 +8,7 @@ Request: <length, seconds, bytes of memory> and a pickle of (job, arguments). Re
 letter for the kind of answer, a text.
 """
 
+import os
 import pickle
 import resource
 import signal
@@ -102,6 +103,7 @@ def main() -> None:
     # Before a limit stands: what `tokenizers` needs to be imported is not the file's fault.
     import tokenizers  # noqa: F401
 
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries that panic print pages
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     while True:
         size, seconds, memory = REQUEST.unpack(_read(REQUEST.size))

@@ -21,6 +21,7 @@ from rljax.data.text.messages import (
 from rljax.data.text.template_sandbox import MARKS
 from rljax.errors import InputError
 
+MAX_TEMPLATE = 1_000_000  # characters
 # Characters that a rendering may have, and how many more for each that it is given.
 MAX_OUTPUT, MAX_GROWTH = 1_000_000, 8
 RESERVED = (MARKS, "messages", "tools", "documents", "add_generation_prompt", "range")
@@ -33,6 +34,12 @@ class ChatTemplate:
     """A compiled chat template. `now` is the date that `strftime_now` tells, for all renderings."""
 
     def __init__(self, text: str, source: str, *, now: datetime.datetime | None = None):
+        if len(text) > MAX_TEMPLATE:
+            raise InputError(
+                f"{source}: the chat template has {len(text)} characters",
+                rule=f"at most {MAX_TEMPLATE}",
+                fix=_COPY_AGAIN,
+            )
         self.text = text
         self.source = source
         # Read once: a rendering that changes at midnight would not be a prefix of the next one.

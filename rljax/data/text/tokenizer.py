@@ -32,6 +32,7 @@ from rljax.data.text.tokenizer_files import (
 from rljax.errors import InputError
 from rljax.files import read_json_object
 
+MOST_CHARACTERS = 200_000  # of an alphabet; Unicode has 150,000
 CHAR_FILE = "char_tokenizer.json"
 FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize and stop alike
     "tokenizer.json",
@@ -153,6 +154,8 @@ class CharTokenizer(Tokenizer):
     def __init__(self, alphabet: str):
         if not isinstance(alphabet, str) or not alphabet:
             raise InputError("a character tokenizer needs an alphabet", value=alphabet)
+        if len(alphabet) > MOST_CHARACTERS:
+            raise InputError("the alphabet", value=len(alphabet), rule=f"at most {MOST_CHARACTERS}")
         double = sorted(c for c, count in collections.Counter(alphabet).items() if count > 1)
         if double:
             raise InputError("the alphabet names a character twice", value="".join(double))
@@ -168,7 +171,7 @@ class CharTokenizer(Tokenizer):
             raise InputError(
                 f"character {error.args[0]!r} is not in the alphabet",
                 value=text,
-                rule=f"the alphabet is {self.alphabet!r}",
+                rule=f"the alphabet is {self.alphabet[:200]!r}",
                 fix="add it to the alphabet or take it out of the text",
             ) from None
         return ids, [(i, i + 1) for i in range(len(ids))]
@@ -323,7 +326,9 @@ class HuggingFaceTokenizer(Tokenizer):
     def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
         try:
             return self._library.encode(text, add_special_tokens=add_special_tokens)
-        except Exception as error:  # the library's own class says no more than Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the library is not an Exception
             raise InputError(
                 f"{self.folder / 'tokenizer.json'} cannot encode a text",
                 value=text,

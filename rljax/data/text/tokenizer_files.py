@@ -76,8 +76,10 @@ def complete_added_tokens(
     before = library.get_added_tokens_decoder()
     listed = read_optional(folder, _CONFIG).get("added_tokens_decoder", {})
     place = f"{folder / _CONFIG}: 'added_tokens_decoder'"
-    for number, entry in sorted(_listed_tokens(listed, place).items()):
-        library.add_tokens([entry])
+    tokens = _listed_tokens(listed, place)
+    # All at once: the library makes its search anew at every call.
+    library.add_tokens([tokens[number] for number in sorted(tokens)])
+    for number, entry in tokens.items():
         if library.token_to_id(entry.content) != number:
             raise InputError(
                 f"{place} and tokenizer.json disagree about {entry.content!r}",
@@ -86,12 +88,14 @@ def complete_added_tokens(
                 fix="take both files from the same model",
             )
     known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    special = []
     for text in (*named, *(text for text in extra if text not in known)):
         if library.token_to_id(text) is None or (text in known and known[text].special):
             continue
         token = known.get(text) or tokenizers.AddedToken(text, normalized=False)
         token.special = True
-        library.add_special_tokens([token])
+        special.append(token)
+    library.add_special_tokens(special)
     after = library.get_added_tokens_decoder()
     return [repr(token) for i, token in after.items() if repr(before.get(i)) != repr(token)]
 

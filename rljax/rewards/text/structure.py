@@ -133,16 +133,20 @@ def _validator(schema: str):
             rule=str(error),
             fix="pip install 'rljax[rewards]'",
         ) from None
+    fix = "JSON text of a schema, or the path of a .json file"
+    inline = schema.strip().startswith("{") or schema.strip() in ("true", "false")
     try:
-        inline = schema.strip().startswith("{") or schema.strip() in ("true", "false")
         text = schema if inline else read_text(schema)
+    except InputError as error:
+        raise InputError("json_schema(schema)", rule=str(error), fix=fix) from None
+    try:
         loaded = json.loads(text)
         kind = jsonschema.validators.validator_for(loaded, jsonschema.Draft202012Validator)
         kind.check_schema(loaded)
-    except (OSError, ValueError, jsonschema.SchemaError) as error:
+    except (ValueError, jsonschema.SchemaError) as error:
         raise InputError(
             "json_schema(schema)", value=schema, rule=f"{type(error).__name__}: {error}"[:200],
-            fix="JSON text of a schema, or the path of a .json file",
+            fix=fix,
         ) from None  # fmt: skip
     return kind(loaded, registry=Registry())
 
