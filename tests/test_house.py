@@ -276,6 +276,9 @@ OPENERS = ("open", "read_text", "read_bytes", "load_file", "from_file", "safe_op
 # What opens files by itself, and why that is no stranger's file.
 READS_ITSELF = {
     "files.py": "the one place",
+    "command": "sources of this package",
+    "config/checks.py": "sources of this package",
+    "config/describe.py": "sources of this package",
     "tracking": "files of the run that this process writes",
     "report": "files of a finished run, each of which may be missing or cut",
     "setup/checkpoint.py": "checked by the manifest's hashes",
