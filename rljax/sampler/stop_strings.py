@@ -4,6 +4,7 @@ The response ends with the first token after which its text contains a stop stri
 string is spread over tokens; the text given out ends before the string.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -12,16 +13,25 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason
 
+HALF = "\ufffd"  # what decoders write for bytes that are no character, or not yet one
+EDGE = 4  # characters at the beginning of a window that may be others than in the whole text
+
 
 def find_stop(
     ids: Sequence[int], stops: Sequence[str], decode: Callable, known_free: int = 0
 ) -> int | None:
     """How many of `ids` to keep, or None where no stop string is in their text. The first
-    `known_free` of them are known to have none."""
+    `known_free` of them are known to have none; of these only the last few are decoded."""
+    start = _window(ids, decode, known_free, max(map(len, stops), default=0) + 2 * EDGE)
 
     def ended(count: int) -> bool:
-        text = decode(ids[:count])
-        return any(stop in text for stop in stops)
+        for cut in range(4):
+            text = decode(ids[start : count - cut])
+            if any(stop in text[EDGE if start else 0 :] for stop in stops):
+                return True
+            if not text.endswith(HALF):
+                break  # else part of a character may hide what comes before it, see _window
+        return False
 
     if not ended(len(ids)):
         return None
@@ -34,6 +44,23 @@ def find_stop(
         else:
             low = middle
     return high
+
+
+def _window(ids: Sequence[int], decode: Callable, end: int, characters: int) -> int:
+    """The first of the tokens before `end` that hold at least so many characters."""
+    size = characters
+    while size < end:
+        # The bytes of a character may be four tokens. Parts of one at either end are no text, and
+        # spoil what is between for decoders that take bytes together.
+        for cut, more in itertools.product(range(4), repeat=2):
+            start = max(end - size - more, 0)
+            text = decode(ids[start : end - cut])
+            if not text.startswith(HALF) and not text.endswith(HALF):
+                break
+        if len(text) >= characters:
+            return start
+        size *= 2
+    return 0
 
 
 def cut_row(

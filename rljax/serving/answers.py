@@ -7,8 +7,9 @@ import uuid
 
 from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
+from rljax.sampler.stop_strings import HALF
 from rljax.serving.fields import ParsedRequest
-from rljax.serving.text import HALF, StopStrings, TextStream
+from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import TokenChunk
 
 REASONS = {

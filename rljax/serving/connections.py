@@ -34,6 +34,7 @@ class ConnectionLimits:
     headers_s: float = 10.0  # from the first moment to the last header
     body_s: float = 60.0  # from the last header to the end of the body
     write_s: float = 60.0  # without reading what was sent
+    shutdown_s: float = 10.0  # for what runs when the server ends
 
 
 LIMITS = ConnectionLimits()
@@ -128,6 +129,8 @@ class _Connection(H11Protocol):
             with contextlib.suppress(h11.LocalProtocolError):  # the answer to HEAD has no body
                 for event in (answer, h11.Data(data=body), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(event))
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # the application may be about to answer, too
         self.transport.close()
 
 
@@ -167,8 +170,8 @@ def http_server(app, limits: ConnectionLimits = LIMITS) -> uvicorn.Server:
         ws="none",
         lifespan="off",
         proxy_headers=False,
-        log_level="warning",
+        log_level="error",  # what clients do wrong is told to them
         h11_max_incomplete_event_size=SLICE_BYTES,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=limits.shutdown_s,
     )
     return uvicorn.Server(config)

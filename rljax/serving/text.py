@@ -7,7 +7,8 @@ of a response: the server's event loop does this work for every token of every c
 
 from collections.abc import Callable, Sequence
 
-HALF = "\ufffd"  # what decoders write for bytes that are no character, or not yet one
+from rljax.sampler.stop_strings import HALF
+
 HELD_TOKENS = 16  # after so many without a whole character at their end, there is none to come
 OPEN_TOKENS = 3  # the last ones may begin a character: one has four bytes at most
 

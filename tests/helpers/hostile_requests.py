@@ -213,3 +213,25 @@ def exchange(port: int, case: Hostile, timeout_s: float = 120) -> bytes:
         except (ConnectionResetError, BrokenPipeError):  # refused while it was sent
             pass
         return bytes(answer)
+
+
+def answers(raw: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    """(status, headers, body) of each answer of a connection."""
+    found = []
+    while raw:
+        head, _, raw = raw.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while (size := int(raw.partition(b"\r\n")[0] or b"0", 16)) > 0:
+                raw = raw.partition(b"\r\n")[2]
+                body, raw = body + raw[:size], raw[size + 2 :]
+            raw = raw.partition(b"\r\n\r\n")[2]
+        else:
+            size = int(headers.get("content-length", 0))
+            body, raw = raw[:size], raw[size:]
+        code = int(status.split()[1])
+        if code != 100:
+            found.append((code, headers, body))
+    return found

@@ -20,6 +20,7 @@ from sampler_cases import (
     tiny,
     weights,
 )
+from tokenizers import decoders
 
 from rljax.batch import FinishReason
 from rljax.models import cache
@@ -82,6 +83,22 @@ def first_stop(ids, stops, decode):
     return None
 
 
+def lossy_case(rng):
+    """(decode, 240 ids): any bytes, of which many are no text."""
+    return random_tokenizer(rng), rng.integers(0, VOCAB, 240).tolist()
+
+
+def fallback_case(rng):
+    """(decode, ids) of a text whose rare characters are a token for each byte, which the decoder
+    takes together as far as they follow each other: one that fits nowhere spoils them all."""
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    names = {c: [f"<0x{byte:02X}>" for byte in c.encode()] for c in "é漢🙂\n"} | {
+        c: [c] for c in "ab."
+    }
+    tokens = [name for c in rng.choice(list(names), 120).tolist() for name in names[c]]
+    return lambda ids: decoder.decode([tokens[i] for i in ids]), list(range(len(tokens)))
+
+
 def test_the_first_token_that_completes_a_stop_string_is_found():
     rng, found = np.random.default_rng(0), []
     for _ in range(400):
@@ -97,6 +114,32 @@ def test_the_first_token_that_completes_a_stop_string_is_found():
         found.append(want)
     assert 50 < sum(want is None for want in found) < 350
     assert sum(want is not None and want > 3 for want in found) > 50
+
+
+@pytest.mark.parametrize("case", [lossy_case, fallback_case])
+def test_a_stop_string_is_found_in_the_last_tokens_of_a_long_response(case):
+    """As the stream looks for it: some tokens more at a time, and few of the others decoded."""
+    rng, late, reads = np.random.default_rng(1), 0, np.zeros(25)
+    for _ in range(60):
+        decode, ids = case(rng)
+        at, place = int(rng.integers(40, len(ids) - 40)), 0
+
+        def counted(ids, decode=decode):
+            reads[place] += len(ids)  # noqa: B023
+            return decode(ids)
+
+        text = decode(ids[at : at + 24]).strip("\ufffd")
+        stops = (text[:9], text[2:11], "never")
+        want, found = first_stop(ids, stops, decode), None
+        for place in range(25):
+            free = 8 * place
+            if found is None:
+                found = find_stop(ids[: free + 8], stops, counted, free)
+            find_stop(ids[: free + 8], ("never",), counted, free)
+        assert found == (want if want and want <= 200 else None)
+        late += found is not None and found > 60
+    assert reads[-5:].sum() < 1.5 * reads[5:10].sum()
+    assert late > 10
 
 
 @pytest.mark.parametrize("seed", range(3))

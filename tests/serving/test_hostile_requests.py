@@ -14,6 +14,7 @@ from hostile_requests import (
     COMPLETIONS,
     GOOD,
     Hostile,
+    answers,
     body_cases,
     exchange,
     field_cases,
@@ -22,7 +23,7 @@ from hostile_requests import (
     request,
     vanishing_cases,
 )  # fmt: skip
-from tiny_server import tiny_server
+from tiny_server import NAME, tiny_server
 from tiny_tokenizer import write_tokenizer
 
 from rljax.data.text.tokenizer import load_tokenizer
@@ -41,28 +42,6 @@ def tokenizer(tmp_path_factory):
 def server(tokenizer):
     with tiny_server(tokenizer) as (_, _, worker, address):
         yield worker, int(address.rpartition(":")[2])
-
-
-def answers(raw: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """(status, headers, body) of each answer of a connection."""
-    found = []
-    while raw:
-        head, _, raw = raw.partition(b"\r\n\r\n")
-        status, *lines = head.decode("latin-1").split("\r\n")
-        headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
-        if headers.get("transfer-encoding") == "chunked":
-            body = b""
-            while (size := int(raw.partition(b"\r\n")[0] or b"0", 16)) > 0:
-                raw = raw.partition(b"\r\n")[2]
-                body, raw = body + raw[:size], raw[size + 2 :]
-            raw = raw.partition(b"\r\n\r\n")[2]
-        else:
-            size = int(headers.get("content-length", 0))
-            body, raw = raw[:size], raw[size:]
-        code = int(status.split()[1])
-        if code != 100:
-            found.append((code, headers, body))
-    return found
 
 
 def check(case: Hostile, raw: bytes) -> None:
@@ -161,3 +140,20 @@ def test_hostile_requests(server):
     cases = field_cases()[::41] + body_cases()[::9] + http_cases()[::6] + vanishing_cases()[::9]
     assert len(cases) > 120
     attack(server, cases)
+
+
+def test_a_page_that_is_allowed_can_read_the_answer(server, tokenizer):
+    from rljax.serving.app import in_background, make_app
+
+    home = "http://localhost:3000"
+    ask = {
+        "OPTIONS": [f"Origin: {home}", "Access-Control-Request-Method: POST"],
+        "POST": [f"Origin: {home}"],
+    }
+    with in_background(make_app(server[0], tokenizer, NAME, origins=[home])) as address:
+        port = int(address.rpartition(":")[2])
+        for method, more in ask.items():
+            body = json_body(GOOD[COMPLETIONS])
+            raw = exchange(port, Hostile("", request(COMPLETIONS, body, method=method, more=more)))
+            status, headers, _ = answers(raw)[0]
+            assert status == 200 and headers["access-control-allow-origin"] == home

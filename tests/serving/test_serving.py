@@ -544,6 +544,44 @@ def test_the_beginning_of_a_stop_string_is_held_back(tokenizer):
     assert "".join(parts) == "xx<en> "
 
 
+@pytest.mark.parametrize("case", ["bytes", "special", "text", "stop"])
+def test_a_token_costs_the_same_at_any_place_of_a_response(tokenizer, case):
+    """Also where the tokens so far are no text, no character of their own, or nearly a stop."""
+    half = [i for i in range(tokenizer.vocab_size) if tokenizer.decode([i]) == "\ufffd"]
+    tail = tokenizer.encode("the answer is 漢🙂 and 42")
+    stops = ("x" * 1000, "x" * 999 + "y")
+    start, stops = {
+        "bytes": (half * 8, ()), "special": ([1, 2] * 500, ()), "text": (tail * 60, ("zz",)),
+        "stop": (tokenizer.encode("x" * 3000), stops),
+    }[case]  # fmt: skip
+    read = 0
+
+    def decode(ids):
+        nonlocal read
+        read += len(ids)
+        return tokenizer.decode(ids)
+
+    stream = TextStream(decode, StopStrings(stops))
+    parts = [stream.push(i) for i in [*start, *tail]] + [stream.finish()]
+    text = tokenizer.decode([*start, *tail])
+    assert "".join(parts) == text_before_stop(text, stops)
+    assert read < 60 * len([*start, *tail])
+
+
+@pytest.mark.parametrize("stop", ["x" * 1000, "xy" * 500, "x" * 500 + "y" + "x" * 499])
+def test_stop_strings_cost_the_same_for_every_character(stop):
+    """Sixteen of the longest, in a text that is always near the end of one of them."""
+    matcher = StopStrings([stop[: 1000 - i] + "z" for i in range(16)])
+
+    def spent(size: int) -> float:
+        matched, start = matcher.begin(), time.process_time()
+        for _ in range(size):
+            assert matcher.advance(matched, stop[:4]) is None
+        return time.process_time() - start
+
+    assert spent(2000) < 5  # it is 0.1
+
+
 # -- the launcher
 
 
