@@ -4,8 +4,13 @@ Launchers print an `InputError` as plain text without a traceback; every other e
 of ours.
 """
 
+import inspect
+import os
 import re
+import traceback
+from collections.abc import Callable, Iterable
 
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LONGEST_WORD, _LONGEST_TEXT = 1_000, 20_000  # characters: a name may have a million
 
 
@@ -30,3 +35,35 @@ class InputError(ValueError):
         if fix:
             text += f". Fix: {fix}"
         super().__init__(_readable(text))
+
+
+def place_in(
+    error: BaseException, functions: Iterable[Callable], *, innermost: bool = False
+) -> str:
+    """ " (file:line, in function: text of the line)" of the last frame of the error, or of its
+    cause, in a file outside of rljax that defines one of the functions; "" if there is none.
+
+    `innermost`: only where that frame itself raised.
+    """
+    files = {file for file, _, _ in map(_definition, functions)} - {""}
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames[-1 if innermost else 0 :] if frame.filename in files]
+    if not own:
+        return ""
+    return f" ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}: {own[-1].line})"
+
+
+def place_of(function: Callable) -> str:
+    """ " (file:line, def name)" of a function that is defined outside of rljax; else ""."""
+    file, line, name = _definition(function)
+    return file and f" ({file}:{line}, def {name})"
+
+
+def _definition(function: Callable) -> tuple[str, int, str]:
+    function = inspect.unwrap(function)
+    code = function.__code__ if inspect.isfunction(function) else None
+    if code is None or code.co_filename.startswith(_PACKAGE):
+        return "", 0, ""
+    return code.co_filename, code.co_firstlineno, code.co_name

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.components import Component
 from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError, place_in, place_of
 from rljax.rollout.reward import RewardReport
 from rljax.sampler import Sampling
 
@@ -48,10 +49,32 @@ class Rollout:
 
 
 def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available) -> Rollout:
-    """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names."""
+    """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names.
+
+    Raises InputError where it returns no Rollout, and for what a line of the user's own raises.
+    """
     names = rollout.parameters if isinstance(rollout, Component) else signature(rollout).parameters
     given = {name: value for name, value in available.items() if name in names}
-    return rollout(prompts, key, cfg, **given)
+    function = rollout.function if isinstance(rollout, Component) else rollout
+    named = f"algorithm.collect={rollout.text if isinstance(rollout, Component) else function!r}"
+    try:
+        done = rollout(prompts, key, cfg, **given)
+    except InputError:
+        raise
+    except Exception as error:
+        if not (place := place_in(error, [function], innermost=True)):
+            raise  # a fault of ours, with its traceback
+        raise InputError(
+            f"{named} fails when it is called", rule=f"{type(error).__name__}: {error}{place}"
+        ) from error
+    if not isinstance(done, Rollout):
+        raise InputError(
+            f"{named} returns the wrong thing",
+            value=type(done).__name__,
+            rule="it returns rljax.rollout.Rollout(batch, prompts, report, metrics)"
+            f"{place_of(function)}",
+        )
+    return done
 
 
 def widened(batch: Batch, columns: int) -> Batch:

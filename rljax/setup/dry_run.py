@@ -16,7 +16,7 @@ from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, AlgorithmConfig
 from rljax.contracts import spec
 from rljax.dataflows.algorithm import FIELDS, Algorithm
-from rljax.errors import InputError
+from rljax.errors import InputError, place_in, place_of
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.roles import Role
 from rljax.setup.role_table import abstract_roles
@@ -113,19 +113,60 @@ def _traced(dataflow: Component, algorithm: Algorithm, leaves: tuple, tree):
     page = vars(dataflow.function).get("page", dataflow.function)
 
     def run(batch, key, roles):
-        return page(batch, key, _Noting(algorithm, read), **roles, **dataflow.options)
+        returned = page(batch, key, _Noting(algorithm, read), **roles, **dataflow.options)
+        _check_page(dataflow, returned, roles)
+        return returned
 
     try:
         new, metrics = jax.eval_shape(run, *jax.tree.unflatten(tree, leaves))
     except InputError:
         raise
     except Exception as error:  # of the user's code, or of an option's value
-        raise InputError(
-            f"dataflow={dataflow.text!r} fails on shapes",
-            rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            fix="see its docstring for what it takes and returns",
-        ) from error
+        raise _fails(f"dataflow={dataflow.text!r} fails on shapes", error, dataflow) from error
     return new, metrics, frozenset(read)
+
+
+def _fails(what: str, error: Exception, component: Component) -> InputError:
+    """The exception of a component in one line, with its place in the user's file."""
+    first = next(iter(str(error).splitlines()), "")
+    return InputError(
+        what,
+        rule=f"{type(error).__name__}: {first}{place_in(error, [component.function])}",
+        fix="see its docstring for what it takes and returns",
+    )
+
+
+def _check_page(dataflow: Component, returned: object, roles: dict[str, Role]) -> None:
+    """Raises InputError unless a dataflow returned new roles by name, None for one that it was not
+    given, and metrics that are numbers."""
+    what = f"dataflow={dataflow.text!r} returns the wrong things"
+    place = place_of(dataflow.function)
+    pair = isinstance(returned, tuple) and len(returned) == 2
+    if not pair or not all(isinstance(one, dict) for one in returned):
+        rule = f"(new roles by name, metrics by name){place}"
+        raise InputError(what, value=_kind(returned), rule=rule)
+    new, metrics = returned
+    for name, role in new.items():
+        if role is not None and type(role) is not type(roles.get(name)):
+            rule = f"the roles that it was given, by name: {', '.join(sorted(roles))}{place}"
+            raise InputError(f"{what}: role {name!r}", value=_kind(role), rule=rule)
+    for name, value in metrics.items():
+        if not _is_array(value) or jnp.shape(value) != ():
+            rule = f"a metric is one number{place}"
+            raise InputError(f"{what}: metric {name!r}", value=_kind(value), rule=rule)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, int | float) or hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _kind(value: object) -> str:
+    """The type of what a component returned, down to the shapes of arrays."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_kind, value))})"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
 
 
 def _check_process_reward(text: str) -> None:
@@ -211,6 +252,12 @@ class _Noting(Algorithm):
         return id(self)
 
 
+# Stage -> what its function returns; an array alone where none is named.
+_FORMS = {
+    "advantage": ("array", "advantages, returns"),
+    "policy_loss": ("loss, metrics",), "value_loss": ("loss, metrics",),
+    "reward_loss": ("loss, metrics",), "preference_loss": ("loss, values, metrics",),
+}  # fmt: skip
 # Stage -> the axes that its function may return: T [B, S], R [B], E [B / rows of an example].
 _RETURNS = {
     "advantage": "T", "policy_loss": "TR", "value_loss": "TR", "reduction": "T",
@@ -232,20 +279,45 @@ class _Checked(Component):
         except InputError:
             raise
         except Exception as error:
-            raise InputError(
-                f"{named} fails when it is called",
-                rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-                fix="see the function's docstring for what it takes and returns",
-            ) from error
+            raise _fails(f"{named} fails when it is called", error, self) from error
+        first = self._first_of(result, named)
         batch = next(x for x in args if isinstance(x, Batch))
         rows, columns = batch.tokens.shape
         shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
-        first = result[0] if isinstance(result, tuple) else result
         wanted = [shapes[axis] for axis in _RETURNS.get(self.stage, "")]
         if wanted and jnp.shape(first) not in wanted:
             raise InputError(
                 f"{named} returns the wrong shape",
                 value=jnp.shape(first),
-                rule=f"one of {wanted} for a batch of [{rows}, {columns}]",
+                rule=f"one of {wanted} for a batch of [{rows}, {columns}]{place_of(self.function)}",
             )
         return result
+
+    def _first_of(self, result: object, named: str):
+        """The array that a stage is about, of what its function returned. Raises InputError where
+        that is something else."""
+        forms = _FORMS.get(self.stage, ("array",))
+        parts = result if isinstance(result, tuple) else (result,)
+        for form in forms:
+            names = form.split(", ")
+            if len(names) == len(parts) and all(
+                isinstance(part, dict) and all(map(_is_array, part.values()))
+                if name == "metrics" else _is_array(part)
+                for name, part in zip(names, parts, strict=True)
+            ):  # fmt: skip
+                break
+        else:
+            rule = " or ".join(f"({form})" if ", " in form else form for form in forms)
+            rule += ": metrics are a dict of arrays" if "metrics" in forms[0] else ""
+            raise InputError(
+                f"{named} returns the wrong things",
+                value=_kind(result),
+                rule=f"{rule}{place_of(self.function)}",
+            )
+        if names[-1] == "metrics" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):
+            raise InputError(
+                f"{named} returns {_kind(parts[0])}",
+                rule="a loss has a gradient: it is an array of floating-point numbers"
+                f"{place_of(self.function)}",
+            )
+        return parts[0]

@@ -41,7 +41,7 @@ from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Tracking, open_tracking
 from rljax.training.progress import bad_steps_in_a_row
 from rljax.training.run import Run
-from rljax.training.scores import check_scores, require_scores, shown_sample
+from rljax.training.scores import check_scores, require_scores, shown_sample, try_rewards
 from rljax.validation import validate
 
 LOG = logging.getLogger("rljax")
@@ -337,6 +337,7 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None, dev
             print(f"plan: {run.memory.line()}", flush=True)
         with open_tracking(config.trackers, folder, settings, console) as tracking:
             try:
+                try_rewards(run)
                 run.start(tracking)
                 # Written only now: a refused resume must not replace the config of the run it was
                 # refused for.

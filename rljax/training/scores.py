@@ -1,9 +1,17 @@
-"""What a run says of samples without a score: when it stops, and whom a time limit hits."""
+"""What a run says of samples without a score: a reward is tried before anything is compiled, a run
+that scores nothing stops, and there is a warning where a time limit hits the long responses."""
 
 import logging
+import re
+import time
+from collections.abc import Sequence
 
+from rljax.data.online.prompts import PromptRecord
+from rljax.data.online.stream import Stream
 from rljax.errors import InputError
-from rljax.rollout import ScoredRow
+from rljax.rewards.pool.calling import asks_nobody
+from rljax.rewards.pool.pool import RewardPool
+from rljax.rollout import Reward, ScoredRow
 from rljax.training.run import Run
 
 LOG = logging.getLogger("rljax")
@@ -11,6 +19,9 @@ _UNSCORED_STEPS = 3  # in a row: then the run stops
 _LATE_SAMPLES = 8  # before length is blamed,
 _LONGER = 0.75  # and the share of pairs in which the late response is the longer one
 _SHOWN_CHARACTERS = 200
+_TRIAL_S = 30.0  # for a row; a slow reward is no mistake
+# Errors of a server that a reward asks: it may answer later.
+_OF_A_SERVER = re.compile(r"\w*(Connect|Timeout|TimedOut|URL|HTTP|Endpoint|RateLimit|Remote|API)")
 
 
 def shown_sample(row: ScoredRow) -> str:
@@ -24,6 +35,69 @@ def _shortened(value: object) -> str:
     text = repr(value)
     half = _SHOWN_CHARACTERS // 2
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
+
+def try_rewards(run: Run) -> None:
+    """Scores an ordinary response to a row of each source of the data, before anything is compiled.
+
+    Raises InputError where the reward has a score for none of them, whatever the score: it raises,
+    or returns no number. Rewards that ask a server or a model are not tried.
+    """
+    data, trains = run.setup.data, run.setup.needs_reward
+    for source in data.sources if trains else ():
+        _try_reward(run.reward, _some_rows(source))
+    if run.eval_reward is not None and not (trains and run.eval_reward.pool is run.reward.pool):
+        _try_reward(run.eval_reward, _some_rows(data.test_prompts))
+
+
+def _some_rows(source: Sequence[PromptRecord] | Stream) -> list[PromptRecord]:
+    """The first row, one from the middle and the last one; the first of a stream."""
+    if isinstance(source, Stream):
+        return [record for record in [source[0]] if record is not None]
+    return [source[i] for i in sorted({0, len(source) // 2, len(source) - 1}) if source]
+
+
+def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
+    pool = reward.pool
+    if not isinstance(pool, RewardPool) or reward.model is not None or reward.rubrics is not None:
+        return
+    if not asks_nobody(pool.component):
+        return
+    rows: list[ScoredRow] = []
+    for record in records:
+        tried = _scored_responses(reward, record)
+        if any(row.score.status != "error" for row in tried) or not tried:
+            return
+        rows += tried
+    if not rows:
+        return
+    if _OF_A_SERVER.match(rows[0].score.message):
+        LOG.warning("the reward was tried on a row of the data: %s", shown_sample(rows[0]))
+        return
+    raise InputError(
+        f"reward {pool.component.text!r} was tried on {len(records)} rows of the data and has no "
+        "score for an ordinary response",
+        rule=shown_sample(rows[0]),
+        fix="a reward returns a number, or a dict of numbers with 'score', for any text",
+    )
+
+
+def _scored_responses(reward: Reward, record: PromptRecord) -> list[ScoredRow]:
+    """The reward of what a policy may answer; [] where it takes longer than a trial may."""
+    samples = [
+        {**reward.sample(record, [], 0, 0), "response": text, "num_tokens": len(text.split()) + 1}
+        for text in (str(record.ground_truth), f"The answer is {record.ground_truth}.")
+    ]
+    pending, deadline = reward.pool.submit(samples), time.monotonic() + _TRIAL_S
+    while not pending.done():
+        if time.monotonic() > deadline:
+            pending.cancel()
+            return []
+        time.sleep(0.01)
+    return [
+        ScoredRow(sample, score, record, 0)
+        for sample, score in zip(samples, pending.result(), strict=True)
+    ]
 
 
 def check_scores(run: Run, metrics: dict) -> None:

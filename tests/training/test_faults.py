@@ -1,8 +1,11 @@
 """Faults in a step: what is not finite is not learned from, and a failed reward is no score."""
 
+import contextlib
 import json
+import logging
 import math
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +35,9 @@ from rljax.setup import build as build_setup
 from rljax.setup import role_arrays
 from rljax.tracking.trackers import open_tracking
 from rljax.training.loop import one_step
+from rljax.training.progress import Progress
 from rljax.training.run import Run
-from rljax.training.scores import require_scores
+from rljax.training.scores import check_scores, require_scores
 
 ONE = jax.devices()[:1]
 
@@ -300,7 +304,7 @@ def test_failed_rewards_are_counted_in_a_run_and_everything_stays_finite(tmp_pat
     assert shown and all(s["reward"] == "nan" and s["message"] for s in shown)
 
 
-def test_a_step_whose_rewards_all_fail_learns_nothing_and_a_judge_that_is_down_ends_no_run(
+def test_a_step_whose_rewards_all_fail_learns_nothing_and_the_third_in_a_row_ends_the_run(
     tmp_path,
 ):
     config = tiny_config(
@@ -313,14 +317,39 @@ def test_a_step_whose_rewards_all_fail_learns_nothing_and_a_judge_that_is_down_e
         run.start(tracking)  # evaluates: every reward fails
         assert run.progress.accuracy_before is None
         before = flat_bytes(run.roles["actor"].state.params)
-        for _ in range(2):
+        for step in range(3):
             metrics = one_step(run)
+            with pytest.raises(InputError) if step == 2 else contextlib.nullcontext() as error:
+                check_scores(run, metrics)
             assert (metrics["grad_norm"], metrics["loss"]) == (0.0, 0.0)
             assert metrics["reward/errors"] == 16.0 and metrics["skipped_steps"] == 0.0
             assert "reward/mean" not in metrics and "reward/max" not in metrics  # not 0
             assert all(math.isfinite(v) for v in metrics.values() if isinstance(v, float))
         assert flat_bytes(run.roles["actor"].state.params) == before
         assert run.evaluate() == {"eval/failed_fraction": 1.0}
-        assert run.progress.faults == {"reward/errors": 32.0}
-        with pytest.raises(InputError, match="no reward of this run was a score: all 32 failed"):
+        stop = str(error.value)
+        assert "stopped at step 3: no reward of 3 steps in a row was a score" in stop
+        assert "RuntimeError: the judge is down (" in stop and "fault_parts.py:" in stop
+        assert "; prompt '" in stop and "; response '" in stop and "; ground_truth '" in stop
+        assert run.progress.faults == {"reward/errors": 48.0}
+        with pytest.raises(InputError, match="no reward of this run was a score: all 48 failed"):
             require_scores(run)
+        run.unscored_steps = 2
+        check_scores(run, {**metrics, "reward/errors": 15.0})  # one score, and it goes on
+        assert run.unscored_steps == 0
+
+
+def test_time_limits_that_hit_the_long_responses_are_warned_of_once(caplog):
+    run = types.SimpleNamespace(
+        unscored_steps=0, late_samples=0.0, late_and_longer=0.0, progress=Progress("rl", {"rl": 1})
+    )
+    step = {"reward/errors": 0.0, "batch/completions": 16.0, "reward/timeouts": 3.0}
+    with caplog.at_level(logging.WARNING, "rljax"):
+        for longer in (1.0, 0.7):
+            check_scores(run, {**step, "reward/timeout_longer_fraction": longer})
+        assert not caplog.records  # too few of them to say
+        for _ in range(3):
+            check_scores(run, {**step, "reward/timeout_longer_fraction": 0.8})
+    (said,) = caplog.records
+    assert "9 responses were over the limits of the reward, and 83 % of the time" in said.message
+    assert "on_timeout=0.0" in said.message

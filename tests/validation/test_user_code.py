@@ -4,16 +4,22 @@ Each module below is all that the user writes.
 """
 
 import json
+import types
 
 import pytest
 from tiny_run import metrics_rows
 
+from rljax.components import resolve
 from rljax.config import Config
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
+from rljax.rewards.pool.pool import RewardPool
+from rljax.rollout import Reward, run_rollout
 from rljax.setup import build
 from rljax.setup.dry_run import check_fields_read
+from rljax.tracking import compiles
 from rljax.training import train
+from rljax.training.scores import try_rewards
 from rljax.validation import validate
 
 LOSS = '''
@@ -191,6 +197,26 @@ ON_SHAPES = {
                               "returns the wrong shape: got (16,)"),
     "an advantage that raises": ("def f(batch):\n    return batch.scores / None",
                                  "algorithm.advantage", "fails when it is called; TypeError"),
+    "a loss alone": ("def f(policy, batch):\n    return policy.logprobs", "algorithm.policy_loss",
+                     "returns the wrong things: got 'float32[16, 6]'; (loss, metrics)"),
+    "a loss and more": ("def f(policy, batch):\n    return policy.logprobs, {}, 1",
+                        "algorithm.policy_loss", ", dict, int)'; (loss, metrics)"),
+    "a loss without metrics": ("def f(policy, batch):\n    return policy.logprobs, None",
+                               "algorithm.policy_loss", "metrics are a dict of arrays"),
+    "a metric of text": ("def f(policy, batch):\n    return policy.logprobs, {'a': 'b'}",
+                         "algorithm.policy_loss", "metrics are a dict of arrays"),
+    "a loss of integers": ("def f(policy, batch):\n    return batch.tokens, {}",
+                           "algorithm.policy_loss", "a loss has a gradient"),
+    "no advantage": ("def f(batch): pass", "algorithm.advantage", "got 'NoneType'; array or ("),
+    "three advantages": ("def f(batch): return (batch.rewards,) * 3", "algorithm.advantage",
+                         "array or (advantages, returns)"),
+    "a reduction of text": ("def f(batch): return 'mean'", "algorithm.reduction",
+                            "returns the wrong things: got 'str'; array"),
+    "a dataflow without metrics": (f"{FLOW}):\n    return {{'actor': actor}}", "dataflow",
+                                   "returns the wrong things: got 'dict'; (new roles by name"),
+    "another role": (f"{FLOW}):\n    return {{'actor': 3}}, {{}}", "dataflow", "role 'actor'"),
+    "a metric of rows": (f"{FLOW}):\n    return {{}}, {{'a': batch.scores}}", "dataflow",
+                         "metric 'a': got 'float32[16]'; a metric is one number"),
     "shape of a loss": ("def f(policy, batch):\n    return policy.logprobs.mean(), {}",
                         "algorithm.policy_loss", "returns the wrong shape: got ()"),
 }  # fmt: skip
@@ -214,9 +240,112 @@ def test_what_is_wrong_inside_a_users_function_is_said_before_weights_are_made(
         monkeypatch.setattr(f"rljax.setup.{heavy_one}", heavy)
     with pytest.raises(InputError) as error:
         train(config)
-    assert says in str(error.value)
+    assert says in str(error.value) and "\n" not in str(error.value)
     if field != "dataflow":
         assert f"{field}='{name}.f'" in str(error.value)
+        assert f"{name}.py:" in str(error.value) and " f" in str(error.value)  # the place
+
+
+@pytest.mark.parametrize(
+    ("collect", "says"),
+    [
+        (
+            "return None",
+            "returns the wrong thing: got 'NoneType'; it returns rljax.rollout.Rollout",
+        ),
+        ("x = {}['answer']", "fails when it is called; KeyError: 'answer'"),
+    ],
+)
+def test_what_is_wrong_with_a_users_rollout_is_one_line(collect, says, tmp_path, monkeypatch):
+    name = f"users_rollout_{len(collect)}"
+    header = "def f(prompts, key, cfg, *, actor, reward):\n    "
+    (tmp_path / f"{name}.py").write_text(f"{header}{collect}")
+    monkeypatch.syspath_prepend(tmp_path)
+    component = resolve(f"{name}.f", "rljax.rollout")
+    with pytest.raises(InputError) as error:
+        run_rollout(component, None, None, None, actor=None, reward=None)
+    message = str(error.value)
+    assert f"algorithm.collect='{name}.f' {says}" in message and f"{name}.py:" in message
+
+
+# -- a reward is tried on a row of the data before anything is compiled
+
+REWARDS = """
+import json
+
+def lacks_a_field(response, extra_info):
+    return float(extra_info["answer"] == response)
+
+def deep(response, ground_truth):
+    return json.loads("{" + response)["x"]
+
+def none(response): pass
+def text(response): return "yes"
+def nan(response): return float("nan")
+def array(response): return [1.0]
+def whole(response, ground_truth):
+    assert response == ground_truth  # a mistake for most responses, not for all
+    return 0.0
+def bad_score(response): return -7.0
+def down(response): raise ConnectionRefusedError("try later")
+def of_group(responses): return [None for _ in responses]
+"""
+
+
+@pytest.fixture(scope="module")
+def rewards_tried(tmp_path_factory):
+    """What the trial of a reward by name says: None, or the refusal."""
+    folder = tmp_path_factory.mktemp("tried")
+    (folder / "tried_rewards.py").write_text(REWARDS)
+    built = build(tiny(folder))
+
+    def trial(name):
+        text = name if "(" in name else f"{folder / 'tried_rewards.py'}:{name}"
+        with RewardPool(text, workers=1, timeout_s=30.0) as pool:
+            reward = Reward(pool, built.tokenizer, built.model.mesh)
+            run = types.SimpleNamespace(setup=built, reward=reward, eval_reward=None)
+            try:
+                try_rewards(run)
+            except InputError as error:
+                return str(error)
+
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "place"),
+    [
+        ("lacks_a_field", "error: KeyError: 'answer'",
+         'tried_rewards.py:5, in lacks_a_field: return float(extra_info["answer"] == response)'),
+        ("deep", "JSONDecodeError", "tried_rewards.py:8, in deep: return json.loads("),
+        ("none", "NoneType", "tried_rewards.py:10, def none)"),
+        ("text", "'yes' (str) as 'score': no number", "tried_rewards.py:11, def text)"),
+        ("nan", "not a finite number", "tried_rewards.py:12, def nan)"),
+        ("array", "no number", "tried_rewards.py:13, def array)"),
+        ("of_group", "returned None for this response", "tried_rewards.py:19, def of_group)"),
+    ],
+)  # fmt: skip
+def test_a_reward_that_has_no_score_is_refused_with_its_line_and_the_sample(
+    name, says, place, rewards_tried
+):
+    message = rewards_tried(name)
+    assert "was tried on 3 rows of the data and has no score for an ordinary response" in message
+    assert says in message and place in message
+    assert "prompt '0>'; response '0'; ground_truth '0'" in message
+
+
+@pytest.mark.parametrize("name", ["whole", "bad_score", "down", "gsm8k(format_score=0.1)"])
+def test_a_bad_score_one_mistake_and_a_server_that_is_down_are_not_refused(name, rewards_tried):
+    assert rewards_tried(name) is None
+
+
+def test_a_run_whose_reward_raises_ends_before_anything_is_compiled(tmp_path, monkeypatch):
+    (tmp_path / "tried.py").write_text(REWARDS)
+    config = put(tiny(tmp_path), "reward.function", f"{tmp_path / 'tried.py'}:lacks_a_field")
+    compiled = compiles.count()
+    with pytest.raises(InputError, match="tried on 3 rows.*tried.py:5, in lacks_a_field"):
+        train(config)
+    assert compiles.count() == compiled
 
 
 def test_all_fields_that_a_dataflow_does_not_read_are_said_at_once(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Literal, NewType, get_args, get_origin
 
 from rljax.components import Component, resolve
 from rljax.contracts import spec
-from rljax.errors import InputError
+from rljax.errors import InputError, place_in, place_of
 
 HOME = "rljax.rewards"
 FIELDS = (
@@ -138,6 +138,14 @@ def _texts(annotation: object, value: object) -> list[str]:
     kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
     pairs = zip(kinds, value, strict=False)
     return [text for kind, one in pairs for text in _texts(kind, one)]
+
+
+def asks_nobody(component: Component) -> bool:
+    """Whether the reward needs no server and no model, as far as can be known: a user's own may."""
+    named = members(component)
+    if not named and component.function.__module__.startswith(f"{HOME}."):
+        return scores_when_late(component)
+    return all(asks_nobody(member) for member in named)
 
 
 def prepare(component: Component) -> None:
@@ -285,18 +293,19 @@ def call_group(component: Component, group: Mapping, fields: Fields | None = Non
         )
     if len(returned) != count:
         raise ValueError(f"the reward returned {len(returned)} scores for {count} responses")
-    return [_outcome_of(one) for one in returned]
+    return [_outcome_of(component, one) for one in returned]
 
 
-def _outcome_of(returned: object) -> Outcome:
+def _outcome_of(component: Component, returned: object) -> Outcome:
+    own = component.function
     if isinstance(returned, Exception):
-        return failed_outcome(describe(returned))
+        return failed_outcome(describe_failure(component, returned))
     if returned is None:
-        return failed_outcome("the reward returned None for this response")
+        return failed_outcome(f"the reward returned None for this response{place_of(own)}")
     try:
         return ("ok", *_value_and_parts(returned), "")
     except (TypeError, ValueError, OverflowError) as error:
-        return failed_outcome(describe(error))
+        return failed_outcome(describe_failure(component, error))
 
 
 def failed_outcome(message: str) -> Outcome:
@@ -386,3 +395,11 @@ def describe(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"[:_MESSAGE_CHARS]
     except BaseException:
         return type(error).__name__
+
+
+def describe_failure(component: Component, error: BaseException) -> str:
+    """The exception of a call as one line, with its last place in a file of the user's own; where
+    what was returned is no score, the place of the reward."""
+    functions = [one.function for one in (component, *members(component))]
+    place = place_in(error, functions) or next(filter(None, map(place_of, functions)), "")
+    return f"{describe(error)}{place}"

@@ -37,6 +37,7 @@ from rljax.rewards.pool.calling import (
     call_group,
     call_reward,
     describe,
+    describe_failure,
     failed_outcome,
     is_group_reward,
     late_outcome,
@@ -236,7 +237,7 @@ def _outcomes(clock: Clock, fields: Fields, grouped: bool, blob: bytes) -> list[
         count = len(sample["responses"])
         return call_group(component, sample, fields)
     except BaseException as error:  # a reward's SystemExit and KeyboardInterrupt are errors too
-        message = describe(error)
+        message = describe_failure(component, error)
         if _is_over_limit(error) and scores_when_late(clock.running):
             return [late_outcome(component, sample, message)] * count
         return [failed_outcome(message)] * count
