@@ -223,12 +223,12 @@ def _kinds(kind: type = Config, prefix: str = "") -> dict[str, type]:
 
 def _value(text: object, kind: type):
     """A text as a value of a field's type; a list, which YAML may hold, as a tuple."""
-    if typing.get_origin(kind) is tuple:
+    if typing.get_origin(kind) is tuple and isinstance(text, (str, list)):
         (item, _) = typing.get_args(kind)
         parts = text if isinstance(text, list) else _parts(text)
         return tuple(_value(part, item) for part in parts)
     if not isinstance(text, str):
-        raise ValueError(f"must be {_NAMES[kind]}")
+        raise ValueError(f"must be {_NAMES.get(kind, 'a list')}")
     if kind is str:
         return text
     truths = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}

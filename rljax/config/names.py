@@ -25,6 +25,7 @@ _ELSEWHERE = {
     "kl_coef": "algorithm.kl_in_loss or algorithm.kl_in_reward",
     "use_kl_in_reward": "algorithm.kl_in_reward (0 = off)",
     "entropy_coeff": "algorithm.entropy_coef",
+    "learning_rate": "lr of an optimizer, such as actor_optimizer.lr",
 }
 
 
@@ -67,16 +68,18 @@ def field_names(config, prefix: str = "") -> list[str]:
 
 
 def nearest_fields(name: str, known: Sequence[str]) -> list[str]:
-    """The fields that a name is likely to mean: those with the same last part, else the one whose
-    name it most resembles."""
+    """The fields that a name is likely to mean: those whose last part is the same or begins with
+    it, else the one that it most resembles."""
     last = {field: field.rpartition(".")[2] for field in known}
-    same = [field for field in known if last[field] == name.rpartition(".")[2]]
+    wanted = name.rpartition(".")[2]
+    same = [field for field in known if last[field] == wanted]
+    same = same or [field for field in known if last[field].startswith(f"{wanted}_")]
     if same:
         return same[:4]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return close
-    parts = difflib.get_close_matches(name.rpartition(".")[2], [*last.values()], n=1, cutoff=0.7)
+    parts = difflib.get_close_matches(wanted, [*last.values()], n=1, cutoff=0.7)
     return [field for field in known if last[field] in parts][:4]
 
 

@@ -229,6 +229,23 @@ def test_types_come_first_and_all_at_once():
         validate({"steps": 3})
 
 
+def test_a_wrong_type_hides_no_problem_elsewhere_and_makes_none():
+    config = valid(
+        seed="1",  # a wrong type
+        sampler__top_p="0.9",
+        algorithm__kl_in_loss=-1.0,  # out of range
+        algorithm__advantage="group_relativ",  # no such function
+        data__train="no/such.parquet",  # no such file
+        batch__prompts_per_step=0,  # what the arithmetic of batches divides by
+        mesh__tensor=0,
+    )
+    found = problems_of(config)
+    named = ("seed", "sampler.top_p", "algorithm.kl_in_loss", "algorithm.advantage", "data.train")
+    for name in (*named, "batch.prompts_per_step", "mesh.tensor"):
+        assert found.count(f" {name}=") == 1, found
+    assert found.startswith("the config has 7 problems:")
+
+
 def test_references_and_dataflows_fit():
     assert validate(valid(algorithm__kl_in_loss=0.1)) == []
     warnings = validate(valid(algorithm__kl_in_loss=0.1, algorithm__kl_in_reward=0.1))
