@@ -105,8 +105,10 @@ def _import(name: str, home: str) -> Callable:
             )
         return getattr(module, name)
     module_name, _, attribute = name.rpartition(".")
-    if "" not in sys.path:  # launchers run as files: the user's module lies in the working folder
-        sys.path.insert(0, "")
+    if "" not in sys.path:  # launchers run as files: the user's module lies in the working folder,
+        sys.path.append("")  # which comes last, so that a tokenizers.py in it hides no library
+    if _is_pythons(module_name):
+        raise _not_a_component(f"component {name!r}")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -118,6 +120,41 @@ def _import(name: str, home: str) -> Callable:
     except Exception as error:
         raise _fails_at_import(name, error, f"python -c 'import {module_name}'") from error
     return _function_of(module, attribute, f"module {module_name!r}")
+
+
+def names_of(text: str) -> list[str]:
+    """The functions that a component text names, those in its options' texts included; none for a
+    text that is no component."""
+    try:
+        name, options = _parse(text.strip())
+    except InputError:
+        return []
+    found, left = [name], [value for _, value in options]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            found += names_of(value)
+        elif isinstance(value, tuple):
+            left += value
+    return found
+
+
+def is_own_code(name: str) -> bool:
+    """Whether a component's name is that of a user's own function: dotted, or of a file."""
+    return "." in name
+
+
+def _is_pythons(module_name: str) -> bool:
+    """Whether a module is of Python's standard library."""
+    return module_name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _not_a_component(what: str) -> InputError:
+    return InputError(
+        f"{what} is Python's own",
+        rule="functions such as os.system never run from a config",
+        fix="name a function of rljax, or of a module of yours with a name of its own",
+    )
 
 
 def _of_file(name: str) -> Callable:
@@ -159,12 +196,16 @@ def _fails_at_import(name: str, error: Exception, command: str) -> InputError:
 
 def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callable:
     found = vars(module).get(attribute)
+    home = getattr(found, "__module__", None) or ""
+    if isinstance(found, types.BuiltinFunctionType) or _is_pythons(home):
+        raise _not_a_component(f"{where}: {attribute!r}")
     if not callable(found):
         close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
-        raise InputError(
-            f"{where} has no function {attribute!r}",
-            fix=f"did you mean {close[0]!r}?" if close else f"define {attribute} in it",
-        )
+        fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"
+        hidden = f"{module.__name__.partition('.')[0]}.py"
+        if os.path.isfile(hidden) and os.path.abspath(hidden) != vars(module).get("__file__"):
+            fix = f"{hidden} of the working folder is hidden by a library of that name: rename it"
+        raise InputError(f"{where} has no function {attribute!r}", fix=fix)
     return found
 
 

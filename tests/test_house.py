@@ -13,8 +13,8 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 # Every room, lowest first: a module may import rooms of the lines before its own, and its own.
 ORDER = [
     ("errors",),
-    ("tracking", "files"),
-    ("components", "config", "mesh", "keys"),
+    ("tracking", "files", "components"),
+    ("config", "mesh", "keys"),
     ("arrays", "contracts"),
     ("kernels", "rewards", "report"),
     ("batch",),

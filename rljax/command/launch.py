@@ -18,12 +18,18 @@ from absl import flags
 from absl import logging as absl_logging
 
 from rljax.config import Config, changed_fields, to_dict
+from rljax.config.checks import refuse_own_code
 from rljax.config.declare import define_flags, options_help, options_usage, parsed_options
 from rljax.config.describe import config_help
-from rljax.config.flags import config_flags, load_config_file, with_texts
+from rljax.config.flags import config_flags, is_data, load_config_file, with_texts
 from rljax.config.options import CompilerOptions
 from rljax.errors import InputError
 
+# What a file of the same name on PYTHONPATH would break without a word.
+_LIBRARIES = (
+    "jax", "jaxlib", "flax", "optax", "orbax", "grain", "numpy", "rich", "safetensors",
+    "tokenizers", "jinja2", "pyarrow", "rljax",
+)  # fmt: skip
 _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 
 
@@ -63,8 +69,8 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
     if any(argument in _HELP for argument in arguments):
         print(_help(command, program))
         return 0
-    sys.path[:0] = [p for p in (os.getcwd(),) if p not in sys.path]  # the user's own modules
     try:
+        _modules_of_the_user()
         path, fields, others = config_flags(arguments)
         shown, others = _print_config(others)
         flag_values = flags.FlagValues()
@@ -77,6 +83,8 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             print(json.dumps(_nested(given.config, shown), indent=2))
             return 0
         options = parsed_options(command.options, positional, flag_values)
+        if path and is_data(path) and not getattr(options, "trust_code", True):
+            refuse_own_code(load_config_file(path), path)
         if isinstance(options, CompilerOptions):
             from rljax.tracking import compiles  # after the flags: --help answers without JAX
 
@@ -99,6 +107,20 @@ def _given(command: Command, path: str | None, fields: Mapping[str, str]) -> Giv
     if config is not None:
         config = with_texts(config, fields, "these flags cannot be used", "--config.")
     return Given(path, fields, config)
+
+
+def _modules_of_the_user() -> None:
+    """The working folder comes last on sys.path: a tokenizers.py in it then hides no library. A
+    library that a folder of PYTHONPATH hides is named."""
+    here = os.getcwd()
+    sys.path[:] = [p for p in sys.path if p and os.path.abspath(p) != here] + [here]
+    for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        for name in _LIBRARIES:
+            file = os.path.join(folder, f"{name}.py")
+            if os.path.isfile(file):
+                raise InputError(
+                    f"{os.path.abspath(file)} hides the library {name!r}", fix="rename that file"
+                )
 
 
 def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

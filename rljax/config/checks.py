@@ -9,6 +9,7 @@ import sys
 import typing
 from pathlib import Path
 
+from rljax.components import is_own_code, names_of
 from rljax.config.names import field_names
 from rljax.config.overrides import is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
@@ -22,6 +23,11 @@ _FOLDERS = (
     "lora.adapter",
 )  # fmt: skip
 _NEW_FOLDERS = ("run_dir", "offline.reference_logprobs")
+# Folders and plain texts: every other text of a config may be resolved to a function.
+_NEVER_CALLED = {
+    "tokenizer", *_FOLDERS, *_NEW_FOLDERS, "data.target_instruction", "offline.step_separator",
+    "sampler.stop_strings", "sampler.end_of_thinking", "sampler.interrupt_phrase",
+}  # fmt: skip
 # Fields that name a component, and the namespace of bare names.
 _COMPONENTS = {
     "dataflow": "dataflow",
@@ -80,6 +86,27 @@ def refuse_early(config: Config) -> None:
         check_names(config, problems)
         _check_bare_names(config, problems)
     problems.refuse()
+
+
+def refuse_own_code(config: Config, where: str) -> None:
+    """Raises InputError where the config names a function that is not rljax's own: a config that
+    came in a folder is data, and what it names runs only where the user has said so."""
+    found = []
+    for field in set(field_names(Config)) - _NEVER_CALLED:
+        value = value_of(config, field)
+        for text in value if isinstance(value, (tuple, list)) else (value,):
+            if not isinstance(text, str) or (field in ("model", *_DATA) and is_path(text)):
+                continue
+            call = text.partition("=")[2] if field == "roles" else text
+            if any(is_own_code(name) for name in names_of(call)):
+                found.append(f"{field}={text!r}")
+    if found:
+        raise InputError(
+            f"{where} names code that is not rljax's own",
+            value="; ".join(sorted(found)),
+            rule="a folder is data: its code runs only where you trust it",
+            fix="look at that code, then --trust_code",
+        )
 
 
 def check_types(config, problems: Problems, prefix: str = "") -> None:

@@ -62,11 +62,16 @@ def config_file(path: str) -> str:
     )  # fmt: skip
 
 
+def is_data(path: str) -> bool:
+    """Whether the config of a path is data (JSON, YAML), not Python."""
+    return path.partition(":")[0].endswith((".json", ".yaml", ".yml"))
+
+
 def load_config_file(path: str) -> Config:
     """The config of a file; `file.py:text` calls get_config(text). Errors name file and line."""
     name, _, argument = path.partition(":")
     file = config_file(path)
-    if file.endswith((".json", ".yaml", ".yml")):
+    if is_data(file):
         if argument:
             raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
         return _read_data(file)
@@ -85,7 +90,7 @@ def load_config_file(path: str) -> Config:
 def config_module(path: str):
     """The module of a config file."""
     file = config_file(path)
-    if file.endswith((".json", ".yaml", ".yml")):
+    if is_data(file):
         raise InputError("a Python config file is needed here", value=path)
     spec = importlib.util.spec_from_loader(
         "_rljax_config", importlib.machinery.SourceFileLoader("_rljax_config", file)

@@ -46,11 +46,20 @@ class CompilerOptions(Options):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrustOptions(Options):
+    """What every command asks for that reads a run folder, or a config in JSON or YAML."""
+
+    trust_code: bool = option(
+        False, "Run the functions of others that a run folder, or a config in JSON or YAML, names"
+    )
+
+
 # -- the commands --
 
 
 @dataclasses.dataclass(frozen=True)
-class EvaluateOptions(CompilerOptions):
+class EvaluateOptions(CompilerOptions, TrustOptions):
     """rljax evaluate. None: as the run's config.json says, else the default of Config."""
 
     checkpoint: str = option(
@@ -77,7 +86,7 @@ class EvaluateOptions(CompilerOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class RejectionOptions(CompilerOptions):
+class RejectionOptions(CompilerOptions, TrustOptions):
     """rljax sample. None: as the run's config.json says."""
 
     checkpoint: str = option(
@@ -126,7 +135,7 @@ class RejectionOptions(CompilerOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelOptions(CompilerOptions):
+class LabelOptions(CompilerOptions, TrustOptions):
     """rljax label steps. None: as the run's config.json says, else the default of Config."""
 
     checkpoints: tuple[str, ...] = option(
@@ -154,7 +163,7 @@ class LabelOptions(CompilerOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class PreferenceOptions(CompilerOptions):
+class PreferenceOptions(CompilerOptions, TrustOptions):
     """rljax label preferences. None: as the run's config.json says."""
 
     data: str = option("", "Rows to compare, or prompts where --policy is set", required=True)
@@ -191,7 +200,7 @@ class ScoreOptions(CompilerOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class ComparisonOptions(CompilerOptions):
+class ComparisonOptions(CompilerOptions, TrustOptions):
     """rljax compare: the same for every method."""
 
     out: str = option("", "Folder of the comparison")
@@ -214,7 +223,7 @@ class ComparisonOptions(CompilerOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeOptions(CompilerOptions):
+class ServeOptions(CompilerOptions, TrustOptions):
     """rljax serve."""
 
     model: str = option("", "A run folder, or a Hugging Face folder", required=True, first=True)
@@ -271,7 +280,7 @@ class PrepareOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class InspectOptions(Options):
+class InspectOptions(TrustOptions):
     """rljax inspect."""
 
     rows: int = option(5, "Rows of each source", low=1)
@@ -288,12 +297,12 @@ class SweepOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainOptions(Options):
+class TrainOptions(TrustOptions):
     """rljax train."""
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions(Options):
+class PlanOptions(TrustOptions):
     """rljax plan."""
 
     topology: str = option(

@@ -244,8 +244,9 @@ def label_preferences(options: PreferenceOptions) -> dict[str, float]:
     else:
         judge = model_judge(Path(options.reward_model), max_tokens=options.max_tokens)
     if options.policy:
+        policy = load_named_policy(options.policy, trust_code=options.trust_code)
         comparisons = sample_comparisons(
-            load_named_policy(options.policy), options.data, samples=options.samples,
+            policy, options.data, samples=options.samples,
             max_prompt_tokens=options.max_prompt_tokens, seed=options.seed,
             temperature=options.temperature, max_response_tokens=options.max_response_tokens,
         )  # fmt: skip

@@ -273,7 +273,7 @@ def label_saved(options: LabelOptions) -> dict:
 
 def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[list[dict], dict]:
     """Rows and metrics of one checkpoint, on prompts drawn for it without replacement."""
-    saved = load_named_policy(name)
+    saved = load_named_policy(name, trust_code=options.trust_code)
     config = saved.config
     reward = options.reward or (reward_text(config) if saved.step is not None else None)
     data = options.data or config.data.train

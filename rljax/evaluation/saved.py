@@ -50,7 +50,7 @@ def evaluate_saved(
     """
     check_options(options)
     started = time.perf_counter()
-    saved = load_policy(Path(options.checkpoint), options.step)
+    saved = load_policy(Path(options.checkpoint), options.step, trust_code=options.trust_code)
     config, run = saved.config, saved.step is not None
     data, reward_text = data_and_reward(options, saved)
     count = options.prompts or (config.evaluate.prompts if run else 256)

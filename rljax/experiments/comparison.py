@@ -206,7 +206,8 @@ def _make_file(config: Config, options: ComparisonOptions) -> list[dict]:
     path, names = folder / "samples.jsonl", ("prompts", "samples", "process_samples")
     settings = {name: vars(options)[name] for name in names}
     if _require_same(folder / "samples.meta.json", settings) is None:
-        saved = load_policy(Path(config.run_dir))
+        # It was trained here just now.
+        saved = load_policy(Path(config.run_dir), trust_code=True)
         prompts, _ = saved.encode(load_prompts(config.data.train, "train")[: options.prompts])
         policy, key = saved.ready(prompts), stream(jax.random.key(config.seed), "file")
         with contextlib.closing(saved.reward(reward_text(config))) as reward:

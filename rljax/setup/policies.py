@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
 from rljax.config import Config, MeshConfig, from_dict
+from rljax.config.checks import refuse_own_code
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
@@ -110,9 +111,12 @@ class SavedPolicy:
 # -- opening --
 
 
-def load_policy(folder: Path, step: str = "latest") -> SavedPolicy:
+def load_policy(folder: Path, step: str = "latest", *, trust_code: bool = False) -> SavedPolicy:
     """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder. `step` of
     a run: latest, best, or a number.
+
+    A run folder is data: where its config names functions outside of rljax it is refused, unless
+    trust_code says that they may run.
 
     All devices here share the weights, whatever mesh the run was trained on.
     """
@@ -132,6 +136,8 @@ def load_policy(folder: Path, step: str = "latest") -> SavedPolicy:
             fix="give a run folder or a Hugging Face folder",
         )
     config = from_dict(saved, str(folder / "config.json"))
+    if not trust_code:
+        refuse_own_code(config, str(folder / "config.json"))
     config = dataclasses.replace(config, mesh=MeshConfig())
     best = config.checkpoint.best_metric
     checkpoints = Checkpoints(folder / "checkpoints", best_metric=best)
@@ -144,12 +150,12 @@ def load_policy(folder: Path, step: str = "latest") -> SavedPolicy:
     return SavedPolicy(config, model, params, tokenizer, number)
 
 
-def load_named_policy(name: str) -> SavedPolicy:
+def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
     """The policy of a folder, or of RUN@STEP: a step of a run, latest or best."""
     folder, at, step = name.rpartition("@")
     if at and not Path(name).is_dir():
-        return load_policy(Path(folder), step)
-    return load_policy(Path(name))
+        return load_policy(Path(folder), step, trust_code=trust_code)
+    return load_policy(Path(name), trust_code=trust_code)
 
 
 def _find_step(checkpoints: Checkpoints, wanted: str) -> int:
