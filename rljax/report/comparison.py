@@ -13,11 +13,20 @@ from pathlib import Path
 import numpy as np
 
 from rljax.errors import InputError
-from rljax.report.curves import GROUPS, MAX_OTHER, NOT_CHARTED, matches, series_of, what_it_means
+from rljax.report.curves import (
+    GROUPS,
+    MAX_OTHER,
+    NOT_CHARTED,
+    matches,
+    repeats,
+    series_of,
+    what_it_means,
+)
 from rljax.report.head import listing, title_of
+from rljax.report.meanings import meaning
 from rljax.report.page import shares, shown, write_page
 from rljax.report.run_folder import Run, estimate, is_number, read_run
-from rljax.tracking.charts import Series, duration, legend, line_chart, short
+from rljax.tracking.charts import duration, legend, line_chart, short
 
 OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
@@ -166,7 +175,11 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
 def _curves(runs: Sequence[Run], names: Sequence[str]) -> str:
     """A chart for each metric that several runs have, in the order of a report."""
     keys = dict.fromkeys(key for run in runs for key in run.keys())
-    free = [key for key in keys if not matches(key, NOT_CHARTED)]
+    free = [
+        key
+        for key in keys
+        if not matches(key, NOT_CHARTED) and not all(repeats(run, key) for run in runs)
+    ]
     out, used = [], set()
     for name, charts in GROUPS:
         patterns = [p for chart in charts if not chart.folded for p in chart.patterns]
@@ -194,6 +207,5 @@ def _chart(runs: Sequence[Run], names: Sequence[str], key: str) -> str:
         line = dataclasses.replace(series_of(run, key), name=name, title="")
         bands = {} if len(runs) <= FEW else {"low": None, "high": None}
         lines.append(dataclasses.replace(line, **bands))
-    note = next((text for run in runs if (text := what_it_means(run, key))), "")
-    drawn: list[Series] = lines
-    return line_chart(key, "", drawn, note=note, many=len(runs) > FEW)
+    note, known = what_it_means(None, key), meaning(key)
+    return line_chart(key, known.unit if known else "", lines, note=note, many=len(runs) > FEW)

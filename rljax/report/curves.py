@@ -29,20 +29,25 @@ class Chart:
     by_phase: bool = False  # SFT and RL differ in scale: a chart for each
     most: int = 5  # metrics: as many as there are colours
     folded: bool = False  # shown when it is asked for
+    what: str = ""  # what it shows; "" = the meaning of the first metric
 
 
-MISMATCH = (  # the first three of them that there are say it all
-    "mismatch/mismatch_k3_kl", "mismatch/probability_correlation",
-    "mismatch/rollout_is_eff_sample_size", "mismatch/abs_logprob_diff_max",
-)  # fmt: skip
+MISMATCH = {  # the first three of them that there are say it all
+    "mismatch/mismatch_k3_kl": "Mismatch",
+    "mismatch/probability_correlation": "Agreement of the probabilities",
+    "mismatch/rollout_is_eff_sample_size": "Effective sample size",
+    "mismatch/abs_logprob_diff_max": "Largest difference of log-probs",
+}
 GROUPS = (
     ("Does it learn?", (
         Chart("Reward", "mean over the step's completions", ("reward/mean",)),
         Chart("Evaluation accuracy", "share of held-out problems, 95 % band",
               ("eval/accuracy", "eval/source/*"), from_zero=True),
         Chart("Held-out loss", "", ("eval/loss", "eval/mse")),
-        Chart("Reward parts", "mean", ("reward/part/*", "reward/*/mean", "score/mean")),
-        Chart("Reward by source", "mean", ("reward/source/*",)),
+        Chart("Reward parts", "mean", ("reward/part/*", "reward/*/mean", "score/mean"),
+              what="Means of the parts that the reward returns"),
+        Chart("Reward by source", "mean", ("reward/source/*",),
+              what="Mean score on the prompts of each source"),
         Chart("Implicit rewards", "nats x beta",
               ("rewards/chosen", "rewards/rejected", "rewards/margins")),
         Chart("Right choices", "share", ("rewards/accuracies", "accuracy", "sign_accuracy",
@@ -55,7 +60,8 @@ GROUPS = (
         Chart("Clipped", "share of tokens", ("pg_clipfrac*", "clip_fraction*"), from_zero=True),
         Chart("Response length", "tokens",
               ("response_tokens/mean", "response_tokens/m[ia][nx]"), from_zero=True),
-        Chart("Truncated", "share of responses", ("*truncated*",), from_zero=True),
+        Chart("Truncated", "share of responses", ("response/truncated_fraction", "*truncated*"),
+              from_zero=True),
         Chart("Groups without a signal", "share of groups",
               ("group/zero_advantage_fraction", "group/all_*_fraction"), from_zero=True),
         Chart("Log-probabilities", "nats", ("logps/*",)),
@@ -69,16 +75,16 @@ GROUPS = (
         Chart("Learning rate", "", ("learning_rate", "lr"), from_zero=True, by_phase=True),
     )),
     ("Sampler against trainer", (
-        Chart("", "", MISMATCH, most=3),
+        Chart("", "", tuple(MISMATCH), most=3),
         Chart("", "", ("mismatch/*", "correction/*", "variance_proxy/*"), most=99, folded=True),
     )),
     ("Speed", (
         Chart("Throughput", "tokens per second", ("tokens_per_s", "*tokens_per_s"),
               from_zero=True, by_phase=True),
         Chart("Scoring", "seconds", ("time/reward_hidden_s", "time/reward_sample_*_s"),
-              from_zero=True),
+              from_zero=True, what="Scoring beside decoding (hidden), and of one sample"),
         Chart("Time of a step", "seconds", (*WHOLE_STEP, *TIME_ORDER, "time/*_s"),
-              from_zero=True, by_phase=True),
+              from_zero=True, by_phase=True, what="What the seconds of a step are spent on"),
     )),
 )  # fmt: skip
 NOT_CHARTED = ("step", "x", "phase_rl", "eval/*_low", "eval/*_high")
@@ -91,7 +97,7 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 
 def curves(run: Run) -> str:
     """All sections of charts; what belongs to none of them is folded into the last."""
-    free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not _repeats(run, key)]
+    free = [key for key in run.keys() if not matches(key, NOT_CHARTED) and not repeats(run, key)]
     out, used = [], set()
     for name, charts in GROUPS:
         shown, folded = [], []
@@ -120,7 +126,7 @@ def _folded(title: str, figures: Sequence[str], more: str = "") -> str:
     return f"<details><summary>{html.escape(title)}</summary>{grid}{more}</details>"
 
 
-def _repeats(run: Run, key: str) -> bool:
+def repeats(run: Run, key: str) -> bool:
     """Whether a part or a source of the reward is the reward itself, in every row."""
     if not matches(key, ("reward/part/*", "reward/source/*")):
         return False
@@ -159,15 +165,16 @@ def series_of(run: Run, key: str, phase: str | None = None) -> Series:
     return Series(key, x, y, *band, dots=dots, title=title)
 
 
-def what_it_means(run: Run, key: str) -> str:
-    """The line under a chart's title: meaning, what is healthy, and whether the last value is."""
+def what_it_means(run: Run | None, key: str) -> str:
+    """The line under a chart's title: meaning, what is healthy, and whether the run's last value
+    is not."""
     known = meaning(key)
     if known is None:
         return ""
     text = html.escape(known.text[:1].upper() + known.text[1:])
     if known.healthy:
         text += f". Healthy: {html.escape(known.healthy)}"
-    values = run.columns(key)[1]
+    values = run.columns(key)[1] if run is not None else ()
     if len(values) and not known.is_healthy(float(values[-1])):
         text += f'. <b class="unhealthy">Outside: {html.escape(known.advice)}</b>'
     return f'<span class="what">{text}.</span>'
@@ -183,18 +190,20 @@ def _since(run: Run, lines: Sequence[Series]) -> str:
     return f"from step {min(begins):g}{after}"
 
 
-def _figure(run: Run, title: str, unit: str, lines: Sequence[Series], phase: str | None = None,
-            **options) -> str:  # fmt: skip
-    unit = ", ".join(filter(None, (unit, _since(run, lines))))
+def _figure(run: Run, chart: Chart, lines: Sequence[Series], phase: str | None = None) -> str:
+    unit = ", ".join(filter(None, (chart.unit, _since(run, lines))))
+    title = f"{chart.title} ({phase.upper()})" if phase else chart.title
     shaded = () if phase else spans(run)
     first = next((s.name for s in lines if s.x.size), lines[0].name)
-    note = what_it_means(run, first)
-    return line_chart(title, unit, lines, spans=shaded, note=note, **options)
+    what = f'<span class="what">{html.escape(chart.what)}.</span>' if chart.what else ""
+    note = what or what_it_means(run, first)
+    return line_chart(title, unit, lines, spans=shaded, note=note, from_zero=chart.from_zero)
 
 
 def _alone(run: Run, key: str) -> str:
     known = meaning(key)
-    return _figure(run, key, known.unit if known else "", [series_of(run, key)])
+    title, unit = MISMATCH.get(key, key), known.unit if known else ""
+    return _figure(run, Chart(title, unit, (key,)), [series_of(run, key)])
 
 
 def _draw(run: Run, chart: Chart, keys: Sequence[str]) -> Iterator[str]:
@@ -207,8 +216,7 @@ def _draw(run: Run, chart: Chart, keys: Sequence[str]) -> Iterator[str]:
     split = chart.by_phase and len(phases) > 1
     for phase in phases if split else [None]:
         lines = [series_of(run, key, phase) for key in keys]
-        title = f"{chart.title} ({phase.upper()})" if phase else chart.title
-        yield _figure(run, title, chart.unit, lines, phase, from_zero=chart.from_zero)
+        yield _figure(run, chart, lines, phase)
 
 
 def _times(run: Run) -> list[str]:

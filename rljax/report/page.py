@@ -146,20 +146,16 @@ def _faults(run: Run) -> str:
 
 def _glossary(run: Run) -> str:
     """Every metric of the run with its meaning, for those who cannot point at a chart."""
-    rows = []
-    for key in sorted(run.keys()):
-        known = meaning(key)
-        if known is not None:
-            cells = (known.text, known.unit, known.healthy)
-            text = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            rows.append(f"<tr><th>{html.escape(key)}</th>{text}</tr>")
-    if not rows:
+    known = [(key, meaning(key)) for key in sorted(run.keys())]
+    terms = [
+        f"<dt>{html.escape(key)}</dt><dd>{html.escape(one.line())}</dd>"
+        for key, one in known
+        if one is not None
+    ]
+    if not terms:
         return ""
-    top = "<tr><th>metric</th><th>meaning</th><th>unit</th><th>healthy</th></tr>"
-    return (
-        f"<details><summary>What the metrics mean ({len(rows)})</summary>"
-        f'<table class="origin">{top}{"".join(rows)}</table></details>'
-    )
+    title = f"What the metrics mean ({len(terms)})"
+    return f"<details><summary>{title}</summary><dl>{''.join(terms)}</dl></details>"
 
 
 def _body(run: Run) -> str:

@@ -33,7 +33,8 @@ figure.wide { margin-bottom: 12px; padding-bottom: 12px; } figcaption { font-siz
 figcaption .name { font-weight: 600; display: block; } figcaption .name .dim { font-weight: 400; }
 .keys { display: block; font-size: 12px; color: var(--dim); margin: 2px 0 4px; }
 .key { display: inline-block; margin-right: 12px; overflow-wrap: anywhere; }
-.key i { display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }
+.key i, th i {
+  display: inline-block; width: 9px; height: 9px; border-radius: 2px; margin-right: 5px; }
 svg { width: 100%; height: auto; display: block; } svg.shares { height: 20px; border-radius: 4px; }
 svg text { font-size: 10px; fill: var(--dim); }
 .end { text-anchor: end; } .mid { text-anchor: middle; } svg .grid { stroke: var(--line); }
@@ -61,6 +62,9 @@ th, td { text-align: left; padding: 5px 18px 5px 0; border-bottom: 1px solid var
 tr:first-child th { color: var(--dim); font-weight: 400; }
 table.origin th, table.origin td { white-space: normal; vertical-align: top; font-size: 13px;
   overflow-wrap: anywhere; }
+table.origin th { min-width: 8em; }
+dt { font-weight: 600; font-size: 13px; overflow-wrap: anywhere; }
+dd { margin: 0 0 8px; font-size: 13px; }
 details.step { margin: 4px 0; } details.step > summary { font-weight: 400; font-size: 14px; }
 .sample { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 8px 12px; margin: 0 0 10px; } .sample .meta { font-size: 13px; }
@@ -68,7 +72,7 @@ details.step { margin: 4px 0; } details.step > summary { font-weight: 400; font-
   overflow: auto; }
 .text.prompt { color: var(--dim); max-height: 9em; }
 details { margin: 12px 0; } summary { cursor: pointer; font-weight: 600; }
-@media (max-width: 560px) { th, td { white-space: normal; padding-right: 10px; } }
+@media (max-width: 560px) { th, td { white-space: normal; padding-right: 8px; font-size: 13px; } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 10px 12px; }
 """

@@ -134,7 +134,10 @@ def tick_label(value: float, step: float) -> str:
         digits = max(0, 1 - math.floor(math.log10(step)))
         text = f"{value:.{digits}f}"
         return text.rstrip("0").rstrip(".") if "." in text else text
-    return short(float(f"{value:.4g}"))
+    if abs(value) >= 1e4 and step >= 0.004 * abs(value):
+        return short(float(f"{value:.4g}"))
+    texts = (f"{value:.{digits}e}" for digits in range(1, 6))
+    return next((text for text in texts if abs(float(text) - value) < 0.01 * step), f"{value:.5e}")
 
 
 def thin(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
@@ -286,7 +289,7 @@ def _dot(frame: _Frame, x: float, y: float, colour: str, radius: float) -> str:
 
 
 def _hover(series: Sequence[Series], frame: _Frame, unit_x: str) -> list[str]:
-    """Columns over the whole chart that say, under the pointer, the values at the x they hold."""
+    """Columns over the whole chart that say, under the pointer, the values at an x of theirs."""
     known = [(s, np.isfinite(s.x) & np.isfinite(s.y)) for s in series]
     xs = np.unique(np.concatenate([s.x[good] for s, good in known])) if known else np.zeros(0)
     if not xs.size:

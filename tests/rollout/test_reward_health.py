@@ -7,7 +7,8 @@ import sys
 import pytest
 from tiny_run import metrics_rows, policy_bytes, summary, tiny_config, train_on_one
 
-from rljax.report.page import timeline, write_report
+from rljax.report import timeline
+from rljax.report.page import write_report
 from rljax.report.run_folder import read_run, reward_warnings
 from rljax.tracking.timing import Timings
 

@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ class Checker(html.parser.HTMLParser):
         for name, value in attributes:
             assert not name.startswith("on") and name != "src", (tag, name, value)
             if name == "href":  # of the run's own files, beside the page
-                assert tag == "a" and (self.folder / value).exists(), value
+                assert tag == "a" and (self.folder / urllib.parse.unquote(value)).exists(), value
                 assert ":" not in value and not value.startswith(("/", "#")), value
         if tag != "meta":
             self.open.append(tag)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import lanes
+from explained import unexplained
 from tiny_offline import metrics_of, offline_config, write_rows
 from tiny_run import assert_same_run, train_on_one
 
@@ -57,7 +58,9 @@ def test_the_loss_on_held_out_rows_falls(dataflow, tmp_path):
     before, after = summary["eval_before"]["eval/loss"], summary["eval_after"]["eval/loss"]
     assert summary["status"] == "finished" and after < RUNS[dataflow][2] < before
     assert summary["accuracy_before"] is None  # nothing was sampled
-    assert {row["phase"] for row in metrics_of(tmp_path / "run")} == {dataflow.partition("(")[0]}
+    rows = metrics_of(tmp_path / "run")
+    assert {row["phase"] for row in rows} == {dataflow.partition("(")[0]}
+    assert unexplained(*rows) == set()  # rljax/report/glossary.py
 
 
 def test_preference_training_lifts_the_chosen_above_the_rejected(tmp_path):

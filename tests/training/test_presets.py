@@ -4,6 +4,7 @@ import ast
 
 import pytest
 from conftest import REPO
+from explained import unexplained
 from preset_runs import PRESETS, Shared, mean, preset_config
 
 from rljax.config.flags import load_config_file
@@ -49,6 +50,7 @@ def learns(shared, name: str, seed: int) -> None:
     assert mean(rewards[-5:]) > MARK, rewards
     assert after > MARK, after  # greedy, held-out prompts
     assert not sum(r.get("skipped_steps", 0) for r in rows)
+    assert unexplained(*rows) == set()  # rljax/report/glossary.py
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -1,0 +1,373 @@
+"""Reports of runs that go on, where they come from, what is folded, and comparisons of runs."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from test_report import _rows, _sample, _text, _write
+
+from rljax.errors import InputError
+from rljax.report.comparison import run_folders, write_comparison
+from rljax.report.live import renewed_report
+from rljax.report.page import write_report
+from rljax.report.run_folder import read_run
+from rljax.report.samples import MOST_CHARACTERS, MOST_STEPS
+from rljax.report.starts import git_state, read_starts, record_start
+from rljax.tracking import charts
+from rljax.tracking.folder import locked
+
+CONFIG = {"dataflow": "grpo", "steps": 100, "sft": {"steps": 20}, "model": "/models/Qwen2.5-0.5B",
+          "data": {"train": "digits(n=3)"}, "run_dir": "runs/x"}  # fmt: skip
+
+
+def _started(folder, **fields):
+    record_start(folder, device="4 x cpu", memory="1 GB", step=0, **fields)
+    return read_starts(folder)[-1]["time"]
+
+
+def _page(folder) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def _figures(page: str) -> dict[str, str]:
+    """The charts of a page by their titles."""
+    found = (part.split("</figure>")[0] for part in page.split("<figure")[1:])
+    return {re.search(r'class="name">([^<]*)', one)[1].strip(): one for one in found}
+
+
+# --- drawing ---
+
+
+@pytest.mark.parametrize(
+    "low, high",
+    [(-3e-8, 2e-8), (-1e-300, 1e-300), (-1e300, 1e300), (-12345.6, 99), (-0.00012, -0.00011),
+     (1 - 1e-9, 1), (0, 1), (-5, -5), (1e12, 2e12), (-0.123456, 0.0)],
+)  # fmt: skip
+@pytest.mark.parametrize("last", [3, 7, 99, 12345, 10_000_000])
+def test_no_label_of_an_axis_is_cut_off_or_on_another(low, high, last):
+    x = np.array([1, last // 2 + 1, last])
+    y = np.array([low, low / 2 + high / 2, high])
+    svg = charts.line_chart("t", "", [charts.Series("loss", x, y)], spans=[charts.Span("S", 1, 2)])
+    pattern = r'<text x="([-\d.]+)" y="([-\d.]+)" class="(end|mid)[^>]*>([^<]*)<'
+    boxes = []
+    for left, top, anchor, text in re.findall(pattern, svg):
+        width = 5.8 * len(text)  # of digits of 10 pixels in common fonts
+        begin = float(left) - width / (1 if anchor == "end" else 2)
+        assert begin >= 0 and begin + width <= charts.WIDTH + 2, text
+        boxes.append((float(top), begin, begin + width, text))
+    for one in boxes:
+        for other in boxes:
+            apart = abs(one[0] - other[0]) > 7 or one[2] <= other[1] + 1 or other[2] <= one[1] + 1
+            assert one is other or apart, (one, other)
+    labels = [text for _, _, _, text in boxes]
+    line = max(top for top, _, _, _ in boxes)  # the labels of x stand on one
+    for axis in (True, False):
+        texts = [text for top, _, _, text in boxes if (top == line) is axis]
+        assert len(set(texts)) == len(texts) > 1 and ("step" in texts) is axis
+    if low < 0 < high and high < 1e299:
+        assert any(text.startswith("-") for text in labels)
+
+
+def test_averages_are_drawn_where_values_are_noisy_alone():
+    def lines(y):
+        svg = charts.line_chart("t", "", [charts.Series("y", np.arange(len(y)), np.asarray(y))])
+        return svg.count("<polyline")
+
+    steps = np.arange(300)
+    schedule = np.minimum(steps / 20, 1 - steps / 400)
+    assert lines(schedule) == lines(steps // 7) == lines(np.cos(steps / 30)) == 1
+    noise = np.random.default_rng(0).normal(size=300)
+    assert lines(noise) == lines(schedule + 0.01 * noise) == 2
+
+
+def test_values_stand_under_the_pointer():
+    y = np.arange(500.0) / 10
+    svg = charts.line_chart("t", "", [charts.Series("a<b", np.arange(500), y)])
+    titles = re.findall(r'<rect class="hover" x="([\d.]+)" [^>]*><title>([^<]*)</title>', svg)
+    assert 30 <= len(titles) <= charts.HOVERED and titles[0][1] == "step 0\na&lt;b 0"
+    assert titles[-1][1] == "step 499\na&lt;b 49.9"
+    left = [float(x) for x, _ in titles]
+    assert left == sorted(left) and len(svg) < 30_000
+
+
+# --- what a chart says ---
+
+
+def test_charts_say_where_they_begin_and_what_they_mean(tmp_path):
+    figures = _figures(_page(_write(tmp_path, _rows())))
+    assert "from step 21, after SFT" in figures["Reward"]
+    assert "from step 21" in figures["Loss (RL)"] and "from step" not in figures["Loss (SFT)"]
+    assert "Mean score of the step&#x27;s completions" in figures["Reward"]
+    assert "Healthy:" in figures["Entropy"] and "Healthy:" not in figures["odd/metric"]
+    assert 'class="what"' not in figures["odd/metric"]  # the user's own
+    assert 'title="' not in figures["odd/metric"].split("<svg")[0]
+
+
+def test_a_value_outside_of_its_healthy_range_says_where_to_look(tmp_path):
+    rows = [(s, {"mismatch/mismatch_k3_kl": k}) for s, k in enumerate((0.01, 0.5), start=1)]
+    text = _text(_write(tmp_path / "sick", rows))
+    assert "Outside: sampler and trainer are different policies" in text
+    assert "Outside" not in _text(_write(tmp_path / "well", rows[:1]))
+
+
+def test_mismatch_is_folded_but_for_three(tmp_path):
+    names = [f"mismatch/mismatch_{n}" for n in ("kl", "k3_kl", "chi2_token", "chi2_seq")]
+    names += ["mismatch/probability_correlation", "mismatch/abs_logprob_diff_max"]
+    names += ["mismatch/rollout_is_eff_sample_size", "mismatch/rollout_is_mean"]
+    page = _page(_write(tmp_path, [(s, dict.fromkeys(names, 1.0)) for s in (1, 2)]))
+    shown, _, folded = page.partition("Sampler against trainer")[2].partition("<details>")
+    assert len(_figures(shown)) == 3 and "mismatch_k3_kl" in shown
+    assert len(_figures(folded.split("</details>")[0])) == 5
+
+
+def test_parts_that_repeat_the_reward_are_left_out(tmp_path):
+    row = {"reward/mean": 0.5, "reward/part/score": 0.5, "reward/source/one": 0.5}
+    page = _page(_write(tmp_path / "same", [(1, row), (2, row)]))
+    assert "Reward parts" not in page and "Reward by source" not in page
+    assert "All other metrics" not in page
+    other = {**row, "reward/part/format": 0.7, "reward/part/score": 0.4}
+    figures = _figures(_page(_write(tmp_path / "other", [(1, row), (2, other)])))
+    assert "reward/part/score" in figures["Reward parts"]
+
+
+# --- a run that goes on, was killed, has ended ---
+
+
+def test_a_run_that_goes_on_says_so_and_one_that_was_killed_too(tmp_path):
+    _write(tmp_path, _rows(rl=40), config=CONFIG)
+    started = _started(tmp_path)
+    with locked(tmp_path):
+        text = _text(tmp_path)
+        assert re.search(r"Still running: step 60 of 120, as of 20\d\d-\d\d-\d\d \d\d:", text)
+        assert "steps 60 of 120" in text and "was stopped" not in text
+    text = _text(tmp_path)
+    assert "it still runs or was stopped. Last step: 60 of 120, at 20" in text
+    assert "Still running" not in text
+    # A summary of this start ends it; one of an earlier start, before a resume, does not.
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "started": started}))
+    assert "no summary" not in _text(tmp_path)
+    _started(tmp_path)
+    assert "it still runs or was stopped" in _text(tmp_path)
+    with locked(tmp_path):
+        assert "Still running" in _text(tmp_path)
+
+
+def test_sft_that_ends_early_shortens_the_run(tmp_path):
+    assert read_run(_write(tmp_path / "a", _rows(5, 0), config=CONFIG)).steps() == (5, 120)
+    assert read_run(_write(tmp_path / "b", _rows(5, 10), config=CONFIG)).steps() == (15, 105)
+
+
+def _until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not within a minute"
+        time.sleep(0.05)
+
+
+def test_the_report_is_renewed_while_the_run_goes_on_and_never_after_it(tmp_path):
+    folder = _write(tmp_path / "a run, with 'odd' names", _rows(rl=5), config=CONFIG)
+    report = folder / "report.html"
+    with renewed_report(folder, 0.001):
+        _until(report.exists)
+        first = report.stat().st_ino  # it is replaced, not written over
+        _until(lambda: report.stat().st_ino != first)
+    assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
+    report.unlink()
+    time.sleep(0.5)
+    assert not report.exists()
+
+
+def test_a_report_that_cannot_be_written_costs_the_run_nothing(tmp_path):
+    begun = time.monotonic()
+    with renewed_report(tmp_path / "gone", 0.001):
+        time.sleep(1.0)
+    with renewed_report(tmp_path, 0.0):  # never
+        pass
+    with pytest.raises(KeyError), renewed_report(tmp_path, 5.0):
+        raise KeyError
+    assert not list(tmp_path.iterdir()) and time.monotonic() - begun < 30
+
+
+# --- where it comes from ---
+
+
+def _git(folder, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_page_names_command_commit_version_host_and_devices(tmp_path, monkeypatch):
+    work, run = tmp_path / "work", tmp_path / "run"
+    work.mkdir()
+    _write(run, _rows(), config=CONFIG)
+    _git(work, "init", "-q")
+    assert git_state(work) == {}  # no commit yet
+    (work / "mine.py").write_text("a = 1\n")
+    _git(work, "add", ".")
+    _git(work, "commit", "-qm", "first")
+    commit = git_state(work)["commit"]
+    assert re.fullmatch("[0-9a-f]{40}", commit) and not git_state(work)["dirty"]
+    (work / "mine.py").write_text("a = 2\n")
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--config.x=a 'b' <c>"])
+    _started(run)
+    text = _text(run)
+    assert f"{work}: git commit {commit}, with changes that are not committed (dirty)" in text
+    assert "python train.py '--config.x=a '\"'\"'b'\"'\"' <c>'" in text
+    assert re.search(r"rljax (\d|\(not installed)", text) and "4 x cpu" in text and "1 GB" in text
+    assert text.startswith("SFT and GRPO of Qwen2.5-0.5B on digitsrun folder run")
+    monkeypatch.chdir(run)
+    _started(run)  # resumed: both starts stand there, the last one first
+    text = _text(run)
+    assert "in no git repository" in text and commit in text
+    assert text.index("in no git repository") < text.index(commit)
+
+
+def test_odd_lines_of_starts_are_left_out(tmp_path):
+    _write(tmp_path, _rows(), config=CONFIG)
+    odd = ['{"time": "x"}', "[]", '{"time": 1e300}', '{"time": NaN}', '{"time": 5, "git": 7}', "{"]
+    (tmp_path / "starts.jsonl").write_text("\n".join(odd))
+    assert "at an unknown time" in _text(tmp_path) and len(read_starts(tmp_path)) == 3
+    (tmp_path / "starts.jsonl").unlink()
+    (tmp_path / "starts.jsonl").mkdir()
+    record_start(tmp_path, device="1 x cpu", memory="", step=0)  # a warning, no exception
+    assert read_starts(tmp_path) == [] and "Resolved config" in _text(tmp_path)
+
+
+def test_links_go_to_the_files_that_there_are(tmp_path):
+    _write(tmp_path, _rows(), config=CONFIG)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "samples.jsonl").unlink()
+    text = _text(tmp_path)  # the checker follows every link
+    page = (tmp_path / "report.html").read_text()
+    assert re.findall('href="([^"]*)"', page) == ["config.json", "metrics.jsonl", "policy/"]
+    assert re.search(r"metrics\.jsonl \([\d.]+ kB\)", text)
+
+
+def test_cost_and_memory(tmp_path):
+    summary = {"device": "8 x TPU v5e", "wall_s": 1800, "memory": {"device_bytes": 3.2e9}}
+    text = _text(_write(tmp_path, _rows(), summary=summary))
+    assert "device hours 4" in text and "most memory, device 3.2 GB" in text
+    assert "device-seconds on 8 devices" in text and "device-seconds 32" in text  # 3 + 1 s
+
+
+# --- samples ---
+
+
+def test_samples_are_browsed_by_step(tmp_path):
+    rows = [(s, _sample(r)) for s in (10, 20) for r in (0.1, 0.9)]
+    rows += [(20, {**_sample(math.nan, status="error"), "message": "KeyError: 'x'"})]
+    rows += [(30, {**_sample(1.0), "response": "y" * (MOST_CHARACTERS + 5)})]
+    page = _page(_write(tmp_path, samples=rows))
+    folds = [fold.split("</details>")[0] for fold in page.split('<details class="step">')[1:]]
+    heads = [re.search("<summary>(.*?)</summary>", fold)[1] for fold in folds]
+    assert heads == [
+        "step 30: 1 completion, reward 1 to 1",
+        "step 20: 3 completions, reward 0.1 to 0.9",
+        "step 10: 2 completions, reward 0.1 to 0.9",
+    ]
+    assert folds[1].index("reward 0.9</b>") < folds[1].index("reward 0.1</b>")
+    assert "error · KeyError: &#x27;x&#x27;" in folds[1]
+    assert "5 more characters are in samples.jsonl" in folds[0]
+
+
+def test_a_long_run_makes_a_page_not_a_database(tmp_path):
+    sample = {"prompt": "p" * 5000, "reward": 1.0, "status": "ok"}
+    rows = [(s, {**sample, "response": f"{s}" * 3000}) for s in range(400)]
+    page = _page(_write(tmp_path, [(s, {"loss": 1.0}) for s in range(400)], rows))
+    assert page.count('<details class="step">') == MOST_STEPS and len(page) < 1_000_000
+    assert "350 more steps are in samples.jsonl" in page
+    assert "step 399:" in page and "step 0:" in page  # the ends are among them
+
+
+# --- several runs ---
+
+
+def _pair(tmp_path):
+    for name, lr, after in (("a", 1e-5, 0.6), ("b", 3e-5, 0.7)):
+        accuracy = {"value": after, "low": after - 0.1, "high": after + 0.1, "n": 100}
+        summary = {"status": "finished", "accuracy_after": accuracy, "device": "2 x cpu",
+                   "wall_s": 3600}  # fmt: skip
+        config = {**CONFIG, "run_dir": name, "actor_optimizer": {"lr": lr, "beta2": 0.99}}
+        _write(tmp_path / name, _rows(), config=config, summary=summary)
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_a_comparison_shows_numbers_differences_and_curves(tmp_path):
+    one, two = _pair(tmp_path)
+    write_report(one)
+    page = write_comparison([one, two], tmp_path / "both.html")
+    text = _text(tmp_path, page)
+    assert text.startswith("2 runs compared") and "finished" in text
+    assert "60.0 % [50.0, 70.0]" in text and "70.0 % [60.0, 80.0]" in text
+    assert "actor_optimizer.lr 1e-05 3e-05" in text and "device hours" in text
+    assert "beta2" not in text and "run_dir" not in text  # the same, and of no interest
+    html = page.read_text()
+    assert 'href="a/report.html"' in html and 'href="b/' not in html
+    reward = _figures(html)["reward/mean"]
+    assert reward.count("<polyline") == 4 and ">a <b>" in reward and ">b <b>" in reward
+    assert "Mean score of the step" in reward
+    assert not re.search("improved|better than|best", text)
+
+
+def test_a_sweep_is_the_runs_inside(tmp_path):
+    one, two = _pair(tmp_path / "sweep,lr=1")
+    (tmp_path / "sweep,lr=1" / "sweep.json").write_text("[]")
+    (tmp_path / "sweep,lr=1" / "empty").mkdir()
+    assert run_folders([tmp_path / "sweep,lr=1"]) == [one, two]
+    assert run_folders([one, tmp_path / "sweep,lr=1"]) == [one, one, two]
+    path = write_comparison([tmp_path / "sweep,lr=1"])
+    assert path == tmp_path / "sweep,lr=1" / "comparison.html"
+    assert "2 runs compared" in _text(path.parent, path)
+
+
+def test_many_runs_look_different_and_are_named_once(tmp_path):
+    runs = [_write(tmp_path / f"run{i:02d}", _rows(2, 8), config=CONFIG) for i in range(12)]
+    html = write_comparison(runs, tmp_path / "many.html").read_text()
+    looks = re.findall(r"<th>(<i.*?</i>|<svg.*?</svg>) run\d\d", html)
+    assert len(set(looks)) == len(looks) == 12
+    assert "run07 <b>" not in html and "Settings that differ</h2><p>None" in html
+
+
+def test_runs_of_one_name_are_told_apart_and_everything_is_escaped(tmp_path):
+    evil = "<b>&\"'x"
+    runs = [tmp_path / above / evil for above in ("one", "two")]
+    for i, run in enumerate(runs):
+        run.parent.mkdir()
+        _write(run, [(1, {evil: 1.0, "loss": float(i)})], config={evil: evil + str(i)})
+        write_report(run)
+    text = _text(tmp_path, write_comparison(runs, tmp_path / "page.html"))
+    assert "one/<b>" in text and "two/<b>" in text
+
+
+def test_runs_without_anything_and_folders_that_are_none(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "1 runs" in _text(tmp_path, write_comparison([tmp_path / "empty"], tmp_path / "p.html"))
+    with pytest.raises(InputError, match="no such run folder"):
+        write_comparison([tmp_path / "empty", tmp_path / "nowhere"])
+    with pytest.raises(InputError, match="nothing to compare"):
+        write_comparison([])
+
+
+def test_the_command_reports_one_run_and_compares_several(tmp_path):
+    one, two = _pair(tmp_path / "sweep")
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "rljax.report", *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout.strip()
+
+    assert call(one, two) == (0, "comparison.html") and (tmp_path / "comparison.html").exists()
+    assert call(tmp_path / "sweep") == (0, str(tmp_path / "sweep" / "comparison.html"))
+    assert call(one, "--out=x.html") == (0, "x.html")
+    assert call(one, "--nonsense")[0] == 2 and call(one, "--out=no/x.html")[0] == 1
