@@ -1,6 +1,7 @@
 """Which commands there are, and main(), which finds the one that is meant."""
 
 import difflib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from rljax.command.launch import Command, complain, launch
 from rljax.config import options as of
 from rljax.config.declare import Options
 from rljax.errors import InputError
+from rljax.tracking.signals import quit_now
 
 COMMANDS = {
     command.name: command
@@ -65,8 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(name: str, arguments: Sequence[str] | None = None, program: str = "") -> None:
-    """Runs a command and ends the process with its exit code."""
+    """Runs a command and ends the process with its exit code; so does a Ctrl-C, without a
+    traceback, at any moment that the command does not answer it itself."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, quit_now)
     sys.exit(launch(COMMANDS[name], list(arguments), program or f"python {sys.argv[0]}"))
 
 

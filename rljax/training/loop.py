@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import platform
-import signal
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -37,6 +36,7 @@ from rljax.tracking.folder import (
     not_written,
     write_whole,
 )
+from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Tracking, open_tracking
 from rljax.training.progress import bad_steps_in_a_row
@@ -50,29 +50,7 @@ PARTS = ("generate", "reward", "learn", "rest")
 
 
 class Terminated(Exception):
-    """SIGTERM or SIGINT was received; the state has been saved."""
-
-
-class Signals:
-    """SIGTERM and SIGINT set `received`; the loop saves and leaves between two steps."""
-
-    def __enter__(self):
-        self.received, self.old = None, {}
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                self.old[number] = signal.signal(number, self._note)
-            except ValueError:  # not the main thread (a notebook's executor): signals are not ours
-                pass
-        return self
-
-    def _note(self, number, _frame):
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt  # a second Ctrl-C does not wait for the step to end
-        self.received = signal.Signals(number).name
-
-    def __exit__(self, *_):
-        for number, handler in self.old.items():
-            signal.signal(number, handler)
+    """A signal was received; the state has been saved."""
 
 
 def one_step(run: Run) -> dict:

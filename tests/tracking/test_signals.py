@@ -1,0 +1,123 @@
+"""Signals of a run: acknowledged at once, also while compiled code runs, and never a traceback."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import REPO
+from processes import wait_until
+
+from rljax.tracking.signals import Signals
+
+# `busy` is one call of compiled code that holds no lock and hears no signal, as a compile is.
+PROGRAM = """
+import hashlib, signal, sys, time
+from rljax.tracking.signals import Signals, quit_now
+def busy(seconds):
+    start = time.monotonic()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)
+    each = time.monotonic() - start
+    hashlib.pbkdf2_hmac("sha256", b"", b"", int(200_000 * seconds / each))
+if sys.argv[2] == "quits":
+    signal.signal(signal.SIGINT, quit_now)
+else:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+with Signals() as signals:
+    print("begun", flush=True)
+    busy(float(sys.argv[1]))
+    time.sleep(0.2)
+    open(sys.argv[3], "w").write(str(signals.received))
+print("ended", flush=True)
+"""
+
+
+def started(seconds, handler, file, *before, **options):
+    command = [*before, sys.executable, "-c", PROGRAM, str(seconds), handler, str(file)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    process = subprocess.Popen(command, env=environment, text=True, **options)
+    if process.stdout:
+        assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def line_of(stream, seconds=20.0) -> str:
+    assert select.select([stream], [], [], seconds)[0], "nothing is said"
+    return stream.readline()
+
+
+def test_ctrl_c_is_acknowledged_and_a_second_one_quits_while_compiled_code_runs(tmp_path):
+    process = started(600, "quits", tmp_path / "out")
+    process.send_signal(signal.SIGINT)
+    assert "interrupted: saving after this step; Ctrl-C again quits now" in line_of(process.stderr)
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=20)
+    assert process.returncode == 130 and rest == ("", "\ninterrupted: quit now\n")
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_a_ctrl_c_after_another_signal_does_not_cost_the_save(tmp_path, first):
+    process = started(1, "quits", tmp_path / "out")
+    process.send_signal(first)
+    assert line_of(process.stderr) == f"{first.name}: saving after this step\n"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)
+    assert process.returncode == 0 and said[0] == "ended\n" and "Traceback" not in said[1]
+    assert "interrupted: saving after this step" in said[1]
+    assert (tmp_path / "out").read_text() in ("SIGINT", first.name)
+
+
+def test_nohup_is_respected(tmp_path):
+    process = started(0.5, "quits", tmp_path / "out", "nohup", stdin=subprocess.DEVNULL)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=30)
+    assert process.returncode == 0 and (tmp_path / "out").read_text() == "None"
+
+
+def test_a_closed_terminal_is_answered_like_sigterm(tmp_path):
+    """The output goes nowhere, and is no error."""
+    ours, theirs = pty.openpty()
+    process = started(
+        1, "quits", tmp_path / "out", stdin=theirs, stdout=theirs, stderr=theirs,
+        preexec_fn=lambda: (os.setsid(), __import__("fcntl").ioctl(theirs, 0x540E, 0)),
+    )  # fmt: skip
+    os.close(theirs)
+    with open(ours, "rb") as terminal:
+        assert terminal.readline() == b"begun\r\n"
+    assert process.wait(30) == 0 and (tmp_path / "out").read_text() == "SIGHUP"
+
+
+def test_in_a_library_a_second_ctrl_c_is_a_keyboard_interrupt_and_handlers_come_back():
+    own = lambda *_: None  # noqa: E731
+    before = {n: signal.signal(n, own) for n in (signal.SIGTERM, signal.SIGHUP)}
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            wait_until(lambda: signals.received == "SIGINT", "the signal")
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(5)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert [signal.getsignal(n) for n in before] == [own, own]
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        for number, handler in [*before.items(), (signal.SIGINT, old)]:
+            signal.signal(number, handler)
+
+
+def test_ctrl_c_while_jax_is_imported_prints_no_traceback(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rljax", "train", "quickstart"], cwd=tmp_path, text=True,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(REPO)},
+    )  # fmt: skip
+    maps = f"/proc/{process.pid}/maps"
+    wait_until(lambda: "jaxlib" in open(maps).read(), "the import of jaxlib", 60)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "\ninterrupted: quit now\n"
+    assert process.returncode == 130 and list(tmp_path.iterdir()) == []
