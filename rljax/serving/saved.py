@@ -56,15 +56,20 @@ def _sampler(engine: Engine, options: ServeOptions, decode: Callable) -> Sampler
 
 
 def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> None:
-    """Compiles what requests need by decoding a few: one prompt alone, several at a time, and more
-    than there are slots."""
+    """Compiles what requests need by decoding a few: one alone, one that begins like it, several at
+    a time, more than there are slots, and one that is aborted."""
     sampler = _sampler(engine, options, decode)  # of its own: nothing of it is counted or kept
     sampling = Sampling(max_response_tokens=1, seed=0)
-    prompt = [0] * min(2, engine.tokens - 1)
-    for count in (1, 2, engine.slots + 1):
-        for _ in range(count):
-            sampler.submit(prompt, sampling)
+    rounds = [[0] * 3], [[0] * 2], [[0]] * 2, [[0]] * (engine.slots + 1)
+    for prompts in rounds:
+        for ids in prompts:
+            sampler.submit(ids[: engine.tokens - 1], sampling)
         list(sampler.run(params))
+    sampling = dataclasses.replace(sampling, max_response_tokens=engine.tokens - 1)
+    samples = sampler.submit([0], sampling)
+    sampler.step(params)
+    if samples[0].finish_reason is None:
+        sampler.abort(samples[0])  # as one whose client has gone
 
 
 def serve(options: ServeOptions) -> None:

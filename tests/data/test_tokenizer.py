@@ -1,6 +1,8 @@
 """Tokenizers: round trips, BOS and stop rules, and what malformed model folders say."""
 
 import json
+import threading
+import time
 
 import pytest
 from tiny_tokenizer import LLAMA_LIKE, QWEN_LIKE, write_json, write_tokenizer
@@ -25,6 +27,27 @@ def test_round_trip_of_any_text(tmp_path):
         assert tokenizer.decode(ids) == text
         assert offsets == sorted(offsets) and all(0 <= a <= b <= len(text) for a, b in offsets)
     assert tokenizer.vocab_size <= 320
+
+
+def test_a_long_text_is_encoded_while_other_threads_run(tmp_path):
+    """The ids are the same, and a server answers meanwhile."""
+    tokenizer = HuggingFaceTokenizer(write_tokenizer(tmp_path))
+    text = "the answer is 漢字 <|im_end|>, " * 15_000
+    ticks, done = [], threading.Event()
+
+    def tick():
+        while not done.wait(0.001):
+            ticks.append(time.monotonic())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = len(ticks)
+    ids = tokenizer.encode(text)
+    after = len(ticks)
+    done.set()
+    thread.join()
+    assert ids == tokenizer.encode_with_offsets(text)[0]
+    assert after - before > 10  # one or none, where the library keeps the interpreter
 
 
 def test_decode_skips_specials_only_on_request(tmp_path):

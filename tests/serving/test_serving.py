@@ -1,9 +1,12 @@
 """The endpoint, asked by the `openai` client over a real socket: what it answers is what the engine
 gives alone, whoever else asks."""
 
+import dataclasses
 import functools
 import json
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +32,7 @@ from rljax.sampler.stop_strings import text_before_stop
 from rljax.serving.saved import ServeOptions, check_options, make_worker
 from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import Ticket, Worker
+from rljax.tracking import compiles
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("uvicorn")
@@ -395,8 +399,6 @@ def hold(worker):
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_hangs_up_frees_the_slot(served, stream):
     """By hand: a request, and the socket closed before its answer is complete."""
-    import socket
-
     worker, address = served[2], served[3]
     host, port = address.removeprefix("http://").split(":")
     body = json.dumps(
@@ -603,26 +605,79 @@ def test_a_policy_is_served_in_the_dtype_that_its_run_sampled_in(served, tokeniz
         check_options(ServeOptions("-", dtype="float16"))
 
 
+@pytest.mark.parametrize("cache", [0, 96])
+def test_the_first_requests_compile_nothing(served, tokenizer, cache):
+    """What a client waits for is its own tokens: alone, with others, with every option."""
+    engine, params, *_ = served
+    policy = SavedPolicy(Config(), engine.model, params, tokenizer, None)
+    options = ServeOptions("-", slots=3, tokens=48, steps=2, chunk_tokens=8)
+    options = dataclasses.replace(options, prefix_cache_tokens=cache)
+    worker, pieces = make_worker(policy, options), []
+    statistics = worker.statistics()
+    assert statistics["tokens"] == statistics["dispatches"] == 0  # those of clients alone
+    compiles.watch()
+    before = compiles.count()
+    more = dict(top_k=5, top_p=0.5, min_p=0.1, logit_bias=((7, 2.0),), stop_strings=("zz",))
+    more |= dict(max_response_tokens=20)
+    requests = [
+        [([5], Sampling(max_response_tokens=3))],
+        [([5] * 30, Sampling(max_response_tokens=9, stop_ids=tokenizer.eos_ids))] * 2,
+        [([5] * i + [6], Sampling(seed=i, temperature=0.5 * i, **more)) for i in range(7)],
+    ]
+    for request in requests:
+        ticket = Ticket(pieces.append)
+        worker.submit(ticket, request, 2).result(60)
+        wait_until(lambda ticket=ticket: not ticket.unfinished)
+    ticket, seen = Ticket(pieces.append), len(pieces)
+    worker.submit(ticket, requests[2], 1).result(60)
+    wait_until(lambda: len(pieces) > seen)
+    worker.abort(ticket).result(60)
+    worker.close()
+    assert len(pieces) > 20 and compiles.count() == before, compiles.names(before)
+    assert (worker.sampler.cache.hits > 0) == bool(cache)
+
+
+def health(port: int) -> tuple[int, dict]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+    except urllib.error.URLError:
+        return 0, {}
+
+
 def test_the_launcher_serves_a_model_folder(tmp_path):
+    """/health says when it is loading; the address is printed once everything answers."""
     from tiny_gsm8k import write_model
 
     folder = write_model(tmp_path / "model", "qwen3")
-    line = [sys.executable, f"{REPO}/launchers/serve.py", f"--model={folder}", "--port=0"]
-    env = {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
-    flags = ["--slots=2", "--tokens=64", "--kv_dtype=bfloat16", "--compilation_cache="]
-    process = subprocess.Popen([*line, *flags], env=env, stdout=subprocess.PIPE, text=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = [sys.executable, f"{REPO}/launchers/serve.py", f"--model={folder}"]
+        env = {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+        options = dict(env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        bad = ["--slots=0", "--port=99999"]
+        done = subprocess.run([*line, *bad], **options, timeout=120)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert "--slots=0" in done.stderr and "--port=99999" in done.stderr
+        flags = [f"--port={port}", "--slots=2", "--tokens=64", "--kv_dtype=bfloat16"]
+        done = subprocess.run([*line, *flags], **options, timeout=120)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert f"cannot listen: got '127.0.0.1:{port}'" in done.stderr
+    process = subprocess.Popen([*line, *flags, "--compilation_cache="], **options)
     try:
+        said = []
+        wait_until(lambda: said.append(health(port)) or said[-1][0], timeout_s=200)
+        assert said[-1] == (503, said[-1][1]) and said[-1][1]["status"] == "loading"
         address = re.search(r"http://\S+", process.stdout.readline()).group()
+        assert health(port) == (200, {"status": "ok"})
         with openai.OpenAI(base_url=address, api_key="none", timeout=200) as client:
             assert [m.id for m in client.models.list()] == ["model"]
             ask = dict(model="model", messages=MESSAGES, max_tokens=5, seed=1)
             answers = [client.chat.completions.create(**ask) for _ in range(2)]
             assert answers[0].choices[0].message == answers[1].choices[0].message
-        process.terminate()
-        assert process.wait(60) in (0, -15)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0 and "Traceback" not in process.stderr.read()
     finally:
         process.kill()
-    bad = ["--slots=0", "--port=99999"]
-    done = subprocess.run([*line, *bad], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--slots=0" in done.stderr and "--port=99999" in done.stderr

@@ -33,6 +33,10 @@ from rljax.errors import InputError
 from rljax.files import read_json_object
 
 MOST_CHARACTERS = 200_000  # of an alphabet; Unicode has 150,000
+LONG_TEXT = 10_000  # characters
+# Only batches of one are encoded: threads would gain nothing, and warn where a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 CHAR_FILE = "char_tokenizer.json"
 FOLDER_FILES = (  # what an exported model folder needs, so that others tokenize and stop alike
     "tokenizer.json",
@@ -323,9 +327,15 @@ class HuggingFaceTokenizer(Tokenizer):
         prefix = encoding.ids[: added.index(False) if False in added else 0]
         return self.bos_id is not None and prefix[:1] == [self.bos_id], prefix
 
-    def _encode(self, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+    def _encode(
+        self, text: str, add_special_tokens: bool = False, offsets: bool = True
+    ) -> tokenizers.Encoding:
+        options = dict(add_special_tokens=add_special_tokens)
         try:
-            return self._library.encode(text, add_special_tokens=add_special_tokens)
+            if not offsets and len(text) > LONG_TEXT:
+                # Unlike a text, a batch of one leaves the interpreter to other threads.
+                return self._library.encode_batch_fast([text], **options)[0]
+            return self._library.encode(text, **options)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in the library is not an Exception
@@ -341,7 +351,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return encoding.ids, encoding.offsets
 
     def encode(self, text, add_special_tokens=False):
-        ids = self._encode(text).ids
+        ids = self._encode(text, offsets=False).ids
         if add_special_tokens and ids[: len(self._prefix)] != self._prefix:
             return [*self._prefix, *ids]
         return ids
