@@ -268,6 +268,13 @@ def check_no_code(name, tmp_path):
         ("lambda x: x", False),
         ("eval(1)", False),
         ("x" * 3000, False),
+        ("x**3*exp(2*x) - sin(3*x + 1)/2 + C", True),
+        ("(x + 1)**9 + 2**64", True),
+        ("9**9**9**9", False),  # what would take sympy years, or all memory
+        ("((99**99)**99)**99", False),
+        ("1/x**(9**9**9)", False),
+        ("(x + y + z)**199", False),
+        ("sin(sin(sin(sin(sin(x)))))", False),
     ],
 )
 def test_what_sympy_may_see(text, safe):

@@ -34,7 +34,6 @@ _CONTROL = re.compile(
     r"<(?=[|\uff5c]|/?s>|/?think>|/?tool|(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>)"
     r"|[\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 )
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 def quoted(value: object) -> str:
@@ -64,8 +63,13 @@ def message(template: str, answer: str, scale: str, values: Mapping[str, object]
 def unfenced(text: str) -> str:
     """The text without blanks around it and without one code fence around the whole of it."""
     text = text.strip()
-    match = _FENCED.fullmatch(text)
-    return match[1] if match else text
+    if len(text) < 6 or not (text.startswith("```") and text.endswith("```")):
+        return text
+    inside = text[3:-3].removeprefix("json")
+    content = inside.strip()
+    before, _, after = inside.partition(content) if content else ("", "", "")
+    # Not a pattern: of a fence full of newlines it would try every way to part them.
+    return content if "\n" in before and "\n" in after else text
 
 
 def object_of(text: str, names: set[str]) -> dict:

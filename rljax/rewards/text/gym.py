@@ -11,6 +11,7 @@ be read as an algebraic expression.
 import ast
 import functools
 import json
+import math
 import re
 import sys
 
@@ -32,6 +33,7 @@ _FUNCTIONS = frozenset(
     "atanh Abs abs pi oo erf Rational".split()
 )
 _MAX_CHARACTERS = 2000
+_MOST = 1000  # digits of a number, terms of a sum
 
 
 @functools.cache
@@ -99,7 +101,48 @@ def is_algebra(text: str) -> bool:
     if re.search(r"\.\s*[A-Za-z]|[A-Za-z)]\s*\.", text):  # attributes
         return False
     names = re.findall(r"[A-Za-z]+", text)
-    return all(len(name) == 1 or name in _FUNCTIONS for name in names)
+    return all(len(name) == 1 or name in _FUNCTIONS for name in names) and is_bounded(text)
+
+
+def is_bounded(text: str) -> bool:
+    """Whether sympy can work the expression out: no number of more than 1,000 digits, no more than
+    1,000 terms once it is multiplied out, no functions four deep. What is no expression is."""
+    try:
+        tree = ast.parse(text.strip().replace("^", "**"), mode="eval")
+        _size(tree.body)
+    except (SyntaxError, MemoryError):
+        return True  # sympy reads no more than Python does
+    except (RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _size(node: ast.AST) -> tuple[float, float, int]:
+    """(digits of its numbers, terms once it is multiplied out, how deep its functions are nested).
+    Raises OverflowError above the limits."""
+    inner = [_size(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
+    digits, terms, depth = (max((part[i] for part in inner), default=1) for i in range(3))
+    if isinstance(node, ast.Constant):
+        digits, depth = len(str(node.value)), 0
+    elif isinstance(node, ast.Call):
+        terms, depth = 1, depth + 1
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        symbols = any(isinstance(part, ast.Name) for part in ast.walk(node.right))
+        power = 1.0 if symbols else 10.0 ** min(inner[1][0], 300.0)
+        power = float(node.right.value) if isinstance(node.right, ast.Constant) else power
+        several = any(isinstance(part, ast.Name) for part in ast.walk(node.left))
+        digits = max(inner[1][0], inner[0][0] * power)
+        if inner[0][1] > 1 and several:
+            if power > _MOST:
+                raise OverflowError
+            terms = math.comb(int(power + inner[0][1]) - 1, int(inner[0][1]) - 1)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        digits, terms = digits + 1, inner[0][1] + inner[1][1]
+    elif isinstance(node, ast.BinOp):
+        digits, terms = inner[0][0] + inner[1][0], inner[0][1] * inner[1][1]
+    if max(digits, terms) > _MOST or depth > 4:
+        raise OverflowError
+    return digits, terms, depth
 
 
 def is_answer(name: str, text: str) -> bool:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import re
 
 from rljax.contracts import contract
@@ -66,7 +67,8 @@ _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\n")
 
 def find_json(response: str) -> object:
     """The JSON value of a response: all of it, else its last fenced block, else what begins at the
-    first { or [ that begins JSON (of 20); `ValueError` if there is none (RFC 8259: no NaN)."""
+    first { or [ that begins JSON (of 20). `ValueError` if there is none, and for what a reader may
+    take for another value: NaN, or a name that stands twice in an object."""
     texts = [response.strip()]
     fences = list(_FENCE.finditer(response))
     for opening in reversed(fences):
@@ -74,7 +76,7 @@ def find_json(response: str) -> object:
         if end:
             texts.append(block.strip())
             break
-    decoder = json.JSONDecoder(parse_constant=_refuse)
+    decoder = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_once)
     for text in texts:
         value = _decoded(decoder, text, whole=True)
         if value is not _NOTHING:
@@ -89,12 +91,25 @@ def find_json(response: str) -> object:
 def _decoded(decoder: json.JSONDecoder, text: str, *, whole: bool) -> object:
     try:
         return decoder.decode(text) if whole else decoder.raw_decode(text)[0]
+    except _Ambiguous:  # not what stands inside of it, either
+        raise
     except (ValueError, RecursionError):  # a number of too many digits is a ValueError
         return _NOTHING
 
 
+class _Ambiguous(ValueError):
+    """What begins as JSON is a value that readers do not agree on."""
+
+
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+    raise _Ambiguous(f"{constant} is not JSON")
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _Ambiguous("a name stands twice in an object")
+    return value
 
 
 @contract(on_timeout=0.0)
@@ -148,7 +163,27 @@ def _validator(schema: str):
             "json_schema(schema)", value=schema, rule=f"{type(error).__name__}: {error}"[:200],
             fix=fix,
         ) from None  # fmt: skip
+    # The library compares each item with each other one where they cannot be sorted.
+    kind = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})
     return kind(loaded, registry=Registry())
+
+
+def _unique_items(validator, unique: bool, items: object, schema: dict):
+    """The rule uniqueItems in linear time."""
+    import jsonschema
+
+    if unique and validator.is_type(items, "array"):
+        if len({json.dumps(_canonical(item), sort_keys=True) for item in items}) < len(items):
+            yield jsonschema.ValidationError("has non-unique elements")
+
+
+def _canonical(value: object) -> object:
+    """The value with 1.0 as 1, which is the same number in JSON."""
+    if isinstance(value, dict):
+        return {name: _canonical(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_canonical(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @contract(on_timeout=0.0)
@@ -157,14 +192,20 @@ def json_match(response: str, ground_truth: str | dict | list, *, partial: bool 
 
     `{"a": 1, "b": [2, 3]}` has the paths a, b.0, b.1; true is not 1, 1.0 is. What the reference
     lacks counts against the response, so that listing everything does not pay. `partial=False`: 1
-    or 0. Parts: parsed, exact, precision, recall.
+    or 0. A response nested more than 100 deep beyond the reference, or of more than 1,000 values
+    and four times the reference's, scores 0. Parts: parsed, exact, precision, recall.
     """
     reference = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    nothing = {"score": 0.0, "parsed": 0.0, "exact": 0.0, "precision": 0.0, "recall": 0.0}
     try:
-        ours = _leaves(find_json(response))
-    except (ValueError, RecursionError):
-        return {"score": 0.0, "parsed": 0.0, "exact": 0.0, "precision": 0.0, "recall": 0.0}
+        value = find_json(response)
+    except ValueError:
+        return nothing
     wanted = _leaves(reference)
+    depth = max(len(path) for path, _, _ in wanted) + _MORE_DEPTH
+    ours = _leaves(value, depth, 4 * len(wanted) + _MORE_LEAVES)
+    if ours is None:
+        return nothing | {"parsed": 1.0}
     agree = len(ours & wanted)
     exact = float(ours == wanted)
     share = agree / len(ours | wanted)
@@ -177,15 +218,20 @@ def json_match(response: str, ground_truth: str | dict | list, *, partial: bool 
     }
 
 
-def _leaves(value: object) -> set[tuple]:
-    """(path, kind, value) of every leaf; an empty object or list is a leaf."""
+_MORE_DEPTH, _MORE_LEAVES = 100, 1000  # of a response that is compared
+
+
+def _leaves(value: object, depth: float = math.inf, most: float = math.inf) -> set[tuple] | None:
+    """(path, kind, value) of every leaf; an empty object or list is a leaf. None where they are
+    deeper or more: every leaf holds its whole path."""
     leaves, todo = set(), [((), value)]
     while todo:
         path, one = todo.pop()
-        if isinstance(one, dict) and one:
-            todo += [((*path, key), inner) for key, inner in one.items()]
-        elif isinstance(one, list) and one:
-            todo += [((*path, i), inner) for i, inner in enumerate(one)]
+        if isinstance(one, dict | list) and one:
+            if len(path) >= depth or len(leaves) + len(todo) + len(one) > most:
+                return None
+            inside = one.items() if isinstance(one, dict) else enumerate(one)
+            todo += [((*path, key), inner) for key, inner in inside]
         else:
             kind = "number" if isinstance(one, int | float) else type(one).__name__
             kind = "bool" if isinstance(one, bool) else kind

@@ -181,9 +181,11 @@ def _parse(source: str, ground_truth: object) -> ast.Module:
 
 # -- the program
 
-# A fence at the start of a line; the language is all that stands behind it.
+# A fence at the start of a line; the language is all that stands behind it. Possessive repeats: a
+# line of one letter behind ``` would otherwise be tried at every length.
 _FENCE = re.compile(
-    r"^([ \t]*)```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+    r"^([ \t]*+)```[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^[ \t]*+```|\Z)",
+    re.DOTALL | re.MULTILINE,
 )
 _PYTHON = ("python", "py", "python3")
 
@@ -199,7 +201,7 @@ def extract_program(
     before one that does, only what stands above the definition in it: imports and helpers.
     """
     fences = [
-        (m[2].lower(), re.sub(f"^{m[1]}", "", m[3], flags=re.MULTILINE) if m[1] else m[3])
+        (m[2].lower(), "\n".join(line.removeprefix(m[1]) for line in m[3].split("\n")))
         for m in _FENCE.finditer(response)
     ]
     names = _PYTHON if language == "python" else (language.lower(),)
