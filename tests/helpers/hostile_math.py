@@ -46,6 +46,33 @@ BOXED: dict[str, Callable[[int], str]] = {
     "zero divided": lambda n: _at(r"\frac{@}{0^{@}}", n, n + 1),
     "python": lambda n: _at("__import__('os').system('sleep @')", n),
     "python of digits": lambda n: _at("(1).__class__.__base__.__subclasses__()[@]", n),
+    "power of three names": lambda n: _at("(x+y+z)^{@}", 199 + n),
+    "unordered set": lambda n: r"\{" + ",".join(f"{i}+x-x" for i in range(min(n, 90))) + r"\}",
+    "gamma of a number": lambda n: rf"\Gamma({n}9999)",
+    "choices of choices": lambda n: (
+        rf"\binom{{\binom{{{n + 500}}}{{500}}}}{{\binom{{999}}{{499}}}}"
+    ),
+    "choose": lambda n: rf"{{{n + 500} \choose {{{n + 500} \choose 3}}}}",
+    "tower of names": lambda n: "x^{" * (n % 9 + 3) + "x" + "}" * (n % 9 + 3),
+    "tower of e": lambda n: "e^{" * (n % 9 + 3) + "9" + "}" * (n % 9 + 3),
+    "large unit matrix": lambda n: rf"\operatorname{{eye}}({n}999)",
+    "zeros": lambda n: rf"\operatorname{{zeros}}({n}99,{n}99)",
+    "greatest divisor": lambda n: rf"\gcd(10^{{{n}999}},3)",
+    "nested functions": lambda n: r"\sin(" * (n % 12) + "x" + ")" * (n % 12),
+    "nested hyperbolic functions": lambda n: r"\sinh(" * (n % 5 + 2) + "99" + ")" * (n % 5 + 2),
+    "inequality": lambda n: f"x^4-7x^3+11x^2-13x+{n}<0",
+    "inequality of functions": lambda n: rf"x^{{{n}}}\sin x<e^x",
+    "product of matrices": lambda n: _matrix(2, "x_{{{}{}}}") * (n % 9 + 2),
+    "power of a symbolic matrix": lambda n: _matrix(2, "x_{{{}{}}}") + f"^{{{n}}}",
+    "nested powers": lambda n: "(" * (n % 12) + "x+1" + ")^{9}" * (n % 12),
+    "nested subscripts": lambda n: "x_{" * (n % 30) + "1" + "}" * (n % 30),
+    "bars": lambda n: "|x" * n + "|" * n,
+    "cancellation": lambda n: rf"(10^{{{n}9}}+\sqrt2)-10^{{{n}9}}",
+    "power of a name": lambda n: f"x^{{{n}999999}}",
+    "fractions of fractions": lambda n: "/".join(["9" * 40] * (n % 22 + 1)),
+    "mixed numbers": lambda n: "1 1/2" * n,
+    "long logarithms": lambda n: r"\log_" * n + "2",
+    "sum of fractions": lambda n: "+".join(rf"\frac{{1}}{{{i}}}" for i in range(1, n % 60 + 2)),
     "commands": lambda n: r"\input{/etc/passwd}\loop\def\x{\x\x}\x" * n,
 }
 # Whole responses, at size n.
@@ -102,13 +129,9 @@ def kinds() -> dict[str, Callable[[int], str]]:
     return {**boxed, **WHOLE}
 
 
-# Mostly killed at the deadline, which costs the start of another worker.
-LATE = ("equations", "trigonometric power", "expansion", "polynomial", "inverse", "union", "set")
-
-
-def hostile_responses(count: int, without: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
+def hostile_responses(count: int) -> Iterator[tuple[str, str]]:
     """`count` pairs (kind and size, response), the kinds in turn, small and large sizes in turn."""
-    makers = [(name, make) for name, make in kinds().items() if name not in without]
+    makers = list(kinds().items())
     rounds = -(-count // len(makers))
     for i in range(count):
         name, make = makers[i % len(makers)]

@@ -134,8 +134,11 @@ NOT_RUN = {
     "l1_exact": "as l1_max",
     "soft_overlong": "reads the number of tokens alone",
 }
-# What reads no response: the reference, options, requests, the sandbox's own inside.
-ROOMS_WITHOUT_RESPONSES = ("pool.", "sandbox.", "judges.endpoint", "mixing")
+# What reads no text of a response: options, requests, the sandbox's own inside, parsed formulas.
+ROOMS_WITHOUT_RESPONSES = (
+    *("pool.", "sandbox.", "judges.endpoint", "mixing"),
+    *("answers.math_compare", "answers.math_values", "answers.number_line"),
+)
 
 
 def readers() -> dict[str, list]:

@@ -1,11 +1,9 @@
 """math_verify: what is equal, what only looks so, where the answer stands, hostile strings."""
 
-import math
 import threading
-import time
 
 import pytest
-from hostile_math import LATE, hostile_responses, kinds
+from hostile_math import hostile_responses, kinds
 
 from rljax.errors import InputError
 from rljax.rewards import math_verify
@@ -197,50 +195,37 @@ def test_no_signal_is_used_so_that_a_thread_may_call_it():
 
 # -- hostile strings ----------------------------------------------------------------------------
 
-REFERENCES = ("5", r"\frac{x}{2}+1", "x^2=4", r"\{1,2\}")
+REFERENCES = ("5", r"\frac{x}{2}+1", "x^2=4", r"\{1,2\}", r"(-\infty,3]", "x<3")
 
 
-def score_hostile(count: int, timeout_s: float, without: tuple[str, ...] = ()):
-    """Scores `count` hostile responses and asserts what must hold of every one of them."""
-    names, responses = zip(*hostile_responses(count, without), strict=True)
-    turn = len(kinds()) - len(without)
+def score_hostile(count: int):
+    """Scores `count` hostile responses: each has a score, so that none escapes a bad one by being
+    late."""
+    names, responses = zip(*hostile_responses(count), strict=True)
     samples = [
-        {"response": text, "ground_truth": REFERENCES[i // turn % len(REFERENCES)]}
+        {"response": text, "ground_truth": REFERENCES[i % len(REFERENCES)]}
         for i, text in enumerate(responses)
     ]
-    with RewardPool("math_verify()", workers=2, timeout_s=timeout_s) as pool:
-        began = time.monotonic()
+    with RewardPool("math_verify()", workers=2, timeout_s=15.0) as pool:
         scores = pool.score(samples)
-        wall_s = time.monotonic() - began
-        for name, score in zip(names, scores, strict=True):
-            assert score.status in ("ok", "timeout"), (name, score)
-            assert score.seconds < timeout_s + 0.5, (name, score)
-            assert math.isnan(score.value) == (score.status == "timeout"), (name, score)
-            assert score.parts.get("extracted", 0.0) in (0.0, 1.0), (name, score)
-        after = pool.score([{"response": r"\boxed{5}", "ground_truth": "5"}] * 8)
-        assert [s.value for s in after] == [1.0] * 8  # no worker is lost
-    late = sum(score.status == "timeout" for score in scores)
-    print(f"{count} hostile strings: {late} timeouts, {wall_s:.0f} s")
-    return dict(zip(names, scores, strict=True))
+    for name, score in zip(names, scores, strict=True):
+        assert score.status == "ok", (name, score)
+        assert score.parts["extracted"] in (0.0, 1.0), (name, score)
+    return {
+        name.partition(",")[0]: sample["ground_truth"]
+        for name, sample, score in zip(names, samples, scores, strict=True)
+        if score.value == 1.0
+    }
 
 
-def test_hostile_strings_end_at_the_deadline_and_cost_no_worker():
-    scores = score_hostile(len(kinds()) - len(LATE), 0.5, LATE)
-    right = {name.split(",")[0] for name, score in scores.items() if score.value == 1.0}
+def test_hostile_strings_are_scored_and_score_nothing():
+    right = score_hostile(len(kinds()))
     # What says 5, and only where 5 is the reference.
-    assert right <= {"nested boxes", "many boxes", "dollars", "answer and dollars", "spaces",
-                     "points", "unclosed boxes", "marks", "equals"}  # fmt: skip
-    assert scores["many boxes, size 40"].value == 1.0
+    assert set(right) <= {"nested boxes", "many boxes", "dollars", "answer and dollars", "spaces",
+                          "points", "unclosed boxes", "marks", "equals"}  # fmt: skip
+    assert set(right.values()) <= {"5"}
 
 
 @pytest.mark.slow
 def test_ten_thousand_hostile_strings():
-    score_hostile(10_000, timeout_s=1.0)
-
-
-def test_the_deadline_ends_what_no_guard_knows():
-    """Parsed and of small numbers, yet without end: the library's own timeouts are off."""
-    sample = {"response": r"\boxed{(\sin x+\cos x)^{199}}", "ground_truth": r"\cos^{9}(x+1)"}
-    with RewardPool("math_verify()", workers=1, timeout_s=0.5) as pool:
-        scores = pool.score([sample, {"response": r"\boxed{5}", "ground_truth": "5"}])
-        assert [s.status for s in scores] == ["timeout", "ok"] and scores[0].seconds < 1.0
+    score_hostile(10_000)

@@ -1,14 +1,13 @@
 r"""Compares math answers of any form with a reference: fractions, sets, intervals, equations, text.
 
 Finds the answer in a response, reads it, and decides when two answers are equal. There is no
-deadline here. A string can hold a computer algebra system for ever (`5^{5^{5^5}}`), and the
-library's own timeouts are signals, which neither a thread nor C code obeys: they are off, and the
-reward pool kills what is late. Guards here refuse what can only be late, so that a hostile response
-costs microseconds, not a worker.
+deadline here. A string can hold a computer algebra system for ever (`5^{5^{5^5}}`), and a response
+that makes its reward late must not gain by it: what is large is refused by its size before any work
+on it begins, and what is read is compared by `math_compare`, which neither simplifies nor solves.
 """
 
 import functools
-import logging
+import itertools
 import math
 import re
 from fractions import Fraction
@@ -27,10 +26,8 @@ from rljax.rewards.answers.answer_text import (
 from rljax.rewards.text.rules import check_text, rational
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
-_MAX_SYMBOLIC_POWER = 200  # of a sum: (x + y)^200 is expanded in a second
-_MAX_DEPTH = 20
+_MAX_DEPTH = 12  # of brackets: the parser's time doubles with each of some
 _MAX_TEXT_CHARACTERS = 200
-_EXACT_TOLERANCE = 1e-12  # of what holds no decimal: the library compares 15 digits after the point
 # Work that is still to do: restating the problem is no answer to it.
 _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
 
@@ -44,16 +41,17 @@ def math_verify(
     strict: bool = True,
     decimals: int = 6,
 ) -> dict:
-    r"""1 if the answer of the response equals the reference mathematically (math-verify), else 0.
+    r"""1 if the answer of the response equals the reference mathematically, else 0.
 
     Where the answer is looked for; the last place counts, and `3 or 4` is not 3:
       boxed   `\boxed{...}`, brace-matched          marked  the rest of the line after `####`
       last    after "answer is" or "answer:", else the last formula, else the last number
       any     boxed if there is a box, else marked if there is a mark, else last
-    Equal = the same text, the same number (decimals rounded to `decimals` places), or equal by
-    math-verify, which a reference `x=5` also is to 5. `strict=False`: names of variables do not
-    matter. Units are not compared, and 50% is 50 and 0.5. An answer that still holds an integral,
-    a sum, a product, a limit, a derivative or a determinant is 0, unless the reference holds one.
+    Equal = the same text, the same number (decimals rounded to `decimals` places), or the same
+    value of what math-verify's grammar reads: expressions, equations (`x=5` is 5), inequalities,
+    intervals, sets, tuples, matrices. `strict=False`: names of variables do not matter. Units are
+    not compared, and 50% is 50 and 0.5. An answer that still holds an integral, a sum, a product, a
+    limit, a derivative or a determinant is 0, unless the reference holds one.
 
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
     that cannot be read is an error, and so is a comparison that fails. Needs the extra [rewards].
@@ -101,7 +99,19 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
         parsed = _read(answer)
     except _Unreadable:
         return None
-    return spelled_alike(reference, answer) and _verify(gold, parsed, strict, decimals)
+    return spelled_alike(reference, answer) and _same(gold, parsed, strict, decimals)
+
+
+def _same(gold, parsed, strict: bool, decimals: int) -> bool:
+    _, _, compare = _library()
+    if compare.equal(gold, parsed, decimals):
+        return True
+    names = [sorted(x.free_symbols, key=str) for x in (gold, parsed)]
+    if strict or len(names[0]) != len(names[1]) or not 0 < len(names[0]) <= 3:
+        return False
+    orders = itertools.permutations(names[0])
+    renamed = (parsed.xreplace(dict(zip(names[1], order, strict=True))) for order in orders)
+    return any(compare.equal(gold, one, decimals) for one in renamed)
 
 
 def _tolerance(decimals: int) -> float:
@@ -122,20 +132,19 @@ class _Unreadable(Exception):
 
 @functools.cache
 def _library() -> tuple:
-    """(math_verify, latex2sympy2_extended, sympy), which take about a second to import."""
+    """(latex2sympy2_extended, sympy, math_compare), which take about a second to import."""
     try:
         import latex2sympy2_extended
-        import math_verify
         import sympy
+
+        from rljax.rewards.answers import math_compare
     except ImportError as error:
         raise InputError(
             "the reward math_verify needs math-verify, which is not installed",
             rule=str(error),
             fix="pip install 'rljax[rewards]'",
         ) from None
-    # It warns once that its timeout is off: ours is the pool's.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    return math_verify, latex2sympy2_extended, sympy
+    return latex2sympy2_extended, sympy, math_compare
 
 
 def prepare_worker(component) -> None:
@@ -156,9 +165,9 @@ def _read(text: str):
 
 @functools.lru_cache(maxsize=1024)  # the samples of a group share the reference, and often answers
 def _parsed(latex: str):
-    from math_verify.grader import should_treat_as_complex
+    reader, _, _ = _library()
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    _, reader, _ = _library()
     config = reader.NormalizationConfig(
         units=True, malformed_operators=True, nits=True, boxed="none"
     )
@@ -166,8 +175,9 @@ def _parsed(latex: str):
         latex = reader.normalize_latex(latex, config=config)
         _check_written(latex)
         expression = reader.latex2sympy(
-            latex, is_real=not should_treat_as_complex(latex), normalization_config=None
-        )
+            latex, is_real=True, normalization_config=None,
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )  # fmt: skip
     except _Unreadable:
         raise
     except Exception as error:  # the grammar's own, sympy's TypeError, RecursionError, ...
@@ -188,21 +198,43 @@ def _depth(text: str) -> int:
     return deepest
 
 
+# What the parser itself works out, by commands that no answer needs.
+_WORKED_OUT = re.compile(
+    r"\\(?:gcd|lcm|xrightarrow)(?![a-z])|\\operatorname\s*\{\s*(?!(?:arc?)?(?:sin|cos|tan|cot|sec|csc)"
+    r"h?\s*\}|floor|ceil|sgn|Re|Im|lb|log|ln)"
+)
+
+
 def _check_written(latex: str) -> None:
     """Refuses what the parser itself works out, before anyone can look at its size."""
     if re.search(r"!\s*[)}]*\s*!\s*[)}]*\s*!", latex) or latex.count("!") > 20:
         raise _Unreadable("a tower of factorials")
     if re.search(r"(?:\^\s*\{?\s*\(?\s*[0-9]+\s*){4}", latex):
         raise _Unreadable("a tower of powers")
-    if re.search(r"\\[dt]?binom.*?(?:\^|[0-9]{5})", latex, re.DOTALL):
+    choices = len(re.findall("binom|choose", latex))
+    if choices and re.search(r"\^|[0-9]{5}", latex):
         raise _Unreadable("a binomial coefficient of large numbers")
+    if choices > 1 and re.search(r"(?:binom|choose)[^+=,-]*[{}][^+=,-]*(?:binom|choose)", latex):
+        raise _Unreadable("a binomial coefficient of binomial coefficients")
+    if re.search(r"\\[gG]amma", latex) and re.search("[0-9]{4}", latex):
+        raise _Unreadable("the gamma function of a large number")
     if latex.count("&") > 9 and re.search(r"\\det|vmatrix|\}\s*\^", latex):
         raise _Unreadable("a determinant or a power of a large matrix")
+    if len(re.findall(r"[<>=]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", latex)) > 12:
+        raise _Unreadable("a long chain of relations")
+    if len(re.findall(r"\\(?:cup|cap|setminus)", latex)) > 20 or latex.count(",") > 200:
+        raise _Unreadable("too many sets or elements")
+    if len(re.findall(r"(?<!\\)\||\\[lr]?vert", latex)) > 8:
+        raise _Unreadable("too many bars, of which any two may be a pair")
+    if _WORKED_OUT.search(latex):
+        raise _Unreadable("a command that is still to be worked out")
 
 
 def _check_size(expression) -> None:
     """Raises _Unreadable if evaluating the expression would take too long."""
-    _, _, sympy = _library()
+    _, sympy, _ = _library()
+    if not isinstance(expression, sympy.Basic | sympy.MatrixBase):
+        raise _Unreadable(f"it is read as a {type(expression).__name__}")
     parts = expression if isinstance(expression, sympy.MatrixBase) else [expression]
     if len(parts) > 400:
         raise _Unreadable("too many entries")
@@ -214,23 +246,26 @@ def _check_size(expression) -> None:
 
 
 def _digits(node, sympy) -> float:
-    """About how many digits the value has before its point; raises _Unreadable above the limit."""
+    """About how many digits the value has before its point, names taken for small numbers; raises
+    _Unreadable above the limit."""
     children = [_digits(child, sympy) for child in getattr(node, "args", ())]
     if isinstance(node, sympy.Rational):
         digits = (max(abs(node.p), node.q).bit_length()) * 0.30103
     elif isinstance(node, sympy.Float):
         digits = abs(float(sympy.log(abs(node), 10).evalf(5))) if node else 0.0
     elif not children:
-        digits = 1.0
+        digits = 0.6
     elif isinstance(node, sympy.Pow):
-        digits = _digits_of_power(node, *children, sympy)
+        power = node.exp
+        scale = float(abs(power)) if isinstance(power, sympy.Rational) else _value_of(children[1])
+        digits = children[0] * min(scale, 1e300)
     elif isinstance(node, sympy.factorial | sympy.gamma):
-        value = 10.0 ** min(children[0], 300)
+        value = _value_of(children[0])
         digits = value * max(1.0, math.log10(value + 1))
     elif isinstance(node, sympy.binomial):
-        digits = 10.0 ** min(children[1], 300)
-    elif isinstance(node, sympy.exp):
-        digits = 10.0 ** min(children[0], 300)
+        digits = _value_of(children[1])
+    elif isinstance(node, sympy.exp | sympy.sinh | sympy.cosh | sympy.tanh):
+        digits = _value_of(children[0])
     elif isinstance(node, sympy.Mul):
         digits = sum(children)
     else:
@@ -240,37 +275,6 @@ def _digits(node, sympy) -> float:
     return digits
 
 
-def _digits_of_power(node, base: float, exponent: float, sympy) -> float:
-    power = node.exp
-    if isinstance(power, sympy.Integer) and node.base.free_symbols:
-        if isinstance(node.base, sympy.Add) and abs(power) > _MAX_SYMBOLIC_POWER:
-            raise _Unreadable("a sum to a high power")
-        return base
-    if isinstance(power, sympy.Rational):
-        return base * min(float(abs(power)), 1e300)
-    return base if power.free_symbols else base * 10.0 ** min(exponent, 300)
-
-
-def _verify(gold, parsed, strict: bool, decimals: int) -> bool:
-    """math-verify's verdict, less what it takes for equal because both are small."""
-    library, _, sympy = _library()
-    equal = library.verify(
-        gold, parsed, float_rounding=decimals, strict=strict, allow_set_relation_comp=True,
-        timeout_seconds=None, raise_on_error=True,
-    )  # fmt: skip
-    return equal and _close(gold, parsed, decimals, sympy)
-
-
-def _close(a, b, decimals: int, sympy) -> bool:
-    """Whether two numbers agree relative to their size; anything but two numbers does."""
-    a, b = (x.rhs if isinstance(x, sympy.Eq) else x for x in (a, b))
-    if not all(isinstance(x, sympy.Expr) and x.is_number for x in (a, b)):
-        return True
-    if a.has(sympy.UnevaluatedExpr) or b.has(sympy.UnevaluatedExpr):  # 50% is 50 and 0.5
-        return True
-    x, y = a.doit().evalf(30), b.doit().evalf(30)
-    if not (x.is_finite and y.is_finite):
-        return True  # infinities, which the library compares as they stand
-    rounded = a.has(sympy.Float) or b.has(sympy.Float)
-    tolerance = _tolerance(decimals) if rounded else _EXACT_TOLERANCE
-    return bool(abs(x - y) <= tolerance * max(abs(x), abs(y)))
+def _value_of(digits: float) -> float:
+    """A number of so many digits."""
+    return 10.0 ** min(digits, 300.0)

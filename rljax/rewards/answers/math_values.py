@@ -1,0 +1,67 @@
+"""The values of a sympy expression at a few points, by which expressions are compared."""
+
+import functools
+import random
+
+import mpmath
+import sympy
+from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
+
+CLOSE = mpmath.mpf(10) ** -25  # relative, of what holds no decimal
+ZERO = mpmath.mpf(10) ** -60  # an exact zero is found as such a number
+_DIGITS = 40
+_POINTS = ((200, 900), (1100, 3900), (-900, -200), (-3900, -1100), (-2000, 2000), (200, 3900))
+
+
+def is_name(value) -> bool:
+    return isinstance(value, sympy.Symbol | AppliedUndef)
+
+
+def is_relation(value) -> bool:
+    return isinstance(value, Relational) or isinstance(value, sympy.And)
+
+
+def names_of(expression) -> frozenset[str]:
+    return frozenset(symbol.name for symbol in _plain(expression).free_symbols) - {"i"}
+
+
+def _plain(expression):
+    """With f(x) as one symbol."""
+    functions = {f: sympy.Symbol(str(f)) for f in expression.atoms(AppliedUndef)}
+    return expression.xreplace(functions) if functions else expression
+
+
+@functools.lru_cache(maxsize=4096)
+def values(expression: sympy.Expr) -> tuple:
+    """The complex value at each point, None where there is none; i is the imaginary unit."""
+    plain = _plain(expression)
+    symbols = sorted(plain.free_symbols, key=lambda symbol: symbol.name)
+    variables = [symbol for symbol in symbols if symbol.name != "i"]
+    found = []
+    for low, high in _POINTS if variables else _POINTS[:1]:
+        draw = {s: random.Random(f"{s.name} {low} {high}").randint(low, high) for s in variables}
+        point = {s: sympy.Rational(2 * n + 1, 1999) for s, n in draw.items()}
+        point |= {s: sympy.I for s in symbols if s.name == "i"}
+        try:
+            value = plain.evalf(_DIGITS, subs=point) if point else plain.evalf(_DIGITS)
+            parts = [mpmath.mpf(part._to_mpmath(160)) for part in value.as_real_imag()]
+            found.append(mpmath.mpc(*parts) if all(map(mpmath.isfinite, parts)) else None)
+        except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):
+            found.append(None)
+    return tuple(found)
+
+
+def common_values(a: tuple, b: tuple) -> list[tuple]:
+    """The pairs of values that count: where both are real, if those are enough to tell."""
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    real = [(x, y) for x, y in pairs if is_real(x) and is_real(y)]
+    return real if len(real) >= 2 else pairs
+
+
+def is_real(value) -> bool:
+    return abs(value.imag) <= CLOSE * max(1, abs(value.real))
+
+
+def near(x, y, tolerance) -> bool:
+    return abs(x - y) <= max(tolerance * max(abs(x), abs(y)), ZERO)
