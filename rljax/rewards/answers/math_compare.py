@@ -65,15 +65,14 @@ def _same_values(a: sympy.Expr, b: sympy.Expr, decimals: int) -> bool:
     infinite = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
     if a in infinite or b in infinite:
         return a == b and a in infinite[:2]
-    if names_of(a) != names_of(b):
-        return False
+    named = bool(names_of(a) or names_of(b))
     rounded = a.has(sympy.Float) or b.has(sympy.Float)
     pairs = common_values(values(a), values(b))
-    if len(pairs) < (2 if names_of(a) else 1):
+    if len(pairs) < 2:
         return False
     if not rounded:
         return all(near(x, y, CLOSE) for x, y in pairs)
-    if names_of(a):
+    if named:
         return all(near(x, y, mpmath.mpf(10) ** -decimals) for x, y in pairs)
     exact = _is_decimal(a) and _is_decimal(b)
     return all(

@@ -49,7 +49,7 @@ def values(expression: sympy.Expr) -> tuple:
             found.append(mpmath.mpc(*parts) if all(map(mpmath.isfinite, parts)) else None)
         except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):
             found.append(None)
-    return tuple(found)
+    return tuple(found) if variables else tuple(found) * len(_POINTS)
 
 
 def common_values(a: tuple, b: tuple) -> list[tuple]:
