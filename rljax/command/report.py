@@ -1,13 +1,13 @@
-"""Report: rljax report RUN
+"""Report: rljax report RUN, or several: rljax report RUN RUN2 ... [--out=FILE]
 
-Writes report.html of a run folder anew, also of a run that goes on or was killed.
+Writes report.html of a run folder anew, also of a run that goes on or was killed. Several runs, or
+the folder of a sweep, are compared on one page, comparison.html.
 """
 
 from rljax.config.options import ReportOptions
 
 
 def main(options: ReportOptions) -> None:
-    from rljax.report.page import write_report
+    from rljax.report.comparison import write_pages
 
-    for folder in options.runs:
-        print(write_report(folder))
+    print(write_pages(options.runs, options.out or None))

@@ -321,3 +321,4 @@ class ReportOptions(Options):
     """rljax report."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
+    out: str = option("", "Of several runs: the file of their comparison")

@@ -3,11 +3,9 @@ Several folders, or the folder of a sweep, are compared on one page: RUN RUN2 ..
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.report.comparison import run_folders, write_comparison
-from rljax.report.page import write_report
+from rljax.report.comparison import write_pages
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,16 +15,10 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        if len(folders) == 1 and run_folders(folders) == [Path(folders[0])] and not out:
-            print(write_report(folders[0]))
-        else:
-            print(write_comparison(folders, *out))
+        print(write_pages(folders, *out))
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
-    except OSError as error:  # the page cannot be written there
-        print(error, file=sys.stderr)
-        return 1
     return 0
 
 

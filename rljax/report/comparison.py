@@ -24,7 +24,7 @@ from rljax.report.curves import (
 )
 from rljax.report.head import listing, title_of
 from rljax.report.meanings import meaning
-from rljax.report.page import shares, shown, write_page
+from rljax.report.page import shares, shown, write_page, write_report
 from rljax.report.run_folder import Run, estimate, is_number, read_run
 from rljax.tracking.charts import duration, legend, line_chart, short
 
@@ -47,6 +47,19 @@ def run_folders(folders: Sequence[str | os.PathLike]) -> list[Path]:
         is_run = any((folder / name).exists() for name in OF_A_RUN)
         out += [folder] if is_run or not inside else inside
     return out
+
+
+def write_pages(folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None) -> Path:
+    """Writes the report of one run, or the comparison of several, and returns its path."""
+    try:
+        if out is None and run_folders(folders) == [Path(folder) for folder in folders[:1]]:
+            return write_report(folders[0])
+        return write_comparison(folders, out)
+    except OSError as error:
+        raise InputError(
+            "the page cannot be written", value=error.filename, rule=str(error.strerror or error),
+            fix="make room or give it permissions; --out=FILE writes the page of runs elsewhere",
+        ) from error  # fmt: skip
 
 
 def write_comparison(

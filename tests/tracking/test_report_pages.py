@@ -355,11 +355,12 @@ def test_runs_without_anything_and_folders_that_are_none(tmp_path):
         write_comparison([])
 
 
-def test_the_command_reports_one_run_and_compares_several(tmp_path):
+@pytest.mark.parametrize("module", [["rljax.report"], ["rljax", "report"]])
+def test_the_command_reports_one_run_and_compares_several(tmp_path, module):
     one, two = _pair(tmp_path / "sweep")
 
     def call(*arguments):
-        command = [sys.executable, "-m", "rljax.report", *map(str, arguments)]
+        command = [sys.executable, "-m", *module, *map(str, arguments)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -370,4 +371,6 @@ def test_the_command_reports_one_run_and_compares_several(tmp_path):
     assert call(one, two) == (0, "comparison.html") and (tmp_path / "comparison.html").exists()
     assert call(tmp_path / "sweep") == (0, str(tmp_path / "sweep" / "comparison.html"))
     assert call(one, "--out=x.html") == (0, "x.html")
-    assert call(one, "--nonsense")[0] == 2 and call(one, "--out=no/x.html")[0] == 1
+    assert call(one) == (0, str(one / "report.html"))
+    assert call(one, "--nonsense")[0] == 2 and call(tmp_path / "nowhere")[0] == 2
+    assert call(one, "--out=no/x.html")[0] == 2
