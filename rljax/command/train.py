@@ -18,13 +18,8 @@ def main(options: TrainOptions, given: Given) -> int:
     refuse_early(given.config)
     from rljax.training import train  # only now: a mistyped path is answered without loading JAX
 
-    folders: list[Path] = []
-
-    def show(folder: Path) -> None:
-        folders.append(folder)
-        print(f"run folder: {folder}", flush=True)
-
-    summary = train(given.config, on_start=show)
+    run = train(given.config, on_start=lambda folder: print(f"run folder: {folder}", flush=True))
+    summary = run.summary
     for name in ("accuracy_before", "accuracy_after"):
         if summary[name]:
             print("{}: {value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(name, **summary[name]))
@@ -33,7 +28,7 @@ def main(options: TrainOptions, given: Given) -> int:
         print(f"steady step {summary['step_s']:.3f} s: {split}")
     print(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
-    print("\n".join(next_steps(folders[0], given, finished)))
+    print("\n".join(next_steps(run.folder, given, finished)))
     return 0 if finished else 3
 
 

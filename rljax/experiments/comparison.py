@@ -185,7 +185,7 @@ def _train_to_the_end(config: Config) -> dict:
     folder = Path(config.run_dir)
     # A run that ended before its result was written is wrapped up again, not refused.
     (folder / "report.html").unlink(missing_ok=True)
-    summary = train(config)
+    summary = train(config).summary
     if summary["status"] != "finished":
         raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
     return summary

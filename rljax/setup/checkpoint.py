@@ -22,7 +22,8 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
-from rljax.config import Config, fingerprints
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, fingerprints
 from rljax.errors import InputError
 from rljax.tracking.charts import size
 from rljax.tracking.folder import free_bytes, not_written
@@ -256,10 +257,23 @@ def check_fingerprints(
     changed = sorted(k for k in saved.keys() | now.keys() if saved.get(k) != now.get(k))
     refused = [name for name in changed if name not in allowed]
     if refused:
+        rule = "a resumed run continues the same experiment"
+        if refused == ["steps"]:
+            rule = "the learning rate, data.final_weights or evaluate.patience depends on it, so "
+            rule += "the steps that were trained are not those of a run of this length"
         raise InputError(
             "this run's checkpoint was made with other settings",
             value=refused,
-            rule="a resumed run continues the same experiment",
+            rule=rule,
             fix="restore them, use a new run_dir, or allow them: "
-            f"--config.checkpoint.allow_changed={tuple(changed)!r}",
+            f"--config.checkpoint.allow_changed={','.join(changed)}",
         )
+
+
+def reads_steps(config: Config) -> bool:
+    """Whether the first steps of a run may differ with the number of all: a schedule, a mixture or
+    a role of the user's own is spread over it, or an evaluation at the end counts for patience."""
+    optimizers = (config.actor_optimizer, config.critic_optimizer)
+    schedules = [resolve(one.schedule, NAMESPACES["schedule"]) for one in optimizers]
+    spread = any("steps" in schedule.parameters for schedule in schedules)
+    return bool(spread or config.data.final_weights or config.roles or config.evaluate.patience)

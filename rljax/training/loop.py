@@ -40,6 +40,7 @@ from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
 from rljax.tracking.trackers import Tracking, open_tracking
 from rljax.training.progress import bad_steps_in_a_row
+from rljax.training.result import TrainedRun
 from rljax.training.run import Run
 from rljax.training.scores import check_scores, require_scores, shown_sample, try_rewards
 from rljax.validation import validate
@@ -294,9 +295,11 @@ def _prepare_jax(config: Config) -> None:
     compiles.watch()
 
 
-def train(config: Config, *, on_start: Callable[[Path], None] | None = None, devices=None) -> dict:
+def train(
+    config: Config, *, on_start: Callable[[Path], None] | None = None, devices=None
+) -> TrainedRun:
     """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
-    there are); returns what summary.json holds.
+    there are); returns the run: its folder, summary, metrics, report and policy.
 
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible.
@@ -345,4 +348,4 @@ def train(config: Config, *, on_start: Callable[[Path], None] | None = None, dev
             finally:
                 if run.started_training:
                     summary = finish(run, status, tracking.lost())
-    return summary
+    return TrainedRun(folder, summary)

@@ -33,7 +33,7 @@ from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.memory import check_fits
 from rljax.rollout import Reward
 from rljax.setup import Phase, Setup
-from rljax.setup.checkpoint import Checkpoints, check_fingerprints
+from rljax.setup.checkpoint import Checkpoints, check_fingerprints, reads_steps
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.policies import Policy, sample_all
 from rljax.tracking.folder import whole_export
@@ -162,14 +162,16 @@ class Run:
 
     def _resume(self, step: int, tracking) -> None:
         state = self.checkpoints.read_state(step)
-        allowed = self.config.checkpoint.allow_changed
+        spread = reads_steps(self.config)
+        allowed = self.config.checkpoint.allow_changed + (() if spread else ("steps",))
         check_fingerprints(state["fingerprints"], self.fingerprints, allowed)
         self.load(step)
         if self.finished() and self.is_wrapped_up():
+            allow = " --config.checkpoint.allow_changed=steps" if spread else ""
             raise InputError(
                 f"{self.folder} is a finished run: step {step}, nothing left to train",
-                fix="use a new run_dir, or raise steps and allow it: "
-                "--config.checkpoint.allow_changed=\"('steps',)\"",
+                fix="use a new run_dir, or train on: "
+                f"--config.steps={2 * self.config.steps}{allow}",
             )
         tracking.truncate(state["offsets"])
         LOG.warning("resumed %s at step %d", self.folder, step)

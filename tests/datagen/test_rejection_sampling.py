@@ -149,7 +149,7 @@ def base_config(folder) -> Config:
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rejection") / "base"
     config = base_config(folder)
-    assert train(config)["status"] == "finished"
+    assert train(config).summary["status"] == "finished"
     return folder
 
 

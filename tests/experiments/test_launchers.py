@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     config = tiny_config(folder / "run")
     config.evaluate.prompts_from, config.evaluate.prompts = str(folder / "held_out.jsonl"), 12
     config.evaluate.every_steps = 20
-    assert train(config)["status"] == "finished"
+    assert train(config).summary["status"] == "finished"
     return folder
 
 

@@ -92,7 +92,7 @@ def prime_config(run_dir, **fields):
 
 def test_a_third_trained_model_is_killed_and_resumed_bitwise(parts, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train(prime_config(whole))["status"] == "finished"
+    assert train(prime_config(whole)).summary["status"] == "finished"
     rows = metrics_rows(whole)
     assert rows[0]["multiplier"] == pytest.approx(0.5 + rows[0]["reward/mean"], abs=1e-6)
     assert all(row["implicit/grad_norm"] > 0 for row in rows)
@@ -112,7 +112,7 @@ def test_a_third_trained_model_is_killed_and_resumed_bitwise(parts, tmp_path):
         command, cwd=parts, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    assert train(prime_config(killed))["status"] == "finished"
+    assert train(prime_config(killed)).summary["status"] == "finished"
     assert metrics_rows(killed) == rows
     arrays = checkpoint_bytes(whole, 4)
     assert arrays == checkpoint_bytes(killed, 4)

@@ -29,7 +29,8 @@ from tiny_run import (
 )
 
 from rljax.errors import InputError
-from rljax.setup.checkpoint import Checkpoints
+from rljax.setup.checkpoint import Checkpoints, reads_steps
+from rljax.setup.policies import load_policy
 from rljax.tracking.folder import locked
 from rljax.training import train
 
@@ -101,7 +102,7 @@ def halfway(parts, whole, tmp_path_factory):
     """The same run stopped by SIGTERM in a step after which no checkpoint was due."""
     folder = tmp_path_factory.mktemp("halfway")
     plan(parts, signal.SIGTERM, EVALUATION + 8)
-    found = train(configured(folder))
+    found = train(configured(folder)).summary
     assert found["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     return folder
 
@@ -134,27 +135,27 @@ def test_sigterm_in_mid_step_saves_that_step_and_the_resumed_run_is_the_same(hal
     assert summary(half)["status"] == "stopped by SIGTERM at step 7, saved at step 7"
     assert policy_bytes(half)["model.safetensors"] != policy_bytes(whole)["model.safetensors"]
     plan(parts, signal.SIGTERM, 16 + EVALUATION + 8)  # step 8, and in step 9
-    assert train(configured(half))["steps"] == 9 == newest_step(half)
-    assert train(configured(half))["status"] == "finished"
+    assert train(configured(half)).summary["steps"] == 9 == newest_step(half)
+    assert train(configured(half)).summary["status"] == "finished"
     assert_same_run(half, whole)
 
 
 def test_sigterm_in_the_last_step_ends_a_finished_run(half, whole, parts):
     plan(parts, signal.SIGTERM, 16 * 4 + EVALUATION * 2 + 8)  # steps 8 to 11, and in step 12
-    assert train(configured(half))["status"] == "finished"
+    assert train(configured(half)).summary["status"] == "finished"
     assert_same_run(half, whole)
 
 
 def test_sigterm_before_the_first_step_trains_nothing(parts, tmp_path):
     plan(parts, signal.SIGTERM, 8)  # in the evaluation before the first step
-    found = train(configured(tmp_path, sft__steps=0))
+    found = train(configured(tmp_path, sft__steps=0)).summary
     assert found["status"] == "stopped by SIGTERM at step 0, before the first checkpoint"
     assert metrics_rows(tmp_path) == [] and not any((tmp_path / "checkpoints").iterdir())
 
 
 def test_sigterm_in_the_supervised_phase(parts, whole, tmp_path):
     plan(parts, signal.SIGTERM, EVALUATION - 8)  # the evaluation between the phases
-    assert train(configured(tmp_path))["status"].endswith("saved at step 6")
+    assert train(configured(tmp_path)).summary["status"].endswith("saved at step 6")
     train(configured(tmp_path))
     assert_same_run(tmp_path, whole)
 
@@ -170,14 +171,36 @@ def test_a_finished_run_is_refused_and_left_as_it_is(whole, tmp_path):
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-def test_a_finished_run_goes_on_when_more_steps_are_allowed(whole, tmp_path):
+def test_a_finished_run_goes_on_with_more_steps(whole, tmp_path):
+    """Its learning rate does not depend on their number: the first twelve are those of a longer
+    run. Another schedule would be spread over them."""
     folder = shutil.copytree(whole, tmp_path / "copy")
-    with pytest.raises(InputError, match=r"\['steps'\]"):
-        train(configured(folder, steps=8))
-    found = train(configured(folder, steps=8, checkpoint__allow_changed=("steps",)))
-    assert (found["status"], found["rl_steps"]) == ("finished", 8)
+    run = train(configured(folder, steps=8))
+    assert (run.summary["status"], run.summary["rl_steps"]) == ("finished", 8)
     # Step 12 was the last one of the shorter run, and so was evaluated there too.
     assert metrics_rows(folder)[:12] == metrics_rows(whole) and len(metrics_rows(folder)) == 14
+    # What train returns is the run.
+    assert run.folder == folder and run.summary == summary(folder)
+    assert run.metrics["step"].to_pylist() == list(range(1, 15))
+    assert run.metrics["reward/mean"].null_count == 6  # the supervised steps have none
+    assert run.report.read_text().startswith("<!doctype html>")
+    assert load_policy(run.policy).model.config.embed == 96
+
+
+@pytest.mark.parametrize(
+    ("fields", "spread"),
+    [
+        ({}, False),
+        ({"actor_optimizer__schedule": "linear(final=0.1)"}, True),
+        ({"critic_optimizer__schedule": "rljax.learn.schedules.cosine()"}, True),
+        ({"sft__optimizer__schedule": "linear"}, False),  # over sft.steps
+        ({"data__final_weights": (1.0,)}, True),
+        ({"evaluate__patience": 2}, True),
+        ({"roles": ("other=my_roles.trained()",)}, True),
+    ],
+)
+def test_what_is_spread_over_the_number_of_steps(fields, spread, tmp_path):
+    assert reads_steps(configured(tmp_path, **fields)) == spread
 
 
 def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_path):
@@ -185,10 +208,10 @@ def test_a_run_killed_after_its_last_step_is_wrapped_up_by_a_resume(whole, tmp_p
     shutil.rmtree(folder / "policy")
     (folder / "summary.json").unlink()
     (folder / "report.html").unlink()
-    assert train(configured(folder))["status"] == "finished"
+    assert train(configured(folder)).summary["status"] == "finished"
     assert_same_run(folder, whole)
     (folder / "report.html").unlink()  # the last file to be written
-    assert train(configured(folder))["status"] == "finished"
+    assert train(configured(folder)).summary["status"] == "finished"
     with pytest.raises(InputError, match="is a finished run"):
         train(configured(folder))
 
@@ -205,7 +228,7 @@ def test_another_config_is_refused_by_name_and_changes_nothing(half):
 
 def test_another_config_is_let_through_by_name(half, whole):
     change = {"evaluate__every_steps": 3, "checkpoint__allow_changed": ("evaluate.every_steps",)}
-    assert train(configured(half, **change))["status"] == "finished"
+    assert train(configured(half, **change)).summary["status"] == "finished"
     rows, expected = metrics_rows(half), metrics_rows(whole)
     assert rows[:7] == expected[:7] and len(rows) == 12
     assert [r["step"] for r in rows[7:] if "eval/accuracy" in r] == [9, 12]
@@ -216,9 +239,9 @@ def test_another_config_is_let_through_by_name(half, whole):
 def test_other_data_is_refused_and_let_through_by_name(half, whole, parts, seed):
     (parts / "seed").write_text(seed)
     try:
-        with pytest.raises(InputError, match=r"got \['data'\].*allow_changed=\('data',\)"):
+        with pytest.raises(InputError, match=r"got \['data'\].*allow_changed=data$"):
             train(configured(half))
-        found = train(configured(half, checkpoint__allow_changed=("data",)))
+        found = train(configured(half, checkpoint__allow_changed=("data",))).summary
     finally:
         (parts / "seed").write_text("1")
     assert (found["status"], found["steps"]) == ("finished", 12)
@@ -249,7 +272,7 @@ def test_a_resume_from_the_one_before_a_damaged_one_ends_equal(whole, tmp_path):
     damaged = folder / "checkpoints" / "00000012" / "state.json"
     damaged.write_bytes(damaged.read_bytes()[:-9])
     with pytest.warns(UserWarning, match=f"step 12 is damaged: {damaged}"):
-        assert train(configured(folder))["status"] == "finished"
+        assert train(configured(folder)).summary["status"] == "finished"
     assert_same_run(folder, whole)
 
 
@@ -291,7 +314,7 @@ def test_a_save_that_fails_is_one_line_and_costs_what_came_after_the_last_one(ha
     assert summary(half)["status"].startswith(said) and summary(half)["steps"] == 8
     assert "the exported model could not be written" in summary(half)["status"]
     assert (half / "report.html").stat().st_size > 1000
-    assert train(configured(half))["status"] == "finished"
+    assert train(configured(half)).summary["status"] == "finished"
     assert_same_run(half, whole)
 
 
@@ -300,11 +323,11 @@ def test_an_export_that_fails_costs_neither_summary_nor_report(whole, tmp_path):
     shutil.rmtree(folder / "policy")
     (folder / "report.html").unlink()
     (folder / "policy" / ".model.safetensors.saving").mkdir(parents=True)
-    found = train(configured(folder))
+    found = train(configured(folder)).summary
     assert found["status"].startswith("finished; the exported model could not be written: got ")
     assert summary(folder)["status"] == found["status"] and (folder / "report.html").exists()
     assert not (folder / "policy").exists()
-    assert train(configured(folder))["status"] == "finished"
+    assert train(configured(folder)).summary["status"] == "finished"
     assert_same_run(folder, whole)
 
 
@@ -316,7 +339,7 @@ def test_a_run_that_loses_its_files_does_not_end_well(half, whole, parts, name):
             train(configured(half))
         assert not half.exists()
         return
-    status = train(configured(half))["status"]
+    status = train(configured(half)).summary["status"]
     assert (half / name).exists()
     if name == "config.json":
         assert status == "finished" and json.loads((half / name).read_text())["steps"] == 6
@@ -485,7 +508,7 @@ def test_what_outlives_a_step_is_resumed(parts, tmp_path, dataflow):
         fields["algorithm__advantage"] = "reinforce()"
     train(configured(tmp_path / "whole", **fields))
     plan(parts, signal.SIGTERM, EVALUATION + 40)
-    stopped = train(configured(tmp_path / "half", **fields))
+    stopped = train(configured(tmp_path / "half", **fields)).summary
     assert "stopped by SIGTERM" in stopped["status"]
     train(configured(tmp_path / "half", **fields))
     assert_same_run(tmp_path / "half", tmp_path / "whole")

@@ -99,7 +99,7 @@ def run_with(folder, monkeypatch, **components) -> dict:
     config = tiny(folder)
     for field, text in components.items():
         put(config, field.replace("__", "."), text)
-    assert train(config)["status"] == "finished"
+    assert train(config).summary["status"] == "finished"
     (row,) = metrics_rows(folder / "run")
     assert row["grad_norm"] > 0
     return row

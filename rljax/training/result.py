@@ -1,0 +1,35 @@
+"""What train(config) returns: the run, as a notebook goes on with it."""
+
+import dataclasses
+from pathlib import Path
+
+import pyarrow as pa
+
+from rljax.tracking.jsonl import read_jsonl
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """A run that has ended, in its folder; `summary` is what summary.json holds."""
+
+    folder: Path
+    summary: dict
+
+    @property
+    def metrics(self) -> pa.Table:
+        """The rows of metrics.jsonl: a column for each metric, null in rows without it.
+        `run.metrics["reward/mean"]`, `run.metrics.to_pandas()`."""
+        rows = read_jsonl(self.folder / "metrics.jsonl")
+        names = dict.fromkeys(name for row in rows for name in row)
+        return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+    @property
+    def report(self) -> Path:
+        """report.html."""
+        return self.folder / "report.html"
+
+    @property
+    def policy(self) -> Path | None:
+        """The exported model, a Hugging Face folder; None if the run exports none."""
+        folders = (self.folder / name for name in ("policy", "reward_model"))
+        return next((folder for folder in folders if folder.is_dir()), None)
