@@ -356,17 +356,30 @@ def take(batch: Batch, rows) -> Batch:
     return changed(batch, lambda x: x[rows])
 
 
-def pad(batch: Batch, before: int, after: int) -> Batch:
+COLUMNS = 16  # of every batch that the common suite computes: one program for each estimator
+
+
+def pad(batch: Batch, before: int) -> Batch:
     """Columns of another segment (a prompt, or padding) around the rows; NaN in all floats."""
+    width = batch.tokens.shape[1]
+    around = (0, 0), (before, COLUMNS - width - before)
 
     def widen(x):
-        if x.ndim < 2 or x.shape[1] != batch.tokens.shape[1]:
+        if x.ndim < 2 or x.shape[1] != width:
             return x
-        value = np.nan if x.dtype.kind == "f" else 0
-        return np.pad(x, ((0, 0), (before, after)), constant_values=value)
+        return np.pad(x, around, constant_values=np.nan if x.dtype.kind == "f" else 0)
 
-    mask = np.pad(batch.mask, ((0, 0), (before, after)))
+    mask = np.pad(batch.mask, around)
     return changed(batch, widen).replace(mask=jnp.asarray(mask))
+
+
+def padded(function, batch: Batch, before: int = 0) -> np.ndarray:
+    """What `function` makes of the batch within columns of padding, which get 0."""
+    got = np.asarray(function(pad(batch, before)))
+    inside = np.arange(COLUMNS) - before
+    inside = (inside >= 0) & (inside < batch.tokens.shape[1])
+    assert (got[:, ~inside] == 0).all()
+    return got[:, inside]
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -374,7 +387,7 @@ def test_common(name):
     """Masked entries, padding, order of rows and precision."""
     function, fields, rule = TABLE[name]
     batch = make(name)
-    want = np.asarray(function(batch))
+    want = padded(function, batch)
     keep = np.asarray(batch.mask) > 0
     assert want.dtype == np.float32 and want.shape == keep.shape
     assert np.isfinite(want).all() and (want[~keep] == 0).all()
@@ -385,14 +398,13 @@ def test_common(name):
         for f, x in ((f, np.asarray(getattr(batch, f))) for f in fields)
         if x.shape == keep.shape
     }
-    np.testing.assert_array_equal(want, function(changed(batch.replace(**dirty), np.asarray)))
-    wide = np.asarray(function(pad(batch, 3, 2)))
-    close(wide[:, 3:-2], want, rtol=1e-5, atol=1e-6)
-    assert (wide[:, :3] == 0).all() and (wide[:, -2:] == 0).all()
+    dirty = changed(batch.replace(**dirty), np.asarray)
+    np.testing.assert_array_equal(want, padded(function, dirty))
+    close(padded(function, batch, before=3), want, rtol=1e-5, atol=1e-6)
     order = np.random.default_rng(1).permutation(10)
-    close(function(take(batch, order)), want[order], rtol=2e-5, atol=2e-6)
+    close(padded(function, take(batch, order)), want[order], rtol=2e-5, atol=2e-6)
     with jax.enable_x64(True):
-        exact = np.asarray(function(make(name, dtype=jnp.float64)))
+        exact = padded(function, make(name, dtype=jnp.float64))
     assert exact.dtype == np.float64
     close(want, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
 
@@ -409,12 +421,18 @@ def test_a_missing_field_is_named(name):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_constants_get_no_gradient(name):
+def test_constants_get_no_gradient_and_the_width_changes_nothing(name):
     function, fields, _ = TABLE[name]
     batch = make(name)
     floats = {f: getattr(batch, f) for f in fields if getattr(batch, f).dtype.kind == "f"}
-    gradient = jax.jit(jax.grad(lambda x: jnp.sum(function(batch.replace(**x)) ** 2)))(floats)
+
+    def total(fields):
+        got = function(batch.replace(**fields))
+        return jnp.sum(got**2), got
+
+    gradient, got = jax.jit(jax.grad(total, has_aux=True))(floats)
     assert all((g == 0).all() for g in jax.tree.leaves(gradient))
+    close(got, padded(function, batch), rtol=1e-5, atol=1e-6)  # without a column of padding
 
 
 @pytest.mark.usefixtures("x64")
@@ -432,26 +450,27 @@ def test_groups_that_teach_nothing_get_exactly_zero(name):
             dead = dead.replace(finish_reason=jnp.zeros_like(batch.finish_reason))
         if name == "gigpo":
             dead = dead.replace(state_ids=jnp.arange(80, dtype=jnp.int32).reshape(10, 8))
-        got = np.asarray(function(dead))
+        got = padded(function, dead)
         assert (got[group == 3] == 0).all()
         assert np.abs(got[group != 3]).max() > 0
-    assert (np.asarray(function(batch))[group == 0] == 0).all()
+    assert (padded(function, batch)[group == 0] == 0).all()
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_rows_equal_rows_apart(name):
     function, fields, _ = TABLE[name]
-    batch = take(make(name), [0, 1, 3, 6])
-    want = np.asarray(function(batch))
+    batch, empty = make(name), 4  # the row without tokens fills both batches up
+    want = padded(function, take(batch, [0, 1, 3, 6] + [empty] * 6))
 
     def pack(x):
-        return np.concatenate([x[:2], x[2:]], axis=1)
+        return np.concatenate([x[[0, 1] + [empty] * 8], x[[3, 6] + [empty] * 8]], axis=1)
 
-    ids = np.repeat(np.array([[1, 2]] * 2, np.int32), 8, axis=1)
+    ids = np.repeat(np.array([[1, 2]] * 10, np.int32), 8, axis=1)
     packed = changed(batch, pack).replace(segment_ids=jnp.asarray(ids))
     if packed.step_ids is not None:  # numbered on within the row
         packed = packed.replace(step_ids=packed.step_ids + jnp.asarray((ids - 1) * 8))
-    close(function(packed), pack(want), rtol=1e-5, atol=1e-6)
+    got = np.asarray(function(packed))[:2]
+    close(got, np.concatenate([want[:2], want[2:4]], axis=1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [n for n in TABLE if n != "optimal_token_baseline"])
@@ -459,7 +478,7 @@ def test_a_tool_reply_changes_nothing_around_it(name):
     """The plain token baseline is left out: it compares columns; multi_turn is there for that."""
     function, _, _ = TABLE[name]
     batch = make(name)
-    want = np.asarray(function(batch))
+    want = padded(function, batch)
 
     def split(x):
         if x.ndim < 2 or x.shape[1] != 8:
@@ -474,7 +493,7 @@ def test_a_tool_reply_changes_nothing_around_it(name):
     replied = np.arange(10) % 3 > 0  # the other rows have padding there instead
     mask, ids = widen(batch.mask, 0), np.ones((10, 11), np.int32)
     wide = changed(batch, split).replace(mask=jnp.asarray(mask), segment_ids=jnp.asarray(ids))
-    got = np.asarray(function(wide))
+    got = padded(function, wide)
     inside, behind = np.delete(got, [4, 5, 6], axis=1), got[:, :8]
     close(np.where(replied[:, None], inside, behind), want, rtol=1e-5, atol=1e-6)
 
@@ -554,14 +573,15 @@ def test_limits_of_gae(seed, gamma):
     for row in range(3):
         at = np.flatnonzero(mask[row])
         following = np.append(values[row, at[1:]], 0.0)[: len(at)]
-        close(td[row, at], rewards[row, at] + gamma * following - values[row, at])
-    close((returns - batch.values)[mask > 0], td[mask > 0])
+        close(np.asarray(td)[row, at], rewards[row, at] + gamma * following - values[row, at])
+    live = mask > 0
+    close((np.asarray(returns) - values)[live], np.asarray(td)[live])
     both = advantages.vapo_gae(batch, gamma=gamma, lam_actor=0.0, lam_critic=0.0, whiten=False)
     close(both[0], td)
     close(both[1], returns)
 
 
-# -- what is special to one of them: op by op, as one debugs
+# -- what is special to one of them: the first op by op, as one debugs
 
 
 @pytest.mark.usefixtures("x64")
@@ -579,20 +599,20 @@ class TestSpecial:
         example = worked_example("overlong_filter")
         x = example["inputs"]
         batch = outcome(x["rewards"], mask=example["outputs"]["loss_mask"], scores=x["rewards"])
-        got = op_by_op.group_relative(batch, std="none")
+        got = advantages.group_relative(batch, std="none")
         want = np.asarray(example["outputs"]["adv_centered"])
         close(got[[0, 2], 0], want[[0, 2]])
         better = batch.replace(scores=jnp.array([1.0, 2.0, 0.0]))
-        close(op_by_op.group_relative(better, std="none")[:, 0], [0.0, 0.0, -1.0])
+        close(advantages.group_relative(better, std="none")[:, 0], [0.0, 0.0, -1.0])
         batch = batch.replace(finish_reason=jnp.array([0, 1, 0], jnp.int32))
-        got = op_by_op.group_relative(batch, std="none", exclude_truncated=True)
+        got = advantages.group_relative(batch, std="none", exclude_truncated=True)
         close(got[:, 0], [0.5, 0.0, -0.5])
 
     def test_reinforce_with_a_constant(self):
         batch = outcome([1.0, 0.0], mask=np.ones((2, 3)), values=np.full((2, 3), 9.0))
-        close(op_by_op.reinforce(batch, baseline=0.25), [[0.75] * 3, [-0.25] * 3])
-        close(op_by_op.reinforce(batch, baseline=0.0, gamma=0.5)[0], [0.25, 0.5, 1.0])
-        sequence = op_by_op.reinforce(batch, baseline=0.0, gamma=0.5, form="sequence")
+        close(advantages.reinforce(batch, baseline=0.25), [[0.75] * 3, [-0.25] * 3])
+        close(advantages.reinforce(batch, baseline=0.0, gamma=0.5)[0], [0.25, 0.5, 1.0])
+        sequence = advantages.reinforce(batch, baseline=0.0, gamma=0.5, form="sequence")
         close(sequence[0], [0.25] * 3)
 
     def test_vineppo_fills_backwards_and_telescopes(self):
@@ -600,29 +620,29 @@ class TestSpecial:
         values = np.array([[0.25, np.nan, np.nan, 0.75, np.nan, np.nan]])
         batch = outcome([1.0], mask=np.ones((1, 6)), values=values, step_ids=steps)
         # V = 0.25, 0.75, 0.75, then the reward still to come: 1.
-        close(op_by_op.vineppo(batch)[0], [0.5, 0.5, 0.0, 0.25, 0.0, 0.0])
+        close(advantages.vineppo(batch)[0], [0.5, 0.5, 0.0, 0.25, 0.0, 0.0])
 
     def test_prime_leaves_empty_rows_out_and_alone_is_zero(self):
         mask = [[1, 1], [1, 0], [0, 0], [1, 1]]
         process = np.array([[0.1, 0.3], [0.5, 0], [9, 9], [1.0, 1.0]])
         batch = outcome([1, 0, 1, 1], [0, 0, 0, 1], mask, process_rewards=process)
         options = dict(process_coef=1.0, outcome_coef=2.0, whiten=False)
-        got = np.asarray(op_by_op.prime(batch, **options))
+        got = np.asarray(advantages.prime(batch, **options))
         close(got[0], [(0.2 - 0.7) + (0.6 - 0.7) + 2, (0.6 - 0.7) + 2])
         assert (got[2:] == 0).all()
-        scaled = op_by_op.prime(
+        scaled = advantages.prime(
             batch.replace(process_rewards=jnp.asarray(process * 5)), normalise=True
         )
-        close(scaled, op_by_op.prime(batch, normalise=True), rtol=1e-4, atol=1e-4)
+        close(scaled, advantages.prime(batch, normalise=True), rtol=1e-4, atol=1e-4)
 
     def test_gdpo_ignores_parts_that_do_not_apply(self):
         parts = np.array([[1.0, np.nan], [0.0, 5.0], [0.5, 2.0], [0.2, np.nan]])
         batch = response_batch(np.ones((4, 1)), reward_parts=parts, group=[0, 0, 0, 0])
         options = dict(std="none", whiten=False, weights=(1.0, 2.0))
-        got = op_by_op.gdpo(batch, **options)[:, 0]
+        got = advantages.gdpo(batch, **options)[:, 0]
         close(got, [0.575, -0.425 + 3.0, 0.075 - 3.0, -0.225])
         with pytest.raises(InputError, match="weights"):
-            op_by_op.gdpo(batch, weights=(1.0,))
+            advantages.gdpo(batch, weights=(1.0,))
 
     def test_a_group_where_only_the_tail_differs(self):
         """Zero tail: the last column of the longer row has no baseline."""
@@ -631,18 +651,18 @@ class TestSpecial:
             [1.0, 0.0], mask=mask, old_logprobs=np.log([[0.5, 0.5], [0.5, 0.5]]),
             sum_pi_squared=np.full((2, 2), 0.5),
         )  # fmt: skip
-        got = op_by_op.optimal_token_baseline(batch, eps=0.0)
+        got = advantages.optimal_token_baseline(batch, eps=0.0)
         close(got, [[0.5, 1.0], [-0.5, 0.0]])
-        got = op_by_op.optimal_token_baseline(batch, eps=0.0, zero_tail=False)
+        got = advantages.optimal_token_baseline(batch, eps=0.0, zero_tail=False)
         close(got, [[0.5, 0.0], [-0.5, 0.0]])
         # A weight of 2 on the first row counts four times.
         weighted = batch.replace(weights=jnp.array([[2.0, 2.0], [1.0, 1.0]]))
-        got = op_by_op.optimal_token_baseline(weighted, eps=0.0)
+        got = advantages.optimal_token_baseline(weighted, eps=0.0)
         close(got, [[0.2, 1.0], [-0.8, 0.0]])
 
     def test_large_ids_and_many_groups(self):
         ids = np.array([2**31 - 1, -5, 0, -5, 2**31 - 1, 7])
-        got = op_by_op.group_relative(outcome([1, 0, 3, 1, 0, 2], ids), std="none")[:, 0]
+        got = advantages.group_relative(outcome([1, 0, 3, 1, 0, 2], ids), std="none")[:, 0]
         close(got, [0.5, -0.5, 0, 0.5, -0.5, 0])
 
 
