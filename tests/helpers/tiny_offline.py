@@ -56,7 +56,7 @@ def offline_config(folder: Path, kind: str, dataflow: str, run: str, **fields) -
     config.offline.examples_per_step, config.offline.max_tokens = 16, 48
     config.actor_optimizer.lr = config.critic_optimizer.lr = 3e-3
     config.evaluate.every_steps, config.evaluate.prompts = 3, 24
-    config.checkpoint.every_steps = 2
+    config.checkpoint.every_steps = 0  # at the end: a save costs as much as a step
     config.trackers, config.compilation_cache, config.export = (), "", False
     for name, value in fields.items():
         node, *path = config, *name.split("__")

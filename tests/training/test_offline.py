@@ -80,24 +80,25 @@ def test_a_run_is_on_the_devices_that_it_is_given(tmp_path):
 @pytest.mark.parametrize("dataflow", ["preference", "bco", "dqo(beta=0.1)"])
 def test_a_resumed_run_is_bitwise_the_whole_one(dataflow, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train_on_one(config_of(tmp_path, dataflow, "whole", export=True))
+    fields = {"export": True, "checkpoint__every_steps": 4}
+    train_on_one(config_of(tmp_path, dataflow, "whole", **fields))
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "checkpoints" / "00000006")
     shutil.rmtree(cut / "policy")
     (cut / "report.html").unlink()
-    train_on_one(config_of(tmp_path, dataflow, "cut", export=True))
+    train_on_one(config_of(tmp_path, dataflow, "cut", **fields))
     assert_same_run(whole, cut)
 
 
 def test_stored_reference_logprobs_are_computed_once_and_change_nothing(tmp_path, monkeypatch):
-    plain = config_of(tmp_path, "preference", "plain")
+    short = {"steps": 3, "evaluate__every_steps": 2}
     stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
-    train_on_one(plain)
-    train_on_one(config_of(tmp_path, "preference", "first", **stored))
+    train_on_one(config_of(tmp_path, "preference", "plain", **short))
+    train_on_one(config_of(tmp_path, "preference", "first", **short, **stored))
     files = list((tmp_path / "stored").iterdir())
     assert len(files) == 1
     monkeypatch.setattr(offline, "_reference_logprobs", None)  # a second computation would fail
-    train_on_one(config_of(tmp_path, "preference", "second", **stored))
+    train_on_one(config_of(tmp_path, "preference", "second", **short, **stored))
     for run in ("first", "second"):
         for got, want in zip(
             metrics_of(tmp_path / run), metrics_of(tmp_path / "plain"), strict=True
@@ -114,7 +115,9 @@ def test_stored_reference_logprobs_are_computed_once_and_change_nothing(tmp_path
             line = json.dumps({"prompt": "a ", "chosen": "b", "rejected": "c", "tie": True})
             path = Path(config.data.train.replace("{split}", "train"))
             path.write_text(path.read_text() + "\n" + line)
-        train_on_one(dataclasses.replace(config, steps=1))
+        Path(config.run_dir).mkdir()
+        with Run(build.build(config, ONE), Path(config.run_dir)) as run:
+            run.begin(run.setup.main, build.initial_params(config, run.setup.model))
         assert len(list((tmp_path / "stored").iterdir())) == 2 + count
 
 
@@ -139,6 +142,7 @@ def test_a_reward_model_does_not_read_the_preference_loss(tmp_path):
 
 def test_a_stored_file_that_is_gone_is_named_at_the_resume(tmp_path):
     stored = {"offline__reference_logprobs": str(tmp_path / "stored")}
+    stored["checkpoint__every_steps"] = 2
     train_on_one(config_of(tmp_path, "preference", steps=4, **stored))
     for file in (tmp_path / "stored").iterdir():
         file.unlink()
@@ -202,6 +206,7 @@ def test_patience_ends_a_run_whose_held_out_loss_rises(tmp_path):
 
 def test_the_best_checkpoint_by_the_lowest_loss_is_kept(tmp_path):
     fields = {"checkpoint__best_metric": "-eval/loss", "checkpoint__keep": 1}
+    fields["checkpoint__every_steps"] = 2
     config = config_of(tmp_path, "preference", steps=6, **fields)
     train_on_one(config)
     losses = {r["step"]: r["eval/loss"] for r in metrics_of(tmp_path / "run") if "eval/loss" in r}
