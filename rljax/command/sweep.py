@@ -1,8 +1,8 @@
 """Sweep: rljax sweep --config=configs/sweep_quickstart.py [--config.steps=10 ...]
 
-Runs every member that the config file's sweep() yields, one after the other, and prints a table.
-The same command again goes on: finished members are kept, an interrupted one resumes. --dry_run
-lists the members and their commands only.
+Runs every member that the config file's sweep() yields, one after the other, prints a table, and
+compares the runs on one page, comparison.html. The same command again goes on: finished members are
+kept, an interrupted one resumes. --dry_run lists the members and their commands only.
 """
 
 import shlex
@@ -18,6 +18,7 @@ def main(options: SweepOptions, given: Given) -> int:
     from rich.console import Console
 
     from rljax.experiments import sweep
+    from rljax.report.comparison import write_pages
 
     path, arguments = given.path, given.config_arguments()
     module = config_module(path)
@@ -40,5 +41,7 @@ def main(options: SweepOptions, given: Given) -> int:
     rows = sweep.result_rows(members)
     print(f"{sweep.write_result(rows, folder)}:")
     Console().print(sweep.table(rows))
+    if begun := [member.folder for member in members if member.folder.is_dir()]:
+        print(write_pages(begun, folder / "comparison.html"))
     print(stopped, end="\n" if stopped else "")
     return 0 if all(member.finished() for member in members) else 3

@@ -77,7 +77,7 @@ def write_comparison(
         out = Path(folders[0] if len(folders) == 1 else ".") / "comparison.html"
     path = Path(out)
     runs = [read_run(place) for place in places]
-    title = f"{len(runs)} runs compared"
+    title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
     names = _names(runs)
     body = (
         f"<h1>{title}</h1>{_legend(runs, names, path)}{_numbers(runs, names)}"

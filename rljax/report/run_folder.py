@@ -4,6 +4,7 @@ where the 95 % interval of the difference excludes zero.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rljax.report.starts import read_starts
-from rljax.tracking.folder import LOCK, STALE_S
+from rljax.tracking.folder import is_locked
 from rljax.tracking.jsonl import read_jsonl
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
@@ -22,7 +23,8 @@ EQUAL_STEPS = 3  # steps in a row whose rewards are all equal, from which on the
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+    """Whether a value of a JSON file is a number that a float can hold."""
+    return isinstance(value, float) or isinstance(value, int) and abs(value) < 2**1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +39,35 @@ class Run:
     notes: list[str]
     starts: list[dict] = dataclasses.field(default_factory=list)  # rljax.report.starts
 
+    @functools.cached_property
+    def _numbers(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """The indices of the rows that have a metric, and its values there: one pass over all."""
+        found: dict[str, tuple[list, list]] = {}
+        for index, row in enumerate(self.rows):
+            for key, value in row.items():
+                if is_number(value):
+                    places, values = found.setdefault(key, ([], []))
+                    places.append(index)
+                    values.append(value)
+        return {k: (np.array(at, int), np.array(y, float)) for k, (at, y) in found.items()}
+
+    @functools.cached_property
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """The step and the phase of every row."""
+        phases = np.array([row["phase"] for row in self.rows], object)
+        return np.array([row["x"] for row in self.rows], float), phases
+
     def columns(self, key: str, phase: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        rows = [r for r in self.rows if is_number(r.get(key)) and phase in (None, r["phase"])]
-        return np.array([r["x"] for r in rows], float), np.array([r[key] for r in rows], float)
+        """(steps, values) of a metric, in one phase or in all."""
+        if key not in self._numbers:
+            return np.zeros(0), np.zeros(0)
+        places, values = self._numbers[key]
+        steps, phases = self._places
+        kept = slice(None) if phase is None else phases[places] == phase
+        return steps[places][kept], values[kept]
 
     def keys(self) -> list[str]:
-        return list(dict.fromkeys(k for r in self.rows for k, v in r.items() if is_number(v)))
+        return list(self._numbers)
 
     def phases(self) -> list[str]:
         return list(dict.fromkeys(r["phase"] for r in self.rows if r["phase"]))
@@ -54,11 +79,7 @@ class Run:
 
     def running(self) -> bool:
         """Whether a process still writes the folder."""
-        try:
-            age = time.time() - (self.folder / LOCK).stat().st_mtime
-        except OSError:
-            return False
-        return not self.ended() and age < STALE_S
+        return not self.ended() and is_locked(self.folder)
 
     def steps(self) -> tuple[int, int | None]:
         """The last step that was logged, and the step that the run ends at, where it is known."""

@@ -72,7 +72,8 @@ details.step { margin: 4px 0; } details.step > summary { font-weight: 400; font-
   overflow: auto; }
 .text.prompt { color: var(--dim); max-height: 9em; }
 details { margin: 12px 0; } summary { cursor: pointer; font-weight: 600; }
-@media (max-width: 560px) { th, td { white-space: normal; padding-right: 8px; font-size: 13px; } }
+@media (max-width: 560px) { th { overflow-wrap: anywhere; }
+  th, td { white-space: normal; padding-right: 8px; font-size: 13px; } }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px;
   padding: 10px 12px; }
 """

@@ -174,6 +174,24 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process writes the run folder now: it has the lock, or, on another host, a
+    heartbeat."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return _beats_elsewhere(file, folder, _holder(file))
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks, or one that cannot be written
+        return time.time() - os.fstat(file).st_mtime < STALE_S
+    finally:
+        os.close(file)
+
+
 def _beat(file: int, ended: threading.Event) -> None:
     while not ended.wait(HEARTBEAT_S):
         with contextlib.suppress(OSError):  # a full disk must not end the run by this

@@ -265,6 +265,7 @@ def test_one_step_and_odd_values(tmp_path):
 def test_user_written_files_of_odd_shapes(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": "x"}\n{"a": 1}\n{"step": 1, "loss": "nan"}\n[]\n'
+        f'{{"step": 1{"0" * 400}}}\n{{"step": 2, "loss": -1{"0" * 400}, "a": 1e999}}\n'
     )
     (tmp_path / "samples.jsonl").write_text('{}\n{"step": 2, "reward": "high"}\n{"step": null}\n')
     (tmp_path / "summary.json").write_text(

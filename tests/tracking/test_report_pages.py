@@ -20,7 +20,7 @@ from rljax.report.run_folder import read_run
 from rljax.report.samples import MOST_CHARACTERS, MOST_STEPS
 from rljax.report.starts import git_state, read_starts, record_start
 from rljax.tracking import charts
-from rljax.tracking.folder import locked
+from rljax.tracking.folder import _boot, locked
 
 CONFIG = {"dataflow": "grpo", "steps": 100, "sft": {"steps": 20}, "model": "/models/Qwen2.5-0.5B",
           "data": {"train": "digits(n=3)"}, "run_dir": "runs/x"}  # fmt: skip
@@ -146,6 +146,13 @@ def test_a_run_that_goes_on_says_so_and_one_that_was_killed_too(tmp_path):
         text = _text(tmp_path)
         assert re.search(r"Still running: step 60 of 120, as of 20\d\d-\d\d-\d\d \d\d:", text)
         assert "steps 60 of 120" in text and "was stopped" not in text
+    # What a killed run leaves on this host, and one on another host that is dead or alive.
+    lock, boot = tmp_path / ".lock", _boot()
+    for holder, age, alive in ((boot, 0, False), ("elsewhere", 1e3, False), ("elsewhere", 0, True)):
+        lock.write_text(json.dumps({"host": "h", "pid": 1, "started": "x", "boot": holder}))
+        os.utime(lock, (time.time() - age,) * 2)
+        assert read_run(tmp_path).running() is alive
+    lock.unlink()
     text = _text(tmp_path)
     assert "it still runs or was stopped. Last step: 60 of 120, at 20" in text
     assert "Still running" not in text
@@ -348,7 +355,8 @@ def test_runs_of_one_name_are_told_apart_and_everything_is_escaped(tmp_path):
 
 def test_runs_without_anything_and_folders_that_are_none(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "1 runs" in _text(tmp_path, write_comparison([tmp_path / "empty"], tmp_path / "p.html"))
+    page = write_comparison([tmp_path / "empty"], tmp_path / "page.html")
+    assert "1 run compared" in _text(tmp_path, page)
     with pytest.raises(InputError, match="no such run folder"):
         write_comparison([tmp_path / "empty", tmp_path / "nowhere"])
     with pytest.raises(InputError, match="nothing to compare"):
