@@ -14,6 +14,7 @@ from rljax.config.names import field_names
 from rljax.config.overrides import is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
+from rljax.files import how_to_get_data, how_to_get_model
 from rljax.tracking.trackers import NAMES as TRACKERS
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "rollouts.replay")
@@ -150,14 +151,14 @@ def check_paths(config: Config, problems: Problems) -> None:
         for spec in _each(config, field):
             if is_path(spec) and not spec.startswith("tfds:"):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")
-                fix = "give the path of a file"
+                fix = how_to_get_data(spec) or "give the path of a file"
                 problems.check(os.path.exists(file), field, spec, "does not exist", fix)
     model, tokenizer = config.model, config.tokenizer
     if model and is_path(model):
-        fix = "a Hugging Face folder, or 'decoder(...)'"
+        fix = how_to_get_model(model) or "a Hugging Face folder, or 'decoder(...)'"
         problems.check(os.path.isdir(model), "model", model, "is not a folder", fix)
     if tokenizer:
-        fix = "a folder with tokenizer.json"
+        fix = how_to_get_model(tokenizer) or "a folder with tokenizer.json"
         problems.check(os.path.isdir(tokenizer), "tokenizer", tokenizer, "is not a folder", fix)
     for field in _NEW_FOLDERS:
         path = value_of(config, field)

@@ -12,13 +12,14 @@ from pathlib import Path
 from rljax.config.names import field_names, unknown_field
 from rljax.config.schema import Config
 from rljax.errors import InputError
+from rljax.files import DATA_FILES
 
 
 def is_path(spec: str) -> bool:
     """Whether a text names a file or folder rather than a component."""
     if ".py:" in spec.partition("(")[0]:  # a function of a file: rljax.components
         return False
-    named = "/" in spec or "\\" in spec or Path(spec).suffix in (".parquet", ".jsonl", ".json")
+    named = "/" in spec or "\\" in spec or Path(spec).suffix in DATA_FILES
     from_tfds = spec.startswith("tfds:")
     return from_tfds or os.path.exists(spec) or ("(" not in spec and named)
 

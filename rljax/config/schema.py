@@ -33,7 +33,7 @@ class OptimizerConfig(Settings):
 
 @dataclasses.dataclass
 class DataConfig(Settings):
-    """A path (.parquet, .jsonl, .json) or a task of rljax.data.tasks, "sort_digits(...)".
+    """A path (.parquet, .jsonl, .csv, ...) or a task of rljax.data.tasks, "sort_digits(...)".
 
     `sources` mixes further ones in: every prompt comes from train or one of them, with chances
     proportional to `weights` (train first), which move to `final_weights` over the run.

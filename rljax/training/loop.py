@@ -316,6 +316,8 @@ def train(
     with Signals() as signals, locked(folder), Run(build(config, devices), folder) as run:
         if console:
             print(f"plan: {run.memory.line()}", flush=True)
+            for note in run.setup.data.notes:
+                print(f"data: {note}", flush=True)
         with open_tracking(config.trackers, folder, settings, console) as tracking:
             try:
                 try_rewards(run)

@@ -66,7 +66,7 @@ def write_lines(path, *rows):
         ({"question": "1+1", "answer": "2", "level": 5}, "1+1", "2", {"level": 5}),
         ({"prompt": "x", "answer": 72.0}, "x", "72", {}),
         ({"prompt": "x", "answer": 0.5}, "x", "0.5", {}),
-        ({"prompt": "", "ground_truth": "a", "answer": "b"}, "", "a", {"answer": "b"}),
+        ({"prompt": "x", "ground_truth": "a", "answer": "b"}, "x", "a", {"answer": "b"}),
         (
             {"question": "q", "answer": "48/2 = 24\n#### 1,024"},
             "q",
@@ -314,7 +314,7 @@ def test_parquet_with_text_that_is_not_utf8(tmp_path):
         ("nowhere.parquet", "does not exist"),
         ("nowhere.jsonl", "does not exist"),
         ("nowhere/{split}.json", "does not exist"),
-        ("data.csv", "not a kind of data file"),
+        ("data.txt", "not a kind of data file"),
         ("folder/data", "not a kind of data file"),
         ("test_data.counting(timse=2)", "'timse'"),
         ("test_data.counting(2)", "positional"),

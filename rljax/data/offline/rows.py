@@ -27,7 +27,9 @@ _PAIR_FIX = "give each row 'chosen' and 'rejected', and a 'prompt' unless both b
 _ASSISTANT = "assistant"
 
 
-def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict]:
+def load_rows(
+    spec: str | Sequence[Mapping], split: str, kind: str, notes: list[str] | None = None
+) -> list[dict]:
     """Checked records of one kind; raises InputError that names the file, the row and the column.
 
     examples: messages, or prompt + completion, or text; tools.
@@ -44,7 +46,7 @@ def load_rows(spec: str | Sequence[Mapping], split: str, kind: str) -> list[dict
     """
     if kind not in KINDS:
         raise InputError("unknown kind of rows", value=kind, fix=f"use one of {KINDS}")
-    rows = read_rows(spec, split, demonstrations=kind == "examples")
+    rows = read_rows(spec, split, demonstrations=kind == "examples", notes=notes)
     read = dict(
         examples=_example,
         pairs=_pair,

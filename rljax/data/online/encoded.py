@@ -21,6 +21,7 @@ from rljax.data.online.default_rewards import (
     log_rewards_of_file,
     training_text,
 )
+from rljax.data.online.kept import bare_prompts, kept_line, reference_check
 from rljax.data.online.loader import fingerprint
 from rljax.data.online.prompts import (
     PromptRecord,
@@ -55,6 +56,7 @@ class Data:
     digest: str
     kind: str = "rollouts"  # the kind of data in `sources`: rljax.data.kinds
     held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
+    notes: tuple[str, ...] = ()  # what is said of it when a run starts
 
     @property
     def prompts(self) -> list[PromptRecord] | list[dict]:
@@ -106,8 +108,11 @@ def with_target_length(record: dict, config: Config, split: str) -> dict:
     return {**record, "prompt": prompt, "extra_info": extra}
 
 
-def _records(spec: str, config: Config, split: str) -> list[dict] | Stream:
-    options = dict(need_ground_truth=needs_ground_truth(config)) if is_path(spec) else {}
+def _records(spec: str, config: Config, split: str, notes: list[str]) -> list[dict] | Stream:
+    options = {}
+    if is_path(spec):
+        check = reference_check({training_text(config), evaluation_text(config)})
+        options = dict(need_ground_truth=needs_ground_truth(config), check=check, notes=notes)
     load = (
         load_endless_prompts if split == "train" else functools.partial(load_prompts, split=split)
     )
@@ -134,9 +139,9 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
     if kind not in SAMPLED:
         return _offline_data(config, tokenizer, kind)
     limits = dict(max_prompt_tokens=config.data.max_prompt_tokens, overlong=config.data.overlong)
-    sources, counts, raw, ids = [], {}, [], 0
+    sources, counts, raw, ids, notes = [], {}, [], 0, []
     for spec in (config.data.train, *config.data.sources):
-        records = _records(spec, config, "train")
+        records = _records(spec, config, "train", notes)
         mixed = spec if config.data.sources else ""
         if isinstance(records, Stream):
             sources.append(_encoded_stream(records, tokenizer, limits, mixed))
@@ -149,14 +154,20 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         )
         ids += len(prompts)  # prompt_id: unique over all sources
         counts = {k: counts.get(k, 0) + v for k, v in more.items()}
+        notes.append(kept_line(spec, "prompts", more, config.data.max_prompt_tokens))
+        if is_path(spec):
+            _warn_bare(spec, records, tokenizer)
         raw += records
     _warn_dropped(counts)
-    test_records = _test_records(config)
+    test_records = _test_records(config, notes)
     test, cut = encode_prompts(test_records, tokenizer, **limits) if test_records else ([], {})
+    if test_records:
+        held = config.data.test or "held out"
+        notes.append(kept_line(held, "test prompts", cut, config.data.max_prompt_tokens))
     if cut.get("dropped_overlong"):
         counts["test_dropped_overlong"] = cut["dropped_overlong"]
     spec = config.sft.data or config.data.train
-    demonstrations, examples, more = _demonstrations(config, tokenizer, spec)
+    demonstrations, examples, more = _demonstrations(config, tokenizer, spec, notes)
     data = Data(
         sources=sources,
         test_prompts=test,
@@ -168,6 +179,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
             [*raw, *test_records, *demonstrations, {"tokenizer": tokenizer.fingerprint()}]
         ),
         kind=kind,
+        notes=tuple(dict.fromkeys(notes)),
     )
     if data.endless:  # the length of the longest prompt is not known
         return data
@@ -183,7 +195,18 @@ def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: 
     return Stream(encoded)
 
 
-def _test_records(config: Config) -> list[dict]:
+def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer) -> None:
+    count = bare_prompts(records, tokenizer)
+    if count:
+        LOG.warning(
+            "%s: %d prompts are bare text, and the model has a chat template: it reads them outside"
+            " of any turn. Fix: rljax data prepare --source=%s --out=FOLDER writes each as a"
+            " user's message (--map='gsm8k()' adds GSM8K's instruction)",
+            spec, count, spec,
+        )  # fmt: skip
+
+
+def _test_records(config: Config, notes: list[str]) -> list[dict]:
     """Held-out prompts: those of data.test, else of the tasks' test splits in equal shares."""
     specs, count = [config.data.test], config.evaluate.prompts
     if not config.data.test:
@@ -192,7 +215,7 @@ def _test_records(config: Config) -> list[dict]:
     for number, spec in enumerate(specs):
         share = count * (number + 1) // len(specs) - count * number // len(specs)
         mixed = {"source": spec} if len(specs) > 1 else {}
-        records += [{**r, **mixed} for r in _records(spec, config, "test")[:share]]
+        records += [{**r, **mixed} for r in _records(spec, config, "test", notes)[:share]]
     return records
 
 
@@ -205,15 +228,16 @@ def _warn_dropped(counts: dict) -> None:
 
 
 def _demonstrations(
-    config: Config, tokenizer: Tokenizer, spec: str
+    config: Config, tokenizer: Tokenizer, spec: str, notes: list[str]
 ) -> tuple[list[dict], list, dict]:
     """Records, encoded examples and counts of the supervised phase; all empty where sft.steps is
     0."""
     if not config.sft.steps:
         return [], [], {}
-    records = load_demonstrations(spec, "train")
+    records = load_demonstrations(spec, "train", notes)
     total = config.data.max_prompt_tokens + config.sampler.max_response_tokens
     examples, counts = encode_demonstrations(records, tokenizer, max_tokens=total)
+    notes.append(kept_line(spec, "demonstrations", counts, total))
     return records, examples, {f"examples_{k}": v for k, v in counts.items()}
 
 
@@ -224,10 +248,13 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         max_tokens=offline.max_tokens, overlong=config.data.overlong, ties=offline.ties,
         separator=offline.step_separator,
     )  # fmt: skip
-    sources, counts, raw = [], {}, []
+    sources, counts, raw, notes = [], {}, [], []
     for spec in (config.data.train, *config.data.sources):
-        rows = load_rows(spec, "train", kind)
+        rows = load_rows(spec, "train", kind, notes)
         items, more = encode_rows(rows, tokenizer, kind, **options)
+        notes.append(kept_line(spec, "rows", more, offline.max_tokens))
+        if is_path(spec):
+            _warn_bare(spec, rows, tokenizer)
         if config.offline.packing:
             tokens = sum(len(ids) for ids, _ in items)
             items = pack_examples(items, config.offline.max_tokens).rows
@@ -243,7 +270,8 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
     held_out, held_rows = [], []
     if config.data.test:
         held_rows = load_rows(config.data.test, "test", kind)[: config.evaluate.prompts]
-        held_out, _ = encode_rows(held_rows, tokenizer, kind, **options)
+        held_out, cut = encode_rows(held_rows, tokenizer, kind, **options)
+        notes.append(kept_line(config.data.test, "held-out rows", cut, offline.max_tokens))
         if config.offline.packing:
             held_out = pack_examples(held_out, config.offline.max_tokens).rows
     test, test_records = [], []
@@ -251,7 +279,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         test_records = load_prompts(config.evaluate.prompts_from, "test")[: config.evaluate.prompts]
         limit = config.data.max_prompt_tokens
         test, _ = encode_prompts(test_records, tokenizer, max_prompt_tokens=limit)
-    demonstrations, examples, more = _demonstrations(config, tokenizer, config.sft.data)
+    demonstrations, examples, more = _demonstrations(config, tokenizer, config.sft.data, notes)
     every = [*raw, *held_rows, *test_records, *demonstrations]
     return Data(
         sources=sources,
@@ -263,4 +291,5 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         digest=fingerprint([*every, {"tokenizer": tokenizer.fingerprint()}]),
         kind=kind,
         held_out=[{"item": item} for item in held_out],
+        notes=tuple(dict.fromkeys(notes)),
     )

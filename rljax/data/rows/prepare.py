@@ -20,10 +20,11 @@ from rljax.components import resolve
 from rljax.config import is_path
 from rljax.config.options import PrepareOptions
 from rljax.data.online.prompts import encode_prompt
-from rljax.data.rows.read import SUFFIXES, Rows, make_task, read_rows
+from rljax.data.rows.read import Rows, make_task, read_rows
 from rljax.data.rows.sources import prompt_record
 from rljax.data.text.tokenizer import load_tokenizer
 from rljax.errors import InputError
+from rljax.files import DATA_FILES
 
 MAPS = "rljax.data.rows.maps"
 
@@ -85,7 +86,7 @@ def _has_own_test(options: PrepareOptions) -> bool:
     if options.test_fraction:
         return False
     if is_path(options.source):
-        return not options.source.endswith(SUFFIXES) or "{split}" in options.source
+        return not options.source.endswith(DATA_FILES) or "{split}" in options.source
     return not isinstance(make_task(options.source)[1], (list, tuple))  # just rows: no splits
 
 

@@ -3,13 +3,15 @@
 Rows are checked only for being objects; what they must hold is in `sources` (prompts) and
 rljax.data.offline.rows (offline training). A spec is
 
-- the path of a .parquet, .jsonl or .json file; `{split}` in it is replaced, and a folder means its
-  file `<split>.parquet`, `.jsonl` or `.json`;
+- the path of a .parquet, .jsonl, .json, .csv or .tsv file; `{split}` in it is replaced, and a
+  folder means its file `<split>.parquet`, `.jsonl`, ...;
 - `"tfds:name/config"`, a data set of TensorFlow Datasets, or `"tfds:/folder"`, one prepared there;
 - a component such as `"sort_digits(digits=3)"` of `rljax.data.tasks`;
 - a list of rows itself.
 """
 
+import csv
+import dataclasses
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -20,12 +22,21 @@ import numpy as np
 
 from rljax.components import resolve
 from rljax.data.online.stream import Stream
+from rljax.data.rows.formats import form_of, table_row
 from rljax.errors import InputError
-from rljax.files import LARGEST_DATA, open_file, parse_json, read_lines, read_text
+from rljax.files import (
+    DATA_FILES,
+    LARGEST_DATA,
+    LONGEST_LINE,
+    how_to_get_data,
+    open_file,
+    parse_json,
+    read_lines,
+    read_text,
+)
 
-SUFFIXES = (".parquet", ".jsonl", ".json")
 TFDS = "tfds:"
-_OTHER_FILES = (".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
+_OTHER_FILES = (".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
 
 
 @dataclass(frozen=True)
@@ -49,10 +60,15 @@ class Rows:
 
 
 def read_rows(
-    spec: str | Sequence[Mapping], split: str, demonstrations: bool = False, endless: bool = False
+    spec: str | Sequence[Mapping],
+    split: str,
+    demonstrations: bool = False,
+    endless: bool = False,
+    notes: list[str] | None = None,
 ) -> Rows:
     """The rows of a spec, each an object. `demonstrations`: those of a task, not its prompts. Only
-    with `endless` may they be a stream."""
+    with `endless` may they be a stream. `notes` gets a line where they are in another project's
+    columns."""
     if isinstance(spec, (list, tuple)):
         rows = Rows("the list of rows", "list", spec)
     elif isinstance(spec, str) and spec.strip():
@@ -80,7 +96,13 @@ def read_rows(
                 value=row,
                 fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
             )
-    return rows
+    form = form_of(rows.rows[0])
+    if form is None:
+        return rows
+    if notes is not None:
+        notes.append(f"{rows.source}: read as {form.name}: {len(rows.rows):,} rows")
+    converted = [form.convert(row, rows.place(index)) for index, row in enumerate(rows.rows)]
+    return dataclasses.replace(rows, rows=converted)
 
 
 def _read_named(spec: str, split: str, demonstrations: bool) -> Rows:
@@ -89,7 +111,8 @@ def _read_named(spec: str, split: str, demonstrations: bool) -> Rows:
     path = Path(spec.replace("{split}", split))
     if os.path.isdir(path):
         path = _file_of_split(path, split)
-    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json}
+    readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl, ".json": _read_json,
+               ".csv": _read_table, ".tsv": _read_table}  # fmt: skip
     if path.suffix in readers:
         return readers[path.suffix](path, split)
     if not spec.endswith(")") and (
@@ -97,20 +120,20 @@ def _read_named(spec: str, split: str, demonstrations: bool) -> Rows:
     ):
         raise InputError(
             f"{path} is not a kind of data file that is read",
-            rule=f"the name must end in one of {', '.join(SUFFIXES)}",
-            fix="convert it, for example with pyarrow, or correct the name",
+            rule=f"the name must end in one of {', '.join(DATA_FILES)}",
+            fix=how_to_get_data(spec) or "convert it, for example with pyarrow, or correct it",
         )
     return _run_task(spec, split, demonstrations)
 
 
 def _file_of_split(folder: Path, split: str) -> Path:
-    for suffix in SUFFIXES:
+    for suffix in DATA_FILES:
         if os.path.lexists(folder / f"{split}{suffix}"):
             return folder / f"{split}{suffix}"
     raise InputError(
         f"{folder} has no file for the split {split!r}",
         value=sorted(item.name for item in folder.iterdir())[:10],
-        rule=f"a folder holds {split}.parquet, {split}.jsonl or {split}.json",
+        rule=f"a folder holds {split} with one of {', '.join(DATA_FILES)}",
         fix="name the file itself",
     )
 
@@ -139,6 +162,45 @@ def _read_jsonl(path: Path, split: str) -> Rows:
             rows.append(parse_json(line, f"{path}: line {number}"))
             lines.append(number)
     return Rows(str(path), path.stem, rows, lines)
+
+
+def _read_table(path: Path, split: str) -> Rows:
+    """Rows of a .csv or .tsv file; its first line names the columns, and cells are texts."""
+    csv.field_size_limit(LONGEST_LINE)
+    lines = (line + "\n" for _, line in read_lines(path))
+    table = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    rows, numbers, names = [], [], None
+    try:
+        for cells in table:
+            if names is None:
+                names = [cell.strip() for cell in cells]
+                _check_names(names, path)
+            elif cells:
+                if len(cells) != len(names):
+                    raise InputError(
+                        f"{path}: the row that ends in line {table.line_num}",
+                        rule=f"it has {len(cells)} cells, the first line {len(names)} columns",
+                        fix="put quotes around texts with a separator or a line break",
+                    )
+                rows.append(table_row(names, cells))
+                numbers.append(table.line_num)
+    except csv.Error as error:
+        raise InputError(
+            f"{path}: line {table.line_num} is no line of a table",
+            rule=str(error),
+            fix="put quotes around texts, and double the quotes inside them",
+        ) from None
+    return Rows(str(path), path.stem, rows, numbers)
+
+
+def _check_names(names: list[str], path: Path) -> None:
+    if not all(names) or len(set(names)) < len(names):
+        raise InputError(
+            f"{path}: the first line names no columns",
+            value=names[:10],
+            rule="each column has a name of its own",
+            fix="write a line such as prompt,answer above the rows",
+        )
 
 
 def _read_json(path: Path, split: str) -> Rows:

@@ -6,55 +6,80 @@ offline training are rljax.data.offline.rows. Every row is checked here, before 
 
 import json
 import math
+from collections.abc import Callable
 
 from rljax.data.online.stream import Stream
 from rljax.data.rows.columns import demonstration_record, first_of, prompt_of, require_text
 from rljax.data.rows.read import Rows, read_rows
-from rljax.data.text.chat import check_unicode
+from rljax.data.text.chat import check_unicode, validate_messages
 from rljax.errors import InputError
 
-_PROMPT_FIX = "give each row a 'prompt' (text, or a list of chat messages) or a 'question'"
+_PROMPT_FIX = (
+    "give each row a 'prompt' (text, or a list of chat messages), 'question' or 'messages'"
+)
 _TRUTH_FIX = "give each row a 'ground_truth', an 'answer' or a reward_model.ground_truth"
 
 
-def load_prompts(spec: str, split: str, *, need_ground_truth: bool = True) -> list[dict]:
+# A record -> why no response could be scored by its ground truth; "" where one could.
+Check = Callable[[dict], str]
+
+
+def load_prompts(
+    spec: str,
+    split: str,
+    *,
+    need_ground_truth: bool = True,
+    check: Check | None = None,
+    notes: list[str] | None = None,
+) -> list[dict]:
     """Prompt records: prompt (str or messages), ground_truth, data_source, extra_info, index.
 
-    Without `need_ground_truth` (a reward model judges) a missing one is "".
+    Without `need_ground_truth` (a reward model judges) a missing one is "". A row that fails the
+    `check` is an error; `notes` are those of read_rows.
     """
-    rows = read_rows(spec, split)
+    rows = read_rows(spec, split, notes=notes)
     return [
-        prompt_record(row, index, rows, need_ground_truth) for index, row in enumerate(rows.rows)
+        prompt_record(row, index, rows, need_ground_truth, check)
+        for index, row in enumerate(rows.rows)
     ]
 
 
-def load_endless_prompts(spec: str, *, need_ground_truth: bool = True) -> list[dict] | Stream:
+def load_endless_prompts(
+    spec: str,
+    *,
+    need_ground_truth: bool = True,
+    check: Check | None = None,
+    notes: list[str] | None = None,
+) -> list[dict] | Stream:
     """load_prompts of the training split, which may be a stream: its records are made as they are
     asked for."""
-    rows = read_rows(spec, "train", endless=True)
+    rows = read_rows(spec, "train", endless=True, notes=notes)
     if not isinstance(rows.rows, Stream):
         return [
-            prompt_record(row, index, rows, need_ground_truth)
+            prompt_record(row, index, rows, need_ground_truth, check)
             for index, row in enumerate(rows.rows)
         ]
     return Stream(lambda index: prompt_record(rows.rows[index], index, rows, need_ground_truth))
 
 
-def load_demonstrations(spec: str, split: str) -> list[dict]:
+def load_demonstrations(spec: str, split: str, notes: list[str] | None = None) -> list[dict]:
     """Supervised records: `messages`, or `prompt` + `completion`, or `text`; and index.
 
     A task's demonstrations are its training split.
     """
-    rows = read_rows(spec, split, demonstrations=True)
+    rows = read_rows(spec, split, demonstrations=True, notes=notes)
     return [demonstration_record(row, rows.place(i), i) for i, row in enumerate(rows.rows)]
 
 
 # -- what a row must hold --
 
 
-def prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) -> dict:
+def prompt_record(
+    row: dict, index: int, rows: Rows, need_ground_truth: bool, check: Check | None = None
+) -> dict:
     """Row `index` as load_prompts makes it. Raises InputError that names row and column."""
     place = rows.place(index)
+    row = _with_prompt(row, place)
     prompt_column = first_of(row, ("prompt", "question"), place, _PROMPT_FIX)
     truth, truth_column, more = _ground_truth(row, place, need_ground_truth)
     data_source = row.get("data_source", rows.data_source)
@@ -68,13 +93,45 @@ def prompt_record(row: dict, index: int, rows: Rows, need_ground_truth: bool) ->
         )
     used = {prompt_column, truth_column, "reward_model", "data_source", "extra_info"}
     others = {name: value for name, value in row.items() if name not in used}
-    return dict(
+    record = dict(
         prompt=prompt_of(row[prompt_column], f"{place}, column {prompt_column!r}"),
         ground_truth=truth,
         data_source=data_source,
         extra_info={**others, **more, **extra_info},
         index=index,
     )
+    _require_words(record["prompt"], f"{place}, column {prompt_column!r}")
+    if check and (problem := check(record)):
+        raise InputError(
+            f"{place}, column {truth_column!r}",
+            value=row[truth_column],
+            rule=problem,
+            fix="correct or remove the row, or name another reward in reward.function",
+        )
+    return record
+
+
+def _with_prompt(row: dict, place: str) -> dict:
+    """A conversation in `messages` as a prompt: what comes before its last answer, which is the
+    ground truth where no column is."""
+    if "prompt" in row or "question" in row or not isinstance(row.get("messages"), list):
+        return row
+    messages = validate_messages(row["messages"], where=f"{place}, column 'messages'")
+    rest = {name: value for name, value in row.items() if name != "messages"}
+    if messages[-1]["role"] != "assistant":
+        return {**rest, "prompt": messages}
+    *prompt, last = messages
+    if not {"ground_truth", "answer", "reward_model"} & row.keys():
+        rest["answer"] = last.get("content")
+    return {**rest, "prompt": prompt}
+
+
+def _require_words(prompt: str | list[dict], place: str) -> None:
+    """Raises InputError for a prompt that asks nothing: every sample of it is made of nothing."""
+    said = [prompt] if isinstance(prompt, str) else [m.get("content") or "" for m in prompt]
+    called = not isinstance(prompt, str) and any(m.get("tool_calls") for m in prompt)
+    if not called and not any(isinstance(text, str) and text.strip() for text in said):
+        raise InputError(f"{place} is empty", value=prompt, fix="remove the row or fill it in")
 
 
 def _ground_truth(row: dict, place: str, needed: bool) -> tuple[str, str, dict]:

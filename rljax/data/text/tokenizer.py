@@ -30,7 +30,7 @@ from rljax.data.text.tokenizer_files import (
     read_templates,
 )
 from rljax.errors import InputError
-from rljax.files import read_json_object
+from rljax.files import how_to_get_model, read_json_object
 
 MOST_CHARACTERS = 200_000  # of an alphabet; Unicode has 150,000
 LONG_TEXT = 10_000  # characters
@@ -63,6 +63,7 @@ class Tokenizer(abc.ABC):
     bos_id: int | None
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]
+    has_chat_template: bool = False
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -229,7 +230,7 @@ class HuggingFaceTokenizer(Tokenizer):
             raise InputError(
                 f"{self.folder} is not a folder",
                 rule="a tokenizer is read from a local model folder",
-                fix="download the model and name its folder",
+                fix=how_to_get_model(str(folder)) or "download the model and name its folder",
             )
         self._text, self._library = load_library(self.folder / "tokenizer.json")
         self._special_tokens, extra = read_special_tokens(self.folder)
@@ -247,6 +248,7 @@ class HuggingFaceTokenizer(Tokenizer):
         )
         self._adds_bos, self._prefix = self._reads_prefix()
         self._templates = read_templates(self.folder, now)
+        self.has_chat_template = "default" in self._templates
 
     def _id_of(self, field: str) -> int | None:
         text = self._special_tokens.get(field)

@@ -69,7 +69,10 @@ def _reference_decimal(ground_truth: str) -> Decimal:
     # A reference that is no number would silently give every response 0.
     value = _decimal(ground_truth)
     if value is None:
-        raise ValueError(f"ground_truth {ground_truth!r:.80} is not a number; use method='strict'")
+        raise ValueError(
+            f"ground_truth {ground_truth!r:.80} is not a number (gsm8k(method='strict') compares"
+            " texts)"
+        )
     return value
 
 

@@ -1,0 +1,83 @@
+"""What is said of a run's data when it starts: which rows were kept, and which look like a mistake.
+
+The counts are those of encoding (rljax.data.online.prompts, rljax.data.offline.encode).
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rljax.components import Component, resolve
+from rljax.config import NAMESPACES
+from rljax.data.rows.sources import Check
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.rewards.mixing import reward_of_source
+from rljax.rewards.pool.calling import HOME, asks_nobody, call_reward, members, wanted_fields
+
+# A count of encoding: what it says of rows.
+_REASONS = {
+    "dropped_overlong": "over {limit:,} tokens",
+    "dropped_empty": "with nothing to learn",
+    "dropped_identical": "of two equal completions",
+    "dropped_tie": "ties",
+}
+
+
+def kept_line(source: str, what: str, counts: dict, limit: int) -> str:
+    """ "train.jsonl: 20 of 21 prompts kept (1 over 128 tokens)"."""
+    reasons = [f"{counts[n]:,} {why.format(limit=limit)}" for n, why in _REASONS.items()
+               if counts.get(n)]  # fmt: skip
+    dropped = f" ({', '.join(reasons)})" if reasons else ""
+    cut = f"; {counts['truncated']:,} cut to {limit:,} tokens" if counts.get("truncated") else ""
+    return f"{source}: {counts['kept']:,} of {counts['total']:,} {what} kept{dropped}{cut}"
+
+
+def bare_prompts(records: Sequence[dict], tokenizer: Tokenizer) -> int:
+    """How many records have a text for a prompt, where the model knows conversations."""
+    if not tokenizer.has_chat_template:
+        return 0
+    return sum(isinstance(record.get("prompt"), str) for record in records)
+
+
+def reference_check(texts: Iterable[str]) -> Check | None:
+    """Whether the rewards can read a record's ground truth, asked with an empty response: those of
+    rljax that ask no server and no model. None where there are no such."""
+    rewards = [resolve(text, NAMESPACES["reward"]) for text in texts if text]
+    asked = [(r, wanted_fields(r)) for r in rewards if _of_ours(r) and asks_nobody(r)]
+    if not asked:
+        return None
+
+    def check(record: dict) -> str:
+        sample = {"response": "", "num_tokens": 0, "finish_reason": "stop", **record}
+        for reward, fields in asked:
+            try:
+                call_reward(reward, sample, fields)
+            except Exception as error:
+                if message := _of_ground_truth(error):
+                    return f"{_name(reward, record)}: {message}"
+        return ""
+
+    return check
+
+
+def _of_ground_truth(error: BaseException | None) -> str:
+    """What the error, or the innermost of its causes that does, says of the ground truth."""
+    found = ""
+    while error is not None:
+        found = str(error) if re.search("ground.truth", str(error)) else found
+        error = error.__cause__
+    return found
+
+
+def _of_ours(reward: Component) -> bool:
+    named = members(reward)
+    return reward.function.__module__.startswith(f"{HOME}.") and all(map(_of_ours, named))
+
+
+def _name(reward: Component, record: dict) -> str:
+    """The reward that a user knows: of a mixture by data source, the one of the source."""
+    if reward.short_name != "by_source":
+        return f"the reward {reward.text}"
+    options = {n: p.default for n, p in reward.signature.parameters.items()} | reward.options
+    pairs = (*options["sources"], *options["defaults"])
+    text = reward_of_source(record["data_source"], pairs) or options["otherwise"]
+    return f"the reward of data source {record['data_source']!r} is {text}"

@@ -1,0 +1,151 @@
+"""Rows in the columns of other projects as rows in ours: ShareGPT, Alpaca, tables of texts.
+
+The form is that of the first row; a later row of another one is an error that names it. What a
+column must hold is checked where it is used (`sources`, rljax.data.offline.rows).
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from rljax.errors import InputError
+
+# ShareGPT's names of who speaks.
+_SPEAKERS = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "model": "assistant", "bot": "assistant", "system": "system",
+    "tool": "tool", "observation": "tool", "function": "function",
+}  # fmt: skip
+# Columns of a table whose cells may be numbers or truth values; all others are texts.
+_TYPED = (
+    "label",
+    "tie",
+    "truncated",
+    "margin",
+    "score",
+    "score_chosen",
+    "score_rejected",
+    "reward",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The columns of another project: their name, and what makes a row of ours from one."""
+
+    name: str
+    convert: Callable[[dict, str], dict]  # (row, its place in errors)
+
+
+def form_of(row: dict) -> Form | None:
+    """The form of a row; None where its columns are ours."""
+    if _turns(row.get("conversations")):
+        return _SHAREGPT
+    alpaca = isinstance(row.get("instruction"), str)
+    if alpaca and ("output" in row or ("chosen" in row and "rejected" in row)):
+        return _ALPACA
+    answer = row.get("answer")
+    if isinstance(row.get("question"), str) and isinstance(answer, str) and "\n#### " in answer:
+        return _GSM8K
+    return None
+
+
+def _turns(value: object) -> bool:
+    """Whether it is a list that begins with an object of "from" and "value", or of "role"."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and ("from" in first or "role" in first)
+
+
+def _sharegpt(row: dict, place: str) -> dict:
+    """`conversations` -> `messages`; with `chosen` and `rejected` turns, the `prompt` of a pair."""
+    if not isinstance(row.get("conversations"), list):
+        raise InputError(
+            f"{place} has no list in the column 'conversations'",
+            value=row.get("conversations"),
+            rule="the first row has one",
+            fix='write [{"from": "human", "value": "..."}, ...]',
+        )
+    messages = [
+        _message(turn, f"{place}, column 'conversations', turn {number}")
+        for number, turn in enumerate(row["conversations"])
+    ]
+    if row.get("system"):
+        messages = [{"role": "system", "content": row["system"]}, *messages]
+    others = {n: v for n, v in row.items() if n not in ("conversations", "system")}
+    if "chosen" not in row:
+        return {**others, "messages": messages}
+    for name in ("chosen", "rejected"):
+        if isinstance(row.get(name), dict):
+            others[name] = [_message(row[name], f"{place}, column {name!r}")]
+    return {**others, "prompt": messages}
+
+
+def _message(turn: object, place: str) -> dict:
+    if isinstance(turn, dict) and "role" in turn:
+        return turn
+    speaker = turn.get("from") if isinstance(turn, dict) else None
+    if not isinstance(speaker, str) or speaker.lower() not in _SPEAKERS:
+        raise InputError(
+            f"{place}: who speaks is unknown",
+            value=speaker if isinstance(turn, dict) else turn,
+            rule=f"'from' is one of {', '.join(_SPEAKERS)}",
+            fix='write {"from": "human", "value": "..."}',
+        )
+    others = {n: v for n, v in turn.items() if n not in ("from", "value")}
+    return {"role": _SPEAKERS[speaker.lower()], "content": turn.get("value"), **others}
+
+
+def _alpaca(row: dict, place: str) -> dict:
+    """`instruction` and `input` -> `prompt`, `output` -> `completion`; with `system` or `history`
+    the prompt is a conversation."""
+    for name in ("instruction", "input", "output"):
+        value = row.get(name)
+        if not isinstance(value, str) and not (value is None and name != "instruction"):
+            raise InputError(
+                f"{place}, column {name!r} is not a text", value=value, fix="write a text"
+            )
+    prompt = "\n\n".join(filter(None, (row["instruction"], row.get("input"))))
+    history = row.get("history") or []
+    if row.get("system") or history:
+        messages = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+        try:
+            pairs = [(asked, answered) for asked, answered in history]
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{place}, column 'history' is no list of pairs", value=history,
+                fix='write [["question", "answer"], ...]',
+            ) from None  # fmt: skip
+        for asked, answered in pairs:
+            messages.append({"role": "user", "content": asked})
+            messages.append({"role": "assistant", "content": answered})
+        prompt = [*messages, {"role": "user", "content": prompt}]
+    of_alpaca = ("instruction", "input", "output", "system", "history")
+    made = {n: v for n, v in row.items() if n not in of_alpaca}
+    made["prompt"] = prompt
+    if row.get("output") is not None:
+        made["completion"] = row["output"]
+        if "ground_truth" not in row and "reward_model" not in row:
+            made.setdefault("answer", row["output"])
+    return made
+
+
+_SHAREGPT = Form("ShareGPT", _sharegpt)
+_ALPACA = Form("Alpaca", _alpaca)
+_GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)
+
+
+def table_row(names: list[str], cells: list[str]) -> dict:
+    """A row of a table of texts: an empty cell is None; numbers and truth values where a column
+    holds such; messages that were written as JSON."""
+    return {name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}
+
+
+def _cell(name: str, cell: str) -> object:
+    if not cell:
+        return None if name in _TYPED else ""
+    if name not in _TYPED and not cell.startswith(("[{", '["')):
+        return cell
+    try:
+        return json.loads(cell.lower() if name in _TYPED else cell)
+    except (ValueError, RecursionError):
+        return cell

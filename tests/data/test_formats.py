@@ -1,0 +1,262 @@
+"""Rows in the columns of other projects, tables, and what a run says of its data when it starts."""
+
+import json
+import logging
+
+import pytest
+from test_trl_formats import config_of
+from tiny_refusal import refused
+from tiny_tokenizer import write_tokenizer
+
+from rljax.config import Config
+from rljax.config.checks import check_paths
+from rljax.data.offline.rows import load_rows
+from rljax.data.online.encoded import load_data, load_run_tokenizer
+from rljax.data.rows.read import read_rows
+from rljax.data.rows.sources import load_prompts
+from rljax.data.text.tokenizer import load_tokenizer
+
+U, A = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+HUMAN, GPT = {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}
+BAD = {"from": "gpt", "value": "5"}
+ALPACA = {"instruction": "Add.", "input": "2+2", "output": "4"}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# (form, row, its record as a demonstration, prompt, ground truth)
+ONES = [
+    ("ShareGPT", {"conversations": [HUMAN, GPT]}, {"messages": [U, A]}, [U], "4"),
+    ("ShareGPT", {"conversations": [HUMAN, GPT], "system": "S"},
+     {"messages": [{"role": "system", "content": "S"}, U, A]},
+     [{"role": "system", "content": "S"}, U], "4"),
+    ("ShareGPT", {"conversations": [U, A], "answer": "four"}, {"messages": [U, A]}, [U], "four"),
+    ("Alpaca", ALPACA, {"prompt": "Add.\n\n2+2", "completion": "4"}, "Add.\n\n2+2", "4"),
+    ("Alpaca", {**ALPACA, "input": ""}, {"prompt": "Add.", "completion": "4"}, "Add.", "4"),
+    ("Alpaca", {**ALPACA, "input": None, "history": [["1+1?", "2"]]},
+     {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"},
+                   {"role": "user", "content": "Add."}, A], "prompt_messages": 3},
+     [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"},
+      {"role": "user", "content": "Add."}], "4"),
+    ("", {"messages": [U, A]}, {"messages": [U, A]}, [U], "4"),
+    ("GSM8K", {"question": "2+2?", "answer": "It is\n#### 1,000"},
+     {"prompt": "2+2?", "completion": "It is\n#### 1,000"}, "2+2?", "1000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ONES, ids=lambda case: case[0] or "OpenAI")
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_form_as_demonstrations_and_as_prompts(tmp_path, case, suffix):
+    form, row, demonstration, prompt, truth = case
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row] * 3), path)
+    else:
+        write(path, [row] * 3)
+    notes = []
+    record = load_rows(str(path), "train", "examples", notes)[2]
+    assert {k: v for k, v in record.items() if k != "index"} == demonstration
+    assert [form in note and "3 rows" in note for note in notes] == [True] * bool(form)
+    record = load_prompts(str(path), "train")[2]
+    assert (record["prompt"], record["ground_truth"]) == (prompt, truth)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [HUMAN], "chosen": GPT, "rejected": BAD},
+        {"conversations": [U], "chosen": [A], "rejected": [{**A, "content": "5"}]},
+        {"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"},
+    ],
+)
+def test_pairs(tmp_path, row):
+    (record,) = load_rows(write(tmp_path / "pairs.jsonl", [row]), "train", "pairs")
+    text = record["prompt"] if isinstance(record["prompt"], str) else record["prompt"][0]["content"]
+    assert text == "2+2?"
+    assert ["4" in str(record["chosen"]), "5" in str(record["rejected"])] == [True, True]
+
+
+def test_a_conversation_that_ends_with_a_question_needs_its_answer_in_a_column(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"messages": [U, A, U], "answer": 4}])
+    (record,) = load_prompts(path, "train")
+    assert (record["prompt"], record["ground_truth"]) == ([U, A, U], "4")
+    refused(
+        lambda: load_prompts(write(tmp_path / "b.jsonl", [{"messages": [U]}]), "train"), "row 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"conversations": [HUMAN, GPT]}, {"prompt": "a"}], "row 1 (line 2)"),
+        ([{"conversations": [HUMAN, {"from": "alien", "value": "x"}]}], "turn 1"),
+        ([{"conversations": [HUMAN, "x"]}], "turn 1"),
+        ([{"conversations": [HUMAN, {"from": "gpt"}]}], "'content'"),
+        ([ALPACA, {**ALPACA, "instruction": 3}], "row 1 (line 2)"),
+        ([{**ALPACA, "history": [["a"]]}], "'history'"),
+        ([ALPACA, {"output": "x"}], "row 1 (line 2)"),
+    ],
+)
+def test_rows_that_leave_the_form(tmp_path, rows, says):
+    path = write(tmp_path / "rows.jsonl", rows)
+    refused(lambda: load_rows(path, "train", "examples"), path, says)
+
+
+# -- tables --
+
+
+def test_tables(tmp_path):
+    text = 'prompt,answer\n"2+2, and\n""more""?",4\n\n"é\u2028b",  5\n'
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    records = load_prompts(str(tmp_path / "a.csv"), "train")
+    assert [r["prompt"] for r in records] == ['2+2, and\r\n"more"?', "é\u2028b"]
+    assert [r["ground_truth"] for r in records] == ["4", "  5"]
+    (tmp_path / "train.tsv").write_text("question\tanswer\nx, y\t007\n")
+    assert load_prompts(str(tmp_path), "train")[0]["ground_truth"] == "007"
+
+
+def test_tables_of_preferences_labels_and_messages(tmp_path):
+    (tmp_path / "p.csv").write_text("prompt,chosen,rejected,margin\na,b,c,0.5\na,b,d,\n")
+    assert [r["margin"] for r in load_rows(str(tmp_path / "p.csv"), "train", "pairs")] == [0.5, 0.0]
+    (tmp_path / "l.csv").write_text("prompt,completion,label\na,b,True\na,c,false\n")
+    assert [r["label"] for r in load_rows(str(tmp_path / "l.csv"), "train", "unpaired")] == [1, 0]
+    cell = json.dumps([HUMAN, GPT]).replace('"', '""')
+    (tmp_path / "s.csv").write_text(f'id,conversations\n1,"{cell}"\n')
+    assert load_rows(str(tmp_path / "s.csv"), "train", "examples")[0]["messages"] == [U, A]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no rows"),
+        ("prompt,answer\n", "no rows"),
+        ("prompt,prompt\na,b\n", "names no columns"),
+        ("prompt,\na,b\n", "names no columns"),
+        ("prompt,answer\na\n", "line 2"),
+        ("prompt,answer\na,b\na,b,c\n", "line 3"),
+        ('prompt,answer\n"a,b\n', "line 2"),
+        ('prompt,answer\n"a"x,b\n', "line 2"),
+        ("prompt,answer\na,\n", "row 0 (line 2), column 'answer'"),
+        ("prompt,answer\n,b\n", "row 0 (line 2), column 'prompt'"),
+        ("prompts,answer\na,b\n", "lacks the column 'prompt'"),
+    ],
+)
+def test_malformed_tables(tmp_path, text, says):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    refused(lambda: load_prompts(str(path), "train"), "rows.csv", says)
+
+
+# -- what is said when a run starts --
+
+
+def loaded(tmp_path, rows, dataflow="grpo", **fields):
+    config = config_of(tmp_path, dataflow, rows)
+    config.reward.function = fields.pop("reward", "")
+    config.data.max_prompt_tokens = 60
+    for name, value in fields.items():
+        setattr(config.data, name, value)
+    return load_data(config, load_run_tokenizer(config), "rollouts")
+
+
+def test_kept_and_dropped_prompts_are_said(tmp_path):
+    rows = [{"prompt": [U], "answer": "4"}] * 20 + [{"prompt": "x" * 900, "answer": "4"}]
+    notes = loaded(tmp_path, rows).notes
+    assert notes == (f"{tmp_path}/rows.jsonl: 20 of 21 prompts kept (1 over 60 tokens)",)
+    (note,) = loaded(tmp_path, rows, overlong="left").notes
+    assert note.endswith("21 of 21 prompts kept; 1 cut to 60 tokens")
+    rows = [{"conversations": [HUMAN, GPT]}] * 1_000
+    first, second = loaded(tmp_path, rows).notes
+    assert "read as ShareGPT: 1,000 rows" in first and "1,000 of 1,000 prompts kept" in second
+
+
+def test_tasks_say_it_too():
+    config = Config(model="decoder(layers=1)")
+    config.data.train = "sort_digits(prompts=100, test=4, worked_examples=4)"
+    config.data.max_prompt_tokens = 64
+    notes = load_data(config, load_run_tokenizer(config)).notes
+    assert any("prompts kept" in note for note in notes), notes
+
+
+def test_bare_prompts_of_a_chat_model_are_warned_of_once(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "rljax"):
+        loaded(tmp_path, [{"prompt": [U], "answer": "4"}] * 3)
+        assert not caplog.records
+        loaded(tmp_path, [{"prompt": "2+2?", "answer": "4"}] * 3)
+    (record,) = caplog.records
+    assert "3 prompts are bare text" in record.message and "rljax data prepare" in record.message
+    write_tokenizer(tmp_path / "plain", None)
+    assert not load_tokenizer(tmp_path / "plain").has_chat_template
+
+
+TESTS = '{"inputs": ["1"], "outputs": []}'
+WRONG = [
+    ("", "gsm8k", "many", "not a number"),  # by the data source, as the default does
+    ("gsm8k()", "mine", "#### 0", "not a number"),
+    ("choice()", "mine", "F", "none of the letters"),
+    ("countdown()", "mine", "24", "numbers"),
+    ("list_match()", "mine", ",", "no items"),
+    ("contains()", "mine", "  x", ""),
+    ("code_tests()", "mine", TESTS, "1 inputs and 0 outputs"),
+    ("mixture(rewards=('format_tags()', 'gsm8k()'))", "mine", "a", "not a number"),
+    ("by_source(sources=(('mine', 'choice()'),))", "mine", "9", "letters"),
+]
+
+
+@pytest.mark.parametrize(("reward", "source", "truth", "says"), WRONG)
+def test_a_wrong_ground_truth_is_named_when_the_file_is_read(tmp_path, reward, source, truth, says):
+    good = {"contains()": "y", "choice()": "B", "list_match()": "1 2"}.get(reward, "5")
+    good = '{"numbers": [1, 2], "target": 3}' if "countdown" in reward else good
+    good = '{"inputs": ["1"], "outputs": ["1"]}' if "code" in reward else good
+    good = "B" if "by_source" in reward else good
+    rows = [{"prompt": [U], "answer": good, "data_source": source}] * 3
+    loaded(tmp_path, rows, reward=reward)
+    if not says:
+        return
+    rows.append({**rows[0], "answer": truth})
+    text = refused(lambda: loaded(tmp_path, rows, reward=reward), "rows.jsonl: row 3 (line 4)")
+    assert says in text and "column 'answer'" in text
+    if not reward:
+        assert "the reward of data source 'gsm8k' is gsm8k()" in text
+
+
+def never_called(response, ground_truth):
+    raise AssertionError("ground_truth: a user's own reward was asked")
+
+
+def test_a_users_own_reward_is_not_asked_while_a_file_is_read(tmp_path):
+    rows = [{"prompt": [U], "answer": "many", "data_source": "gsm8k"}]
+    assert loaded(tmp_path, rows, reward="test_formats.never_called()").notes
+
+
+# -- names on the Hub --
+
+
+class Problems:
+    def __init__(self):
+        self.found = []
+
+    def check(self, good, field, value, rule, fix=""):
+        if not good:
+            self.found.append((field, fix))
+
+
+def test_names_on_the_hub_get_the_command_that_gets_them():
+    config = Config(model="Qwen/Qwen2.5-0.5B")
+    config.data.train = "openai/gsm8k"
+    config.data.test = "data/missing.parquet"
+    problems = Problems()
+    check_paths(config, problems)
+    fixes = dict(problems.found)
+    assert "hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B" in fixes["model"]
+    assert "hf download openai/gsm8k --repo-type dataset" in fixes["data.train"]
+    assert "tfds:gsm8k" in fixes["data.train"] and "rljax data prepare" in fixes["data.train"]
+    assert "hf download" not in fixes["data.test"]
+    refused(lambda: read_rows("openai/gsm8k", "train"), "hf download openai/gsm8k")
+    refused(lambda: load_tokenizer("Qwen/Qwen2.5-0.5B"), "hf download Qwen/Qwen2.5-0.5B")
