@@ -18,6 +18,14 @@ def main(options: TrainOptions, given: Given) -> int:
     refuse_early(given.config)
     from rljax.training import train  # only now: a mistyped path is answered without loading JAX
 
+    if options.dry_run:
+        from rich.console import Console
+
+        from rljax.training.preview import preview
+
+        preview(given.config, Console())
+        print("dry run: nothing was trained")
+        return 0
     run = train(given.config, on_start=lambda folder: print(f"run folder: {folder}", flush=True))
     summary = run.summary
     for name in ("accuracy_before", "accuracy_after"):

@@ -300,6 +300,10 @@ class SweepOptions(Options):
 class TrainOptions(TrustOptions):
     """rljax train."""
 
+    dry_run: bool = option(
+        False, "Check the config, print the plan, two rows and their rewards, and stop"
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions(TrustOptions):

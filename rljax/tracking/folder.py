@@ -53,6 +53,26 @@ def make_folder(path: str | Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def removed_if_empty(folder: Path) -> Iterator[None]:
+    """Removes the folder, and those above it, which an attempt that fails has made and into which
+    it has written nothing."""
+    made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        yield
+    except BaseException:
+        inside = sorted(folder.rglob("*"), reverse=True) if made and folder.is_dir() else []
+        with contextlib.suppress(OSError):  # a folder that holds a file stays
+            for path in inside:
+                if path.is_dir():
+                    path.rmdir()
+                elif path.is_file() and path.stat().st_size == 0:
+                    path.unlink()
+            for path in made:
+                path.rmdir()
+        raise
+
+
 def _try_to_write(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(4096))

@@ -34,6 +34,7 @@ from rljax.tracking.folder import (
     locked,
     make_folder,
     not_written,
+    removed_if_empty,
     write_whole,
 )
 from rljax.tracking.signals import Signals
@@ -304,11 +305,18 @@ def train(
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible.
     """
-    for warning in validate(config):
+    devices = jax.devices() if devices is None else devices
+    for warning in validate(config, len(devices)):
         LOG.warning("%s", warning)
     _prepare_jax(config)
     name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-    folder = make_folder(config.run_dir or Path("runs") / name)
+    path = Path(config.run_dir) if config.run_dir else Path("runs") / name
+    with removed_if_empty(path):
+        return _train(config, path, on_start, devices)
+
+
+def _train(config: Config, path: Path, on_start, devices) -> TrainedRun:
+    folder = make_folder(path)
     if on_start:
         on_start(folder)
     console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None

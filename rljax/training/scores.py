@@ -65,7 +65,7 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
         return
     rows: list[ScoredRow] = []
     for record in records:
-        tried = _scored_responses(reward, record)
+        tried = scored_responses(reward, record)
         if any(row.score.status != "error" for row in tried) or not tried:
             return
         rows += tried
@@ -82,7 +82,7 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
     )
 
 
-def _scored_responses(reward: Reward, record: PromptRecord) -> list[ScoredRow]:
+def scored_responses(reward: Reward, record: PromptRecord) -> list[ScoredRow]:
     """The reward of what a policy may answer; [] where it takes longer than a trial may."""
     samples = [
         {**reward.sample(record, [], 0, 0), "response": text, "num_tokens": len(text.split()) + 1}

@@ -10,13 +10,18 @@ from rljax.config.checks import Problems, check_names, check_paths, check_types
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
-from rljax.validation.fields import check_batch, check_data_and_model, check_ranges
+from rljax.validation.fields import (
+    check_batch,
+    check_data_and_model,
+    check_devices,
+    check_ranges,
+)
 from rljax.validation.stages import check_components
 
 
-def validate(config: Config) -> list[str]:
+def validate(config: Config, devices: int | None = None) -> list[str]:
     """All problems of the config at once, as one InputError; returns warnings. Runs before any
-    model loads."""
+    model loads. `devices`, if it is known, is how many there are."""
     if not isinstance(config, Config):
         kind = type(config).__name__
         raise InputError("a config is a rljax.config.Config", value=kind, fix="build one")
@@ -26,6 +31,8 @@ def validate(config: Config) -> list[str]:
     rule = "nothing to train: sft.steps is 0 too"
     found.others.check(steps + found.sound.sft.steps > 0, "steps", steps, rule)
     found.check_parts()
+    if devices is not None:
+        check_devices(found.sound, devices, found.others)
     found.refuse()
     return _warnings(config)
 

@@ -222,6 +222,18 @@ def _check_mesh(config: Config, problems: Problems) -> None:
     )
 
 
+def check_devices(config: Config, devices: int, problems: Problems) -> None:
+    """The mesh has as many devices as there are."""
+    sizes = dataclasses.asdict(config.mesh)
+    known = math.prod(size for size in sizes.values() if size > 0)
+    unset = -1 in sizes.values()
+    fits = devices % known == 0 if unset else devices == known
+    there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
+    rule = f"needs {known} devices{' or a multiple of that' if unset else ''}, and {there}"
+    fix = "sizes whose product is the number of devices; one may be -1 = what is left"
+    problems.check(fits, "mesh", sizes, rule, fix)
+
+
 def _divisors_near(n: int, wanted: int) -> str:
     small = [d for d in range(1, min(math.isqrt(n), 10**6) + 1) if n % d == 0]
     divisors = {*small, *(n // d for d in small)}

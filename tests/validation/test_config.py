@@ -246,6 +246,25 @@ def test_a_wrong_type_hides_no_problem_elsewhere_and_makes_none():
     assert found.startswith("the config has 7 problems:")
 
 
+def test_missing_devices_and_what_does_not_divide_come_together():
+    three = valid(mesh__fsdp=3)
+    with pytest.raises(InputError) as error:
+        validate(three, 1)
+    found = str(error.value)
+    assert "mesh={'data': 1, 'fsdp': 3" in found and "needs 3 devices, and 1 device is" in found
+    assert " batch.sequences_per_optimizer_step=" in found and "2 problems" in found
+    for sizes, devices, fits in (
+        ({"fsdp": -1}, 1, True), ({"fsdp": -1, "tensor": 2}, 8, True), ({"fsdp": 4}, 4, True),
+        ({"fsdp": -1, "tensor": 3}, 8, False), ({"fsdp": 4}, 8, False), ({"fsdp": 8}, 4, False),
+    ):  # fmt: skip
+        config = valid(**{f"mesh__{name}": size for name, size in sizes.items()})
+        if fits:
+            assert validate(config, devices) == []
+        else:
+            with pytest.raises(InputError, match=f"{devices} devices are there"):
+                validate(config, devices)
+
+
 def test_references_and_dataflows_fit():
     assert validate(valid(algorithm__kl_in_loss=0.1)) == []
     warnings = validate(valid(algorithm__kl_in_loss=0.1, algorithm__kl_in_reward=0.1))

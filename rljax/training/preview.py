@@ -1,0 +1,52 @@
+"""What a run would begin with, without a step of it: `rljax train --dry_run`."""
+
+import tempfile
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from rljax.config import Config
+from rljax.data.online.loader import make_loader
+from rljax.data.rows.show import show
+from rljax.rewards.pool.calling import asks_nobody
+from rljax.rewards.pool.pool import RewardPool
+from rljax.rollout import Reward
+from rljax.setup import build
+from rljax.training.run import Run
+from rljax.training.scores import scored_responses, try_rewards
+from rljax.validation import validate
+
+
+def preview(config: Config, console: Console, *, rows: int = 2, devices=None) -> None:
+    """Prints the warnings and the plan of a config, its first rows as the model reads them, and the
+    rewards of ordinary responses to them. Raises InputError for all that `train` would before its
+    first step; makes no run folder and compiles nothing."""
+    devices = jax.devices() if devices is None else devices
+    for warning in validate(config, len(devices)):
+        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory() as folder, Run(build(config, devices), Path(folder)) as run:
+        console.print(f"plan: {run.memory.line()}", markup=False, soft_wrap=True)
+        show(config, console, rows=rows, split="train", ids=False)
+        if run.setup.needs_reward:
+            try_rewards(run)
+            _show_rewards(run, console, rows)
+
+
+def _show_rewards(run: Run, console: Console, rows: int) -> None:
+    """A line for each of the responses that a reward is tried with."""
+    reward = run.reward
+    if not _can_be_tried(reward):
+        console.print("rewards: of a model or a server, which is not asked here")
+        return
+    for source in run.setup.data.sources:
+        for record in make_loader(source, batch_size=1, seed=run.config.seed).take(rows):
+            for row in scored_responses(reward, record):
+                score = row.score.value if row.score.status == "ok" else row.score.message
+                text = f"reward {score} of the response {row.sample['response']!r:.200}"
+                console.print(text, markup=False, soft_wrap=True)
+
+
+def _can_be_tried(reward: Reward) -> bool:
+    pool = reward.pool
+    return isinstance(pool, RewardPool) and not reward.model and asks_nobody(pool.component)
