@@ -256,7 +256,7 @@ class _Noting(Algorithm):
 _FORMS = {
     "advantage": ("array", "advantages, returns"),
     "policy_loss": ("loss, metrics",), "value_loss": ("loss, metrics",),
-    "reward_loss": ("loss, metrics",), "preference_loss": ("loss, values, metrics",),
+    "reward_loss": ("loss, metrics",), "preference_loss": ("loss, metrics",),
 }  # fmt: skip
 # Stage -> the axes that its function may return: T [B, S], R [B], E [B / rows of an example].
 _RETURNS = {
