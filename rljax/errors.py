@@ -5,12 +5,14 @@ of ours.
 """
 
 import inspect
+import itertools
 import os
 import re
 import traceback
 from collections.abc import Callable, Iterable
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_SHOWN = 200  # characters of a value
 _LONGEST_WORD, _LONGEST_TEXT = 1_000, 20_000  # characters: a name may have a million
 
 
@@ -22,14 +24,26 @@ def _readable(text: str) -> str:
     return cut if len(cut) <= _LONGEST_TEXT else f"{cut[:_LONGEST_TEXT]}..."
 
 
+def _beginning(value: object) -> object:
+    """A value from JSON without most of what a message would cut off: the repr of a million values
+    takes a second in which no other thread runs."""
+    if type(value) is str:
+        return value[:_SHOWN]
+    if type(value) is list:
+        return [_beginning(item) for item in value[: _SHOWN // 2]]
+    if type(value) is dict:
+        return {name: _beginning(value[name]) for name in itertools.islice(value, _SHOWN // 2)}
+    return value
+
+
 class InputError(ValueError):
     """Bad input from the user: says what is wrong, which value, which rule, and how to fix it."""
 
     def __init__(self, what: str, *, value: object = None, rule: str = "", fix: str = ""):
         text = what
         if value is not None:
-            shown = repr(value)
-            text += f": got {shown if len(shown) <= 200 else shown[:200] + '...'}"
+            shown = repr(_beginning(value))
+            text += f": got {shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}"
         if rule:
             text += f"; {rule}"
         if fix:

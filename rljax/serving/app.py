@@ -30,9 +30,10 @@ from rljax.serving.guard import Guard
 from rljax.serving.metrics import CONTENT_TYPE, prometheus_text
 from rljax.serving.worker import Failed, Overloaded, Ticket, TokenChunk, Worker
 
-BODY_BYTES = 8 * 2**20  # of a request
+BODY_BYTES = 4 * 2**20  # of a request
+READ_BYTES = 4 * BODY_BYTES  # who sends no more than this can read why it is refused
 HELD_BYTES = 8 * BODY_BYTES  # of all requests that are not parsed yet
-PARSERS = 2  # threads; JSON and templates are Python's, so more of them would gain nothing
+PARSERS = 4  # threads
 RETRY_S = 1  # what an overloaded server tells clients to wait
 
 
@@ -148,6 +149,7 @@ class _Requests:
         self._limits = Limits(worker.sampler.engine.tokens, worker.room)
         self._parsers = ThreadPoolExecutor(PARSERS, "rljax-parse")
         self._held = 0  # bytes of bodies
+        self._loading = threading.Lock()
 
     async def respond(self, request: Request, *, chat: bool) -> Response:
         """The answer to a request, whole or as a stream."""
@@ -177,17 +179,21 @@ class _Requests:
             rule = "must be application/json. Fix: curl -H 'content-type: application/json'"
             raise HTTPException(415, f"content-type: got {kind[:200]!r}; {rule}")
         too_long = HTTPException(413, f"the body is longer than {BODY_BYTES} bytes")
-        if int(request.headers.get("content-length", 0)) > BODY_BYTES:
+        if int(request.headers.get("content-length", 0)) > READ_BYTES:
             raise too_long
-        raw = bytearray()
+        raw, size = bytearray(), 0
         try:
             async for part in request.stream():
-                raw += part
-                self._held += len(part)
-                if len(raw) > BODY_BYTES:
+                size += len(part)
+                if size > READ_BYTES:
                     raise too_long
+                if size <= BODY_BYTES:
+                    raw += part
+                    self._held += len(part)
                 if self._held > HELD_BYTES:
                     raise Overloaded(f"{HELD_BYTES} bytes of requests wait already; try again")
+            if size > BODY_BYTES:
+                raise too_long
             yield raw
         finally:
             self._held -= len(raw)
@@ -195,7 +201,8 @@ class _Requests:
     def _parsed(self, raw: bytearray, chat: bool) -> Answer:
         """The answer to a body, still empty. On a thread: a large body takes a while."""
         try:
-            body = json.loads(raw)
+            with self._loading:  # other threads wait for the end of each call, so one at a time
+                body = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise InputError("the body is not JSON", rule=str(error)) from None
         read = read_chat if chat else read_completion

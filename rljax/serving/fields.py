@@ -167,17 +167,15 @@ def _ids(value) -> list[int]:
     return [_whole("prompt", token) for token in value]
 
 
-def _prompts(name, value) -> list[str | list[int]]:
-    """A string, strings, ids, or lists of ids."""
+def _prompts(name, value) -> list[str | list]:
+    """Texts, or lists that should be of ids: `_ids` looks, once it is known that they fit."""
     if isinstance(value, str):
         return [_text(name, value)]
     if not isinstance(value, list) or not value:
         _refuse(name, value, "a string, a list of strings, token ids, or lists of token ids")
     if all(isinstance(one, str) for one in value):
         return [_text(name, one) for one in value]
-    if all(isinstance(one, list) for one in value):
-        return [_ids(one) for one in value]
-    return [_ids(value)]
+    return value if all(isinstance(one, list) for one in value) else [value]
 
 
 def _messages(name, value) -> object:
@@ -247,11 +245,12 @@ def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limit
         _refuse("echo", True, "not together with logprobs: those of a prompt are not returned")
     limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
     limits.check("prompt", fields["prompt"], fields["n"], limit)
+    prompts = [p if isinstance(p, str) else _ids(p) for p in fields["prompt"]]
     sampling = _sampling(fields, tokenizer, limit)
-    requests = [(_encode(tokenizer, prompt), sampling) for prompt in fields["prompt"]]
+    requests = [(_encode(tokenizer, prompt), sampling) for prompt in prompts]
     echo = [""] * len(requests)
     if fields["echo"]:
-        echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in fields["prompt"]]
+        echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
     return _parsed(False, requests, fields, echo)
 
 

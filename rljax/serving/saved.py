@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib.util
+import json
+import shlex
 import signal
 import threading
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 import jax
 
 from rljax.config.options import ServeOptions, check_options
+from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.serving.worker import Worker
@@ -72,6 +75,13 @@ def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> 
         sampler.abort(samples[0])  # as one whose client has gone
 
 
+def example_request(address: str, tokenizer: Tokenizer) -> str:
+    """A shell command that asks the server, in characters that its model knows."""
+    known = tokenizer.alphabet[:8] if isinstance(tokenizer, CharTokenizer) else "The answer is"
+    body = shlex.quote(json.dumps({"prompt": known, "max_tokens": 8}))
+    return f"curl {address}/v1/completions -H 'content-type: application/json' -d {body}"
+
+
 def serve(options: ServeOptions) -> None:
     """Load, listen, and serve until SIGINT or SIGTERM."""
     check_options(options)
@@ -93,7 +103,8 @@ def serve(options: ServeOptions) -> None:
             loading.app = make_app(worker, policy.tokenizer, name, **guard)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
-            print(f"serving {name} at {address}/v1", flush=True)
+            print(f"serving {name} at {address}/v1")
+            print(example_request(address, policy.tokenizer), flush=True)
             stop.wait()
             print("stopping: what is running has 10 s", flush=True)
     finally:

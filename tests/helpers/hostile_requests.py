@@ -87,11 +87,12 @@ def body_cases() -> list[Hostile]:
         "escaped key": b'{"\\u0070rompt": "the"}', "trailing comma": b'{"prompt": "the",}',
         "comment": b'{"prompt": "the"} // x', "single quotes": b"{'prompt': 'the'}",
         "10 MB of text": b'{"prompt": "' + b"x" * 10_000_000 + b'"}',
-        "7 MB of text": b'{"prompt": "' + b"x " * 3_500_000 + b'"}',
-        "7 MB of lists": b'{"prompt": [' + b"[]," * 2_300_000 + b"[]]}",
-        "7 MB of numbers": b'{"prompt": [' + b"7," * 3_500_000 + b"7]}",
-        "7 MB of keys": b"{" + b",".join(b'"%d":1' % i for i in range(600_000)) + b"}",
-        "half the nesting": b"[" * 5_000_000, "keys of nests": b'{"a":' * 1_000_000,
+        "3 MB of text": b'{"prompt": "' + b"x " * 1_500_000 + b'"}',
+        "3 MB of lists": b'{"prompt": [' + b"[]," * 1_000_000 + b"[]]}",
+        "a list of 3 MB": b"[" + b"[]," * 1_000_000 + b"[]]",
+        "3 MB of numbers": b'{"prompt": [' + b"7," * 1_500_000 + b"7]}",
+        "3 MB of keys": b"{" + b",".join(b'"%d":1' % i for i in range(300_000)) + b"}",
+        "half the nesting": b"[" * 3_000_000, "keys of nests": b'{"a":' * 600_000,
     }  # fmt: skip
     cut = {f"cut at {at}": good[:at] for at in range(0, len(good), 2)}
     flipped = {

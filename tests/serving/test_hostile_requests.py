@@ -29,8 +29,10 @@ from tiny_tokenizer import write_tokenizer
 from rljax.data.text.tokenizer import load_tokenizer
 
 pytest.importorskip("uvicorn")
-HANG_S = 10  # what /health may take on a machine that does other work too
+HANG_S = 30  # what /health may take on a machine that does other work too
 MB = 2**20
+# Refused while they are sent, so that the answer may be lost on the way.
+UNREAD = ("small chunks", "long header", "many headers", "long path", "many lines")
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def attack(server, cases: list[Hostile]) -> None:
     with watched(port) as (slowest, tracebacks), ThreadPoolExecutor(6) as threads:
         for case, raw in zip(cases, threads.map(lambda c: exchange(port, c), cases), strict=True):
             check(case, raw)
-            assert raw or case.hang_up or len(case.raw) > MB, case.name
+            assert raw or case.hang_up or case.name in UNREAD, case.name
     assert tracebacks == []
     assert slowest[0] < HANG_S
     assert resident_bytes() - memory < 500 * MB

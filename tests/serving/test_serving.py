@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,12 +25,12 @@ from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import FinishReason
 from rljax.config import Config
-from rljax.data.text.tokenizer import load_tokenizer
+from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
 from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import text_before_stop
-from rljax.serving.saved import ServeOptions, check_options, make_worker
+from rljax.serving.saved import ServeOptions, check_options, example_request, make_worker, serve
 from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import Ticket, Worker
 from rljax.tracking import compiles
@@ -605,6 +606,14 @@ def test_a_policy_is_served_in_the_dtype_that_its_run_sampled_in(served, tokeniz
         check_options(ServeOptions("-", dtype="float16"))
 
 
+@pytest.mark.parametrize("alphabet", ["abc>", "0123456789+-*/()=", "\"'\\ $`!é漢🙂"])
+def test_the_command_that_is_printed_asks_in_the_alphabet_of_the_model(alphabet):
+    tokenizer = CharTokenizer(alphabet)
+    *command, body = shlex.split(example_request("http://localhost:8000", tokenizer))
+    assert command[-2:] == ["content-type: application/json", "-d"]
+    assert tokenizer.encode(json.loads(body)["prompt"])
+
+
 @pytest.mark.parametrize("cache", [0, 96])
 def test_the_first_requests_compile_nothing(served, tokenizer, cache):
     """What a client waits for is its own tokens: alone, with others, with every option."""
@@ -654,24 +663,22 @@ def test_the_launcher_serves_a_model_folder(tmp_path):
     folder = write_model(tmp_path / "model", "qwen3")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = [sys.executable, f"{REPO}/launchers/serve.py", f"--model={folder}"]
-        env = {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
-        options = dict(env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        bad = ["--slots=0", "--port=99999"]
-        done = subprocess.run([*line, *bad], **options, timeout=120)
-        assert done.returncode == 2 and "Traceback" not in done.stderr
-        assert "--slots=0" in done.stderr and "--port=99999" in done.stderr
-        flags = [f"--port={port}", "--slots=2", "--tokens=64", "--kv_dtype=bfloat16"]
-        done = subprocess.run([*line, *flags], **options, timeout=120)
-        assert done.returncode == 2 and "Traceback" not in done.stderr
-        assert f"cannot listen: got '127.0.0.1:{port}'" in done.stderr
-    process = subprocess.Popen([*line, *flags, "--compilation_cache="], **options)
+        with pytest.raises(InputError, match=f"cannot listen: got '127.0.0.1:{port}'"):
+            serve(ServeOptions(str(folder), port=port))
+    line = [sys.executable, f"{REPO}/launchers/serve.py", f"--model={folder}", f"--port={port}"]
+    env = {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    options = dict(env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    flags = ["--slots=2", "--tokens=64", "--kv_dtype=bfloat16", "--compilation_cache="]
+    process = subprocess.Popen([*line, *flags], **options)
     try:
         said = []
         wait_until(lambda: said.append(health(port)) or said[-1][0], timeout_s=200)
         assert said[-1] == (503, said[-1][1]) and said[-1][1]["status"] == "loading"
         address = re.search(r"http://\S+", process.stdout.readline()).group()
+        example = shlex.split(process.stdout.readline())
         assert health(port) == (200, {"status": "ok"})
+        assert example[:2] == ["curl", f"{address}/completions"]
+        assert post(address.removesuffix("/v1"), example[-1].encode())[0] == 200
         with openai.OpenAI(base_url=address, api_key="none", timeout=200) as client:
             assert [m.id for m in client.models.list()] == ["model"]
             ask = dict(model="model", messages=MESSAGES, max_tokens=5, seed=1)
@@ -681,3 +688,7 @@ def test_the_launcher_serves_a_model_folder(tmp_path):
         assert process.wait(60) == 0 and "Traceback" not in process.stderr.read()
     finally:
         process.kill()
+    bad = ["--slots=0", "--port=99999"]
+    done = subprocess.run([*line, *bad], **options, timeout=120)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--slots=0" in done.stderr and "--port=99999" in done.stderr
