@@ -47,7 +47,7 @@ def both_ways(text):
 PARSERS = {
     "boxed": (lambda t: rewards.boxed(t, "5"), ("{}", r"\boxed{{{}}}", r"\boxed {}")),
     "boxed, itself": (lambda t: rewards.boxed(t, t), (r"\boxed{{{}}}",)),
-    "gsm8k": (lambda t: rewards.gsm8k(t, "5"), ("{}", "#### {}")),
+    "gsm8k": (lambda t: rewards.gsm8k(t, "5"), ("{}", "#### {}", "#### 5={}")),
     "gsm8k strict": (lambda t: rewards.gsm8k(t, "5", method="strict"), ("{}",)),
     "gsm8k flexible": (lambda t: rewards.gsm8k(t, "5", method="flexible"), ("{}",)),
     "math_verify": (
@@ -175,7 +175,7 @@ def test_every_function_that_reads_a_response_is_among_the_parsers():
     sys.setprofile(lambda frame, event, _: reached.add(frame.f_code) if event == "call" else None)
     try:
         for parse, places in PARSERS.values():
-            for text in ("5", "A", '{"a": 1.5}', r"0.\overline{3} apples", "3*5, x"):
+            for text in ("5", "A", '{"a": 1.5}', r"0.\overline{3} apples", "3*5, x", r"5\text{ cm}"):
                 for place in places:
                     parse(place.format(text))
     finally:

@@ -49,7 +49,7 @@ def test_rules_agree_with_verl(name, reward, count):
         ("#### 720", "72", 0),
         ("#### 1.2.3", "1.2", 0),
         ("#### 72 no wait #### 71", "72", 0),
-        ("#### ７２", "72", 0),  # full-width digits
+        ("#### ７２", "72", 1),  # full-width digits
         ("#### 72" + " " * 300, "72", 0),  # outside the window
         ("72", "72", 0),
         ("", "72", 0),

@@ -6,7 +6,13 @@ Pure functions of strings, linear in their length. Mathematics is in `math_answe
 import re
 from typing import Literal
 
-from rljax.rewards.text.rules import last_boxed
+from rljax.rewards.text.rules import (
+    SCALES,
+    TAKEN_BACK,
+    final_part,
+    last_boxed,
+    plain_signs,
+)
 
 MAX_ANSWER_CHARACTERS = 1000
 _WINDOW = 2000  # an answer that is not marked is looked for in the last characters only
@@ -15,7 +21,9 @@ Extraction = Literal["any", "boxed", "marked", "last"]
 
 
 def find_answer(response: str, extraction: Extraction) -> str | None:
-    """The text of the answer, None if there is none where it is looked for."""
+    """The text of the answer, None if there is none where it is looked for: never in the thinking
+    before `</think>`."""
+    response = final_part(response).replace("\\fbox", "\\boxed")
     if extraction == "any":
         boxed, marked = "\\boxed" in response, "####" in response
         extraction = "boxed" if boxed else "marked" if marked else "last"
@@ -60,7 +68,7 @@ def _content(match: re.Match) -> str:
 
 def plain_form(text: str) -> str:
     """The text without what only sets type: spaces, dollars, sizes of brackets, a final stop."""
-    text = _unwrapped(text.strip().strip("*").strip())
+    text = _bare(text)
     for pattern, replacement in _PLAIN:
         text = pattern.sub(replacement, text)
     return text.strip()
@@ -80,13 +88,48 @@ _PLAIN = [
         (r"(?<=.)\.$", ""),
     ]
 ]
-_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|math(?:rm|bf|it))\s*\{([^{}]*)\}")
+# Commands that only change how their braces look, and colours, whose first braces name one.
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|underline|fbox"
+    r"|boxed|ensuremath|(?:text)?color\s*\{[a-zA-Z0-9!]{1,20}\})\s*(?=\{)"
+)
+_COLOURED = re.compile(r"\{?\s*\\color\s*\{[a-zA-Z0-9!]{1,20}\}\s*([^{}]{1,200}?)\}?")
+# What leads to an answer and says nothing of it; only before a formula.
+_LEAD = re.compile(
+    r"(?:(?:(?:so|thus|hence|therefore|then|the|final|correct|exact|answer|result|value|number|is|it"
+    r"|approximately|approx|about|around|roughly|nearly|almost|exactly|precisely|definitely|clearly"
+    r"|simply|just|certainly|surely|obviously|probably|indeed|actually|equal to|equals|we get)\b"
+    r"|\\text\s*\{\s*(?:approximately|about|around|roughly|exactly)\s*\}|\\approx|\u2248|\\simeq|\\sim|=|:|,|\\Rightarrow|\\implies|\\therefore)[\s:,.]*+)++"
+    r"(?=[-+(\[\\$0-9.{\u221a\u03c0|]|[A-Za-z](?![A-Za-z]))(?!=)",
+    re.IGNORECASE,
+)
 
 
 def _unwrapped(text: str) -> str:
-    r"""`\text{Evelyn}` -> `Evelyn`; what stands outside of the braces keeps them."""
-    match = _WRAPPER.fullmatch(text)
-    return match[1].strip() if match else text
+    r"""`\text{Evelyn}` -> `Evelyn`, `\color{red}{5}` -> `5`; what is not all in braces keeps
+    them."""
+    for _ in range(5):
+        text = text.strip().strip("$").strip()
+        match = _WRAPPER.match(text)
+        if match is None:
+            coloured = _COLOURED.fullmatch(text) if "\\color" in text[:30] else None
+            return coloured[1].strip() if coloured else text
+        depth = 0
+        for brace in re.finditer(r"\\.|[{}]", text[match.end() :], re.DOTALL):
+            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+            if depth == 0:
+                break
+        if depth or match.end() + brace.end() != len(text):
+            return text
+        text = text[match.end() + 1 : -1]
+    return text.strip()
+
+
+def _bare(text: str) -> str:
+    """The answer without what wraps it and without the words that lead to it."""
+    text = _unwrapped(plain_signs(text).strip().strip("*").strip()).strip("\u3002").strip()
+    lead = _LEAD.match(text)
+    return _unwrapped(text[lead.end() :]) if lead else text
 
 
 # Names of functions and constants: their letters are no text.
@@ -94,7 +137,15 @@ _MATH_WORDS = frozenset(
     "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan log exp sqrt inf infinity "
     "pct percent percentage lim max min gcd lcm det mod and".split()
 )
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty"
+).split()
+_NAMED = {word: str(number) for number, word in enumerate(_SMALL)} | {
+    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "no solution": r"\emptyset",
+    "no solutions": r"\emptyset", "no real solution": r"\emptyset",
+    "no real solutions": r"\emptyset", "the empty set": r"\emptyset", "empty set": r"\emptyset",
+}  # fmt: skip
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _NUMBER_AND_WORDS = re.compile(rf"(\$?\s*{_NUMBER_RE})\s*((?:[A-Za-z]{{3,}}\s*)+)\.?")
 
@@ -109,23 +160,31 @@ _MEASURED = re.compile(
 def is_text(text: str) -> bool:
     r"""Whether the answer is text, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A
     formula's letters commute (dog is god), so text must be compared as text."""
-    if _number_with_unit(text):
+    text = _bare(text)
+    if _number_with_unit(text) or _name(text):
         return False
-    text = _unwrapped(text.strip())
     if re.search(r"[\\^_=<>{}+*/|$]", text):
         return False
     return any(word.lower() not in _MATH_WORDS for word in _WORD.findall(text))
 
 
 def _number_with_unit(text: str) -> tuple[str, list[str]] | None:
-    """`5 apples` -> ("5", ["apples"]); None for anything else."""
-    match = _NUMBER_AND_WORDS.fullmatch(text.strip()) if len(text) < 100 else None
-    return (match[1], match[2].lower().split()) if match else None
+    r"""`5 apples`, `5\text{ apples}` -> ("5", ["apples"]); None for anything else."""
+    if len(text) > 100:
+        return None
+    text = re.sub(r"\\(?:text|mbox|mathrm)\s*\{\s*([A-Za-z ]+)\}", r" \1", text.strip())
+    match = _NUMBER_AND_WORDS.fullmatch(text)
+    return (match[1], match[2].lower().split()) if match and not TAKEN_BACK.search(text) else None
+
+
+def _name(text: str) -> str | None:
+    """`five` -> 5, `all real numbers` -> their sign; None for what is no name of a value."""
+    return _NAMED.get(text.lower().strip(" .")) if len(text) < 30 else None
 
 
 def same_text(a: str, b: str) -> bool:
     """Equal but for case, spaces, brackets around and a final stop: (B) is b."""
-    a, b = (" ".join(_unwrapped(x.strip()).casefold().strip(" ().:$*").split()) for x in (a, b))
+    a, b = (" ".join(_bare(x).casefold().strip(" ().:$*").split()) for x in (a, b))
     return bool(a) and a == b
 
 
@@ -148,10 +207,26 @@ _READABLE = [
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,4})(?![0-9.A-Za-z])", r"\\times 10^{\1}"),
         (r"(?<![0-9])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
         (r"(?<=\\sqrt )\(([^()]*)\)", r"{\1}"),
+        (r"\\[dtc]?frac\s+([A-Za-z])\s*([A-Za-z0-9])", r"\\frac{\1}{\2}"),
+        (r"\\bmod(?![A-Za-z])|(?<![\\A-Za-z])mod(?![A-Za-z])", r"\\mod "),
+        (r"^\\\{\s*[a-z]\s*(?:\\mid|\||:)(.*)\\\}$", r"\1"),  # {x | x > 3}
+        (r"^\](.*,.*)(?=[\[\]]$)", r"(\1"),  # ]0, 1[, as in France
+        (r"^([(\[][^\[\]]*,[^\[\]]*)\[$", r"\1)"),
     ]
 ]
 _TEXT_INFINITY = re.compile(r"(?<![\\A-Za-z])infinity(?![A-Za-z])", re.IGNORECASE)
-_REPEATING = re.compile(r"(-?)([0-9]{0,15})\.([0-9]{0,15})\\overline\{?([0-9]{1,15})\}?")
+# 0.\overline{3}, 0.1\bar{6}, 0.(3), 0.\dot{1}4285\dot{7}; and 0.333... of one digit.
+_REPEATING = re.compile(
+    r"(-?)([0-9]{0,15})\.([0-9]{0,15})(?:\\(?:overline|bar|dot)\s*\{?([0-9]{1,15})\}?"
+    r"|\(([0-9]{1,15})\)|\\dot\{?([0-9])\}?([0-9]{0,13})\\dot\{?([0-9])\}?)"
+)
+_ELLIPSIS = re.compile(
+    r"(-?)([0-9]{0,15})\.([0-9]{0,15}?)([0-9])\4{2,15}(?:\.\.\.|\u2026|\\l?dots)"
+)
+_DEGREES = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*\^\s*\{?\s*\\circ\s*\}?")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+# A remark in a formula is no part of it: `5 \text{ or 6}`, `5 \text{ is wrong}`.
+_REMARK = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _SPACE = r"(?:\s|~|\\[,;:! ])"  # the parser would multiply the parts of 12\,345
 _GAP = re.compile(rf"(?<![_^0-9])[0-9]+{_SPACE}+[0-9]")  # in \log_2 8 the first is no number
 _THOUSANDS = re.compile(rf"(?<![0-9.])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![0-9])")
@@ -159,19 +234,24 @@ _THOUSANDS = re.compile(rf"(?<![0-9.])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![0-9
 
 def latex_form(text: str) -> str | None:
     """The answer as LaTeX that a parser reads as it is meant; None if it is no formula."""
-    text = text.strip().strip("*").strip()
     if len(text) > MAX_ANSWER_CHARACTERS or any(not _printable(c) for c in text):
         return None
-    text = _unwrapped(text).translate(_SYMBOLS)
-    repeating = _REPEATING.fullmatch(text)
+    text = _bare(text)
+    text = (_name(text) or text).translate(_SYMBOLS)
+    if any(_taken_back(remark[1]) for remark in _REMARK.finditer(text)):
+        return None
+    repeating = _REPEATING.fullmatch(text) or _ELLIPSIS.fullmatch(text)
     if repeating:
-        return _fraction(*repeating.groups())
+        sign, whole, once, *again = repeating.groups()
+        return _fraction(sign, whole, once, "".join(digits or "" for digits in again))
+    if _TRIGONOMETRY.search(text):
+        text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     measured = _MEASURED.fullmatch(text)
     text = measured[1] if measured else text
     counted = _number_with_unit(text)
     if counted:
         number, words = counted
-        scales = [_SCALES[word] for word in words if word in _SCALES]
+        scales = [SCALES[word] for word in words if word in SCALES]
         text = number + "".join(rf" \times 10^{{{scale}}}" for scale in scales)
         text += r"\%" if {"percent", "pct", "percentage"} & set(words) else ""
     text = text.replace(r"\$", "").replace("$", "")
@@ -185,6 +265,13 @@ def latex_form(text: str) -> str | None:
     return text.strip() or None
 
 
+def _taken_back(remark: str) -> bool:
+    """Whether a remark holds a number, or words that make another answer of it; `or` alone parts
+    two answers."""
+    alone = remark.strip().lower() in ("or", "and", ", or", "x", "to")
+    return not alone and bool(re.search("[0-9]", remark) or TAKEN_BACK.search(remark))
+
+
 def _printable(character: str) -> bool:
     return character >= " " and not "\ud800" <= character <= "\udfff" or character in "\t\n\r"
 
@@ -194,7 +281,16 @@ def _fraction(sign: str, whole: str, once: str, again: str) -> str:
     return rf"{sign}\frac{{{upper}}}{{{10 ** len(once) * (10 ** len(again) - 1)}}}"
 
 
-_BASE = re.compile(r"([0-9A-Za-z]+)_\{?([0-9]+)\}?")
+_BASE = re.compile(r"((?=[A-Za-z]*[0-9])[0-9A-Za-z]{1,100})_\{?([0-9]{1,2})\}?")
+
+
+def without_base(text: str) -> str | None:
+    """The number of `101_2` in decimal; None for what names no base, or no digits of it."""
+    match = _BASE.fullmatch(plain_form(text)) if len(text) < 120 else None
+    try:
+        return str(int(match[1], int(match[2]))) if match else None
+    except ValueError:
+        return None
 
 
 def spelled_alike(reference: str, answer: str) -> bool:
@@ -206,5 +302,5 @@ def spelled_alike(reference: str, answer: str) -> bool:
     ]
     if (braces[0] and brackets[1]) or (brackets[0] and braces[1]):
         return False
-    bases = [_BASE.fullmatch(form) for form in (ours, theirs)]
-    return not all(bases) or bases[0].groups() == bases[1].groups()
+    ours, theirs = _BASE.fullmatch(ours), _BASE.fullmatch(theirs)
+    return ours is None if theirs is None else ours is not None and ours.groups() == theirs.groups()

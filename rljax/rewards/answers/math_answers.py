@@ -22,6 +22,7 @@ from rljax.rewards.answers.answer_text import (
     plain_form,
     same_text,
     spelled_alike,
+    without_base,
 )
 from rljax.rewards.text.rules import check_text, rational
 
@@ -81,6 +82,9 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
     """None if the answer cannot be read. Raises ValueError for such a reference."""
     if plain_form(reference) == plain_form(answer):
         return True
+    if without_base(reference) in (None, plain_form(reference).partition("_")[0]):
+        # A number of a base is asked for as such: 5 is no answer to 101_2, but 101_2 is one to 5.
+        reference, answer = (without_base(text) or text for text in (reference, answer))
     if is_text(reference) or is_text(answer):
         return same_text(reference, answer)
     ours, theirs = rational(plain_form(reference)), rational(plain_form(answer))

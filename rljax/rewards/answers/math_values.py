@@ -27,7 +27,10 @@ def names_of(expression) -> frozenset[str]:
 
 
 def _plain(expression):
-    """With f(x) as one symbol."""
+    """With f(x) as one symbol, and a mod b as what it means, which has a value."""
+    for mod in expression.atoms(sympy.Mod):
+        a, b = mod.args
+        expression = expression.xreplace({mod: a - b * sympy.floor(a / b)})
     functions = {f: sympy.Symbol(str(f)) for f in expression.atoms(AppliedUndef)}
     return expression.xreplace(functions) if functions else expression
 

@@ -82,7 +82,8 @@ def dapo(response: str, ground_truth: str, *, strict_box_verify: bool = False) -
     r"""1 if the answer equals the reference as text in Minerva's normal form, else -1.
 
     `strict_box_verify`: the text of the last box equals the reference as they stand. Parts: acc
-    (0 or 1), extracted. As verl's math_dapo, but for `pred`, which is text: `dapo_answer`.
+    (0 or 1), extracted. As verl's math_dapo, but for `pred`, which is text: `dapo_answer`. It stays
+    as published, with what that pays: `7 = 5`, `$5$ or $6$`, `not $5$` and `5,0` are 5.
     """
     check_text(ground_truth)
     answer = dapo_answer(response, strict_box_verify=strict_box_verify)

@@ -16,7 +16,7 @@ from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import find_answer
 from rljax.rewards.pool.calling import probe_options
-from rljax.rewards.text.rules import check_text
+from rljax.rewards.text.rules import check_text, final_part
 
 prepare_worker = probe_options
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -131,10 +131,24 @@ def _f1(ours: list[str], theirs: list[str]) -> dict:
 
 
 # `B`, `(B)`, `**B**`, `\text{(B)}`; what follows is no letter.
-_LETTER = re.compile(r"(?:\\text(?:bf|rm)?\{)?\W{0,3}([A-Za-z])(?![A-Za-z])")
-_SEVERAL = re.compile(r"[)}\].:*\s]*(?:,|/|&|\bor\b|\band\b)\s*\W{0,3}[A-Za-z](?![A-Za-z'])")
+_LETTER = re.compile(
+    r"(?:\W{0,6}(?:option|choice|letter)\b)?(?:\\text(?:bf|rm)?\{)?\W{0,6}([A-Za-z])(?![A-Za-z])",
+    re.IGNORECASE,
+)
+_SEVERAL = re.compile(
+    r"[()\[\]{}.:*\s]*+(?:,|/|&|(?:or|and|maybe|perhaps|possibly|oder|und|ou|et|o|y|e|или|и|或|和)\b)\s*"
+    r"(?:(?:or|and|maybe|perhaps|possibly|also|even|else|rather)\b\s*)*\W{0,3}"
+    r"[A-Za-z](?![A-Za-z'])",
+    re.IGNORECASE,
+)
+# `B. No, wait: C`
+_CORRECTED = re.compile(
+    r"(?i:\b(?:no|wait|actually|rather|sorry|correction|hmm)\b)[^A-Za-z0-9]{1,3}"
+    r"(?:[a-z']{1,10}[^A-Za-z0-9]{1,3}){0,4}([A-Z])(?![A-Za-z0-9])"
+)
 # `A;B`, `A|B`, `A-D`, `(A)(B)`: a second letter alone behind signs alone.
 _ANOTHER = re.compile(r"(?:[)}\].:*\s]*[;|\\+–-]\W{0,3}|[)\]}]+\W{0,3}[(\[{])([A-Z])(?!\w|\s+\w)")
+_WIDE_LETTERS = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}
 _ANSWER_IS = re.compile(r"\banswer\b\W{0,4}(?:is|:|=)", re.IGNORECASE)
 
 
@@ -143,7 +157,8 @@ def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
     r"""1 if the chosen letter is the reference's, else 0. Part: extracted.
 
     The letter stands in the last `\boxed{}`, else in the last <answer>, else after the last "answer
-    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none.
+    is" or "answer:", else the response begins with it: `B`, `(B)`, `B. Paris`. Two are none, and so
+    is what stands in the thinking before `</think>`.
     """
     check_text(ground_truth)
     reference = _letter(ground_truth, letters)
@@ -154,6 +169,7 @@ def choice(response: str, ground_truth: str, *, letters: str = "ABCD") -> dict:
 
 
 def _chosen(response: str, letters: str) -> str | None:
+    response = final_part(response).translate(_WIDE_LETTERS)
     if "\\boxed" in response:
         return _letter(find_answer(response, "boxed") or "", letters)
     if "<answer>" in response:
@@ -179,6 +195,9 @@ def _letter(text: str, letters: str, *, after_cue: bool = False) -> str | None:
     )
     others = set(re.findall(r"(?<![A-Za-z])([A-Z])[.)]\s", text)) & set(letters) - {letter}
     another = _ANOTHER.match(rest)
+    corrected = _CORRECTED.search(rest[:200])
+    if corrected and corrected[1] in letters and corrected[1] != letter.upper():
+        return None
     if sentence or _SEVERAL.match(rest) or others or (another and another[1] in letters):
         return None
     return letter.upper()

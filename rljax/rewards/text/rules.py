@@ -6,20 +6,17 @@ untrusted input).
 
 import json
 import re
-from decimal import Decimal
+import unicodedata
 from fractions import Fraction
 from typing import Literal
 
 from rljax.contracts import contract
+from rljax.rewards.answers.countdown import ExpressionError, evaluate
 from rljax.rewards.pool.calling import Scored
 
 # An answer stands at the end; verl's window of 300 characters also bounds the work on a long
 # response.
 _GSM8K_WINDOW = 300
-# `#### $1,234.`; the lookahead refuses 72 in `#### 72/5` but takes it in `**#### 72**`.
-_MARKED_NUMBER = re.compile(
-    r"####[ \t]*([-+]?[$€£]?[-+]?\.?[0-9][0-9.,]*)(?![0-9.,]| ?[/^*]+ ?[0-9(])"
-)
 
 
 @contract(on_timeout=0.0)
@@ -35,8 +32,11 @@ def gsm8k(
     format/extracted, whether there is a number.
 
     Only the last 300 characters are read. Where the answer is, and how it is compared:
-      strict    last `#### (-?[0-9.,]+)`, commas deleted, as strings: `#### 72.`, `#### $72` fail
-      numeric   last `####` number, `$` and final full stop allowed, as exact decimals
+      strict    last `#### (-?[0-9.,]+)`, commas deleted, as strings: `#### 72.`, `#### $72` fail,
+                and `#### 72 or 73` passes (verl's rule, as published; so is flexible)
+      numeric   what the line behind the last `####` says, as an exact number: `$1,234.50`,
+                `**72**`, `72 apples`, `72%`, `3 1/2`, `5 million`, `24 + 48 = 72`. `72 or 73`,
+                `72 - 1`, `72x` and `7,2` are no number
       flexible  last number anywhere, as it is written, as strings: `1,234` is not `1234`
     """
     check_text(ground_truth)
@@ -48,8 +48,8 @@ def gsm8k(
         numbers = [number for number in re.findall(r"-?[0-9.,]+", tail) if number != "."]
         right = bool(numbers) and numbers[-1] == ground_truth
     elif method == "numeric":
-        numbers, reference = _MARKED_NUMBER.findall(tail), _reference_decimal(ground_truth)
-        right = bool(numbers) and _decimal(numbers[-1]) == reference
+        number, reference = marked_number(tail), _reference_number(ground_truth)
+        numbers, right = number is not None, number == reference
     else:
         raise ValueError(f"gsm8k has no method {method!r}; use 'numeric', 'strict' or 'flexible'")
     return _with_format(score if right else format_score if numbers else 0.0, bool(numbers))
@@ -59,21 +59,101 @@ def _with_format(score: float, extracted: bool) -> Scored:
     return Scored(score, {"format/extracted": float(extracted)})
 
 
-def _decimal(text: str) -> Decimal | None:
-    """`"$1,234.0"` -> Decimal("1234.0"), exactly; None if it is not a plain decimal number."""
-    text = re.sub(r"[$€£,\s]", "", text).rstrip(".")
-    return Decimal(text) if re.fullmatch(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", text) else None
+# Digits of every script and full-width signs -> ASCII; the minus signs and dashes of typesetters.
+_WIDE = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {
+    ord(sign): "-" for sign in "\u2212\u2010\u2011\u2012\u2013\ufe63"
+}
+_SPACES = dict.fromkeys(map(ord, "\u00a0\u2009\u202f\u2007\u3000"), " ")
 
 
-def _reference_decimal(ground_truth: str) -> Decimal:
+def plain_signs(text: str) -> str:
+    """The text with digits of any script, minus signs and spaces as ASCII has them."""
+    if text.isascii():
+        return text
+    text = text.translate(_WIDE | _SPACES)
+    return "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
+
+
+# 1,234, also as 1 234 or, in India, 12,34,567; 12,34 is none.
+_DIGITS = (
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9,])|[0-9]{1,3}(?: [0-9]{3})++(?![0-9])"
+    r"|[0-9]{1,2}(?:,[0-9]{2}){1,5},[0-9]{3}(?![0-9,])|[0-9]++(?!,[0-9]))"
+)
+_PLAIN_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:[$€£¥]\s*(?P<second>[-+]?))?(?P<number>{_DIGITS}(?:\.[0-9]++)?|\.[0-9]++)"
+    r"(?!\.[0-9])(?:\s+(?P<upper>[0-9]{1,4})/(?P<lower>[0-9]{1,4})|\s*/\s*(?P<divisor>[0-9]{1,9}))?"
+)
+# What may stand behind a number: a unit and words, but no second number and nothing that takes it
+# back. A letter right behind a number is a unit or a variable.
+_UNIT = re.compile(r"(?:%|[€£¥$]|°[CF]?|[mgshlL](?![A-Za-z])|[A-Za-z]{2,})?[^0-9=+*^<>\\]*")
+TAKEN_BACK = re.compile(
+    r"\b(?:or|not|no|nor|never|wrong|incorrect|false|cannot|except|unless|either|minus|plus|times"
+    r"|divided|to|between|x)\b|n't\b",
+    re.IGNORECASE,
+)
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LEAD = re.compile(
+    r"(?:(?:so|the|final|correct|answer|total|result|is|equals?)\b[\s:]*+)*+"
+    r"(?:[A-Za-z ]{1,30}[=:]\s*+)?",
+    re.IGNORECASE,
+)
+
+
+def marked_number(text: str) -> Fraction | None:
+    """The number that the line behind the last #### says; None for none, for several and for what
+    is still to be worked out."""
+    _, mark, rest = plain_signs(text).rpartition("####")
+    line = rest.strip().partition("\n")[0] if mark else ""
+    line = line.replace("\\$", "$").replace("\\%", "%").strip().strip("*_`").strip()
+    boxed = last_boxed(line)
+    line = line if boxed is None else boxed
+    *before, said = line.split("=")
+    value = _said_number(said.strip().strip("$*_` ") if before else line)
+    if value is None or not before:
+        return value
+    # 24 + 48 = 72, not 6 = 5; `x = 72` and words say nothing against it.
+    left = before[-1].replace("$", "").replace(",", "").replace("x", "*")
+    sums = re.fullmatch(r"[0-9.+\-*/×÷() ]+", left)
+    return value if not sums or _worked_out(left) in (value, None) else None
+
+
+def _worked_out(text: str) -> Fraction | None:
+    try:
+        return evaluate(text)[0]
+    except ExpressionError:
+        return None
+
+
+def _said_number(text: str) -> Fraction | None:
+    """The number of `The answer is $72.`, `**72** apples`, `3 1/2`, `5 million`."""
+    text = text.strip("$*_` ")
+    text = text[1:-1] if text[:1] == "(" and text.find(")") == len(text) - 1 else text
+    text = text[_LEAD.match(text).end() :].strip("*_` ")
+    match = _PLAIN_NUMBER.match(text)
+    if match is None:
+        return None
+    rest = text[match.end() :].replace("*", "").replace("_", "")
+    if not _UNIT.fullmatch(rest) or TAKEN_BACK.search(rest) or re.match(r"\s*[-/]\s*\S|,\S", rest):
+        return None
+    value = Fraction(re.sub("[, ]", "", match["number"]))
+    divisor = int(match["lower"] or match["divisor"] or 1)
+    if divisor == 0:
+        return None
+    value = value + Fraction(int(match["upper"]), divisor) if match["upper"] else value / divisor
+    for word in re.findall("[a-z]+", rest.lower())[:2]:
+        value *= 10 ** SCALES.get(word, 0)
+    return -value if "-" in (match["sign"], match["second"]) else value
+
+
+def _reference_number(ground_truth: str) -> Fraction:
     # A reference that is no number would silently give every response 0.
-    value = _decimal(ground_truth)
-    if value is None:
+    text = re.sub(r"[$€£,\s]", "", ground_truth).rstrip(".")
+    if not re.fullmatch(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", text):
         raise ValueError(
             f"ground_truth {ground_truth!r:.80} is not a number (gsm8k(method='strict') compares"
             " texts)"
         )
-    return value
+    return Fraction(text)
 
 
 @contract(on_timeout=0.0)
@@ -82,10 +162,11 @@ def boxed(response: str, ground_truth: str) -> float:
 
     Equal = the same text after light normalisation (spaces, `\left`, `\dfrac`, units, degrees,
     `x=`), or the same rational number (`.5`, `1/2`, `\frac{1}{2}`). Nothing symbolic: `\sqrt{8}` is
-    not `2\sqrt{2}`. Part: format/extracted, whether there is a box.
+    not `2\sqrt{2}`. A box in the thinking before `</think>` is none. Part: format/extracted,
+    whether there is a box.
     """
     check_text(ground_truth)
-    answer = last_boxed(response)
+    answer = last_boxed(final_part(response))
     return _with_format(
         answer is not None and _equal_boxes(answer, ground_truth), answer is not None
     )
@@ -98,6 +179,11 @@ def _equal_boxes(answer: str, ground_truth: str) -> bool:
         return bool(answer.strip()) and answer.strip() == ground_truth.strip()
     number = rational(ours)
     return ours == theirs or (number is not None and number == rational(theirs))
+
+
+def final_part(response: str) -> str:
+    """What stands behind the thinking; all of a response without `</think>`."""
+    return response.rpartition("</think>")[2]
 
 
 def last_boxed(text: str) -> str | None:
@@ -117,19 +203,29 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+def _joined(match: re.Match) -> str:
+    return match[1] + match[2].replace(" ", "")
+
+
 # (pattern, replacement), applied in this order; every pattern takes linear time on any text.
 _NORMALISE = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\{,\}", ","),  # 1{,}000
-        (r"\\[!,;: ]|[\n\t~]", ""),  # spacing commands
-        # A unit: 12\text{ cm}^2. Not at the start: there the text is the answer.
-        (r"(?<=.)\\(?:text|mbox|mathrm)\{\s[^{}]*\}(?:\^\{?[0-9]\}?)?", ""),
+        (r"\\!", ""),
+        (r"\\[,;: ]|[\n\t~]", " "),  # spacing commands
+        (r"(?<![0-9.])([0-9]{1,3})((?: [0-9]{3})++)(?![0-9])", _joined),  # 10\,000; 5 10 stay two
+        # A unit: 12\text{ cm}^2. Not at the start: there the text is the answer; nor ` or 6`.
+        (
+            r"(?<=.)\\(?:text|mbox|mathrm)\{\s(?! *(?:or|and|not|is|isn't|are|if)\b)[^{}0-9]*\}"
+            r"(?:\^\{?[0-9]\}?)?",
+            "",
+        ),
         (r"\\(?:text|mbox|mathrm|textbf)\{([^{}]*)\}", r"\1"),
         (r"\\[dt]frac", r"\\frac"),
         (r"\\(?:left|right)(?![a-z])", ""),
         (r"\^\{?\\circ\}?|\\?%|\\?\$", ""),
-        (r"\s+", ""),
+        (r"(?<![0-9])\s+|\s+(?![0-9])", ""),
         (r"^[A-Za-z]{1,2}=(?=[^=]+$)", ""),  # x=5, but no equation such as y=2x=4
         (r"\\sqrt([0-9A-Za-z])", r"\\sqrt{\1}"),
         (
@@ -144,7 +240,7 @@ _NORMALISE = [
 
 def _normal_form(text: str) -> str:
     """One spelling for the common ways to write the same LaTeX answer."""
-    text = text.strip()
+    text = plain_signs(text.strip())
     for pattern, replacement in _NORMALISE:
         text = pattern.sub(replacement, text)
     return text

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import unicodedata
 
 from rljax.contracts import contract
 from rljax.errors import InputError
@@ -49,9 +50,17 @@ def _span(text: str, tag: str) -> tuple[int, int] | None:
     if text.count(opening) != 1 or text.count(closing) != 1:
         return None
     start, end = text.index(opening), text.index(closing)
-    if not text[start + len(opening) : end].strip():
+    if not _holds_text(text[start + len(opening) : end]):
         return None
     return start, end + len(closing)
+
+
+_FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")  # letters and a symbol that show nothing
+
+
+def _holds_text(text: str) -> bool:
+    """Whether anything is to be seen: U+200B and its kin are no text."""
+    return any(unicodedata.category(c)[0] in "LNPS" and c not in _FILLERS for c in text)
 
 
 def _around(text: str, spans: list[tuple[int, int]]) -> str:

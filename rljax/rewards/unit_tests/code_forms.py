@@ -233,7 +233,7 @@ def same_output(output: str, expected: str, compare: Compare = "lines", toleranc
     if compare == "tokens":
         return _same_tokens(output.split(), expected.split(), tolerance)
     mine, theirs = (
-        [line.strip() for line in text.strip().splitlines()] for text in (output, expected)
+        [line.strip() for line in text.strip().split("\n")] for text in (output, expected)
     )
     return len(mine) == len(theirs) and all(
         a == b or (tolerance > 0 and _same_tokens(a.split(), b.split(), tolerance))
