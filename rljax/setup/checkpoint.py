@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -25,25 +26,33 @@ import orbax.checkpoint as ocp
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, fingerprints
 from rljax.errors import InputError
+from rljax.files import LARGEST_DATA, open_file, parse_json, read_text
 from rljax.tracking.charts import size
 from rljax.tracking.folder import free_bytes, not_written
 
+_STEP = re.compile("[0-9]{8,18}")  # the name of a checkpoint's folder
 MANIFEST, STATE, ARRAYS = "manifest.json", "state.json", "arrays"
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with os.fdopen(open_file(path), "rb") as file:  # of a regular file alone: a pipe never ends
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    """Everything in a checkpoint that is no folder, but for its manifest."""
+    found = (p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    return sorted(p for p in found if p != folder / MANIFEST)
+
+
+def _read_json(path: Path) -> object:
+    return parse_json(read_text(path, LARGEST_DATA), str(path))
 
 
 @contextlib.contextmanager
 def _muted():
-    """Keeps orbax's threads from printing, each with a traceback, the exception of a save that is
-    raised here anyway."""
+    """Keeps orbax's threads from printing, each with a traceback, an exception that is raised here
+    anyway."""
     loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
     before, report = [logger.disabled for logger in loggers], sys.unraisablehook
     try:
@@ -88,14 +97,22 @@ class Checkpoints:
         """Makes the folder and removes saves that were killed half-way. For the run alone: another
         reader would remove a save in progress."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for path in self.folder.iterdir():
+            if _STEP.fullmatch(path.name) and not path.is_dir():
+                raise InputError(
+                    f"{path} is no folder",
+                    rule="a run writes the folder of its checkpoint under that name",
+                    fix="move it away",
+                )
+            if _STEP.fullmatch(path.name.removeprefix(".")) and path.name.startswith("."):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def steps(self) -> list[int]:
         """Steps that have a folder, oldest first; whole or not."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdigit())
+        folders = (p for p in self.folder.iterdir() if _STEP.fullmatch(p.name) and p.is_dir())
+        return sorted(int(p.name) for p in folders)
 
     def path(self, step: int) -> Path:
         return self.folder / f"{step:08d}"
@@ -143,7 +160,7 @@ class Checkpoints:
     def _write(self, hidden: Path, step: int, arrays, state: dict) -> None:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((hidden / ARRAYS).absolute(), arrays)
-        (hidden / STATE).write_text(json.dumps(state, indent=1))
+        (hidden / STATE).write_text(json.dumps({"step": step, **state}, indent=1))
         files = {}
         for path in _files(hidden):
             files[str(path.relative_to(hidden))] = {
@@ -189,23 +206,39 @@ class Checkpoints:
         altered."""
         folder = self.path(step)
         try:
-            manifest = json.loads((folder / MANIFEST).read_text())
+            manifest = _read_json(folder / MANIFEST)
             if manifest["step"] != step:
                 return f"{folder / MANIFEST} is that of step {manifest['step']}"
             listed = manifest["files"]
             if STATE not in listed or not any(name.startswith(ARRAYS) for name in listed):
                 return f"{folder / MANIFEST} does not list the files of a checkpoint"
+            found = {str(path.relative_to(folder)) for path in _files(folder)}
+            for name in sorted(listed.keys() - found):
+                return f"{folder / name} is missing"
+            for name in sorted(found - listed.keys()):
+                return f"{folder / name} is not in the manifest"
             for name, facts in listed.items():
                 path = folder / name
-                if not path.is_file():
-                    return f"{path} is missing"
-                if path.stat().st_size != facts["bytes"]:
-                    return f"{path} has {path.stat().st_size} bytes instead of {facts['bytes']}"
+                size = path.stat().st_size
+                if size != facts["bytes"]:
+                    return f"{path} has {size} bytes instead of {facts['bytes']}"
                 if _digest(path) != facts["sha256"]:
                     return f"{path} has another SHA-256 than when it was saved"
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{folder / MANIFEST} is not readable ({error})"
-        return ""
+        return self._wrong_state(step)
+
+    def _wrong_state(self, step: int) -> str:
+        """What is wrong with state.json, whatever its hash says: it must be that of `step`."""
+        path = self.path(step) / STATE
+        try:
+            state = _read_json(path)
+            own = {state["step"]} if "step" in state else set()  # older ones: in progress alone
+            if "progress" in state or not own:
+                own.add(sum(state["progress"]["taken"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"{path} is not the state of a run ({type(error).__name__}: {error})"
+        return "" if own == {step} else f"{path} is that of step {' and '.join(map(str, own))}"
 
     def latest(self) -> int | None:
         """The newest whole checkpoint, None if there is none at all; says which damaged ones it
@@ -229,16 +262,16 @@ class Checkpoints:
         return None
 
     def read_state(self, step: int) -> dict:
-        return json.loads((self.path(step) / STATE).read_text())
+        return _read_json(self.path(step) / STATE)
 
     def read_arrays(self, step: int, like):
         """The arrays of `step`, with the shapes, dtypes and shardings of `like`."""
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         path = (self.path(step) / ARRAYS).absolute()
         try:
-            with ocp.StandardCheckpointer() as checkpointer:
+            with _muted(), ocp.StandardCheckpointer() as checkpointer:
                 return checkpointer.restore(path, abstract)
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # whatever the libraries that read it make of it
             raise InputError(
                 f"{path} does not fit the model and optimizer of this config",
                 rule=f"{type(error).__name__}: {str(error)[:500]}",

@@ -1,6 +1,8 @@
 """Progress: where a run is and what it has measured so far, the JSON half of a checkpoint."""
 
 import dataclasses
+import types
+import typing
 
 from rljax.errors import InputError
 
@@ -51,7 +53,26 @@ class Progress:
                 rule="its progress has other fields than this version's",
                 fix="resume with the version that wrote it, or start a new run_dir from its export",
             )
+        hints = typing.get_type_hints(cls)
+        wrong = sorted(name for name, value in saved.items() if not _is_a(value, hints[name]))
+        if not wrong:
+            wrong = [n for n in ("taken", "faults") for value in saved[n].values()
+                     if not _is_a(value, int if n == "taken" else float)]  # fmt: skip
+        if wrong:
+            raise InputError(
+                "a checkpoint's progress has values of other types than a run writes",
+                value={name: saved[name] for name in wrong},
+                fix="use the checkpoint before it, or start a new run_dir",
+            )
         return cls(**saved)
+
+
+def _is_a(value: object, hint) -> bool:
+    """Whether a value of JSON is of a type such as float, dict[str, int] or list | None."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = tuple(typing.get_origin(kind) or kind for kind in kinds)
+    kinds += (int,) if float in kinds else ()
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def bad_steps_in_a_row(metrics: dict) -> int:

@@ -4,10 +4,12 @@ Every random draw is a function of (seed, phase, step), and the data order of (s
 that a resumed run is bitwise the uninterrupted one.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -33,7 +35,7 @@ from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.memory import check_fits
 from rljax.rollout import Reward
 from rljax.setup import Phase, Setup
-from rljax.setup.checkpoint import Checkpoints, check_fingerprints, reads_steps
+from rljax.setup.checkpoint import STATE, Checkpoints, check_fingerprints, reads_steps
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.policies import Policy, sample_all
 from rljax.tracking.folder import whole_export
@@ -164,7 +166,9 @@ class Run:
         state = self.checkpoints.read_state(step)
         spread = reads_steps(self.config)
         allowed = self.config.checkpoint.allow_changed + (() if spread else ("steps",))
-        check_fingerprints(state["fingerprints"], self.fingerprints, allowed)
+        with self._reading_state(step):
+            check_fingerprints(dict(state["fingerprints"]), self.fingerprints, allowed)
+            offsets = {name: int(size) for name, size in state["offsets"].items()}
         self.load(step)
         if self.finished() and self.is_wrapped_up():
             allow = " --config.checkpoint.allow_changed=steps" if spread else ""
@@ -173,13 +177,15 @@ class Run:
                 fix="use a new run_dir, or train on: "
                 f"--config.steps={2 * self.config.steps}{allow}",
             )
-        tracking.truncate(state["offsets"])
+        tracking.truncate(offsets)
         LOG.warning("resumed %s at step %d", self.folder, step)
 
     def load(self, step: int) -> None:
         """Everything of a checkpoint but the trackers."""
         state = self.checkpoints.read_state(step)
-        self.progress = Progress.from_dict(state["progress"])
+        with self._reading_state(step):
+            self.progress = Progress.from_dict(state["progress"])
+            self.setup.phase(self.progress.phase)
         if self.setup.model.config.lora:  # a checkpoint holds the adapters alone
             params = build.initial_params(self.config, self.setup.model)
         else:  # shapes and shardings; the values are replaced
@@ -190,11 +196,26 @@ class Run:
         roles = build.make_roles(self.setup, self.phase, params)
         arrays = self.checkpoints.read_arrays(step, build.role_arrays(roles))
         self.roles = build.with_arrays(roles, arrays)
-        for name, source in self.sources.items():
-            self._restore_order(source, state["sources"][name])
-        if self.reward is not None and self.reward.rubrics is not None:
-            self.reward.rubrics.set_state(state.get("rubrics"))
+        with self._reading_state(step):
+            for name, source in self.sources.items():
+                self._restore_order(source, state["sources"][name])
+            if self.reward is not None and self.reward.rubrics is not None:
+                self.reward.rubrics.set_state(state.get("rubrics"))
         self.started, self.saved_step = time.monotonic() - self.progress.elapsed_s, step
+
+    @contextlib.contextmanager
+    def _reading_state(self, step: int) -> Iterator[None]:
+        """Whatever is missing from state.json, or is of another type, is one InputError."""
+        try:
+            yield
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+            raise InputError(
+                f"{self.checkpoints.path(step) / STATE} does not hold what a run saves",
+                rule=f"{type(error).__name__}: {error}",
+                fix="remove that checkpoint to go on from the one before, or start a new run_dir",
+            ) from None
 
     def _restore_order(self, source, saved: dict) -> None:
         """Go to the saved position; other data or another seed, allowed by name, has an order of
@@ -210,9 +231,9 @@ class Run:
         last file."""
         try:
             summary = json.loads((self.folder / "summary.json").read_text())
-        except (OSError, ValueError):
+            ended = (summary["status"], summary["steps"]) == ("finished", self.progress.step)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
-        ended = (summary.get("status"), summary.get("steps")) == ("finished", self.progress.step)
         return ended and (self.folder / "report.html").exists()
 
     def save(self, tracking) -> None:

@@ -1,14 +1,23 @@
 """Checkpoints alone: what is kept, what damage is noticed, that arrays come back bitwise."""
 
+import contextlib
+import dataclasses
+import hashlib
 import json
+import os
 import re
 import shutil
+import tempfile
+import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_run import flat_bytes
 
@@ -16,6 +25,7 @@ from rljax.config import Config, fingerprints
 from rljax.config.flags import with_texts
 from rljax.errors import InputError
 from rljax.setup.checkpoint import Checkpoints, check_fingerprints
+from rljax.training.progress import Progress
 
 
 def arrays(value: float) -> dict:
@@ -93,10 +103,10 @@ def test_a_save_that_dies_leaves_the_one_before_as_the_newest(tmp_path):
     save(checkpoints, 4)
     with pytest.raises(TypeError):  # dies after the arrays are on disk
         checkpoints.save(5, arrays(5), {"not JSON": object()})
-    assert (tmp_path / ".00000005").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["00000004"]
     assert checkpoints.latest() == 4 and value_at(checkpoints, 4) == 4.0
     save(checkpoints, 5)
-    assert checkpoints.steps() == [5] and not (tmp_path / ".00000005").exists()
+    assert checkpoints.steps() == [5]
 
 
 # -- damage --
@@ -125,42 +135,171 @@ def assert_falls_back(folder, damaged_file):
     assert value_at(checkpoints, 1) == 1.0
 
 
-def test_every_file_truncated_or_altered_or_deleted_is_noticed(saved, tmp_path):
+def flip(path, at=0.5):
+    data = bytearray(path.read_bytes())
+    data[int(at * len(data))] ^= 1
+    path.write_bytes(data)
+
+
+HARMS = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "flipped": flip,
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "empty": lambda path: path.write_bytes(b""),
+    "deleted": lambda path: None,
+    "renamed": lambda path: path.rename(f"{path}.old"),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "that of the step before": lambda path: shutil.copy(
+        str(path).replace("00000002", "00000001"), path
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HARMS)
+def test_whatever_becomes_of_any_file_is_noticed(saved, tmp_path, kind):
     names = [p.relative_to(saved / "00000002") for p in files_of(saved / "00000002")]
     assert {"state.json", "manifest.json"} < {str(n) for n in names} and len(names) > 6
-
-    def truncate(path):
-        path.write_bytes(path.read_bytes()[:-1])
-
-    def flip(path):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-
     tried = 0
-    for name in names:
-        for harm in (
-            truncate,
-            flip,
-            lambda path: path.unlink(),
-            lambda path: path.write_bytes(b""),
-        ):
-            folder = tmp_path / str(tried)
-            shutil.copytree(saved, folder)
-            path = folder / "00000002" / name
-            if path.stat().st_size == 0 and harm in (truncate, flip):
+    for number, name in enumerate(names):
+        folder = shutil.copytree(saved, tmp_path / str(number))
+        path = folder / "00000002" / name
+        before = path.read_bytes()
+        if kind == "that of the step before":
+            other = folder / "00000001" / name
+            if not other.exists() or other.read_bytes() == before:
                 continue
-            before = path.read_bytes()
+        elif not before and kind in ("truncated", "flipped", "empty"):
+            continue
+        elif kind not in ("truncated", "flipped", "longer", "empty", "renamed"):
+            path.unlink()
+        HARMS[kind](path)
+        # Of a flipped manifest the entry that is wrong now is blamed.
+        assert_falls_back(folder, path if (kind, path.name) != ("flipped", "manifest.json") else "")
+        tried += 1
+    assert tried >= 3
+
+
+def with_hash(folder, *, without: str = "", **contents: bytes):
+    """Writes files of a checkpoint, and its manifest anew, so that every hash is right; `without`
+    is left out of the manifest."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, data in contents.items():
+        (folder / f"{name}.json").write_bytes(data)
+        facts = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest["files"][f"{name}.json"] = facts
+    manifest["files"].pop(without, None)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [b"", b"{}", b"[]", b"null", b"{", b'{"at": 2}', b'{"step": 1, "at": 1}', b'{"step": "2"}',
+     b'{"progress": {"taken": {"sft": 1}}}', b'{"progress": {"taken": [2]}}', b"\xff\xfe",
+     b'{"progress": {"taken": {"sft": "2"}}}', b"[" * 100_000, b'{"step": ' + b"9" * 5000 + b"}"],
+)  # fmt: skip
+def test_a_state_of_another_step_or_shape_is_damage_whatever_its_hash(saved, tmp_path, state):
+    folder = shutil.copytree(saved, tmp_path / "run")
+    with_hash(folder / "00000002", state=state)
+    assert_falls_back(folder, folder / "00000002" / "state.json")
+
+
+def test_a_state_that_has_its_step_in_its_progress_alone_is_taken(saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "run")
+    with_hash(folder / "00000002", state=b'{"progress": {"taken": {"sft": 1, "rl": 1}}}')
+    assert Checkpoints(folder).latest() == 2
+
+
+@pytest.mark.parametrize("harm", [flip, lambda path: path.unlink(), lambda path: None])
+def test_a_file_that_the_manifest_does_not_list_is_damage(saved, tmp_path, harm):
+    names = [p.relative_to(saved / "00000002") for p in files_of(saved / "00000002")]
+    for number, name in enumerate(n for n in names if n.name != "manifest.json"):
+        folder = shutil.copytree(saved, tmp_path / str(number))
+        path = folder / "00000002" / name
+        if path.stat().st_size or harm is not flip:
             harm(path)
-            if not path.exists() or path.read_bytes() != before:
-                if name.name == "manifest.json" and harm is flip:
-                    with pytest.warns(UserWarning, match="step 2 is damaged"):
-                        assert Checkpoints(folder).latest() == 1  # the flipped entry is blamed
-                else:
-                    assert_falls_back(folder, path)
-                tried += 1
-            shutil.rmtree(folder, ignore_errors=True)
-    assert tried > 3 * len(names) - 3
+        with_hash(folder / "00000002", without=str(name))
+        if path.exists() or name.name == "state.json":
+            at = path if name.name != "state.json" else folder / "00000002" / "manifest.json"
+            assert_falls_back(folder, at)
+        else:  # neither there nor listed: what can be read is right
+            with contextlib.suppress(InputError):
+                assert value_at(Checkpoints(folder), 2) == 2.0
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_change_of_any_bytes_falls_back_or_changes_nothing(saved, data):
+    files = files_of(saved / "00000002")
+    name = data.draw(st.sampled_from([p.relative_to(saved) for p in files if p.stat().st_size]))
+    before = (saved / name).read_bytes()
+    start = data.draw(st.integers(0, len(before)))
+    end = data.draw(st.integers(start, min(len(before), start + 20)))
+    new = data.draw(st.one_of(st.binary(max_size=30), st.text("{}[]\",:0123", max_size=30).map(
+        str.encode)))  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        folder = shutil.copytree(saved, Path(place) / "run")
+        (folder / name).write_bytes(before[:start] + new + before[end:])
+        checkpoints = Checkpoints(folder)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            step = checkpoints.latest()
+        assert checkpoints.read_state(step)["at"] == step and value_at(checkpoints, step) == step
+        assert (step, len(said)) in ((2, 0), (1, 1))
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "3", "0003", "1e3", "-0000003", "0000000x", "9" * 40])
+def test_folders_that_are_no_checkpoints_are_left_alone(saved, tmp_path, name):
+    folder = shutil.copytree(saved, tmp_path / "run")
+    (folder / name).mkdir()
+    checkpoints = Checkpoints(folder, keep=1)
+    checkpoints.prepare()
+    assert checkpoints.steps() == [1, 2] and checkpoints.latest() == 2
+    save(checkpoints, 3)
+    assert checkpoints.steps() == [3] and (folder / name).is_dir()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link to nothing", "a link to itself", "a device"])
+def test_what_a_save_cannot_replace_is_found_before_the_run(saved, tmp_path, kind):
+    folder = shutil.copytree(saved, tmp_path / "run")
+    HARMS[kind](folder / "00000003")
+    checkpoints = Checkpoints(folder)
+    assert checkpoints.latest() == 2
+    with pytest.raises(InputError, match="00000003 is no folder"):
+        checkpoints.prepare()
+    (folder / "00000003").unlink()
+    HARMS[kind](folder / ".00000003")  # of a save, whatever it was
+    checkpoints.prepare()
+    save(checkpoints, 3)
+    assert checkpoints.latest() == 3
+
+
+def test_what_is_no_folder_holds_no_checkpoints(tmp_path):
+    for number, kind in enumerate(("a pipe", "a link to nothing", "a device")):
+        HARMS[kind](tmp_path / str(number))
+        assert Checkpoints(tmp_path / str(number)).steps() == []
+        assert Checkpoints(tmp_path / str(number)).latest() is None
+
+
+def test_progress_of_other_types_is_one_error():
+    right = dataclasses.asdict(Progress("rl", {"sft": 1, "rl": 2}, faults={"x": 1.0}))
+    assert Progress.from_dict(dict(right)).step == 3
+    values = [None, True, 3, -0.5, float("nan"), "x", [], [1], {}, {"sft": 1}, {"sft": "1"}]
+    values += [{"sft": None}, {"sft": {}}, [{}], {"value": 0.5, "low": 0.1}]
+    taken = 0
+    for name in right:
+        for value in values:
+            try:
+                progress = Progress.from_dict({**right, name: value})
+            except InputError:
+                continue
+            taken += 1
+            assert isinstance(progress.step + progress.sft_steps + progress.prompts, int)
+            assert isinstance(progress.elapsed_s + sum(progress.faults.values()), float)
+    assert 3 * len(right) < taken < 6 * len(right)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +313,8 @@ def test_every_file_truncated_or_altered_or_deleted_is_noticed(saved, tmp_path):
         "not JSON",
         '{"step": 2}',
         '{"step": 2, "files": {}}',
+        "[" * 100_000,
+        '{"step": ' * 100_000,
         '{"step": 2, "files": {"state.json": {"bytes": 1, "sha256": ""}}}',
         '{"step": 2, "files": null}',
         '{"step": 2, "files": ["arrays/x", "state.json"]}',
@@ -243,10 +384,11 @@ def test_a_changed_field_is_refused_by_name_and_let_through_by_name():
 
 
 def test_a_field_of_only_one_side_is_a_change():
-    with pytest.raises(InputError, match="data"):
-        check_fingerprints({"data": "1", "steps": "2"}, {"steps": "2"}, ())
-    with pytest.raises(InputError, match="new_field"):
-        check_fingerprints({"steps": "2"}, {"steps": "2", "new_field": "1"}, ())
+    own = fingerprints(Config())
+    with pytest.raises(InputError, match=r"got \['data'\]"):
+        check_fingerprints({**own, "data": "1"}, own, ())
+    with pytest.raises(InputError, match=r"got \['new_field'\]"):
+        check_fingerprints(own, {**own, "new_field": "1"}, ())
 
 
 def test_where_a_run_writes_and_how_often_it_saves_is_not_part_of_it():

@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 from conftest import lanes
 from processes import alive, children, wait_until
+from test_checkpoint import with_hash
 from tiny_run import (
     REPO,
     assert_same_run,
@@ -284,6 +286,26 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_anew(half):
         with pytest.raises(InputError, match="checkpoints are damaged"):
             train(configured(half))
     assert (half / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "path", lanes([("fingerprints",), ("sources", "rl", "position")],
+                  [("offsets",), ("progress", "taken", "sft"), ("sources", "sft"), ("progress",)]),
+)  # fmt: skip
+def test_a_state_without_a_part_or_with_another_in_its_place_is_one_error(half, path):
+    """Although every hash is right."""
+    for value in (None, "x"):
+        for folder in (half / "checkpoints").iterdir():
+            state = json.loads((folder / "state.json").read_text())
+            part = state
+            for name in path[:-1]:
+                part = part[name]
+            part.pop(path[-1], None)
+            part |= {path[-1]: value} if value else {}
+            with_hash(folder, state=json.dumps(state).encode())
+        with warnings.catch_warnings(), pytest.raises(InputError):
+            warnings.simplefilter("ignore")
+            train(configured(half))
 
 
 # -- disks --
