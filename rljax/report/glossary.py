@@ -258,7 +258,6 @@ SAMPLES = {
 
 RUN = {
     "lr": ("learning rate of the last optimizer step", "", "as its schedule says"),
-    "learning_rate": ("learning rate", "", "as its schedule says"),
     "batch/prompts": ("prompts drawn", "prompts", ""),
     "batch/completions": ("completions sampled", "completions", ""),
     "batch/examples": ("examples read", "examples", ""),

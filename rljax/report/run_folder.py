@@ -182,18 +182,18 @@ def moment(seconds: float) -> str:
 def _unfinished(run: Run) -> str:
     """What is known of a run whose last start has written no summary."""
     last, total = run.steps()
-    place = f"step {last} of {total}" if total else f"step {last}"
+    place = f"{last} of {total}" if total else f"{last}"
     if run.running():
-        return f"Still running: {place}, as of {moment(time.time())}."
+        return f"Still running: step {place}, as of {moment(time.time())}."
     try:
-        when = f", at {moment((run.folder / 'metrics.jsonl').stat().st_mtime)}"
+        place += f", at {moment((run.folder / 'metrics.jsonl').stat().st_mtime)}"
     except OSError:
-        when = ""
-    return (
-        f"This run has no summary: it still runs or was stopped. Last step: {last}"
-        + (f" of {total}" if total else "")
-        + f"{when}. The command that started it goes on from its last checkpoint."
-    )
+        pass
+    what = "stopped without an end"
+    if not run.starts:  # then nothing says whether it had a lock
+        what = "has no summary: it still runs or was stopped"
+    resume = "The command that started it goes on from its last checkpoint."
+    return f"This run {what}. Last step: {place}. {resume}"
 
 
 def equal_rewards(steps: int, row: Mapping) -> str:

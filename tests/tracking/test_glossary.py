@@ -1,6 +1,7 @@
 """The glossary: every metric that rljax logs has a meaning, and a user's own has none."""
 
 import ast
+import fnmatch
 import json
 import math
 import re
@@ -14,8 +15,10 @@ from tiny_offline import offline_config
 from tiny_run import tiny_config, train_on_one
 
 from rljax import setup as build
+from rljax.report.curves import GROUPS
 from rljax.report.glossary import METRICS, MISMATCH
 from rljax.report.meanings import health_warnings, meaning
+from rljax.report.page import FAULTS
 from rljax.setup.dry_run import dry_run
 
 # The rooms that make metrics, and names with a slash there that are none.
@@ -123,6 +126,14 @@ def test_prefixes_say_whose_metric_it_is():
     assert meaning("eval/critic/vf_loss").text.startswith("of held-out rows: of critic: ")
     assert "gsm8k" in meaning("reward/source/gsm8k").text
     assert "a/b part" in meaning("reward/part/a/b_part").text
+
+
+def test_charts_are_of_metrics_that_there_are():
+    # Of a loss on held-out rows, and of a role with a prefix, too.
+    names = {*METRICS, *(f"{prefix}/{name}" for prefix in ("eval", "critic") for name in METRICS)}
+    patterns = [(c.title, p) for _, charts in GROUPS for c in charts for p in c.patterns]
+    for title, pattern in [*patterns, *(("faults", pattern) for pattern in FAULTS)]:
+        assert any(fnmatch.fnmatchcase(name, pattern) for name in names), (title, pattern)
 
 
 def test_entries_are_whole():

@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_says_so_and_one_that_was_killed_too(tmp_path):
     with locked(tmp_path):
         text = _text(tmp_path)
         assert re.search(r"Still running: step 60 of 120, as of 20\d\d-\d\d-\d\d \d\d:", text)
-        assert "steps 60 of 120" in text and "was stopped" not in text
+        assert "steps 60 of 120" in text and "without an end" not in text
     # What a killed run leaves on this host, and one on another host that is dead or alive.
     lock, boot = tmp_path / ".lock", _boot()
     for holder, age, alive in ((boot, 0, False), ("elsewhere", 1e3, False), ("elsewhere", 0, True)):
@@ -154,13 +154,13 @@ def test_a_run_that_goes_on_says_so_and_one_that_was_killed_too(tmp_path):
         assert read_run(tmp_path).running() is alive
     lock.unlink()
     text = _text(tmp_path)
-    assert "it still runs or was stopped. Last step: 60 of 120, at 20" in text
+    assert "This run stopped without an end. Last step: 60 of 120, at 20" in text
     assert "Still running" not in text
     # A summary of this start ends it; one of an earlier start, before a resume, does not.
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "started": started}))
-    assert "no summary" not in _text(tmp_path)
+    assert "without an end" not in _text(tmp_path)
     _started(tmp_path)
-    assert "it still runs or was stopped" in _text(tmp_path)
+    assert "stopped without an end" in _text(tmp_path)
     with locked(tmp_path):
         assert "Still running" in _text(tmp_path)
 
