@@ -348,6 +348,7 @@ READS_ITSELF = {
     "experiments/sweep.py": "files of its own runs",
     "rewards/sandbox": "what the sandbox itself wrote, and /proc",
     "rewards/judges": "a cache of its own",
+    "rewards/pool/prints.py": "writes",
     "sampler/memory.py": "/proc/meminfo",
     "data/text/guarded_process.py": "/proc/self/statm",
     "models/huggingface/load.py": "writes",

@@ -48,6 +48,7 @@ def next_steps(folder: Path, given: Given, finished: bool) -> Iterator[str]:
         ("policy", folder / "policy"),
         ("reward model", folder / "reward_model"),
         ("checkpoint", checkpoints[-1] if checkpoints else None),
+        ("rewards said", folder / "rewards.log"),
     ):
         if path is not None and path.exists():
             yield f"{name + ':':<14}{path}"

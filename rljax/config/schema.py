@@ -154,7 +154,8 @@ class RewardConfig(Settings):
     process_reward: str = "dense_step_rewards(lambda_fail=0.25, lambda_pass=0.025)"
     process_lines: str = "line_ids()"  # "line_ids(code_only=True)": of the last fenced block alone
     workers: int = 2  # processes that score at once
-    timeout_s: float = 10.0  # seconds of one call
+    timeout_s: float = 10.0  # seconds of one call; each member of a mixture has them anew
+    memory_gb: float = 8.0  # of a worker (RLIMIT_DATA): more is a MemoryError; 0 = no limit
 
 
 @dataclasses.dataclass

@@ -20,6 +20,7 @@ from rljax.learn import map_microbatches
 from rljax.models.model import Model
 from rljax.rewards.judges.rubric_buffer import RubricBuffer
 from rljax.rewards.pool.pool import Pending, RewardPool, Score
+from rljax.rewards.sandbox.tiers import ALL_TIERS
 from rljax.rollout.judge import MeshJudge
 from rljax.rollout.process import ProcessScorer
 from rljax.tracking import timing
@@ -313,6 +314,13 @@ class Reward:
     def learn(self, report: RewardReport) -> dict[str, float]:
         """Updates the rubrics by the report of a step. Their metrics; {} without rubrics."""
         return {} if self.rubrics is None else self.rubrics.learn(report.rows)
+
+    def facts(self) -> dict[str, float]:
+        """reward/sandbox_tier, where programs are run: the place of their tier in ALL_TIERS of
+        rljax.rewards.sandbox.tiers. 0 isolates best."""
+        notes = self.pool.notes if isinstance(self.pool, RewardPool) else {}
+        tier = notes.get("sandbox_tier")
+        return {} if tier is None else {"reward/sandbox_tier": float(ALL_TIERS.index(tier))}
 
     def close(self) -> None:
         self.pool.close()

@@ -1,6 +1,7 @@
 """What scores the samples of a run: a reward function in workers, reward models, judges."""
 
 import dataclasses
+from pathlib import Path
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config
@@ -17,11 +18,11 @@ from rljax.setup.setup import Setup
 from rljax.setup.weights import scalar_model
 
 
-def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
+def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | None = None) -> Reward:
     """The reward function `text` in a pool of killable workers or, for judge and rubric, asked of
     reward.judge_model, with the score of reward.model where it reads that; where it is "" the model
     alone. `dense`, for training, adds the scores of lines by reward.process_model and the rubrics
-    that evolve, if there are any."""
+    that evolve, if there are any. What the function prints goes to the file `log`."""
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
     scorer = model_scorer(setup.config, setup.model, text, rows)
@@ -29,7 +30,7 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False) -> Reward:
         evolving = dense and bool(reward.rubrics)
         if resolve(text, NAMESPACES["reward"]).function is rubric and not evolving:
             _check_rubrics(setup)
-        pool = text_scorer(setup.config, text, mesh)
+        pool = text_scorer(setup.config, text, mesh, log)
     else:
         pool, scorer = scorer, None
     scored = _process_scorer(setup, rows) if dense and reward.process_model else None
@@ -67,12 +68,15 @@ def model_scorer(config: Config, policy: Model, text: str, rows: int) -> ModelSc
     return ModelScorer(model, params, rows)
 
 
-def text_scorer(config: Config, text: str, mesh) -> RewardPool | MeshJudge:
+def text_scorer(config: Config, text: str, mesh, log: Path | None = None) -> RewardPool | MeshJudge:
     """What scores samples by the reward `text`: workers, or reward.judge_model for what it can
-    answer."""
+    answer. What a function prints goes to the file `log`, or to stderr."""
     reward, component = config.reward, resolve(text, NAMESPACES["reward"])
     if not reward.judge_model or component.function not in (judge, rubric):
-        return RewardPool(text, workers=reward.workers, timeout_s=reward.timeout_s)
+        return RewardPool(
+            text, workers=reward.workers, timeout_s=reward.timeout_s, memory_gb=reward.memory_gb,
+            log=log,
+        )  # fmt: skip
     folder = reward.judge_model
     tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
     model = Model(load_config(folder, **dataclasses.asdict(config.model_settings)), mesh)

@@ -49,6 +49,7 @@ from rljax.training.progress import Progress, bad_steps_in_a_row
 from rljax.training.sources import make_source
 
 LOG = logging.getLogger("rljax")
+PRINTED = "rewards.log"  # what the functions of rewards print
 EXPORTED = {"actor": "policy", "reward_model": "reward_model"}  # folder names
 
 
@@ -101,7 +102,8 @@ class Run:
         }
 
     def _opened(self, text: str, **kind) -> Reward:
-        self.owned.append(build.reward_role(self.setup, text, **kind))
+        log = self.folder / PRINTED
+        self.owned.append(build.reward_role(self.setup, text, log=log, **kind))
         return self.owned[-1]
 
     def __enter__(self) -> "Run":

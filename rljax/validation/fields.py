@@ -34,6 +34,7 @@ _POSITIVE = (
     "offline.max_tokens",
 )
 _NOT_NEGATIVE = (
+    "reward.memory_gb",
     "steps",
     "report_every_minutes",
     "sft.steps",

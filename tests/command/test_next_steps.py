@@ -11,7 +11,14 @@ from rljax.config import Config
 from rljax.config.declare import define_flags, parsed_options
 from rljax.config.flags import config_flags
 
-PARTS = ("report.html", "policy", "reward_model", "checkpoints/00000008", "checkpoints/00000012")
+PARTS = (
+    "report.html",
+    "policy",
+    "reward_model",
+    "rewards.log",
+    "checkpoints/00000008",
+    "checkpoints/00000012",
+)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -25,7 +32,8 @@ def test_lines_name_what_is_there_and_commands_that_exist(tmp_path, finished, mi
     given = Given("quickstart:tiny", {"run_dir": "other", "seed": "1", "notes": "a b"}, Config())
     lines = dict(line.split(":", 1) for line in next_steps(folder, given, finished))
     lines = {name: text.strip() for name, text in lines.items()}
-    paths = {lines[name] for name in ("report", "policy", "reward model") if name in lines}
+    names = ("report", "policy", "reward model", "rewards said")
+    paths = {lines[name] for name in names if name in lines}
     assert paths == {str(folder / name) for name in there if "/" not in name}
     assert lines.get("checkpoint", "").endswith("00000012") == ("checkpoints/00000012" in there)
     assert ("resume" in lines) == (not finished)

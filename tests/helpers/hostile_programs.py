@@ -35,6 +35,17 @@ def refused(x86, arm, *arguments):
     return result, code
 """
 
+# Files of the host that a program without a root of its own may see the names and sizes of.
+SEES = {
+    "sees the canary": "attempt(lambda: os.stat(CANARY))",
+    "sees /etc/shadow": "attempt(lambda: os.lstat('/etc/shadow'))",
+    "sees its parent": "attempt(lambda: os.stat('/proc/%d' % os.getppid()))",
+    "sees access rights": "attempt(lambda: 1 / os.access('/etc/hosts', os.F_OK))",
+    "reads a link": "attempt(lambda: os.readlink('/proc/self/exe'))",
+    "sees the folder of its zygote": "attempt(lambda: 1 / ('sandbox-' in os.getcwd()))",
+    "goes to a folder of the host": "attempt(lambda: os.chdir(HOST))",
+}
+
 # Containment: name, source. Those that end by themselves print "held" or "BREACH".
 HOLD = {
     "reads the canary file": "attempt(lambda: open(CANARY).read())",
@@ -55,6 +66,12 @@ HOLD = {
     "walks /proc": "attempt(lambda: [open(f'/proc/{n}/cmdline', 'rb').read() for n in "
     "(os.getppid(), 1)])",
     "opens its parent's memory": "attempt(lambda: open('/proc/%d/mem' % os.getppid(), 'r+b'))",
+    "asks for its parent's group": "attempt(lambda: os.getpgid(os.getppid()))",
+    "asks for its parent's session": "attempt(lambda: os.getsid(os.getppid()))",
+    "asks for its parent's processors": "attempt(lambda: os.sched_getaffinity(os.getppid()))",
+    "reads its parent's clock": "attempt(lambda: time.clock_gettime(~os.getppid() << 3 | 2))",
+    "asks for its parent's robust list": "attempt(lambda: refused(274, 100, os.getppid(),"
+    " ctypes.byref(ctypes.c_long()), 0))",
     "opens devices": "attempt(lambda: [open(p, 'rb') for p in ('/dev/mem', '/dev/kmsg')])",
     "lists the root of a parent": "attempt(lambda: os.listdir('/proc/%d/root' % os.getppid()))",
     "inherits descriptors": "attempt(lambda: [os.fstat(n) for n in range(4, 400) if _open(n)][0])",
@@ -351,7 +368,7 @@ def run(name: str, tier: str, canary: str) -> dict:
     """One program of HOLD or EXHAUST in one tier -> its name, status, output and wall time."""
     from rljax.rewards.sandbox.tiers import Limits, Process
 
-    source = HOLD.get(name) or EXHAUST[name][1]
+    source = HOLD.get(name) or SEES.get(name) or EXHAUST[name][1]
     source = PRELUDE.format(canary=canary, host=str(Path(canary).parent)) + source
     limits = Limits(timeout_s=TIMEOUT_S, memory_bytes=512 << 20)
     began = time.monotonic()

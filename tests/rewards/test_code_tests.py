@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+import types
 
 import pytest
 from conftest import worked_example
@@ -23,6 +24,8 @@ from rljax.rewards.unit_tests.code_forms import (
     unit_test_score,
 )
 from rljax.rewards.unit_tests.code_run import run_tests
+from rljax.rollout import Reward
+from rljax.training.scores import try_rewards
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -464,6 +467,14 @@ def test_a_broken_ground_truth_is_an_error_and_a_broken_program_is_not():
     assert "no unit tests" in scores[0].message and scores[1].value == -1.0
 
 
+def test_a_pool_knows_the_tier_that_its_programs_run_in():
+    for text in ("code_tests", "mixture(rewards=('valid_json', 'code_tests'))"):
+        with RewardPool(text, workers=1) as pool:
+            assert pool.notes == {"sandbox_tier": sandbox_tier()}
+            made = Reward(pool, None, None)
+            assert made.facts() == {"reward/sandbox_tier": tiers.ALL_TIERS.index(sandbox_tier())}
+
+
 NO_SANDBOX = """
 import os
 from rljax.rewards.sandbox import tiers
@@ -473,7 +484,7 @@ if os.getpid() != {tests}:  # in a worker: a test process of xdist is a `python 
 """
 
 
-def test_without_a_sandbox_the_pool_is_refused_and_unsafe_is_by_name(tmp_path, monkeypatch):
+def test_without_a_sandbox_the_pool_is_refused_and_unsafe_is_by_name(tmp_path, monkeypatch, caplog):
     (tmp_path / "no_sandbox.py").write_text(NO_SANDBOX.format(tests=os.getpid()))
     monkeypatch.syspath_prepend(tmp_path)
     before = dict(os.environ), tiers.TIERS
@@ -482,5 +493,12 @@ def test_without_a_sandbox_the_pool_is_refused_and_unsafe_is_by_name(tmp_path, m
         RewardPool("no_sandbox.code_tests", workers=1)
     with RewardPool("no_sandbox.code_tests(allow_unsafe_execution=True)", workers=1) as pool:
         (score,) = pool.score([{"response": CORRECT, "ground_truth": json.dumps(GCD)}])
+        assert pool.notes == {"sandbox_tier": "unsafe"}
+        data = types.SimpleNamespace(sources=[], test_prompts=[])
+        setup = types.SimpleNamespace(data=data, needs_reward=True)
+        reward = Reward(pool, None, None)
+        try_rewards(types.SimpleNamespace(setup=setup, reward=reward, eval_reward=reward))
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "sandbox tier 'unsafe'" in said and "can read, change and start whatever you can" in said
     assert score.value == 1.0
     assert (dict(os.environ), tiers.TIERS) == before  # other tests start programs by PATH

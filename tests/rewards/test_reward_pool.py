@@ -20,6 +20,7 @@ from rljax import rewards
 from rljax.components import resolve
 from rljax.contracts import spec
 from rljax.errors import InputError
+from rljax.rewards.pool import prints
 from rljax.rewards.pool.calling import HOME, late_score
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rewards.pool.worker import PROGRESS_BYTES, Progress
@@ -62,6 +63,11 @@ def act(response, extra_info=None):
         raise KeyboardInterrupt
     if response == "recurse":
         return act("recurse")
+    if response == "print and hang":
+        print("before the end, to stderr", file=sys.stderr)
+        time.sleep(600)
+    while response == "print for ever":
+        print("x" * 10_000)
     if response == "print":
         print("\\x00" * 100_000)
         os.write(1, b"raw bytes")
@@ -255,6 +261,48 @@ def test_prints_do_not_reach_the_protocol_or_the_parents_stdout(act, capfd):
         assert statuses(pool.score(samples("print", "print", "a"))) == ["ok"] * 3
     out, err = capfd.readouterr()
     assert out == "" and "raw bytes" in err
+
+
+def test_what_a_reward_prints_goes_to_a_file_of_bounded_size_also_from_one_that_is_killed(
+    act, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(prints, "MAX_BYTES", 300_000)
+    log = tmp_path / "rewards.log"
+    quiet, loud = tmp_path / "quiet.log", samples("print", "print and hang", "raise")
+    with RewardPool(act, workers=1, log=quiet) as pool:
+        pool.score(samples("a", "b"))
+    assert not quiet.exists()
+    for _ in range(2):  # two pools, one after the other, of one run
+        with RewardPool(act, workers=1, timeout_s=1.0, log=log) as pool:
+            assert statuses(pool.score(loud)) == ["ok", "timeout", "error"]
+    text = log.read_bytes()
+    assert text.startswith(b"\0" * 100_000 + b"\n") and b"raw bytes" in text
+    assert b"before the end, to stderr" in text
+    with RewardPool(act, workers=2, log=log) as pool:
+        assert statuses(pool.score(samples(*["print"] * 20))) == ["ok"] * 20
+    assert 300_000 < log.stat().st_size < 301_000 and b"was dropped]" in log.read_bytes()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_reward_that_prints_for_ever_is_ended_by_its_clock(act, tmp_path):
+    with RewardPool(act, workers=1, timeout_s=0.7, log=tmp_path / "log") as pool:
+        assert statuses(pool.score(samples("print for ever", "a"))) == ["timeout", "ok"]
+
+
+def test_the_memory_of_a_worker_is_bounded(act):
+    """Asked for at once, and in many pieces; the worker and its neighbours go on."""
+    with RewardPool(act, workers=1, memory_gb=0.5) as pool:
+        scores = pool.score(samples("a", "return len(bytearray(1 << 40))", "return len([[0] * "
+                                    "1000 for _ in range(10**6)])", "b"))  # fmt: skip
+        assert statuses(scores) == ["ok", "error", "error", "ok"]
+        assert all("MemoryError" in score.message for score in scores[1:3])
+        late = act.replace("act", "late")
+    with RewardPool(late, workers=1, memory_gb=0.5) as pool:  # its text chose what to allocate
+        (score,) = pool.score(samples("return len(bytearray(1 << 40))"))
+        assert (score.status, score.value, score.over_limit) == ("ok", -2.0, True)
+    for bad in (-1, float("nan"), "1"):
+        with pytest.raises(InputError, match="memory_gb"):
+            RewardPool(act, memory_gb=bad)
 
 
 def test_a_reward_that_forks_does_not_answer_twice(act):

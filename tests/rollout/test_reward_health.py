@@ -21,6 +21,7 @@ def one_after_the_other(prompts, key, cfg, *, actor, reward):
     return Rollout(batch, prompts, report)
 
 def constant(response):
+    print("seen:", response)
     return {"score": 0.25, "extracted": float("1" in response)}
 
 def best_of_group(responses, ground_truth):
@@ -52,11 +53,15 @@ def run(folder, function: str, **fields):
 
 
 def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_in_the_report(
-    tmp_path, caplog
+    tmp_path, caplog, capfd
 ):
+    """And what the reward prints is in the run folder, not between the lines of the console."""
     with caplog.at_level(logging.WARNING, "rljax"):
         reward = "health_rewards.constant"
         rows = run(tmp_path, reward, steps=4, evaluate__reward=reward)
+    assert "seen:" not in "".join(capfd.readouterr())
+    # Of the trial 2, of four steps 16 each, and of the evaluations.
+    assert (tmp_path / "rewards.log").read_text().count("seen: ") >= 2 + 4 * 16 + 4
     said = [r.getMessage() for r in caplog.records if "nothing is learned" in r.getMessage()]
     assert (
         len(said) == 1 and "step 5: all rewards of 3 steps in a row are one number, 0.25" in said[0]

@@ -148,15 +148,15 @@ def asks_nobody(component: Component) -> bool:
     return all(asks_nobody(member) for member in named)
 
 
-def prepare(component: Component) -> None:
+def prepare(component: Component) -> dict[str, str]:
     """Calls `prepare_worker(component)` of the module of a reward, where there is one, and does so
-    for the rewards that it names: what is slow once is over before the first clock starts."""
+    for the rewards that it names: what is slow once is over before the first clock starts. Returns
+    the facts, by name, that these calls returned."""
     module = inspect.getmodule(component.function)
     own = vars(module).get("prepare_worker") if module else None
-    if own is not None:
-        own(component)
-    for member in members(component):
-        prepare(member)
+    facts = own(component) if own is not None else None
+    facts = facts if isinstance(facts, dict) else {}
+    return facts | {k: v for one in members(component) for k, v in prepare(one).items()}
 
 
 def probe_options(component: Component) -> None:

@@ -13,6 +13,7 @@ import os
 import pickle
 import weakref
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rljax.components import Component, resolve
 from rljax.contracts import spec
@@ -28,6 +29,7 @@ from rljax.rewards.pool.calling import (
     wanted_fields,
 )
 from rljax.rewards.pool.jobs import Job, Score, Task
+from rljax.rewards.pool.prints import Prints
 from rljax.rewards.pool.supervisor import Supervisor
 
 __all__ = ["Pending", "RewardPool", "Score", "call_reward"]
@@ -64,9 +66,11 @@ class RewardPool:
     scored elsewhere. What was over a limit of time or memory is scored as the reward that ran then
     declares (`on_timeout` of rljax.contracts); where it declares nothing it has no score.
 
-    Not affected by what a reward does: hang, raise, exit, crash, print. Workers end when the parent
-    ends, even by kill -9. `max_tasks_per_worker` bounds what a leaking reward can pile up. Several
-    threads may ask at once.
+    Not affected by what a reward does: hang, raise, exit, crash, print. What it prints goes to the
+    file `log`, of at most 10 MB; without one, to stderr. A worker that asks for more than
+    `memory_gb` of memory of its own (RLIMIT_DATA; 0: no limit) gets a MemoryError. Workers end when
+    the parent ends, even by kill -9. `max_tasks_per_worker` bounds what a leaking reward can pile
+    up. Several threads may ask at once.
     """
 
     def __init__(
@@ -75,9 +79,11 @@ class RewardPool:
         *,
         workers: int = 2,
         timeout_s: float = 10.0,
+        memory_gb: float = 8.0,
         max_tasks_per_worker: int = 100_000,
+        log: Path | None = None,
     ):
-        _check_options(workers, timeout_s, max_tasks_per_worker)
+        _check_options(workers, timeout_s, memory_gb, max_tasks_per_worker)
         self.component = _resolve_reward(reward)
         check_own_limit(self.component, timeout_s)
         if not callable(declared := spec(self.component).on_timeout) and declared is not None:
@@ -86,7 +92,10 @@ class RewardPool:
         self._names, self._required = wanted_fields(self.component)
         self.grouped = is_group_reward(self.component)
         self._owner = os.getpid()
-        self._supervisor = Supervisor(self.component, workers, timeout_s, max_tasks_per_worker)
+        self._supervisor = Supervisor(
+            self.component, workers, timeout_s, max_tasks_per_worker,
+            int(memory_gb * (1 << 30)), log and Prints(log),
+        )  # fmt: skip
         self._finalizer = weakref.finalize(
             self, self._supervisor.stop
         )  # also when dropped, or at exit
@@ -101,6 +110,11 @@ class RewardPool:
 
     def __exit__(self, *exc_info):
         self.close()
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the reward's prepare_worker returned: facts such as the tier of its sandbox."""
+        return dict(self._supervisor.notes)
 
     def close(self):
         """Kill the workers and wait for their end. May be called again."""
@@ -158,12 +172,14 @@ class RewardPool:
             ) from error
 
 
-def _check_options(workers: int, timeout_s: float, max_tasks_per_worker: int):
+def _check_options(workers: int, timeout_s: float, memory_gb: float, max_tasks_per_worker: int):
     for name, value in (("workers", workers), ("max_tasks_per_worker", max_tasks_per_worker)):
         if not isinstance(value, int) or value < 1:
             raise InputError(
                 f"RewardPool: {name}", value=value, rule="it is a whole number, at least 1"
             )
+    if not isinstance(memory_gb, int | float) or not 0 <= memory_gb < math.inf:
+        raise InputError("RewardPool: memory_gb", value=memory_gb, rule="at least 0; 0 = no limit")
     if not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InputError(
             "RewardPool: timeout_s", value=timeout_s, rule="it is a positive number of seconds"

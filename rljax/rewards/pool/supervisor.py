@@ -6,7 +6,6 @@ it `orders` through a queue that a signal handler may use as well; it answers by
 
 import collections
 import contextlib
-import json
 import math
 import os
 import pickle
@@ -16,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -24,125 +22,28 @@ from rljax.components import Component
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import failed_outcome, late_outcome
 from rljax.rewards.pool.jobs import Job, Score, Task
-from rljax.rewards.pool.worker import PROGRESS_BYTES, Progress, frame, take_frame
+from rljax.rewards.pool.prints import Prints
+from rljax.rewards.pool.process import BEGIN_TIMEOUT_S, WorkerProcess
+from rljax.rewards.pool.worker import take_frame
 
 _START_TIMEOUT_S = 120.0  # a worker imports the reward's module: slow on a network disk
-_BEGIN_TIMEOUT_S = 30.0  # from handing over a chunk to the worker's message that it began
 _REAP_TIMEOUT_S = 5.0
 _START_ATTEMPTS = 3
 _CHUNK = 256  # tasks at most that a worker is handed at once,
 _CHUNK_S = 0.01  # and seconds of work: one wake-up of the thread costs a hundredth of it
 _RECENT = 0.1  # weight of a task in the running mean of their seconds
 
-# The parent's `__main__` is not imported (a launcher is heavy); its sys.path is handed over.
-_BOOT = """
-import sys
-spec, *sys.path = sys.argv[1:]
-from rljax.rewards.pool.worker import main
-main(spec)
-"""
-# A worker is one of many: no thread pools, and never the parent's accelerator.
-_WORKER_ENV = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "",
-}
-
-
-class _Worker:
-    """One process as its parent sees it: the stream, and which task it is on since when."""
-
-    def __init__(self, reward: str, folder: str, path: list[str]):
-        self.state = "starting"  # -> "idle" <-> "busy"; or "dead"
-        self.since = time.monotonic()  # when that state began
-        self.chunk: collections.deque[Task] = collections.deque()  # handed over, not yet heard of
-        self.served = 0
-        self.buffer = bytearray()
-        self.socket, theirs = socket.socketpair()
-        read_end, self.lifeline = os.pipe()
-        shared = tempfile.TemporaryFile()
-        spec = {
-            "reward": reward,
-            "socket": theirs.fileno(),
-            "lifeline": read_end,
-            "progress": shared.fileno(),
-            "parent": os.getpid(),
-        }
-        try:
-            shared.write(bytes(PROGRESS_BYTES))
-            shared.flush()
-            self.progress = Progress(shared.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(spec), *path],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # a launcher's own stdout may be data; what rewards print goes to stderr
-                pass_fds=(theirs.fileno(), read_end, shared.fileno()),
-                cwd=folder,
-                env={**os.environ, **_WORKER_ENV},
-                start_new_session=True,  # out of the terminal's reach, and killed with its children
-            )
-        except BaseException:
-            self.close_stream()
-            raise
-        finally:
-            theirs.close()
-            os.close(read_end)
-            shared.close()
-        self.socket.setblocking(False)
-
-    def close_stream(self):
-        self.socket.close()
-        if self.lifeline >= 0:
-            os.close(self.lifeline)
-            self.lifeline = -1
-
-    def kill(self):
-        """SIGKILL to the process and its children; reaping is the caller's."""
-        self.state = "dead"
-        # Before it is reaped, the process id cannot belong to anyone else.
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.close_stream()
-
-    def receive(self) -> bool:
-        """Move what has arrived into the buffer, without waiting; False at the stream's end."""
-        try:
-            while data := self.socket.recv(1 << 16):
-                self.buffer += data
-            return False
-        except BlockingIOError:
-            return True
-        except ConnectionResetError:
-            return False
-
-    def running(self) -> tuple[Task | None, float, bool]:
-        """(the task it is on, or None if it has not begun one; since when; whether what runs has a
-        score when it is over its limit)."""
-        if self.state == "busy":
-            number, clock, scored = self.progress.read()
-            for task in self.chunk:
-                if task.number == number:
-                    return task, clock, scored
-        return None, self.since, False
-
-    def send(self, chunk: list[Task]) -> None:
-        self.state, self.since = "busy", time.monotonic()
-        self.progress.write(-1, self.since)
-        self.chunk.extend(chunk)
-        self.socket.settimeout(_BEGIN_TIMEOUT_S)  # it is idle, so it reads at once
-        self.socket.sendall(frame([(task.number, task.blob) for task in chunk]))
-        self.socket.setblocking(False)
-
 
 class Supervisor:
     """`size` workers and the thread that owns them, from `start` until `stop`."""
 
-    def __init__(self, component: Component, size: int, timeout_s: float, max_tasks: int):
-        self.component, self.size = component, size
-        self.timeout_s, self.max_tasks = timeout_s, max_tasks
+    def __init__(
+        self, component: Component, size: int, timeout_s: float, max_tasks: int,
+        memory_bytes: int = 0, prints: Prints | None = None,
+    ):  # fmt: skip
+        self.component, self.size, self.memory_bytes = component, size, memory_bytes
+        self.timeout_s, self.max_tasks, self.prints = timeout_s, max_tasks, prints
+        self.notes: dict[str, str] = {}  # what the reward's prepare_worker has said
         # Replacements start later: they must see the folder and the path of today.
         self._folder, self._path = os.getcwd(), [str(entry) for entry in sys.path]
         self._owner = os.getpid()
@@ -150,7 +51,7 @@ class Supervisor:
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._dying: list[subprocess.Popen] = []
         self._todo: collections.deque[Task] = collections.deque()
         self._jobs: set[Job] = set()
@@ -264,7 +165,9 @@ class Supervisor:
         if self._failed_starts and not (self._todo or self._waiting):
             return  # nobody asks: a reward that cannot start must not be started for ever
         while len(self._workers) < self.size:
-            self._workers.append(_Worker(self.component.text, self._folder, self._path))
+            piped = self.prints is not None
+            text, memory = self.component.text, self.memory_bytes
+            self._workers.append(WorkerProcess(text, self._folder, self._path, memory, piped))
 
     def _hand_out(self) -> None:
         """Give every idle worker a chunk: of a few milliseconds, and single tasks at the end and
@@ -293,6 +196,8 @@ class Supervisor:
             selector.register(self._bell, selectors.EVENT_READ)
             for worker in self._workers:
                 selector.register(worker.socket, selectors.EVENT_READ, worker)
+                if worker.printed >= 0:
+                    selector.register(worker.printed, selectors.EVENT_READ, worker)
             deadline = min((self._deadline(worker) for worker in self._workers), default=math.inf)
             # A task that begins after this look at the clocks says nothing: look again before it
             # can be over time. (The hour: poll() takes no timeout above 2**31 ms.)
@@ -305,6 +210,7 @@ class Supervisor:
                 self._bell.recv(1 << 16)
         for worker in list(self._workers):
             if worker in ready:
+                self._keep_prints(worker)
                 self._read(worker)
             if worker.state != "dead" and time.monotonic() > self._deadline(worker):
                 # We may have been asleep: what arrived meanwhile counts before the clock does.
@@ -312,14 +218,18 @@ class Supervisor:
                 if worker.state != "dead" and time.monotonic() > self._deadline(worker):
                     self._expire(worker)
 
-    def _deadline(self, worker: _Worker) -> float:
+    def _deadline(self, worker: WorkerProcess) -> float:
         task, since, _ = worker.running()
         if task is not None:
             return since + self.timeout_s
-        limits = {"starting": _START_TIMEOUT_S, "busy": _BEGIN_TIMEOUT_S, "idle": math.inf}
+        limits = {"starting": _START_TIMEOUT_S, "busy": BEGIN_TIMEOUT_S, "idle": math.inf}
         return since + limits[worker.state]
 
-    def _read(self, worker: _Worker) -> None:
+    def _keep_prints(self, worker: WorkerProcess) -> None:
+        if worker.printed >= 0 and not self.prints.read_from(worker.printed):
+            worker.close_pipe()
+
+    def _read(self, worker: WorkerProcess) -> None:
         """Act on all that a worker has sent, and on its end."""
         still_open = worker.receive()
         while (message := take_frame(worker.buffer)) is not None:
@@ -328,6 +238,7 @@ class Supervisor:
                 self._record(worker, content)
             elif kind == "ready":
                 worker.state, self._failed_starts = "idle", 0
+                self.notes |= content
             else:
                 self._discard(worker)
                 raise InputError(
@@ -340,7 +251,7 @@ class Supervisor:
         elif worker.state == "idle" and worker.served >= self.max_tasks:
             self._discard(worker)
 
-    def _record(self, worker: _Worker, found: list[tuple]) -> None:
+    def _record(self, worker: WorkerProcess, found: list[tuple]) -> None:
         for number, outcomes, seconds, longest in found:
             task = worker.chunk.popleft()
             assert task.number == number, "a worker answered out of order"
@@ -377,7 +288,7 @@ class Supervisor:
     def _attribute(self, task: Task, outcome: tuple, since: float) -> None:
         self._settle(task, [outcome] * len(task.places), time.monotonic() - since)
 
-    def _expire(self, worker: _Worker) -> None:
+    def _expire(self, worker: WorkerProcess) -> None:
         """A deadline has passed: kill, and blame the task if one was running."""
         task, since, scored = worker.running()
         if task is None:
@@ -388,7 +299,7 @@ class Supervisor:
         self._typical_s = max(self._typical_s or 0.0, self.timeout_s * _RECENT)
         self._discard(worker)
 
-    def _reap(self, worker: _Worker) -> None:
+    def _reap(self, worker: WorkerProcess) -> None:
         """A worker has ended by itself: the task it was on is an error, the rest is requeued. One
         that a signal ended was out of memory or stack."""
         state, (task, since, scored) = worker.state, worker.running()
@@ -408,13 +319,15 @@ class Supervisor:
             self._failed_starts = 1
             raise RuntimeError(
                 f"{_START_ATTEMPTS} reward workers in a row ended, or said nothing, before their "
-                f"first sample ({how}); see stderr"
+                f"first sample ({how}); see {self.prints.path if self.prints else 'stderr'}"
             )
 
-    def _discard(self, worker: _Worker) -> None:
+    def _discard(self, worker: WorkerProcess) -> None:
         """Kill a worker; what it had not begun goes back to the front of the queue."""
         self._todo.extendleft(reversed(worker.chunk))
         worker.kill()
+        self._keep_prints(worker)  # what it wrote before its end
+        worker.close_pipe()
         self._workers.remove(worker)
         self._dying.append(worker.process)
 
@@ -422,6 +335,8 @@ class Supervisor:
         """Kill and reap every process, and tell everyone who waits."""
         for worker in self._workers:
             worker.kill()
+            self._keep_prints(worker)
+            worker.close_pipe()
             self._dying.append(worker.process)
         self._workers.clear()
         deadline = time.monotonic() + _REAP_TIMEOUT_S

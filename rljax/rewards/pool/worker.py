@@ -5,7 +5,7 @@
 A task is a sample, or of a reward that declares `responses` a group: the samples of one prompt.
 The wire, both ways, is frames of an 8-byte length and a pickle.
   pool -> worker   a chunk: [(number of the task, pickled fields), ...]
-  worker -> pool   ("ready", "") or ("failed", message) once; then
+  worker -> pool   ("ready", notes) or ("failed", message) once; then
                    ("scored", [(number, outcomes, seconds, longest), ...]) until the chunk is done:
                    an outcome (status, value, parts, message) per sample of the task, the seconds of
                    the call, and (seconds, scored) of the longest piece of it
@@ -153,6 +153,10 @@ def main(spec_text: str) -> None:
     spec = json.loads(spec_text)
     _die_with(spec["lifeline"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a reward that crashes must not fill the disk
+    if spec["memory_bytes"]:  # of what it writes to: libraries reserve far more addresses than that
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        most = spec["memory_bytes"] if hard < 0 else min(hard, spec["memory_bytes"])
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     sys.stdout.reconfigure(line_buffering=True)  # what a reward prints survives the kill
     sock = socket.socket(fileno=spec["socket"])
     sock.set_inheritable(False)  # a process that the reward starts must not keep the stream open
@@ -161,11 +165,11 @@ def main(spec_text: str) -> None:
     try:
         component = resolve(spec["reward"], HOME)
         fields = wanted_fields(component)
-        prepare(component)
+        notes = prepare(component)
     except BaseException as error:
         sock.sendall(frame(("failed", describe(error))))
         return
-    sock.sendall(frame(("ready", "")))
+    sock.sendall(frame(("ready", notes)))
     clock = Clock(progress, component)
     if members(component) and not is_group_reward(component):
         watch(clock.begin_member)

@@ -8,8 +8,8 @@ and is refused.
 The filter is an allow-list: what is not named fails with EPERM, new system calls included. It
 leaves one process that may read, write, map memory and start threads. Never: fork, exec, sockets
 (but a connected pair, which asyncio needs), ptrace, reading another process, mount, namespaces,
-bpf, keyctl, userfaultfd, io_uring, memfd, shared memory, signals or limits of other processes,
-links, chmod, chown, mkdir.
+bpf, keyctl, userfaultfd, io_uring, memfd, shared memory, signals, limits or clocks of other
+processes, links, chmod, chown, mkdir.
 """
 
 import ctypes
@@ -33,42 +33,42 @@ _KEPT_FLAGS = {os.ST_NOSUID: MS_NOSUID, os.ST_NODEV: MS_NODEV, os.ST_NOEXEC: MS_
 
 # name: (x86_64, aarch64); -1 = does not exist there. Without conditions on their arguments.
 _ALLOWED = {
-    "read": (0, 63), "write": (1, 64), "close": (3, 57), "stat": (4, -1), "fstat": (5, 80),
-    "lstat": (6, -1), "poll": (7, -1), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),
-    "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "fstat": (5, 80), "poll": (7, -1),
+    "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215),
+    "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139), "pread64": (17, 67), "pwrite64": (18, 68), "readv": (19, 65),
-    "writev": (20, 66), "access": (21, -1), "pipe": (22, -1), "select": (23, -1),
-    "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23),
-    "dup2": (33, -1), "pause": (34, -1), "nanosleep": (35, 101), "getitimer": (36, 102),
-    "alarm": (37, -1), "setitimer": (38, 103), "getpid": (39, 172), "sendto": (44, 206),
-    "recvfrom": (45, 207), "shutdown": (48, 210), "exit": (60, 93), "wait4": (61, 260),
-    "uname": (63, 160), "flock": (73, 32), "fsync": (74, 82), "fdatasync": (75, 83),
-    "getcwd": (79, 17), "chdir": (80, 49),
-    "fchdir": (81, 50), "readlink": (89, -1),
-    "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165),
-    "sysinfo": (99, 179), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176),
-    "geteuid": (107, 175), "getegid": (108, 177), "getppid": (110, 173), "getpgrp": (111, -1),
-    "getgroups": (115, 158), "getresuid": (118, 148), "getresgid": (120, 150),
-    "getpgid": (121, 155), "getsid": (124, 156), "rt_sigpending": (127, 136),
-    "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132),
-    "gettid": (186, 178), "time": (201, -1), "futex": (202, 98), "sched_getaffinity": (204, 123),
-    "epoll_create": (213, -1), "set_tid_address": (218, 96),
-    "restart_syscall": (219, 128), "fadvise64": (221, 223), "clock_gettime": (228, 113),
-    "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "exit_group": (231, 94),
-    "epoll_wait": (232, -1), "epoll_ctl": (233, 21), 
-    "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48),
-    "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99),
-    "get_robust_list": (274, 100), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
-    "epoll_create1": (291, 20), "dup3": (292, 24), "pipe2": (293, 59), "getcpu": (309, 168),
-    "getrandom": (318, 278), "membarrier": (324, 283),
-    "statx": (332, 291), "rseq": (334, 293), "close_range": (436, 436), "faccessat2": (439, 439),
-    "arch_prctl": (158, -1),
+    "writev": (20, 66), "pipe": (22, -1), "select": (23, -1), "sched_yield": (24, 124),
+    "mremap": (25, 216), "madvise": (28, 233), "dup": (32, 23), "dup2": (33, -1), "pause": (34, -1),
+    "nanosleep": (35, 101), "getitimer": (36, 102), "alarm": (37, -1), "setitimer": (38, 103),
+    "getpid": (39, 172), "sendto": (44, 206), "recvfrom": (45, 207), "shutdown": (48, 210),
+    "exit": (60, 93), "wait4": (61, 260), "uname": (63, 160), "flock": (73, 32), "fsync": (74, 82),
+    "fdatasync": (75, 83), "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163),
+    "getrusage": (98, 165), "sysinfo": (99, 179), "times": (100, 153), "getuid": (102, 174),
+    "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177), "getppid": (110, 173),
+    "getpgrp": (111, -1), "getgroups": (115, 158), "getresuid": (118, 148), "getresgid": (120, 150),
+    "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132), "gettid": (186, 178), "time": (201, -1), "futex": (202, 98),
+    "epoll_create": (213, -1), "set_tid_address": (218, 96), "restart_syscall": (219, 128),
+    "fadvise64": (221, 223), "exit_group": (231, 94), "epoll_wait": (232, -1),
+    "epoll_ctl": (233, 21), "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99),
+    "epoll_pwait": (281, 22), "eventfd2": (290, 19), "epoll_create1": (291, 20), "dup3": (292, 24),
+    "pipe2": (293, 59), "getcpu": (309, 168), "getrandom": (318, 278), "membarrier": (324, 283),
+    "rseq": (334, 293), "close_range": (436, 436), "arch_prctl": (158, -1),
 }  # fmt: skip
-# The same, but only where Landlock or a root of its own says which files there are.
-_FILES = {
-    "open": (2, -1), "openat": (257, 56), "rename": (82, -1), "renameat": (264, 38),
-    "renameat2": (316, 276), "unlink": (87, -1), "unlinkat": (263, 35), "ftruncate": (77, 46),
-    "getdents": (78, -1), "getdents64": (217, 61),
+# The same, where Landlock or a root of its own says which files there are.
+_PATHS = {
+    "stat": (4, -1), "lstat": (6, -1), "access": (21, -1), "readlink": (89, -1),
+    "readlinkat": (267, 78), "newfstatat": (262, 79), "faccessat": (269, 48), "statx": (332, 291),
+    "faccessat2": (439, 439), "chdir": (80, 49), "fchdir": (81, 50), "getcwd": (79, 17),
+    "ftruncate": (77, 46), "getdents": (78, -1), "getdents64": (217, 61),
+}  # fmt: skip
+# name: numbers, index of the flags. What they open can be seen by its name, without O_TMPFILE.
+_OPEN = {"open": ((2, -1), 1), "openat": ((257, 56), 2)}
+# And where the files are counted by their file system: a file that is open, or mapped, and has lost
+# its name takes space that nobody sees.
+_REMOVING = {
+    "rename": (82, -1), "renameat": (264, 38), "renameat2": (316, 276), "unlink": (87, -1),
+    "unlinkat": (263, 35),
 }  # fmt: skip
 _CLONE3, _CLONE = (435, 435), (56, 220)
 # name: numbers, index of the argument, allowed low words of it ("self" = the process's own id)
@@ -76,12 +76,20 @@ _ONLY = {
     "kill": ((62, 129), 0, ("self",)),
     "tgkill": ((234, 131), 0, ("self",)),
     "prlimit64": ((302, 261), 0, (0, "self")),
+    # Of itself alone: for another process the answer says whether there is one.
+    "getpgid": ((121, 155), 0, (0, "self")),
+    "getsid": ((124, 156), 0, (0, "self")),
+    "sched_getaffinity": ((204, 123), 0, (0, "self")),
+    "get_robust_list": ((274, 100), 0, (0, "self")),
     # FIONREAD, FIONBIO, FIOCLEX, FIONCLEX, TCGETS, TIOCGWINSZ: not TIOCSTI, not FIOSETOWN
     "ioctl": ((16, 29), 1, (0x541B, 0x5421, 0x5451, 0x5450, 0x5401, 0x5413)),
     # F_DUPFD to F_GETLK, F_DUPFD_CLOEXEC, pipe sizes, seals: not F_SETOWN, which sends signals
     "fcntl": ((72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),
 }
+# The clocks of the system, whose numbers are small: a negative one is the clock of some process.
+_CLOCKS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
 _SOCKETPAIR = (53, 199)
+_TMPFILE = 0x400000  # of the flags of open
 _OWN_ID = 0x5A5AA5A5  # no process has this id, and no instruction these bytes
 _THREAD_FLAGS = 0x00010100  # CLONE_THREAD | CLONE_VM
 _NEW_FLAGS = 0x7E020000  # CLONE_NEW*
@@ -151,62 +159,65 @@ def _numbers(pair: tuple[int, int]) -> int:
 
 
 @functools.cache
-def filter_template(*, files: bool) -> bytes:
-    """The BPF program, with a mark where the id of the process belongs: a zygote makes it once."""
-    me = _OWN_ID
-    program: list[bytes] = []
+def filter_template(files: str) -> bytes:
+    """The BPF program, with a mark where the id of the process belongs: a zygote makes it once.
 
-    def step(code: int, value: int, true: int = 0, false: int = 0):
-        program.append(struct.pack("=HBBI", code, true, false, value))
-
-    def load_argument(index: int):
-        step(_LOAD, 16 + 8 * index)  # its low word: what follows are ints in the kernel
-
-    def refuse(code: int):
-        step(_RETURN, _ERRNO | code)
-
-    step(_LOAD, 4)
-    step(_JUMP_EQUAL, _MACHINES[platform.machine()][1], 1, 0)
-    step(_RETURN, _KILL)
-    step(_LOAD, 0)
-    step(_JUMP_ABOVE, 0x40000000, 0, 1)  # the x32 numbers of x86_64
-    step(_RETURN, _KILL)
-    for pair in [*_ALLOWED.values(), *(_FILES.values() if files else ())]:
-        if _numbers(pair) >= 0:
-            step(_JUMP_EQUAL, _numbers(pair), 0, 1)
-            step(_RETURN, _ALLOW)
+    `files`: "none", no path can be used; "shared", files lie among those of the host; "private", in
+    a file system of the program's own, which bounds them.
+    """
+    allow, refuse = _step(_RETURN, _ALLOW), _step(_RETURN, _ERRNO | errno.EPERM)
+    program = [
+        _step(_LOAD, 4),
+        _step(_JUMP_EQUAL, _MACHINES[platform.machine()][1], 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, 0),
+        _step(_JUMP_ABOVE, 0x40000000, 0, 1),  # the x32 numbers of x86_64
+        _step(_RETURN, _KILL),
+    ]
+    plain = [*_ALLOWED.values(), *(_PATHS.values() if files != "none" else ())]
+    if files == "private":
+        plain += [*_REMOVING.values(), *(pair for pair, _ in _OPEN.values())]
+    for pair in plain:
+        program += _case(pair, allow)
+    for pair, index in _OPEN.values() if files == "shared" else ():
+        masked = [_argument(index), _step(_AND, _TMPFILE)]
+        program += _case(pair, *masked, _step(_JUMP_EQUAL, 0, 0, 1), allow, refuse)
+    for pair in _CLOCKS.values():
+        program += _case(pair, _argument(0), _step(_JUMP_ABOVE, 1 << 31, 1, 0), allow, refuse)
     for pair, index, values in _ONLY.values():
-        step(_JUMP_EQUAL, _numbers(pair), 0, 2 * len(values) + 2)
-        load_argument(index)
-        for value in values:
-            step(_JUMP_EQUAL, me if value == "self" else value, 0, 1)
-            step(_RETURN, _ALLOW)
-        refuse(errno.EPERM)
-    step(_JUMP_EQUAL, _numbers(_CLONE), 0, 5)
-    load_argument(0)
-    step(_AND, _THREAD_FLAGS | _NEW_FLAGS)
-    step(_JUMP_EQUAL, _THREAD_FLAGS, 0, 1)
-    step(_RETURN, _ALLOW)
-    refuse(errno.EPERM)
-    step(_JUMP_EQUAL, _numbers(_SOCKETPAIR), 0, 7)  # AF_UNIX, SOCK_STREAM: goes nowhere else
-    load_argument(0)
-    step(_JUMP_EQUAL, 1, 0, 4)
-    load_argument(1)
-    step(_AND, 0xF)
-    step(_JUMP_EQUAL, 1, 0, 1)
-    step(_RETURN, _ALLOW)
-    refuse(errno.EPERM)
-    step(_JUMP_EQUAL, _numbers(_CLONE3), 0, 1)  # its flags lie in memory: libc falls back to clone
-    refuse(errno.ENOSYS)
-    refuse(errno.EPERM)
+        numbers = [_OWN_ID if value == "self" else value for value in values]
+        allowed = [one for n in numbers for one in (_step(_JUMP_EQUAL, n, 0, 1), allow)]
+        program += _case(pair, _argument(index), *allowed, refuse)
+    threads = [_argument(0), _step(_AND, _THREAD_FLAGS | _NEW_FLAGS)]
+    program += _case(_CLONE, *threads, _step(_JUMP_EQUAL, _THREAD_FLAGS, 0, 1), allow, refuse)
+    # AF_UNIX, SOCK_STREAM: goes nowhere else
+    pair = [_argument(0), _step(_JUMP_EQUAL, 1, 0, 4), _argument(1), _step(_AND, 0xF)]
+    program += _case(_SOCKETPAIR, *pair, _step(_JUMP_EQUAL, 1, 0, 1), allow, refuse)
+    # clone3: its flags lie in memory, and libc falls back to clone.
+    program += [*_case(_CLONE3, _step(_RETURN, _ERRNO | errno.ENOSYS)), refuse]
     return b"".join(program)
 
 
-def filter_system_calls(*, files: bool) -> None:
-    """Permanently allows only what this file's docstring lists. Without `files` none can be
-    opened."""
+def _step(code: int, value: int, true: int = 0, false: int = 0) -> bytes:
+    """One instruction; `true` and `false` are how many a jump leaves out."""
+    return struct.pack("=HBBI", code, true, false, value)
+
+
+def _argument(index: int) -> bytes:
+    """Loads the low word of an argument: what is asked of it are ints in the kernel."""
+    return _step(_LOAD, 16 + 8 * index)
+
+
+def _case(pair: tuple[int, int], *steps: bytes) -> list[bytes]:
+    """What is done for one system call, where this machine has it; the last step returns."""
+    number = _numbers(pair)
+    return [] if number < 0 else [_step(_JUMP_EQUAL, number, 0, len(steps)), *steps]
+
+
+def filter_system_calls(files: str) -> None:
+    """Permanently allows only what this file's docstring lists, by `filter_template(files)`."""
     me, mark = (struct.pack("=I", number) for number in (os.getpid(), _OWN_ID))
-    code = ctypes.create_string_buffer(filter_template(files=files).replace(mark, me))
+    code = ctypes.create_string_buffer(filter_template(files).replace(mark, me))
     count = (len(code) - 1) // 8
     program = struct.pack("=HxxxxxxQ", count, ctypes.addressof(code))
     kept = ctypes.create_string_buffer(program)  # a name: the kernel reads it during the call

@@ -6,8 +6,10 @@ Tiers, tried once per process by running a program in each, the first that works
   namespaces   user, mount, pid, network, ipc, uts namespaces of our own; a root that holds the
                interpreter's libraries only; needs no root
   bubblewrap   the same by bwrap, where only that may make namespaces
-  seccomp      no namespaces: Landlock says which files can be read
-  closed       neither: no file can be opened, so programs import only what is loaded already
+  seccomp      no namespaces: Landlock says which files can be read. It does not say so of stat:
+               which files and processes there are, their sizes, times and owners can be seen. Files
+               can be neither removed nor renamed, so that all that a program writes is counted
+  closed       neither: no path can be used, so programs import only what is loaded already
   unsafe       rlimits only; only by name: allow_unsafe_execution=True
 All but the last also have seccomp's allow-list, Landlock where it applies, no capabilities,
 rlimits, a session of their own, an empty environment and an empty folder that is wiped afterwards.
@@ -26,6 +28,15 @@ from rljax.rewards.sandbox.process import Limits, Process, Result, SandboxError
 __all__ = ["Limits", "Process", "Result", "SandboxError", "run_program", "sandbox_tier"]
 
 TIERS = ("namespaces", "bubblewrap", "seccomp", "closed")
+ALL_TIERS = (*TIERS, "unsafe")
+# What the weaker tiers leave open, for a warning when a run begins.
+LEFT_OPEN = {
+    "seccomp": "a program reads no file of yours, but sees by stat which files and processes there "
+    "are, their sizes, times and owners; it can remove and rename no file of its own",
+    "closed": "a program opens no file at all, so it can import only a few modules of the standard "
+    "library",
+    "unsafe": "a program can read, change and start whatever you can",
+}
 _START_TIMEOUT_S = 30.0
 
 

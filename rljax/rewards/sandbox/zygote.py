@@ -31,6 +31,8 @@ from rljax.rewards.sandbox import kernel, program
 _UNPRIVILEGED = 65534  # what root becomes before it enters the namespaces
 _WATCH_S = 0.02
 MAX_FILES = 256
+# Where the files of a program are: kernel.filter_template.
+_FILES = {"namespaces": "private", "bubblewrap": "private", "seccomp": "shared", "closed": "none"}
 _SPARE_PROCESSES = (
     3  # of the same user in the namespace: the zygote, and the process that waits for it
 )
@@ -47,7 +49,7 @@ def main(spec_text: str) -> None:
         rules = None
         if spec["tier"] != "unsafe":
             kernel.drop_capabilities()
-            kernel.filter_template(files=spec["tier"] != "closed")
+            kernel.filter_template(_FILES[spec["tier"]])
             kernel.prctl(4, 0)  # PR_SET_DUMPABLE: nobody of the same user reads or traces it
             if spec["tier"] == "seccomp" and not kernel.landlock_version():
                 raise OSError("the kernel has no Landlock")
@@ -242,7 +244,7 @@ def _become_program(
         os.chdir(scratch)
         _limit(limits, spec["tier"])
         if spec["tier"] != "unsafe":
-            kernel.filter_system_calls(files=spec["tier"] != "closed")
+            kernel.filter_system_calls(_FILES[spec["tier"]])
     except BaseException as error:
         os.write(3, program.failure(error))
         os._exit(1)

@@ -21,7 +21,6 @@ import ast
 import builtins
 import json
 import reprlib
-import sys
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -298,11 +297,10 @@ def _relay(checker: Process, program: Process, deadline: float, began: float) ->
 # -- the reward
 
 
-def prepare_worker(component) -> None:
-    """Tries the sandbox: without one nothing can be scored, so the pool raises InputError when it
-    is made, not sample by sample."""
-    tier = sandbox_tier(component.options.get("allow_unsafe_execution", False))
-    print(f"reward {component.name!r}: sandbox tier {tier!r}", file=sys.stderr)
+def prepare_worker(component) -> dict[str, str]:
+    """Tries the sandbox and returns its tier: without one nothing can be scored, so the pool raises
+    InputError when it is made, not sample by sample."""
+    return {"sandbox_tier": sandbox_tier(component.options.get("allow_unsafe_execution", False))}
 
 
 @contract(on_timeout=lambda options: score_parts([_LATE], options["scale"]))
