@@ -160,6 +160,13 @@ def _is_array(value: object) -> bool:
     return isinstance(value, int | float) or hasattr(value, "dtype") and hasattr(value, "shape")
 
 
+def _is_part(name: str, value: object) -> bool:
+    """Whether a value is what _FORMS calls by this name."""
+    if name == "metrics":
+        return isinstance(value, dict) and all(map(_is_array, value.values()))
+    return isinstance(value, Batch) if name == "batch" else _is_array(value)
+
+
 def _kind(value: object) -> str:
     """The type of what a component returned, down to the shapes of arrays."""
     if isinstance(value, tuple):
@@ -257,6 +264,7 @@ _FORMS = {
     "advantage": ("array", "advantages, returns"),
     "policy_loss": ("loss, metrics",), "value_loss": ("loss, metrics",),
     "reward_loss": ("loss, metrics",), "preference_loss": ("loss, metrics",),
+    "correction": ("batch, metrics",),
 }  # fmt: skip
 # Stage -> the axes that its function may return: T [B, S], R [B], E [B / rows of an example].
 _RETURNS = {
@@ -300,11 +308,7 @@ class _Checked(Component):
         parts = result if isinstance(result, tuple) else (result,)
         for form in forms:
             names = form.split(", ")
-            if len(names) == len(parts) and all(
-                isinstance(part, dict) and all(map(_is_array, part.values()))
-                if name == "metrics" else _is_array(part)
-                for name, part in zip(names, parts, strict=True)
-            ):  # fmt: skip
+            if len(names) == len(parts) and all(map(_is_part, names, parts)):
                 break
         else:
             rule = " or ".join(f"({form})" if ", " in form else form for form in forms)
@@ -313,8 +317,10 @@ class _Checked(Component):
                 f"{named} returns the wrong things",
                 value=_kind(result),
                 rule=f"{rule}{place_of(self.function)}",
-            )
-        if names[-1] == "metrics" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):
+                fix="algorithm.correction='rollout_correction()', which measures as well"
+                if self.stage == "correction" else "",
+            )  # fmt: skip
+        if names[0] == "loss" and not jnp.issubdtype(jnp.result_type(parts[0]), jnp.floating):
             raise InputError(
                 f"{named} returns {_kind(parts[0])}",
                 rule="a loss has a gradient: it is an array of floating-point numbers"

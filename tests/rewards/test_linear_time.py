@@ -175,7 +175,14 @@ def test_every_function_that_reads_a_response_is_among_the_parsers():
     sys.setprofile(lambda frame, event, _: reached.add(frame.f_code) if event == "call" else None)
     try:
         for parse, places in PARSERS.values():
-            for text in ("5", "A", '{"a": 1.5}', r"0.\overline{3} apples", "3*5, x", r"5\text{ cm}"):
+            for text in (
+                "5",
+                "A",
+                '{"a": 1.5}',
+                r"0.\overline{3} apples",
+                "3*5, x",
+                r"5\text{ cm}",
+            ):
                 for place in places:
                     parse(place.format(text))
     finally:

@@ -3,16 +3,21 @@ learning."""
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from golden_checks.common import response_batch
 from preset_runs import Shared, preset_config
 
 from rljax.errors import InputError
+from rljax.mesh import make_mesh
 from rljax.setup import build
+from rljax.setup.setup import sampled_prompts
 from rljax.tracking import compiles
+from rljax.training import sources
 from rljax.training.run import Run
 from rljax.training.sources import MixedSource, ReplaySource, RolloutSource
 from rljax.validation import validate
@@ -83,6 +88,8 @@ def test_replayed_rollouts_are_the_rows_that_were_sampled(shared, stored):
         assert any(np.allclose(mine, x, atol=1e-6) for x in logps if len(x) == len(mine))
         assert replayed.rewards[b].sum() == replayed.scores[b]
     assert (replayed.policy_version[replayed.mask > 0] == -1).all()
+    # Log-probs of the file are whole: nothing of the vocabulary was cut off from them.
+    assert (replayed.sampler_log_kept == 0).all()
 
 
 @pytest.mark.parametrize("correction", ["", "rollout_correction(level='token', upper=2.0)"])
@@ -116,6 +123,7 @@ def test_a_share_of_a_step_is_replayed(shared, stored):
     metrics = run.step()
     assert metrics["replay/prompts"] == prompts // 4
     assert metrics["batch/prompts"] == prompts - prompts // 4
+    assert "batch/tokens" not in metrics  # which would be those of the stored rows alone
     assert np.isfinite(metrics["loss"]) and metrics["reward/all_equal"] in (0.0, 1.0)
     run.source.set_state(state)
     one, _ = run.source.next(0, run.roles)
@@ -125,6 +133,43 @@ def test_a_share_of_a_step_is_replayed(shared, stored):
     version = np.asarray(one.policy_version)[np.asarray(one.mask) > 0]
     assert (version == -1).any() and (version >= 0).any()
     assert len(np.unique(np.asarray(one.group))) == prompts  # no group holds both kinds
+
+
+@pytest.mark.parametrize(
+    ("share", "sampled"), [(0.25, 6), (0.5, 4), (0.01, 7), (0.99, 1), (1.0, 0)]
+)
+def test_a_share_below_one_leaves_prompts_of_both_kinds(share, sampled):
+    config = config_of("rows.jsonl", share)
+    config.batch = dataclasses.replace(config.batch, prompts_per_step=8)
+    assert sampled_prompts(config) == sampled
+    config.rollouts.replay = ""
+    assert sampled_prompts(config) == 8
+
+
+def test_stored_rows_join_no_group_of_sampled_ones():
+    """Nor that of a sample without a reward, which has a number of its own past the prompts'."""
+    ours = response_batch(np.ones((4, 2)), np.float32, group=[0, 5, 6, 7], scores=[1, 2, 3, 4])
+    theirs = response_batch(
+        np.zeros((4, 2)), np.float32, group=[0, 0, 1, 1], rewards=np.ones((4, 2))
+    )
+    joined = sources._joined(ours, theirs, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    group = np.asarray(joined.group)
+    assert not set(group[:4]) & set(group[4:])
+    assert group[:4].tolist() == [0, 5, 6, 7] and group[4] == group[5] != group[6] == group[7]
+    assert joined.scores is None and joined.rewards is None  # each is known of one half alone
+    np.testing.assert_array_equal(joined.mask, np.repeat([1.0, 0.0], 4)[:, None] * np.ones(2))
+
+
+def test_a_stored_trajectory_is_in_one_group_of_its_prompt():
+    items = [
+        SimpleNamespace(prompt_ids=np.array(prompt), logprobs=np.zeros(1), name=f"{prompt[0]}{i}")
+        for i in range(5)
+        for prompt in ([1, 2], [3])[: 2 if i < 3 else 1]
+    ]
+    groups = sources._groups(items, 2, "rows.jsonl")
+    assert [[item.name for item in group] for group in groups] == [
+        ["10", "11"], ["12", "13"], ["30", "31"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
