@@ -4,6 +4,7 @@ A run may still be training: nothing here writes into its folder.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rljax.data.online.encoded import load_run_tokenizer
 from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
-from rljax.files import read_json_object
+from rljax.files import how_to_get_model, read_json_object
 from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
@@ -120,8 +121,8 @@ def load_policy(folder: Path, step: str = "latest", *, trust_code: bool = False)
 
     All devices here share the weights, whatever mesh the run was trained on.
     """
-    if not folder.is_dir():
-        fix = "give a run folder or a Hugging Face folder"
+    if not os.path.isdir(folder):
+        fix = how_to_get_model(str(folder)) or "give a run folder or a Hugging Face folder"
         raise InputError("no such folder", value=str(folder), fix=fix)
     saved = read_json_object(folder / "config.json")
     if "model_type" in saved:
@@ -153,7 +154,7 @@ def load_policy(folder: Path, step: str = "latest", *, trust_code: bool = False)
 def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
     """The policy of a folder, or of RUN@STEP: a step of a run, latest or best."""
     folder, at, step = name.rpartition("@")
-    if at and not Path(name).is_dir():
+    if at and not os.path.isdir(name):
         return load_policy(Path(folder), step, trust_code=trust_code)
     return load_policy(Path(name), trust_code=trust_code)
 

@@ -284,6 +284,11 @@ TOKENIZERS = {
     "each place a thousand": replace("", "l" * 1_000, 3, "Regex"),
     "doubled": replace("z", "zz", 40),
     "a character that few texts have": replace("é", "é" * 1_000, 3),
+    "a letter that no trial has": replace("ж", "ж" * 1_000, 3),
+    "steps without end": {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "NFKC"}] * 10**5}},
+    "tables that feed each other": {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Precompiled", "precompiled_charsmap": ""}] * 3}},
     "prepended": {"normalizer": {"type": "Sequence", "normalizers": [
         {"type": "Prepend", "prepend": "x" * 10**5}] * 60}},
     "a pattern that backtracks": split("(a+)+$"),
@@ -304,6 +309,7 @@ TOKENIZERS = {
         "max_input_chars_per_word": 10**9, "vocab": {"[UNK]": 10**9, "a": 1}}),
 }  # fmt: skip
 SAMPLE = ("each l a thousand, three times", "a pattern that backtracks", "no vocabulary")
+SAMPLE += ("a letter that no trial has", "steps without end", "tables that feed each other")
 SAMPLE += ("all ids 0", "an endless token", "an id of four thousand million", "a decoder")
 
 
@@ -357,6 +363,16 @@ def test_large_alphabets_take_linear_time():
         CharTokenizer(letters + letters[:1])
     text = refused(lambda: tokenizer.encode("a"), "not in the alphabet")
     assert len(text) < 2_000 and time.process_time() - started < 10
+
+
+def test_templates_without_number(tmp_path):
+    listed = [{"name": f"t{i}", "template": "x"} for i in range(10**5)]
+    refused(functools.partial(load_tokenizer, write_tokenizer(tmp_path, listed)), "at most 16")
+    other = write_tokenizer(tmp_path / "other")
+    (other / "additional_chat_templates").mkdir()
+    for number in range(20):
+        (other / f"additional_chat_templates/t{number}.jinja").write_text("x")
+    refused(functools.partial(load_tokenizer, other), "at most 16")
 
 
 def test_a_template_of_megabytes(tmp_path):

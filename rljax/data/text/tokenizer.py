@@ -359,7 +359,18 @@ class HuggingFaceTokenizer(Tokenizer):
         return ids
 
     def decode(self, ids, skip_special_tokens=True):
-        return self._library.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+        numbers = [int(i) for i in ids]
+        try:
+            return self._library.decode(numbers, skip_special_tokens=skip_special_tokens)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the library is not an Exception
+            raise InputError(
+                f"{self.folder / 'tokenizer.json'} cannot decode ids",
+                value=numbers,
+                rule=str(error),
+                fix=COPY_AGAIN,
+            ) from None
 
     def _template(self, tools: object) -> ChatTemplate:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"

@@ -22,6 +22,9 @@ from rljax.files import json_object, read_json_object, read_text
 COPY_AGAIN = "copy the file from the model's repository again"
 TEMPLATE_FOLDER = "additional_chat_templates"
 _LARGEST_ID = 2**24  # of a row of an embedding
+_MOST_TEMPLATES = 16
+_MOST_STEPS = 100  # of a normalizer or decoder
+_MOST_GROWTH = 1_000  # characters that such steps may make of one
 _LONGEST_TOKEN = 10_000  # characters
 _CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
@@ -121,6 +124,7 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
     default = folder / "chat_template.jinja"
     if os.path.lexists(default):
         paths = {"default": default, **paths}
+    _check_count(len(paths), folder / TEMPLATE_FOLDER)
     if paths:
         return {n: ChatTemplate(read_text(p), str(p), now=now) for n, p in paths.items()}
     path = folder / _CONFIG
@@ -129,8 +133,10 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
         return {}
     if isinstance(listed, str):
         listed = [{"name": "default", "template": listed}]
+    listed = listed if isinstance(listed, list) else [listed]
+    _check_count(len(listed), path)
     templates = {}
-    for entry in listed if isinstance(listed, list) else [listed]:
+    for entry in listed:
         name = entry.get("name") if isinstance(entry, dict) else None
         text = entry.get("template") if isinstance(entry, dict) else None
         if not isinstance(name, str) or not isinstance(text, str):
@@ -142,6 +148,13 @@ def read_templates(folder: Path, now: datetime.datetime | None) -> dict[str, Cha
             )
         templates[name] = ChatTemplate(text, f"{path}: chat_template {name!r}", now=now)
     return templates
+
+
+def _check_count(templates: int, place: Path) -> None:
+    if templates > _MOST_TEMPLATES:
+        raise InputError(
+            f"{place}: chat templates", value=templates, rule=f"at most {_MOST_TEMPLATES}"
+        )
 
 
 def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
@@ -161,6 +174,8 @@ def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
         )
     # Trimmed offsets leave spaces out of a token: a space that ends a turn would seem to cover
     # nothing, and would not be learned.
+    for part in ("normalizer", "decoder"):
+        _check_growth(content.get(part), f"{path}: {part}")
     trimmed = _untrim(content.get("post_processor"))
     text_read = json.dumps(content) if trimmed else text
     # What a tokenizer does to texts is the file's choice, and nothing in this process could stop
@@ -178,6 +193,35 @@ def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
     library.no_padding()
     _check_vocabulary(library, path)
     return text, library
+
+
+def _check_growth(part: object, place: str) -> None:
+    """Raises InputError for steps that make a text longer and longer: a trial meets a few texts,
+    and this holds for all of them."""
+    steps, growth, todo = 0, 1.0, [part]
+    while todo:
+        step = todo.pop()
+        if isinstance(step, list):
+            todo += step
+        if not isinstance(step, dict):
+            continue
+        steps += 1
+        todo += [value for value in step.values() if isinstance(value, list | dict)]
+        if isinstance(step.get("content"), str):
+            pattern = step.get("pattern")
+            exact = pattern.get("String") if isinstance(pattern, dict) else None
+            least = len(exact) if isinstance(exact, str) else 1  # of a regular expression
+            growth *= max(1.0, len(step["content"]) / max(least, 1))
+        if step.get("type") == "Precompiled":  # any character may become any text, but once
+            growth *= _MOST_GROWTH**0.5
+    # "pattern" is an object of its own.
+    if steps > 2 * _MOST_STEPS or growth > _MOST_GROWTH:
+        raise InputError(
+            f"{place} may make a text longer without bound",
+            value=(steps, growth),
+            rule=f"at most {_MOST_STEPS} steps, and {_MOST_GROWTH} characters of one",
+            fix=COPY_AGAIN,
+        )
 
 
 def _check_vocabulary(library: tokenizers.Tokenizer, path: Path) -> None:
