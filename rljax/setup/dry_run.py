@@ -288,12 +288,14 @@ class _Checked(Component):
             raise
         except Exception as error:
             raise _fails(f"{named} fails when it is called", error, self) from error
+        if self.stage not in _RETURNS:  # a correction returns a batch
+            return result
         first = self._first_of(result, named)
         batch = next(x for x in args if isinstance(x, Batch))
         rows, columns = batch.tokens.shape
         shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
-        wanted = [shapes[axis] for axis in _RETURNS.get(self.stage, "")]
-        if wanted and jnp.shape(first) not in wanted:
+        wanted = [shapes[axis] for axis in _RETURNS[self.stage]]
+        if jnp.shape(first) not in wanted:
             raise InputError(
                 f"{named} returns the wrong shape",
                 value=jnp.shape(first),
