@@ -111,11 +111,9 @@ class Loading:
 # -- errors
 
 
-def _error(status: int, message: str, kind: str, code: str | None = None) -> Response:
+def _error(status: int, message: str, kind: str, code: str | None = None) -> JSONResponse:
     headers = {"retry-after": str(RETRY_S)} if status == 503 else None
-    # In ASCII: a message may repeat half a surrogate pair, which UTF-8 cannot hold.
-    body = json.dumps(error_body(message, kind, code=code))
-    return Response(body, status, headers=headers, media_type="application/json")
+    return JSONResponse(error_body(message, kind, code=code), status, headers=headers)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import socket
 
 from rljax.serving.fields import _CHAT, _COMPLETIONS, NEUTRAL
@@ -74,6 +75,25 @@ def field_cases() -> list[Hostile]:
         for name in fields
         for value in VALUES
     ]
+
+
+def mixed_cases(count: int = 600) -> list[Hostile]:
+    """Four fields at a time, each as often with a value that is right for it."""
+    rng, cases = random.Random(0), []
+    right = {
+        "prompt": '[[5, 6], [7]]', "n": "3", "max_tokens": "40", "temperature": "0.5",
+        "top_p": "0.9", "top_k": "4", "min_p": "0.1", "seed": "3",
+        "stop": '["a", "the"]', "logit_bias": '{"7": 9}',
+        "stream": "true", "stream_options": '{"include_usage": true}', "echo": "true",
+        "logprobs": "0", "best_of": "1", "user": '"me"',
+    }  # fmt: skip
+    for _ in range(count):
+        fields = dict(GOOD[COMPLETIONS])
+        for name in rng.sample(list(right), 4):
+            fields[name] = rng.choice([right[name], rng.choice(VALUES)])
+        raw = request(COMPLETIONS, json_body(fields))
+        cases.append(Hostile(f"{list(fields.items())}"[:200], raw))
+    return cases
 
 
 def body_cases() -> list[Hostile]:

@@ -20,6 +20,7 @@ from hostile_requests import (
     field_cases,
     http_cases,
     json_body,
+    mixed_cases,
     request,
     vanishing_cases,
 )  # fmt: skip
@@ -127,7 +128,8 @@ def attack(server, cases: list[Hostile]) -> None:
 
 
 def all_cases() -> list[Hostile]:
-    return [*field_cases(), *body_cases(), *http_cases(), *vanishing_cases()]
+    cases = [*field_cases(), *mixed_cases(), *body_cases(), *http_cases()]
+    return [*cases, *vanishing_cases()]
 
 
 @pytest.mark.slow
@@ -139,7 +141,8 @@ def test_two_thousand_hostile_requests(server):
 
 def test_hostile_requests(server):
     """Some of each kind of the same."""
-    cases = field_cases()[::41] + body_cases()[::9] + http_cases()[::6] + vanishing_cases()[::9]
+    cases = field_cases()[::61] + mixed_cases(30) + body_cases()[::9]
+    cases += http_cases()[::9] + vanishing_cases()[::9]
     assert len(cases) > 120
     attack(server, cases)
 

@@ -30,6 +30,7 @@ from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
 from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import text_before_stop
+from rljax.serving.fields import Limits, read_chat, read_completion
 from rljax.serving.saved import ServeOptions, check_options, example_request, make_worker, serve
 from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import Ticket, Worker
@@ -280,6 +281,36 @@ def test_usage_of_a_stream_comes_last_and_only_where_asked(client):
     whole = client.completions.create(**{**request, "stream": False})
     assert chunks[-1].usage == whole.usage
     assert all(c.choices for c in client.completions.create(**request))
+
+
+class Unread:
+    """A tokenizer that no request may reach; rendered chats are long."""
+
+    def encode(self, text, add_special_tokens=False):
+        raise AssertionError("a text was tokenized before its request was checked")
+
+    def render_chat(self, messages, variables):
+        assert variables is None, "a chat was rendered before its request was checked"
+        return "x" * 20_000
+
+
+def test_what_is_too_much_is_refused_before_any_work():
+    prompts = [
+        {"n": 2**31 - 1}, {"prompt": ["the"] * 65}, {"prompt": ["the"] * 8, "n": 9}, {"n": 0},
+        {"prompt": "x" * 20_000}, {"prompt": ["the", "x" * 20_000]}, {"prompt": [5] * 97},
+        {"prompt": [[5], [5] * 96]}, {"max_tokens": 96}, {"max_tokens": 2**31 - 1},
+        {"stop": ["x"] * 17}, {"stop": "x" * 1001}, {"stop": ["x", "x" * 10**6]},
+        {"logit_bias": {str(i): 1 for i in range(301)}}, {"prompt": [[5]] * 10**5},
+    ]  # fmt: skip
+    for more in prompts:
+        with pytest.raises(InputError):
+            read_completion({"prompt": "the"} | more, Unread(), NAME, Limits(96, 64))
+    chat = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {}}
+    for more in ({"n": 65}, {"max_tokens": 96}, {"messages": chat["messages"] * 4097}):
+        with pytest.raises(InputError):
+            read_chat(chat | more, Unread(), NAME, Limits(96, 64))
+    with pytest.raises(InputError, match="20000 characters.*do not fit a slot"):
+        read_chat(chat | {"chat_template_kwargs": None}, Unread(), NAME, Limits(96, 64))
 
 
 # -- chat
