@@ -413,6 +413,9 @@ def test_a_program_that_completes_a_prompt():
         ("1e5", "100000", "tokens", 0, False),
         ("", "", "lines", 0, True),
         ("YES", "yes", "tokens", 0, False),
+        *[(f"1{odd}2", "1\n2", "lines", 0, False) for odd in "\x0b\x0c\x1c\x1e\x85\u2028\u2029\r"],
+        ("1\x0c2\u20283", "1\n2\n3", "lines", 0, False),
+        ("1\r\n2\r\n", "1\n2", "lines", 0, True),
     ],
 )
 def test_outputs_are_compared(found, expected, compare, tolerance, same):
@@ -424,6 +427,20 @@ def test_outputs_are_compared(found, expected, compare, tolerance, same):
     [
         ((1, [2]), [1, [2]], 0, True),
         ({1: 2}, {"1": 2}, 0, True),
+        ({1: "wrong", "1": "a"}, {"1": "a"}, 0, False),
+        ({"1": "a", 1: "a"}, {"1": "a"}, 0, False),
+        (
+            {None: 1, False: 2, 2.5: 3, 2**70: 4},
+            {"null": 1, "false": 2, "2.5": 3, str(2**70): 4},
+            0,
+            True,
+        ),
+        ({(1, 2): 3}, {"[1, 2]": 3}, 0, False),
+        ({"a": 1}, [["a", 1]], 0, False),
+        ([["a", 1]], {"a": 1}, 0, False),
+        ({1, 2}, {"1": 1, "2": 2}, 0, False),
+        (b"a", "a", 0, False),
+        (2**70, 2**70, 0, True),
         ("1", 1, 0, False),
         ([1], 1, 0, False),
         (0.1 + 0.2, 0.3, 0, False),
@@ -445,6 +462,26 @@ def test_values_are_compared(found, expected, tolerance, same):
 def test_options_are_checked(options):
     with pytest.raises(InputError, match=next(iter(options))):
         run_tests("", read_tests(GCD), **options)
+
+
+@pytest.mark.parametrize(
+    ("truth", "program", "passed"),
+    [
+        ({"inputs": [[1], [2]], "outputs": [[1], [2]]}, "return x", 2),  # wrapped, or
+        ({"inputs": [[1], [2]], "outputs": [[1], [2]]}, "return [x]", 2),  # lists: both may be
+        ({"inputs": [[1], [2]], "outputs": [[1], [2]]}, "return x if x == 1 else [x]", 1),
+        ({"inputs": [[1], [2]], "outputs": [[1], [2]]}, "return [x] if x == 1 else x", 1),
+        ({"inputs": [[1], [2]], "outputs": [[1], [2]], "wrapped": True}, "return [x]", 0),
+        ({"inputs": [[1], [2]], "outputs": [[1], [2]], "wrapped": False}, "return x", 0),
+        ({"inputs": ["1", "2"], "outputs": ["[1]", "[2]"]}, "return x", 0),  # text is as it stands
+        ({"inputs": ["1", "2"], "outputs": ["[1]", "[2]"]}, "return [x]", 2),
+        ({"inputs": [[1], [2]], "outputs": [[1], [2, 2]]}, "return x if x == 1 else [x, x]", 1),
+        ({"inputs": ['"a\u2028b"', '"c"'], "outputs": ['"a\u2028b"', '"c"']}, "return x", 2),
+    ],
+)
+def test_a_value_in_a_list_of_one_is_one_thing_throughout(truth, program, passed):
+    found = statuses(f"def f(x): {program}", {**truth, "fn_name": "f"})
+    assert found.count("passed") == passed
 
 
 # -- in the pool

@@ -4,7 +4,8 @@ Also the program of a response. Running it is `code_run`.
 
 A ground truth is JSON (text, or the object itself) of one of these forms:
   {"inputs": [...], "outputs": [...]}              stdin and stdout (APPS, TACO, PrimeCode, verl)
-  {"inputs": [...], "outputs": [...], "fn_name"}   a function, or a method of class Solution
+  {"inputs": [...], "outputs": [...], "fn_name"}   a function, or a method of class Solution; with
+                                                   "wrapped": true each output stands in a list
   {"asserts": [...], "setup": "..."}               statements; also a plain list of them, or the
                                                    names test_list (MBPP) and assert_case
   {"test": "...", "entry_point": "..."}            HumanEval: the test defines check(candidate);
@@ -47,6 +48,7 @@ class Tests:
     outputs: tuple = ()
     function: str = ""
     setup: str = ""
+    wrapped: bool | None = None  # whether each value stands in a list of one; None: it may
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -118,7 +120,8 @@ def _input_output(fields: dict, ground_truth: object) -> Tests:
         ]
     except ValueError as error:
         raise _no_tests(ground_truth, f"an input of {name} is no JSON: {error}") from None
-    return Tests("calls", tuple(arguments), tuple(values), str(name).rpartition(".")[2])
+    name = str(name).rpartition(".")[2]
+    return Tests("calls", tuple(arguments), tuple(values), name, wrapped=_wrapped(fields, values))
 
 
 def _text(value: object) -> str:
@@ -131,7 +134,7 @@ def _text(value: object) -> str:
 def _arguments(value: object) -> list:
     """A list of arguments; text holds one of them per line, as JSON (LiveCodeBench)."""
     if isinstance(value, str):
-        return [json.loads(line) for line in value.splitlines() if line.strip()]
+        return [json.loads(line) for line in value.split("\n") if line.strip()]
     return value if isinstance(value, list) else [value]
 
 
@@ -221,12 +224,13 @@ def extract_program(
 
 
 def same_output(output: str, expected: str, compare: Compare = "lines", tolerance: float = 0.0):
-    """Whether stdout is right.
+    r"""Whether stdout is right.
 
-    exact: every character. lines: line by line without the blanks at both ends of a line, blank
-    lines at both ends of the text left out. tokens: split at any blank. With `tolerance` > 0, two
-    tokens are also equal if both are finite numbers and |a - b| <= tolerance * max(1, |b|), b the
-    expected one; lines must then have equally many tokens. exact takes no tolerance.
+    exact: every character. lines: line by line, parted by \n alone, without the blanks at both ends
+    of a line, blank lines at both ends of the text left out. tokens: split at any blank. With
+    `tolerance` > 0, two tokens are also equal if both are finite numbers and
+    |a - b| <= tolerance * max(1, |b|), b the expected one; lines must then have equally many
+    tokens. exact takes no tolerance.
     """
     if compare == "exact":
         return output == expected
@@ -316,10 +320,25 @@ def _number(tag: str, content: object) -> int | float | None:
     return content if tag == "plain" and isinstance(content, int | float) else None
 
 
-def wrapped_values(tests: Tests) -> bool:
-    """Whether every value is in a list of one, as APPS wraps them: a test set is of that form or
-    it is not."""
-    return all(isinstance(value, list) and len(value) == 1 for value in tests.outputs)
+def _wrapped(fields: dict, values: Sequence) -> bool | None:
+    """Whether the values of calls stand in lists of one, as APPS wraps them: the field `wrapped`
+    says so. Without it JSON in text is not, and a set is of that form or it is not; where each
+    value is such a list, nobody can know."""
+    said = fields.get("wrapped")
+    if isinstance(said, bool):
+        return said
+    bare = any(isinstance(value, str) for value in fields["outputs"])
+    bare = bare or not all(isinstance(value, list) and len(value) == 1 for value in values)
+    return False if bare else None
+
+
+def readings(tests: Tests, data: object, expected: object, same) -> set[str]:
+    """In which readings of the tests a returned value is right: "list", the value is as it stands,
+    "bare", it stands in a list of one. A program must be right in one of them throughout."""
+    found = {"list"} if tests.wrapped is not True and same(data, expected) else set()
+    if tests.wrapped is not False and isinstance(expected, list) and len(expected) == 1:
+        found |= {"bare"} if same(data, expected[0]) else set()
+    return found
 
 
 def _key(data: object) -> str | None:

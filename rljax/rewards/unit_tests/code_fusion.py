@@ -12,6 +12,8 @@ Outputs and returned values are compared here, so the server never sees an expec
 """
 
 import ast
+import dataclasses
+import functools
 import json
 import math
 import secrets
@@ -26,9 +28,9 @@ from rljax.rewards.unit_tests.code_forms import (
     Verdict,
     extract_program,
     read_tests,
+    readings,
     same_output,
     same_value,
-    wrapped_values,
 )
 from rljax.rewards.unit_tests.code_run import score_parts
 
@@ -187,7 +189,7 @@ def sandbox_fusion(
         raise InputError("sandbox_fusion: language", value=language, rule="stdin tests only")
     literal = tests.kind == "asserts"
     tests = _as_calls(tests) if literal else tests
-    wrapped = not literal and wrapped_values(tests)
+    tests = dataclasses.replace(tests, wrapped=False) if literal else tests
     prefix = (extra_info or {}).get("prefix", "") if isinstance(extra_info, dict) else ""
     program = extract_program(response, prefix, tests.function, language)
     deadline = time.monotonic() + total_timeout_s
@@ -198,12 +200,16 @@ def sandbox_fusion(
         left = max(0.0, deadline - time.monotonic())
         return _run_code(f"{url.rstrip('/')}/run_code", body | limits, left, attempts)
 
+    left = {"list", "bare"}  # readings in which all tests so far have passed
+
     def same(value, expected) -> bool:
-        if tests.kind == "calls":
-            data = encode(value)
-            right = same_value(data, expected, float_tolerance)
-            return right or (wrapped and same_value(data, expected[0], float_tolerance))
-        return same_output(value, expected, compare, float_tolerance)
+        if tests.kind != "calls":
+            return same_output(value, expected, compare, float_tolerance)
+        compared = functools.partial(same_value, tolerance=float_tolerance)
+        found = readings(tests, encode(value), expected, compared) & left
+        if found:
+            left.intersection_update(found)
+        return bool(found)
 
     verdicts = [
         _verdict(program, given, expected, tests, literal, ask, same)

@@ -15,6 +15,13 @@ program defines, extend its classes, read what a function prints, or use +, <, `
 x[i] = y on an object of the program; such a test is a failed test, whatever the program.
 What stays in a program's power: names that a test uses without defining or importing them are the
 program's, and two of the program's own objects are equal when the program says so.
+What a weak test lets through, here as in any Python: a function may change its arguments, so a test
+that works the expected value out of an argument behind the call compares with what the program left
+of it (`assert squares(xs) == [x * x for x in xs]` passes for one that empties xs and returns []);
+an empty value where every element is compared (`np.allclose(f(x), 9.0)`, `all(...)`, a loop over
+what was returned); nan where a difference must not be large (`assert not abs(f(x) - 2) > 1e-6`);
+any value of one of two kinds where a test asks for a type, a length or truth alone. Write such
+tests with values that are literals, and ask for the length.
 """
 
 import ast
@@ -36,10 +43,10 @@ from rljax.rewards.unit_tests.code_forms import (
     Verdict,
     extract_program,
     read_tests,
+    readings,
     same_output,
     same_value,
     unit_test_score,
-    wrapped_values,
 )
 
 _LATE = Verdict("timeout", 0.0, "over the limit of the pool")
@@ -93,6 +100,7 @@ class _Session:
         self.program, self.tests, self.tier = program, tests, tier
         self.timeout_s, self.memory_bytes = timeout_s, memory_bytes
         self.deadline = time.monotonic() + total_timeout_s
+        self.readings = {"list", "bare"}  # in which all tests so far have passed
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
@@ -183,7 +191,7 @@ def _run_calls(session: _Session, first: int, same):
             if answer is None:
                 yield _ended(process, seconds)
                 return
-            yield _judge(answer, expected, tests, seconds, same)
+            yield _judge(session, answer, expected, seconds, same)
             began = time.monotonic()
             deadline = began + session.limit()
 
@@ -202,12 +210,13 @@ def _call(
     return process.receive(deadline, most)
 
 
-def _judge(answer: dict, expected: object, tests: Tests, seconds: float, same) -> Verdict:
+def _judge(session: _Session, answer: dict, expected: object, seconds: float, same) -> Verdict:
     if "value" not in answer:
         return _raised(str(answer.get("text"))[:500], seconds)
     value = answer["value"]
-    right = same(value, expected) or (wrapped_values(tests) and same(value, expected[0]))
-    if right:
+    found = readings(session.tests, value, expected, same)
+    if found & session.readings:
+        session.readings &= found
         return Verdict("passed", seconds)
     return Verdict("failed", seconds, f"wrong: {reprlib.repr(value)}")
 
