@@ -16,7 +16,7 @@ COMMANDS = {
     command.name: command
     for command in (
         Command("demo", "train a small policy here in minutes, with a report", "demo", Options,
-                "quickstart"),
+                "quickstart:demo"),
         Command("train", "run a config: rljax train quickstart", "train", of.TrainOptions,
                 "needed"),
         Command("configs", "list the configs that ship", "configs", Options),

@@ -1,9 +1,9 @@
 """Demo: rljax demo
 
-Trains a small policy on this machine in a minute or two, and writes its report.
+Trains a small policy on this machine in a minute or three, and writes its report.
 
-It is `rljax train quickstart`: two layers learn to count letters, from demonstrations and then by
-GRPO. Nothing is downloaded; the run folder is made under runs/ in the working folder.
+It is `rljax train quickstart:demo`: two layers learn to count letters, from demonstrations and then
+by GRPO. Nothing is downloaded; the run folder is made under runs/ in the working folder.
 """
 
 from rljax.command import train

@@ -4,7 +4,7 @@ Compiles the config's own programs for a TPU that need not be there (`pip instal
 without --topology for the devices of this host, from shapes alone: no weights, data or tokenizer
 are read. Prints bytes per device, FLOPs, traffic by mesh axis, the least time by each limit, and
 what looks wrong; exit code 1 where it does not fit. --search tries other meshes, remat policies and
-microbatches. --nocompile counts memory from shapes in a second.
+microbatches. --nocompile counts memory from shapes in a second, and needs no `jax[tpu]`.
 """
 
 import json
@@ -22,17 +22,19 @@ def main(options: PlanOptions, given: Given) -> int:
         raise InputError("--json", value=options.json, rule="no such folder", fix="make it first")
     import jax  # only now: a mistyped path is answered without loading JAX
 
-    topology = options.topology
-    if topology:  # nothing runs on a device of this host
+    if options.topology:  # nothing runs on a device of this host
         jax.config.update("jax_platforms", "cpu")
-        # What is compiled for chips that are not there cannot be read back from the cache on disk.
-        jax.config.update("jax_enable_compilation_cache", False)
     from rljax.plan import chips, compiled, search, table
     from rljax.validation import validate_sizes
 
-    config = given.config
+    config, topology = given.config, options.topology
     validate_sizes(config)
-    devices, chip = chips.topology_devices(topology) if topology else chips.local_devices()
+    if topology and (options.compile or options.search):
+        # What is compiled for chips that are not there cannot be read back from the cache on disk.
+        jax.config.update("jax_enable_compilation_cache", False)
+        devices, chip = chips.topology_devices(topology)
+    else:
+        devices, chip = chips.stand_ins(topology) if topology else chips.local_devices()
     topology = topology or f"{len(devices)} x {devices[0].device_kind}"
     if options.search:
         if chip is None:

@@ -1,6 +1,7 @@
 """Published figures of chips, and devices of a topology ("v5p:4x4x4") that need not be there."""
 
 import dataclasses
+import math
 import os
 import re
 
@@ -36,36 +37,100 @@ _TPUS = {
 }
 
 
-def topology_devices(topology: str) -> tuple[list, Chip]:
-    """The devices of a TPU topology such as "v5e:2x4", for which programs can be compiled here, and
-    what each has. Needs libtpu, and no TPU."""
+# Of a whole pod, and of a chip, as JAX counts devices.
+_MOST_CHIPS = {"v4": 4096, "v5e": 256, "v5p": 8960, "v6e": 256, "tpu7x": 9216}
+_DEVICES_PER_CHIP = {"v4": 2, "tpu7x": 2}
+_FLAT = ("v5e", "v6e")  # a torus of two dimensions; the others have three
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """A device of a chip that is not there: what layouts and the estimate of memory read of one.
+    Nothing can be compiled for it."""
+
+    id: int
+    device_kind: str
+    platform = "tpu"
+    process_index = 0
+
+    @property
+    def client(self) -> "NoClient":
+        return NoClient()
+
+    def addressable_memories(self) -> list["Memory"]:
+        return [Memory("device"), Memory("pinned_host")]
+
+    def default_memory(self) -> "Memory":
+        return Memory("device")
+
+
+@dataclasses.dataclass(frozen=True)
+class NoClient:
+    """The client of stand-ins: no device of theirs is at hand."""
+
+    platform = "tpu"
+
+    def local_devices(self) -> list:
+        return []
+
+    def process_index(self) -> int:
+        return 0
+
+
+class Memory(str):
+    """A memory of a StandIn: JAX looks for its kind among them as for a text."""
+
+    @property
+    def kind(self) -> str:
+        return str(self)
+
+
+def _parsed(topology: str) -> tuple[str, list[int]]:
+    """ "v5p:4x4x4" -> ("v5p", [4, 4, 4])."""
     name, _, sizes = topology.partition(":")
     name = {"v7x": "tpu7x"}.get(name, name)
-    shape = [int(n) for n in sizes.split("x") if re.fullmatch("[1-9][0-9]*", n)]
+    shape = [int(n) for n in sizes.split("x") if re.fullmatch("[1-9][0-9]{0,4}", n)]
     # A size of 0 would end the process inside of libtpu.
     if name not in _TPUS or len(shape) != len(sizes.split("x")):
         raise InputError(
             "topology", value=topology, rule=f"VERSION:AxB or AxBxC, of {', '.join(_TPUS)}",
             fix="such as v5e:2x4 or v5p:4x4x4",
         )  # fmt: skip
+    return name, shape + [1] * (3 - len(shape) if name in ("v4", "v5p", "tpu7x") else 0)
+
+
+def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
+    """The devices of a TPU topology, and what each has, of tables: enough to count memory, without
+    libtpu."""
+    name, shape = _parsed(topology)
+    chips, each = math.prod(shape), _DEVICES_PER_CHIP.get(name, 1)
+    known = all(size in (1, 2) or size % 4 == 0 for size in shape)
+    if not known or len(shape) != (2 if name in _FLAT else 3) or chips > _MOST_CHIPS[name]:
+        rule = f"sizes of 1, 2, 4 or multiples of 4, at most {_MOST_CHIPS[name]} chips"
+        rule = f"{'two' if name in _FLAT else 'three'} {rule}"
+        raise InputError(f"{name} has no such slice", value=topology, rule=rule)
+    return [StandIn(i, f"TPU {name}") for i in range(chips * each)], _part(_TPUS[name], each)
+
+
+def topology_devices(topology: str) -> tuple[list, Chip]:
+    """The devices of a TPU topology such as "v5e:2x4", for which programs can be compiled here, and
+    what each has. Needs libtpu, and no TPU."""
+    name, shape = _parsed(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
     # Nothing runs on a chip, so there is nothing to lock against a second process.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
-    shape += [1] * (3 - len(shape)) if name in ("v4", "v5p", "tpu7x") else []
     try:
         text = f"{name}:{'x'.join(map(str, shape))}"
         devices = topologies.get_topology_desc(text, platform="tpu").devices
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise InputError(
             f"no topology {topology}: {str(error).splitlines()[0]}",
-            fix='pip install "jax[tpu]", and a shape that this version has',
+            fix='pip install "jax[tpu]", and a shape that this version has; without it --nocompile '
+            "counts memory",
         ) from error
-    whole, chips = _TPUS[name], 1
-    for size in shape:
-        chips *= size
-    return list(devices), _part(whole, len(devices) // chips)
+    return list(devices), _part(_TPUS[name], len(devices) // math.prod(shape))
 
 
 def _part(chip: Chip, devices: int) -> Chip:
