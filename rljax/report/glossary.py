@@ -176,8 +176,9 @@ SAMPLES = {
                                        "near 0.5; far above, length decides what is masked"),
     "reward/timeouts/*": ("rewards of {} that were not done in time", "samples", NO_FAULT),
     "reward/failed_fraction/*": ("samples of {} without a score", SHARE, "below 0.01"),
-    "reward/sandbox_tier": ("how programs are shut in: 0 namespaces, 1 seccomp, 2 closed, 3 not at "
-                            "all", "tier", "0; a weaker one is warned of as the run begins"),
+    "reward/sandbox_tier": ("how programs are shut in: 0 namespaces, 1 bubblewrap, 2 seccomp, "
+                            "3 closed, 4 unsafe", "tier", "0; a weaker one is warned of as the "
+                            "run begins"),
     "reward/extraction_failed_fraction": ("samples in which no answer was found", SHARE,
                                           "falls to 0; near 1: the format is not learned"),
     "reward/all_equal": ("1 where all scores of the step are one number", "0 or 1",

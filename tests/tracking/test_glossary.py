@@ -19,6 +19,7 @@ from rljax.report.curves import GROUPS
 from rljax.report.glossary import METRICS, MISMATCH
 from rljax.report.meanings import health_warnings, meaning
 from rljax.report.page import FAULTS
+from rljax.rewards.sandbox.tiers import ALL_TIERS
 from rljax.setup.dry_run import dry_run
 
 # The rooms that make metrics, and names with a slash there that are none.
@@ -143,6 +144,11 @@ def test_entries_are_whole():
         if not isinstance(healthy, str):
             low, high, advice = healthy
             assert low < high and len(advice) > 20, name
+
+
+def test_the_sandbox_tiers_are_numbered_as_they_are_logged():
+    numbered = [f"{number} {tier}" for number, tier in enumerate(ALL_TIERS)]
+    assert meaning("reward/sandbox_tier").text.endswith(", ".join(numbered))
 
 
 def test_every_range_warns_below_and_above_and_for_nan():
