@@ -47,6 +47,7 @@ def make_app(
 ) -> Starlette:
     """The ASGI application that serves `worker` as the model `name`. `hosts` and `origins`: as in
     Guard."""
+    origins = [origin.lower().rstrip("/") for origin in origins]
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rljax"}
     requests = _Requests(worker, tokenizer, name)
 
@@ -85,7 +86,7 @@ def make_app(
     middleware = [Middleware(Guard, hosts=hosts, origins=origins)]
     if origins:  # without these headers a browser keeps the answer from the page
         ways = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
-        middleware.append(Middleware(CORSMiddleware, allow_origins=list(origins), **ways))
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, **ways))
     kinds = (InputError, Overloaded, Failed, _Ended, ClientDisconnect, HTTPException, Exception)
     handlers = {kind: _on_error for kind in kinds}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import http
 import json
+import resource
 import socket
 
 import h11
@@ -38,6 +39,14 @@ class ConnectionLimits:
 
 
 LIMITS = ConnectionLimits()
+
+
+def connections_for(samples: int) -> int:
+    """How many connections a server of so many samples needs: one for each, as many that are told
+    to come back, and some for /health. Fewer where this process may not open so many files."""
+    needed, files = 2 * samples + 64, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # Up to twice as many are open before they are closed without a word.
+    return needed if files == resource.RLIM_INFINITY else min(needed, files // 3)
 
 
 class _Connection(H11Protocol):

@@ -17,14 +17,15 @@ from rljax.serving.answers import error_body
 
 
 class Guard:
-    """The ASGI application `app` for requests to `hosts`, from programs and from `origins`.
+    """The ASGI application `app` for requests to `hosts`, from programs and from `origins` (in
+    lower case, without a slash at the end).
 
     Addresses, localhost and this machine's own name need no mention; "*" is every one."""
 
     def __init__(self, app, hosts: Sequence[str] = (), origins: Sequence[str] = ()):
         self._app = app
         self._hosts = {name.lower() for name in (*hosts, "localhost", socket.gethostname())}
-        self._origins = {origin.lower().rstrip("/") for origin in origins}
+        self._origins = set(origins)
 
     async def __call__(self, scope, receive, send) -> None:
         headers = Headers(scope=scope)

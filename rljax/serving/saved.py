@@ -88,10 +88,9 @@ def serve(options: ServeOptions) -> None:
     require_packages()
     # After the check: the extra may be absent.
     from rljax.serving.app import Loading, in_background, make_app
-    from rljax.serving.connections import ConnectionLimits
+    from rljax.serving.connections import ConnectionLimits, connections_for
 
-    room = options.slots + options.max_waiting
-    limits = ConnectionLimits(connections=2 * room + 64)  # and those that ask for /health
+    limits = ConnectionLimits(connections=connections_for(options.slots + options.max_waiting))
     name = options.name or Path(options.model).resolve().name
     loading, worker, stop = Loading(), None, threading.Event()
     try:

@@ -155,7 +155,9 @@ def test_a_page_that_is_allowed_can_read_the_answer(server, tokenizer):
         "OPTIONS": [f"Origin: {home}", "Access-Control-Request-Method: POST"],
         "POST": [f"Origin: {home}"],
     }
-    with in_background(make_app(server[0], tokenizer, NAME, origins=[home])) as address:
+    with in_background(
+        make_app(server[0], tokenizer, NAME, origins=[f"{home.upper()}/"])
+    ) as address:
         port = int(address.rpartition(":")[2])
         for method, more in ask.items():
             body = json_body(GOOD[COMPLETIONS])
