@@ -196,6 +196,23 @@ def test_a_process_that_is_ended_from_outside_is_started_again():
     assert template.render(MESSAGES, **options) == whole
 
 
+def test_an_interrupted_rendering_leaves_no_reply_for_the_next():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for wait_s in (0.05, 0.1):
+            signal.setitimer(signal.ITIMER_REAL, wait_s)
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    render("{% for i in range(30000) %}{% endfor %}late")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert render("{{ messages[0].content }}") == "hi"
+
+
 def test_threads_share_the_process():
     template, texts = ChatTemplate("{{ messages[0].content }}", "t"), {}
 

@@ -55,8 +55,12 @@ class _Process:
         memory = MEMORY + MEMORY_PER_BYTE * len(data)
         request = REQUEST.pack(len(data), seconds, memory) + data
         with self.lock:
-            self._send(request)
-            reply = self._receive(memory)
+            try:
+                self._send(request)
+                reply = self._receive(memory)
+            except BaseException:  # Ctrl-C, say: the next caller must not get this one's reply
+                self.end()
+                raise
             if not reply:
                 return LIMIT, self._ending(seconds)
             kind = chr(reply[0])
