@@ -13,6 +13,7 @@ from rljax.config.checks import check_paths
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.encoded import load_data, load_run_tokenizer
 from rljax.data.rows.read import read_rows
+from rljax.data.rows.show import shown_rows
 from rljax.data.rows.sources import load_prompts
 from rljax.data.text.tokenizer import load_tokenizer
 
@@ -182,6 +183,12 @@ def test_tasks_say_it_too():
     config.data.max_prompt_tokens = 64
     notes = load_data(config, load_run_tokenizer(config)).notes
     assert any("prompts kept" in note for note in notes), notes
+
+
+def test_rows_that_are_shown_come_with_what_is_said(tmp_path):
+    config = config_of(tmp_path, "sft", [{"conversations": [HUMAN, GPT]}] * 3)
+    _, _, notes = shown_rows(config, rows=1)
+    assert len(notes) == 2 and "ShareGPT: 3 rows" in notes[0] and "3 of 3 rows kept" in notes[1]
 
 
 def test_bare_prompts_of_a_chat_model_are_warned_of_once(tmp_path, caplog):

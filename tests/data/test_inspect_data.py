@@ -85,7 +85,7 @@ def test_ids_are_a_table_and_chat_is_rendered(tmp_path):
     rows.write_text(json.dumps(row) + "\n")
     config = config_of(str(rows))
     config.tokenizer = str(tmp_path / "tokenizer")
-    (found,), counts = shown_rows(config, rows=1)
+    (found,), counts, _ = shown_rows(config, rows=1)
     rendered = tokenizer.render_chat(row["prompt"])
     assert tokenizer.decode(list(found.ids), skip_special_tokens=False) == rendered
     assert "".join(pieces(found.ids, tokenizer)) == rendered

@@ -67,7 +67,7 @@ def test_a_form_is_read_and_its_answer_is_what_is_learned(
 
     config = config_of(tmp_path, dataflow, [row, row], suffix)
     tokenizer = load_run_tokenizer(config)
-    found, counts = shown_rows(config, rows=1)
+    found, counts, _ = shown_rows(config, rows=1)
     assert counts["total"] == 2 == counts["kept"]
     texts = [tokenizer.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in found]
     if kind == "prompt-only":

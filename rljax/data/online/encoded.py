@@ -156,7 +156,7 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         counts = {k: counts.get(k, 0) + v for k, v in more.items()}
         notes.append(kept_line(spec, "prompts", more, config.data.max_prompt_tokens))
         if is_path(spec):
-            _warn_bare(spec, records, tokenizer)
+            _warn_bare(spec, records, tokenizer, kind)
         raw += records
     _warn_dropped(counts)
     test_records = _test_records(config, notes)
@@ -195,14 +195,19 @@ def _encoded_stream(records: Stream, tokenizer: Tokenizer, limits: dict, mixed: 
     return Stream(encoded)
 
 
-def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer) -> None:
-    count = bare_prompts(records, tokenizer)
-    if count:
+def _warn_bare(spec: str, records: list[dict], tokenizer: Tokenizer, kind: str) -> None:
+    if count := bare_prompts(records, tokenizer):
+        fix = (
+            f"rljax data prepare --source={spec} --out=FOLDER writes each as a user's message"
+            " (--map='gsm8k()' adds GSM8K's instruction)"
+            if kind in SAMPLED
+            else 'write [{"role": "user", "content": ...}] for the prompt and'
+            ' [{"role": "assistant", "content": ...}] for what answers it'
+        )
         LOG.warning(
             "%s: %d prompts are bare text, and the model has a chat template: it reads them outside"
-            " of any turn. Fix: rljax data prepare --source=%s --out=FOLDER writes each as a"
-            " user's message (--map='gsm8k()' adds GSM8K's instruction)",
-            spec, count, spec,
+            " of any turn. Fix: %s",
+            spec, count, fix,
         )  # fmt: skip
 
 
@@ -254,7 +259,7 @@ def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:
         items, more = encode_rows(rows, tokenizer, kind, **options)
         notes.append(kept_line(spec, "rows", more, offline.max_tokens))
         if is_path(spec):
-            _warn_bare(spec, rows, tokenizer)
+            _warn_bare(spec, rows, tokenizer, kind)
         if config.offline.packing:
             tokens = sum(len(ids) for ids, _ in items)
             items = pack_examples(items, config.offline.max_tokens).rows

@@ -38,9 +38,12 @@ class Shown:
     metadata: dict[str, object]
 
 
-def shown_rows(config: Config, *, rows: int, split: str = "train") -> tuple[list[Shown], dict]:
+def shown_rows(
+    config: Config, *, rows: int, split: str = "train"
+) -> tuple[list[Shown], dict, tuple[str, ...]]:
     """The first rows of the split as the run would read them (training prompts in its order), with
-    the supervised examples of sft.steps behind them; and the counts of what was dropped."""
+    the supervised examples of sft.steps behind them; the counts of what was dropped; and what a run
+    would say of the data."""
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     config = copy.deepcopy(config)
     config.offline.packing = False  # rows of one example each
@@ -48,9 +51,10 @@ def shown_rows(config: Config, *, rows: int, split: str = "train") -> tuple[list
     if kind not in SAMPLED:
         items = data.held_out if split == "test" else data.prompts
         shown = [s for i, x in enumerate(items[:rows]) for s in _of_kind(kind, i, x["item"])]
-        return _required(shown, split), data.counts
+        return _required(shown, split), data.counts, data.notes
     if split == "test":
-        return _required([_of_prompt(p) for p in data.test_prompts[:rows]], split), data.counts
+        shown = [_of_prompt(p) for p in data.test_prompts[:rows]]
+        return _required(shown, split), data.counts, data.notes
     shown, counts = [], dict(data.counts)
     for source in data.sources:
         loader = make_loader(source, batch_size=1, seed=config.seed)
@@ -59,7 +63,7 @@ def shown_rows(config: Config, *, rows: int, split: str = "train") -> tuple[list
         if loader.dropped:
             counts["dropped_overlong_of_stream"] = loader.dropped
     shown += [s for i, e in enumerate(data.examples[:rows]) for s in _of_kind("examples", i, e)]
-    return shown, counts
+    return shown, counts, data.notes
 
 
 def _required(shown: list[Shown], split: str) -> list[Shown]:
@@ -156,7 +160,7 @@ def id_table(shown: Shown, tokenizer: Tokenizer) -> Table:
 def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) -> None:
     """Prints rows and counts."""
     tokenizer = load_run_tokenizer(config)
-    rows_shown, counts = shown_rows(config, rows=rows, split=split)
+    rows_shown, counts, notes = shown_rows(config, rows=rows, split=split)
     colours = console.is_terminal and not console.no_color
     for shown in rows_shown:
         fields = ", ".join(f"{name}={value!r}" for name, value in shown.metadata.items())
@@ -165,5 +169,7 @@ def show(config: Config, console: Console, *, rows: int, split: str, ids: bool) 
         console.print(Text(title + (f"; {fields}" if fields else ""), style="bold"), soft_wrap=True)
         text = id_table(shown, tokenizer) if ids else coloured(shown, tokenizer, colours=colours)
         console.print(text, soft_wrap=not ids)
+    for note in notes:
+        console.print(Text(f"data: {note}"), soft_wrap=True)
     listed = ", ".join(f"{name}={value:g}" for name, value in counts.items())
     console.print(Text(f"counts: {listed or 'an endless stream'}", style="bold"), soft_wrap=True)
