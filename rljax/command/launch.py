@@ -150,9 +150,10 @@ def _nested(config: Config, shown: str) -> dict:
 
 def _quiet() -> None:
     """One line per warning of ours; libraries speak from ERROR on."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.ERROR)
+    form = "%(asctime)s %(levelname)s: %(message)s"
+    logging.basicConfig(format=form, datefmt="%H:%M:%S", level=logging.ERROR)
     logging.getLogger("rljax").setLevel(logging.WARNING)
-    warnings.showwarning = lambda message, *_, **__: print(f"WARNING: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: logging.getLogger("rljax").warning(message)
 
 
 def _parse(argv: list[str], into: flags.FlagValues) -> list[str]:

@@ -145,7 +145,8 @@ def make_plan(
         plan.stages = zero_stages(plan.weights, mesh.size)
         plan.training = training_bytes(trained)
     if plan.limit is not None and plan.estimate.total > plan.limit:
-        plan.nearest = nearest_fit(setup, plan.limit)
+        changes, total = nearest_fit(setup, plan.limit)
+        plan.nearest = changes if total <= plan.limit else {}
     return plan
 
 

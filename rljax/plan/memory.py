@@ -21,8 +21,8 @@ from rljax.roles import Actor, Critic, RewardModel
 from rljax.sampler.memory import device_bytes, slots_bytes
 from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.setup import Setup, assemble, load_model
+from rljax.tracking.charts import human_bytes
 
-GIB = 2**30
 # The estimate of what programs need besides arguments and caches is within this factor of the
 # compiler's own count (tests/plan/test_plan.py). A run is refused only where the lower end of that
 # range does not fit.
@@ -103,12 +103,14 @@ def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Bytes of one device: `held` from start to end of the run, `generate` and `learn` in addition
-    while each of them runs. `waiting` are bytes in the host's memory."""
+    while each of them runs. `waiting` are bytes in the host's memory, `available` those that are
+    free on a device, where it says so."""
 
     held: dict[str, int]
     generate: dict[str, int]
     learn: dict[str, int]
     waiting: int = 0
+    available: int | None = None
 
     @property
     def resident(self) -> int:
@@ -133,14 +135,15 @@ class Estimate:
     def line(self) -> str:
         """The estimate in one sentence."""
         groups = {"weights": 0, "optimizer": 0}
-        for name, size in self.held.items():
-            groups["optimizer" if name.endswith("optimizer") else "weights"] += size
+        for name, count in self.held.items():
+            groups["optimizer" if name.endswith("optimizer") else "weights"] += count
         groups["keys and values"] = self.generate.get("keys and values", 0)
         groups["gradients"] = self.learn.get("gradients", 0)
         groups["activations"] = sum(self.learn.values()) - groups["gradients"]
-        shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in groups.items() if size)
-        host = f"; {self.waiting / GIB:.3g} on the host" if self.waiting else ""
-        return f"{self.total / GIB:.3g} GiB per device at the peak ({shown}{host})"
+        shown = ", ".join(f"{name} {human_bytes(count)}" for name, count in groups.items() if count)
+        host = f"; {human_bytes(self.waiting)} on the host" if self.waiting else ""
+        has = f" of {human_bytes(self.available)}" if self.available else ""
+        return f"{human_bytes(self.total)} per device{has} at the peak ({shown}{host})"
 
 
 def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
@@ -290,13 +293,19 @@ def check_fits(setup: Setup) -> Estimate:
     the config with which they can."""
     needs, have = estimate(setup), available_bytes(setup)
     if have is None or needs.least <= have:
-        return needs
-    changes = nearest_fit(setup, have)
+        return dataclasses.replace(needs, available=have)
+    changes, total = nearest_fit(setup, have)
+    fix = as_flags(changes)
+    if total > have:
+        least = f"with {fix} it still needs {human_bytes(total)}: " if fix else ""
+        rank = "" if setup.config.lora.rank else ", adapters (--config.lora.rank=16)"
+        devices = setup.model.mesh.size * math.ceil(total / have)
+        fix = f"{least}about {devices} such devices{rank}, or a smaller model"
     raise InputError(
         f"this run needs {needs.line()}",
-        value=f"{have / GIB:.3g} GiB left, less than the least it can do with, "
-        f"{needs.least / GIB:.3g} GiB",
-        fix=as_flags(changes) or "more devices, or a smaller model",
+        value=f"{human_bytes(have)} left, less than the least it can do with, "
+        f"{human_bytes(needs.least)}",
+        fix=fix,
     )
 
 
@@ -305,9 +314,9 @@ def as_flags(changes: dict[str, object]) -> str:
     return " ".join(f"--config.{name}={value}" for name, value in changes.items())
 
 
-def nearest_fit(setup: Setup, have: float) -> dict[str, object]:
-    """{config field: value} with which the estimate fits, the least harmful first; {} if all
-    changes together are not enough. A change that saves nothing is left out."""
+def nearest_fit(setup: Setup, have: float) -> tuple[dict[str, object], int]:
+    """({config field: value} with which the estimate fits, the least harmful first, and the
+    estimate then; all changes if they are not enough). A change that saves nothing is left out."""
     changes: dict[str, object] = {}
     best = estimate(setup).total
     for name, value in _changes(setup):
@@ -316,8 +325,8 @@ def nearest_fit(setup: Setup, have: float) -> dict[str, object]:
         if total < best:
             best, changes = total, {**changes, name: value}
         if best <= have:
-            return changes
-    return {}
+            break
+    return changes, best
 
 
 def changed(setup: Setup, config: Config) -> Setup:

@@ -8,8 +8,7 @@ from rljax.errors import InputError
 from rljax.mesh import row_shards
 from rljax.models import cache
 from rljax.models.model import Model
-
-_GIB = 2**30
+from rljax.tracking.charts import human_bytes
 
 
 def device_bytes(device: jax.Device) -> int | None:
@@ -46,8 +45,8 @@ def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
     each = cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
     need = slots_bytes(model, slots, columns, kv_dtype)
     return (
-        f"{slots} slots of {columns} tokens need {need / _GIB:.3g} GiB per device "
-        f"({each / 2**20:.3g} MiB a slot, {kv_dtype or model.config.dtype})"
+        f"{slots} slots of {columns} tokens need {human_bytes(need)} per device "
+        f"({human_bytes(each)} a slot, {kv_dtype or model.config.dtype})"
     )
 
 
@@ -66,6 +65,6 @@ def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> 
         fit = int(slots * have / need)
         raise InputError(
             plan(model, slots, columns, kv_dtype),
-            value=f"{have / _GIB:.3g} GiB left for {local} device(s)",
+            value=f"{human_bytes(have)} left for {local} device(s)",
             fix=f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
         )

@@ -27,7 +27,7 @@ from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, fingerprints
 from rljax.errors import InputError
 from rljax.files import LARGEST_DATA, open_file, parse_json, read_text
-from rljax.tracking.charts import size
+from rljax.tracking.charts import human_bytes
 from rljax.tracking.folder import free_bytes, not_written
 
 _STEP = re.compile("[0-9]{8,18}")  # the name of a checkpoint's folder
@@ -125,8 +125,9 @@ class Checkpoints:
         if free is not None and free < max(needed, 2 * needed - there):
             raise InputError(
                 "the disk has no room for the checkpoints of this run",
-                value=f"{size(free)} free in {self.folder}",
-                rule=f"a checkpoint takes {size(needed)}, and the next is written before one goes",
+                value=f"{human_bytes(free)} free in {self.folder}",
+                rule=f"a checkpoint takes {human_bytes(needed)}, and one is written before another "
+                "goes",
                 fix="free the disk, or choose a run_dir on another one",
             )
 

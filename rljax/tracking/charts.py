@@ -48,7 +48,7 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
-def size(count: float) -> str:
+def human_bytes(count: float) -> str:
     """A number of bytes for people: 512 B, 90 kB, 0.776 MB, 20.5 GB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e5, "MB")):
         if count >= unit:

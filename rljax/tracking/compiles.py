@@ -1,14 +1,20 @@
-"""Counts the programs that XLA compiles: a recompile in mid-run is a fault worth a line.
+"""Counts the programs that XLA compiles, and knows which one it is at: a recompile in mid-run is a
+fault worth a line, and the minutes of the first one need an explanation.
 
 Counts every backend compile of the process, those that the persistent cache answers included.
 """
 
 import os
+import time
+from collections.abc import Iterable
 
 import jax
 
 _EVENT = "/jax/core/compile/backend_compile_duration"
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # what comes next is the compile
 _names: list[str] = []
+_now: list[tuple[str, float]] = []  # name and start of the program that is being compiled
+_expected: dict[str, str] = {}
 _watching = False
 
 
@@ -28,8 +34,30 @@ def watch() -> None:
 
 
 def _note(event: str, _seconds: float, **details) -> None:
+    name = str(details.get("fun_name", "a program"))
+    if event == _LOWERED:
+        _now[:] = [(name, time.monotonic())]
     if event == _EVENT:
-        _names.append(str(details.get("fun_name", "a program")))
+        _now.clear()
+        _names.append(name)
+
+
+def expect(programs: Iterable[tuple[str, str]]) -> None:
+    """Says which large programs a run has, in their order: (name of the function, what it does)."""
+    _expected.clear()
+    _expected.update((f"jit({name})", what) for name, what in programs)
+
+
+def running() -> tuple[str, float] | None:
+    """("compiling learn (2 of 3)", seconds so far), None while nothing is compiled."""
+    now = next(iter(_now), None)  # one read: another thread writes it
+    if now is None:
+        return None
+    name, begun = now
+    what = _expected.get(name, name.removeprefix("jit(").removesuffix(")"))
+    place = list(_expected).index(name) + 1 if name in _expected else 0
+    number = f" ({place} of {len(_expected)})" if place else ""
+    return f"compiling {what}{number}", time.monotonic() - begun
 
 
 def count() -> int:

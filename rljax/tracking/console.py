@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import rich.console
 from rich.columns import Columns
@@ -47,6 +47,8 @@ SPEED_WINDOW = (
     20  # steps that the time left is extrapolated from: SFT and RL steps differ in length
 )
 REFRESH_PER_S = 4
+BUSY_S, BUSY_AGAIN_S = 3.0, 60.0  # a plain console says what takes longer, and says so again
+QUIET_S = 10.0  # after which a live one says how long ago the last step was
 
 
 def one_line(text: object, limit: int) -> str:
@@ -70,6 +72,16 @@ def _number(value: object) -> float | None:
         return None
 
 
+def busy_line(busy: tuple[str, float] | None, said: str, due: float) -> tuple[str, str, float]:
+    """(line to print or "", what was looked at, seconds from which on the next line is due)."""
+    what, seconds = busy or ("", 0.0)
+    if what != said or seconds < BUSY_S:
+        due = BUSY_S
+    if seconds < due:
+        return "", what, due
+    return f"{what}, {duration(seconds)}", what, seconds + BUSY_AGAIN_S
+
+
 class Console:
     """Draws the run; a `Tracker`. `live=None` means: live exactly when output is a terminal."""
 
@@ -80,6 +92,7 @@ class Console:
         live: bool | None = None,
         every: int = 10,
         console: rich.console.Console | None = None,
+        busy: Callable[[], tuple[str, float] | None] | None = None,
     ):
         self.total, self.every = max(1, int(total_steps)), max(1, int(every))
         self.console = console or rich.console.Console()
@@ -92,8 +105,23 @@ class Console:
         self.clock: collections.deque = collections.deque(maxlen=SPEED_WINDOW)
         self.lock = threading.Lock()  # the drawing thread reads what log writes
         self.display: Live | None = None
+        self.busy, self.closed = busy, threading.Event()
 
     # --- the tracker ---
+
+    def begin(self) -> None:
+        """Shows what goes on before the first step."""
+        if self.live:
+            self._start()
+        elif self.busy is not None:
+            threading.Thread(target=self._say_busy, daemon=True).start()
+
+    def _say_busy(self) -> None:
+        said, due = "", BUSY_S
+        while not self.closed.wait(1.0):
+            line, said, due = busy_line(self.busy(), said, due)
+            if line:
+                self._print(line)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         values = {key: number for key, v in metrics.items() if (number := _number(v)) is not None}
@@ -129,6 +157,7 @@ class Console:
     def close(self) -> None:
         """Draw the last state and give the terminal back; safe to call twice."""
         atexit.unregister(self.close)
+        self.closed.set()
         display, self.display = self.display, None
         self.live = False
         if display is not None:
@@ -192,6 +221,7 @@ class Console:
 
     def _print(self, line: str) -> None:
         encoding = self.console.encoding or "utf-8"
+        line = f"{time.strftime('%H:%M:%S')} {line}"
         line = line.encode(encoding, "replace").decode(encoding)  # a C locale must not raise
         self.console.print(Text(line), soft_wrap=True, highlight=False)
 
@@ -204,12 +234,21 @@ class Console:
         halves = Columns(
             [self._numbers(latest, trends, plain), self._times(latest)], padding=(0, 3)
         )
-        parts = [self._progress(left), Text(), halves]
+        waiting = self._waiting()
+        parts = [self._progress(math.nan if waiting else left), Text(waiting, "yellow"), halves]
         room = (self.console.height - 22) // 2  # the completions get what the screen has left
         if rows:
             parts.append(Text())
             parts.append(self._completions(rows[-max(1, min(4, room)) :], plain))
         return Panel(Group(*parts), title=Text("rljax"), title_align="left", border_style="dim")
+
+    def _waiting(self) -> str:
+        """What the run does between two steps when that takes long: compiling, or what else."""
+        what, seconds = (self.busy() if self.busy is not None else None) or ("", 0.0)
+        if what and seconds >= 1:
+            return f"{what}, {duration(seconds)}"
+        since = time.monotonic() - (self.clock[-1][1] if self.clock else self.started)
+        return f"last step {duration(since)} ago" if self.clock and since > QUIET_S else ""
 
     def _progress(self, left: float) -> RenderableType:
         grid = Table.grid(padding=(0, 1), expand=True)

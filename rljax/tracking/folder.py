@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rljax.errors import InputError
-from rljax.tracking.charts import size
+from rljax.tracking.charts import human_bytes
 
 LOCK = ".lock"
 HEARTBEAT_S = 10.0
@@ -100,7 +100,7 @@ def not_written(what: str, folder: Path, error: BaseException, fix: str) -> Inpu
     """The error of a write that failed while a run went on, with what is left of the disk."""
     reason = disk_fault(error) or str(error).partition("\n")[0][:200]
     free = free_bytes(folder)
-    rule = f"{reason}; {size(free)} free there" if free is not None else reason
+    rule = f"{reason}; {human_bytes(free)} free there" if free is not None else reason
     return InputError(f"{what} could not be written", value=str(folder), rule=rule, fix=fix)
 
 

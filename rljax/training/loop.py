@@ -25,7 +25,7 @@ from rljax.report.meanings import health_warnings
 from rljax.report.page import write_report
 from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
 from rljax.report.starts import last_start, peak_memory, record_start
-from rljax.setup import build
+from rljax.setup import Setup, build
 from rljax.tracking import compiles
 from rljax.tracking.console import Console
 from rljax.tracking.folder import (
@@ -73,7 +73,8 @@ def one_step(run: Run) -> dict:
         metrics["generate_tokens_per_s"] = tokens / max(seconds.get("generate", 0.0), 1e-9)
     elif "batch/tokens" in metrics:
         metrics["tokens_per_s"] = metrics["batch/tokens"] / step_s
-    if run.progress.taken[phase.name] > 3 and compiles.count() > compiled:
+    here = run.taken_here[phase.name] = run.taken_here.get(phase.name, 0) + 1
+    if here > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))
         LOG.warning("step %d compiled again: %s", run.progress.step, names)
     if phase is run.setup.main and compiles.count() == compiled:
@@ -288,6 +289,15 @@ def write_config(folder: Path, config: Config) -> None:
     write_whole(folder / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
 
 
+def programs(setup: Setup) -> list[tuple[str, str]]:
+    """The large programs of a run in the order in which it compiles them, by function and use."""
+    learning = [
+        (phase.dataflow.function.__name__, f"learn {phase.label}") for phase in setup.phases
+    ]
+    samples = setup.needs_reward or setup.data.test_prompts
+    return [*learning[:-1], *([("rollout", "generate")] if samples else []), learning[-1]]
+
+
 def _prepare_jax(config: Config) -> None:
     if config.compilation_cache:
         folder = os.path.expanduser(config.compilation_cache)
@@ -319,7 +329,8 @@ def _train(config: Config, path: Path, on_start, devices) -> TrainedRun:
     folder = make_folder(path)
     if on_start:
         on_start(folder)
-    console = Console(config.sft.steps + config.steps) if "console" in config.trackers else None
+    shows = "console" in config.trackers
+    console = Console(config.sft.steps + config.steps, busy=compiles.running) if shows else None
     settings, summary, status = to_dict(config), {}, "failed"
     with Signals() as signals, locked(folder), Run(build(config, devices), folder) as run:
         if console:
@@ -329,7 +340,12 @@ def _train(config: Config, path: Path, on_start, devices) -> TrainedRun:
         with open_tracking(config.trackers, folder, settings, console) as tracking:
             try:
                 try_rewards(run)
+                compiles.expect(programs(run.setup))
+                if console:
+                    console.begin()
                 run.start(tracking)
+                if console and run.progress.step:
+                    print(f"resumed {folder} at step {run.progress.step}", flush=True)
                 # Written only now: a refused resume must not replace the config of the run it was
                 # refused for.
                 write_config(folder, config)

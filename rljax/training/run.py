@@ -85,6 +85,7 @@ class Run:
         self.timelines: list[dict] = []  # rljax.report.timeline: of two steps at most
         self.unscored_steps = 0  # in a row
         self.late_samples = self.late_and_longer = 0.0  # rljax.training.scores
+        self.taken_here: dict[str, int] = {}  # steps of each phase by this process
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.owned: list[Reward] = []
@@ -180,7 +181,7 @@ class Run:
                 f"--config.steps={2 * self.config.steps}{allow}",
             )
         tracking.truncate(offsets)
-        LOG.warning("resumed %s at step %d", self.folder, step)
+        LOG.info("resumed %s at step %d", self.folder, step)
 
     def load(self, step: int) -> None:
         """Everything of a checkpoint but the trackers."""

@@ -4,6 +4,7 @@ by hand, the compiler's own, and arrays that are really there."""
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -28,7 +29,7 @@ from rljax.plan.compiled import lost_donations, make_plan, needless_gathers, rep
 from rljax.plan.flops import flops_of, work
 from rljax.plan.hlo import Collective, traffic
 from rljax.plan.hlo_text import axes_of, groups_of
-from rljax.plan.memory import FACTOR, GIB, check_fits, estimate, nearest_fit, split_bytes
+from rljax.plan.memory import FACTOR, check_fits, estimate, nearest_fit, split_bytes
 from rljax.plan.programs import Call, programs_of
 from rljax.plan.search import search
 from rljax.roles import program, start_training
@@ -38,7 +39,7 @@ from rljax.setup.abstract import abstract_setup
 from rljax.training import run
 
 QWEN = str(REPO / "configs/models/qwen2_5_0_5b")
-CHIP = Chip("none", 2 * GIB, 1e12, 1e11, 1e9)
+CHIP = Chip("none", 2 * 2**30, 1e12, 1e11, 1e9)
 
 
 def tiny(**changes) -> Config:
@@ -413,7 +414,7 @@ def test_a_mixture_of_671b_weights_is_planned(tmp_path):
     found = estimate(setup)
     # The experts, nearly all of it, are split eight ways; embeddings and attention are whole.
     assert 8 * count / 8 < found.held["actor optimizer"] < 8 * count / 8 * 1.25
-    assert "GiB per device at the peak" in found.line()
+    assert re.match(r"[\d.]+ TB per device at the peak \(weights [\d.]+ GB, ", found.line())
 
 
 # -- the programs of a step
@@ -660,14 +661,17 @@ def test_a_run_that_cannot_fit_is_refused_before_any_weight(tmp_path, monkeypatc
     have = int(needs.resident + sum(needs.learn.values()) / 3)
     monkeypatch.setattr(memory, "available_bytes", lambda setup: have)
     monkeypatch.setattr(memory, "FACTOR", 1.0)
-    with pytest.raises(InputError, match=r"this run needs .* GiB per device") as found:
+    with pytest.raises(InputError, match=r"this run needs .* [kM]B per device") as found:
         run.Run(build_setup(config), tmp_path)
     assert "--config.batch.tokens_per_microbatch=" in str(found.value)
-    changes = nearest_fit(setup, have)
+    changes, _ = nearest_fit(setup, have)
     smaller = abstract_setup(with_overrides(config, changes, "test"))
     assert check_fits(smaller).total <= have
     # None of the changes is enough where the weights alone are too many.
-    assert nearest_fit(setup, needs.resident // 2) == {}
+    assert nearest_fit(setup, needs.resident // 2)[1] > needs.resident // 2
+    monkeypatch.setattr(memory, "available_bytes", lambda setup: needs.resident // 2)
+    with pytest.raises(InputError, match="it still needs .* such devices.*lora.rank=.*smaller"):
+        check_fits(setup)
 
 
 def test_what_this_host_has_is_known_and_small_runs_fit():
@@ -764,7 +768,7 @@ def test_the_launcher_counts_memory_without_compiling(tmp_path):
     }
     done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "GiB per device at the peak" in done.stdout
+    assert "MB per device at the peak (weights " in done.stdout
     assert "* this config, stage 3 on fsdp 4 x tensor 2" in done.stdout
     assert json.loads(out.read_text())["estimate"]["held"]["actor weights"] > 0
 

@@ -202,7 +202,7 @@ def test_whole_batches_refuse_the_same(model):
 
 
 def test_slots_that_cannot_fit_are_refused_with_numbers(model):
-    with pytest.raises(InputError, match=r"GiB per device.*GiB left.*at most \d+ slots") as found:
+    with pytest.raises(InputError, match=r"[GT]B per device.*GB left.*at most \d+ slots") as found:
         Engine(model, 2**30, 2048)
     fit = int(str(found.value).split("at most ")[1].split(" slots")[0])
     check_memory(model, fit // 2, 2048)

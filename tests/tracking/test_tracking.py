@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import signal
 import struct
@@ -15,9 +16,10 @@ import time
 import numpy as np
 import pytest
 import rich.console
+from processes import wait_until
 
 from rljax.errors import InputError
-from rljax.tracking.console import Console, one_line
+from rljax.tracking.console import Console, busy_line, one_line
 from rljax.tracking.jsonl import JsonlTracker, read_jsonl
 from rljax.tracking.trackers import open_tracking
 
@@ -453,11 +455,35 @@ def test_plain_console_prints_one_line_every_so_often():
     console.log(25, {"eval/accuracy": 0.5})
     console.close()
     lines = plain.file.getvalue().splitlines()
-    assert [line.split(" | ")[0] for line in lines] == [
+    assert all(re.match(r"\d\d:\d\d:\d\d step", line) for line in lines)
+    assert [line[9:].split(" | ")[0] for line in lines] == [
         "step 1/25", "step 10/25", "step 20/25", "step 25/25", "step 25/25",
     ]  # fmt: skip
     assert "rl | reward 0.2 | loss nan" in lines[2] and "accuracy 0.5" in lines[4]
     assert "\x1b" not in plain.file.getvalue()
+
+
+def test_what_takes_long_is_said_once_a_minute_on_a_plain_console():
+    moments = [None, ("a", 1.0), ("a", 4.0), ("a", 30.0), ("b", 2.0), ("b", 3.0), None,
+               ("b", 1.0), ("b", 5.0), ("b", 60.0), ("b", 66.0), ("b", 90.0), ("b", 0.5),
+               ("b", 4.0)]  # fmt: skip
+    lines, said, due = [], "", 3.0
+    for moment in moments:
+        line, said, due = busy_line(moment, said, due)
+        lines += [line] if line else []
+    assert lines == ["a, 4 s", "b, 3 s", "b, 5 s", "b, 1 min 06 s", "b, 4 s"]
+
+
+def test_a_live_console_says_what_it_waits_for_from_the_start():
+    terminal, now = _terminal(), [("compiling learn grpo (2 of 3)", 41.2)]
+    console = Console(12, console=terminal, live=True, busy=lambda: now[0])
+    console.begin()
+    wait_until(lambda: "compiling learn grpo (2 of 3), 41 s" in terminal.file.getvalue(), "it")
+    now[0] = None
+    console.log(1, {"loss": 1.0, "phase": "sft"})
+    console.clock[-1] = (1, time.monotonic() - 75)
+    wait_until(lambda: "last step 1 min 15 s ago" in terminal.file.getvalue(), "the pause")
+    console.close()
 
 
 def test_a_new_phase_starts_its_trends_anew():
