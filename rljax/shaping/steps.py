@@ -91,30 +91,6 @@ def line_ends(step_ids: np.ndarray) -> np.ndarray:
     return out
 
 
-def place_on_lines(
-    step_ids: np.ndarray, labels: Sequence[Sequence[float | None]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """(process_rewards, keep): each line's label at its last token, 0 elsewhere: float32 [B, S]
-    each.
-
-    labels[b][j] belongs to line j + 1; keep is 1 where a label stands and 0 where it is None (a
-    line that is not labelled): the mask of the regression on them.
-    """
-    ids, ends = np.asarray(step_ids), line_ends(step_ids)
-    values, keep = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.float32)
-    for b, row in enumerate(labels):
-        count = int(ids[b].max(initial=0))
-        if len(row) != count:
-            raise InputError(
-                f"place_on_lines: labels of row {b}", value=len(row), rule=f"{count}, its lines"
-            )
-        for t in np.flatnonzero(ends[b]):
-            label = row[ids[b, t] - 1]
-            if label is not None:
-                values[b, t], keep[b, t] = label, 1.0
-    return values, keep
-
-
 def _scored_ends(batch: Batch, by: str):
     """(is the last token of its step [B, S], score in [-1, 1] there and 0 elsewhere [B, S])."""
     batch.require("process_rewards", "step_ids", by=by)

@@ -6,12 +6,13 @@ import random
 import time
 
 import pytest
+from program_oracle import recoverable
 
 from rljax.components import resolve
 from rljax.config import Config
 from rljax.data import tasks
 from rljax.data.rows.sources import load_demonstrations, load_prompts
-from rljax.data.tasks.program_task import function_text, instructions, program_text, recoverable
+from rljax.data.tasks.program_task import function_text, instructions, program_text
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.search import best_of, search_labels
 from rljax.errors import InputError

@@ -9,6 +9,7 @@ import random
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from program_oracle import recoverable
 
 from rljax.batch import batch_from_rows
 from rljax.components import resolve
@@ -17,7 +18,7 @@ from rljax.config.options import LabelOptions, check_options
 from rljax.data.offline.encode import encode_rows
 from rljax.data.online.prompts import encode_prompts
 from rljax.data.tasks import program_synthesis
-from rljax.data.tasks.program_task import instructions, program_text, recoverable
+from rljax.data.tasks.program_task import instructions, program_text
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.datagen.steps import (
     Program,

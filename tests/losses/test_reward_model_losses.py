@@ -11,7 +11,6 @@ from conftest import worked_example
 from golden_checks.common import response_batch
 from test_preference_losses import ROWS, close, float64, sample, sums, take  # noqa: F401
 
-from rljax.data.offline.stepwise import step_tokens
 from rljax.errors import InputError
 from rljax.losses import implicit_reward, policy, reward_model
 from rljax.losses.policy import Policy
@@ -112,34 +111,3 @@ def test_dynamic_fine_tuning_has_the_gradient_of_minus_the_probability():
     ours = jax.grad(total)(logps, lambda x: policy.dynamic_fine_tuning(Policy(x, x), batch)[0])
     clean = jnp.where(batch.mask > 0, logps, 0.0)
     close(ours, jax.grad(total)(clean, lambda x: -jnp.exp(x)))
-
-
-# -- rows of steps
-
-
-def test_step_labels_stand_at_the_last_token_of_each_step():
-    ids, labels = step_tokens([1, 2], [[3], [4, 5]], [1.0, -1.0], [9, 8])
-    assert ids == [1, 2, 3, 9, 8, 4, 5, 9, 8]
-    assert labels == [None, None, None, None, 1.0, None, None, None, -1.0]
-    ids, labels = step_tokens([1], [[3], [4, 5]], [0.5, 0.0], [], last_step_only=True)
-    assert (ids, labels) == ([1, 3, 4, 5], [None, None, None, 0.0])
-
-
-def test_cut_steps_lose_their_labels():
-    prompt, steps = list(range(10)), [[11, 12], [13, 14]]
-    ids, labels = step_tokens(
-        prompt, steps, [1.0, 0.0], [99], max_prompt_tokens=3, max_completion_tokens=5
-    )
-    assert ids == [7, 8, 9, 11, 12, 99, 13, 14] and labels[5] == 1.0
-    assert labels.count(None) == 7
-    ids, labels = step_tokens(prompt, steps, [1.0, 0.0], [99], max_tokens=12)
-    assert ids == [*prompt, 11, 12] and set(labels) == {None}
-
-
-def test_steps_without_labels_or_tokens_are_refused():
-    with pytest.raises(InputError, match="one per step"):
-        step_tokens([1], [[2]], [1.0, 0.0], [9])
-    with pytest.raises(InputError, match="at least one token"):
-        step_tokens([1], [[]], [1.0], [])
-    with pytest.raises(InputError, match=">= 1 tokens"):
-        step_tokens([1], [[2]], [1.0], [9], max_prompt_tokens=0)

