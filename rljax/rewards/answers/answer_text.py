@@ -78,6 +78,7 @@ _PLAIN = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         (r"\{,\}", ","),
+        (r"^\(([0-9A-Za-z]+)\)_", r"\1_"),  # (101)_2
         (r"\\[!,;: ]|\\q?quad(?![a-zA-Z])|~", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:left|right|displaystyle)(?![a-zA-Z])", ""),
@@ -128,6 +129,7 @@ def _unwrapped(text: str) -> str:
 def _bare(text: str) -> str:
     """The answer without what wraps it and without the words that lead to it."""
     text = _unwrapped(plain_signs(text).strip().strip("*").strip()).strip("\u3002").strip()
+    text = re.sub(r"(?<![.])\.$", "", text.replace("{:}", ":"))
     lead = _LEAD.match(text)
     return _unwrapped(text[lead.end() :]) if lead else text
 
@@ -184,7 +186,9 @@ def _name(text: str) -> str | None:
 
 def same_text(a: str, b: str) -> bool:
     """Equal but for case, spaces, brackets around and a final stop: (B) is b."""
-    a, b = (" ".join(_bare(x).casefold().strip(" ().:$*").split()) for x in (a, b))
+    a, b = (
+        " ".join(_REMARK.sub(r"\1", _bare(x)).casefold().strip(" ().:$*").split()) for x in (a, b)
+    )
     return bool(a) and a == b
 
 
@@ -207,6 +211,9 @@ _READABLE = [
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,4})(?![0-9.A-Za-z])", r"\\times 10^{\1}"),
         (r"(?<![0-9])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
         (r"(?<=\\sqrt )\(([^()]*)\)", r"{\1}"),
+        (r"\\langle(?![a-z])", "("),
+        (r"\\rangle(?![a-z])", ")"),
+        (r"\\log_\{?e\}?(?![A-Za-z0-9])", r"\\ln "),
         (r"\\[dtc]?frac\s+([A-Za-z])\s*([A-Za-z0-9])", r"\\frac{\1}{\2}"),
         (r"\\bmod(?![A-Za-z])|(?<![\\A-Za-z])mod(?![A-Za-z])", r"\\mod "),
         (r"^\\\{\s*[a-z]\s*(?:\\mid|\||:)(.*)\\\}$", r"\1"),  # {x | x > 3}
@@ -296,7 +303,7 @@ def without_base(text: str) -> str | None:
 def spelled_alike(reference: str, answer: str) -> bool:
     r"""False where the same numbers mean different things: `\{1,2\}` and `(1,2)`, 11_2 and 11_3."""
     ours, theirs = plain_form(reference), plain_form(answer)
-    braces = [form.startswith("\\{") for form in (ours, theirs)]
+    braces = [form.startswith("\\{") and "\\mid" not in form for form in (ours, theirs)]
     brackets = [
         form.startswith(("(", "[")) and form.endswith((")", "]")) for form in (ours, theirs)
     ]

@@ -1,19 +1,19 @@
 r"""Decides whether two answers that were read as sympy objects are equal.
 
 Nothing is simplified, expanded or solved, which can take for ever: expressions are equal if they
-have the same values at a few points, to 25 of 40 digits; sets of numbers if they are the same
+have the same values at a few points, to 60 of 80 digits; sets of numbers if they are the same
 pieces of the line. So the time is bounded by the size of what is compared.
 """
 
 import functools
 import itertools
 
-import mpmath
 import sympy
 from sympy.core.function import AppliedUndef
 
 from rljax.rewards.answers.math_values import (
     CLOSE,
+    CONTEXT,
     ZERO,
     common_values,
     is_name,
@@ -73,7 +73,7 @@ def _same_values(a: sympy.Expr, b: sympy.Expr, decimals: int) -> bool:
     if not rounded:
         return all(near(x, y, CLOSE) for x, y in pairs)
     if named:
-        return all(near(x, y, mpmath.mpf(10) ** -decimals) for x, y in pairs)
+        return all(near(x, y, CONTEXT.mpf(10) ** -decimals) for x, y in pairs)
     exact = _is_decimal(a) and _is_decimal(b)
     return all(
         _near_rounded(x, y, decimals, exact)
@@ -86,11 +86,11 @@ def _near_rounded(x, y, decimals: int, exact: bool) -> bool:
     """Equal when rounded to the decimals, and relative to their size."""
     if x == y:
         return True
-    unit = mpmath.mpf(10) ** -decimals
+    unit = CONTEXT.mpf(10) ** -decimals
     if max(abs(x), abs(y)) < unit:  # rounding says nothing: two decimals are what they are
-        return near(x, y, mpmath.mpf(10) ** -14 if exact else unit) and abs(x * y) > 0
+        return near(x, y, CONTEXT.mpf(10) ** -14 if exact else unit) and abs(x * y) > 0
     tolerance = max(_SMALLEST, 10 * unit) * max(abs(x), abs(y))
-    return mpmath.nint(x / unit) == mpmath.nint(y / unit) and abs(x - y) <= tolerance
+    return CONTEXT.nint(x / unit) == CONTEXT.nint(y / unit) and abs(x - y) <= tolerance
 
 
 def _is_decimal(number: sympy.Expr) -> bool:
@@ -169,7 +169,7 @@ def _proportional(a, b, decimals: int) -> bool:
     if len(pairs) < 2 or any(abs(x) < ZERO or abs(y) < ZERO for x, y in pairs):
         return False
     rounded = one.has(sympy.Float) or two.has(sympy.Float)
-    tolerance = mpmath.mpf(10) ** -decimals if rounded else CLOSE
+    tolerance = CONTEXT.mpf(10) ** -decimals if rounded else CLOSE
     ratios = [sign * turned * x / y for x, y in pairs]
     directed = kind in ("=", "!") or all(is_real(r) and r.real > 0 for r in ratios)
     return directed and all(near(ratios[0], ratio, tolerance) for ratio in ratios)
@@ -220,8 +220,8 @@ def _same_collection(gold, answer, decimals: int) -> bool:
     if finite[0] and isinstance(answer, sympy.Expr) and not answer.is_Matrix:
         return len(gold) == 1 and equal(gold.args[0], answer, decimals)
     lines = pieces(gold), pieces(answer)
-    if None not in lines and not any(finite):
-        return same_pieces(*lines, decimals)
+    if None not in lines and same_pieces(*lines, decimals):
+        return True
     intervals = [isinstance(value, sympy.Interval) for value in (gold, answer)]
     if all(intervals):
         flags = [(value.left_open, value.right_open) for value in (gold, answer)]

@@ -8,9 +8,11 @@ import sympy
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-CLOSE = mpmath.mpf(10) ** -25  # relative, of what holds no decimal
-ZERO = mpmath.mpf(10) ** -60  # an exact zero is found as such a number
-_DIGITS = 40
+_DIGITS = 80
+CONTEXT = mpmath.MPContext()  # of our own precision: the library's own is a global of 53 bits
+CONTEXT.dps = _DIGITS + 20
+CLOSE = CONTEXT.mpf(10) ** -60  # relative, of what holds no decimal
+ZERO = CONTEXT.mpf(10) ** -75  # an exact zero is found as such a number
 _POINTS = ((200, 900), (1100, 3900), (-900, -200), (-3900, -1100), (-2000, 2000), (200, 3900))
 
 
@@ -48,8 +50,8 @@ def values(expression: sympy.Expr) -> tuple:
         point |= {s: sympy.I for s in symbols if s.name == "i"}
         try:
             value = plain.evalf(_DIGITS, subs=point) if point else plain.evalf(_DIGITS)
-            parts = [mpmath.mpf(part._to_mpmath(160)) for part in value.as_real_imag()]
-            found.append(mpmath.mpc(*parts) if all(map(mpmath.isfinite, parts)) else None)
+            parts = [CONTEXT.mpf(p._to_mpmath(332)) for p in value.as_real_imag()]
+            found.append(CONTEXT.mpc(*parts) if all(map(CONTEXT.isfinite, parts)) else None)
         except (TypeError, ValueError, AttributeError, ArithmeticError, NotImplementedError):
             found.append(None)
     return tuple(found) if variables else tuple(found) * len(_POINTS)
@@ -67,4 +69,6 @@ def is_real(value) -> bool:
 
 
 def near(x, y, tolerance) -> bool:
+    if CONTEXT.isinf(x) or CONTEXT.isinf(y):
+        return x == y
     return abs(x - y) <= max(tolerance * max(abs(x), abs(y)), ZERO)

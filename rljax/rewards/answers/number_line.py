@@ -3,18 +3,25 @@
 import functools
 import itertools
 
-import mpmath
 import sympy
 from sympy.core.relational import Relational
 
-from rljax.rewards.answers.math_values import is_name, is_real, is_relation, names_of, near, values
+from rljax.rewards.answers.math_values import (
+    CONTEXT,
+    is_name,
+    is_real,
+    is_relation,
+    names_of,
+    near,
+    values,
+)
 
 MOST_ELEMENTS = 100
 # Relations as "left kind right", turned round where the sign is -1.
 KINDS = {sympy.Eq: ("=", 1), sympy.Ne: ("!", 1), sympy.Lt: ("<", 1), sympy.Gt: ("<", -1),
           sympy.Le: ("<=", 1), sympy.Ge: ("<=", -1)}  # fmt: skip
 
-_REAL_LINE = [(-mpmath.inf, False, mpmath.inf, False)]
+_REAL_LINE = [(-CONTEXT.inf, False, CONTEXT.inf, False)]
 
 Piece = tuple  # (low, whether it belongs to it, high, whether it belongs to it)
 
@@ -50,7 +57,7 @@ def pieces(value) -> list[Piece] | None:
 
 def _real(number):
     if number in (sympy.oo, -sympy.oo):
-        return mpmath.inf if number == sympy.oo else -mpmath.inf
+        return CONTEXT.inf if number == sympy.oo else -CONTEXT.inf
     value = values(number)[0] if isinstance(number, sympy.Expr) and not names_of(number) else None
     return value.real if value is not None and is_real(value) else None
 
@@ -87,9 +94,9 @@ def _of_relation(relation) -> list[Piece] | None:
     if kind == "!":
         return _complement([(number, True, number, True)])
     return (
-        [(-mpmath.inf, False, number, closed)]
+        [(-CONTEXT.inf, False, number, closed)]
         if sign > 0
-        else [(number, closed, mpmath.inf, False)]
+        else [(number, closed, CONTEXT.inf, False)]
     )
 
 
@@ -129,11 +136,11 @@ def _union(parts: list[list[Piece]]) -> list[Piece]:
 
 
 def _complement(part: list[Piece]) -> list[Piece]:
-    gaps, low, has_low = [], -mpmath.inf, False
+    gaps, low, has_low = [], -CONTEXT.inf, False
     for start, has_start, end, has_end in part:
         gaps.append((low, has_low, start, not has_start))
         low, has_low = end, not has_end
-    gaps.append((low, has_low, mpmath.inf, False))
+    gaps.append((low, has_low, CONTEXT.inf, False))
     return _union([[gap] for gap in gaps if gap[0] < gap[2] or (gap[1] and gap[3])])
 
 
@@ -142,7 +149,7 @@ def _cut(one: list[Piece], other: list[Piece]) -> list[Piece]:
 
 
 def same_pieces(ours: list[Piece], theirs: list[Piece], decimals: int) -> bool:
-    unit = mpmath.mpf(10) ** -decimals
+    unit = CONTEXT.mpf(10) ** -decimals
     return len(ours) == len(theirs) and all(
         (a[1], a[3]) == (b[1], b[3])
         and all(x == y or near(x, y, unit / 10) for x, y in ((a[0], b[0]), (a[2], b[2])))

@@ -104,7 +104,9 @@ def marked_number(text: str) -> Fraction | None:
     is still to be worked out."""
     _, mark, rest = plain_signs(text).rpartition("####")
     line = rest.strip().partition("\n")[0] if mark else ""
-    line = line.replace("\\$", "$").replace("\\%", "%").strip().strip("*_`").strip()
+    for typeset, plain in (("\\$", "$"), ("\\%", "%"), ("{,}", ",")):
+        line = line.replace(typeset, plain)
+    line = line.strip().strip("*_`").strip()
     boxed = last_boxed(line)
     line = line if boxed is None else boxed
     *before, said = line.split("=")
