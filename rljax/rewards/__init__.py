@@ -13,6 +13,9 @@ called once for all of them: also lists are `num_tokens` and `finish_reasons`, a
 are `prompt`, `ground_truth`, `data_source` and `extra_info`. It returns a score for each, or None
 for one that failed.
 
+Rewards that were written for TRL (`completions, **kwargs`) or for verl (`data_source, solution_str,
+ground_truth, extra_info=None`) are called as those libraries do (`rewards.pool.foreign`).
+
 What is importable here is what a config may call by its bare name, `"gsm8k(method='strict')"`; a
 reward of your own is named by its module, `"my_rewards.my_reward"`, or by its file,
 `"path/to/my_rewards.py:my_reward"`. `rewards.pool.RewardPool` runs them in killable processes.

@@ -300,6 +300,7 @@ class Reward:
         for all samples of a prompt."""
         return {
             "prompt": record.prompt_text,
+            "messages": record.messages,  # for rewards of TRL's signature
             "response": self.tokenizer.decode([int(i) for i in ids]),
             "ground_truth": record.ground_truth,
             "data_source": record.data_source,

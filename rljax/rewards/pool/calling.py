@@ -11,6 +11,7 @@ from typing import Literal, NewType, get_args, get_origin
 from rljax.components import Component, resolve
 from rljax.contracts import spec
 from rljax.errors import InputError, place_in, place_of
+from rljax.rewards.pool.foreign import arguments_of, fields_of, library_of, numbers_of
 
 HOME = "rljax.rewards"
 FIELDS = (
@@ -48,10 +49,11 @@ Outcome = tuple[str, float, dict[str, float], str]  # status, value, parts, mess
 
 
 def is_group_reward(component: Component) -> bool:
-    """Whether it compares the samples of a prompt: it declares `responses`, and no option binds
-    it."""
+    """Whether it is asked of all samples of a prompt at once: it declares `responses`, and no
+    option binds it, or it has TRL's signature."""
     names = inspect.signature(component.function).parameters
-    return "responses" in names and "responses" not in component.options
+    ours = "responses" in names and "responses" not in component.options
+    return ours or library_of(component) == "TRL"
 
 
 def wanted_fields(component: Component) -> Fields:
@@ -70,6 +72,8 @@ def wanted_fields(component: Component) -> Fields:
             rule="a reward is a plain function; the pool runs many at once",
             fix="wrap it: def reward(...): return asyncio.run(async_reward(...))",
         )
+    if library_of(component):
+        return fields_of(component)
     names, required, takes_all = [], [], False
     for name, parameter in inspect.signature(component.function).parameters.items():
         takes_all |= parameter.kind is parameter.VAR_KEYWORD
@@ -274,10 +278,12 @@ def call_reward(
             fix="score a group (rljax.rewards.pool.worker.call_group), "
             "or use a reward of one response",
         )
+    foreign = library_of(component) == "verl"
     if _watchers and not _names_others(component):
         for begun in _watchers:
             begun(component)
-    return _value_and_parts(component(**_chosen(component, sample, fields)))
+    returned = component(**_chosen(component, sample, fields))
+    return _value_and_parts(numbers_of(returned) if foreign else returned)
 
 
 def call_group(component: Component, group: Mapping, fields: Fields | None = None) -> list[Outcome]:
@@ -339,6 +345,8 @@ def _chosen(component: Component, sample: Mapping, fields: Fields | None) -> dic
     for name in required:
         if name not in sample:
             raise missing_field(component, name, sample)
+    if library_of(component):
+        return arguments_of(component, sample)
     if names is None:
         return {name: value for name, value in sample.items() if name not in component.options}
     return {name: sample[name] for name in names if name in sample}

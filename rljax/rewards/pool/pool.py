@@ -160,7 +160,7 @@ class RewardPool:
         for name in self._required:
             if name not in sample:
                 raise missing_field(self.component, name, sample)
-        names = set(sample) - {"group"} if self._names is None else self._names
+        names = set(sample) - {"group", "messages"} if self._names is None else self._names
         chosen = {name: sample[name] for name in sample if name in names}
         try:
             return pickle.dumps(chosen, protocol=5)
