@@ -1,5 +1,5 @@
 """What can be said of a config without JAX, so that a mistyped path or name is answered at once:
-types, paths, and names of trackers and of our own components. rljax.validation knows the rest."""
+types, sizes, paths, and names of trackers and of our components. rljax.validation knows the rest."""
 
 import ast
 import dataclasses
@@ -55,6 +55,46 @@ _COMPONENTS = {
     },
 }  # fmt: skip
 
+_POSITIVE = (
+    "batch.prompts_per_step",
+    "batch.samples_per_prompt",
+    "batch.sequences_per_optimizer_step",
+    "batch.tokens_per_microbatch",
+    "batch.epochs",
+    "sampler.max_response_tokens",
+    "data.max_prompt_tokens",
+    "reward.workers",
+    "sft.sequences_per_step",
+    "sft.check_every_steps",
+    "evaluate.prompts",
+    "checkpoint.keep",
+    "samples_every_steps",
+    "max_skipped_in_a_row",
+    "data.pass_rate_samples",
+    "offline.examples_per_step",
+    "offline.max_tokens",
+)
+_NOT_NEGATIVE = (
+    "reward.memory_gb",
+    "steps",
+    "report_every_minutes",
+    "sft.steps",
+    "evaluate.every_steps",
+    "evaluate.patience",
+    "checkpoint.every_steps",
+    "sampler.top_k",
+    "sampler.temperature",
+    "sampler.slots",
+    "algorithm.kl_in_reward",
+    "algorithm.kl_in_loss",
+    "lora.rank",
+    "algorithm.entropy_coef",
+    "algorithm.kl_target",
+    "algorithm.trust_region",
+    "sft.stop_at_accuracy",
+    "seed",
+)
+
 
 class Problems(list):
     """Collects what is wrong; each entry names the field, the value, the rule and the fix."""
@@ -79,10 +119,11 @@ class Problems(list):
 
 
 def refuse_early(config: Config) -> None:
-    """Raises InputError for every wrong type, path and name that is found without JAX."""
+    """Raises InputError for every wrong type, size, path and name that is found without JAX."""
     problems = Problems()
     check_types(config, problems)
     if not problems:
+        check_bounds(config, problems)
         check_paths(config, problems)
         check_names(config, problems)
         _check_bare_names(config, problems)
@@ -136,6 +177,14 @@ def check_types(config, problems: Problems, prefix: str = "") -> None:
             problems.check(fits, name, value, f"must be a tuple of {what}")
 
 
+def check_bounds(config: Config, problems: Problems) -> None:
+    """Sizes and counts that must be at least 1, or not negative."""
+    for names, least in ((_POSITIVE, 1), (_NOT_NEGATIVE, 0)):
+        for name in names:
+            value = value_of(config, name)
+            problems.check(value >= least, name, value, f"must be >= {least}")
+
+
 def _each(config: Config, field: str) -> tuple[str, ...]:
     """The texts of a field that holds one or several, without the empty ones."""
     value = value_of(config, field)
@@ -181,7 +230,7 @@ def _check_bare_names(config: Config, problems: Problems) -> None:
     for field, stage in _COMPONENTS.items():
         for text in _each(config, field):
             name = text.partition("(")[0].strip()
-            known = _functions(NAMESPACES[stage])
+            known = functions_of(NAMESPACES[stage])
             if known and name.isidentifier() and name not in known and not is_path(text):
                 close = difflib.get_close_matches(name, known, n=2)
                 fix = (
@@ -190,7 +239,7 @@ def _check_bare_names(config: Config, problems: Problems) -> None:
                 problems.check(False, field, text, f"{NAMESPACES[stage]} has no {name!r}", fix)
 
 
-def _functions(module: str) -> list[str]:
+def functions_of(module: str) -> list[str]:
     """Every name that the source of a module of ours defines or imports."""
     place = Path(__file__).parent.parent.parent.joinpath(*module.split("."))
     for path in (place / "__init__.py", place.with_suffix(".py")):

@@ -6,7 +6,7 @@ import math
 
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
-from rljax.config.checks import Problems
+from rljax.config.checks import Problems, check_bounds
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.models.cache import DTYPES as KV_DTYPES
@@ -14,45 +14,6 @@ from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
 from rljax.sampler.requests import LOOPS, SWITCHES
 from rljax.validation.problems import resolve_field
 
-_POSITIVE = (
-    "batch.prompts_per_step",
-    "batch.samples_per_prompt",
-    "batch.sequences_per_optimizer_step",
-    "batch.tokens_per_microbatch",
-    "batch.epochs",
-    "sampler.max_response_tokens",
-    "data.max_prompt_tokens",
-    "reward.workers",
-    "sft.sequences_per_step",
-    "sft.check_every_steps",
-    "evaluate.prompts",
-    "checkpoint.keep",
-    "samples_every_steps",
-    "max_skipped_in_a_row",
-    "data.pass_rate_samples",
-    "offline.examples_per_step",
-    "offline.max_tokens",
-)
-_NOT_NEGATIVE = (
-    "reward.memory_gb",
-    "steps",
-    "report_every_minutes",
-    "sft.steps",
-    "evaluate.every_steps",
-    "evaluate.patience",
-    "checkpoint.every_steps",
-    "sampler.top_k",
-    "sampler.temperature",
-    "sampler.slots",
-    "algorithm.kl_in_reward",
-    "algorithm.kl_in_loss",
-    "lora.rank",
-    "algorithm.entropy_coef",
-    "algorithm.kl_target",
-    "algorithm.trust_region",
-    "sft.stop_at_accuracy",
-    "seed",
-)
 _CHOICES = {
     "data.overlong": ("drop", "error", "left", "right"),
     "offline.ties": ("drop", "both_orders"),
@@ -70,10 +31,7 @@ _CHOICES = {
 
 
 def check_ranges(config: Config, problems: Problems) -> None:
-    for name in _POSITIVE:
-        problems.check(value_of(config, name) >= 1, name, value_of(config, name), "must be >= 1")
-    for name in _NOT_NEGATIVE:
-        problems.check(value_of(config, name) >= 0, name, value_of(config, name), "must be >= 0")
+    check_bounds(config, problems)
     for name, choices in _CHOICES.items():
         problems.check(
             value_of(config, name) in choices,

@@ -2,6 +2,7 @@
 wheel holds all that it needs outside of a clone."""
 
 import dataclasses
+import importlib
 import importlib.metadata
 import inspect
 import json
@@ -12,11 +13,12 @@ import sys
 import zipfile
 
 import pytest
-from conftest import REPO
+from conftest import REPO, one_device_environment
 
 import rljax
 from rljax.command import COMMANDS, main
-from rljax.config import Config, field_names, schema
+from rljax.config import NAMESPACES, Config, field_names, schema
+from rljax.config.checks import functions_of
 from rljax.config.describe import field_comments
 from rljax.config.flags import load_config_file, shipped_configs
 
@@ -142,7 +144,7 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
     )
     for line, says in [
         ("train quickstart --config.model=./nope --config.trackers=consol", "is not a folder"),
-        ("plan quickstart --config.data.train=nope.jsonl", "does not exist"),
+        ("plan quickstart --config.data.train=nope.jsonl --config.steps=-1", "does not exist"),
         ("inspect quickstart --config.dataflow=gpro", "did you mean grpo"),
         ("train quickstart --config.actor_optimizer.name=adamv", "did you mean adamw"),
     ]:
@@ -152,6 +154,15 @@ def test_a_mistyped_path_is_answered_before_jax_is_imported(tmp_path):
         )  # fmt: skip
         assert done.stdout == "2 False\n" and says in done.stderr, done.stderr
         assert "consol" not in line or "did you mean 'console'" in done.stderr
+        assert "steps" not in line or "steps=-1: must be >= 0" in done.stderr
+
+
+@pytest.mark.parametrize("home", NAMESPACES.values())
+def test_names_are_known_without_jax(home):
+    """The source of a namespace names every function that a config can: none is refused early."""
+    module = importlib.import_module(home)
+    there = [n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_")]
+    assert set(there) <= set(functions_of(home)), home
 
 
 # -- what is installed
@@ -215,3 +226,18 @@ def test_version_and_license_are_said_once():
     assert "Apache License" in (REPO / "LICENSE").read_text()
     assert rljax.__version__ not in (REPO / "pyproject.toml").read_text().partition("[tool")[0]
     assert inspect.getsource(rljax).count(rljax.__version__) == 1
+
+
+@pytest.mark.slow
+def test_the_demo_trains_in_an_empty_folder_and_ends_on_a_report(wheel, tmp_path):
+    """With fewer steps than `rljax demo` has by itself."""
+    environment = {**one_device_environment(), "PYTHONPATH": str(wheel)}
+    command = [sys.executable, "-m", "rljax", "demo", "--config.steps=2", "--config.sft.steps=2"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert f"report:       runs/{run.name}/report.html" in done.stdout
+    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
+    assert (run / "policy" / "model.safetensors").is_file() and (run / "report.html").is_file()

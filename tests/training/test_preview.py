@@ -75,14 +75,12 @@ def test_an_attempt_that_fails_leaves_no_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(REWARDS)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "1", "answer": 2}) + "\n")
-    (tmp_path / "kept").mkdir()
     before = sorted(tmp_path.iterdir())
     for name, value, run_dir in (
         ("mesh.fsdp", 3, ""),
         ("data.train", "rows.jsonl", "a/new/folder"),
         ("sampler.max_response_tokens", 10**6, ""),
         ("reward.function", "own.py:raises", "a/new/folder"),
-        ("data.train", "rows.jsonl", "kept"),
     ):
         config = with_overrides(
             load_config_file("quickstart:tiny"),
