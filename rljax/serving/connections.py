@@ -34,7 +34,7 @@ class ConnectionLimits:
     connections: int = 512
     headers_s: float = 10.0  # from the first moment to the last header
     body_s: float = 60.0  # from the last header to the end of the body
-    write_s: float = 60.0  # without reading what was sent
+    write_s: float = 60.0  # to read what was sent
     shutdown_s: float = 10.0  # for what runs when the server ends
 
 

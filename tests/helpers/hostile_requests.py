@@ -209,6 +209,29 @@ def http_cases() -> list[Hostile]:
     return [Hostile(name, raw) for name, raw in raws.items()]
 
 
+def mutated_cases(count: int) -> list[Hostile]:
+    """Requests of `http_cases` with some bytes changed, put in, taken out or written twice."""
+    rng, cases = random.Random(0), []
+    whole = [case.raw for case in http_cases() if len(case.raw) < 5000]
+    parts = [
+        b"\r\n", b"\n", b"\r", b"\0", b":", b" ", b"\r\n\r\n", b"0\r\n\r\n",
+        b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n",
+    ]  # fmt: skip
+    for number in range(count):
+        raw = rng.choice(whole)
+        for _ in range(rng.randint(1, 6)):
+            at, size = rng.randrange(len(raw) + 1), rng.randint(1, 40)
+            new, rest = rng.choice(
+                [
+                    (bytes([rng.randrange(256)]), at + 1), (rng.choice(parts), at),
+                    (b"", at + size), (raw[size : 2 * size], at), (rng.choice(whole), at),
+                ]
+            )  # fmt: skip
+            raw = raw[:at] + new + raw[rest:]
+        cases.append(Hostile(f"mutated {number}", raw))
+    return cases
+
+
 def vanishing_cases() -> list[Hostile]:
     """Clients that leave: in the headers, in the body, while it is decoded, in the stream."""
     streamed = GOOD[COMPLETIONS] | {"max_tokens": "60", "stream": "true", "n": "3"}

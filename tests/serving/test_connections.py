@@ -2,15 +2,18 @@
 may ask at all."""
 
 import asyncio
+import collections
+import functools
 import json
 import logging
 import resource
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hostile_requests import Hostile, answers, exchange
+from hostile_requests import Hostile, answers, exchange, mutated_cases
 
 pytest.importorskip("uvicorn")
 from rljax.serving.app import in_background
@@ -38,7 +41,9 @@ class Counting:
                 message = await receive()
                 size += len(message.get("body", b""))
                 more = message.get("more_body", False)
-            await send({"type": "http.response.start", "status": 200, "headers": []})
+            # What follows a good answer to CONNECT would be no HTTP.
+            status = 405 if scope["method"] == "CONNECT" else 200
+            await send({"type": "http.response.start", "status": status, "headers": []})
             if scope["path"] == "/wait":
                 await asyncio.sleep(HANG_S)
             for _ in range(2000 if scope["path"] == "/long" else 0):
@@ -100,6 +105,23 @@ def test_half_a_request_is_not_waited_for(quick, begun, drips):
     assert status in (400, 408)  # 400: what dripped is no chunk
     if body:
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.slow)])
+def test_nothing_is_logged_of_requests_with_some_bytes_changed(quick, caplog, count):
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(caplog.handler)
+    try:
+        with ThreadPoolExecutor(20) as threads:
+            raws = list(threads.map(functools.partial(exchange, quick), mutated_cases(count)))
+    finally:
+        for logger in loggers:
+            logger.removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records] == []
+    statuses = collections.Counter(raw[9:12] for raw in raws)
+    assert set(statuses) <= {b"200", b"100", b"400", b"405", b"408", b""}
+    assert statuses[b"200"] > count / 20 and statuses[b"400"] > count / 20
 
 
 def test_who_reads_nothing_is_not_written_to_for_ever():
