@@ -245,7 +245,7 @@ def cost(run: Run) -> list[str]:
     totals: dict[float, float] = {}
     for key in _times(run):
         for x, seconds in zip(*run.columns(key), strict=True):
-            if math.isfinite(seconds):
+            if 0 <= seconds < 1e9:
                 totals[x] = totals.get(x, 0.0) + float(seconds)
     devices = run.devices()
     if not totals or not devices:

@@ -117,10 +117,10 @@ def _faults(run: Run) -> str:
     for key, x, what in lines:
         where = f"step {x[0]:.0f}" if len(x) == 1 else f"{len(x)} steps, {x[0]:.0f} to {x[-1]:.0f}"
         rows.append(f"<tr><th>{html.escape(key)}</th><td>{where}</td><td>{what}</td></tr>")
-    whole = run.summary.get("faults")
-    summary = {**run.summary, **(whole if isinstance(whole, Mapping) else {})}
-    for key, value in summary.items():
-        if (matches(key, FAULTS) or key in (whole or ())) and value and value is not whole:
+    counted = run.summary.get("faults")
+    counted = dict(counted) if isinstance(counted, Mapping) else {}
+    for key, value in {**run.summary, **counted}.items():
+        if (key in counted or matches(key, FAULTS)) and value:
             shown = html.escape(short(value) if isinstance(value, float) else str(value))
             rows.append(f"<tr><th>{html.escape(key)}</th><td>whole run</td><td>{shown}</td></tr>")
     if not rows:

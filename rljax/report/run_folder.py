@@ -19,6 +19,7 @@ from rljax.tracking.folder import is_locked
 from rljax.tracking.jsonl import read_jsonl
 
 MOST_FAILED = 0.01  # of the rewards of a step: above it there is a warning
+MOST_LEVELS = 50  # of a JSON file: no run writes ten
 EQUAL_STEPS = 3  # steps in a row whose rewards are all equal, from which on there is a warning
 
 
@@ -132,7 +133,8 @@ def _merge(rows: Sequence[Mapping]) -> list[dict]:
         phase = now
         x = row["step"] + offset
         last = max(last, x)
-        merged.setdefault((phase, x), {}).update({**row, "x": x, "phase": phase})
+        logged = {k: v for k, v in row.items() if is_number(v) or isinstance(v, str)}
+        merged.setdefault((phase, x), {}).update({**logged, "x": x, "phase": phase})
     return sorted(merged.values(), key=lambda row: row["x"])
 
 
@@ -154,7 +156,13 @@ def _read_json(path: Path, notes: list[str]) -> dict:
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} could not be read: {error}")
         return {}
-    return data if isinstance(data, dict) else {}
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        inside = [v.values() if isinstance(v, dict) else v for v in level if v]
+        level = [v for values in inside for v in values if isinstance(v, dict | list)]
+    if level:
+        notes.append(f"{path.name} could not be read: it is nested deeper than {MOST_LEVELS}")
+    return data if isinstance(data, dict) and not level else {}
 
 
 def read_run(folder: Path) -> Run:
@@ -217,8 +225,9 @@ def reward_warnings(rows: Sequence[Mapping]) -> list[str]:
     all equal."""
     notes, failing, steps, worst = [], [], 0, (0, None)
     for row in rows:
-        failed = sum(row.get(f"reward/{kind}") or 0.0 for kind in ("errors", "timeouts"))
-        if failed > MOST_FAILED * (row.get("batch/completions") or 1.0):
+        numbers = {name: value for name, value in row.items() if is_number(value)}
+        failed = sum(numbers.get(f"reward/{kind}", 0.0) for kind in ("errors", "timeouts"))
+        if failed > MOST_FAILED * (numbers.get("batch/completions") or 1.0):
             failing.append((row["step"], failed))
         if "reward/all_equal" in row:
             equal = row["reward/all_equal"] or row.get("reward/equal_groups", 0.0) == 1.0

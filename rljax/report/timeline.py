@@ -7,9 +7,11 @@ decoding [[t, sequences]], scoring [[t, samples in scoring, samples scored]].
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rljax.report.run_folder import is_number
 from rljax.tracking.charts import DIGIT, short, tick_label, ticks
 from rljax.tracking.timing import Timings
 
@@ -78,12 +80,28 @@ def read(folder: Path) -> list[dict]:
     """The records that `write` wrote; none where there is no file, or it was cut short."""
     try:
         records = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
-    if not isinstance(records, list):
-        return []
-    names = {"step", "seconds", "spans", "decoding", "scoring"}
-    return [one for one in records if isinstance(one, dict) and names <= one.keys()]
+    return [one for one in records if _is_record(one)] if isinstance(records, list) else []
+
+
+def _is_record(one: object) -> bool:
+    """Whether a value of the file is what record_of makes."""
+    if not isinstance(one, dict) or not isinstance(one.get("spans"), dict):
+        return False
+    spans = [_are_rows(rows, 2) for rows in one["spans"].values()]
+    curves = [_are_rows(one.get("decoding"), 2), _are_rows(one.get("scoring"), 3)]
+    return all((*spans, *curves, _are_rows([[one.get("step"), one.get("seconds")]], 2)))
+
+
+def _are_rows(rows: object, width: int) -> bool:
+    """Whether they are a list of lists of `width` numbers."""
+    return isinstance(rows, list) and all(
+        isinstance(row, list)
+        and len(row) == width
+        and all(is_number(x) and math.isfinite(x) for x in row)
+        for row in rows
+    )
 
 
 def figure(record: Mapping) -> str:

@@ -71,11 +71,11 @@ def read_jsonl(path: str | os.PathLike) -> list[dict]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = _decode(json.loads(line))
         except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
-            rows.append(_decode(row))
+            rows.append(row)
         elif number < last:  # a torn last line is expected, one in the middle is damage
             LOG.warning("%s line %d is not a JSON object and was left out", path, number)
     return rows

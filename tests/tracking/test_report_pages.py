@@ -382,3 +382,92 @@ def test_the_command_reports_one_run_and_compares_several(tmp_path, module):
     assert call(one) == (0, str(one / "report.html"))
     assert call(one, "--nonsense")[0] == 2 and call(tmp_path / "nowhere")[0] == 2
     assert call(one, "--out=no/x.html")[0] == 2
+
+
+# --- files from elsewhere ---
+
+JUNK = (None, "x", "<b>", 5, -1e308, True, [], {}, [[1]], {"a": {"b": []}}, 10**400, "inf")
+JUNK += ("\ud800",)
+
+
+def _whole_folder(folder):
+    """A run folder with every file that a report reads."""
+    sample = {**_sample(1.0), "message": "m", "ground_truth": "g"}
+    accuracy = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+    summary = {"status": "finished", "accuracy_before": accuracy, "accuracy_after": accuracy,
+               "difference": accuracy, "wall_s": 10.0, "device": "2 x cpu", "steps": 4,
+               "memory": {"host_bytes": 5}, "versions": {"jax": "1"}, "seed": 0, "started": 1.0,
+               "faults": {"rollbacks": 1.0}, "skipped_steps": 1}  # fmt: skip
+    rows = [(s, {"loss": 1.0, "phase": "rl", "reward/mean": 0.5, "eval/accuracy": 0.5,
+                 "eval/accuracy_low": 0.4, "time/learn_s": 1.0, "mismatch/mismatch_kl": 0.0,
+                 "reward/errors": 1.0, "batch/completions": 2.0, "reward/all_equal": 1.0,
+                 "reward/source/a": 0.5}) for s in range(1, 5)]  # fmt: skip
+    _write(folder, rows, [(2, sample)] * 3, summary=summary, config=CONFIG)
+    start = {"time": 1.0, "command": "c", "git": {"commit": "a", "dirty": True}, "step": 0,
+             "host": "h", "device": "2 x cpu", "memory": "1 GB", "rljax": "1"}  # fmt: skip
+    (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    record = {"step": 1, "seconds": 2.0, "spans": {"generate": [[0.0, 1.0]]},
+              "decoding": [[0.5, 3]], "scoring": [[0.5, 1, 2]]}  # fmt: skip
+    (folder / "timeline.json").write_text(json.dumps([record]))
+    return folder
+
+
+def _places(value, path=()):
+    """Every place of a JSON value, the whole of it first."""
+    yield path
+    items = value if isinstance(value, dict) else {}
+    items = dict(enumerate(value)) if isinstance(value, list) else items
+    for key, item in items.items():
+        yield from _places(item, (*path, key))
+
+
+def _replaced(value, path, junk):
+    if not path:
+        return junk
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = _replaced(value[path[0]], path[1:], junk)
+    return copy
+
+
+def _junk_at_every_place(folder, every: int):
+    """Every `every`-th of all ways to put junk at a place of a file of the folder."""
+    count = 0
+    for name in ("metrics", "samples", "starts", "summary", "config", "timeline"):
+        path = folder / next(p.name for p in folder.glob(f"{name}.json*"))
+        text = path.read_text()
+        lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+        value = json.loads(lines[0])
+        for place in _places(value):
+            for junk in JUNK:
+                count += 1
+                if count % every == 0:
+                    lines[0] = json.dumps(_replaced(value, place, junk))
+                    path.write_text("\n".join(lines) + "\n")
+                    yield name, place, junk
+        path.write_text(text)
+
+
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_junk_at_any_place_of_any_file_makes_a_page(tmp_path, every):
+    folder, other = _whole_folder(tmp_path / "run"), _whole_folder(tmp_path / "other")
+    tried = 0
+    for where in _junk_at_every_place(folder, every):
+        try:
+            _text(folder)
+            if tried % 4 == 0:
+                write_comparison([folder, other], tmp_path / "page.html")
+        except Exception as error:
+            raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+        tried += 1
+    assert tried > 1000 / every
+
+
+@pytest.mark.parametrize("text", ['{"a":' * 900 + "1" + "}" * 900, "[" * 5000, "9" * 10_000, "\0"])
+def test_files_that_are_deep_or_no_json_make_a_page(tmp_path, text):
+    folder = _whole_folder(tmp_path)
+    for name in ("config.json", "summary.json", "timeline.json", "starts.jsonl", "metrics.jsonl"):
+        kept = (folder / name).read_text()
+        (folder / name).write_text(text)
+        assert "<h1>" in _page(folder), name
+        write_comparison([folder, folder], tmp_path / "page.html")
+        (folder / name).write_text(kept)
