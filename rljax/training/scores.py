@@ -11,7 +11,6 @@ from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rewards.sandbox.tiers import LEFT_OPEN
 from rljax.rollout import Reward, ScoredRow
 from rljax.training.run import Run
 
@@ -45,14 +44,6 @@ def try_rewards(run: Run) -> None:
     or returns no number. Rewards that ask a server or a model are not tried.
     """
     data, trains = run.setup.data, run.setup.needs_reward
-    if run.reward is not None and isinstance(run.reward.pool, RewardPool):
-        tier = run.reward.pool.notes.get("sandbox_tier", "")
-        if tier in LEFT_OPEN:
-            LOG.warning(
-                "programs run in the sandbox tier %r, the best that this machine offers: %s. "
-                "bubblewrap or user namespaces close it (rljax.rewards.sandbox.tiers)",
-                tier, LEFT_OPEN[tier],
-            )  # fmt: skip
     for source in data.sources if trains else ():
         _try_reward(run.reward, _some_rows(source))
     if run.eval_reward is not None and not (trains and run.eval_reward.pool is run.reward.pool):

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import time
-import types
 
 import pytest
 from conftest import worked_example
@@ -25,7 +24,6 @@ from rljax.rewards.unit_tests.code_forms import (
 )
 from rljax.rewards.unit_tests.code_run import run_tests
 from rljax.rollout import Reward
-from rljax.training.scores import try_rewards
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -531,10 +529,6 @@ def test_without_a_sandbox_the_pool_is_refused_and_unsafe_is_by_name(tmp_path, m
     with RewardPool("no_sandbox.code_tests(allow_unsafe_execution=True)", workers=1) as pool:
         (score,) = pool.score([{"response": CORRECT, "ground_truth": json.dumps(GCD)}])
         assert pool.notes == {"sandbox_tier": "unsafe"}
-        data = types.SimpleNamespace(sources=[], test_prompts=[])
-        setup = types.SimpleNamespace(data=data, needs_reward=True)
-        reward = Reward(pool, None, None)
-        try_rewards(types.SimpleNamespace(setup=setup, reward=reward, eval_reward=reward))
     (said,) = [r.getMessage() for r in caplog.records]
     assert "sandbox tier 'unsafe'" in said and "can read, change and start whatever you can" in said
     assert score.value == 1.0

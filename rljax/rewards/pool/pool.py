@@ -8,6 +8,7 @@ watches a clock per call and sends SIGKILL. A failure is never a score: it is a 
 status is not "ok" and whose value is NaN, for the caller to count and to mask.
 """
 
+import logging
 import math
 import os
 import pickle
@@ -31,7 +32,9 @@ from rljax.rewards.pool.calling import (
 from rljax.rewards.pool.jobs import Job, Score, Task
 from rljax.rewards.pool.prints import Prints
 from rljax.rewards.pool.supervisor import Supervisor
+from rljax.rewards.sandbox.tiers import LEFT_OPEN
 
+LOG = logging.getLogger("rljax")
 __all__ = ["Pending", "RewardPool", "Score", "call_reward"]
 
 
@@ -104,6 +107,12 @@ class RewardPool:
         except BaseException:
             self.close()
             raise
+        if (tier := self.notes.get("sandbox_tier", "")) in LEFT_OPEN:
+            LOG.warning(
+                "programs run in the sandbox tier %r, the best that this machine offers: %s. "
+                "bubblewrap or user namespaces close it (rljax.rewards.sandbox.tiers)",
+                tier, LEFT_OPEN[tier],
+            )  # fmt: skip
 
     def __enter__(self):
         return self
