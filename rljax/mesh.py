@@ -6,6 +6,7 @@ vocabulary). The rows of a batch are split over data x fsdp x expert.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -177,6 +178,24 @@ def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
     rows = None if x.shape[0] % shards else ("data", "expert")
     spec = NamedSharding(mesh, PartitionSpec(rows, None, "fsdp"))
     return jax.lax.with_sharding_constraint(x, spec)
+
+
+def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
+    """Inside a program: embed(tokens) [B, S, D], split as `constrain_tokens` does.
+
+    The table is split over fsdp by D, the rows over data x fsdp x expert. XLA gets from one to the
+    other by one exchange only from rows that are split over data x expert alone; where it is left
+    to itself it replicates all activations ("involuntary full rematerialization").
+    """
+    shards = mesh.shape["data"] * mesh.shape["expert"]
+    if mesh.shape["fsdp"] == 1 or shards == 1 or tokens.shape[0] % row_shards(mesh):
+        return constrain_tokens(embed(tokens), mesh)
+    columns = None if tokens.shape[1] % mesh.shape["context"] else "context"
+    spec = (("data", "expert"), columns)
+    constrain = jax.lax.with_sharding_constraint
+    tokens = constrain(tokens, NamedSharding(mesh, PartitionSpec(*spec)))
+    x = constrain(embed(tokens), NamedSharding(mesh, PartitionSpec(*spec, "fsdp")))
+    return constrain_tokens(x, mesh)
 
 
 def constrain_vocab(x: jax.Array, mesh: Mesh) -> jax.Array:

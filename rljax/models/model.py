@@ -21,7 +21,7 @@ from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.kernels.logprob.options import Options, head_product, logits
-from rljax.mesh import constrain_tokens, constrain_vocab, weight_sharding
+from rljax.mesh import constrain_vocab, embedded, weight_sharding
 from rljax.models import cache
 from rljax.models.adapters import lora
 from rljax.models.cache import Cache
@@ -137,7 +137,7 @@ class Model:
 
     def _start(self, decoder: Decoder, batch: Batch) -> tuple[jax.Array, Pass]:
         """The embedded tokens with images at their places, and the Pass for every layer."""
-        x = constrain_tokens(decoder.embed(batch.tokens), self.mesh)
+        x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
         call = Pass(self.mesh, self._angles(positions), batch.segment_ids)
         if batch.pixels is None:

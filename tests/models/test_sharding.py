@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import lanes
+from jax.sharding import NamedSharding, PartitionSpec
 from test_families import FOLDERS, loaded
 
 from rljax.arrays import place
@@ -23,7 +24,7 @@ from rljax.dataflows.stages import with_logprobs
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.matrices import decayed
-from rljax.mesh import make_mesh
+from rljax.mesh import BATCH_AXES, embedded, make_mesh
 from rljax.models.experts import load_metrics
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
@@ -139,6 +140,27 @@ def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
     )
     _, seen = with_logprobs(batch, cfg, actor=actor)
     np.testing.assert_allclose(seen["expert_load_max"], want["expert_load_max"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [dict(data=2, fsdp=2, tensor=2), dict(data=2, fsdp=4),
+                                   dict(fsdp=2, expert=2, context=2)])  # fmt: skip
+def test_no_activations_are_replicated_to_look_tokens_up(sizes, capfd):
+    """XLA says so, on the error output, where it finds no other way."""
+    mesh = make_mesh(**sizes)
+    place = lambda shape, dtype, *axes: jax.ShapeDtypeStruct(  # noqa: E731
+        shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*axes))
+    )
+    table = place((64, 32), jnp.float32, "tensor", "fsdp")
+    weight = place((32, 32), jnp.float32, "fsdp", "tensor")
+    tokens = place((16, 8), jnp.int32, BATCH_AXES, "context")
+
+    def loss(table, weight, tokens):
+        x = embedded(lambda ids: jnp.take(table, ids, axis=0), tokens, mesh)
+        return jnp.sum(jnp.tanh(x @ weight))
+
+    gradient = jax.jit(jax.grad(loss, (0, 1)), out_shardings=(table.sharding, weight.sharding))
+    gradient.lower(table, weight, tokens).compile()
+    assert "rematerialization" not in capfd.readouterr().err
 
 
 def test_weight_decay_leaves_norms_biases_sinks_and_corrections_alone():
