@@ -215,7 +215,8 @@ def mutated_cases(count: int) -> list[Hostile]:
     whole = [case.raw for case in http_cases() if len(case.raw) < 5000]
     parts = [
         b"\r\n", b"\n", b"\r", b"\0", b":", b" ", b"\r\n\r\n", b"0\r\n\r\n",
-        b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n",
+        b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n",
+        b"Connection: upgrade\r\nUpgrade: h2c\r\n",
     ]  # fmt: skip
     for number in range(count):
         raw = rng.choice(whole)
