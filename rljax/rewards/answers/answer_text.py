@@ -44,17 +44,26 @@ _NUMBER_RE = r"-?[0-9]+(?:,[0-9]{3})*(?:\.[0-9]+)?(?:/[0-9]+)?"
 _NUMBER_WITH_PERCENT = re.compile(rf"(?<![A-Za-z0-9.]){_NUMBER_RE}[ ]?(?:\\?%)?")
 
 
+# The stop of a sentence, unless a digit follows as in 0.5, or a clause that gives a reason.
+_SENTENCE_END = re.compile(r"[.!?](?:\s|$)|,?\s(?:because|since|as shown|which)\b", re.IGNORECASE)
+_NO_ANSWER = re.compile(
+    r"\banswer (?:cannot|can not|can't|could not|isn't|is not|must not)\b", re.IGNORECASE
+)
+
+
 def _last_answer(text: str) -> str | None:
     """After the last "answer is" or "answer:", else the last formula, else the last number."""
     matches = list(_ANSWER_IS.finditer(text))
     if matches:
-        # One sentence, this line or the next: the stop ends it unless a digit follows, as in 0.5.
+        # One sentence, on this line or the next.
         line = text[matches[-1].end() :].lstrip(" \t\n*_:").split("\n", 1)[0]
-        rest = re.split(r"[.!?](?:\s|$)", line.strip().strip("*_"), maxsplit=1)[0]
+        rest = _SENTENCE_END.split(line.strip().strip("*_"), maxsplit=1)[0]
         formulas = list(_FORMULA.finditer(rest))
         if len(formulas) == 1:
             return _content(formulas[0])
         return rest.strip(" *_$.`") or None
+    if _NO_ANSWER.search(text):
+        return None
     formulas = list(_FORMULA.finditer(text))
     if formulas:
         return _content(formulas[-1])
@@ -126,10 +135,22 @@ def _unwrapped(text: str) -> str:
     return text.strip()
 
 
+_CURRENCY = re.compile(
+    r"^(?:[\u00a3\u20ac\u00a5\u20b9]|Rs\.?|\\text\s*\{\s*(?:Rs\.?|USD|EUR)\s*\})\s*(?=[0-9])"
+)
+# A comma, a space, `12^{\text{th}}` and `k \in \mathbb{Z}` at the end.
+_TRAILING = re.compile(
+    r"(?:(?<!\\)(?:\\[!,;: ]|[,;])\s{0,20}){1,9}$"
+    r"|(?<=[0-9])\^?\{?\\(?:text|mathrm)\s?\{\s?(?:st|nd|rd|th)\s?\}\}?$"
+    r"|,\s{0,9}(?:\\q?quad\s?)?[a-z]\s?\\in\s?\\mathbb\{?[ZN]\}?$"
+)
+
+
 def _bare(text: str) -> str:
     """The answer without what wraps it and without the words that lead to it."""
     text = _unwrapped(plain_signs(text).strip().strip("*").strip()).strip("\u3002").strip()
     text = re.sub(r"(?<![.])\.$", "", text.replace("{:}", ":"))
+    text = _CURRENCY.sub("", _TRAILING.sub("", text))
     lead = _LEAD.match(text)
     return _unwrapped(text[lead.end() :]) if lead else text
 
@@ -162,9 +183,12 @@ _MEASURED = re.compile(
 def is_text(text: str) -> bool:
     r"""Whether the answer is text, not a formula: `\text{Evelyn}`, `no solution`, `March 5`. A
     formula's letters commute (dog is god), so text must be compared as text."""
+    worded = re.fullmatch(r"\s*\\(?:text[a-z]*|mbox|mathrm)\s*\{[A-Za-z]{2,99}\}\.?\s*", text)
     text = _bare(text)
     if _number_with_unit(text) or _name(text):
         return False
+    if worded or text.lower() == "no":
+        return True
     if re.search(r"[\\^_=<>{}+*/|$]", text):
         return False
     return any(word.lower() not in _MATH_WORDS for word in _WORD.findall(text))
@@ -202,6 +226,8 @@ _SYMBOLS = str.maketrans(
         "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2205": r"\emptyset ", "\u2208": r"\in ",
     }
 )  # fmt: skip
+# {x | x > 3}
+_SET_BUILDER = r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{?R\}?\s*)?(?:\\mid|\||:)(.*)\\\}$"
 _READABLE = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
@@ -216,7 +242,7 @@ _READABLE = [
         (r"\\log_\{?e\}?(?![A-Za-z0-9])", r"\\ln "),
         (r"\\[dtc]?frac\s+([A-Za-z])\s*([A-Za-z0-9])", r"\\frac{\1}{\2}"),
         (r"\\bmod(?![A-Za-z])|(?<![\\A-Za-z])mod(?![A-Za-z])", r"\\mod "),
-        (r"^\\\{\s*[a-z]\s*(?:\\mid|\||:)(.*)\\\}$", r"\1"),  # {x | x > 3}
+        (_SET_BUILDER, r"\1"),
         (r"^\](.*,.*)(?=[\[\]]$)", r"(\1"),  # ]0, 1[, as in France
         (r"^([(\[][^\[\]]*,[^\[\]]*)\[$", r"\1)"),
     ]
@@ -260,10 +286,11 @@ def latex_form(text: str) -> str | None:
         number, words = counted
         scales = [SCALES[word] for word in words if word in SCALES]
         text = number + "".join(rf" \times 10^{{{scale}}}" for scale in scales)
+        text += r" \times 12" if "dozen" in words else ""
         text += r"\%" if {"percent", "pct", "percentage"} & set(words) else ""
     text = text.replace(r"\$", "").replace("$", "")
     text = _TEXT_INFINITY.sub(r"\\infty ", text)
-    text = _THOUSANDS.sub(lambda match: re.sub("[^0-9]", "", match[0]), text)
+    text = _THOUSANDS.sub(lambda match: re.sub("[^0-9]", "", match[0]), text).replace("~", " ")
     for pattern, replacement in _READABLE:
         text = pattern.sub(replacement, text)
     # The parser would add the numbers of `5 6`, as it does those of a mixed fraction.
@@ -303,7 +330,9 @@ def without_base(text: str) -> str | None:
 def spelled_alike(reference: str, answer: str) -> bool:
     r"""False where the same numbers mean different things: `\{1,2\}` and `(1,2)`, 11_2 and 11_3."""
     ours, theirs = plain_form(reference), plain_form(answer)
-    braces = [form.startswith("\\{") and "\\mid" not in form for form in (ours, theirs)]
+    braces = [
+        form.startswith("\\{") and not re.match(_SET_BUILDER, form) for form in (ours, theirs)
+    ]
     brackets = [
         form.startswith(("(", "[")) and form.endswith((")", "]")) for form in (ours, theirs)
     ]

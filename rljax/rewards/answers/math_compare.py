@@ -84,11 +84,11 @@ def _same_values(a: sympy.Expr, b: sympy.Expr, decimals: int) -> bool:
 
 def _near_rounded(x, y, decimals: int, exact: bool) -> bool:
     """Equal when rounded to the decimals, and relative to their size."""
-    if x == y:
+    if near(x, y, CONTEXT.mpf(10) ** -14):  # what a decimal of the grammar holds
         return True
     unit = CONTEXT.mpf(10) ** -decimals
     if max(abs(x), abs(y)) < unit:  # rounding says nothing: two decimals are what they are
-        return near(x, y, CONTEXT.mpf(10) ** -14 if exact else unit) and abs(x * y) > 0
+        return not exact and near(x, y, unit)
     tolerance = max(_SMALLEST, 10 * unit) * max(abs(x), abs(y))
     return CONTEXT.nint(x / unit) == CONTEXT.nint(y / unit) and abs(x - y) <= tolerance
 
