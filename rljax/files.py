@@ -15,14 +15,16 @@ from pathlib import Path
 
 from rljax.errors import InputError
 
-# Bytes of a file that is read whole. The largest tokenizer.json have 35 MB.
+# Bytes of a file that is read whole. The largest tokenizer.json have 35 MB, other texts of a model
+# folder one.
 LARGEST_TEXT = 64_000_000
+LARGEST_OBJECT = 32_000_000
 LARGEST_DATA = 2_000_000_000  # of a .json file of rows
 LONGEST_LINE = 64_000_000  # of a .jsonl or .csv file
 # Of a JSON value: a hundred thousand brackets take the parser's stack, and 3 bytes of text 70 of
 # memory.
 MOST_LEVELS = 100
-MOST_VALUES = 4_000_000
+MOST_VALUES = 1_000_000
 DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")  # endings of files of rows
 _ON_THE_HUB = "check the path; if it is a name on the Hugging Face Hub"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")  # owner/name
@@ -184,12 +186,12 @@ def _require_shallow(value: object, place: str) -> None:
 
 def read_json_object(path: str | Path) -> dict:
     """The JSON object that the file holds."""
-    return json_object(read_text(path), path)
+    return json_object(read_text(path, LARGEST_OBJECT), path)
 
 
-def json_object(text: str, path: str | Path) -> dict:
+def json_object(text: str, path: str | Path, most_values: int = MOST_VALUES) -> dict:
     """The JSON object that is the text of a file."""
-    value = parse_json(text, str(path), MOST_VALUES)
+    value = parse_json(text, str(path), most_values)
     if not isinstance(value, dict):
         raise InputError(
             f"{path} holds a {type(value).__name__}",

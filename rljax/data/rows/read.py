@@ -27,7 +27,6 @@ from rljax.errors import InputError
 from rljax.files import (
     DATA_FILES,
     LARGEST_DATA,
-    LONGEST_LINE,
     how_to_get_data,
     open_file,
     parse_json,
@@ -36,6 +35,8 @@ from rljax.files import (
 )
 
 TFDS = "tfds:"
+_MOST_COLUMNS = 10_000
+_LONGEST_CELL = 10_000_000  # characters of a table: an open quote takes all that follows
 _OTHER_FILES = (".txt", ".arrow", ".gz", ".zst", ".zip", ".yaml", ".pq")
 
 
@@ -95,6 +96,10 @@ def read_rows(
                 f"{rows.place(index)} is not an object",
                 value=row,
                 fix='each row is one JSON object such as {"prompt": ..., "ground_truth": ...}',
+            )
+        if len(row) > _MOST_COLUMNS:
+            raise InputError(
+                f"{rows.place(index)} has {len(row)} columns", rule=f"at most {_MOST_COLUMNS}"
             )
     form = form_of(rows.rows[0])
     if form is None:
@@ -166,7 +171,7 @@ def _read_jsonl(path: Path, split: str) -> Rows:
 
 def _read_table(path: Path, split: str) -> Rows:
     """Rows of a .csv or .tsv file; its first line names the columns, and cells are texts."""
-    csv.field_size_limit(LONGEST_LINE)
+    csv.field_size_limit(_LONGEST_CELL)
     lines = (line + "\n" for _, line in read_lines(path))
     table = csv.reader(lines, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     rows, numbers, names = [], [], None

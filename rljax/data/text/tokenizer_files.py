@@ -22,6 +22,7 @@ from rljax.files import json_object, read_json_object, read_text
 COPY_AGAIN = "copy the file from the model's repository again"
 TEMPLATE_FOLDER = "additional_chat_templates"
 _LARGEST_ID = 2**24  # of a row of an embedding
+_MOST_VALUES = 3_000_000  # of tokenizer.json; two for each of its merges
 _MOST_TEMPLATES = 16
 _MOST_STEPS = 100  # of a normalizer or decoder
 _MOST_GROWTH = 1_000  # characters that such steps may make of one
@@ -167,7 +168,7 @@ def load_library(path: Path) -> tuple[str, tokenizers.Tokenizer]:
             fix="save the model's tokenizer with its fast version: it writes tokenizer.json",
         )
     text = read_text(path)
-    content = json_object(text, path)
+    content = json_object(text, path, _MOST_VALUES)
     if not isinstance(content.get("model"), dict):
         raise InputError(
             f"{path} has no 'model' object", value=content, fix=f"it is no tokenizer: {COPY_AGAIN}"
