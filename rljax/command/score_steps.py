@@ -1,6 +1,6 @@
 """Score steps: rljax score steps --reward_model=RUN/reward_model --data=FOLDER
 
-A process reward model on labelled lines, such as launchers/label_steps.py writes: mean squared
+A process reward model on labelled lines, such as `rljax label steps` writes: mean squared
 error and sign accuracy over all rows of a split, and for the first rows each line beside its score.
 """
 

@@ -195,7 +195,7 @@ class AlgorithmConfig(Settings):
 class RolloutSettings(Settings):
     """Stored rollouts, trained on beside the policy's own samples or instead of them."""
 
-    # A file of trajectories with their log-probs (launchers/rejection_sample.py --trajectories);
+    # A file of trajectories with their log-probs (rljax sample --trajectories);
     # "" = none.
     replay: str = ""
     replay_share: float = 1.0  # of the prompts of a step that come from it; 1 = all: off-policy

@@ -1,4 +1,4 @@
-"""Serving a policy on disk: from the options of launchers/serve.py to a running server."""
+"""Serving a policy on disk: from the options of `rljax serve` to a running server."""
 
 import dataclasses
 import importlib.util

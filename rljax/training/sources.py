@@ -173,7 +173,7 @@ def _groups(items: list, n: int, file: str) -> list[list]:
             raise InputError(
                 f"rollouts.replay={file} has rows without logprobs",
                 rule="losses compare the policy with whoever wrote the rollouts",
-                fix="write the file with launchers/rejection_sample.py --trajectories",
+                fix="write the file with rljax sample --trajectories",
             )
         by_prompt.setdefault(tuple(item.prompt_ids.tolist()), []).append(item)
     groups = [

@@ -52,10 +52,10 @@ MATH = [
 
 
 def gsm8k_rows() -> list[dict]:
-    """The rows like GSM8K's: a source for launchers/prepare_data.py."""
+    """The rows like GSM8K's: a source for `rljax data prepare`."""
     return GSM8K
 
 
 def math_rows() -> list[dict]:
-    """The rows like MATH's: a source for launchers/prepare_data.py."""
+    """The rows like MATH's: a source for `rljax data prepare`."""
     return MATH

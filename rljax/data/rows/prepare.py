@@ -1,7 +1,7 @@
 """Writes a user's rows as train.parquet and test.parquet in verl's columns: mapped, checked,
 counted.
 
-launchers/prepare_data.py is the command.
+`rljax data prepare` is the command.
 
 Which side of the split a row is on is a function of its prompt alone: it stays there when rows are
 added or reordered, and two rows with one prompt are never on both.
