@@ -10,6 +10,7 @@ from tiny_run import metrics_rows, policy_bytes, summary, tiny_config, train_on_
 from rljax.report import timeline
 from rljax.report.page import write_report
 from rljax.report.run_folder import read_run, reward_warnings
+from rljax.report.starts import read_starts
 from rljax.tracking.timing import Timings
 
 REWARDS = """
@@ -70,6 +71,10 @@ def test_rewards_that_are_all_equal_are_said_on_the_console_in_the_summary_and_i
     assert summary(tmp_path)["faults"]["equal_rewards"] == 4.0
     page = (tmp_path / "report.html").read_text()
     assert "Step 6: all rewards of 4 steps in a row are one number, 0.25" in page
+    # Where the run came from, and that it has come to its end.
+    assert summary(tmp_path)["started"] == read_starts(tmp_path)[-1]["time"]
+    assert "Command, code and machine" in page and "1 x cpu" in page and "6 of 6" in page
+    assert "without an end" not in page and "Still running" not in page
     for row in rows:
         assert row["reward/all_equal"] == row["reward/equal_groups"] == 1.0
         assert row["reward/errors"] == row["reward/failed_fraction/sort_digits"] == 0.0
