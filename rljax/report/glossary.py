@@ -1,9 +1,9 @@
 """What every metric that rljax logs means: (meaning, unit, what is healthy), plain data.
 
-What is healthy is a text, or (lowest, highest, where to look): outside of such a range a run warns.
-`*` in a name stands for anything, and {} in the meaning for what it stood for. The metrics of an
-update are logged with a prefix, too, where they are of another role (critic/, NAME/) or of held-out
-rows (eval/). The ranges of mismatch/ follow ALGORITHMS G1. Looked up by rljax.report.meanings.
+What is healthy is a text, a rule of thumb, or (lowest, highest, where to look): a run warns outside
+of these ranges, which are those of ALGORITHMS G1. `*` in a name stands for anything, and {} in the
+meaning for what it stood for. The metrics of an update are logged with a prefix, too, where they
+are of another role (critic/, NAME/) or of held-out rows (eval/). rljax.report.meanings looks up.
 """
 
 # fmt: off
@@ -359,6 +359,9 @@ MISMATCH = {
                                        "below 0.3"),
     "rollout_is_batch_norm_factor": ("mean weight that the weights were divided by", "ratio",
                                      "near 1"),
+    "rollout_is_std": ("spread of the weights of tokens, within their bounds", "ratio",
+                       "near 0"),
+    "rollout_is_seq_std": ("spread of the weights of sequences", "ratio", "below 1"),
     "rollout_is_p*": ("weight that {} % of the tokens stay below", "ratio", "near 1"),
     "rollout_is_*_applied": ("{} weight after bounds and rejection", "ratio", "within the bounds"),
     "rollout_is_ratio_fraction_*": ("tokens whose weight is too {}", SHARE, "near 0"),

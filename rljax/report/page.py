@@ -158,7 +158,8 @@ def _body(run: Run) -> str:
     legend = (
         '<p class="dim">Faint lines are the values of single steps, bold lines their moving '
         "average, where the values are noisy; numbers are the last value. Point at a chart for the "
-        "values at a step, at a name for its meaning.</p>"
+        "values at a step, at a name for its meaning. What is called healthy is a rule "
+        "of thumb.</p>"
         if run.rows
         else ""
     )
