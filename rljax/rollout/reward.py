@@ -313,8 +313,9 @@ class Reward:
         }
 
     def learn(self, report: RewardReport) -> dict[str, float]:
-        """Updates the rubrics by the report of a step. Their metrics; {} without rubrics."""
-        return {} if self.rubrics is None else self.rubrics.learn(report.rows)
+        """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
+        learned = {} if self.rubrics is None else self.rubrics.learn(report.rows)
+        return self.facts() | learned
 
     def facts(self) -> dict[str, float]:
         """reward/sandbox_tier, where programs are run: the place of their tier in ALL_TIERS of

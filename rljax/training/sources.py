@@ -108,7 +108,7 @@ class RolloutSource:
     def _learn(self, report: RewardReport) -> dict:
         """Teaches the curriculum and the rubrics what the rewards said -> metrics."""
         self.report = report
-        metrics = report.metrics() | self.reward.facts() | self.reward.learn(report)
+        metrics = report.metrics() | self.reward.learn(report)
         if isinstance(self.loader, Curriculum):
             self.loader.record(report.outcomes, self.setup.rollouts.correct_at)
             metrics["data/retired_prompts"] = float(self.loader.skipped)
