@@ -27,7 +27,7 @@ DYING_S = 10.0  # a killed process keeps its lock until its memory is returned
 # What a run writes into its folder.
 FILES = (
     "config.json", "model.json", "metrics.jsonl", "samples.jsonl", "summary.json", "timeline.json",
-    "report.html", "starts.jsonl",
+    "report.html", "starts.jsonl", "rewards.log",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "policy", "reward_model", "adapter", "tensorboard")
 

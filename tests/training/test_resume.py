@@ -8,6 +8,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from tiny_run import (
 from rljax.errors import InputError
 from rljax.setup.checkpoint import Checkpoints, reads_steps
 from rljax.setup.policies import load_policy
-from rljax.tracking.folder import locked
+from rljax.tracking.folder import FILES, FOLDERS, locked
 from rljax.training import train
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
@@ -127,6 +128,10 @@ def test_the_comparison_sees_one_changed_digit(whole, tmp_path, name):
     (folder / name).write_bytes(data)
     with pytest.raises(AssertionError):
         assert_same_run(folder, whole)
+
+
+def test_every_name_in_a_run_folder_is_one_that_is_looked_at_before_a_run(whole):
+    assert {path.name for path in whole.iterdir()} <= {*FILES, *FOLDERS}
 
 
 # -- SIGTERM --
@@ -476,6 +481,30 @@ def test_kills_in_the_reward_in_the_start_and_in_a_save(parts, whole, tmp_path):
     launched = start()
     assert launched.wait() == 2  # nothing left to train is no success
     assert "is a finished run" in launched.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_launcher_on_a_disk_that_becomes_full(tmp_path):
+    """A small tmpfs in a mount namespace: room for two checkpoints, but not for all of keep=9."""
+    flags = ["--config.checkpoint.keep=9", f"--config.run_dir={tmp_path / 'disk' / 'run'}"]
+    (tmp_path / "disk").mkdir()
+    mount = f"mount -t tmpfs -o size=12m none {tmp_path / 'disk'}"
+    inside = ["unshare", "-rm", "sh", "-c"]
+    if subprocess.run([*inside, mount], capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    train = shlex.join(command("tests/helpers/tiny_run.py", tmp_path, *flags))
+    both = f"{mount} && {train}; code=$?; cp -r {tmp_path}/disk/run {tmp_path}/kept; exit $code"
+    launched = Launched([*inside, both], tmp_path)
+    assert launched.wait() == 2
+    said = launched.log.read_text()
+    assert said.count("No space left on device") == 1 and "kB free there" in said.replace(
+        "MB", "kB"
+    )
+    kept = tmp_path / "kept"
+    step = newest_step(kept)
+    assert f"goes on from that of step {step}" in said and not hidden(kept)
+    assert "No space left on device" in summary(kept)["status"] and lines(kept) == step + 2
+    assert Checkpoints(kept / "checkpoints").latest() == step
 
 
 @pytest.mark.slow
