@@ -7,6 +7,7 @@ import operator
 from rljax.plan.compiled import Plan, Report
 from rljax.plan.memory import as_flags
 from rljax.plan.search import Candidate
+from rljax.tracking.charts import human_bytes
 
 GIB = 2**30
 
@@ -57,11 +58,11 @@ def plan_text(plan: Plan) -> str:
 
 def _verdict(plan: Plan) -> str:
     if plan.limit is None:
-        return f"at the peak {_gib(plan.total)} GiB per device"
+        return f"at the peak {human_bytes(plan.total)} per device"
     share = plan.total / max(plan.limit, 1)
     what = "fits" if plan.fits else "does not fit"
     step = f"; a step of responses at full length takes at least {_seconds(plan.least_s)}"
-    line = f"{what}: {_gib(plan.total)} of {_gib(plan.limit)} GiB, {share:.0%}"
+    line = f"{what}: {human_bytes(plan.total)} of {human_bytes(plan.limit)}, {share:.0%}"
     near = ""
     if plan.estimate.total > plan.limit:
         near = f"by the estimate it fits with {as_flags(plan.nearest)}"
