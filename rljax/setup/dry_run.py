@@ -288,9 +288,9 @@ class _Checked(Component):
             raise
         except Exception as error:
             raise _fails(f"{named} fails when it is called", error, self) from error
+        first = self._first_of(result, named)
         if self.stage not in _RETURNS:  # a correction returns a batch
             return result
-        first = self._first_of(result, named)
         batch = next(x for x in args if isinstance(x, Batch))
         rows, columns = batch.tokens.shape
         shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
