@@ -3,7 +3,6 @@ rljax.report.glossary, looked up. A metric that is the user's own has no meaning
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Mapping
 
@@ -28,7 +27,7 @@ class Meaning:
         if self.limits is None:
             return True
         low, high = self.limits
-        return not math.isnan(value) and low - SLACK <= value <= high + SLACK
+        return low - SLACK <= value <= high + SLACK
 
     def line(self) -> str:
         """One line: meaning, unit, what is healthy."""

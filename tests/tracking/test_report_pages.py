@@ -184,9 +184,10 @@ def test_the_report_is_renewed_while_the_run_goes_on_and_never_after_it(tmp_path
         _until(report.exists)
         first = report.stat().st_ino  # it is replaced, not written over
         _until(lambda: report.stat().st_ino != first)
+        time.sleep(0.25)  # the next one has begun
     assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
     report.unlink()
-    time.sleep(0.5)
+    time.sleep(2.0)
     assert not report.exists()
 
 
