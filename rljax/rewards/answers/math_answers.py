@@ -16,6 +16,7 @@ from typing import Literal
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.rewards.answers.answer_text import (
+    MAX_ANSWER_CHARACTERS,
     find_answer,
     is_text,
     latex_form,
@@ -60,7 +61,8 @@ def math_verify(
     check_text(ground_truth)
     reference = _reference(ground_truth)
     answer = find_answer(response, extraction)
-    if answer is None or not plain_form(answer):
+    longest = 10 * MAX_ANSWER_CHARACTERS + len(reference)  # longer ones are not even looked at
+    if answer is None or len(answer.strip()) > longest or not plain_form(answer):
         return {"score": 0.0, "extracted": 0.0}
     equal = _equal(reference, answer, strict, decimals)
     return {"score": float(bool(equal)), "extracted": float(equal is not None)}
