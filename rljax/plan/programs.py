@@ -80,12 +80,13 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
             setup.rollout, prompts, jax.random.key(0), setup.rollouts, **samplers, reward=_rewarded,
             draw=lambda count: _prompts(setup, count), tokenizer=setup.tokenizer,
         )  # fmt: skip
-    except InputError:
-        raise
     except Exception as error:  # of the rollout's code between its programs
+        cause = error.__cause__ if isinstance(error, InputError) else error
+        if cause is None:  # a refusal, and no line of the user's that failed
+            raise
         raise InputError(
             f"algorithm.collect={config.algorithm.collect!r} fails on samples of zeros",
-            rule=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            rule=f"{type(cause).__name__}: {str(cause).splitlines()[0]}",
             fix="--nocompile estimates its memory; or plan one that calls the same programs",
         ) from error
     return _placed(_each_once(calls), setup)
