@@ -4,8 +4,6 @@ import html.parser
 import json
 import math
 import re
-import subprocess
-import sys
 import urllib.parse
 
 import numpy as np
@@ -307,18 +305,6 @@ def test_everything_from_a_run_is_escaped(tmp_path):
     _write(tmp_path, rows, samples, summary=summary, config={"name": evil, evil: evil})
     assert "<script>alert(1)</script>" in _text(tmp_path)  # as text; the checker refuses the tag
     assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_module_prints_the_path(tmp_path):
-    def call(*arguments):
-        command = [sys.executable, "-m", "rljax.report", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-    done = call(tmp_path)
-    assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "report.html")
-    done = call(tmp_path / "nowhere")
-    assert done.returncode == 2 and "no such run folder" in done.stderr
-    assert "Traceback" not in done.stderr and call().returncode == 2
 
 
 # --- reading ---
