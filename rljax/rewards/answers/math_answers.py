@@ -29,6 +29,7 @@ from rljax.rewards.text.rules import check_text, rational
 
 _MAX_DIGITS = 20_000  # of a number that is worked out
 _MAX_DEPTH = 12  # of brackets: the parser's time doubles with each of some
+_MAX_PRODUCTS = 9  # of each other, as in a/b/c/d
 _MAX_TEXT_CHARACTERS = 200
 # Work that is still to do: restating the problem is no answer to it.
 _OPEN = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim|det)(?![a-z])|\\frac\s*\{d\}\s*\{d[a-z]\}")
@@ -226,6 +227,8 @@ def _check_written(latex: str) -> None:
         raise _Unreadable("the gamma function of a large number")
     if latex.count("&") > 9 and re.search(r"\\det|vmatrix|\}\s*\^", latex):
         raise _Unreadable("a determinant or a power of a large matrix")
+    if re.search(r"matrix\}[^&0-9]{0,20}\^[\s{(-]{0,5}(?:[0-9]{2}|[^&]{1,9}\^)", latex):
+        raise _Unreadable("a high power of a matrix")
     if len(re.findall(r"[<>=]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", latex)) > 12:
         raise _Unreadable("a long chain of relations")
     if len(re.findall(r"\\(?:cup|cap|setminus)", latex)) > 20 or latex.count(",") > 200:
@@ -247,8 +250,16 @@ def _check_size(expression) -> None:
     try:
         for part in parts:
             _digits(part, sympy)
+            if _products(part, sympy) > _MAX_PRODUCTS:
+                raise _Unreadable("products are nested too deep")
     except (RecursionError, OverflowError, ValueError) as error:
         raise _Unreadable("it is too large to work out") from error
+
+
+def _products(node, sympy) -> int:
+    """How many products stand inside of each other: sympy works each of them out twice."""
+    inner = max((_products(child, sympy) for child in getattr(node, "args", ())), default=0)
+    return inner + isinstance(node, sympy.Mul)
 
 
 def _digits(node, sympy) -> float:
