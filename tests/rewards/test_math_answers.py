@@ -194,6 +194,12 @@ def test_no_signal_is_used_so_that_a_thread_may_call_it():
     assert found == [{"score": 1.0, "extracted": 1.0}]
 
 
+def test_an_answer_that_cannot_be_compared_scores_nothing():
+    matrices = r"\begin{pmatrix}x&y\\z&w\end{pmatrix}" * 9
+    for reference in ("5", "x^2=4", r"\{1,2\}", "x<3"):
+        assert math_verify(rf"\boxed{{{matrices}}}", reference)["score"] == 0.0
+
+
 # -- hostile strings ----------------------------------------------------------------------------
 
 REFERENCES = ("5", r"\frac{x}{2}+1", "x^2=4", r"\{1,2\}", r"(-\infty,3]", "x<3")

@@ -57,7 +57,7 @@ def math_verify(
     limit, a derivative or a determinant is 0, unless the reference holds one.
 
     Parts: extracted, 1 if an answer was found that can be read; what cannot scores 0. A reference
-    that cannot be read is an error, and so is a comparison that fails. Needs the extra [rewards].
+    that cannot be read is an error. Needs the extra [rewards].
     """
     check_text(ground_truth)
     reference = _reference(ground_truth)
@@ -106,7 +106,10 @@ def _equal(reference: str, answer: str, strict: bool, decimals: int) -> bool | N
         parsed = _read(answer)
     except _Unreadable:
         return None
-    return spelled_alike(reference, answer) and _same(gold, parsed, strict, decimals)
+    try:
+        return spelled_alike(reference, answer) and _same(gold, parsed, strict, decimals)
+    except Exception:  # sympy's, of many kinds: a response must not choose to have no score
+        return None
 
 
 def _same(gold, parsed, strict: bool, decimals: int) -> bool:
