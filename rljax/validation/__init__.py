@@ -34,7 +34,7 @@ def validate(config: Config, devices: int | None = None) -> list[str]:
     if devices is not None:
         check_devices(found.sound, devices, found.others)
     found.refuse()
-    return _warnings(config)
+    return _unread_warnings(config) + _warnings(config)
 
 
 def validate_sizes(config: Config) -> None:
@@ -91,6 +91,27 @@ def _with_defaults(config: Config, fields: Iterable[str]) -> Config:
         section, _, name = field.rpartition(".")
         setattr(value_of(out, section), name, value_of(default, field))
     return out
+
+
+# Fields that are read only where another one is on.
+_READ_WITH = {
+    "lora.rank": ("lora.alpha", "lora.targets", "lora.base"),
+    "data.drop_above_pass_rate": ("data.pass_rate_samples",),
+    "data.target_tokens": ("data.target_instruction",),
+    "sampler.thinking_tokens": ("sampler.end_of_thinking", "sampler.interrupt_phrase"),
+    "reward.judge_model": ("reward.judge_grades",),
+    "reward.process_model": ("reward.process_reward", "reward.process_lines"),
+    "rollouts.replay": ("rollouts.replay_share",),
+}
+
+
+def _unread_warnings(config: Config) -> list[str]:
+    default, found = Config(), []
+    for switch, fields in _READ_WITH.items():
+        moved = [f for f in fields if value_of(config, f) != value_of(default, f)]
+        if moved and not value_of(config, switch):
+            found.append(f"{', '.join(moved)}: set, but nothing reads it while {switch} is off")
+    return found
 
 
 def _loss_warnings(algorithm: AlgorithmConfig) -> list[str]:

@@ -381,3 +381,15 @@ def test_names_of_another_framework_are_answered_with_ours():
         from_dict({"algorithm": {"rollout_is_threshold": 2.0}}, "old.json")
     with pytest.raises(InputError, match="use algorithm.advantage"):
         from_dict({"trainer": {"adv_estimator": "grpo"}}, "old.json")
+
+
+def test_a_field_whose_switch_is_off_is_said_to_be_unread():
+    config = valid()
+    assert not [w for w in validate(config) if "nothing reads it" in w]
+    config.lora.alpha, config.data.pass_rate_samples = 7.0, 3
+    config.sampler.interrupt_phrase = "stop"
+    found = " ".join(w for w in validate(config) if "nothing reads it" in w)
+    for field in ("lora.alpha", "data.pass_rate_samples", "sampler.interrupt_phrase"):
+        assert field in found
+    config.lora.rank = 4
+    assert "lora.alpha" not in " ".join(validate(config))
