@@ -140,10 +140,10 @@ def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
     source = golden("hf", "qwen3")
     model = Model(load_config(source), make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     shutil.copy(source / "model.safetensors", tmp_path)
-    config = json.loads((source / "config.json").read_text())
+    config, full = json.loads((source / "config.json").read_text()), ["full_attention"]
     for change, pattern in (
-        ({"num_hidden_layers": 3}, r"lacks.*model\.layers\.2"),
-        ({"num_hidden_layers": 1}, r"does not use.*model\.layers\.1"),
+        ({"num_hidden_layers": 3, "layer_types": full * 3}, r"lacks.*model\.layers\.2"),
+        ({"num_hidden_layers": 1, "layer_types": full}, r"does not use.*model\.layers\.1"),
         ({"intermediate_size": 80}, r"mlp.*has shape \(64, 96\).*\(64, 80\)"),
     ):
         changed = Model(from_hf_config({**config, **change}), model.mesh)

@@ -1,11 +1,13 @@
 """Signals of a run: acknowledged at once, also while compiled code runs, and never a traceback."""
 
+import fcntl
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -36,9 +38,15 @@ print("ended", flush=True)
 """
 
 
+def heard() -> None:
+    """Before a program starts: what this process ignores (tests under nohup do) it does not."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def started(seconds, handler, file, *before, **options):
     command = [*before, sys.executable, "-c", PROGRAM, str(seconds), handler, str(file)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options = {**pipes, "preexec_fn": heard, **options}
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     process = subprocess.Popen(command, env=environment, text=True, **options)
     if process.stdout:
@@ -84,7 +92,7 @@ def test_a_closed_terminal_is_answered_like_sigterm(tmp_path):
     ours, theirs = pty.openpty()
     process = started(
         1, "quits", tmp_path / "out", stdin=theirs, stdout=theirs, stderr=theirs,
-        preexec_fn=lambda: (os.setsid(), __import__("fcntl").ioctl(theirs, 0x540E, 0)),
+        preexec_fn=lambda: (heard(), os.setsid(), fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)),
     )  # fmt: skip
     os.close(theirs)
     with open(ours, "rb") as terminal:

@@ -67,7 +67,8 @@ def rewards(tmp_path) -> list[float]:
 )
 def test_reward_rises_past_the_mark(tmp_path, changes):
     # The first is on eight devices.
-    summary = (train_on_one if changes else train)(config(tmp_path, **changes))
+    made = config(tmp_path, **changes)
+    summary = train_on_one(made) if changes else train(made).summary
     found = rewards(tmp_path)
     assert sum(found[:2]) / 2 < 0.4
     assert sum(found[-5:]) / 5 > 0.85, found
