@@ -107,8 +107,8 @@ def _import(name: str, home: str) -> Callable:
     module_name, _, attribute = name.rpartition(".")
     if "" not in sys.path:  # launchers run as files: the user's module lies in the working folder,
         sys.path.append("")  # which comes last, so that a tokenizers.py in it hides no library
-    if _is_pythons(module_name):
-        raise _not_a_component(f"component {name!r}")
+    if _is_a_librarys(module_name):
+        raise _not_a_component(f"component {name!r}", module_name)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -122,21 +122,22 @@ def _import(name: str, home: str) -> Callable:
     return _function_of(module, attribute, f"module {module_name!r}")
 
 
-def names_of(text: str) -> list[str]:
-    """The functions that a component text names, those in its options' texts included; none for a
-    text that is no component."""
+def names_of(text: str) -> tuple[list[str], set[str]]:
+    """(the functions that a component text names, the names of its options), those in its options'
+    texts included; none for a text that is no component."""
     try:
         name, options = _parse(text.strip())
     except InputError:
-        return []
-    found, left = [name], [value for _, value in options]
+        return [], set()
+    names, keys, left = [name], {key for key, _ in options}, [value for _, value in options]
     while left:
         value = left.pop()
         if isinstance(value, str):
-            found += names_of(value)
+            more, inner = names_of(value)
+            names, keys = names + more, keys | inner
         elif isinstance(value, tuple):
             left += value
-    return found
+    return names, keys
 
 
 def is_own_code(name: str) -> bool:
@@ -144,16 +145,29 @@ def is_own_code(name: str) -> bool:
     return "." in name
 
 
-def _is_pythons(module_name: str) -> bool:
-    """Whether a module is of Python's standard library."""
-    return module_name.partition(".")[0] in sys.stdlib_module_names
+# Libraries beside rljax: none of their functions is a component, and some run what they are told.
+_LIBRARIES = {
+    "absl", "flax", "grain", "jax", "jaxlib", "jinja2", "numpy", "orbax", "pip", "pyarrow",
+    "pytest", "rich", "safetensors", "scipy", "setuptools", "starlette", "tokenizers", "torch",
+    "transformers", "uvicorn", "wandb", "yaml",
+}  # fmt: skip
 
 
-def _not_a_component(what: str) -> InputError:
+def _is_a_librarys(module_name: str) -> bool:
+    """Whether a module is of Python's standard library or of a library that has no components."""
+    root = module_name.partition(".")[0]
+    return root in sys.stdlib_module_names or root in _LIBRARIES
+
+
+def _not_a_component(what: str, module_name: str) -> InputError:
+    hidden = f"{module_name.partition('.')[0]}.py"
+    fix = "name a function of rljax, or of a module of yours with a name of its own"
+    if os.path.isfile(hidden):
+        fix = f"{hidden} of the working folder is hidden by a library of that name: rename it"
     return InputError(
-        f"{what} is Python's own",
+        f"{what} is Python's own, or a library's",
         rule="functions such as os.system never run from a config",
-        fix="name a function of rljax, or of a module of yours with a name of its own",
+        fix=fix,
     )
 
 
@@ -196,9 +210,15 @@ def _fails_at_import(name: str, error: Exception, command: str) -> InputError:
 
 def _function_of(module: types.ModuleType, attribute: str, where: str) -> Callable:
     found = vars(module).get(attribute)
-    home = getattr(found, "__module__", None) or ""
-    if isinstance(found, types.BuiltinFunctionType) or _is_pythons(home):
-        raise _not_a_component(f"{where}: {attribute!r}")
+    inner = found
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    # A decorator's wrapper was written in one module and says another: either may be the user's.
+    homes = {getattr(inner, "__module__", None) or ""}
+    if inspect.isfunction(inner):
+        homes.add(inner.__globals__.get("__name__", ""))
+    if isinstance(inner, types.BuiltinFunctionType) or all(map(_is_a_librarys, homes)):
+        raise _not_a_component(f"{where}: {attribute!r}", module.__name__)
     if not callable(found):
         close = difflib.get_close_matches(attribute, list(vars(module)), n=1)
         fix = f"did you mean {close[0]!r}?" if close else f"define {attribute} in it"

@@ -20,6 +20,8 @@ def _readable(text: str) -> str:
     """The text as any terminal can print it, without its endless parts. A file's name need not be
     UTF-8."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    # Escape codes of a terminal, which a response may hold, are shown, not sent.
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: repr(m[0])[1:-1], text)
     cut = re.sub(rf"\S{{{_LONGEST_WORD},}}+", lambda m: f"{m[0][:200]}...{m[0][-50:]}", text)
     return cut if len(cut) <= _LONGEST_TEXT else f"{cut[:_LONGEST_TEXT]}..."
 

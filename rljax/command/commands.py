@@ -1,6 +1,7 @@
 """Which commands there are, and main(), which finds the one that is meant."""
 
 import difflib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -73,7 +74,13 @@ def run(name: str, arguments: Sequence[str] | None = None, program: str = "") ->
     arguments = sys.argv[1:] if arguments is None else arguments
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, quit_now)
-    sys.exit(launch(COMMANDS[name], list(arguments), program or f"python {sys.argv[0]}"))
+    try:
+        code = launch(COMMANDS[name], list(arguments), program or f"python {sys.argv[0]}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `| head` ends: nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
 
 
 def _unknown(arguments: Sequence[str]) -> InputError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljax.components import is_own_code, names_of
 from rljax.config.names import field_names
-from rljax.config.overrides import is_path, value_of
+from rljax.config.overrides import DATA_FILES, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
 from rljax.files import how_to_get_data, how_to_get_model
@@ -24,10 +24,14 @@ _FOLDERS = (
     "lora.adapter",
 )  # fmt: skip
 _NEW_FOLDERS = ("run_dir", "offline.reference_logprobs")
+_TFDS = "tfds:"
+# Options of components that send data away, read secrets, or write.
+_OUTWARD = {"base_url", "url", "api_key_env", "cache"}
 # Folders and plain texts: every other text of a config may be resolved to a function.
 _NEVER_CALLED = {
     "tokenizer", *_FOLDERS, *_NEW_FOLDERS, "data.target_instruction", "offline.step_separator",
     "sampler.stop_strings", "sampler.end_of_thinking", "sampler.interrupt_phrase",
+    "compilation_cache",
 }  # fmt: skip
 # Fields that name a component, and the namespace of bare names.
 _COMPONENTS = {
@@ -131,24 +135,37 @@ def refuse_early(config: Config) -> None:
 
 
 def refuse_own_code(config: Config, where: str) -> None:
-    """Raises InputError where the config names a function that is not rljax's own: a config that
-    came in a folder is data, and what it names runs only where the user has said so."""
+    """Raises InputError where the config names a function that is not rljax's own, an address or a
+    secret: a config that came in a folder is data, and what it names runs, and is sent to, only
+    where the user has said so."""
     found = []
     for field in set(field_names(Config)) - _NEVER_CALLED:
         value = value_of(config, field)
         for text in value if isinstance(value, (tuple, list)) else (value,):
-            if not isinstance(text, str) or (field in ("model", *_DATA) and is_path(text)):
-                continue
-            call = text.partition("=")[2] if field == "roles" else text
-            if any(is_own_code(name) for name in names_of(call)):
+            if isinstance(text, str) and _asks_for_trust(field, text):
                 found.append(f"{field}={text!r}")
+    if config.compilation_cache not in ("", Config().compilation_cache):  # compiled programs
+        found.append(f"compilation_cache={config.compilation_cache!r}")
     if found:
         raise InputError(
-            f"{where} names code that is not rljax's own",
+            f"{where} names code, addresses or secrets that are not rljax's own",
             value="; ".join(sorted(found)),
-            rule="a folder is data: its code runs only where you trust it",
-            fix="look at that code, then --trust_code",
+            rule="a folder is data: they are used only where you trust it",
+            fix="look at them, then --trust_code",
         )
+
+
+def _asks_for_trust(field: str, text: str) -> bool:
+    if field in _DATA:
+        if text.startswith(_TFDS):  # a folder of TFDS names classes, which are imported
+            return os.path.lexists(text.removeprefix(_TFDS).strip())
+        if Path(text).suffix in DATA_FILES:
+            return False
+    elif field == "model" and is_path(text):
+        return False
+    call = text.partition("=")[2] if field == "roles" else text
+    names, options = names_of(call)
+    return any(is_own_code(name) for name in names) or not options.isdisjoint(_OUTWARD)
 
 
 def check_types(config, problems: Problems, prefix: str = "") -> None:

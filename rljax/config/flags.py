@@ -13,6 +13,7 @@ import ast
 import difflib
 import importlib.machinery
 import importlib.util
+import inspect
 import itertools
 import json
 import os
@@ -64,7 +65,7 @@ def config_file(path: str) -> str:
 
 def is_data(path: str) -> bool:
     """Whether the config of a path is data (JSON, YAML), not Python."""
-    return path.partition(":")[0].endswith((".json", ".yaml", ".yml"))
+    return path.partition(":")[0].lower().endswith((".json", ".yaml", ".yml"))
 
 
 def load_config_file(path: str) -> Config:
@@ -75,11 +76,19 @@ def load_config_file(path: str) -> Config:
         if argument:
             raise InputError(f"{name} has no variants", value=argument, fix=f"--config={name}")
         return _read_data(file)
-    module = config_module(path)
+    module, unknown = config_module(path), False
     try:
         config = module.get_config(argument) if argument else module.get_config()
+        plain = inspect.signature(module.get_config).parameters.values()
+        if argument and all(p.default is not p.empty for p in plain):
+            unknown = config == module.get_config()  # the name of a variant that it does not know
     except (Exception, SystemExit) as error:
         raise _failed(f"get_config({argument!r}) failed", file, error) from error
+    if unknown:
+        raise InputError(
+            f"{name} has no variant {argument!r}", rule="it gives the same config as without one",
+            fix=f"--config={name}, or a variant that its get_config names",
+        )  # fmt: skip
     if not isinstance(config, Config):
         raise InputError(
             f"{name}: get_config() must return rljax.config.Config", value=type(config).__name__
@@ -121,7 +130,7 @@ def _read_data(file: str) -> Config:
     """The config of a JSON or YAML file, such as a run's config.json."""
     try:
         text = read_text(file, _LARGEST)
-        if file.endswith(".json"):
+        if file.lower().endswith(".json"):
             return from_dict(_mapping(json.loads(text, object_pairs_hook=_once), file), file)
         return _from_yaml(text, file)
     except InputError as error:

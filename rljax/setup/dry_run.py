@@ -295,12 +295,17 @@ class _Checked(Component):
         rows, columns = batch.tokens.shape
         shapes = {"T": (rows, columns), "R": (rows,), "E": (rows // spec(self).rows,)}
         wanted = [shapes[axis] for axis in _RETURNS[self.stage]]
-        if jnp.shape(first) not in wanted:
-            raise InputError(
-                f"{named} returns the wrong shape",
-                value=jnp.shape(first),
-                rule=f"one of {wanted} for a batch of [{rows}, {columns}]{place_of(self.function)}",
-            )
+        checked = {"returns": first}
+        if isinstance(result, tuple) and isinstance(result[-1], dict):
+            checked |= {f"returns a metric {name!r}, of": v for name, v in result[-1].items()}
+        for what, value in checked.items():
+            if jnp.shape(value) not in wanted:
+                raise InputError(
+                    f"{named} {what} the wrong shape",
+                    value=jnp.shape(value),
+                    rule=f"one of {wanted} for a batch of [{rows}, {columns}], which learning "
+                    f"averages: no mean or sum of your own{place_of(self.function)}",
+                )
         return result
 
     def _first_of(self, result: object, named: str):

@@ -61,9 +61,8 @@ def removed_if_empty(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        inside = sorted(folder.rglob("*"), reverse=True) if made and folder.is_dir() else []
-        with contextlib.suppress(OSError):  # a folder that holds a file stays
-            for path in inside:
+        with contextlib.suppress(OSError, ValueError):  # a folder that holds a file stays
+            for path in sorted(folder.rglob("*"), reverse=True) if made and folder.is_dir() else []:
                 if path.is_dir():
                     path.rmdir()
                 elif path.is_file() and path.stat().st_size == 0:

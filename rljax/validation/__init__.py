@@ -102,6 +102,7 @@ _READ_WITH = {
     "reward.judge_model": ("reward.judge_grades",),
     "reward.process_model": ("reward.process_reward", "reward.process_lines"),
     "rollouts.replay": ("rollouts.replay_share",),
+    "actor_optimizer.warmup_steps": ("actor_optimizer.warmup_from",),
 }
 
 

@@ -23,6 +23,7 @@ _OF_ROLLOUTS = {
 _OF_ROWS = {
     "offline.reference_logprobs": "",
     "offline.packing": False,
+    "offline.ties": "drop",
     "evaluate.prompts_from": "",
 }
 

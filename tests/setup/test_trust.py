@@ -88,6 +88,37 @@ def test_a_run_folder_that_names_code_in_any_field_is_refused_and_nothing_runs(h
         assert nothing_ran(here), field
 
 
+@pytest.mark.parametrize("changes", [
+    {"evaluate.reward": "judge(base_url='http://127.0.0.1:1/v1', model='m')"},
+    {"reward.function": "mixture(rewards=('judge(api_key_env=\\'SECRET\\')', 'gsm8k()'))"},
+    {"reward.function": "sandbox_fusion(url='http://127.0.0.1:1')"},
+    {"compilation_cache": "cache"},
+    {"data.test": "tfds:set"},
+    {"data.test": "evil.run()"},
+    {"data.train": "evil.run()"},
+])  # fmt: skip
+def test_addresses_secrets_and_code_behind_names_of_files_ask_for_trust(here, changes):
+    (here / "evil.run()").touch()  # a file that is called as the component is no data file
+    (here / "set").mkdir()
+    saved_run(here / "run", changes)
+    with pytest.raises(InputError, match="trust_code"):
+        load_policy(here / "run")
+    assert nothing_ran(here)
+
+
+def test_functions_that_are_made_of_others_are_the_users(here):
+    (here / "made.py").write_text(
+        "import functools, json\n"
+        "def base(response, bonus=0.0): return bonus\n"
+        "more = functools.partial(base, bonus=1.0)\n"
+        "@functools.wraps(json.dumps)\n"
+        "def wrapped(response): return 2.0\n"
+    )
+    assert resolve("made.more", "rljax.rewards")(response="") == 1.0
+    assert resolve("made.wrapped", "rljax.rewards")(response="") == 2.0
+    sys.modules.pop("made")
+
+
 def test_the_flag_trusts_a_folder(here):
     saved_run(here / "run", {"data.train": "evil.run()"})
     with pytest.raises(InputError) as caught:
@@ -98,6 +129,8 @@ def test_the_flag_trusts_a_folder(here):
 PYTHONS = (
     "os.system(command='touch ran')", "subprocess.run(args='x')", "builtins.exec(source='1')",
     "alias.call(command='touch ran')", "posix.system()", "alias.py:call(command='touch ran')",
+    "numpy.testing.runstring(astr='open(\"ran\", \"w\")', dict=None)",
+    "pip.main()", "torch.load(f='x')",
 )  # fmt: skip
 
 
@@ -126,7 +159,7 @@ def test_names_and_paths_that_are_no_code_are_not_refused(here):
         {"data.train": "rows.v2.jsonl", "model": "./Qwen2.5-0.5B"},
         {"data.train": "tfds:gsm8k", "data.test": "data/x.parquet"},
         {"sampler.stop_strings": ("Q: ", "</s>."), "sampler.end_of_thinking": "a.b"},
-        {"reward.function": "judge(base_url='http://127.0.0.1:8000/v1', model='gpt-4.1-mini')"},
+        {"reward.function": "judge(model='gpt-4.1-mini')"},
         {"roles": ("implicit=trained_policy(lr=1e-6)",)},
     ):
         refuse_own_code(with_overrides(Config(), changes, "test"), "test")

@@ -204,6 +204,9 @@ ON_SHAPES = {
                                "algorithm.policy_loss", "metrics are a dict of arrays"),
     "a metric of text": ("def f(policy, batch):\n    return policy.logprobs, {'a': 'b'}",
                          "algorithm.policy_loss", "metrics are a dict of arrays"),
+    "a mean as a metric": (
+        "def f(policy, batch):\n    return policy.logprobs, {'x': policy.logprobs.mean()}",
+        "algorithm.policy_loss", "returns a metric 'x', of the wrong shape: got ()"),
     "a loss of integers": ("def f(policy, batch):\n    return batch.tokens, {}",
                            "algorithm.policy_loss", "a loss has a gradient"),
     "no advantage": ("def f(batch): pass", "algorithm.advantage", "got 'NoneType'; array or ("),
