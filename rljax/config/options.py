@@ -32,6 +32,13 @@ def _response_tokens():
     return option(None, "Of a response; default: the run's, or 512", low=1)
 
 
+def _dtype(help: str, *known: str):
+    return option(
+        "", f"{help}: {', '.join(known)}", fits=lambda dtype: dtype in ("", *known),
+        rule=f"one of {', '.join(known)}",
+    )  # fmt: skip
+
+
 def _jsonl(help: str, **spec):
     fits = lambda path: not path or path.endswith(".jsonl")  # noqa: E731
     return option("", help, fits=fits, rule="the name of a .jsonl file", **spec)
@@ -233,8 +240,10 @@ class ServeOptions(CompilerOptions, TrustOptions):
     port: int = option(8000, "0 = a free one, which is printed", low=0, high=65535)
     slots: int = option(16, "Samples that decode at a time", low=1)
     tokens: int = option(2048, "Of a slot: prompt and response together", low=2)
-    dtype: str = option("", "Computed in: float32, bfloat16; default: as the run sampled")
-    kv_dtype: str = option("", "Of keys and values: bfloat16, int8; default: the model's")
+    dtype: str = _dtype("Computed in; default: as the run sampled", "float32", "bfloat16")
+    kv_dtype: str = _dtype(
+        "Of keys and values; default: the model's", "float32", "bfloat16", "int8"
+    )
     chunk_tokens: int = option(256, "Of a prompt, read between two dispatches", low=1)
     steps: int = option(8, "Tokens per dispatch: how often streams get text", low=1)
     max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)

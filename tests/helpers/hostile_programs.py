@@ -387,7 +387,8 @@ def run(name: str, tier: str, canary: str) -> dict:
 def problem(found: dict) -> str:
     """What is wrong with the end of one program; empty if it was held."""
     name, said = found["name"], found["stdout"]
-    if found["tier"] == "closed" and "not permitted" in found["message"]:
+    unread = ("not permitted", "ModuleNotFoundError")
+    if found["tier"] == "closed" and any(words in found["message"] for words in unread):
         return ""  # it could not even import what it needs
     if "BREACH" in said:
         return f"{name}: {said}"
