@@ -32,14 +32,14 @@ How well does the response solve the task, from 0 (not at all) to {scale} (perfe
 # breaks a line in some eyes, and halves of characters, which no tokenizer takes.
 _CONTROL = re.compile(
     r"<(?=[|\uff5c]|/?s>|/?think>|/?tool|(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>)"
-    r"|[\x7f-\x9f\u2028\u2029\ud800-\udfff]"
+    r"|[\x7f-\x9f\u2028\u2029\ud800-\udfff]+"
 )
 
 
 def quoted(value: object) -> str:
     """A value as JSON on one line, without what could be read as a control token."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _CONTROL.sub(lambda match: "".join([f"\\u{ord(c):04x}" for c in match[0]]), text)
 
 
 def filled(template: str, texts: Mapping[str, str]) -> str:
