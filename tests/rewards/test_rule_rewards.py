@@ -10,10 +10,12 @@ from conftest import golden, worked_example
 
 from rljax.errors import InputError
 from rljax.rewards import (
+    boxed,
     choice,
     contains,
     dapo,
     format_tags,
+    gsm8k,
     json_match,
     json_schema,
     l1_max,
@@ -390,3 +392,14 @@ def test_the_released_form_of_l1_max(n, share):
     assert found["score"] == pytest.approx(share)
     wrong = l1_max(n, {"target_tokens": 1000}, **{**options, "response": "b"})
     assert wrong["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["5½", "5²", "5k", "5 dozen", "5 squared", "5 half", "5 maybe", "5?", "5 thousand", "5 wrong"],
+)
+def test_what_makes_another_number_of_it_is_not_paid(said):
+    assert gsm8k(f"#### {said}", "5") == 0
+    number, _, word = said.partition(" ")
+    if word and word != "maybe":
+        assert boxed(rf"\boxed{{{number}\text{{ {word}}}}}", "5") == 0

@@ -88,7 +88,7 @@ _PLAIN_NUMBER = re.compile(
 _UNIT = re.compile(r"(?:%|[€£¥$]|°[CF]?|[mgshlL](?![A-Za-z])|[A-Za-z]{2,})?[^0-9=+*^<>\\]*")
 TAKEN_BACK = re.compile(
     r"\b(?:or|not|no|nor|never|wrong|incorrect|false|cannot|except|unless|either|minus|plus|times"
-    r"|divided|to|between|x)\b|n't\b",
+    r"|divided|to|between|x|half|halves|dozens?|squared|cubed|maybe|perhaps)\b|n't\b",
     re.IGNORECASE,
 )
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -136,6 +136,9 @@ def _said_number(text: str) -> Fraction | None:
         return None
     rest = text[match.end() :].replace("*", "").replace("_", "")
     if not _UNIT.fullmatch(rest) or TAKEN_BACK.search(rest) or re.match(r"\s*[-/]\s*\S|,\S", rest):
+        return None
+    # 5\u00bd, 5\u00b2; 5k; 5?
+    if any(map(str.isnumeric, rest)) or re.match(r"(?![mgshlL])[A-Za-z](?![A-Za-z])|\s*\?", rest):
         return None
     value = Fraction(re.sub("[, ]", "", match["number"]))
     divisor = int(match["lower"] or match["divisor"] or 1)
@@ -219,7 +222,8 @@ _NORMALISE = [
         (r"(?<![0-9.])([0-9]{1,3})((?: [0-9]{3})++)(?![0-9])", _joined),  # 10\,000; 5 10 stay two
         # A unit: 12\text{ cm}^2. Not at the start: there the text is the answer; nor ` or 6`.
         (
-            r"(?<=.)\\(?:text|mbox|mathrm)\{\s(?! *(?:or|and|not|is|isn't|are|if)\b)[^{}0-9]*\}"
+            r"(?<=.)\\(?:text|mbox|mathrm)\{\s(?! *(?:or|and|not|is|isn't|are|if|hundred|thousand"
+            r"|[bmtr]+illion|dozen|half|wrong|incorrect|false|squared|cubed)\b)[^{}0-9]*\}"
             r"(?:\^\{?[0-9]\}?)?",
             "",
         ),
