@@ -144,7 +144,8 @@ def refuse_own_code(config: Config, where: str) -> None:
         for text in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(text, str) and _asks_for_trust(field, text):
                 found.append(f"{field}={text!r}")
-    if config.compilation_cache not in ("", Config().compilation_cache):  # compiled programs
+    cache = config.compilation_cache  # of programs: not one that came with the folder
+    if cache and not cache.startswith(("~", "/")):
         found.append(f"compilation_cache={config.compilation_cache!r}")
     if found:
         raise InputError(
