@@ -22,7 +22,7 @@ from rljax.config.checks import refuse_own_code
 from rljax.config.declare import define_flags, options_help, options_usage, parsed_options
 from rljax.config.describe import config_help
 from rljax.config.flags import config_flags, is_data, load_config_file, with_texts
-from rljax.config.options import CompilerOptions
+from rljax.config.options import CompilerOptions, TrustOptions
 from rljax.errors import InputError
 
 # What a file of the same name on PYTHONPATH would break without a word.
@@ -83,7 +83,11 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             print(json.dumps(_nested(given.config, shown), indent=2))
             return 0
         options = parsed_options(command.options, positional, flag_values)
-        if path and is_data(path) and not getattr(options, "trust_code", True):
+        if (
+            path
+            and is_data(path)
+            and not (isinstance(options, TrustOptions) and options.trust_code)
+        ):
             refuse_own_code(load_config_file(path), path)
         if isinstance(options, CompilerOptions):
             from rljax.tracking import compiles  # after the flags: --help answers without JAX

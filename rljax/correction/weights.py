@@ -64,7 +64,7 @@ def rollout_correction(
     weights = None
     if mode != "off":
         keep = keep * (1 - vetoed)
-        weights, numbers = _bounded(w, batch, share, level, mode, bounds)
+        weights, numbers = _bounded(w, batch, share, mode, bounds)
         found |= numbers
         if batch_normalise:
             found["batch_norm_factor"] = mean_weight(weights, batch, share, level)
@@ -131,7 +131,7 @@ def _veto(x: jax.Array, batch: Batch, share, veto: float | None) -> tuple[jax.Ar
     }
 
 
-def _bounded(w, batch: Batch, share, level: str, mode: str, bounds) -> tuple[jax.Array, dict]:
+def _bounded(w, batch: Batch, share, mode: str, bounds) -> tuple[jax.Array, dict]:
     """The weights inside their bounds, and in mask mode how many fell outside."""
     lower, upper = bounds
     if mode == "truncate":

@@ -78,7 +78,7 @@ def check_components(config: Config, problems: Problems) -> str:
         return kind
     if "advantage" in components and kind == "rollouts":
         _check_advantage(config, problems, dataflow, components["advantage"])
-        _check_process(config, problems, dataflow, components["advantage"])
+        _check_process(config, problems, components["advantage"])
     _check_kl(config, problems, dataflow)
     if "collect" in components:
         _check_groups(config, problems, dataflow, components["collect"])
@@ -233,9 +233,7 @@ def _fills(config: Config, name: str, fields: list[str]) -> bool:
     )
 
 
-def _check_process(
-    config: Config, problems: Problems, dataflow: Component, advantage: Component
-) -> None:
+def _check_process(config: Config, problems: Problems, advantage: Component) -> None:
     """Scores of lines reach a learner that reads the reward of every token."""
     folder = config.reward.process_model
     for stage in ("process_reward", "process_lines"):

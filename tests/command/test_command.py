@@ -21,6 +21,7 @@ from rljax.config import NAMESPACES, Config, field_names, schema
 from rljax.config.checks import functions_of
 from rljax.config.describe import field_comments
 from rljax.config.flags import load_config_file, shipped_configs
+from rljax.errors import InputError
 
 
 @pytest.fixture
@@ -241,3 +242,21 @@ def test_the_demo_trains_in_an_empty_folder_and_ends_on_a_report(wheel, tmp_path
     assert f"report:       runs/{run.name}/report.html" in done.stdout
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
     assert (run / "policy" / "model.safetensors").is_file() and (run / "report.html").is_file()
+
+
+def test_a_variant_that_a_config_does_not_know_is_refused(rljax_command):
+    assert load_config_file("quickstart:tiny") != load_config_file("quickstart")
+    code, _, said = rljax_command("train", "quickstart:tinyy", "--dry_run")
+    assert code == 2 and "no variant 'tinyy'" in said
+
+
+def test_a_reader_that_leaves_is_no_traceback():
+    command = f"{sys.executable} -m rljax train --help | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=REPO)
+    assert done.stdout and "Traceback" not in done.stderr
+
+
+def test_escape_codes_of_a_response_do_not_reach_the_terminal():
+    error = InputError("a\x1b[31m b", value="\x1b[0m", rule="two\nlines\x9b")
+    assert not {"\x1b", "\x9b"} & set(str(error)) and "\\x1b[31m b" in str(error)
+    assert "two\nlines" in str(error)

@@ -142,13 +142,13 @@ def test_pythons_own_functions_never_run_whoever_names_them(here, call):
     assert nothing_ran(here)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".yaml"])
-def test_a_config_in_json_or_yaml_is_data(here, suffix, capsys):
+@pytest.mark.parametrize("command", ["inspect", "demo", "train"])
+@pytest.mark.parametrize("suffix", [".json", ".JSON", ".yaml"])
+def test_a_config_in_json_or_yaml_is_data(here, suffix, command, capsys):
     saved_run(here / "run", {"reward.function": "evil.run"})
     text = (here / "run" / "config.json").read_text()
     (here / f"own{suffix}").write_text(text)
-    given = [f"--config=own{suffix}", "--rows=1"]
-    assert launch(COMMANDS["inspect"], given, "rljax inspect") == 2
+    assert launch(COMMANDS[command], [f"--config=own{suffix}"], f"rljax {command}") == 2
     assert "trust_code" in capsys.readouterr().err and nothing_ran(here)
 
 

@@ -109,3 +109,8 @@ def test_what_an_attempt_has_written_stays(tmp_path, written):
     with pytest.raises(ZeroDivisionError), removed_if_empty(tmp_path / "runs"):
         raise ZeroDivisionError  # a folder that was there before
     assert (tmp_path / "runs").is_dir()
+
+
+def test_a_name_that_is_too_long_is_the_error_that_is_said(tmp_path):
+    with pytest.raises(ZeroDivisionError), removed_if_empty(tmp_path / ("x" * 300)):
+        _ = 1 / 0
