@@ -1,5 +1,6 @@
 """Tracking and console: nothing is lost, nothing stops training, nothing in a completion runs."""
 
+import functools
 import io
 import json
 import logging
@@ -347,11 +348,16 @@ def test_wandb_offline_run_is_written_and_continued(tmp_path, monkeypatch):
     run_id = (tmp_path / "wandb_id.txt").read_text().strip()
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert files and {file.name for file in files} == {f"run-{run_id}.wandb"}
-    for file in files:
+
+    def written(file) -> bool:
         # Blocks of 32 KiB, each with a header of 7 bytes, which may cut a name in two.
         data = file.read_bytes()
         blocks = (data[start + 7 : start + 32768] for start in range(0, len(data), 32768))
-        assert b"reward/mean" in b"".join(blocks)
+        return b"reward/mean" in b"".join(blocks)
+
+    # wandb's own process may write the file after `finish` has returned.
+    for file in files:
+        wait_until(functools.partial(written, file), f"the metrics in {file.name}")
 
 
 def test_mlflow_run_is_written_and_continued(tmp_path, monkeypatch):
