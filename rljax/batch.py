@@ -60,6 +60,12 @@ class Batch:
     pixels: jax.Array | None = _field("B N C", jnp.float32)
     patch_coords: jax.Array | None = _field("B N F", jnp.int32)
     rope_positions: jax.Array | None = _field("B S R", jnp.int32)
+    # Packed rows alone (rljax.learn.packing), W blocks to a row, several sequences to a block: the
+    # segment id of the prefix that a token continues (0 = none), which block of the row holds the
+    # prefixes of each block, the column whose hidden state predicts each token.
+    prefix_ids: jax.Array | None = _field("B S", jnp.int32)
+    prefix_blocks: jax.Array | None = _field("B W", jnp.int32)
+    previous: jax.Array | None = _field("B S", jnp.int32)
     sampler_logprobs: jax.Array | None = _field("B S", jnp.float32)
     # By how much sampler_logprobs are above the log-probs that the tokens were drawn with: the log
     # of the mass that top-k, top-p and the like kept; 0 without them.
