@@ -1,152 +1,266 @@
-"""One GRPO step of a 27 M-parameter decoder, timed part by part: prints JSON.
+"""Whole GRPO steps of a 27 M-parameter decoder, and their parts: prints JSON.
 
-python benchmarks/grpo_step.py [--repeats=5]
+python benchmarks/grpo_step.py [--prompt=32] [--response=128] [--ragged] [--repeats=5]
 
-Model: embed 512, mlp 1536, 8 layers, 8 heads, 4 kv heads, head_dim 64, vocabulary 4096, float32.
-Batch 32 (4 prompts x 8), prompt 32, 128 new tokens, temperature 1, EOS ignored. FLOPs are counted
-as 2 per token and weight of the layers and the head for a forward pass, and 6 with the backward
-pass, attention scores included. The floor is the rate that a plain float32 matmul of the model's
-own sizes reaches in the same process.
+Model: embed 512, mlp 1536, 8 layers, 8 heads, 4 kv heads, head_dim 64, vocabulary 4096, float32,
+random weights. 4 prompts x 8 samples; every response has all its tokens. `--ragged`: 32 prompts of
+8 to 32 tokens x 8 samples, of whose tokens 1 in 33 ends the response (at most 128), and 32 slots.
+A step is that of a run: `Run.step` of a config whose fields are the defaults but for the sizes,
+model_settings.remat="none" and 32 sequences in a microbatch. "generate" is the source of the batch
+(sampling, and a reward that costs nothing), "learn" the dataflow, "logprobs" a pass without
+gradients by itself.
+
+Useful FLOPs of learning are those of one forward and backward pass over the positions that are
+needed: each prompt once in its group, each token of a response once, nothing else; attention over
+the pairs that see each other. A second figure has the prompt once for every response. They are
+compared with a plain float32 product of the model's own sizes, read between laps.
 """
 
 import argparse
 import dataclasses
 import json
-import resource
-import statistics
-import time
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from step_shapes import (
+    SHAPES,
+    Cost,
+    Shape,
+    forget_peak,
+    lap,
+    spent,
+    spread,
+    spreads,
+    task_text,
+)
 
-from rljax.batch import last_token
-from rljax.components import resolve
-from rljax.config import NAMESPACES, OptimizerConfig
-from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.grpo import grpo
-from rljax.learn import Steps
-from rljax.learn.optimizers import make_optimizer
-from rljax.mesh import make_mesh
-from rljax.models.builtin import decoder
-from rljax.models.model import Model
-from rljax.roles import Actor, start_training
-from rljax.sampler import Sampling, generate
+from rljax.arrays import fetch
+from rljax.config import BatchConfig, Config, DataConfig, ModelSettings, SamplerConfig
+from rljax.setup import build, initial_params
 from rljax.tracking import compiles
+from rljax.training.run import Run
 
-PROMPTS, SAMPLES, PROMPT_TOKENS, NEW_TOKENS = 4, 8, 32, 128
-ROWS, COLUMNS = PROMPTS * SAMPLES, PROMPT_TOKENS + NEW_TOKENS
-
-
-def matmul_rate(tokens: int, config, repeats: int) -> float:
-    """FLOP/s of x @ w with the model's largest weight: [tokens, embed] x [embed, mlp], best of
-    a few."""
-    x, w = jnp.ones((tokens, config.embed)), jnp.ones((config.embed, config.mlp))
-    product = jax.jit(lambda x, w: x @ w)
-    jax.block_until_ready(product(x, w))
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(product(x, w))
-        seconds.append(time.perf_counter() - start)
-    return 2 * tokens * config.embed * config.mlp / min(seconds)
+READINGS = 5  # of the matmul rate between two laps
+CLOCKS = ("wall_s", "cpu_s")
 
 
-def forward_flops(config, params) -> float:
-    """FLOPs of one forward pass over the batch: every weight but the embedding, and attention."""
-    weights = sum(x.size for x in jax.tree.leaves(params)) - config.vocab_size * config.embed
-    attention = 2 * 2 * config.layers * config.heads * config.head_dim * COLUMNS
-    return ROWS * COLUMNS * (2 * weights + attention)
+def make_config(shape: Shape, folder: str, tokens_per_microbatch: int = 0) -> Config:
+    """The run of a shape."""
+    sizes = dataclasses.asdict(shape.decoder)
+    sizes.pop("vocabulary")
+    sizes = ", ".join(f"{name}={value}" for name, value in sizes.items())
+    return Config(
+        model=f"decoder({sizes}, max_tokens={shape.columns})",
+        steps=10**6,
+        run_dir=folder,
+        export=False,
+        compilation_cache="",
+        data=DataConfig(train=task_text(shape), max_prompt_tokens=shape.longest_prompt),
+        batch=BatchConfig(
+            prompts_per_step=shape.prompts,
+            samples_per_prompt=shape.samples,
+            sequences_per_optimizer_step=shape.rows,
+            tokens_per_microbatch=tokens_per_microbatch or shape.microbatch * shape.columns,
+        ),
+        sampler=SamplerConfig(max_response_tokens=shape.response, slots=shape.slots),
+        model_settings=ModelSettings(remat="none"),
+    )
 
 
-def timed(seconds: dict, name: str, function, *args, **options):
-    start = time.perf_counter()
-    out = jax.block_until_ready(function(*args, **options))
-    seconds.setdefault(name, []).append(time.perf_counter() - start)
+def make_run(shape: Shape, folder: str, tokens_per_microbatch: int = 0) -> Run:
+    """A run of the shape before its first step. Its stop ids are the shape's."""
+    setup = build(make_config(shape, folder, tokens_per_microbatch))
+    sampling = dataclasses.replace(setup.rollouts.sampling, stop_ids=shape.stop_ids())
+    setup = dataclasses.replace(setup, rollouts=setup.rollouts.replace(sampling=sampling))
+    run = Run(setup, Path(folder))
+    run.begin(run.phase, initial_params(setup.config, setup.model))
+    return run
+
+
+class Steps:
+    """Laps of the steps of a run, and of their parts; the last batch and metrics."""
+
+    def __init__(self, run: Run):
+        self.run, self.batch, self.metrics = run, None, {}
+        self.laps: dict[str, list[Cost]] = {"generate": [], "learn": [], "step": []}
+        self._generate, run.source.next = run.source.next, self._next
+        self._generated = spent()
+
+    def _next(self, step: int, roles: dict):
+        before = spent()
+        self.batch, metrics = jax.block_until_ready(self._generate(step, roles))
+        self._generated = spent()
+        self.laps["generate"].append(self._generated.since(before))
+        forget_peak()
+        return self.batch, metrics
+
+    def take(self) -> None:
+        """One step."""
+        forget_peak()
+        before = spent()
+        self.metrics = self.run.step()
+        jax.block_until_ready(self.run.roles)
+        after = spent()
+        whole, learn = after.since(before), after.since(self._generated)
+        whole.peak_mb = max(whole.peak_mb, self.laps["generate"][-1].peak_mb)
+        self.laps["learn"].append(learn)
+        self.laps["step"].append(whole)
+
+    def logprobs_laps(self, repeats: int) -> list[Cost]:
+        """Laps of the actor's log-probs of the last batch, after one that compiles."""
+        actor, rows = self.run.roles["actor"], self.run.phase.algorithm.steps.microbatch_rows
+        logprobs = jax.jit(lambda actor, batch: actor.logprobs(batch, rows))
+        call = lambda: jax.block_until_ready(logprobs(actor, self.batch))  # noqa: E731
+        call()
+        return [lap(call) for _ in range(repeats)]
+
+
+def needed(batch, samples: int) -> dict[str, int]:
+    """Tokens of a batch whose rows are prompts and responses in groups of `samples`, and pairs of a
+    token and one that it sees: with the prompt of a group once, and once for every response."""
+    mask, real = fetch(batch.mask) > 0, fetch(batch.segment_ids) > 0
+    response = mask.sum(axis=1)
+    prompt = real.sum(axis=1) - response
+    own = response * prompt + response * (response + 1) // 2
+    read = prompt * (prompt + 1) // 2
+    return {
+        "response_tokens": int(response.sum()),
+        "positions": int(prompt[::samples].sum() + response.sum()),
+        "pairs": int(read[::samples].sum() + own.sum()),
+        "row_positions": int(real.sum()),
+        "row_pairs": int((read + own).sum()),
+        "padded_positions": int(mask.size),
+    }
+
+
+class MatmulRate:
+    """Readings of x @ w with the model's largest weight: [rows, embed] x [embed, mlp]."""
+
+    def __init__(self, shape: Shape):
+        sizes, rows = shape.decoder, shape.microbatch * shape.columns
+        self.flops = 2 * rows * sizes.embed * sizes.mlp
+        self.arrays = jnp.ones((rows, sizes.embed)), jnp.ones((sizes.embed, sizes.mlp))
+        self.product = jax.jit(lambda x, w: x @ w)
+        jax.block_until_ready(self.product(*self.arrays))
+        self.laps: list[Cost] = []
+
+    def read(self) -> None:
+        call = lambda: jax.block_until_ready(self.product(*self.arrays))  # noqa: E731
+        self.laps += [lap(call) for _ in range(READINGS)]
+
+    def gflop_per(self, clock: str) -> dict:
+        """The spread over the laps of GFLOP per second of a clock of `Cost`."""
+        return rates(self.flops, self.laps, clock)
+
+
+def rates(flops: float, laps: list[Cost], clock: str) -> dict:
+    return spread([flops / 1e9 / max(vars(x)[clock], 1e-9) for x in laps])
+
+
+class Compiles:
+    """Counts of XLA's compiles, and the seconds of tracing, lowering and compiling."""
+
+    def __init__(self):
+        compiles.watch()
+        self.begun, self.seconds, self.start = compiles.count(), {}, spent()
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+
+    def _note(self, event: str, seconds: float, **_) -> None:
+        for name in ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile"):
+            if event == f"/jax/core/compile/{name}_duration":
+                self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def so_far(self) -> dict:
+        return {
+            "compiles": compiles.count() - self.begun,
+            "seconds": dict(self.seconds),
+            "wall_s": spent().since(self.start).wall_s,
+            "programs": compiles.names(self.begun),
+        }
+
+
+def learning(shape: Shape, tokens: dict, laps: list[Cost], matmul: MatmulRate) -> dict:
+    """Useful FLOPs of learning, their rate, and its share of the matmul's median rate, by the wall
+    and by CPU seconds, which other processes disturb less."""
+    out = {}
+    for name, at in (("", ""), ("_with_a_prompt_for_every_response", "row_")):
+        sizes = tokens[f"{at}positions"], tokens["response_tokens"], tokens[f"{at}pairs"]
+        flops = 3 * shape.decoder.forward_flops(*sizes)
+        out[f"useful_gflop{name}"] = flops / 1e9
+        for clock in CLOCKS:
+            reached = rates(flops, laps, clock)
+            median = matmul.gflop_per(clock)["median"]
+            out[f"useful_gflop_per_{clock}{name}"] = reached
+            share = {at: rate / median for at, rate in reached.items()}
+            out[f"share_of_matmul_by_{clock}{name}"] = share
     return out
+
+
+def measure(shape: Shape, repeats: int, tokens_per_microbatch: int = 0) -> dict:
+    """The result of the benchmark."""
+    compiled = Compiles()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        make_run(shape, folder, tokens_per_microbatch) as run,
+    ):
+        steps, counts = Steps(run), []
+        steps.take()
+        before_second = compiled.so_far()
+        matmul = MatmulRate(shape)
+        for laps in steps.laps.values():
+            laps.clear()
+        known = compiles.count()
+        for _ in range(repeats):
+            steps.take()
+            counts.append(needed(steps.batch, shape.samples))
+            matmul.read()
+        later = compiles.names(known)
+        logprobs = steps.logprobs_laps(repeats)
+    tokens = {name: sum(x[name] for x in counts) / repeats for name in counts[0]}
+    laps, response = steps.laps, [x["response_tokens"] for x in counts]
+    tokens_per_s = lambda part: spread(  # noqa: E731
+        [count / x.wall_s for count, x in zip(response, laps[part], strict=True)]
+    )
+    return {
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "jax": jax.__version__,
+        "shape": dataclasses.asdict(shape),
+        "repeats": repeats,
+        "tokens": tokens,
+        **{name: spreads(each) for name, each in {**laps, "logprobs": logprobs}.items()},
+        "response_tokens_per_s": tokens_per_s("step"),
+        "generated_tokens_per_s": tokens_per_s("generate"),
+        **{f"matmul_gflop_per_{clock}": matmul.gflop_per(clock) for clock in CLOCKS},
+        "learning": learning(shape, tokens, laps["learn"], matmul),
+        "before_the_second_step": before_second,
+        "compiled_later": later,
+    }
+
+
+def shape_of(flags) -> Shape:
+    """The shape that the flags name."""
+    if flags.ragged:
+        return SHAPES["ragged"]
+    return dataclasses.replace(
+        SHAPES["fixed"],
+        shortest_prompt=flags.prompt,
+        longest_prompt=flags.prompt,
+        response=flags.response,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens")
+    parser.add_argument("--response", type=int, default=128, help="tokens")
+    parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
-    compiles.watch()
-    config = decoder(
-        4096, layers=8, embed=512, mlp=1536, heads=8, kv_heads=4, head_dim=64, max_tokens=COLUMNS
-    )
-    config = dataclasses.replace(config, remat="none")
-    model = Model(config, make_mesh())
-    params = model.init(jax.random.key(0))
-    optimizer = make_optimizer(OptimizerConfig(lr=1e-5), 0)
-    actor = Actor(start_training(model, params, optimizer), model, optimizer, 1.0)
-    sampling = Sampling(max_response_tokens=NEW_TOKENS)
-    algorithm = Algorithm(
-        samples_per_prompt=SAMPLES,
-        advantage=resolve("group_relative", NAMESPACES["advantage"]),
-        policy_loss=resolve("ppo_clip", NAMESPACES["policy_loss"]),
-        value_loss=resolve("squared_error", NAMESPACES["value_loss"]),
-        reduction=resolve("token_mean", NAMESPACES["reduction"]),
-        kl_in_reward=0.0, kl_in_loss=0.0, kl_estimator="k3", entropy_coef=0.0,
-        steps=Steps(rows=ROWS, microbatch_rows=ROWS),
-    )  # fmt: skip
-    rng = np.random.default_rng(0)
-    logprobs = jax.jit(lambda actor, batch: actor.logprobs(batch))
-    seconds: dict[str, list[float]] = {}
-    rates = []
-    first = time.perf_counter()
-    for i in range(repeats + 1):
-        prompts = rng.integers(0, 4096, (PROMPTS, PROMPT_TOKENS))
-        lengths = np.full(PROMPTS, PROMPT_TOKENS)
-        key = jax.random.key(i)
-        batch = timed(
-            seconds,
-            "generate",
-            generate,
-            model,
-            actor.state.params,
-            prompts,
-            lengths,
-            key,
-            sampling,
-            n=SAMPLES,
-        )
-        scores = jnp.asarray(rng.integers(0, 2, ROWS), jnp.float32)
-        batch = batch.replace(rewards=last_token(batch) * scores[:, None])
-        timed(seconds, "logprobs", logprobs, actor, batch)
-        start = time.perf_counter()
-        new, _ = grpo(batch, key, algorithm, actor=actor, reference=None)
-        actor = jax.block_until_ready(new["actor"])
-        seconds.setdefault("learn", []).append(time.perf_counter() - start)
-        rates.append(matmul_rate(ROWS * COLUMNS, config, 3))
-        if i == 0:  # the first round compiles
-            compile_s = time.perf_counter() - first
-            seconds, rates = {}, []
-    median = {k: statistics.median(v) for k, v in seconds.items()}
-    flops = forward_flops(config, actor.state.params)
-    matmul = statistics.median(rates)
-    # learn = old log-probs (one forward) + forward and backward (three) of the update.
-    learn_rate = 4 * flops / median["learn"]
+    parser.add_argument("--tokens_per_microbatch", type=int, default=0, help="0: 32 sequences")
+    flags = parser.parse_args()
     print(
-        json.dumps(
-            {
-                "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-                "jax": jax.__version__,
-                "repeats": repeats,
-                "generate_tokens_per_s": ROWS * NEW_TOKENS / median["generate"],
-                "generate_s": median["generate"],
-                "logprobs_s": median["logprobs"],
-                "learn_s": median["learn"],
-                "step_s": median["generate"] + median["learn"],
-                "spread_s": {k: [min(v), max(v)] for k, v in seconds.items()},
-                "learn_gflop_per_s": learn_rate / 1e9,
-                "matmul_gflop_per_s": matmul / 1e9,
-                "learn_share_of_matmul": learn_rate / matmul,
-                "first_round_s": compile_s,
-                "compiles": compiles.count(),
-                "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            },
-            indent=2,
-        )
+        json.dumps(measure(shape_of(flags), flags.repeats, flags.tokens_per_microbatch), indent=2)
     )
 
 

@@ -1,0 +1,88 @@
+"""The benchmarks of a whole training step: their counts of work, and a run at a tiny size."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rljax.batch import Batch
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import grpo_step
+from step_shapes import SHAPES, Decoder, Shape, lap
+
+TINY = Shape(  # a row for each of the tests' devices
+    prompts=4, samples=2, shortest_prompt=3, longest_prompt=5, response=8, mean_response=5,
+    slots=8, microbatch=8, decoder=Decoder(64, layers=1, embed=32, mlp=64, heads=2, kv_heads=1),
+)  # fmt: skip
+
+
+def test_prompts_are_of_the_lengths_of_the_shape_and_end_no_response():
+    shape = SHAPES["ragged"]
+    prompts = [shape.prompt_ids(i) for i in range(200)]
+    assert prompts == [shape.prompt_ids(i) for i in range(200)]
+    assert {len(x) for x in prompts} == set(range(8, 33))
+    assert not {0, *shape.stop_ids()} & {token for x in prompts for token in x}
+    assert len(shape.stop_ids()) == 4096 // 33 and SHAPES["fixed"].stop_ids() == ()
+    assert (shape.rows, SHAPES["long"].columns) == (256, 256)
+
+
+def test_useful_work_counts_a_prompt_once_in_its_group_and_no_padding():
+    # Two groups of two: prompts of 3 and 2 tokens, responses of 1, 2 and 2, 0.
+    rows = [(3, 1), (3, 2), (2, 2), (2, 0)]
+    mask = np.zeros((4, 6), np.float32)
+    real = np.zeros((4, 6), np.int32)
+    for row, (prompt, response) in enumerate(rows):
+        mask[row, prompt : prompt + response] = 1
+        real[row, : prompt + response] = 1
+    batch = Batch(
+        tokens=np.zeros((4, 6), np.int32), mask=mask, segment_ids=real,
+        positions=np.zeros((4, 6), np.int32),
+    )  # fmt: skip
+    every = [(p + r) * (p + r + 1) // 2 for p, r in rows]
+    assert grpo_step.needed(batch, 2) == {
+        "response_tokens": 5,
+        "positions": 3 + 2 + 5,
+        "pairs": sum(every) - 6 - 3,  # the second reading of each prompt
+        "row_positions": 4 + 5 + 4 + 2,
+        "row_pairs": sum(every),
+        "padded_positions": 24,
+    }
+
+
+def test_flops_are_those_of_the_products():
+    sizes = Decoder(vocabulary=10, layers=2, embed=4, mlp=6, heads=2, kv_heads=1, head_dim=3)
+    layer = 4 * 6 + 2 * 4 * 3 + 6 * 4 + 3 * 4 * 6  # queries, keys and values, output, MLP
+    assert sizes.layer_weights() == 2 * layer
+    attention = 2 * 2 * (2 * 3)  # scores and sums of values, per layer and pair
+    assert sizes.forward_flops(7, 5, 11) == 2 * (7 * 2 * layer + 5 * 4 * 10) + 11 * attention * 2
+
+
+def test_a_lap_is_charged_with_what_it_spends():
+    def work():
+        np.ones(2**23).sum()  # 64 MB, touched once
+
+    cost = lap(work)
+    assert 0 < cost.cpu_s < 60 and cost.peak_mb > 64
+    assert cost.page_faults > 0
+
+
+@pytest.mark.slow
+def test_a_whole_run_at_a_tiny_size():
+    out = grpo_step.measure(TINY, repeats=2)
+    for part in ("generate", "learn", "step", "logprobs"):
+        assert 0 < out[part]["wall_s"]["min"] <= out[part]["wall_s"]["max"]
+    whole, parts = out["step"], [out["generate"], out["learn"]]
+    assert sum(x["wall_s"]["min"] for x in parts) <= whole["wall_s"]["max"]
+    assert 0 < out["tokens"]["positions"] < out["tokens"]["row_positions"] < 8 * 13
+    assert out["before_the_second_step"]["compiles"] > 0 and out["compiled_later"] == []
+
+
+def test_flags_choose_the_shape():
+    flags = dataclasses.make_dataclass("Flags", ["prompt", "response", "ragged"])
+    assert grpo_step.shape_of(flags(32, 128, False)) == SHAPES["fixed"]
+    long = grpo_step.shape_of(flags(128, 128, False))
+    assert dataclasses.replace(long, name="long") == SHAPES["long"]
+    assert grpo_step.shape_of(flags(32, 128, True)) == SHAPES["ragged"]
