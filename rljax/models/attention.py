@@ -21,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import attention_paths as paths
+from rljax.models.attention_xla import xla
 from rljax.models.remat import ATTENTION
 
 IMPLS = ("auto", "reference", "xla", "cudnn", "splash")
@@ -37,6 +38,7 @@ def attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: jax.Array | None = None,
+    prefix: paths.Prefix | None = None,
     impl: str = "auto",
 ) -> jax.Array:
     """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S,
@@ -45,7 +47,10 @@ def attention(
     Row t sees columns s <= t of its own segment (segments [B, S] int, 0 = padding, whose rows come
     out finite and meaningless), and s > t - window where window > 0. scores = scale q.k, then
     soft_cap tanh(scores / soft_cap) where soft_cap > 0; sinks [H] is one more logit per head in the
-    softmax denominator. Scores and softmax are float32 (float64 stays so on "reference").
+    softmax denominator. Scores and softmax are float32 (float64 stays so on "reference" and "xla").
+
+    `prefix`: rows are packed. A segment lies in one block of its row, and a token sees, besides its
+    own segment, all of the segment that it continues (by positions: the last ones of a window).
 
     impl "auto" goes by the devices of `mesh`, so a program compiled ahead of time for a TPU takes
     splash wherever it is traced; "splash" off TPU is interpreted, for tests.
@@ -53,22 +58,25 @@ def attention(
     _check(q, k, v, segments, sinks, window)
     device = mesh.devices.flat[0]
     if impl == "auto":
-        impl = _choose(device, q, v, soft_cap, sinks)
-    if impl == "cudnn" and (why := _cudnn_lacks(device, q, v, soft_cap, sinks)):
+        impl = _choose(device, q, v, soft_cap, sinks, prefix)
+    if impl == "cudnn" and (why := _cudnn_lacks(device, q, v, soft_cap, sinks, prefix)):
         raise InputError(f"attention impl 'cudnn' cannot run this: {why}", fix="impl='auto'")
     if impl == "splash":
+        assert prefix is None, "splash attention has no shared prefixes"
         # The kernel names what its backward pass reads, the sums of the softmax too.
         options = dict(interpret=device.platform != "tpu", residual_name=ATTENTION)
         path = functools.partial(paths.splash, **options)
+    elif impl == "xla":  # it does so, too
+        path = xla
     elif impl in IMPLS:
-        plain = {"reference": paths.reference, "xla": paths.xla, "cudnn": paths.cudnn}[impl]
+        plain = {"reference": paths.reference, "cudnn": paths.cudnn}[impl]
         path = lambda *args, **how: checkpoint_name(plain(*args, **how), ATTENTION)  # noqa: E731
     else:
         raise InputError("attention impl", value=impl, rule=f"one of {', '.join(IMPLS)}")
     path = functools.partial(path, scale=scale, window=window, soft_cap=soft_cap)
     if mesh.size == 1:
-        return path(q, k, v, segments, sinks)
-    return _over_mesh(path, mesh, q, k, v, segments, sinks)
+        return path(q, k, v, segments, sinks, prefix)
+    return _over_mesh(path, mesh, q, k, v, segments, sinks, prefix)
 
 
 def attention_cached(
@@ -154,13 +162,13 @@ def _check(q, k, v, segments, sinks, window) -> None:
         raise InputError("attention window", value=window, rule="0 (off) or a number of tokens")
 
 
-def _choose(device, q, v, soft_cap, sinks) -> str:
-    if device.platform == "tpu":
+def _choose(device, q, v, soft_cap, sinks, prefix) -> str:
+    if device.platform == "tpu" and prefix is None:
         return "splash"
-    return "xla" if _cudnn_lacks(device, q, v, soft_cap, sinks) else "cudnn"
+    return "xla" if _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) else "cudnn"
 
 
-def _cudnn_lacks(device, q, v, soft_cap, sinks) -> str:
+def _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) -> str:
     """Why cuDNN cannot run the request; "" where it can."""
     if device.platform != "gpu":
         return f"the mesh is made of {device.platform} devices"
@@ -170,13 +178,15 @@ def _cudnn_lacks(device, q, v, soft_cap, sinks) -> str:
         return f"it takes bfloat16 or float16, not {q.dtype}"
     if soft_cap or sinks is not None:
         return "it has neither a soft cap nor sinks"
+    if prefix is not None:
+        return "rows share prefixes"
     limit = 256 if float(device.compute_capability) >= 9 else 128
     if (size := max(q.shape[-1], v.shape[-1])) > limit:
         return f"head size {size} is above {limit}"
     return ""
 
 
-def _over_mesh(path, mesh, q, k, v, segments, sinks) -> jax.Array:
+def _over_mesh(path, mesh, q, k, v, segments, sinks, prefix) -> jax.Array:
     """The path on every device's own rows and heads. A kernel is opaque to the partitioner, so the
     split is written out, and for every path alike."""
     b, tokens, heads, _ = q.shape
@@ -194,13 +204,13 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks) -> jax.Array:
     copies = context * tensor // math.gcd(kv_heads, context * tensor)
     k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v)) if copies > 1 else (k, v)
     whole = -(-tokens // context) * context
-    q, k, v, segments = (paths.pad_axis(x, 1, whole) for x in (q, k, v, segments))
+    q, k, v = (paths.pad_axis(x, 1, whole) for x in (q, k, v))
 
-    def on_one_device(q, k, v, segments, sinks):
+    def on_one_device(q, k, v, segments, sinks, prefix):
         if context > 1:
-            q, k, v = (_tokens_for_heads(x) for x in (q, k, v))
-        out = path(q, k, v, segments, sinks)
-        return _heads_for_tokens(out) if context > 1 else out
+            q, k, v = (_tokens_for_heads(x)[:, :tokens] for x in (q, k, v))
+        out = path(q, k, v, segments, sinks, prefix)
+        return _heads_for_tokens(paths.pad_axis(out, 1, whole)) if context > 1 else out
 
     rows = _row_axes(mesh, b)
     split = PartitionSpec(rows, "context", "tensor")
@@ -209,11 +219,11 @@ def _over_mesh(path, mesh, q, k, v, segments, sinks) -> jax.Array:
     mapped = jax.shard_map(
         on_one_device,
         mesh=mesh,
-        in_specs=(split, split, split, PartitionSpec(rows), sink_split),
+        in_specs=(split, split, split, PartitionSpec(rows), sink_split, PartitionSpec(rows)),
         out_specs=split,
         check_vma=False,  # Pallas kernels do not declare what they vary over
     )
-    return mapped(q, k, v, segments, sinks)[:, :tokens]
+    return mapped(q, k, v, segments, sinks, prefix)[:, :tokens]
 
 
 def _tokens_for_heads(x: jax.Array) -> jax.Array:

@@ -1,32 +1,41 @@
-"""The paths of attention on one device: four ways to compute the same numbers, two to decode.
+"""The paths of attention on one device: ways to compute the same numbers, and two to decode.
 
-`reference` (plain, any float type), `xla`, `cudnn`, `splash`, the plain form that decoding shares
-with them, and `paged`, which decodes on TPU. rljax.models.attention chooses.
+`reference` (plain, any float type), `cudnn`, `splash`, the plain form that decoding shares with the
+first, and `paged`, which decodes on TPU; `xla` has a module of its own (attention_xla).
+rljax.models.attention chooses.
 
 One rule for all: row t attends to columns s <= t of its own segment, and s > t - window where
 window > 0. Padding is segment 0, and attends to padding: every row has a column, so no softmax is
-empty. `sinks` [H] is one more logit per head in the denominator that carries no value.
+empty. `sinks` [H] is one more logit per head in the denominator that carries no value. Packed rows
+(`Prefix`): segments stay within a block, and a token sees the prefix that it continues, too.
 
 Axes: B rows, S query tokens, T key tokens, H heads, K kv heads, R heads per kv head, E head size of
 queries and keys, F head size of values. Token-major [B, S, H, E] unless said otherwise.
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 # Large and finite: a softmax over nothing else would be uniform, not NaN, and so is its gradient.
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
-# The xla path takes the queries of longer rows in blocks, so that no [B, H, S, S] is built.
-LONG_TOKENS = 1024
-QUERY_BLOCK = 128
 # Splash: rows are padded to whole lanes of a TPU, and above one block to whole blocks.
 LANES = 128
 SPLASH_BLOCK = 512
 # Paged: the most tokens of a block, the bytes of VMEM that keys and values in flight may take, and
 # the queries of a block (each row's keys meet them all).
 PAGE_TOKENS, PAGE_BYTES, PAGED_QUERIES = 512, 4 * 2**20, 8
+
+
+class Prefix(NamedTuple):
+    """The prefixes that the tokens of packed rows continue (the fields of rljax.batch.Batch). Rows
+    are W blocks of S / W tokens."""
+
+    ids: jax.Array  # [B, S]: the segment that a token continues; 0 = none
+    blocks: jax.Array  # [B, W]: the block of the row that holds the prefixes of each block
+    positions: jax.Array  # [B, S]: in the sequence, the prefix included
 
 
 def plain(
@@ -83,74 +92,40 @@ def allowed_columns(row_segments, column_segments, rows, columns, window) -> jax
     return (row_segments[:, :, None] == column_segments[:, None, :]) & near[None]
 
 
-def reference(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
+def continued_columns(segments, prefix: Prefix, window) -> jax.Array:
+    """[B, S, S] bool: the columns of the prefix that each token continues, the last `window`
+    positions of them."""
+    column = jnp.arange(segments.shape[1])
+    blocks = prefix.blocks.shape[1]
+    block = column // (segments.shape[1] // blocks)
+    there = prefix.blocks[:, block][:, :, None] == block[None, None, :]
+    allowed = there & (prefix.ids[:, :, None] == segments[:, None, :])
+    allowed &= prefix.ids[:, :, None] > 0
+    if window:
+        distance = prefix.positions[:, :, None] - prefix.positions[:, None, :]
+        allowed &= distance < window
+    return allowed
+
+
+def reference(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
     """Every score at once, in the inputs' own precision or float32: what the others must equal."""
     column = jnp.arange(q.shape[1])
     allowed = allowed_columns(segments, segments, column, column, window)
+    if prefix is not None:
+        block = column // (q.shape[1] // prefix.blocks.shape[1])
+        allowed &= (block[:, None] == block[None, :])[None]
+        allowed |= continued_columns(segments, prefix, window)
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     return plain(q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap)
 
 
-def xla(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
-    """XLA's own fusion; rows above LONG_TOKENS go block by block over their queries."""
-    options = dict(scale=scale, soft_cap=soft_cap)
-    tokens = q.shape[1]
-    if tokens > LONG_TOKENS:
-        return _query_blocks(q, k, v, segments, sinks, window, options)
-    column = jnp.arange(tokens)
-    allowed = allowed_columns(segments, segments, column, column, window)
-    return _some_queries(q, k, v, allowed, sinks, **options)
-
-
-def _some_queries(q, k, v, allowed, sinks, *, scale, soft_cap) -> jax.Array:
-    """jax.nn.dot_product_attention where it can express the request, else the plain form."""
-    if sinks is None and not soft_cap and q.shape[-1] == v.shape[-1]:
-        return jax.nn.dot_product_attention(
-            q, k, v, mask=allowed[:, None], scale=scale, implementation="xla"
-        )
-    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-    return plain(q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap)
-
-
-def _query_blocks(q, k, v, segments, sinks, window, options) -> jax.Array:
-    """QUERY_BLOCK queries at a time against the columns they may reach; recomputed backwards."""
-    b, tokens, h, e = q.shape
-    whole = -(-tokens // QUERY_BLOCK) * QUERY_BLOCK
-    q, k, v, segments = (pad_axis(x, 1, whole) for x in (q, k, v, segments))
-    reach = min(whole, QUERY_BLOCK + window - 1) if window else whole
-    # The gradient of k and v is a sum over blocks: in float32, whatever the inputs are.
-    dtype, wide = k.dtype, jnp.promote_types(k.dtype, jnp.float32)
-    k, v = k.astype(wide), v.astype(wide)
-
-    @jax.checkpoint
-    def block(index, q_block, row_segments):
-        first = index * QUERY_BLOCK
-        start = jnp.maximum(first + QUERY_BLOCK - reach, 0)
-        near = lambda x: jax.lax.dynamic_slice_in_dim(x, start, reach, axis=1)  # noqa: E731
-        allowed = allowed_columns(
-            row_segments,
-            near(segments),
-            first + jnp.arange(QUERY_BLOCK),
-            start + jnp.arange(reach),
-            window,
-        )
-        near_k, near_v = near(k).astype(dtype), near(v).astype(dtype)
-        return _some_queries(q_block, near_k, near_v, allowed, sinks, **options)
-
-    blocks = whole // QUERY_BLOCK
-    queries = q.reshape(b, blocks, QUERY_BLOCK, h, e).swapaxes(0, 1)
-    rows = segments.reshape(b, blocks, QUERY_BLOCK).swapaxes(0, 1)
-    out = jax.lax.map(lambda xs: block(*xs), (jnp.arange(blocks), queries, rows))
-    return out.swapaxes(0, 1).reshape(b, whole, h, v.shape[-1])[:, :tokens]
-
-
-def cudnn(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
+def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
     """cuDNN's flash attention; `rljax.models.attention` has checked that it can run the request.
 
     It needs equal head sizes and, for a gradient under a mask, an even number of tokens: zeros are
     appended to the shorter of E and F, and to the tokens.
     """
-    assert sinks is None and not soft_cap
+    assert sinks is None and not soft_cap and prefix is None
     tokens, values = q.shape[1], v.shape[-1]
     size = -(-max(q.shape[-1], values) // 8) * 8
     even = tokens + tokens % 2
@@ -166,7 +141,18 @@ def cudnn(q, k, v, segments, sinks, *, scale, window, soft_cap) -> jax.Array:
 
 
 def splash(
-    q, k, v, segments, sinks, *, scale, window, soft_cap, residual_name=None, interpret=False
+    q,
+    k,
+    v,
+    segments,
+    sinks,
+    prefix,
+    *,
+    scale,
+    window,
+    soft_cap,
+    residual_name=None,
+    interpret=False,
 ) -> jax.Array:
     """JAX's splash attention for TPU: blocks that the causal and window mask rule out are skipped.
 

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from rljax.mesh import constrain_step, constrain_tokens
 from rljax.models.adapters import lora
 from rljax.models.attention import attention, attention_cached, attention_paired
+from rljax.models.attention_paths import Prefix
 from rljax.models.cache import remember
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
@@ -35,6 +36,7 @@ class Pass:
     # Decoding: [B], which token of its slot this call's first one is, and how many are real.
     columns: jax.Array | None = None
     counts: jax.Array | None = None  # None = all
+    prefix: Prefix | None = None  # of packed rows
     # Images: where their tokens stand [B, S], and what each of the first layers adds there
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
@@ -118,8 +120,8 @@ class Attention(nnx.Module):
         how = dict(scale=self.scale, soft_cap=self.soft_cap)
         how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
-            out = attention(q, k, v, call.segments, mesh=call.mesh, window=self.kind.window, **how)
-            return self.o(out), (k, v)
+            how |= dict(mesh=call.mesh, window=self.kind.window, prefix=call.prefix)
+            return self.o(attention(q, k, v, call.segments, **how)), (k, v)
         cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts)
         if pairs.order == "pairs":  # a layer without sinks
             held = jnp.minimum(call.columns + 1, pairs.columns)
@@ -185,6 +187,7 @@ class LatentAttention(nnx.Module):
                 jnp.concatenate([q_nope, q_rope], axis=-1),
                 jnp.concatenate([k_nope, k_rope], axis=-1),
                 v, call.segments, mesh=call.mesh, window=self.kind.window, scale=self.scale,
+                prefix=call.prefix,
             )  # fmt: skip
             return self.o(out), (stored,)
         cache, pairs, allowed = remember(cache, (stored,), call.columns, call.counts)

@@ -24,6 +24,7 @@ from rljax.kernels.logprob.options import Options, head_product, logits
 from rljax.mesh import constrain_vocab, embedded, weight_sharding
 from rljax.models import cache
 from rljax.models.adapters import lora
+from rljax.models.attention_paths import Prefix
 from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
@@ -139,7 +140,7 @@ class Model:
         """The embedded tokens with images at their places, and the Pass for every layer."""
         x = embedded(decoder.embed, batch.tokens, self.mesh)
         positions = batch.positions if batch.rope_positions is None else batch.rope_positions
-        call = Pass(self.mesh, self._angles(positions), batch.segment_ids)
+        call = Pass(self.mesh, self._angles(positions), batch.segment_ids, prefix=_prefix(batch))
         if batch.pixels is None:
             return x, call
         vision = self.config.vision
@@ -178,7 +179,8 @@ class Model:
     def logprobs(self, params: dict, batch: Batch, temperature=1.0) -> tuple[jax.Array, jax.Array]:
         """log pi(tokens[b, t] | tokens[b, :t]) and the entropy of that choice: two [B, S] float32.
 
-        Column 0 is 0, and so carries nothing; so does the first token of a packed segment.
+        Column 0 is 0, and so carries nothing; so does the first token of a packed segment, unless
+        `batch.previous` says what precedes it.
         """
         return self.read(params, batch, temperature)[:2]
 
@@ -187,7 +189,7 @@ class Model:
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         outputs = self._of_targets(decoder, hidden, batch, temperature, with_greedy=True)
-        return tuple(_describe_next(outputs[i]) for i in (0, 1, 3))
+        return tuple(_describe_tokens(outputs[i], batch) for i in (0, 1, 3))
 
     def read(self, params: dict, batch: Batch, temperature=1.0):
         """`logprobs`, and sums over the batch's tokens of the load of each layer's experts
@@ -195,14 +197,16 @@ class Model:
         decoder = self._bind(params)
         hidden, load = self._hidden_and_load(decoder, batch)
         logp, entropy, _ = self._of_targets(decoder, hidden, batch, temperature)
-        return _describe_next(logp), _describe_next(entropy), load
+        return _describe_tokens(logp, batch), _describe_tokens(entropy, batch), load
 
     def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **wanted):
-        """The outputs of kernels.logprob at the tokens that follow each hidden state."""
+        """The outputs of kernels.logprob at the tokens that follow each hidden state, or of the
+        states that precede each token where `batch.previous` says which."""
+        targets = jnp.roll(batch.tokens, -1, axis=1) if batch.previous is None else batch.tokens
         return token_logprobs(
-            hidden,
+            hidden if batch.previous is None else _preceding(hidden, batch),
             decoder.head_weight("lm"),
-            jnp.roll(batch.tokens, -1, axis=1),
+            targets,
             temperature=temperature,
             soft_cap=self.config.final_soft_cap,
             vocab_first=self.config.tie_embeddings,
@@ -216,7 +220,7 @@ class Model:
         embedding [V, D] when tied): what the logits of each choice are made of. Column 0 is 0."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
-        return jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0))), decoder.head_weight("lm")
+        return _preceding(hidden, batch), decoder.head_weight("lm")
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2
@@ -225,11 +229,11 @@ class Model:
         hidden = self._hidden(decoder, batch)
         read = functools.partial(self._of_targets, decoder, hidden, batch, with_entropy=False)
         once, twice = (read(temperature / k)[2] for k in (1, 2))
-        return _describe_next(jnp.exp(twice - 2 * once))
+        return _describe_tokens(jnp.exp(twice - 2 * once), batch)
 
     def values(self, params: dict, batch: Batch) -> jax.Array:
         """V(state before tokens[b, t]): [B, S] float32, from the scalar head. Column 0 is 0."""
-        return _describe_next(self.token_scores(params, batch)[..., 0])
+        return _preceding(self.token_scores(params, batch)[..., 0], batch)
 
     def token_scores(self, params: dict, batch: Batch) -> jax.Array:
         """The scalar head after tokens[b, t] was read, squashed as the config says: [B, S, labels]
@@ -344,6 +348,22 @@ def _add_level(x: jax.Array, call: Pass, layer) -> jax.Array:
     return add_features(x, call.where, jnp.where(layer < count, level, 0))
 
 
-def _describe_next(x: jax.Array) -> jax.Array:
-    """Outputs of hidden state t about token t + 1, moved to column t + 1 (the Batch convention)."""
-    return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
+def _prefix(batch: Batch) -> Prefix | None:
+    if batch.prefix_ids is None:
+        return None
+    return Prefix(batch.prefix_ids, batch.prefix_blocks, batch.positions)
+
+
+def _preceding(x: jax.Array, batch: Batch) -> jax.Array:
+    """What stands at the token before each one, x [B, S, ...]; zeros at column 0 where
+    `batch.previous` says nothing else."""
+    if batch.previous is None:
+        return jnp.pad(x[:, :-1], ((0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)))
+    index = jnp.expand_dims(batch.previous, tuple(range(2, x.ndim)))
+    return jnp.take_along_axis(x, index, axis=1)
+
+
+def _describe_tokens(x: jax.Array, batch: Batch) -> jax.Array:
+    """Outputs of `Model._of_targets` [B, S] at the tokens that they describe (the Batch
+    convention)."""
+    return _preceding(x, batch) if batch.previous is None else x

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_rows import groups_of, packed_rows
 
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
-from rljax.models import attention_paths
+from rljax.models import attention_paths, attention_xla
 from rljax.models.attention import attention, attention_cached
+from rljax.models.attention_paths import Prefix
 
 ONE = make_mesh(1, 1, 1, devices=jax.devices()[:1])
 PACKED = ((9, 1, 6), (12,), (3, 11))  # lengths of the segments of each row; what is left is padding
@@ -52,10 +54,19 @@ def make_request(name, tokens=18, lengths=PACKED, dtype=jnp.float32):
     return (*arrays, segments, sinks), dict(scale=0.3, window=window, soft_cap=cap)
 
 
-def by_hand(q, k, v, segments, sinks, *, scale, window, soft_cap):
+def make_packed(name, dtype=jnp.float32):
+    """`make_request` for packed rows that share prefixes, and the Prefix."""
+    batch, _ = packed_rows(groups_of(np.random.default_rng(0), 50))
+    rows, tokens = batch.tokens.shape
+    arrays, options = make_request(name, tokens, [[tokens]] * rows, dtype)
+    prefix = Prefix(*map(jnp.asarray, (batch.prefix_ids, batch.prefix_blocks, batch.positions)))
+    return (*arrays[:3], jnp.asarray(batch.segment_ids), arrays[4]), options, prefix
+
+
+def by_hand(q, k, v, segments, sinks, prefix=None, *, scale, window, soft_cap):
     """The rule, one query at a time in float64; zeros where the query is padding."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    segments = np.asarray(segments)
+    segments, prefix = np.asarray(segments), jax.tree.map(np.asarray, prefix)
     rows, tokens, heads, _ = q.shape
     out = np.zeros((rows, tokens, heads, v.shape[-1]))
     for b, t, h in itertools.product(range(rows), range(tokens), range(heads)):
@@ -63,6 +74,10 @@ def by_hand(q, k, v, segments, sinks, *, scale, window, soft_cap):
             continue
         first = max(0, t - window + 1) if window else 0
         seen = [s for s in range(first, t + 1) if segments[b, s] == segments[b, t]]
+        if prefix is not None and prefix.ids[b, t]:
+            nearest = prefix.positions[b, t] - window if window else -1
+            (before,) = np.nonzero(segments[b] == prefix.ids[b, t])
+            seen += [s for s in before if prefix.positions[b, s] > nearest]
         kv = h * k.shape[2] // heads
         scores = scale * k[b, seen, kv] @ q[b, t, h]
         if soft_cap:
@@ -73,12 +88,13 @@ def by_hand(q, k, v, segments, sinks, *, scale, window, soft_cap):
 
 
 @functools.partial(jax.jit, static_argnames=("impl", "mesh", "scale", "window", "soft_cap"))
-def value_and_gradients(q, k, v, segments, sinks, *, impl, mesh=ONE, **options):
+def value_and_gradients(q, k, v, segments, sinks, prefix=None, *, impl, mesh=ONE, **options):
     """(outputs at real tokens, gradients of a loss that reads only those)."""
     real = segments[:, :, None, None] > 0
 
     def loss(q, k, v, sinks):
-        out = attention(q, k, v, segments, sinks=sinks, mesh=mesh, impl=impl, **options)
+        how = dict(sinks=sinks, prefix=prefix, mesh=mesh, impl=impl, **options)
+        out = attention(q, k, v, segments, **how)
         out = jnp.where(real, out.astype(jnp.float32), 0.0)
         return jnp.sum(jnp.sin(out) * jnp.arange(1.0, 1.0 + out.shape[-1])[None, None, None]), out
 
@@ -96,22 +112,27 @@ def assert_same(got, want, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1, np.abs(b).max()))
 
 
-@pytest.mark.parametrize("name", REQUESTS)
-def test_the_reference_is_the_rule_in_double_precision(name):
+@pytest.mark.parametrize(
+    ("name", "packed"), [*((n, False) for n in REQUESTS), ("window", True), ("everything", True)]
+)
+def test_the_reference_is_the_rule_in_double_precision(name, packed):
     (q, k, v, segments, sinks), options = make_request(name)
+    prefix = None
+    if packed:
+        (q, k, v, segments, sinks), options, prefix = make_packed(name)
     with jax.enable_x64(True):
         wide = lambda x: None if x is None else jnp.asarray(np.asarray(x, np.float64))  # noqa: E731
         floats = [wide(x) for x in (q, k, v, sinks)]
         real = np.asarray(segments)[:, :, None, None] > 0
 
         def loss(q, k, v, sinks):
-            out = attention(q, k, v, segments, sinks=sinks, mesh=ONE, impl="reference", **options)
-            out = jnp.where(real, out, 0.0)
+            how = dict(sinks=sinks, prefix=prefix, mesh=ONE, impl="reference", **options)
+            out = jnp.where(real, attention(q, k, v, segments, **how), 0.0)
             return jnp.sum(jnp.sin(3 * out)), out
 
         run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))
         (_, out), gradients = run(*floats)
-        want = by_hand(*floats[:3], segments, floats[3], **options)
+        want = by_hand(*floats[:3], segments, floats[3], prefix, **options)
         np.testing.assert_allclose(out, want, rtol=1e-12, atol=1e-12)
 
         draw = np.random.default_rng(1).normal
@@ -135,13 +156,25 @@ def test_every_path_equals_the_reference(impl, name):
     assert_same(value_and_gradients(*arrays, impl=impl, **options), want, 2e-5)
 
 
-LONG = ((700, 3, 500), (1300,))  # more than LONG_TOKENS, and no multiple of a block
+# Blocks of 14 tokens: three spans that are unrolled; seven in a loop, of which a window moves.
+@pytest.mark.parametrize(
+    ("name", "queries"), [*((n, 5) for n in REQUESTS), ("window", 2), ("soft_cap", 2)]
+)
+def test_shared_prefixes_equal_the_reference(name, queries, monkeypatch):
+    monkeypatch.setattr(attention_xla, "QUERY_BLOCK", queries)
+    value_and_gradients.clear_cache()
+    arrays, options, prefix = make_packed(name)
+    want = value_and_gradients(*arrays, prefix, impl="reference", **options)
+    assert_same(value_and_gradients(*arrays, prefix, impl="xla", **options), want, 2e-5)
+
+
+LONG = ((700, 3, 500), (1300,))  # more than is unrolled, and no multiple of a block
 
 
 @pytest.mark.parametrize("name", ["two_heads_per_kv_head", "everything"])
 def test_long_rows_by_blocks_of_queries_equal_the_reference(name):
     arrays, options = make_request(name, tokens=1310, lengths=LONG)
-    assert arrays[0].shape[1] > attention_paths.LONG_TOKENS
+    assert arrays[0].shape[1] > attention_xla.UNROLLED * attention_xla.QUERY_BLOCK
     options["window"] = 40 * options["window"]  # 200: less than a row, more than a lane
     want = value_and_gradients(*arrays, impl="reference", **options)
     assert_same(value_and_gradients(*arrays, impl="xla", **options), want, 5e-5)
@@ -248,6 +281,14 @@ def test_a_mesh_gives_the_numbers_of_one_device(sizes, name):
     assert_same(got, want, 1e-5)
 
 
+def test_shared_prefixes_over_a_mesh_equal_one_device():
+    arrays, options, prefix = make_packed("everything")
+    want = value_and_gradients(*arrays, prefix, impl="reference", **options)
+    mesh = spread(MESHES["tensor=2 x context=2"])
+    got = value_and_gradients(*arrays, prefix, impl="xla", mesh=mesh, **options)
+    assert_same(got, want, 2e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_rows_that_divide_over_the_mesh_and_rows_that_do_not(rows):
     arrays, options = make_request("everything", lengths=PACKED[:1] * rows)
@@ -310,9 +351,10 @@ def test_the_path_of_gpus_is_lowered_to_cudnns_kernels(monkeypatch, kv_heads, e,
     array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)  # noqa: E731
     q, k, v = array(2, 33, 4, e), array(2, 33, kv_heads, e), array(2, 33, kv_heads, f)
     segments = jax.ShapeDtypeStruct((2, 33), jnp.int32)
+    how = dict(scale=0.1, window=window, soft_cap=0.0)
 
     def total(q, k, v, segments):
-        out = attention_paths.cudnn(q, k, v, segments, None, scale=0.1, window=window, soft_cap=0.0)
+        out = attention_paths.cudnn(q, k, v, segments, None, None, **how)
         assert out.shape == (2, 33, 4, f)
         return jnp.sum(out.astype(jnp.float32))
 

@@ -1,0 +1,317 @@
+"""The path of attention that XLA compiles: some queries at a time, its backward pass written out.
+
+The backward pass computes the scores again from queries, keys and the log-sum-exp of each softmax,
+so nothing of size queries x columns is kept, and at most QUERY_BLOCK queries of a row meet its
+columns at once. Products are heads-major, the queries of a kv head being the rows of one matrix:
+XLA on CPU runs those as plain matrix products.
+
+Axes: B rows, S tokens, N blocks (W of each packed row; a plain row is one), T tokens of a block, C
+columns, H heads, K kv heads, R heads per kv head, c queries at a time, E head size of queries and
+keys, F of values.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from rljax.models.attention_paths import MASKED, Prefix, pad_axis
+from rljax.models.remat import ATTENTION
+
+# The most queries of a block at a time. Up to UNROLLED times as many are unrolled, longer blocks
+# are cut into so many parts; each part sees no columns after its own.
+QUERY_BLOCK, UNROLLED = 128, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """scores = cap(scale q.k) of columns within the window (0: at any distance)."""
+
+    scale: float
+    window: int
+    soft_cap: float
+
+
+class _Span(NamedTuple):
+    """Queries: `count` times `size`, from `first` on. Each time they see `reach` columns of their
+    own block: those from `start` on or, where `start` is None, the last ones up to the queries."""
+
+    first: int
+    size: int
+    count: int
+    start: int | None
+    reach: int
+
+
+class _Columns(NamedTuple):
+    """Columns that queries may see: where the id is the one that the query looks for, at a place
+    not after the query's and within the window."""
+
+    k: jax.Array  # [N, K, C, E]
+    v: jax.Array  # [N, K, C, F]
+    ids: jax.Array  # [N, C]
+    places: jax.Array  # [N, C]
+
+
+class _Request(NamedTuple):
+    """What both passes read: parts of columns (a block's own, then its prefixes), for each part
+    the ids that the queries look for, and the places of the queries."""
+
+    parts: list[_Columns]
+    wanted: list[jax.Array]  # [N, T] each
+    places: jax.Array  # [N, T]
+    spans: list[_Span]
+
+
+def xla(q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap) -> jax.Array:
+    """Each query's softmax over its own segment and the prefix that it continues."""
+    return _attention(_Rule(scale, window, soft_cap), q, k, v, sinks, segments, prefix)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(rule: _Rule, q, k, v, sinks, segments, prefix):
+    return _forward(rule, q, k, v, sinks, segments, prefix)[0]
+
+
+def _forward(rule: _Rule, q, k, v, sinks, segments, prefix):
+    asked = _request(rule, k, v, segments, prefix)
+    heads = _by_heads(q, k.shape[2], asked)
+    sink = None if sinks is None else _of_heads(sinks, heads)
+
+    def some(_, first, span):
+        queries = _cut(heads, 3, first, span.size)
+        near = [_near(asked, part, first, span)[1] for part in range(len(asked.parts))]
+        scores = [
+            _scores(rule, queries, part, _allowed(rule, asked, i, part, first, span))[0]
+            for i, part in enumerate(near)
+        ]
+        tops = [jnp.max(s, axis=-1) for s in scores]
+        top = functools.reduce(jnp.maximum, tops if sink is None else [*tops, sink])
+        weights = [jnp.exp(s - top[..., None]) for s in scores]
+        total = sum(jnp.sum(w, axis=-1) for w in weights)
+        if sink is not None:
+            total = total + jnp.exp(sink - top)
+        out = sum(_product("gqc,gcf->gqf", w, p.v) for w, p in zip(weights, near, strict=True))
+        return (), ((out / total[..., None]).astype(v.dtype), top + jnp.log(total))
+
+    _, (out, log_sum) = _over(asked.spans, some, ())
+    # By these names a remat policy keeps what the backward pass reads.
+    out = checkpoint_name(_by_tokens(out, q.shape[:2]), ATTENTION)
+    log_sum = checkpoint_name(log_sum, ATTENTION)
+    return out, (q, k, v, sinks, segments, prefix, out, log_sum)
+
+
+def _backward(rule: _Rule, kept, gradient):
+    """With weights p = exp(scores - log_sum): dv = p^T do, dscores = p (do.v - do.out)."""
+    q, k, v, sinks, segments, prefix, out, log_sum = kept
+    asked, wide = _request(rule, k, v, segments, prefix), log_sum.dtype
+    heads, above = (_by_heads(x, k.shape[2], asked) for x in (q, gradient.astype(v.dtype)))
+    mean = jnp.sum(gradient.astype(wide) * out.astype(wide), axis=-1, keepdims=True)
+    mean = _by_heads(mean, k.shape[2], asked)[..., 0]
+
+    def some(sums, first, span):
+        queries, do = (_cut(x, 3, first, span.size) for x in (heads, above))
+        one_sum, one_mean = (_cut(x, 3, first, span.size)[..., None] for x in (log_sum, mean))
+        dq, added = 0.0, []
+        for i, (dk, dv) in enumerate(sums):
+            start, part = _near(asked, i, first, span)
+            allowed = _allowed(rule, asked, i, part, first, span)
+            scores, slope = _scores(rule, queries, part, allowed)
+            weights = jnp.exp(scores - one_sum)
+            dscores = weights * (_product("gqf,gcf->gqc", do, part.v) - one_mean) * slope
+            dq = dq + _product("gqc,gce->gqe", dscores, part.k)
+            dk = _add(dk, start, _product("gqc,gqe->gce", dscores, queries))
+            dv = _add(dv, start, _product("gqc,gqf->gcf", weights, do))
+            added.append((dk, dv))
+        return added, dq.astype(q.dtype)
+
+    zeros = [tuple(jnp.zeros(x.shape, wide) for x in (p.k, p.v)) for p in asked.parts]
+    sums, dq = _over(asked.spans, some, zeros)
+    dk, dv = (
+        _columns_transposed(parts, x, prefix, wide)
+        for parts, x in zip(zip(*sums, strict=True), (k, v), strict=True)
+    )
+    dsinks = None
+    if sinks is not None:
+        share = jnp.exp(_of_heads(sinks, heads) - log_sum) * mean
+        dsinks = -jnp.sum(share, axis=(0, 3)).reshape(sinks.shape).astype(sinks.dtype)
+    return _by_tokens(dq, q.shape[:2]), dk, dv, dsinks, None, None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+# -- what meets what
+
+
+def _request(rule: _Rule, k, v, segments, prefix: Prefix | None) -> _Request:
+    b, tokens = segments.shape
+    blocks = 1 if prefix is None else prefix.blocks.shape[1]
+    spans = _spans(tokens // blocks, rule.window)
+    whole = sum(span.size * span.count for span in spans)
+    by_block = lambda x: pad_axis(x.reshape(b * blocks, -1), 1, whole)  # noqa: E731
+    ids = by_block(segments)
+    if prefix is None:
+        places = jnp.broadcast_to(jnp.arange(whole)[None, :], ids.shape)
+    else:
+        places = by_block(prefix.positions)
+    keys, values = (_columns(x, prefix, whole) for x in (k, v))
+    parts, wanted = [_Columns(keys[0], values[0], ids, places)], [ids]
+    if prefix is not None:
+        of_prefix = lambda x: by_block(_prefix_blocks(x, prefix))  # noqa: E731
+        parts.append(_Columns(keys[1], values[1], of_prefix(segments), of_prefix(prefix.positions)))
+        # An id that nothing has stands for no prefix: padding is segment 0.
+        continued = by_block(prefix.ids)
+        wanted.append(jnp.where(continued > 0, continued, -1))
+    return _Request(parts, wanted, places, spans)
+
+
+def _spans(tokens: int, window: int) -> list[_Span]:
+    """The queries of a block of so many tokens, each span with the columns that it may see."""
+    chunks = -(-tokens // QUERY_BLOCK)
+    if chunks <= UNROLLED:
+        ends = [tokens * i // chunks for i in range(chunks + 1)]
+        size = 0
+    elif window and 2 * (window + QUERY_BLOCK) <= tokens:
+        return [_Span(0, QUERY_BLOCK, chunks, None, window + QUERY_BLOCK - 1)]
+    else:
+        ends = [QUERY_BLOCK * (chunks * i // UNROLLED) for i in range(UNROLLED + 1)]
+        size = QUERY_BLOCK
+    out = []
+    for first, end in zip(ends[:-1], ends[1:], strict=True):
+        start = max(first - window + 1, 0) if window else 0
+        each = size or end - first
+        out.append(_Span(first, each, (end - first) // each, start, end - start))
+    return out
+
+
+def _near(asked: _Request, i: int, first, span: _Span):
+    """(where they start, the columns of part i that queries from `first` on may see)."""
+    part = asked.parts[i]
+    if i > 0:  # prefixes: all of the block
+        return 0, part
+    start = span.start
+    if start is None:
+        start = jnp.maximum(first + span.size - span.reach, 0)
+    cut = lambda x, axis: _cut(x, axis, start, span.reach)  # noqa: E731
+    return start, _Columns(cut(part.k, 2), cut(part.v, 2), cut(part.ids, 1), cut(part.places, 1))
+
+
+def _allowed(rule: _Rule, asked: _Request, i: int, part: _Columns, first, span: _Span):
+    """[N, 1, 1, c, C] bool."""
+    wanted, places = (_cut(x, 1, first, span.size) for x in (asked.wanted[i], asked.places))
+    distance = places[:, :, None] - part.places[:, None, :]
+    allowed = (wanted[:, :, None] == part.ids[:, None, :]) & (distance >= 0)
+    if rule.window:
+        allowed &= distance < rule.window
+    return allowed[:, None, None]
+
+
+def _over(spans: list[_Span], step, carry):
+    """step(carry, first, span) -> (carry, arrays with the queries on axis 3), over all queries."""
+    outs = []
+    for span in spans:
+        if span.count == 1:
+            carry, out = step(carry, span.first, span)
+        else:
+            firsts = span.first + span.size * jnp.arange(span.count)
+            carry, out = jax.lax.scan(lambda c, f, span=span: step(c, f, span), carry, firsts)
+            out = jax.tree.map(_merged, out)
+        outs.append(out)
+    return carry, jax.tree.map(lambda *xs: jnp.concatenate(xs, axis=3), *outs)
+
+
+def _merged(x) -> jax.Array:
+    """[n, N, K, R, c, ...] -> [N, K, R, n c, ...]."""
+    return jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], -1, *x.shape[5:])
+
+
+# -- products, [N, K, R, c, .] against [N, K, C, .]
+
+
+def _scores(rule: _Rule, queries, part: _Columns, allowed):
+    """(scores, MASKED where a query may not look, and their slope by q.k)."""
+    scores, slope = rule.scale * _product("gqe,gce->gqc", queries, part.k), rule.scale
+    if rule.soft_cap:
+        bent = jnp.tanh(scores / rule.soft_cap)
+        scores, slope = rule.soft_cap * bent, rule.scale * (1 - bent * bent)
+    return jnp.where(allowed, scores, MASKED), slope
+
+
+def _product(equation: str, x, y):
+    """A product of one matrix per block and kv head, summed in float32 or wider; x is taken in y's
+    type."""
+    n, kv_heads, c = x.shape[0], x.shape[1], x.shape[3]
+    flat = lambda a: a.reshape(n * kv_heads, -1, a.shape[-1])  # noqa: E731
+    wide = jnp.promote_types(y.dtype, jnp.float32)
+    out = jnp.einsum(equation, flat(x.astype(y.dtype)), flat(y), preferred_element_type=wide)
+    if equation.endswith("gq" + equation[-1]):
+        return out.reshape(*x.shape[:3], c, -1)
+    return out.reshape(n, kv_heads, *out.shape[1:])
+
+
+# -- layouts
+
+
+def _by_heads(x, kv_heads: int, asked: _Request) -> jax.Array:
+    """[B, S, H, E] -> [N, K, R, T, E]."""
+    n, whole = asked.places.shape
+    b, tokens, h, e = x.shape
+    x = x.reshape(n, b * tokens // n, kv_heads, h // kv_heads, e)
+    return pad_axis(x.transpose(0, 2, 3, 1, 4), 3, whole)
+
+
+def _by_tokens(x, rows: tuple[int, int]) -> jax.Array:
+    """[N, K, R, T, E] -> [B, S, H, E]."""
+    n, kv_heads, repeats, _, e = x.shape
+    x = x[:, :, :, : rows[0] * rows[1] // n].transpose(0, 3, 1, 2, 4)
+    return x.reshape(*rows, kv_heads * repeats, e)
+
+
+def _of_heads(sinks, heads) -> jax.Array:
+    """[H] -> [1, K, R, 1] in the type of scores."""
+    wide = jnp.promote_types(heads.dtype, jnp.float32)
+    return sinks.astype(wide).reshape(1, *heads.shape[1:3], 1)
+
+
+def _columns(x, prefix: Prefix | None, whole: int) -> list[jax.Array]:
+    """[B, S, K, E] -> [N, K, T, E] of the blocks and, if there are any, of their prefixes'."""
+    parts = [x] if prefix is None else [x, _prefix_blocks(x, prefix)]
+    blocks = 1 if prefix is None else prefix.blocks.shape[1]
+    b, tokens, *heads = x.shape
+    cut = [part.reshape(b * blocks, tokens // blocks, *heads) for part in parts]
+    return [pad_axis(part.swapaxes(1, 2), 2, whole) for part in cut]
+
+
+def _columns_transposed(parts, x, prefix: Prefix | None, wide) -> jax.Array:
+    """The gradient of x from those of its columns: a prefix sums over the blocks that read it."""
+    whole = parts[0].shape[2]
+    like = jax.ShapeDtypeStruct(x.shape, wide)
+    back = jax.linear_transpose(lambda x: _columns(x, prefix, whole), like)
+    return back(list(parts))[0].astype(x.dtype)
+
+
+def _prefix_blocks(x, prefix: Prefix) -> jax.Array:
+    """[B, S, ...] -> the same, with the block of the prefixes in each block's place."""
+    b, blocks = prefix.blocks.shape
+    apart = x.reshape(b, blocks, -1, *x.shape[2:])
+    return jax.vmap(lambda row, chosen: row[chosen])(apart, prefix.blocks).reshape(x.shape)
+
+
+def _cut(x, axis: int, start, size: int) -> jax.Array:
+    if isinstance(start, int):
+        return jax.lax.slice_in_dim(x, start, start + size, axis=axis)
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis=axis)
+
+
+def _add(sums, start, part) -> jax.Array:
+    """sums with `part` added to its columns from `start` on."""
+    size = part.shape[2]
+    if size == sums.shape[2]:
+        return sums + part
+    return jax.lax.dynamic_update_slice_in_dim(
+        sums, _cut(sums, 2, start, size) + part, start, axis=2
+    )
