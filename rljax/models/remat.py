@@ -3,9 +3,9 @@
 Names a layer's input and the output of attention, and defines policies over these names.
 benchmarks/memory.py measures what a policy saves.
 
-From the most memory to the least: "none" keeps everything but the scores of attention; "dots" the products of activations with
-weights and the output of attention; "attention" that output and the layer's input; "full" the
-input; "offload" the input, in host memory.
+From the most memory to the least: "none" keeps everything but the scores of attention; "dots" the
+products of activations with weights and the output of attention; "attention" that output and the
+layer's input; "full" the input; "offload" the input, in host memory.
 """
 
 from collections.abc import Callable
