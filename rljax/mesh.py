@@ -180,6 +180,13 @@ def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
+def gathered_over_fsdp(x: jax.Array, axes: tuple[str, ...], mesh: Mesh) -> jax.Array:
+    """Inside a program: a weight with these logical axes, whole over fsdp and split over the other
+    mesh axes as before. Its gradient is scattered."""
+    spec = [None if RULES[axis] == "fsdp" else RULES[axis] for axis in axes]
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
 def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
     """Inside a program: embed(tokens) [B, S, D], split as `constrain_tokens` does.
 

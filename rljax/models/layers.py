@@ -11,7 +11,9 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
+from rljax.mesh import gathered_over_fsdp
 from rljax.models.adapters.quantise import dequantise, quantise
 
 
@@ -53,6 +55,7 @@ class Linear(nnx.Module):
         if bias:
             self.bias = weight(rngs, config, outside, axes[self.contract :], init="zeros")
         self.codec, self.boost = "", 0.0
+        self.gathered_on: Mesh | None = None  # see `gather_weights`
 
     def adapt(self, rngs, rank: int, boost: float) -> None:
         """Adds A, uniform in +-1/sqrt(fan in), and B, zero: at first the map is unchanged."""
@@ -85,16 +88,46 @@ class Linear(nnx.Module):
     def _base(self, dtype) -> jax.Array:
         """W, without its adapter."""
         if self.codec:
-            codes, scales = self.codes[...], self.scales[...]
+            codes, scales = self._whole(self.codes), self._whole(self.scales)
             return dequantise(codes, scales, self.codec, self.contract - 1, dtype)
-        return self.weight[...].astype(dtype)
+        return self._whole(self.weight, dtype)
+
+    def _whole(self, param: nnx.Param, dtype=None) -> jax.Array:
+        """The array, in `dtype`; gathered over fsdp where the products want it so."""
+        x = param[...] if dtype is None else param[...].astype(dtype)
+        if self.gathered_on is None:
+            return x
+        return gathered_over_fsdp(x, param.get_metadata()["axes"], self.gathered_on)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        # What is gathered is gathered again backwards, or a layer would keep its whole weights.
+        multiply = self._multiply
+        if self.gathered_on is not None:
+            multiply = jax.checkpoint(multiply, prevent_cse=False)
+        y = multiply(x)
+        return add_last(y, self.bias[...]) if self.biased else y
+
+    def _multiply(self, x: jax.Array) -> jax.Array:
         y = project(x, self._base(x.dtype), self.contract)
         if self.boost:
-            low = project(x, self.lora_a[...], self.contract)
-            y = y + project(low, self.lora_b[...]) * jnp.asarray(self.boost, y.dtype)
-        return add_last(y, self.bias[...]) if self.biased else y
+            low = project(x, self._whole(self.lora_a, x.dtype), self.contract)
+            up = project(low, self._whole(self.lora_b, x.dtype))
+            y = y + up * jnp.asarray(self.boost, y.dtype)
+        return y
+
+
+def gather_weights(block: nnx.Module, mesh: Mesh) -> nnx.Module:
+    """The block, whose linear maps gather their weights over fsdp, in the dtype of the product,
+    before they multiply: for passes over whole rows.
+
+    Left to itself XLA splits the product by what fsdp splits, the embed axis, and sends pieces of
+    the weight around between products whose inner size is D / fsdp: on a TPU, too short a one.
+    """
+    if mesh.shape["fsdp"] > 1:
+        for _, module in nnx.iter_modules(block):
+            if isinstance(module, Linear):
+                module.gathered_on = mesh
+    return block
 
 
 class RMSNorm(nnx.Module):

@@ -28,7 +28,7 @@ from rljax.models.attention_paths import Prefix
 from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
-from rljax.models.layers import add_last
+from rljax.models.layers import add_last, gather_weights
 from rljax.models.multimodal import add_features, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
 from rljax.models.trees import nested, split
@@ -129,7 +129,8 @@ class Model:
 
     def _layer(self, graph, weights, x, call: Pass, keep: str):
         def run(x, weights):
-            x, cache, stats = nnx.merge(graph, weights)(layer_input(x), call)
+            block = gather_weights(nnx.merge(graph, weights), self.mesh)
+            x, cache, stats = block(layer_input(x), call)
             return x, {"": (), "cache": cache, "hidden": x, "stats": stats}[keep]
 
         if keep in ("", "stats"):  # else nothing is differentiated

@@ -7,6 +7,8 @@ layout and every kind of layer is met once.
 
 import dataclasses
 import functools
+import math
+import re
 from types import SimpleNamespace
 
 import jax
@@ -25,6 +27,7 @@ from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.matrices import decayed
 from rljax.mesh import BATCH_AXES, embedded, make_mesh
+from rljax.models.builtin import decoder
 from rljax.models.experts import load_metrics
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
@@ -208,3 +211,23 @@ def test_what_does_not_divide_is_refused_with_the_fix():
     folder, plain, _, _ = loaded("mixtral")
     with pytest.raises(InputError, match="mesh.expert=3"):
         load_params(folder, dataclasses.replace(plain, mesh=mesh))
+
+
+def training_jaxpr(remat: str, **sizes) -> str:
+    """The gradient of log-probs in bfloat16, traced: three layers with embed 64 and mlp 96."""
+    config = decoder(256, layers=3, embed=64, mlp=96, heads=2, kv_heads=2, head_dim=16)
+    config = dataclasses.replace(config, dtype="bfloat16", remat=remat)
+    model = Model(config, make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())]))
+    total = lambda params, batch: jnp.sum(model.logprobs(params, batch)[0])  # noqa: E731
+    return str(jax.make_jaxpr(jax.grad(total))(model.abstract(), packed_rows(8)))
+
+
+@pytest.mark.parametrize("remat", ["none", "dots"])
+def test_weights_are_gathered_over_fsdp_for_each_product_and_not_kept(remat):
+    gather = r"bf16\[64,96\]\S* = sharding_constraint"
+    split = training_jaxpr(remat, fsdp=4, tensor=2)
+    # gate and up, forward and again backward, and their gradients
+    assert len(re.findall(gather, split)) >= 4
+    assert "PartitionSpec(None, 'tensor')" in split or "P(None, 'tensor')" in split
+    assert "bf16[3,64,96]" not in split  # nothing gathered is kept of all layers
+    assert not re.findall(gather, training_jaxpr(remat, fsdp=1, tensor=2))
