@@ -1,9 +1,11 @@
 """The benchmarks of a whole training step: their counts of work, and a run at a tiny size."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from rljax.batch import Batch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import grpo_step
-from step_shapes import SHAPES, Decoder, Shape, lap
+import peers
+from step_shapes import SHAPES, Cost, Decoder, Shape, lap
 
 TINY = Shape(  # a row for each of the tests' devices
     prompts=4, samples=2, shortest_prompt=3, longest_prompt=5, response=8, mean_response=5,
@@ -86,3 +89,74 @@ def test_flags_choose_the_shape():
     long = grpo_step.shape_of(flags(128, 128, False))
     assert dataclasses.replace(long, name="long") == SHAPES["long"]
     assert grpo_step.shape_of(flags(32, 128, True)) == SHAPES["ragged"]
+
+
+# -- the comparison with other libraries --
+
+
+def laps(seconds: list[float], tokens: int, peak_mb: float) -> list[dict]:
+    def one(wall_s):
+        cost = dataclasses.asdict(Cost(wall_s, 2 * wall_s, 0.0, 10, peak_mb))
+        return {**dict.fromkeys(peers.PARTS, cost), "response_tokens": tokens}
+
+    return [one(x) for x in seconds]
+
+
+def test_ratios_are_to_the_best_peer():
+    systems = {
+        "rljax": peers.summary(laps([2.0, 1.0, 4.0], 120, 300.0)),
+        "trl": peers.summary(laps([3.0, 4.0, 5.0], 120, 200.0)),
+        "tunix": peers.summary(laps([5.0, 5.0, 5.0], 200, 900.0)),  # the most tokens per second
+    }
+    assert systems["rljax"]["step"]["wall_s"] == {"min": 1.0, "median": 2.0, "max": 4.0}
+    ratios = peers.compared(systems)
+    assert ratios["step_by_wall_s"] == {
+        "best_peer": "tunix", "ratio": 1.5, "ratio_of_the_extremes": [0.75, 3.0]
+    }  # fmt: skip
+    assert ratios["update_by_cpu_s"]["ratio"] == 1.5
+    assert ratios["peak_memory"] == {"best_peer": "trl", "ratio": 2 / 3}
+    assert peers.compared({**systems, "tunix": {"failed": "why"}})["step_by_wall_s"]["ratio"] == 2
+    assert peers.compared({"rljax": systems["rljax"], "trl": {"failed": "why"}}) == {}
+
+
+PEER = """
+import sys
+from peer_worker import Worker
+worker = Worker()
+print("what a library says")
+worker.say({"ready": {"name": worker.shape.name}})
+for _ in range(int("%s")):
+    worker.wait()
+    worker.generated(3)
+    worker.generated(4)
+    worker.done()
+sys.exit("no more steps")
+"""
+
+
+def test_systems_take_turns_and_one_that_fails_is_reported(tmp_path, monkeypatch):
+    for name, steps in (("rljax", 3), ("trl", 3), ("tunix", 2)):
+        (tmp_path / f"peer_{name}.py").write_text(PEER % steps)
+    for name in ("peer_worker.py", "step_shapes.py"):
+        (tmp_path / name).symlink_to(peers.HERE / name)
+    monkeypatch.setattr(peers, "HERE", tmp_path)
+    out = peers.measure(TINY, 2, dict.fromkeys(peers.PACKAGES, sys.executable), tmp_path)
+    systems = json.loads(json.dumps(out))["systems"]
+    assert [systems[name]["laps"] for name in ("rljax", "trl")] == [2, 2]
+    assert systems["trl"]["response_tokens"]["median"] == 7
+    assert systems["rljax"]["versions"] == {"name": "fixed"}
+    parts = systems["trl"]["generate"], systems["trl"]["update"], systems["trl"]["step"]
+    assert parts[0]["wall_s"]["min"] <= parts[2]["wall_s"]["max"]
+    assert "no more steps" in systems["tunix"]["failed"] and "step" not in systems["tunix"]
+    assert out["ratios"]["step_by_wall_s"]["best_peer"] == "trl"
+
+
+def test_an_environment_that_cannot_be_made_is_reported(tmp_path):
+    (tmp_path / "trl").write_text("a file where the environment goes")
+    with pytest.raises(peers.Failed, match="environment cannot be made"):
+        peers.python_of("trl", tmp_path)
+    assert peers.python_of("rljax", tmp_path) == sys.executable
+    (tmp_path / "tunix" / "bin").mkdir(parents=True)
+    installed = "\n".join(x.format(jax=jax.__version__) for x in peers.PACKAGES["tunix"])
+    (tmp_path / "tunix" / "installed.txt").write_text(installed)
+    assert peers.python_of("tunix", tmp_path) == str(tmp_path / "tunix" / "bin" / "python")
