@@ -114,7 +114,7 @@ def test_the_total_is_policy_plus_kl_minus_entropy():
         reductions=(update.token_mean,) * 3,
         corrected=(True, False, False),
     )
-    loss, _, _ = update.loss_and_gradient(jnp.zeros((1, 1)), batch, objective, 1)
+    loss, *_ = update.loss_and_gradient(jnp.zeros((1, 1)), batch, objective, 1)
     assert float(loss) == pytest.approx(example["outputs"]["total"], abs=1e-6)
 
 

@@ -9,6 +9,7 @@ from rljax.dataflows.stages import (
     described,
     filtered,
     shaped,
+    updated,
     with_advantages,
     with_logprobs,
 )
@@ -25,6 +26,6 @@ def grpo(batch, key, cfg, *, actor, reference=None, kl_controller=None):
     metrics = described(whole, batch, cfg, actor, kl_controller)
     new_controller, adaptation = adapted(kl_controller, batch)
     batch, left = filtered(batch, kept, cfg)
-    actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options(kl_controller))
-    metrics |= {**learned, **mismatch, **adaptation, **left, **load}
+    metrics |= {**mismatch, **adaptation, **left, **load}
+    actor, metrics = updated(actor, batch, cfg, metrics, kl_controller)
     return {"actor": actor, "kl_controller": new_controller}, metrics

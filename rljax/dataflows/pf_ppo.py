@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from rljax.batch import masked_mean, take_rows
 from rljax.contracts import contract
 from rljax.dataflows.ppo import ppo
-from rljax.dataflows.stages import estimate, with_logprobs
+from rljax.dataflows.stages import estimate, updated, with_logprobs
 from rljax.roles import program
 from rljax.shaping.resampling import group_rank_weights, resample, score_weights
 
@@ -32,9 +32,10 @@ def pf_ppo(
     batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
     batch = take_rows(batch, resample(key, weights_of_scored(batch, method, power)))
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options(kl_controller))
-    new = {"actor": actor, "critic": critic, "kl_controller": new_controller}
-    return new, {**learned, **critic_metrics, **metrics, **load}
+    actor, metrics = updated(
+        actor, batch, cfg, {**critic_metrics, **metrics, **load}, kl_controller
+    )
+    return {"actor": actor, "critic": critic, "kl_controller": new_controller}, metrics
 
 
 def redraw_in_groups(key, batch, kind: str):

@@ -2,7 +2,7 @@
 1707.06347)."""
 
 from rljax.contracts import contract
-from rljax.dataflows.stages import estimate, with_logprobs
+from rljax.dataflows.stages import estimate, updated, with_logprobs
 from rljax.roles import program
 
 
@@ -12,6 +12,7 @@ def ppo(batch, key, cfg, *, actor, critic, reference=None, kl_controller=None):
     batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
     batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    actor, learned = actor.update(batch, cfg.policy_loss, **cfg.update_options(kl_controller))
-    new = {"actor": actor, "critic": critic, "kl_controller": new_controller}
-    return new, {**learned, **critic_metrics, **metrics, **load}
+    actor, metrics = updated(
+        actor, batch, cfg, {**critic_metrics, **metrics, **load}, kl_controller
+    )
+    return {"actor": actor, "critic": critic, "kl_controller": new_controller}, metrics

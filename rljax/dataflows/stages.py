@@ -14,7 +14,7 @@ from rljax.contracts import spec
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
 from rljax.errors import InputError
 from rljax.learn import Steps
-from rljax.learn.metrics import batch_metrics
+from rljax.learn.metrics import batch_metrics, reference_kl
 from rljax.losses.kl import kl_estimate, kl_penalised_rewards
 from rljax.shaping.scores import apply_shaping
 
@@ -126,6 +126,31 @@ def estimate(batch: Batch, cfg, *, actor, kl_controller=None):
     learned, left = filtered(batch, kept, cfg)
     new_controller, adaptation = adapted(kl_controller, batch)
     return learned, {**mismatch, **metrics, **left, **adaptation}, new_controller
+
+
+def updated(actor, batch: Batch, cfg, before: dict, kl_controller=None):
+    """The actor after algorithm.policy_loss, and metrics: its own and those from `before` it.
+
+    Where one optimizer step covers the batch, the old log-probs are those of its own forward pass,
+    and so are the metrics of them, over the tokens that are learned from. The pass that filled them
+    is then dropped from the program, unless something before the loss read it.
+    """
+    options, steps = cfg.update_options(kl_controller), cfg.steps
+    once = steps.learn and steps.epochs == 1 and batch.rows == steps.rows
+    if once and cfg.old_logprobs == "recomputed":
+        options["on_policy"] = lambda own: _renewed(before, own)
+    actor, metrics = actor.update(batch, cfg.policy_loss, **options)
+    return actor, {**before, **metrics}
+
+
+def _renewed(metrics: dict, batch: Batch) -> dict:
+    """Those of the metrics that are of the batch's old log-probs alone, of this batch."""
+    new = {}
+    if "mismatch/mismatch_kl" in metrics and batch.weights is None:  # else a correction read them
+        new |= mismatch_metrics(batch)
+    if "ref_kl/k1" in metrics:
+        new |= reference_kl(batch, batch.old_logprobs)
+    return new
 
 
 def rescaled_steps(steps: Steps, generated: int, learned: int, rows_per_example: int, unit: int):

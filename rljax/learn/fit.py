@@ -1,6 +1,7 @@
 """fit: all optimizer steps of a batch, over epochs and minibatches."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,9 @@ def fit(
     optimizer: optax.GradientTransformation,
     steps: Steps,
     trust_region: float = 0.0,
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch.
+) -> tuple[TrainState, dict[str, jax.Array], Any]:
+    """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch -> (the
+    state after them, metrics, what the objective keeps of the outputs of a batch's only step).
 
     `trust_region` > 0: once the metric ppo_k3 (KL of the policy to the one that the batch began
     with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
@@ -37,12 +39,12 @@ def fit(
     frozen = state.frozen  # outside the carry of the loop below
     objective = _with_frozen(objective, frozen)
     if not steps.learn:
-        return state, loss_alone(state.params, batch, objective, steps.microbatch_rows)
+        return state, loss_alone(state.params, batch, objective, steps.microbatch_rows), None
     state = dataclasses.replace(state, frozen={})
 
     def step(carry, minibatch):
         state, stopped = carry
-        loss, gradient, metrics = loss_and_gradient(
+        loss, gradient, metrics, kept = loss_and_gradient(
             state.params, minibatch, objective, steps.microbatch_rows
         )
         if trust_region:
@@ -54,20 +56,20 @@ def fit(
             "stopped_fraction": stopped.astype(jnp.float32),
             "empty_fraction": empty.astype(jnp.float32),
         }
-        return (state, stopped), {**metrics, **step_metrics, **counts}
+        return (state, stopped), ({**metrics, **step_metrics, **counts}, kept)
 
     count = batch.rows // steps.rows
     before, carry = state.skipped, (state, jnp.zeros((), bool))
     if count * steps.epochs == 1:
-        (state, _), metrics = step(carry, batch)
+        (state, _), (metrics, kept) = step(carry, batch)
     else:
         minibatches = _split(batch, count)
         epoch = lambda carry, _: jax.lax.scan(step, carry, minibatches)  # noqa: E731
-        (state, _), metrics = jax.lax.scan(epoch, carry, None, length=steps.epochs)
-        metrics = {k: _over_steps(k, v) for k, v in metrics.items()}
+        (state, _), (metrics, _) = jax.lax.scan(epoch, carry, None, length=steps.epochs)
+        metrics, kept = {k: _over_steps(k, v) for k, v in metrics.items()}, None
     metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
     _count_steps(metrics, count * steps.epochs, trust_region)
-    return dataclasses.replace(state, frozen=frozen), metrics
+    return dataclasses.replace(state, frozen=frozen), metrics, kept
 
 
 def _count_steps(metrics: dict, total: int, trust_region: float) -> None:

@@ -64,8 +64,17 @@ def split_microbatches(tree, rows: int, microbatch_rows: int, rows_per_example: 
 def map_microbatches(function: Callable, batch: Batch, rows: int):
     """function(microbatch) -> arrays [b, ...], over all rows in order: bounds the memory of a
     forward pass."""
-    out = jax.lax.map(function, split_microbatches(batch, batch.rows, rows))
-    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape((-1,) + x.shape[2:]), out)
+    return _joined(jax.lax.map(function, split_microbatches(batch, batch.rows, rows)))
+
+
+def _joined(parts, rows_per_example: int = 1):
+    """What split_microbatches split, in its order again: [parts, b, ...] -> [rows, ...]."""
+
+    def join(x):
+        examples = x.reshape((x.shape[0], -1, rows_per_example) + x.shape[2:])
+        return examples.swapaxes(0, 1).reshape((-1,) + x.shape[2:])
+
+    return jax.tree.map(join, parts)
 
 
 def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected: bool = True):
@@ -132,6 +141,7 @@ class Objective:
     that follow each other), which is averaged over those that have policy tokens.
     `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
+    `keep` picks of the outputs what `fit` returns of every row.
     """
 
     model: Callable
@@ -140,6 +150,7 @@ class Objective:
     corrected: tuple[bool, ...]
     whole_step: bool = False
     rows_per_example: int = 1
+    keep: Callable = lambda outputs: None
 
     def total(self, outputs, batch: Batch, token_weights, row_weights):
         """The weighted sum of all terms over the rows at hand, and the numerators of the
@@ -170,30 +181,34 @@ def loss_alone(params, batch: Batch, objective: Objective, microbatch_rows: int)
 
 
 def loss_and_gradient(params, batch: Batch, objective: Objective, microbatch_rows: int):
-    """Loss, gradient and metrics of one optimizer step over all rows of `batch`, microbatch by
-    microbatch."""
+    """Loss, gradient, metrics of one optimizer step over all rows of `batch`, microbatch by
+    microbatch, and what the objective keeps of its outputs."""
     batch = select_policy_tokens(batch)
     weights, row_weights = _weights(batch, objective)
     if objective.whole_step and microbatch_rows < batch.rows:
         return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
 
     def one(params, part):
-        return objective.total(objective.model(params, part[0]), *part)
+        outputs = objective.model(params, part[0])
+        total, sums = objective.total(outputs, *part)
+        return total, (sums, jax.lax.stop_gradient(objective.keep(outputs)))
 
     gradient_of = jax.value_and_grad(one, has_aux=True)
     whole = (batch, weights, row_weights)
     parts = split_microbatches(whole, batch.rows, microbatch_rows, objective.rows_per_example)
     if parts[2].shape[0] == 1:
-        (loss, sums), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], parts))
-        sums = jax.tree.map(lambda x: x[None], sums)
+        (loss, aux), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], parts))
+        aux = jax.tree.map(lambda x: x[None], aux)
     else:
 
         def accumulate(carry, part):
-            (loss, sums), gradient = gradient_of(params, part)
-            return jax.tree.map(jnp.add, carry, (loss, gradient)), sums
+            (loss, aux), gradient = gradient_of(params, part)
+            return jax.tree.map(jnp.add, carry, (loss, gradient)), aux
 
-        (loss, gradient), sums = jax.lax.scan(accumulate, (jnp.zeros(()), _zeros(params)), parts)
-    return loss, gradient, {name: _metric_value(name, *pair) for name, pair in sums.items()}
+        (loss, gradient), aux = jax.lax.scan(accumulate, (jnp.zeros(()), _zeros(params)), parts)
+    sums, kept = aux
+    metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
+    return loss, gradient, metrics, _joined(kept, objective.rows_per_example)
 
 
 def _zeros(params):
@@ -220,4 +235,5 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
     parts = split_microbatches((batch, pull), batch.rows, microbatch_rows)
     gradient, _ = jax.lax.scan(accumulate, _zeros(params), parts)
     sums = jax.tree.map(lambda x: x[None], sums)
-    return loss, gradient, {name: _metric_value(name, *pair) for name, pair in sums.items()}
+    metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
+    return loss, gradient, metrics, objective.keep(outputs)

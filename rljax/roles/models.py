@@ -21,7 +21,7 @@ from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
 from rljax.losses.policy import Policy
-from rljax.losses.policy.common import log_ratio
+from rljax.losses.policy.common import constant, log_ratio
 from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_host, row_shards
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
@@ -56,6 +56,42 @@ def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) 
         whole_step=declared.whole_step,
         rows_per_example=declared.rows,
     )
+
+
+def _on_policy(actor, loss: Callable, objective: Objective, given: jax.Array | None) -> Objective:
+    """The objective whose old log-probs are those of its own forward pass, which it keeps, with the
+    load of experts. The reductions, which come before that pass, read those `given`."""
+
+    def model(params, part):
+        if spec(loss).reads_greedy:
+            return objective.model(params, part), {}
+        logprobs, entropy, load = actor.model.read(params, part, actor.temperature)
+        return Policy(logprobs, entropy), _spread(load, part.rows)
+
+    def terms(outputs, batch):
+        policy, _ = outputs
+        return objective.terms(policy, batch.replace(old_logprobs=constant(policy.logprobs, batch)))
+
+    def reading(reduction):
+        return lambda batch: reduction(batch.replace(old_logprobs=given))
+
+    return dataclasses.replace(
+        objective,
+        model=model,
+        terms=terms,
+        reductions=tuple(reading(reduction) for reduction in objective.reductions),
+        keep=lambda outputs: (outputs[0].logprobs, outputs[1]),
+    )
+
+
+def _spread(load: dict, rows: int) -> dict:
+    """Totals of a microbatch as an array of its rows, whose sum over all rows is their sum."""
+    return jax.tree.map(lambda x: jnp.broadcast_to(x / rows, (rows, *x.shape)), load)
+
+
+def _load_metrics(load: dict) -> dict:
+    """The metrics of `_spread` totals; {} without experts."""
+    return load_metrics(jax.tree.map(lambda x: jnp.sum(x, axis=0), load)) if load else {}
 
 
 class _Trained(Role):
@@ -157,13 +193,10 @@ class Actor(_Trained):
 
         def one(part):
             logprobs, _, load = self.model.read(self.state.weights, part, self.temperature)
-            # map_microbatches joins rows: every row carries the totals of its microbatch.
-            spread = lambda x: jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))  # noqa: E731
-            return logprobs, jax.tree.map(spread, load)
+            return logprobs, _spread(load, part.rows)
 
         logprobs, load = map_microbatches(one, batch, rows or batch.rows)
-        load = jax.tree.map(lambda x: jnp.sum(x, axis=0), load)
-        return logprobs, load_metrics(load) if load else {}
+        return logprobs, _load_metrics(load)
 
     def sum_pi_squared(self, batch: Batch, rows: int | None = None) -> jax.Array:
         """sum over words of pi^2 at the sampling temperature: [B, S]."""
@@ -184,9 +217,14 @@ class Actor(_Trained):
         positive_nll: float = 0.0,
         correct_at: float = 1.0,
         trust_region: float = 0.0,
+        on_policy: Callable[[Batch], dict] | None = None,
     ):
         """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H +
-        positive_nll NLL(correct rows) -> (Actor, metrics)."""
+        positive_nll NLL(correct rows) -> (Actor, metrics).
+
+        `on_policy` says that old log-probs are those of the actor as it is, so that the only
+        optimizer step of a batch has them from its own forward pass; what it makes of the batch
+        with them are metrics, too, and so is the load of experts."""
         if not isinstance(kl_in_loss, (int, float)) or kl_in_loss > 0:
             batch.require("ref_logprobs", by="kl_in_loss")
 
@@ -207,7 +245,10 @@ class Actor(_Trained):
             right = functools.partial(positive_token_mean, correct_at=correct_at)
             terms.append((right, lambda policy, b: -positive_nll * policy.logprobs))
         objective = _policy_objective(self, loss, reduction, terms, shown)
-        state, metrics = fit(
+        if on_policy is not None:
+            objective = _on_policy(self, loss, objective, batch.old_logprobs)
+            batch = batch.replace(old_logprobs=None)
+        state, metrics, kept = fit(
             self.state,
             batch,
             objective,
@@ -215,6 +256,9 @@ class Actor(_Trained):
             steps=steps,
             trust_region=trust_region,
         )
+        if on_policy is not None:
+            own = batch.replace(old_logprobs=kept[0])
+            metrics = {**metrics, **_load_metrics(kept[1]), **on_policy(own)}
         return self._after(state, metrics)
 
     def imitate(
@@ -238,7 +282,7 @@ class Actor(_Trained):
 
         objective = Objective(divergence, lambda found, _: ([found[0]], found[1]),
                               (reduction,), (False,))  # fmt: skip
-        state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        state, metrics, _ = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
         return self._after(state, metrics)
 
 
@@ -275,7 +319,7 @@ class Critic(_Trained):
             return [value], metrics
 
         objective = Objective(self.model.values, terms, (reduction,), (False,))
-        state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        state, metrics, _ = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
         metrics["vf_loss"] = metrics.pop("loss")
         return self._after(state, metrics)
 
@@ -329,7 +373,7 @@ class RewardModel(_Trained):
             whole_step=declared.whole_step,
             rows_per_example=declared.rows,
         )
-        state, metrics = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        state, metrics, _ = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
         return self._after(state, metrics)
 
 

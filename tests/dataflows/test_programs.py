@@ -206,7 +206,7 @@ def follow(model, folder, meta, cases, to_batch, loss, reduction=update.token_me
     )
     losses, norms = [], []
     for case in cases:
-        state, metrics = step(state, to_batch(case.inputs))
+        state, metrics, _ = step(state, to_batch(case.inputs))
         losses.append(float(metrics["loss"]))
         norms.append(float(metrics["grad_norm"]))
     np.testing.assert_allclose(

@@ -84,7 +84,7 @@ def batch() -> Batch:
 
 def step(model, params, batch, reduction, microbatch_rows=ROWS, loss=policy.ppo_clip, **traits):
     aim = objective(model, loss, reduction, **traits)
-    run = jax.jit(lambda p, b: update.loss_and_gradient(p, b, aim, microbatch_rows))
+    run = jax.jit(lambda p, b: update.loss_and_gradient(p, b, aim, microbatch_rows)[:3])
     return run(params, batch)
 
 
@@ -185,7 +185,7 @@ def test_first_minibatch_of_ppo_is_the_policy_gradient(model, params, batch):
     _, ppo, metrics = step(model, params, on_policy, update.token_mean)
 
     aim = objective(model, policy.policy_gradient, update.token_mean)
-    _, plain, _ = update.loss_and_gradient(params, on_policy, aim, ROWS)
+    _, plain, *_ = update.loss_and_gradient(params, on_policy, aim, ROWS)
     assert_same(ppo, plain, rtol=1e-4)
     assert float(metrics["pg_clipfrac"]) == 0 and abs(float(metrics["ppo_kl"])) < 1e-6
 
@@ -197,13 +197,13 @@ def test_epochs_and_minibatches_take_the_steps_they_say(model, params, batch):
     run = lambda steps: jax.jit(  # noqa: E731
         lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=steps)
     )(state, batch)
-    got, metrics = run(update.Steps(rows=4, microbatch_rows=2, epochs=2))
+    got, metrics, _ = run(update.Steps(rows=4, microbatch_rows=2, epochs=2))
     assert int(got.step) == 4 and float(metrics["optimizer_steps"]) == 4
     by_hand = state
     for _ in range(2):
         for part in (slice(0, 4), slice(4, 8)):
             minibatch = jax.tree.map(lambda x, part=part: x[part], batch)
-            by_hand, _ = update.fit(
+            by_hand, *_ = update.fit(
                 by_hand, minibatch, aim, optimizer=optimizer, steps=update.Steps(4, 4)
             )
     assert_same(got.params, by_hand.params)
@@ -247,7 +247,7 @@ def test_a_loss_per_row_and_a_term_per_token_are_reduced_each_by_its_shape(model
 
     aim = objective(model, terms, update.token_mean, update.token_mean)
     for rows in (8, 2):
-        loss, _, _ = update.loss_and_gradient(params, batch, aim, rows)
+        loss, *_ = update.loss_and_gradient(params, batch, aim, rows)
         logp, entropy = model.logprobs(params, batch)
         per_row = np.where(batch.mask > 0, logp, 0).sum(axis=1)[:7].mean()
         weighted = np.asarray(batch.mask * batch.weights * entropy).sum() / float(batch.mask.sum())
@@ -284,9 +284,9 @@ def test_the_trust_region_stops_the_rest_of_the_batch(model, params, batch):
         )
         return jax.jit(fit)(state, start)
 
-    free, metrics = run(1e6)
+    free, metrics, _ = run(1e6)
     assert int(free.step) == 6 and float(metrics["trust_region_stopped_steps"]) == 0
-    held, metrics = run(1e-5)
+    held, metrics, _ = run(1e-5)
     assert int(held.step) == 1 and float(metrics["trust_region_stopped_steps"]) == 5
     assert int(held.skipped) == 0
 
@@ -296,8 +296,8 @@ def test_a_step_without_policy_tokens_moves_nothing(model, params, batch):
     optimizer = optax.adam(0.1)
     aim = objective(model, policy.ppo_clip, update.token_mean)
     run = jax.jit(lambda s, b: update.fit(s, b, aim, optimizer=optimizer, steps=update.Steps(8, 8)))
-    state, _ = run(train_state.new_train_state(params, optimizer), batch)
-    after, metrics = run(state, batch.replace(mask=jnp.zeros_like(batch.mask)))
+    state, *_ = run(train_state.new_train_state(params, optimizer), batch)
+    after, metrics, _ = run(state, batch.replace(mask=jnp.zeros_like(batch.mask)))
     assert float(metrics["empty_steps"]) == 1 and int(after.step) == 1
     for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)

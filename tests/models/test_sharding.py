@@ -24,8 +24,9 @@ from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.dataflows.stages import with_logprobs
 from rljax.errors import InputError
-from rljax.learn import Steps
+from rljax.learn import Steps, token_mean
 from rljax.learn.matrices import decayed
+from rljax.losses.policy import policy_gradient
 from rljax.mesh import BATCH_AXES, embedded, make_mesh
 from rljax.models.builtin import decoder
 from rljax.models.experts import load_metrics
@@ -143,6 +144,13 @@ def test_the_load_of_experts_is_that_of_all_tokens_however_the_rows_are_split():
     )
     _, seen = with_logprobs(batch, cfg, actor=actor)
     np.testing.assert_allclose(seen["expert_load_max"], want["expert_load_max"], rtol=1e-5)
+    # So does an update whose own forward pass gives the old log-probs.
+    options = dict(steps=cfg.steps, reduction=token_mean, on_policy=lambda batch: {})
+    _, seen = jax.jit(lambda actor, b: actor.update(b, policy_gradient, **options))(
+        actor, batch.replace(advantages=batch.mask)
+    )
+    for name, value in want.items():
+        np.testing.assert_allclose(seen[name], value, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("sizes", [dict(data=2, fsdp=2, tensor=2), dict(data=2, fsdp=4),
