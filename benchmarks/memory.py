@@ -94,7 +94,8 @@ def abstract_roles(model: Model, optimizer_on_host: bool, reference_on_host: boo
     """Actor and reference as shapes and layouts; the reference in the dtype of the matmuls, but for
     what a float32 head multiplies with (as rljax.setup makes it)."""
     state = training_layout(model, OPTIMIZER, optimizer_on_host=optimizer_on_host)
-    exact = ("head", "embedding") if model.config.head_in_float32 else ()
+    wide = model.config.head_in_float32 and not model.config.head_dtype
+    exact = ("head", "embedding") if wide else ()
 
     def weights(name, x):
         layout = on_host(x.sharding) if reference_on_host else x.sharding

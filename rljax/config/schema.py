@@ -258,6 +258,10 @@ class ModelSettings(Settings):
     # the input; offload: the input, in host memory.
     remat: str = "full"
     head_in_float32: bool = True  # whether logits are a float32 product, whatever the dtype
+    # What the head is rounded to before it is multiplied, in trainer and sampler alike: bfloat16,
+    # "" = nothing. Logits and the head's gradient stay float32; on a TPU logits take one pass
+    # where the float32 head takes three.
+    head_dtype: str = ""
 
 
 @dataclasses.dataclass

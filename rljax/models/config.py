@@ -193,6 +193,7 @@ class ModelConfig:
     dtype: str = "float32"
     weight_dtype: str = "float32"
     head_in_float32: bool = True
+    head_dtype: str = ""  # what the head is rounded to before it is multiplied; "" = nothing
     # What the backward pass finds of a layer: one of rljax.models.remat.POLICIES.
     remat: str = "full"
 

@@ -212,6 +212,7 @@ class Model:
             soft_cap=self.config.final_soft_cap,
             vocab_first=self.config.tie_embeddings,
             float32_head=self.config.head_in_float32,
+            head_dtype=self.config.head_dtype,
             mesh=self.mesh,
             **wanted,
         )
@@ -221,7 +222,8 @@ class Model:
         embedding [V, D] when tied): what the logits of each choice are made of. Column 0 is 0."""
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
-        return _preceding(hidden, batch), decoder.head_weight("lm")
+        head = decoder.head_weight("lm")
+        return _preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2
@@ -268,7 +270,8 @@ class Model:
     def _head_logits(self, head, hidden):
         """The sampler's head: the same rules of precision and cap as the trainer's."""
         config = self.config
-        hidden, head, precision = head_product(hidden, head, config.head_in_float32)
+        how = (config.head_in_float32, config.head_dtype)
+        hidden, head, precision = head_product(hidden, head, *how)
         options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
         return logits(hidden, head, 1.0, options)
 

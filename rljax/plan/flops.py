@@ -4,10 +4,11 @@ Walks a jaxpr. Numbers are of all devices together, as the program is written: w
 computes twice is not counted twice.
 
 Counted are matrix products and convolutions (2 per multiply-add) and what a Pallas call declares as
-its cost_estimate, which hides it from the compiler's own count; without one, its body times its
-grid. A loop that ends by its data takes `turns`, and one around it one, but inside a kernel it
-takes one turn and hides nothing outside; of a conditional the cheapest branch counts, in a kernel
-the dearest.
+its cost_estimate, which hides it from the compiler's own count (all passes of its products as
+`mxu_flops` of its metadata, where they are more than one); without one, its body times its grid. A
+loop that ends by its data takes `turns`, and one around it one, but inside a kernel it takes one
+turn and hides nothing outside; of a conditional the cheapest branch counts, in a kernel the
+dearest.
 """
 
 import dataclasses
@@ -17,8 +18,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-# Passes of bfloat16 products that a TPU makes for one of float32, by the precision asked for.
-_PASSES = {"HIGHEST": 6, "HIGH": 3}
+# Passes of bfloat16 products that a TPU makes for one, by the precision asked for: of two float32
+# inputs, and of one whose other is narrower, which is split alone.
+_PASSES = {"HIGHEST": (6, 3), "HIGH": (3, 2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +95,12 @@ def _walk(jaxpr, turns: int, platform: str, in_kernel: bool) -> Work:
 
 
 def _passes(eqn) -> int:
-    """Passes of a product; one where the operands are narrower than float32."""
-    wide = any(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
+    """Passes of a product; one where both operands are narrower than float32."""
+    wide = sum(v.aval.dtype.itemsize >= 4 for v in eqn.invars[:2])
     precision = eqn.params.get("precision")
     names = precision if isinstance(precision, tuple) else (precision,)
-    counts = [_PASSES.get(getattr(one, "name", str(one)), 1) for one in names]
-    return max(counts) if wide else 1
+    both, one = max(_PASSES.get(getattr(name, "name", str(name)), (1, 1)) for name in names)
+    return (1, one, both)[wide]
 
 
 def _dot(eqn) -> Work:
@@ -179,7 +181,8 @@ def _kernel(eqn, platform: str) -> Work:
     stated = eqn.params.get("cost_estimate")
     if stated is not None:
         flops, moved = float(stated.flops), float(stated.bytes_accessed)
-        return Work(flops, flops, flops, moved)
+        passes = float((eqn.params.get("metadata") or {}).get("mxu_flops", flops))
+        return Work(flops, passes, flops, moved)
     grid = eqn.params["grid_mapping"].grid
     steps = math.prod(int(n) for n in grid if isinstance(n, (int, np.integer)))
     body = _walk(_open(eqn.params["jaxpr"]), 1, platform, True) * steps

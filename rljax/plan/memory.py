@@ -207,7 +207,8 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     layer = _layers_bytes(model) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
     chunk = min(rows * setup.row_tokens, max(CHUNK_LOGITS // config.vocab_size, rows))
-    head = config.embed * config.vocab_size // tensor * (4 if config.head_in_float32 else size)
+    wide = config.head_in_float32 and not config.head_dtype
+    head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
     return {
         "gradients": trained * (2 if several else 1),

@@ -21,6 +21,7 @@ _CHOICES = {
     "algorithm.kl_reward_estimator": ("k1", "abs", "k2", "k3"),
     "algorithm.old_logprobs": ("recomputed", "sampler"),
     "model_settings.dtype": ("float32", "bfloat16"),
+    "model_settings.head_dtype": ("", "bfloat16"),
     "model_settings.remat": ("none", "dots", "attention", "full", "offload"),
     "sampler.loop": LOOPS,
     "sampler.dtype": SAMPLER_DTYPES,

@@ -125,7 +125,7 @@ def test_bfloat16_pairs_lose_what_their_own_rounding_loses(impl, small_tiles):
     want = float64_answer(hidden, head, targets, 1.0, 0.0, False, weights)
     (values, gradients, _) = answer(impl, hidden, head, targets, 1.0, Options(), weights)
     close(values, want[0], 1e-6)  # products of bfloat16 numbers are exact, sums are float32
-    assert [x.dtype for x in gradients] == [jnp.bfloat16] * 2
+    assert [x.dtype for x in gradients] == [jnp.bfloat16, jnp.float32]  # rounded by the api, once
     close(gradients, want[1], 2e-2)
 
 
@@ -248,17 +248,24 @@ def test_it_composes_with_scan_remat_and_a_traced_temperature():
 def test_the_sampler_reads_the_same_head():
     """Sampled from cap(hidden head): its log-softmax at a temperature is what is trained on."""
     rng = np.random.default_rng(3)
-    for dtype, float32_head in ((jnp.float32, True), (jnp.bfloat16, True), (jnp.bfloat16, False)):
+    bf16 = "bfloat16"
+    kinds = ((jnp.float32, True), (jnp.bfloat16, True), (jnp.bfloat16, False))
+    rounded = ((jnp.float32, True, bf16), (jnp.bfloat16, True, bf16))
+    for dtype, float32_head, *head_dtype in (*kinds, *rounded):
         hidden = jnp.asarray(rng.normal(size=(2, 5, 16)), dtype)
-        head = jnp.asarray(rng.normal(size=(31, 16)), dtype)
+        head = jnp.asarray(rng.normal(size=(31, 16)), jnp.float32)
         targets = jnp.asarray(rng.integers(0, 31, (2, 5)), jnp.int32)
         how = dict(soft_cap=3.0, vocab_first=True)
-        h, w, precision = head_product(hidden, head, float32_head)
+        h, w, precision = head_product(hidden, head, float32_head, *head_dtype)
+        # The head keeps its 24 bits but where it is rounded; logits are float32 in every case.
+        assert (w.dtype == jnp.float32) == (float32_head and not head_dtype)
         sampled = jax.nn.log_softmax(logits(h, w, 1.0, Options(**how, precision=precision)) / 0.7)
         want = jnp.take_along_axis(sampled, targets[..., None], axis=-1)[..., 0]
         got = token_logprobs(
-            hidden, head, targets, temperature=0.7, float32_head=float32_head, impl="xla", **how
-        )
+            hidden, head, targets, temperature=0.7, float32_head=float32_head, impl="xla", **how,
+            head_dtype="".join(head_dtype),
+        )  # fmt: skip
+        assert got[0].dtype == jnp.float32
         np.testing.assert_allclose(got[0], want, atol=1e-6)
 
 

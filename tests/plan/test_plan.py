@@ -282,6 +282,10 @@ def test_flops_of_loops_branches_shards_and_kernels(mesh):
     assert (exact.flops, exact.passes) == (once, 6 * once)
     low = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for x in (a, b)]
     assert flops_of(functools.partial(jnp.dot, precision="highest"), *low).passes == once
+    half = lambda x, y: jax.lax.dot(  # noqa: E731
+        x, y, precision="highest", preferred_element_type=jnp.float32
+    )
+    assert flops_of(half, low[0], b).passes == 3 * once  # one input is split, in three
 
     def loss(x, w):
         step = jax.checkpoint(lambda c, _: (jnp.tanh(c @ w), None))
@@ -300,11 +304,15 @@ def test_flops_of_loops_branches_shards_and_kernels(mesh):
 
     def called(x):
         stated = pl.CostEstimate(flops=1000, bytes_accessed=77, transcendentals=0)
-        copy = pl.pallas_call(kernel, out_shape=x, interpret=True, cost_estimate=stated)
+        copy = pl.pallas_call(
+            kernel, out_shape=x, interpret=True, cost_estimate=stated,
+            metadata={"mxu_flops": "3000"},
+        )  # fmt: skip
         return jax.lax.scan(lambda c, _: (copy(c), None), x, None, length=4)[0]
 
     found = flops_of(called, a)
     assert (found.flops, found.kernel_flops, found.kernel_bytes) == (4000, 4000, 4 * 77)
+    assert found.passes == 4 * 3000
 
 
 def test_a_loop_inside_a_kernel_does_not_stop_the_one_around_it(mesh):

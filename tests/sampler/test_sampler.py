@@ -1,6 +1,8 @@
 """The sampler: what is asked is what is done, and a draw depends on its request and position
 alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +82,7 @@ def test_a_float32_head_on_both_sides_lowers_the_mismatch_of_bfloat16():
     params = model.init(jax.random.key(0))
     params["layers"] = jax.tree.map(lambda x: 0.02 * x, params["layers"])
 
-    def k3(sampler, trainer):
+    def k3(sampler, trainer, model=model):
         batch = run(model, params, n=64, decoding=Decoding(head_in_float32=sampler))
         logp = jax.jit(model.in_dtype("", trainer).logprobs)(params, batch)[0]
         x = np.where(batch.mask > 0, logp - batch.sampler_logprobs, 0)
@@ -88,6 +90,9 @@ def test_a_float32_head_on_both_sides_lowers_the_mismatch_of_bfloat16():
 
     both, one = k3("on", "on"), [k3("off", "on"), k3("on", "off")]
     assert both == k3("", "") < 1e-8 < 1e-7 < min(one)
+    # A head that the model rounds is rounded on both sides.
+    rounded = Model(dataclasses.replace(model.config, head_dtype="bfloat16"), model.mesh)
+    assert k3("on", "on", rounded) < 1e-8 and k3("on", "off", rounded) < 1e-8
 
 
 def test_rows_hold_prompt_response_padding_and_eos_is_part_of_the_response(model, params):

@@ -6,6 +6,7 @@ The public function and its gradient; `dispatch` runs it on one device, `sharded
 Axes: S tokens, D embed, V vocabulary entries; any leading axes.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import dispatch, sharded
-from rljax.kernels.logprob.options import Options, head_product, vocab_size_of, wide_dtype
+from rljax.kernels.logprob.options import Options, product_dtypes, vocab_size_of, wide_dtype
 
 
 def token_logprobs(
@@ -26,6 +27,7 @@ def token_logprobs(
     soft_cap: float = 0.0,
     vocab_first: bool = False,
     float32_head: bool = True,
+    head_dtype: str = "",
     with_entropy: bool = True,
     with_greedy: bool = False,
     mesh: Mesh | None = None,
@@ -43,13 +45,16 @@ def token_logprobs(
 
     `with_greedy` adds a fourth, without gradient: 1 where the target is the most likely token (the
     first of equals). `float32_head` asks for full float32 products where the hardware has a
-    faster, coarser one. `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says
+    faster, coarser one; `head_dtype` rounds the head first, past which its gradient goes straight
+    through in float32. `mesh`: hidden [B, S, D] and the head are split over it as rljax.mesh says
     (see sharded). `impl`: None = what suits the platform that the program is lowered for; or a
     name of dispatch.IMPLS.
     """
     dispatch.check(impl)
-    hidden, head, precision = head_product(hidden, head, float32_head)
-    options = Options(float(soft_cap), vocab_first, with_entropy, with_greedy, precision)
+    dtypes = product_dtypes(hidden.dtype, head.dtype, float32_head, head_dtype)
+    hidden, read_as, precision = hidden.astype(dtypes[0]), jnp.dtype(dtypes[1]).name, dtypes[2]
+    what = (float(soft_cap), vocab_first, with_entropy, with_greedy)
+    options = Options(*what, precision, read_as, sharded.cores(mesh))
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head.shape[int(vocab_first)]:
         raise InputError(
             "token_logprobs: hidden, head, targets",
@@ -60,7 +65,7 @@ def token_logprobs(
         raise InputError(
             "token_logprobs(temperature)", value=jnp.shape(temperature), rule="one number, for all"
         )
-    scale = jax.lax.stop_gradient(jnp.asarray(1.0 / temperature, wide_dtype(hidden.dtype)))
+    scale = jax.lax.stop_gradient(jnp.asarray(1.0 / temperature, wide_dtype(read_as)))
     return _described(hidden, head, targets, scale, options, mesh, impl)
 
 
@@ -80,17 +85,31 @@ def _forward(hidden, head, targets, scale, options: Options, mesh, impl):
     return out, (hidden, head, targets, scale, stats.top, stats.log_sum, entropy)
 
 
-def _backward(options: Options, mesh, impl, saved, cotangents):
+def _forward_for_gradient(hidden, head, targets, scale, options: Options, mesh, impl):
+    """`_forward`, which also keeps whether the head gets a gradient: under adapters it does not."""
+    inputs = (x.value for x in (hidden, head, targets, scale))
+    out, saved = _forward(*inputs, options, mesh, impl)
+    return out, (saved, () if head.perturbed else None)
+
+
+def _backward(options: Options, mesh, impl, kept, cotangents):
     """d logprob, d entropy and d logsumexp by the logits, as the a, b, c of logit_gradient."""
-    hidden, head, targets, scale, top, log_sum, entropy = saved
-    a, g_entropy, g_lse = cotangents[:3]
+    (hidden, head, targets, scale, top, log_sum, entropy), of_head_too = kept
+    options = dataclasses.replace(options, frozen_head=of_head_too is None)
+    a, g_entropy, g_lse = (_materialised(x) for x in cotangents[:3])
     b = g_lse - a
     c = jnp.zeros_like(b)
     if options.entropy:
         b, c = b - entropy * g_entropy, -g_entropy
     arrays = hidden, head, targets, scale, top, log_sum, a, b, c
     of_hidden, of_head = sharded.backward(mesh, impl, *arrays, options)
-    return of_hidden, of_head, None, None
+    return of_hidden, None if options.frozen_head else of_head, None, None
 
 
-_described.defvjp(_forward, _backward)
+def _materialised(cotangent) -> jax.Array:
+    """An output that the loss does not read has no cotangent: zeros."""
+    zero = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+    return jnp.zeros(cotangent.shape, cotangent.dtype) if zero else cotangent
+
+
+_described.defvjp(_forward_for_gradient, _backward, symbolic_zeros=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rljax.errors import InputError
 from rljax.kernels.logprob import reference, xla
-from rljax.kernels.logprob.options import Options, Statistics
+from rljax.kernels.logprob.options import Options, Statistics, gradient_dtype
 
 IMPLS = ("reference", "xla", "pallas_tpu", "pallas_gpu")
 
@@ -30,7 +30,8 @@ def forward(impl: str | None, hidden, head, targets, scale, options: Options) ->
 def backward(
     impl: str | None, hidden, head, targets, scale, top, log_sum, a, b, c, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
+    """(d hidden [N, D], d head, in float32 or wider) of cotangents a, b, c [N]; see
+    options.logit_gradient."""
     return _run(impl, "backward", options, hidden, head, targets, scale, top, log_sum, a, b, c)
 
 
@@ -49,7 +50,7 @@ def _module(impl: str):
 
 def _run(impl: str | None, function: str, options: Options, *arrays):
     call = lambda impl: functools.partial(vars(_module(impl))[function], options=options)  # noqa: E731
-    hidden, head = arrays[:2]
+    hidden, head, *rest = arrays
     if not len(hidden):
         impl = "reference"  # no rows make no tiles
     elif impl is None and hidden.dtype not in (jnp.float32, jnp.bfloat16):
@@ -57,6 +58,9 @@ def _run(impl: str | None, function: str, options: Options, *arrays):
     if impl == "pallas_gpu" and not _module(impl).fits(hidden, head):
         sizes, what = [x.shape for x in (hidden, head)], "token_logprobs(impl='pallas_gpu')"
         raise InputError(what, value=sizes, rule="below 2^31 elements", fix="impl='xla'")
+    if impl == "pallas_gpu":  # its products take two of a kind
+        wide = gradient_dtype(hidden, head)
+        arrays = hidden.astype(wide), head.astype(wide), *rest
     if impl is not None:
         return call(impl)(*arrays)
     # Lowering, not tracing, knows the platform: a CPU host may lower for a TPU. GPUs get the Triton

@@ -21,7 +21,10 @@ class Options:
     vocab_first: bool = False  # the head is an embedding [V, D], else [D, V]
     entropy: bool = True  # `expected` is wanted
     greedy: bool = False  # `best` is wanted
-    precision: jax.lax.Precision | None = None  # of products of float32 inputs
+    precision: jax.lax.Precision | None = None  # of products with a float32 input
+    head_dtype: str = ""  # in which products read the head; "" = its own
+    frozen_head: bool = False  # nobody wants the head's gradient
+    cores: int = 1  # of a device that share the rows of one TPU kernel
 
 
 class Statistics(NamedTuple):
@@ -43,23 +46,40 @@ def wide_dtype(dtype) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def head_product(hidden, head, float32_head: bool):
-    """(hidden, head, precision) of the product that makes the logits, for `float32_head` or not.
+def product_dtypes(hidden_dtype, head_dtype, float32_head: bool, rounded: str = ""):
+    """(dtype of hidden, dtype of the head, precision) of the product that makes the logits.
 
-    Products of two bfloat16 numbers are exact in float32, where they are summed: such a pair needs
-    no cast. Everywhere else a float32 head is a float32 product, at full precision.
+    With `float32_head` each input keeps all its digits. Products of two bfloat16 numbers are exact
+    in float32, where they are summed: such a pair needs no precision. Where one is float32, full
+    precision splits that one alone into three bfloat16 parts on a TPU, where two take six products.
+    `rounded` is a dtype that the head is rounded to first. Without `float32_head` both are what
+    hidden is.
     """
+    head_dtype = jnp.dtype(rounded or head_dtype)
     if not float32_head:
-        return hidden, head.astype(hidden.dtype), None
-    if hidden.dtype == head.dtype == jnp.bfloat16:
-        return hidden, head, None
-    dtype = jnp.promote_types(wide_dtype(hidden.dtype), head.dtype)
-    return hidden.astype(dtype), head.astype(dtype), jax.lax.Precision.HIGHEST
+        return hidden_dtype, hidden_dtype, None
+    if hidden_dtype == head_dtype == jnp.bfloat16:
+        return hidden_dtype, head_dtype, None
+    own = (jnp.bfloat16, jnp.float32)
+    if hidden_dtype not in own or head_dtype not in own:
+        hidden_dtype = head_dtype = jnp.promote_types(wide_dtype(hidden_dtype), head_dtype)
+    return hidden_dtype, head_dtype, jax.lax.Precision.HIGHEST
+
+
+def head_product(hidden, head, float32_head: bool, rounded: str = ""):
+    """(hidden, head, precision), cast as `product_dtypes` says."""
+    *dtypes, precision = product_dtypes(hidden.dtype, head.dtype, float32_head, rounded)
+    return hidden.astype(dtypes[0]), head.astype(dtypes[1]), precision
 
 
 def vocab_size_of(head: jax.Array, options: Options) -> int:
     """V of the head, or of this part of it."""
     return head.shape[0 if options.vocab_first else 1]
+
+
+def gradient_dtype(hidden: jax.Array, head: jax.Array) -> jnp.dtype:
+    """In which a gradient at the logits is multiplied: as exact as the logits were."""
+    return jnp.promote_types(hidden.dtype, head.dtype)
 
 
 def hidden_gradient(dz: jax.Array, head: jax.Array, options: Options) -> jax.Array:
@@ -88,7 +108,7 @@ def raw_logits(hidden: jax.Array, head: jax.Array, options: Options) -> jax.Arra
         layout,
         hidden,
         head,
-        preferred_element_type=wide_dtype(hidden.dtype),
+        preferred_element_type=wide_dtype(gradient_dtype(hidden, head)),
         precision=options.precision,
     )
 

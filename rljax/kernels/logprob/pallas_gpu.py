@@ -88,12 +88,12 @@ def backward(
             **_call_options(interpret),
             name="token_logprobs_gradient",
         )(place, scale.reshape(1), targets, top, log_sum, a, b, c, hidden, w)
-        of_vocab = head_gradient(dz, hidden, options).astype(head.dtype)
+        of_vocab = head_gradient(dz, hidden, options)
         of_vocab += lax.dynamic_slice_in_dim(sums[1], first, size, axis)  # 0 but where they overlap
         of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
         return (sums[0] + hidden_gradient(dz, w, options), of_head), None
 
-    empty = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros_like(head)
+    empty = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(head.shape, jnp.float32)
     (of_hidden, of_head), _ = lax.scan(of_vocab, empty, jnp.arange(count))
     return of_hidden.astype(hidden.dtype), of_head
 

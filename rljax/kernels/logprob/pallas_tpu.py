@@ -4,12 +4,15 @@ Grids, blocks and declared cost of the three calls. The insides of the kernels a
 tpu_kernels.py, tile sizes in tpu_blocks.py.
 
 The forward kernel walks the vocabulary for each block of rows and keeps running statistics per
-lane. The backward has one kernel per gradient, and each recomputes its logits: 2 N D V FLOP
-forward, twice 4 N D V backward, 10 in all. One kernel for both gradients would make it 8, but has
-to add up one of them in HBM in float32: N D 4 bytes for each core behind the device, 134 MB at
-N = 8192, D = 4096 on one core. This file holds 0 MB beside its results on v5e and v6e and 9 to 17
-MB on v5p, where the plain form holds 4.2 to 21 GB (three sizes up to N = D = 8192, V = 256000,
-2026-11-22: run benchmarks/logprob.py --tpu=v5e,v5p,v6e).
+lane. Backwards, one kernel makes both gradients from one tile of logits where the gradient of all
+rows of hidden fits VMEM in float32: 2 N D V FLOP forward, 6 backward, 8 in all. Where it does not,
+and on devices of two cores, which share rows or vocabulary but not a sum, each gradient has a
+kernel and recomputes its logits, 10 in all. The passes that the MXU makes of them: 1, 3 or 6 for
+logits (tpu_kernels.passes), 1 for a gradient.
+
+This file holds 0 MB beside its results on v5e and v6e and 9 to 17 MB on v5p, where the plain form
+holds 4.2 to 21 GB (three sizes up to N = D = 8192, V = 256000, 2026-11-22: run
+benchmarks/logprob.py --tpu=v5e,v5p,v6e).
 
 tokamax's linear_softmax_cross_entropy_loss (0.0.17, its Mosaic kernel) is that one kernel. It
 returns the loss alone: no entropy, soft cap, temperature, most likely token or target in another
@@ -32,13 +35,21 @@ from rljax.errors import InputError
 from rljax.kernels.logprob.options import Options, Statistics
 from rljax.kernels.logprob.tpu_blocks import (
     LANES,
+    Sizes,
+    both_bytes,
     choose_blocks,
     forward_bytes,
     head_bytes,
     hidden_bytes,
     vmem_bytes,
 )
-from rljax.kernels.logprob.tpu_kernels import forward_kernel, head_kernel, hidden_kernel
+from rljax.kernels.logprob.tpu_kernels import (
+    both_kernel,
+    forward_kernel,
+    head_kernel,
+    hidden_kernel,
+    passes,
+)
 
 F32 = jnp.float32
 
@@ -51,7 +62,7 @@ def forward(hidden, head, targets, scale, options: Options, *, interpret=False) 
     _check_dtype(hidden, head)
     n, depth = hidden.shape
     hidden, head, vocab = _padded(hidden, head, options)
-    size = hidden.dtype.itemsize
+    size = _sizes(hidden, head)
     blocks = choose_blocks(forward_bytes, "rows", (n, depth, vocab), size, _budget())
     grid = (pl.cdiv(n, blocks.rows), pl.cdiv(vocab, blocks.vocab))
     row_of, vocab_of = (lambda i, j: i), (lambda i, j: j)
@@ -71,9 +82,10 @@ def forward(hidden, head, targets, scale, options: Options, *, interpret=False) 
         cost_estimate=pl.CostEstimate(
             flops=2 * n * depth * vocab,
             transcendentals=n * vocab * (2 if options.soft_cap else 1),
-            bytes_accessed=size * depth * (n + grid[0] * vocab) + 8 * LANES * n,
+            bytes_accessed=depth * (size.hidden * n + size.head * grid[0] * vocab) + 8 * LANES * n,
         ),
         interpret=interpret,
+        metadata=_multiplied(hidden, head, n * depth * vocab, gradients=0),
         name="token_logprobs_forward",
     )(_scalar(scale), _column(targets, grid[0] * blocks.rows), hidden, head)
     real = lambda lane: jax.lax.bitcast_convert_type(out[:n, lane], F32)  # noqa: E731
@@ -92,8 +104,8 @@ def backward(
     """Gradients of hidden and head where that of a logit is
     dz_v = (a 1[v = y] + p (b + c q)) scale cap', q = z_v - top - log_sum, p = exp(q).
 
-    top, log_sum, a, b, c [N] float32; c is read only with options.entropy. Of the inputs' dtypes,
-    added up in float32.
+    top, log_sum, a, b, c [N] float32; c is read only with options.entropy. Added up in float32;
+    hidden's has its dtype, the head's is float32.
     """
     shape, head_shape = hidden.shape, head.shape
     hidden, head, vocab = _padded(hidden, head, options)
@@ -101,14 +113,20 @@ def backward(
     rows = jnp.stack([top, log_sum, a * scale, b * scale, c * scale], axis=-1).astype(F32)
     inputs = (_scalar(scale), targets, hidden, head, rows)
     shared = dict(options=options, vocab=vocab, rows=shape[0], interpret=interpret)
-    hidden_gradient = _hidden_gradient(*inputs, **shared)[: shape[0]]
-    head_gradient = _head_gradient(*inputs, **shared)
-    return hidden_gradient, head_gradient[: head_shape[0], : head_shape[1]]
+    sizes = (shape[0], shape[1], vocab), _sizes(hidden, head)
+    held = functools.partial(both_bytes, shape[0])
+    blocks = choose_blocks(held, "vocab", *sizes, _budget())
+    one_core = options.cores == 1
+    if one_core and not options.frozen_head and held(blocks, shape[1], sizes[1]) <= _budget():
+        of_hidden, of_head = _both_gradients(*inputs, blocks=blocks, **shared)
+    else:
+        of_hidden, of_head = _hidden_gradient(*inputs, **shared), _head_gradient(*inputs, **shared)
+    return of_hidden[: shape[0]], of_head[: head_shape[0], : head_shape[1]]
 
 
 def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, vocab, rows, interpret):
     """[N, D]: rows stay, the vocabulary streams by."""
-    depth, size = hidden.shape[1], hidden.dtype.itemsize
+    depth, size = hidden.shape[1], _sizes(hidden, head)
     blocks = choose_blocks(hidden_bytes, "rows", (rows, depth, vocab), size, _budget())
     grid = (pl.cdiv(rows, blocks.rows), pl.cdiv(vocab, blocks.vocab))
     row_of, vocab_of = (lambda i, j: i), (lambda i, j: j)
@@ -123,60 +141,118 @@ def _hidden_gradient(scale, targets, hidden, head, statistics, *, options, vocab
         out_shape=jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
         scratch_shapes=[
             pltpu.VMEM(blocks, F32),
-            pltpu.VMEM(blocks, hidden.dtype),
+            pltpu.VMEM(blocks, jnp.bfloat16),
             pltpu.VMEM((blocks.rows, depth), F32),
         ],
         compiler_params=_compiler_params(),
-        cost_estimate=pl.CostEstimate(
-            flops=4 * rows * depth * vocab,
-            transcendentals=rows * vocab * (2 if options.soft_cap else 1),
-            bytes_accessed=size * depth * (2 * rows + grid[0] * vocab) + 8 * LANES * rows,
+        cost_estimate=_gradient_cost(
+            options, rows * depth * vocab, 4, rows * vocab,
+            depth * (2 * size.hidden * rows + size.head * grid[0] * vocab) + 8 * LANES * rows,
         ),
         interpret=interpret,
+        metadata=_multiplied(hidden, head, rows * depth * vocab, gradients=1),
         name="token_logprobs_hidden_gradient",
-    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))
+    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))  # fmt: skip
 
 
 def _head_gradient(scale, targets, hidden, head, statistics, *, options, vocab, rows, interpret):
-    """Like head: the vocabulary stays, rows stream by."""
-    depth, size = hidden.shape[1], hidden.dtype.itemsize
+    """Like head, in float32: the vocabulary stays, rows stream by."""
+    depth, size = hidden.shape[1], _sizes(hidden, head)
     blocks = choose_blocks(head_bytes, "vocab", (rows, depth, vocab), size, _budget())
     grid = (pl.cdiv(vocab, blocks.vocab), pl.cdiv(rows, blocks.rows))
     row_of, vocab_of = (lambda j, i: i), (lambda j, i: j)
     padded = grid[1] * blocks.rows
+    streamed = rows * grid[0]
     return pl.pallas_call(
         functools.partial(head_kernel, options=options, rows=rows),
         grid=grid,
         in_specs=_specs(blocks, depth, options, row_of, vocab_of, stays="vocab"),
         out_specs=_head_spec(blocks, depth, options, vocab_of, pl.Buffered(1)),
-        out_shape=jax.ShapeDtypeStruct(head.shape, head.dtype),
+        out_shape=jax.ShapeDtypeStruct(head.shape, F32),
         scratch_shapes=[
             pltpu.VMEM(blocks, F32),
-            pltpu.VMEM(blocks, hidden.dtype),
+            pltpu.VMEM(blocks, jnp.bfloat16),
             pltpu.VMEM((blocks.vocab, depth), F32),
         ],
         compiler_params=_compiler_params(),
-        cost_estimate=pl.CostEstimate(
-            flops=4 * rows * depth * vocab,
-            transcendentals=rows * vocab * (2 if options.soft_cap else 1),
-            bytes_accessed=size * depth * (2 * vocab + grid[0] * rows) + 8 * LANES * rows * grid[0],
+        cost_estimate=_gradient_cost(
+            options, rows * depth * vocab, 4, rows * vocab,
+            depth * ((size.head + 4) * vocab + size.hidden * streamed) + 8 * LANES * streamed,
         ),
         interpret=interpret,
+        metadata=_multiplied(hidden, head, rows * depth * vocab, gradients=1),
         name="token_logprobs_head_gradient",
-    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))
+    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))  # fmt: skip
+
+
+def _both_gradients(
+    scale, targets, hidden, head, statistics, *, blocks, options, vocab, rows, interpret
+):
+    """([N, D], like head in float32): as _head_gradient, with the sums of all rows of the first in
+    VMEM. A block of it leaves in the last round of rows; before that round its index stays."""
+    depth, size = hidden.shape[1], _sizes(hidden, head)
+    grid = (pl.cdiv(vocab, blocks.vocab), pl.cdiv(rows, blocks.rows))
+    row_of, vocab_of = (lambda j, i: i), (lambda j, i: j)
+    last, padded, streamed = grid[0] - 1, grid[1] * blocks.rows, rows * grid[0]
+    once = pl.Buffered(1)
+    leaves = pl.BlockSpec(
+        (blocks.rows, depth), lambda j, i: (jnp.where(j == last, i, 0), 0), pipeline_mode=once
+    )
+    return pl.pallas_call(
+        functools.partial(both_kernel, options=options, rows=rows, vocab=vocab),
+        grid=grid,
+        in_specs=_specs(blocks, depth, options, row_of, vocab_of, stays="vocab"),
+        out_specs=(leaves, _head_spec(blocks, depth, options, vocab_of, once)),
+        out_shape=(
+            jax.ShapeDtypeStruct(hidden.shape, hidden.dtype),
+            jax.ShapeDtypeStruct(head.shape, F32),
+        ),
+        scratch_shapes=[
+            pltpu.VMEM(blocks, F32),
+            pltpu.VMEM(blocks, jnp.bfloat16),
+            pltpu.VMEM((padded, depth), F32),
+            pltpu.VMEM((blocks.vocab, depth), F32),
+        ],
+        compiler_params=_compiler_params("arbitrary"),
+        cost_estimate=_gradient_cost(
+            options, rows * depth * vocab, 6, rows * vocab,
+            depth * ((size.head + 4) * vocab + size.hidden * (rows + streamed))
+            + 8 * LANES * streamed,
+        ),
+        interpret=interpret,
+        metadata=_multiplied(hidden, head, rows * depth * vocab, gradients=2),
+        name="token_logprobs_gradients",
+    )(scale, _column(targets, padded), hidden, head, _lanes(statistics, padded))  # fmt: skip
+
+
+def _gradient_cost(options: Options, product: int, flops: int, logits: int, moved: int):
+    transcendentals = logits * (2 if options.soft_cap else 1)
+    return pl.CostEstimate(
+        flops=flops * product, transcendentals=transcendentals, bytes_accessed=moved
+    )
+
+
+def _multiplied(hidden, head, product: int, *, gradients: int) -> dict[str, str]:
+    """What rljax.plan.flops reads beside the FLOPs: those of all passes of the MXU, for one product
+    that makes logits and so many gradients."""
+    return {"mxu_flops": str(2 * product * (passes(hidden.dtype, head.dtype) + gradients))}
 
 
 # -- arguments of the kernels
 
 
 def _check_dtype(hidden, head) -> None:
-    if hidden.dtype != head.dtype or hidden.dtype not in (jnp.bfloat16, jnp.float32):
+    if {hidden.dtype, head.dtype} - {jnp.dtype(jnp.bfloat16), jnp.dtype(F32)}:
         raise InputError(
             "the TPU kernel's hidden states and head",
             value=f"{hidden.dtype} and {head.dtype}",
-            rule="both are bfloat16 or both are float32",
+            rule="each is bfloat16 or float32",
             fix="cast them, or use impl='xla'",
         )
+
+
+def _sizes(hidden, head) -> Sizes:
+    return Sizes(hidden.dtype.itemsize, head.dtype.itemsize)
 
 
 def _padded(hidden, head, options: Options):
@@ -237,7 +313,7 @@ def _budget() -> int:
     return vmem_bytes() * 13 // 16
 
 
-def _compiler_params():
+def _compiler_params(outer: str = "parallel"):
     return pltpu.CompilerParams(
-        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_bytes() * 15 // 16
+        dimension_semantics=(outer, "arbitrary"), vmem_limit_bytes=vmem_bytes() * 15 // 16
     )

@@ -8,6 +8,7 @@ import jax
 from rljax.kernels.logprob.options import (
     Options,
     Statistics,
+    gradient_dtype,
     head_gradient,
     hidden_gradient,
     logit_gradient,
@@ -27,6 +28,7 @@ def backward(
 ) -> tuple[jax.Array, jax.Array]:
     """(d hidden [N, D], d head) of cotangents a, b, c [N]; see options.logit_gradient."""
     raw = raw_logits(hidden, head, options)
-    dz = logit_gradient(raw, targets, scale, top, log_sum, a, b, c, options).astype(hidden.dtype)
+    dz = logit_gradient(raw, targets, scale, top, log_sum, a, b, c, options)
+    dz = dz.astype(gradient_dtype(hidden, head))
     of_hidden = hidden_gradient(dz, head, options).astype(hidden.dtype)
-    return of_hidden, head_gradient(dz, hidden, options).astype(head.dtype)
+    return of_hidden, head_gradient(dz, hidden, options)

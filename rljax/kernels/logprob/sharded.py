@@ -33,7 +33,8 @@ def forward(
     """Statistics [..., S] of hidden [..., S, D] at targets [..., S]; see options.Statistics."""
     impl = _impl(mesh, impl)
     if mesh is None or mesh.size == 1:
-        stats = dispatch.forward(impl, _flat(hidden), head, targets.reshape(-1), scale, options)
+        w = head.astype(options.head_dtype)
+        stats = dispatch.forward(impl, _flat(hidden), w, targets.reshape(-1), scale, options)
         return jax.tree.map(lambda x: x.reshape(targets.shape), stats)
     split = _split(mesh, hidden, head, options)
 
@@ -59,8 +60,9 @@ def backward(
     rows = targets, top, log_sum, a, b, c
     if mesh is None or mesh.size == 1:
         y, *row = (x.reshape(-1) for x in rows)
-        of_hidden, of_head = dispatch.backward(impl, _flat(hidden), head, y, scale, *row, options)
-        return of_hidden.reshape(hidden.shape), of_head
+        w = head.astype(options.head_dtype)
+        of_hidden, of_head = dispatch.backward(impl, _flat(hidden), w, y, scale, *row, options)
+        return of_hidden.reshape(hidden.shape).astype(hidden.dtype), of_head.astype(head.dtype)
     split = _split(mesh, hidden, head, options)
 
     def on_one_device(hidden, head, scale, *rows):
@@ -83,6 +85,12 @@ def _impl(mesh: Mesh | None, impl: str | None) -> str | None:
     platforms takes longer than small programs run."""
     on_cpu = mesh is not None and mesh.devices.flat[0].platform == "cpu"
     return "xla" if impl is None and on_cpu else impl
+
+
+def cores(mesh: Mesh | None) -> int:
+    """The cores behind one device: those of a v4 or v5p share the rows of a kernel."""
+    kind = "" if mesh is None else mesh.devices.flat[0].device_kind
+    return 2 if kind in ("TPU v4", "TPU v5", "TPU v5p") else 1
 
 
 def _flat(hidden: jax.Array) -> jax.Array:
@@ -149,7 +157,8 @@ def _describe(split: _Split, impl, hidden, head, targets, scale, options) -> Sta
             stats = stats._replace(best=stats.best + first + before)
         return carry, (stats, (y >= first) & (y < first + count))
 
-    tile = _vocab_per_tile(hidden, head, vocab) if split.embed else vocab
+    itemsize = jnp.dtype(options.head_dtype).itemsize
+    tile = _vocab_per_tile(hidden, itemsize, vocab) if split.embed else vocab
     _, (parts, inside) = _over_tiles(of_tile, (), vocab, tile)
     stats = merged_tiles(parts, inside) if len(inside) > 1 else jax.tree.map(lambda x: x[0], parts)
     if not split.vocab:
@@ -166,17 +175,17 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     y = targets - before
     # A sum over devices is float32: of a whole bfloat16 head it would be twice the head.
     moved = split.embed or split.rows or split.context
-    tile = _vocab_per_tile(hidden, head, vocab) if moved else vocab
+    tile = _vocab_per_tile(hidden, 4, vocab) if moved else vocab
     if tile == vocab:
         w = _gathered(split, head, 0, vocab, options)
         of_hidden, of_head = dispatch.backward(impl, hidden, w, y, scale, *row, options)
-        of_head = _scattered(split, of_head, options)
+        of_head = _scattered(split, of_head, options).astype(head.dtype)
     else:
 
         def of_tile(sums, first, count):
             w = _gathered(split, head, first, count, options)
             part, of_vocab = dispatch.backward(impl, hidden, w, y - first, scale, *row, options)
-            of_vocab = _scattered(split, of_vocab, options)
+            of_vocab = _scattered(split, of_vocab, options).astype(head.dtype)
             of_head = lax.dynamic_update_slice_in_dim(sums[1], of_vocab, first, axis)
             return (sums[0] + part, of_head), ()
 
@@ -189,10 +198,10 @@ def _gradients(split: _Split, impl, hidden, head, scale, rows, options):
     return of_hidden.astype(hidden.dtype), of_head
 
 
-def _vocab_per_tile(hidden, head, vocab: int) -> int:
+def _vocab_per_tile(hidden, itemsize: int, vocab: int) -> int:
     """The number of vocabulary entries that are gathered, or whose gradients are summed, at
     once."""
-    most = TILE_BYTES // (hidden.shape[1] * head.dtype.itemsize)
+    most = TILE_BYTES // (hidden.shape[1] * itemsize)
     return min(vocab, max(most // 128 * 128, 128))  # whole lanes of a TPU
 
 
@@ -217,14 +226,16 @@ def _gathered(split: _Split, head, first, count: int, options: Options) -> jax.A
     """`count` vocabulary entries of the device's own part of the head, with all of D."""
     axis = 0 if options.vocab_first else 1
     w = head if count == head.shape[axis] else lax.dynamic_slice_in_dim(head, first, count, axis)
-    return lax.all_gather(w, split.embed, axis=1 - axis, tiled=True) if split.embed else w
+    narrow = jnp.dtype(options.head_dtype).itemsize < w.dtype.itemsize
+    w = w.astype(options.head_dtype) if narrow else w  # the fewer bytes are sent
+    w = lax.all_gather(w, split.embed, axis=1 - axis, tiled=True) if split.embed else w
+    return w.astype(options.head_dtype)
 
 
 def _scattered(split: _Split, of_vocab, options: Options) -> jax.Array:
-    """The gradient of gathered vocabulary entries, summed over all rows, for the device's own
-    part of D."""
-    wide, axis = jnp.promote_types(of_vocab.dtype, jnp.float32), 1 if options.vocab_first else 0
-    total = of_vocab.astype(wide)
+    """The gradient of gathered vocabulary entries, in float32 or wider, summed over all rows, for
+    the device's own part of D."""
+    axis, total = 1 if options.vocab_first else 0, of_vocab
     if split.embed and split.repeated_by("fsdp"):
         size = total.shape[axis] // lax.axis_size("fsdp")
         total = lax.dynamic_slice_in_dim(total, lax.axis_index("fsdp") * size, size, axis)
@@ -232,4 +243,4 @@ def _scattered(split: _Split, of_vocab, options: Options) -> jax.Array:
         total = lax.psum_scatter(total, "fsdp", scatter_dimension=axis, tiled=True)
     scattered = split.embed and not split.repeated_by("fsdp")
     others = [x for x in (*split.rows, split.context) if x and not (scattered and x == "fsdp")]
-    return (lax.psum(total, tuple(others)) if others else total).astype(of_vocab.dtype)
+    return lax.psum(total, tuple(others)) if others else total

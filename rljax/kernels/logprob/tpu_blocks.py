@@ -29,25 +29,39 @@ def vmem_bytes() -> int:
     return min(size, USUAL_VMEM)
 
 
-def forward_bytes(b: Blocks, depth: int, size: int) -> int:
-    """Bytes held by one step of the forward kernel; `size` = bytes of an input's element."""
-    inputs = b.rows * depth * size + 2 * depth * b.vocab * size
+class Sizes(NamedTuple):
+    """Bytes of an element of the inputs."""
+
+    hidden: int
+    head: int
+
+
+def forward_bytes(b: Blocks, depth: int, size: Sizes) -> int:
+    """Bytes held by one step of the forward kernel."""
+    inputs = b.rows * depth * size.hidden + 2 * depth * b.vocab * size.head
     return inputs + 4 * b.rows * b.vocab + 4 * LANES * b.rows * 9
 
 
-def hidden_bytes(b: Blocks, depth: int, size: int) -> int:
+def hidden_bytes(b: Blocks, depth: int, size: Sizes) -> int:
     """Bytes held by the kernel of hidden's gradient: its rows stay, the head's vocabulary
     streams by."""
-    stay = b.rows * depth * (4 + 2 * size)
-    stream = 2 * b.vocab * depth * size
-    return stay + stream + b.rows * b.vocab * (4 + size) + 4 * LANES * b.rows * 4
+    stay = b.rows * depth * (4 + 2 * size.hidden)
+    stream = 2 * b.vocab * depth * size.head
+    return stay + stream + b.rows * b.vocab * (4 + 2) + 4 * LANES * b.rows * 4
 
 
-def head_bytes(b: Blocks, depth: int, size: int) -> int:
+def head_bytes(b: Blocks, depth: int, size: Sizes) -> int:
     """Bytes held by the kernel of the head's gradient: its vocabulary stays, the rows stream by."""
-    stay = b.vocab * depth * (4 + 2 * size)
-    stream = 2 * b.rows * depth * size
-    return stay + stream + b.rows * b.vocab * (4 + 2 * size) + 4 * LANES * b.rows * 4
+    stay = b.vocab * depth * (4 + size.head + 4)
+    stream = 2 * b.rows * depth * size.hidden
+    return stay + stream + b.rows * b.vocab * (4 + 2 * 2) + 4 * LANES * b.rows * 4
+
+
+def both_bytes(rows: int, b: Blocks, depth: int, size: Sizes) -> int:
+    """Bytes held by the kernel of both gradients: besides those of the head's, the gradient of all
+    rows, and the block in which it leaves."""
+    whole = -(-rows // b.rows) * b.rows
+    return head_bytes(b, depth, size) + whole * depth * 4 + b.rows * depth * size.hidden
 
 
 def _row_sizes(n: int) -> list[int]:
@@ -59,7 +73,7 @@ def _row_sizes(n: int) -> list[int]:
     return [r for r in (min(half, ROWS), 512, 256, 128, 64, 32, 16) if r <= half]
 
 
-def choose_blocks(held, stays: str, shape, size: int, budget: int) -> Blocks:
+def choose_blocks(held, stays: str, shape, size: Sizes, budget: int) -> Blocks:
     """The largest tile whose `held` bytes fit the budget, for shape (N, D, V). Of equal ones, the
     one with more of what `stays` ("rows" or "vocab").
 

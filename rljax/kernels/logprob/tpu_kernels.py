@@ -16,18 +16,23 @@ from jax.experimental import pallas as pl
 from rljax.kernels.logprob.options import Options
 from rljax.kernels.logprob.tpu_blocks import LANES
 
-# Of D in one product, by bytes of an element: all of it would unroll into too much code, and at
-# HIGHEST precision each product of float32 is six.
-SLICES = {2: 512, 4: 128}
+SLICE = 512  # of D in one pass of a product: all of it would unroll into too much code
 CHUNK = 64  # rows whose logits pass through the registers at once
 LOWEST = -0.7 * float(jnp.finfo(jnp.float32).max)  # stands for -inf: its differences are no NaN
 LEAST_Q = -1e4  # log p below which p is 0 in float32 anyway
 F32 = jnp.float32
 
 
-def _over_depth(hidden_ref, body) -> None:
+def passes(hidden_dtype, head_dtype) -> int:
+    """How often the MXU multiplies for one product that makes logits. It takes bfloat16: a float32
+    input is three parts, of two of them three of the nine products are left out."""
+    wide = sum(dtype == F32 for dtype in (hidden_dtype, head_dtype))
+    return (1, 3, 6)[wide]
+
+
+def _over_depth(hidden_ref, head_ref, body) -> None:
     """body(slice of D) for every slice; the last may be short."""
-    size = SLICES[hidden_ref.dtype.itemsize]
+    size = max(SLICE // passes(hidden_ref.dtype, head_ref.dtype) // 128 * 128, 128)
     full, rest = divmod(hidden_ref.shape[1], size)
     if full == 1:
         body(pl.ds(0, size))
@@ -52,7 +57,7 @@ def _over_rows(rows: int, body) -> None:
     jax.lax.fori_loop(0, rows // chunk, step, 0)
 
 
-def _product(x, y, contract, precision):
+def _product(x, y, contract, precision=None):
     return jax.lax.dot_general(
         x,
         y,
@@ -60,6 +65,29 @@ def _product(x, y, contract, precision):
         preferred_element_type=F32,
         precision=precision if x.dtype == F32 else None,
     )
+
+
+def _coarse_product(x, y, contract):
+    """In one pass: of gradients, whose rounding errors average out over rows and vocabulary."""
+    return _product(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), contract)
+
+
+def _parts(x) -> list:
+    """bfloat16 arrays whose sum is x, all 24 bits of a float32; the smallest first."""
+    if x.dtype == jnp.bfloat16:
+        return [x]
+    parts = []
+    for _ in range(3):
+        parts.insert(0, x.astype(jnp.bfloat16))
+        x = x - parts[0].astype(F32)
+    return parts
+
+
+def _exact_products(x, y, contract, precision) -> list:
+    """The products whose sum is that of x and y as exact as float32 holds it."""
+    if x.dtype == y.dtype:
+        return [_product(x, y, contract, precision)]
+    return [_product(p, q, contract) for p in _parts(x) for q in _parts(y)]
 
 
 def _head_slice(head_ref, at, options: Options):
@@ -73,9 +101,10 @@ def _multiply(hidden_ref, head_ref, z_ref, options: Options) -> None:
     def add(at):
         w = _head_slice(head_ref, at, options)
         contract = (1, 1 if options.vocab_first else 0)
-        z_ref[...] += _product(hidden_ref[:, at], w, contract, options.precision)
+        for part in _exact_products(hidden_ref[:, at], w, contract, options.precision):
+            z_ref[...] += part
 
-    _over_depth(hidden_ref, add)
+    _over_depth(hidden_ref, head_ref, add)
 
 
 def forward_kernel(
@@ -199,50 +228,18 @@ def _logit_gradient(refs, first, scale, options, left=None) -> None:
     _over_rows(z_ref.shape[0], chunk_of_rows)
 
 
-def hidden_kernel(
-    scale_ref,
-    target_ref,
-    hidden_ref,
-    head_ref,
-    statistics_ref,
-    out_ref,
-    z_ref,
-    dz_ref,
-    sum_ref,
-    *,
-    options,
-    vocab,
-):
-    """A step of hidden's gradient: adds the product of a tile and the head to its rows."""
-    j, tile_vocab = pl.program_id(1), z_ref.shape[1]
+def _clear(*refs) -> None:
+    for ref in refs:
+        ref[...] = jnp.zeros_like(ref)
 
-    @pl.when(j == 0)
+
+def _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options: Options) -> None:
+    """The last tile holds anything, NaN too, past the vocabulary."""
+
+    @pl.when(left < tile_vocab)
     def _():
-        sum_ref[...] = jnp.zeros_like(sum_ref)
-        z_ref[...] = jnp.zeros_like(z_ref)
-
-    left = None
-    if vocab % tile_vocab:  # the last tile holds anything, NaN too, past the vocabulary
-        left = vocab - j * tile_vocab
-
-        @pl.when(left < tile_vocab)
-        def _():
-            _over_depth(hidden_ref, lambda at: _zero_missing(head_ref, at, left, options))
-
-    _multiply(hidden_ref, head_ref, z_ref, options)
-    refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, left)
-
-    def add(at):
-        w = _head_slice(head_ref, at, options)
-        contract = (1, 0 if options.vocab_first else 1)
-        sum_ref[:, at] += _product(dz_ref[...], w, contract, options.precision)
-
-    _over_depth(hidden_ref, add)
-
-    @pl.when(j == pl.num_programs(1) - 1)
-    def _():
-        out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+        zero = lambda at: _zero_missing(head_ref, at, left, options)  # noqa: E731
+        _over_depth(hidden_ref, head_ref, zero)
 
 
 def _zero_missing(head_ref, at, left, options: Options) -> None:
@@ -255,58 +252,124 @@ def _zero_missing(head_ref, at, left, options: Options) -> None:
         head_ref[at, :] = kept
 
 
-def head_kernel(
-    scale_ref,
-    target_ref,
-    hidden_ref,
-    head_ref,
-    statistics_ref,
-    out_ref,
-    z_ref,
-    dz_ref,
-    sum_ref,
-    *,
-    options,
-    rows,
-):
-    """A step of the head's gradient: adds the product of a tile and its rows to the head."""
-    j, i = pl.program_id(0), pl.program_id(1)
-    tile_rows, tile_vocab = z_ref.shape
-    left = rows - i * tile_rows
+def _drop_missing_rows(hidden_ref, left, tile_rows) -> None:
+    """Rows that do not exist have a = b = c = 0; what they hold goes too."""
 
-    @pl.when(i == 0)
+    @pl.when(left < tile_rows)
     def _():
-        sum_ref[...] = jnp.zeros_like(sum_ref)
-        z_ref[...] = jnp.zeros_like(z_ref)
+        def zero(at, chunk):
+            x = hidden_ref[at, :]
+            row = at.start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+            hidden_ref[at, :] = jnp.where(row < left, x, jnp.zeros_like(x))
 
-    if rows % tile_rows:  # rows that do not exist have a = b = c = 0; what they hold goes too
+        _over_rows(tile_rows, zero)
 
-        @pl.when(left < tile_rows)
-        def _():
-            def zero(at, chunk):
-                x = hidden_ref[at, :]
-                row = at.start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-                hidden_ref[at, :] = jnp.where(row < left, x, jnp.zeros_like(x))
 
-            _over_rows(tile_rows, zero)
+def _add_to_hidden(sum_ref, rows, dz_ref, hidden_ref, head_ref, options: Options) -> None:
+    """sum [rows, D] += dz [R, W] times the head."""
 
-    _multiply(hidden_ref, head_ref, z_ref, options)
-    refs = target_ref, statistics_ref, z_ref, dz_ref
-    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options)
+    def add(at):
+        w = _head_slice(head_ref, at, options)
+        contract = (1, 0 if options.vocab_first else 1)
+        sum_ref[rows, at] += _coarse_product(dz_ref[...], w, contract)
+
+    _over_depth(hidden_ref, head_ref, add)
+
+
+def _add_to_head(sum_ref, dz_ref, hidden_ref, head_ref) -> None:
+    """sum [W, D] += dz [R, W], transposed, times hidden."""
     transposed = dz_ref[...].T  # once a tile: the products want the vocabulary first
 
     def add(at):
-        sum_ref[:, at] += _product(transposed, hidden_ref[:, at], (1, 0), options.precision)
+        sum_ref[:, at] += _coarse_product(transposed, hidden_ref[:, at], (1, 0))
 
-    _over_depth(hidden_ref, add)
+    _over_depth(hidden_ref, head_ref, add)
+
+
+def _store_head(out_ref, sum_ref, hidden_ref, head_ref, options: Options) -> None:
+    if options.vocab_first:
+        out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+        return
+
+    def store(at):
+        out_ref[at, :] = sum_ref[:, at].T.astype(out_ref.dtype)
+
+    _over_depth(hidden_ref, head_ref, store)
+
+
+def hidden_kernel(
+    scale_ref, target_ref, hidden_ref, head_ref, statistics_ref,
+    out_ref, z_ref, dz_ref, sum_ref, *, options, vocab,
+):  # fmt: skip
+    """A step of hidden's gradient: adds the product of a tile and the head to its rows."""
+    j, tile_vocab = pl.program_id(1), z_ref.shape[1]
+    pl.when(j == 0)(lambda: _clear(sum_ref, z_ref))
+    left = None
+    if vocab % tile_vocab:
+        left = vocab - j * tile_vocab
+        _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options)
+    _multiply(hidden_ref, head_ref, z_ref, options)
+    refs = target_ref, statistics_ref, z_ref, dz_ref
+    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, left)
+    _add_to_hidden(sum_ref, slice(None), dz_ref, hidden_ref, head_ref, options)
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+
+
+def head_kernel(
+    scale_ref, target_ref, hidden_ref, head_ref, statistics_ref,
+    out_ref, z_ref, dz_ref, sum_ref, *, options, rows,
+):  # fmt: skip
+    """A step of the head's gradient: adds the product of a tile and its rows to the head."""
+    j, i = pl.program_id(0), pl.program_id(1)
+    tile_rows, tile_vocab = z_ref.shape
+    pl.when(i == 0)(lambda: _clear(sum_ref, z_ref))
+    if rows % tile_rows:
+        _drop_missing_rows(hidden_ref, rows - i * tile_rows, tile_rows)
+    _multiply(hidden_ref, head_ref, z_ref, options)
+    refs = target_ref, statistics_ref, z_ref, dz_ref
+    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options)
+    _add_to_head(sum_ref, dz_ref, hidden_ref, head_ref)
 
     @pl.when(i == pl.num_programs(1) - 1)
     def _():
-        if options.vocab_first:
-            out_ref[...] = sum_ref[...].astype(out_ref.dtype)
-        else:
+        _store_head(out_ref, sum_ref, hidden_ref, head_ref, options)
 
-            def store(at):
-                out_ref[at, :] = sum_ref[:, at].T.astype(out_ref.dtype)
 
-            _over_depth(hidden_ref, store)
+def both_kernel(
+    scale_ref, target_ref, hidden_ref, head_ref, statistics_ref,
+    hidden_out_ref, head_out_ref, z_ref, dz_ref, hidden_sum_ref, head_sum_ref,
+    *, options, rows, vocab,
+):  # fmt: skip
+    """A step of both gradients from one tile: that of the head is summed over the rows, which are
+    the inner axis of the grid, that of hidden over all of it."""
+    j, i = pl.program_id(0), pl.program_id(1)
+    tile_rows, tile_vocab = z_ref.shape
+    own = pl.ds(pl.multiple_of(i * tile_rows, tile_rows), tile_rows)
+    pl.when(i == 0)(lambda: _clear(head_sum_ref, z_ref))
+
+    @pl.when(j == 0)
+    def _():
+        hidden_sum_ref[own, :] = jnp.zeros((tile_rows, hidden_ref.shape[1]), F32)
+
+    left = None
+    if vocab % tile_vocab:
+        left = vocab - j * tile_vocab
+        _drop_missing_vocab(hidden_ref, head_ref, left, tile_vocab, options)
+    if rows % tile_rows:
+        _drop_missing_rows(hidden_ref, rows - i * tile_rows, tile_rows)
+    _multiply(hidden_ref, head_ref, z_ref, options)
+    refs = target_ref, statistics_ref, z_ref, dz_ref
+    _logit_gradient(refs, j * tile_vocab, scale_ref[0, 0], options, left)
+    _add_to_hidden(hidden_sum_ref, own, dz_ref, hidden_ref, head_ref, options)
+    _add_to_head(head_sum_ref, dz_ref, hidden_ref, head_ref)
+
+    @pl.when(i == pl.num_programs(1) - 1)
+    def _():
+        _store_head(head_out_ref, head_sum_ref, hidden_ref, head_ref, options)
+
+    @pl.when(j == pl.num_programs(0) - 1)
+    def _():
+        hidden_out_ref[...] = hidden_sum_ref[own, :].astype(hidden_out_ref.dtype)

@@ -15,6 +15,7 @@ from jax import lax
 from rljax.kernels.logprob.options import (
     Options,
     Statistics,
+    gradient_dtype,
     head_gradient,
     hidden_gradient,
     logit_gradient,
@@ -68,7 +69,7 @@ def backward(
     rows, vocab = len(hidden), vocab_size_of(head, options)
     row_tiles, row_size = tiles(rows, ROWS)
     vocab_tiles, tile_size = tiles(vocab, VOCAB)
-    wide, axis = wide_dtype(hidden.dtype), 0 if options.vocab_first else 1
+    wide, axis = wide_dtype(gradient_dtype(hidden, head)), 0 if options.vocab_first else 1
 
     def of_vocab(gradients, j):
         first = jnp.minimum(j * tile_size, vocab - tile_size)
@@ -84,7 +85,7 @@ def backward(
                 dz = jnp.where((jnp.arange(row_size) >= i * row_size - start)[:, None], dz, 0.0)
             if vocab % tile_size:
                 dz = jnp.where(jnp.arange(tile_size)[None] >= j * tile_size - first, dz, 0.0)
-            dz = dz.astype(h.dtype)
+            dz = dz.astype(gradient_dtype(h, w))
             sums = at(of_hidden) + hidden_gradient(dz, w, options)
             of_hidden = lax.dynamic_update_slice_in_dim(of_hidden, sums, start, 0)
             return (of_hidden, of_tile + head_gradient(dz, h, options)), None
@@ -92,10 +93,10 @@ def backward(
         of_hidden, of_head = gradients
         empty = jnp.zeros(w.shape, wide)
         (of_hidden, of_tile), _ = lax.scan(of_rows, (of_hidden, empty), jnp.arange(row_tiles))
-        sums = lax.dynamic_slice_in_dim(of_head, first, tile_size, axis) + of_tile.astype(w.dtype)
+        sums = lax.dynamic_slice_in_dim(of_head, first, tile_size, axis) + of_tile
         return (of_hidden, lax.dynamic_update_slice_in_dim(of_head, sums, first, axis)), None
 
-    empty = jnp.zeros(hidden.shape, wide), jnp.zeros_like(head)
+    empty = jnp.zeros(hidden.shape, wide), jnp.zeros(head.shape, wide)
     (of_hidden, of_head), _ = lax.scan(of_vocab, empty, jnp.arange(vocab_tiles))
     return of_hidden.astype(hidden.dtype), of_head
 
