@@ -181,7 +181,7 @@ def _kernel(eqn, platform: str) -> Work:
     stated = eqn.params.get("cost_estimate")
     if stated is not None:
         flops, moved = float(stated.flops), float(stated.bytes_accessed)
-        passes = float((eqn.params.get("metadata") or {}).get("mxu_flops", flops))
+        passes = float(dict(eqn.params.get("metadata") or {}).get("mxu_flops", flops))
         return Work(flops, passes, flops, moved)
     grid = eqn.params["grid_mapping"].grid
     steps = math.prod(int(n) for n in grid if isinstance(n, (int, np.integer)))
