@@ -3,9 +3,9 @@
 Names a layer's input and the output of attention, and defines policies over these names.
 benchmarks/memory.py measures what a policy saves.
 
-From the most memory to the least: "none" keeps everything but the scores of attention; "dots" the
-products of activations with weights and the output of attention; "attention" that output and the
-layer's input; "full" the input; "offload" the input, in host memory.
+From the most memory to the least: "none" keeps everything that is no cheap function of what it
+keeps; "dots" the products of activations with weights and the output of attention; "attention" that
+output and the layer's input; "full" the input; "offload" the input, in host memory.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,13 @@ from rljax.mesh import HOST_MEMORY
 
 POLICIES = ("none", "dots", "attention", "full", "offload")
 LAYER_INPUT, ATTENTION = "layer_input", "attention"
+# Norms, rotations, gates, masks: one pass over numbers that are kept. To write their results down
+# and read them back costs as much as to compute them again, and on CPU more: fresh pages of memory.
+CHEAP = frozenset(
+    """abs add and broadcast_in_dim concatenate convert_element_type copy div eq erf exp expm1 ge gt
+    integer_pow iota le log log1p logistic lt max min mul ne neg not or pad pow reshape rsqrt
+    select_n sign slice split sqrt square squeeze stop_gradient sub tanh transpose""".split()
+)
 
 
 def layer_input(x: jax.Array) -> jax.Array:
@@ -29,7 +36,7 @@ def recomputed(layer: Callable, policy: str) -> Callable:
     rest."""
     known = jax.checkpoint_policies
     if policy == "none":
-        return layer
+        return jax.checkpoint(layer, policy=lambda prim, *_, **__: prim.name not in CHEAP)
     if policy == "full":
         return jax.checkpoint(layer)
     attention = known.save_only_these_names(ATTENTION)

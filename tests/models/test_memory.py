@@ -16,6 +16,7 @@ from rljax.batch import batch_from_rows
 from rljax.errors import InputError
 from rljax.learn import state as train_state
 from rljax.mesh import check_host_memory, in_device_memory, make_mesh
+from rljax.models.builtin import decoder
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.models.remat import POLICIES
@@ -94,6 +95,28 @@ def test_what_each_policy_computes_again(family):
     assert len({c["scans"] for c in count.values()}) == 1
     hosts = {p: c["to_host"] > 0 for p, c in count.items()}
     assert hosts == {p: p == "offload" for p in POLICIES}
+
+
+def test_without_a_policy_a_layer_keeps_its_products_and_little_else():
+    """What the backward pass needs: the input of a layer, the products with weights but the last,
+    the output of attention. Kept: at most a tenth more."""
+    config = decoder(50, layers=1, embed=64, mlp=192, heads=4, kv_heads=2, head_dim=16)
+    model = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]), "scalar")
+    rows, tokens = 19, 53  # no weight has a multiple of so many numbers
+    ids = jnp.ones((rows, tokens), jnp.int32)
+    batch = batch_from_rows(ids, jnp.full((rows,), tokens), jnp.ones((rows, tokens)))
+
+    def backward(policy):
+        values = lambda params: with_remat(model, policy).values(params, batch)  # noqa: E731
+        return jax.eval_shape(lambda params: jax.vjp(values, params)[1], model.abstract())
+
+    def per_token(policy):
+        leaves = [leaf.size for leaf in jax.tree.leaves(backward(policy))]
+        return sum(size for size in leaves if size % (rows * tokens) == 0) / (rows * tokens)
+
+    layer = 64 + 64 + 2 * 32 + 64 + 64 + 2 * 192
+    around = per_token("full") - 64  # the final norm, the head, the positions
+    assert layer <= per_token("none") - around <= 1.1 * layer
 
 
 # -- memory of the hosts
