@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax.kernels.logprob import sharded, token_logprobs
 from rljax.mesh import BATCH_AXES, make_mesh
+from rljax.plan.hlo import traffic
 
 pytestmark = pytest.mark.tpu_aot
 B, S, D, V = 8, 1536, 2048, 128256  # no two of them alike, nor their shares
@@ -64,6 +65,10 @@ def test_the_head_is_gathered_in_tiles_and_logits_are_never_whole(chips, name):
     rows = B * S * mesh.shape["tensor"] // mesh.size
     assert not re.findall(rf"\w+\[[\d,]*(?:{rows}|{S}),{vocab}\]", text)
     assert not re.findall(rf"\w+\[[\d,]*{rows},{V}\]", text)
+    # Gradients of a tile are scattered over fsdp, and not summed whole on every chip.
+    along_fsdp = [x for x in traffic(text, mesh).collectives if x.axes == ("fsdp",)]
+    large = {x.op for x in along_fsdp if x.result_bytes > 2**20}
+    assert "all-reduce" not in large and ("reduce-scatter" in large) == (mesh.shape["fsdp"] > 1)
     # A tile, its gradient in float32, and the float32 gradient of the hidden states.
     least = 4 * rows * D + 4 * sharded.TILE_BYTES
     assert program.memory_analysis().temp_size_in_bytes < 1.5 * least
