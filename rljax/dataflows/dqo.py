@@ -54,12 +54,11 @@ def dro(batch, key, cfg, *, actor, critic, reference=None, tau: float):
 
 def _both(batch, cfg, policy_loss, value_loss, *, actor, critic, reference=None):
     """Policy and value after one step towards each other's targets, and metrics."""
-    rows = cfg.steps.microbatch_rows
     if reference is not None:
-        batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
+        batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     # Targets are those of policy and value as the step begins, for both.
-    logprobs, entropy = actor.logprobs_and_entropy(batch, rows)
-    values = critic.values(batch, rows)
+    logprobs, entropy = actor.logprobs_and_entropy(batch, cfg.steps)
+    values = critic.values(batch, cfg.steps)
     batch = batch.replace(old_logprobs=logprobs, entropy=entropy, values=values)
     critic, critic_metrics = critic.update(batch, value_loss, **cfg.critic_options)
     actor, metrics = actor.update(batch, policy_loss, steps=cfg.steps, reduction=cfg.reduction)

@@ -17,12 +17,12 @@ def kto(batch, key, cfg, *, actor, reference):
     """Rows 2i are completions, scores above 0 for good ones; rows 2i + 1 are the same prompts with
     each other's completions. algorithm.preference_loss is kto, or another loss of single rows."""
     own, others = _alternate(batch, actor)
-    rows, loss, given = cfg.steps.microbatch_rows, cfg.preference_loss, ()
-    own = own.replace(ref_logprobs=reference.logprobs(own, rows))
+    loss, given = cfg.preference_loss, ()
+    own = own.replace(ref_logprobs=reference.logprobs(own, cfg.steps))
     if "kl" in loss.positional:
         # How far the policy has moved on completions that have nothing to do with the prompt.
-        others = others.replace(ref_logprobs=reference.logprobs(others, rows))
-        given = (mismatched_kl(actor.logprobs(others, rows), others),)
+        others = others.replace(ref_logprobs=reference.logprobs(others, cfg.steps))
+        given = (mismatched_kl(actor.logprobs(others, cfg.steps), others),)
     actor, metrics = actor.update(
         own, lambda policy, b: loss(policy, b, *given), steps=cfg.steps, reduction=cfg.reduction
     )
@@ -35,9 +35,9 @@ def bco(batch, key, cfg, *, actor, reference, baseline):
     """The rows of `kto`; algorithm.preference_loss is bco. `baseline` keeps the running mean of the
     implicit rewards, which good completions are to exceed and bad ones not to reach."""
     own, _ = _alternate(batch, actor)
-    rows, loss = cfg.steps.microbatch_rows, cfg.preference_loss
-    own = own.replace(ref_logprobs=reference.logprobs(own, rows))
-    mean, updated = updated_baseline(baseline, actor.logprobs(own, rows), own, loss)
+    loss = cfg.preference_loss
+    own = own.replace(ref_logprobs=reference.logprobs(own, cfg.steps))
+    mean, updated = updated_baseline(baseline, actor.logprobs(own, cfg.steps), own, loss)
     actor, metrics = actor.update(
         own, lambda policy, b: loss(policy, b, mean), steps=cfg.steps, reduction=cfg.reduction
     )

@@ -93,7 +93,7 @@ def nash_md(
 def with_reference(batch, cfg, reference):
     """The batch with shaped scores and the reference's log-probs."""
     batch = apply_shaping(batch, cfg.reward_shaping)
-    logprobs = reference.logprobs(batch, cfg.steps.microbatch_rows)
+    logprobs = reference.logprobs(batch, cfg.steps)
     return batch.replace(scores=row_scores(batch), ref_logprobs=logprobs)
 
 

@@ -11,7 +11,7 @@ def preference(batch, key, cfg, *, actor, reference=None):
     """2 rows per pair (chosen, rejected), or 3 with a reference completion before them. The
     reference model is only there if the loss reads its log-probs."""
     if reference is not None:
-        logprobs = reference.logprobs(batch, cfg.steps.microbatch_rows)
+        logprobs = reference.logprobs(batch, cfg.steps)
         batch = batch.replace(ref_logprobs=logprobs)
     batch = with_spread(batch, cfg, actor)
     actor, metrics = actor.update(
@@ -24,4 +24,4 @@ def with_spread(batch, cfg, actor):
     """The batch with what WPO weighs a pair by, where the loss reads it."""
     if "sum_pi_squared" not in spec(cfg.preference_loss).reads:
         return batch
-    return batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps.microbatch_rows))
+    return batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps))

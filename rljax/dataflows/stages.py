@@ -22,18 +22,18 @@ from rljax.shaping.scores import apply_shaping
 def with_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
     """Old log-probs by the actor (or the sampler's own: bypass), reference log-probs, values ->
     the batch, and metrics of the actor's pass (the load of its experts)."""
-    rows, metrics = cfg.steps.microbatch_rows, {}
+    metrics = {}
     if cfg.old_logprobs == "sampler":
         batch = bypass_old_logprobs(batch)
     else:
-        old, metrics = actor.logprobs_and_load(batch, rows)
+        old, metrics = actor.logprobs_and_load(batch, cfg.steps)
         batch = batch.replace(old_logprobs=old)
     if reference is not None:
-        batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
+        batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     if critic is not None:
-        batch = batch.replace(values=critic.values(batch, rows))
+        batch = batch.replace(values=critic.values(batch, cfg.steps))
     if "sum_pi_squared" in spec(cfg.advantage).reads:
-        batch = batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, rows))
+        batch = batch.replace(sum_pi_squared=actor.sum_pi_squared(batch, cfg.steps))
     return batch, metrics
 
 

@@ -24,7 +24,8 @@ def fit(
     trust_region: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array], Any]:
     """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch -> (the
-    state after them, metrics, what the objective keeps of the outputs of a batch's only step).
+    state after them, metrics, (what the objective keeps of the outputs, the model's sums) of a
+    batch's only step).
 
     `trust_region` > 0: once the metric ppo_k3 (KL of the policy to the one that the batch began
     with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
@@ -38,15 +39,14 @@ def fit(
         )
     frozen = state.frozen  # outside the carry of the loop below
     objective = _with_frozen(objective, frozen)
+    how = steps.microbatch_rows, steps.packing
     if not steps.learn:
-        return state, loss_alone(state.params, batch, objective, steps.microbatch_rows), None
+        return state, loss_alone(state.params, batch, objective, *how), None
     state = dataclasses.replace(state, frozen={})
 
     def step(carry, minibatch):
         state, stopped = carry
-        loss, gradient, metrics, kept = loss_and_gradient(
-            state.params, minibatch, objective, steps.microbatch_rows
-        )
+        loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         empty = ~jnp.any(minibatch.mask > 0)

@@ -10,17 +10,21 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.learn.packing import Packed, Packing, each_microbatch, map_packed, pack
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
     """How one batch is walked: rows per optimizer step, rows per microbatch, passes over the
-    batch. Without `learn` losses and metrics are computed, and no step is taken (held-out data)."""
+    batch. Without `learn` losses and metrics are computed, and no step is taken (held-out data).
+    With `packing` the models see packed rows (rljax.learn.packing), and its shape is that of the
+    microbatches."""
 
     rows: int
     microbatch_rows: int
     epochs: int = 1
     learn: bool = True
+    packing: Packing | None = None
 
 
 def select_policy_tokens(batch: Batch) -> Batch:
@@ -75,6 +79,26 @@ def _joined(parts, rows_per_example: int = 1):
         return examples.swapaxes(0, 1).reshape((-1,) + x.shape[2:])
 
     return jax.tree.map(join, parts)
+
+
+def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = None, live=None):
+    """function(rows) -> (a tree of numbers per token, a tree of sums over the rows), over all rows
+    -> (the numbers, [B, S, ...]; the sums). Packed where `steps` says so, and then of rows that are
+    `live` [B] alone (default: those with policy tokens); else at most so many rows at once. No
+    gradient."""
+    packing = getattr(steps, "packing", None)
+    if packing is not None and batch.pixels is None:
+        return map_packed(function, pack(batch, packing, live=live))
+    rows = getattr(steps, "microbatch_rows", steps) or batch.rows
+
+    def one(part):
+        numbers, sums = function(part)
+        # map_microbatches joins rows: every row carries a share of its microbatch's sums.
+        spread = lambda x: jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))  # noqa: E731
+        return numbers, jax.tree.map(spread, sums)
+
+    numbers, sums = map_microbatches(one, batch, rows)
+    return numbers, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
 
 
 def weighted_loss(loss, metrics, batch: Batch, weights: jax.Array, *, corrected: bool = True):
@@ -135,13 +159,14 @@ class Objective:
     """What is minimised: the sum of `terms` of the model's outputs, each with a reduction of its
     own.
 
-    model(params, microbatch) -> outputs, a pytree of arrays with rows in front.
+    model(params, microbatch) -> outputs, a pytree of arrays [B, S, ...]; with `sums`, (those, a
+    pytree of sums over the rows).
     terms(outputs, batch) -> (unreduced losses, one per reduction, metrics). A loss is [B, S], or
     [B] for one value per row, or [B / rows_per_example] for one per example (a pair is two rows
     that follow each other), which is averaged over those that have policy tokens.
     `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
-    `keep` picks of the outputs what `fit` returns of every row.
+    `keep` picks of the outputs what `fit` returns of every row, beside the sums.
     """
 
     model: Callable
@@ -150,7 +175,12 @@ class Objective:
     corrected: tuple[bool, ...]
     whole_step: bool = False
     rows_per_example: int = 1
+    sums: bool = False
     keep: Callable = lambda outputs: None
+
+    def read(self, params, rows: Batch):
+        """(outputs, sums) of the model."""
+        return self.model(params, rows) if self.sums else (self.model(params, rows), ())
 
     def total(self, outputs, batch: Batch, token_weights, row_weights):
         """The weighted sum of all terms over the rows at hand, and the numerators of the
@@ -170,28 +200,39 @@ def _weights(batch: Batch, objective: Objective):
     return weights, _row_weights(batch, objective.rows_per_example)
 
 
-def loss_alone(params, batch: Batch, objective: Objective, microbatch_rows: int):
+def loss_alone(
+    params, batch: Batch, objective: Objective, microbatch_rows: int, packing: Packing | None = None
+):
     """The metrics of loss_and_gradient over all rows of `batch`, "loss" among them, without a
     backward pass."""
     batch = select_policy_tokens(batch)
-    model = functools.partial(objective.model, params)
-    outputs = map_microbatches(model, batch, microbatch_rows)
+    read = functools.partial(objective.read, params)
+    if packed := _packs(batch, packing, objective, 1):
+        outputs, _ = map_packed(read, packed)
+    else:
+        outputs, _ = map_tokens(read, batch, microbatch_rows)
     loss, sums = objective.total(outputs, batch, *_weights(batch, objective))
     return {name: _metric_value(name, *pair) for name, pair in sums.items()} | {"loss": loss}
 
 
-def loss_and_gradient(params, batch: Batch, objective: Objective, microbatch_rows: int):
+def loss_and_gradient(
+    params, batch: Batch, objective: Objective, microbatch_rows: int, packing: Packing | None = None
+):
     """Loss, gradient, metrics of one optimizer step over all rows of `batch`, microbatch by
-    microbatch, and what the objective keeps of its outputs."""
+    microbatch (of `microbatch_rows` rows, or packed), and (what the objective keeps of its
+    outputs, the model's sums)."""
     batch = select_policy_tokens(batch)
     weights, row_weights = _weights(batch, objective)
+    if packed := _packs(batch, packing, objective, objective.rows_per_example):
+        whole = _packed_whole_step if objective.whole_step else _packed
+        return whole(params, batch, objective, weights, row_weights, packed)
     if objective.whole_step and microbatch_rows < batch.rows:
         return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
 
     def one(params, part):
-        outputs = objective.model(params, part[0])
+        outputs, counted = objective.read(params, part[0])
         total, sums = objective.total(outputs, *part)
-        return total, (sums, jax.lax.stop_gradient(objective.keep(outputs)))
+        return total, (sums, jax.lax.stop_gradient((objective.keep(outputs), counted)))
 
     gradient_of = jax.value_and_grad(one, has_aux=True)
     whole = (batch, weights, row_weights)
@@ -206,21 +247,100 @@ def loss_and_gradient(params, batch: Batch, objective: Objective, microbatch_row
             return jax.tree.map(jnp.add, carry, (loss, gradient)), aux
 
         (loss, gradient), aux = jax.lax.scan(accumulate, (jnp.zeros(()), _zeros(params)), parts)
-    sums, kept = aux
+    sums, (kept, counted) = aux
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
-    return loss, gradient, metrics, _joined(kept, objective.rows_per_example)
+    counted = jax.tree.map(lambda x: jnp.sum(x, axis=0), counted)
+    return loss, gradient, metrics, (_joined(kept, objective.rows_per_example), counted)
 
 
 def _zeros(params):
-    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    return jax.tree.map(
+        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
+    )
+
+
+def _packs(batch: Batch, packing: Packing | None, objective: Objective, together: int):
+    """The packed rows of all examples that have policy tokens, `together` rows of one in a
+    microbatch unless the terms see all rows at once; None where rows stay as they are."""
+    if packing is None or batch.pixels is not None:
+        return None
+    rows = objective.rows_per_example
+    live = jnp.repeat(_live(batch, batch.rows // rows), rows)
+    together = 1 if objective.whole_step else together
+    return pack(batch, packing, live=live, rows_per_example=together)
+
+
+def _packed(params, batch: Batch, objective: Objective, weights, row_weights, packed: Packed):
+    """The models see packed rows, the terms the sequences that these hold, one to a row."""
+    rows = objective.rows_per_example
+
+    def one(params, index):
+        outputs, counted = objective.read(params, packed.microbatch(index))
+        (part, token_weights), here = packed.taken((batch, weights), index)
+        part = part.replace(mask=part.mask * here[:, None])
+        examples = packed.sequences[index].reshape(-1, rows)[:, 0] // rows
+        example_weights = jnp.take(row_weights, examples, mode="clip") * here[::rows]
+        own = packed.outputs(outputs, index)
+        total, sums = objective.total(own, part, token_weights, example_weights)
+        return total, (sums, *jax.lax.stop_gradient((objective.keep(outputs), counted)))
+
+    gradient_of = jax.value_and_grad(one, has_aux=True)
+
+    def accumulate(index, carry):
+        loss, gradient, sums, kept, counted = carry
+        (more, (new, keep, count)), part = gradient_of(params, index)
+        sums = {name: _both_parts(name, sums[name], new[name]) for name in new}
+        kept = jax.tree.map(lambda all, one: all.at[index].set(one), kept, keep)
+        gradient, counted = jax.tree.map(jnp.add, (gradient, counted), (part, count))
+        return loss + more, gradient, sums, kept, counted
+
+    (loss, (sums, keep, count)), _ = jax.eval_shape(gradient_of, params, 0)
+    no_sums = {name: _no_part(name, *pair) for name, pair in sums.items()}
+    zeros = lambda x: jnp.zeros(x.shape, x.dtype)  # noqa: E731
+    kept = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), keep)
+    start = (zeros(loss), _zeros(params), no_sums, kept, jax.tree.map(zeros, count))
+    loss, gradient, sums, kept, counted = each_microbatch(packed, accumulate, start)
+    metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
+    return loss, gradient, metrics, (packed.gathered(kept), counted)
+
+
+def _no_part(name: str, numerator, denominator):
+    """The numerator and denominator of a metric before any microbatch."""
+    start = {"_max": -jnp.inf, "_min": jnp.inf}.get(name[-4:], 0.0)
+    return jnp.full((), start, numerator.dtype), jnp.zeros((), denominator.dtype)
+
+
+def _both_parts(name: str, one, other):
+    """The numerator and denominator of a metric over two microbatches."""
+    join = {"_max": jnp.maximum, "_min": jnp.minimum}.get(name[-4:], jnp.add)
+    return join(one[0], other[0]), one[1] + other[1]
+
+
+def _packed_whole_step(params, batch, objective, weights, row_weights, packed: Packed):
+    """`_whole_step` over packed rows."""
+    outputs, counted = map_packed(functools.partial(objective.read, params), packed)
+    (loss, sums), pulled = jax.value_and_grad(
+        lambda outputs: objective.total(outputs, batch, weights, row_weights), has_aux=True
+    )(outputs)
+
+    def accumulate(index, gradient):
+        def read(params):
+            return packed.outputs(objective.read(params, packed.microbatch(index))[0], index)
+
+        _, backward = jax.vjp(read, params)
+        return jax.tree.map(jnp.add, gradient, backward(packed.taken(pulled, index)[0])[0])
+
+    gradient = each_microbatch(packed, accumulate, _zeros(params))
+    metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
+    return loss, gradient, metrics, (objective.keep(outputs), counted)
 
 
 def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows: int):
     """The terms see all rows: a forward pass over the microbatches, d total / d outputs, and the
     backward pass of each microbatch with its share of that. One forward pass more than otherwise.
     """
-    model = functools.partial(objective.model, params)
-    outputs = map_microbatches(model, batch, microbatch_rows)
+    read = functools.partial(objective.read, params)
+    outputs, counted = map_tokens(read, batch, microbatch_rows)
 
     def whole(outputs):
         return objective.total(outputs, batch, weights, row_weights)
@@ -229,11 +349,11 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
 
     def accumulate(gradient, part):
         microbatch, pulled = part
-        _, backward = jax.vjp(lambda p: objective.model(p, microbatch), params)
+        _, backward = jax.vjp(lambda p: objective.read(p, microbatch)[0], params)
         return jax.tree.map(jnp.add, gradient, backward(pulled)[0]), None
 
     parts = split_microbatches((batch, pull), batch.rows, microbatch_rows)
     gradient, _ = jax.lax.scan(accumulate, _zeros(params), parts)
     sums = jax.tree.map(lambda x: x[None], sums)
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
-    return loss, gradient, metrics, objective.keep(outputs)
+    return loss, gradient, metrics, (objective.keep(outputs), counted)

@@ -16,7 +16,7 @@ import optax
 
 from rljax.batch import Batch
 from rljax.contracts import spec
-from rljax.learn import Objective, Steps, fit, map_microbatches, positive_token_mean
+from rljax.learn import Objective, Steps, fit, map_tokens, positive_token_mean
 from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
@@ -66,10 +66,9 @@ def _on_policy(actor, loss: Callable, objective: Objective, given: jax.Array | N
         if spec(loss).reads_greedy:
             return objective.model(params, part), {}
         logprobs, entropy, load = actor.model.read(params, part, actor.temperature)
-        return Policy(logprobs, entropy), _spread(load, part.rows)
+        return Policy(logprobs, entropy), load
 
-    def terms(outputs, batch):
-        policy, _ = outputs
+    def terms(policy, batch):
         return objective.terms(policy, batch.replace(old_logprobs=constant(policy.logprobs, batch)))
 
     def reading(reduction):
@@ -80,18 +79,9 @@ def _on_policy(actor, loss: Callable, objective: Objective, given: jax.Array | N
         model=model,
         terms=terms,
         reductions=tuple(reading(reduction) for reduction in objective.reductions),
-        keep=lambda outputs: (outputs[0].logprobs, outputs[1]),
+        sums=True,
+        keep=lambda policy: policy.logprobs,
     )
-
-
-def _spread(load: dict, rows: int) -> dict:
-    """Totals of a microbatch as an array of its rows, whose sum over all rows is their sum."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x / rows, (rows, *x.shape)), load)
-
-
-def _load_metrics(load: dict) -> dict:
-    """The metrics of `_spread` totals; {} without experts."""
-    return load_metrics(jax.tree.map(lambda x: jnp.sum(x, axis=0), load)) if load else {}
 
 
 class _Trained(Role):
@@ -177,31 +167,32 @@ class Actor(_Trained):
             )  # fmt: skip
             return jax.block_until_ready(batch)
 
-    def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
-        """log pi(tokens) at the sampling temperature: [B, S]; `rows` bounds the rows computed at
-        once."""
-        one = lambda b: self.model.logprobs(self.state.weights, b, self.temperature)[0]  # noqa: E731
-        return map_microbatches(one, batch, rows or batch.rows)
+    def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
+        """log pi(tokens) at the sampling temperature: [B, S]; `steps` says how rows are packed, or
+        how many are computed at once."""
+        one = lambda b: (self.model.logprobs(self.state.weights, b, self.temperature)[0], ())  # noqa: E731
+        return map_tokens(one, batch, steps)[0]
 
-    def logprobs_and_entropy(self, batch: Batch, rows: int | None = None):
+    def logprobs_and_entropy(self, batch: Batch, steps: Steps | int | None = None):
         """log pi(tokens) and the entropy of each choice: two [B, S]."""
-        one = lambda b: self.model.logprobs(self.state.weights, b, self.temperature)  # noqa: E731
-        return map_microbatches(one, batch, rows or batch.rows)
+        one = lambda b: (self.model.logprobs(self.state.weights, b, self.temperature), ())  # noqa: E731
+        return map_tokens(one, batch, steps)[0]
 
-    def logprobs_and_load(self, batch: Batch, rows: int | None = None):
+    def logprobs_and_load(self, batch: Batch, steps: Steps | int | None = None):
         """`logprobs`, and the load of the experts over all tokens of the batch: {} without any."""
 
         def one(part):
             logprobs, _, load = self.model.read(self.state.weights, part, self.temperature)
-            return logprobs, _spread(load, part.rows)
+            return logprobs, load
 
-        logprobs, load = map_microbatches(one, batch, rows or batch.rows)
-        return logprobs, _load_metrics(load)
+        logprobs, load = map_tokens(one, batch, steps)
+        return logprobs, load_metrics(load) if load else {}
 
-    def sum_pi_squared(self, batch: Batch, rows: int | None = None) -> jax.Array:
+    def sum_pi_squared(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """sum over words of pi^2 at the sampling temperature: [B, S]."""
-        one = lambda b: self.model.sum_pi_squared(self.state.weights, b, self.temperature)  # noqa: E731
-        return map_microbatches(one, batch, rows or batch.rows)
+        weights = self.state.weights
+        one = lambda b: (self.model.sum_pi_squared(weights, b, self.temperature), ())  # noqa: E731
+        return map_tokens(one, batch, steps)[0]
 
     def update(
         self,
@@ -257,8 +248,9 @@ class Actor(_Trained):
             trust_region=trust_region,
         )
         if on_policy is not None:
-            own = batch.replace(old_logprobs=kept[0])
-            metrics = {**metrics, **_load_metrics(kept[1]), **on_policy(own)}
+            own, load = kept
+            load = load_metrics(load) if load else {}
+            metrics = {**metrics, **load, **on_policy(batch.replace(old_logprobs=own))}
         return self._after(state, metrics)
 
     def imitate(
@@ -306,10 +298,10 @@ class Critic(_Trained):
     optimizer: optax.GradientTransformation = static_field()
     prefix: str = static_field("critic/")
 
-    def values(self, batch: Batch, rows: int | None = None) -> jax.Array:
+    def values(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """V(state before each token): [B, S]."""
-        one = lambda b: self.model.values(self.state.weights, b)  # noqa: E731
-        return map_microbatches(one, batch, rows or batch.rows)
+        one = lambda b: (self.model.values(self.state.weights, b), ())  # noqa: E731
+        return map_tokens(one, batch, steps)[0]
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
         """All optimizer steps of this batch -> (Critic, metrics)."""
@@ -329,6 +321,13 @@ def _one_number(scores: jax.Array) -> jax.Array:
     return scores[..., -1] if scores.shape[-1] == 1 else scores[..., 1] - scores[..., 0]
 
 
+def _last(x: jax.Array, batch: Batch) -> jax.Array:
+    """x [B, S, ...] at the last token of each row: [B, ...]."""
+    column = jnp.arange(x.shape[1])[None]
+    last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
+    return jnp.take_along_axis(x, last.reshape(-1, 1, *(1,) * (x.ndim - 2)), axis=1)[:, 0]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RewardModel(_Trained):
@@ -340,15 +339,15 @@ class RewardModel(_Trained):
     optimizer: optax.GradientTransformation = static_field()
     prefix: str = static_field("")
 
-    def scores(self, batch: Batch, rows: int | None = None) -> jax.Array:
+    def scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """r(text): [B], read after the last token of each row, EOS as a rule."""
-        one = lambda b: _one_number(self.model.scores(self.state.weights, b))  # noqa: E731
-        return map_microbatches(one, batch, rows or batch.rows)
+        return _last(self.step_scores(batch, steps), batch)
 
-    def step_scores(self, batch: Batch, rows: int | None = None) -> jax.Array:
+    def step_scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """r(text up to and with each token): [B, S]."""
-        one = lambda b: _one_number(self.model.token_scores(self.state.weights, b))  # noqa: E731
-        return map_microbatches(one, batch, rows or batch.rows)
+        weights, live = self.state.weights, jnp.any(batch.segment_ids > 0, axis=1)
+        one = lambda b: (_one_number(self.model.token_scores(weights, b)), ())  # noqa: E731
+        return map_tokens(one, batch, steps, live)[0]
 
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
         """All optimizer steps of this batch -> (RewardModel, metrics).
@@ -359,14 +358,18 @@ class RewardModel(_Trained):
         declared = spec(loss)
         config = dataclasses.replace(self.model.config, squash="none")
         raw = dataclasses.replace(self.model, config=config)
-        read = raw.token_scores if declared.per_token else raw.scores
+
+        def scores(params, batch):
+            scores = raw.token_scores(params, batch)
+            return scores if declared.labels > 1 else _one_number(scores)
 
         def terms(scores, batch):
-            value, metrics = loss(scores, batch)
+            read = scores if declared.per_token else _last(scores, batch)
+            value, metrics = loss(read, batch)
             return [value], metrics
 
         objective = Objective(
-            lambda p, b: read(p, b) if declared.labels > 1 else _one_number(read(p, b)),
+            scores,
             terms,
             (reduction,),
             (False,),
@@ -442,8 +445,8 @@ class Reference(Role):
         )
         return dataclasses.replace(self, params=merged(in_memory_of(old, chosen), base))
 
-    def logprobs(self, batch: Batch, rows: int | None = None) -> jax.Array:
+    def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """log pi_ref(tokens) at the sampling temperature: [B, S]."""
         params = in_device_memory(self.params)  # once, and only until the last microbatch
-        one = lambda b: self.model.logprobs(params, b, self.temperature)[0]  # noqa: E731
-        return map_microbatches(one, batch, rows or batch.rows)
+        one = lambda b: (self.model.logprobs(params, b, self.temperature)[0], ())  # noqa: E731
+        return map_tokens(one, batch, steps)[0]

@@ -16,11 +16,10 @@ from rljax.roles import program
 def prime(batch, key, cfg, *, actor, implicit, reference, beta: float = 0.05):
     """`implicit` takes its step first; then beta (log pi_implicit - log ref) is each token's
     reward, for algorithm.advantage="prime()"."""
-    rows = cfg.steps.microbatch_rows
-    batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
+    batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     loss = functools.partial(implicit_reward_classification, beta=beta)
     implicit, learned = implicit.update(batch, loss, steps=cfg.steps, reduction=cfg.reduction)
-    gap = implicit.logprobs(batch, rows) - batch.ref_logprobs
+    gap = implicit.logprobs(batch, cfg.steps) - batch.ref_logprobs
     batch = batch.replace(process_rewards=jnp.where(batch.mask > 0, beta * gap, 0.0))
     new, metrics = grpo.page(batch, key, cfg, actor=actor)
     return {**new, "implicit": implicit}, {**metrics, **learned}

@@ -1,0 +1,431 @@
+"""Packed passes: a pass of a model costs what the tokens that are there cost, not rows x columns.
+
+A Batch has one sequence to a row, and every formula sees it so. Inside a program the passes of the
+models see other rows: sequences are cut into pieces (the prefix that rows of one prompt share, and
+the rest of each), pieces stand side by side in blocks of `block_tokens`, and `blocks` of them are a
+packed row. A rest and its prefix are in one packed row; a group that does not fit one repeats its
+prefix. So many packed rows as the mesh needs are a microbatch of one shape, and only as many
+microbatches are computed as hold tokens: one program serves all lengths.
+
+Axes: B rows of the batch, S tokens, M microbatches at most, U packed rows of one, W blocks, N
+sequences of a packed row at most, T tokens of a block.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.mesh import constrain_rows, replicated, row_shards
+
+# A packed row holds at most so many times the sequences that fill it at full length.
+SHORTER = 8
+# A microbatch is a part of the step small enough that rounding up to whole ones costs little, and
+# large enough for its products: at full length the step has up to so many, of so many tokens.
+PARTS, PART_TOKENS = 16, 2560
+LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """The static shape of a packed microbatch: `rows` packed rows of `blocks` blocks of
+    `block_tokens` tokens, with up to `sequences` sequences in a row. `shared`: a prompt that rows
+    have in common is computed once. `full`: compute the microbatches of a batch whose rows are all
+    of full length, `samples` to a prompt, whatever it holds (for a plan)."""
+
+    block_tokens: int
+    blocks: int
+    rows: int
+    sequences: int
+    shared: bool
+    mesh: Mesh
+    full: int = 0
+
+    def sequences_of(self, rows_per_example: int) -> int:
+        """`sequences` in whole examples."""
+        return self.sequences - self.sequences % rows_per_example
+
+    def most_rows(self, examples: int, rows_per_example: int) -> int:
+        """Packed rows that hold any batch of so many examples: the worst case of `pack`."""
+        blocks = rows_per_example * (2 if self.shared else 1)
+        fit = min(self.blocks // blocks, self.sequences // rows_per_example)
+        return -(-examples // fit // self.rows) * self.rows
+
+
+def packing_for(
+    rows: int,
+    row_tokens: int,
+    microbatch_rows: int,
+    mesh: Mesh,
+    *,
+    prompt_tokens: int = 0,
+    samples: int = 1,
+    rows_per_example: int = 1,
+) -> Packing:
+    """The packing of optimizer steps of `rows` sequences of up to `row_tokens` tokens, in
+    microbatches of at most `microbatch_rows` x `row_tokens`.
+
+    `prompt_tokens` of them at most are a prompt that `samples` rows share; 0 = nothing is shared.
+    """
+    shards = row_shards(mesh)
+    tokens = max(rows * row_tokens // PARTS, PART_TOKENS * shards)
+    unit = shards * rows_per_example
+    sizes = [r for r in range(unit, microbatch_rows + 1, unit) if rows % r == 0]
+    enough = [r for r in sizes if r * row_tokens >= tokens]
+    held = (enough or sizes[-1:] or [microbatch_rows])[0] // shards
+    shared = 0 < prompt_tokens < row_tokens and samples * rows_per_example > 1
+    longest, blocks = row_tokens, held
+    if shared:
+        longest = max(prompt_tokens, row_tokens - prompt_tokens)
+        if mesh.devices.flat[0].platform == "tpu":  # whole lanes: attention pads to them anyway
+            longest += -longest % LANES
+        prompts = -(-held // max(samples, rows_per_example))
+        blocks = held + -(-prompts * prompt_tokens // longest)
+    blocks = max(blocks, rows_per_example * (2 if shared else 1))
+    most = min(SHORTER * held, rows)
+    return Packing(longest, blocks, shards, max(most, rows_per_example), shared, mesh)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Where `pack` put everything.
+
+    rows: the packed rows, [M, U, W T], or [M, U W, T] where no prefix is shared. sequences
+    [M, U, N]: the rows of the batch that each holds, B = none. places [B, S]: the column of each
+    token in the W T of its packed row. homes [B]: which of the M U it is, -1 = not computed. count:
+    microbatches that hold tokens.
+    """
+
+    rows: Batch
+    sequences: jax.Array
+    places: jax.Array
+    homes: jax.Array
+    count: jax.Array | int
+
+    @property
+    def parts(self) -> int:
+        """M."""
+        return self.sequences.shape[0]
+
+    def microbatch(self, index) -> Batch:
+        """The packed rows of microbatch `index`."""
+        return jax.tree.map(lambda x: x[index], self.rows)
+
+    def outputs(self, out: Any, index) -> Any:
+        """What a pass over microbatch `index` said of each token, sequence by sequence:
+        [U, W T, ...] -> [U N, S, ...], 0 where there is no sequence."""
+        sequences = self.sequences[index]
+        units, n = sequences.shape
+        s = self.places.shape[1]
+        places = jnp.take(self.places, sequences, axis=0, mode="clip").reshape(units, n * s)
+        here = (sequences < self.places.shape[0]).reshape(units * n, 1)
+
+        def one(x):
+            x = x.reshape(units, -1, *x.shape[2:])
+            wide = (1,) * (x.ndim - 2)
+            taken = jnp.take_along_axis(x, places.reshape(units, n * s, *wide), axis=1)
+            taken = taken.reshape(units * n, s, *x.shape[2:])
+            return jnp.where(here.reshape(units * n, 1, *wide), taken, 0)
+
+        return jax.tree.map(one, out)
+
+    def taken(self, tree: Any, index) -> Any:
+        """The rows [U N, ...] of a tree of [B, ...] arrays that microbatch `index` holds, and which
+        of them are there."""
+        rows = self.sequences[index].reshape(-1)
+        here = rows < self.places.shape[0]
+        return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree), here
+
+    def gathered(self, out: Any) -> Any:
+        """[M, U, W T, ...] (or [M, U W, T, ...]) of all passes -> [B, S, ...], 0 where nothing was
+        computed."""
+        home = jnp.maximum(self.homes, 0)[:, None]
+        units = self.sequences.shape[0] * self.sequences.shape[1]
+
+        def one(x):
+            taken = x.reshape(units, -1, *x.shape[3:])[home, self.places]
+            here = (self.homes >= 0).reshape(-1, *(1,) * (taken.ndim - 1))
+            return jnp.where(here, taken, 0)
+
+        return jax.tree.map(one, out)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Pieces:
+    """Of every row: tokens, how many of them are the prefix, and the row whose prefix it shares."""
+
+    length: jax.Array
+    prefix: jax.Array
+    leader: jax.Array
+    live: jax.Array
+
+    @property
+    def rest(self):
+        return self.length - self.prefix
+
+
+def _cut(batch: Batch, live: jax.Array, packing: Packing) -> _Pieces:
+    """A row's prefix is what comes before its first policy token. One that no other row has is not
+    cut off, unless the row exceeds a block."""
+    b, s = batch.tokens.shape
+    column = jnp.arange(s)[None]
+    row = jnp.arange(b)
+    length = jnp.where(live, jnp.max(jnp.where(batch.segment_ids > 0, column + 1, 0), axis=1), 0)
+    if not packing.shared:
+        return _Pieces(length, jnp.zeros_like(length), row, live)
+    first = jnp.min(jnp.where(batch.mask > 0, column, s), axis=1)
+    excess = jnp.maximum(length - packing.block_tokens, 0)  # must be in a prefix: it fits no block
+    prefix = jnp.clip(jnp.minimum(first, length), excess, packing.block_tokens)
+    inside = column < prefix[:, None]
+    fields = [batch.tokens, batch.positions, batch.segment_ids]
+    if batch.rope_positions is not None:
+        fields += [batch.rope_positions[..., i] for i in range(batch.rope_positions.shape[-1])]
+    hashes = _hashes(fields, inside, jnp.where(live, prefix, -1 - row))
+    # The first row of equal hashes leads; unequal prefixes of equal hashes part below.
+    leader = jnp.argmax(jnp.all(hashes[:, :, None] == hashes[:, None, :], axis=0), axis=1)
+    equal = prefix == prefix[leader]
+    for field in fields:
+        equal &= jnp.all((field == field[leader]) | ~inside, axis=1)
+    leader = jnp.where(equal, leader, row)
+    sharing = jnp.zeros_like(row).at[leader].add(live.astype(row.dtype))[leader]
+    cut = (sharing > 1) | (excess > 0)
+    return _Pieces(length, jnp.where(cut, prefix, 0), jnp.where(cut, leader, row), live)
+
+
+def _hashes(fields, inside, prefix) -> jax.Array:
+    """Two numbers for each row [2, B], equal for rows of equal prefixes."""
+    shape = (2, len(fields), inside.shape[1])
+    mixed = np.random.default_rng(0).integers(2**32, size=shape, dtype=np.uint32) | np.uint32(1)
+    hashes = prefix.astype(jnp.uint32)[None] * mixed[:, :1, 0]
+    for i, field in enumerate(fields):
+        values = jnp.where(inside, field, 0).astype(jnp.uint32)
+        hashes = hashes + jnp.sum(values[None] * mixed[:, i, None], axis=2, dtype=jnp.uint32)
+    return hashes
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """How full all packed rows are: free [R, W] tokens of blocks; which hold prefixes; the block
+    whose prefixes the rests of a block continue (-1 = not decided); prefix block that is open [R]
+    (-1 = none); sequences [R]; where the prefix of the group at hand lies [R] (-1 = not here)."""
+
+    free: jax.Array
+    is_prefix: jax.Array
+    continues: jax.Array
+    open: jax.Array
+    sequences: jax.Array
+    at: jax.Array
+    group: jax.Array
+
+
+def _start(packing: Packing, rows: int) -> _State:
+    shape = (rows, packing.blocks)
+    none = jnp.full(rows, -1, jnp.int32)
+    free = jnp.full(shape, packing.block_tokens, jnp.int32)
+    return _State(free, jnp.zeros(shape, bool), jnp.full(shape, -1, jnp.int32), none,
+                  jnp.zeros(rows, jnp.int32), none, jnp.int32(-1))  # fmt: skip
+
+
+def _options(state: _State, packing: Packing, size, prefix):
+    """For a rest of `size` tokens: which blocks have room [R, W], whether a packed row can hold its
+    prefix [R], in which block that is [R], and whether it lies there already [R]."""
+    column = jnp.arange(packing.blocks)[None]
+    fits = (state.free >= size) & ~state.is_prefix
+    if not packing.shared:
+        nothing = jnp.zeros_like(state.open)
+        return fits, nothing >= 0, nothing, nothing < 0
+    unused = state.free == packing.block_tokens
+    there = state.at >= 0
+    room = jnp.take_along_axis(state.free, jnp.maximum(state.open, 0)[:, None], axis=1)[:, 0]
+    joins = (state.open >= 0) & (room >= prefix)
+    fresh = jnp.argmax(unused, axis=1)
+    block = jnp.where(there, state.at // packing.block_tokens, jnp.where(joins, state.open, fresh))
+    opens = (prefix > 0) & ~there & ~joins
+    agrees = (state.continues < 0) | (state.continues == block[:, None])
+    fits &= ((prefix == 0) | agrees) & ~(opens[:, None] & (column == block[:, None]))
+    return fits, (prefix == 0) | there | joins | jnp.any(unused, axis=1), block, there
+
+
+def _first(ok, there):
+    """The first packed row that is `ok`, one where the prefix is already if there is any."""
+    index = jnp.arange(ok.shape[0])
+    return jnp.argmin(jnp.where(ok, index - there * ok.shape[0], ok.shape[0]))
+
+
+def _place(state: _State, packing: Packing, unit, size, prefix, live):
+    """The state with a sequence in packed row `unit`, and (where its rest begins, its prefix)."""
+    t = packing.block_tokens
+    fits, _, block, there = _options(state, packing, size, prefix)
+    best = jnp.argmin(jnp.where(fits[unit], state.free[unit], t + 1))
+    rest_at = best * t + t - state.free[unit, best]
+    size, count = jnp.where(live, size, 0), live.astype(jnp.int32)
+    free = state.free.at[unit, best].add(-size)
+    state = dataclasses.replace(state, sequences=state.sequences.at[unit].add(count))
+    if not packing.shared:
+        return dataclasses.replace(state, free=free), (rest_at, rest_at)
+    has, home = live & (prefix > 0), block[unit]
+    new = has & ~there[unit]
+    prefix_at = jnp.where(there[unit], state.at[unit], home * t + t - state.free[unit, home])
+    continues = jnp.where(has, home, state.continues[unit, best])
+    return dataclasses.replace(
+        state,
+        free=free.at[unit, home].add(-jnp.where(new, prefix, 0)),
+        is_prefix=state.is_prefix.at[unit, home].max(new),
+        continues=state.continues.at[unit, best].set(continues),
+        open=state.open.at[unit].set(jnp.where(new, home, state.open[unit])),
+        at=state.at.at[unit].set(jnp.where(has, prefix_at, state.at[unit])),
+    ), (rest_at, prefix_at)
+
+
+def _assign(pieces: _Pieces, packing: Packing, rows: int, together: int):
+    """First fit, group by group, longest first -> packed row, place of the rest, place of the
+    prefix, number in its packed row, all [B]; and which block each block continues [R, W].
+
+    The `together` rows of an example go into one packed row.
+    """
+    of = lambda x: x.reshape(-1, together)  # noqa: E731
+    size, prefix, leader, live = (
+        of(x) for x in (pieces.rest, pieces.prefix, pieces.leader, pieces.live)
+    )
+    longest = jnp.max(size, axis=1)
+    width = packing.block_tokens + 1
+    order = jnp.argsort(leader[:, 0] * width + packing.block_tokens - longest)
+    most_sequences = packing.sequences_of(together)
+
+    def step(state, example):
+        size, prefix, leader, live = example
+        at = jnp.where(leader[0] == state.group, state.at, -1)
+        state = dataclasses.replace(state, at=at, group=leader[0])
+        most = size[0] if together == 1 else jnp.max(size)
+        fits, ready, _, there = _options(state, packing, most, prefix[0])
+        ok = ready & (jnp.sum(fits, axis=1) >= together)
+        if together > 1:
+            alike = jnp.all((leader == leader[0]) & (prefix == prefix[0]))
+            blocks = together * (2 if packing.shared else 1)
+            unused = jnp.sum(state.free == packing.block_tokens, axis=1)
+            ok = (ok & alike) | (unused >= blocks)
+        unit = _first(ok & (state.sequences + together <= most_sequences), there)
+        out = []
+        for i in range(together):
+            if i and packing.shared:
+                at = jnp.where(leader[i] == state.group, state.at, -1)
+                state = dataclasses.replace(state, at=at, group=leader[i])
+            number = state.sequences[unit]
+            state, places = _place(state, packing, unit, size[i], prefix[i], live[i])
+            out.append(jnp.stack([unit, *places, number]))
+        return state, jnp.stack(out)
+
+    examples = tuple(x[order] for x in (size, prefix, leader, live))
+    state, found = jax.lax.scan(step, _start(packing, rows), examples)
+    found = jnp.zeros_like(found).at[order].set(found).reshape(-1, 4)
+    return *found.T, state
+
+
+def pack(
+    batch: Batch, packing: Packing, *, live: jax.Array | None = None, rows_per_example: int = 1
+) -> Packed:
+    """The packed rows of the rows of `batch` that are `live` [B] (default: those with policy
+    tokens); `rows_per_example` consecutive rows share a microbatch."""
+    if batch.pixels is not None:
+        raise InputError("packed rows cannot hold images", fix="Steps without packing")
+    b, s = batch.tokens.shape
+    live = jnp.any(batch.mask > 0, axis=1) if live is None else live
+    batch, live = _whole((batch, live), packing.mesh)
+    pieces = _cut(batch, live, packing)
+    units = packing.most_rows(b // rows_per_example, rows_per_example)
+    unit, rest_at, prefix_at, number, state = _assign(pieces, packing, units, rows_per_example)
+    column = jnp.arange(s)[None]
+    in_prefix = column < pieces.prefix[:, None]
+    places = jnp.where(in_prefix, prefix_at[:, None], (rest_at - pieces.prefix)[:, None]) + column
+    width = packing.blocks * packing.block_tokens
+    inside = column < pieces.length[:, None]
+    places = jnp.clip(jnp.where(inside, places, 0), 0, width - 1)
+    home = jnp.where(live, unit, units)  # out of range: dropped
+    rows = _packed_rows(batch, packing, pieces, places, inside, home, units, state)
+    sequences = jnp.full((units, packing.sequences_of(rows_per_example)), b, jnp.int32)
+    sequences = sequences.at[home, number].set(jnp.arange(b), mode="drop")
+    parts = units // packing.rows
+    split = lambda x: x.reshape(parts, packing.rows, *x.shape[1:])  # noqa: E731
+    count = jnp.max(jnp.where(live, unit // packing.rows + 1, 0))
+    if packing.full:
+        count = min(packing.full, parts)
+    return Packed(rows, split(sequences), places, jnp.where(live, unit, -1), count)
+
+
+def _packed_rows(batch, packing, pieces, places, inside, home, units, state) -> Batch:
+    b, s = places.shape
+    width = packing.blocks * packing.block_tokens
+    # The token of the batch that stands at each place; of a shared prefix, any row's. b s = none.
+    index = jnp.arange(b * s, dtype=jnp.int32).reshape(b, s)
+    source = jnp.full((units, width), b * s, jnp.int32)
+    source = source.at[jnp.where(inside, home[:, None], units), places].set(index, mode="drop")
+    put = (
+        lambda x: jnp.take(  # noqa: E731
+            x.reshape(b * s, *x.shape[2:]), source, axis=0, mode="fill", fill_value=0
+        )
+    )
+    row, column = jnp.arange(b)[:, None], jnp.arange(s)[None]
+    in_prefix = column < pieces.prefix[:, None]
+    # Pieces of one row of the batch keep its own segments apart, if it was packed before.
+    owner = jnp.where(in_prefix, 2 * pieces.leader[:, None], 2 * row + 1)
+    named = lambda owner: jnp.where(  # noqa: E731
+        batch.segment_ids > 0, owner * (s + 1) + batch.segment_ids, 0
+    )
+    fields = {
+        "tokens": put(batch.tokens),
+        "segment_ids": put(named(owner)),
+        "positions": put(batch.positions),
+        "mask": put(batch.mask),
+    }
+    if batch.rope_positions is not None:
+        fields["rope_positions"] = put(batch.rope_positions)
+    if not packing.shared:
+        parts = (units // packing.rows, packing.rows * packing.blocks, packing.block_tokens)
+        return Batch(**{name: x.reshape(*parts, *x.shape[2:]) for name, x in fields.items()})
+    continued = ~in_prefix & (pieces.prefix > 0)[:, None]
+    fields["prefix_ids"] = put(jnp.where(continued, named(2 * pieces.leader[:, None]), 0))
+    own = jnp.arange(packing.blocks)[None]
+    fields["prefix_blocks"] = jnp.where(state.continues < 0, own, state.continues)
+    before = jnp.roll(places, 1, axis=1)
+    follows = (batch.segment_ids == jnp.roll(batch.segment_ids, 1, axis=1)) & (column > 0)
+    fields["previous"] = put(jnp.where(follows, before, places))
+    return Batch(**{name: x.reshape(-1, packing.rows, *x.shape[1:]) for name, x in fields.items()})
+
+
+def _whole(tree, mesh: Mesh):
+    """Every device decides alike where everything goes."""
+    if mesh.size == 1:
+        return tree
+    keep = lambda x: jax.lax.with_sharding_constraint(x, replicated(mesh))  # noqa: E731
+    return jax.tree.map(keep, tree)
+
+
+def each_microbatch(packed: Packed, body: Callable, carry):
+    """carry = body(index, carry) for every microbatch that holds tokens; not differentiable."""
+    return jax.lax.fori_loop(0, packed.count, body, carry)
+
+
+def map_packed(function: Callable, packed: Packed):
+    """function(packed Batch) -> (a tree of numbers per token, a tree of sums), over all microbatches
+    -> (the numbers, [B, S, ...], 0 at rows that are not packed; the sums over all of them)."""
+    shapes, sums = jax.eval_shape(lambda: function(packed.microbatch(0)))
+
+    def body(index, carry):
+        out, total = carry
+        new, more = function(packed.microbatch(index))
+        out = jax.tree.map(lambda all, one: all.at[index].set(one), out, new)
+        return out, jax.tree.map(jnp.add, total, more)
+
+    empty = lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype)  # noqa: E731
+    start = jax.tree.map(empty, shapes), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+    out, total = each_microbatch(packed, body, start)
+    return packed.gathered(out), total
