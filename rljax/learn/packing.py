@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from rljax.batch import Batch
 from rljax.errors import InputError
-from rljax.mesh import constrain_rows, replicated, row_shards
+from rljax.mesh import replicated, row_shards
 
 # A packed row holds at most so many times the sequences that fill it at full length.
 SHORTER = 8
@@ -176,8 +176,8 @@ def _cut(batch: Batch, live: jax.Array, packing: Packing) -> _Pieces:
     """A row's prefix is what comes before its first policy token. One that no other row has is not
     cut off, unless the row exceeds a block."""
     b, s = batch.tokens.shape
-    column = jnp.arange(s)[None]
-    row = jnp.arange(b)
+    column = jnp.arange(s, dtype=jnp.int32)[None]
+    row = jnp.arange(b, dtype=jnp.int32)
     length = jnp.where(live, jnp.max(jnp.where(batch.segment_ids > 0, column + 1, 0), axis=1), 0)
     if not packing.shared:
         return _Pieces(length, jnp.zeros_like(length), row, live)
@@ -190,7 +190,8 @@ def _cut(batch: Batch, live: jax.Array, packing: Packing) -> _Pieces:
         fields += [batch.rope_positions[..., i] for i in range(batch.rope_positions.shape[-1])]
     hashes = _hashes(fields, inside, jnp.where(live, prefix, -1 - row))
     # The first row of equal hashes leads; unequal prefixes of equal hashes part below.
-    leader = jnp.argmax(jnp.all(hashes[:, :, None] == hashes[:, None, :], axis=0), axis=1)
+    alike = jnp.all(hashes[:, :, None] == hashes[:, None, :], axis=0)
+    leader = jnp.argmax(alike, axis=1).astype(jnp.int32)
     equal = prefix == prefix[leader]
     for field in fields:
         equal &= jnp.all((field == field[leader]) | ~inside, axis=1)
@@ -286,12 +287,21 @@ def _place(state: _State, packing: Packing, unit, size, prefix, live):
     ), (rest_at, prefix_at)
 
 
-def _assign(pieces: _Pieces, packing: Packing, rows: int, together: int):
-    """First fit, group by group, longest first -> packed row, place of the rest, place of the
-    prefix, number in its packed row, all [B]; and which block each block continues [R, W].
+@dataclasses.dataclass(frozen=True)
+class _Places:
+    """Where every row went: its packed row, where in it the rest and the prefix begin, its number
+    there, all [B]; and which block each block of a packed row continues [R, W]."""
 
-    The `together` rows of an example go into one packed row.
-    """
+    home: jax.Array
+    rest: jax.Array
+    prefix: jax.Array
+    number: jax.Array
+    continues: jax.Array
+
+
+def _assign(pieces: _Pieces, packing: Packing, rows: int, together: int) -> _Places:
+    """First fit, group by group, longest first. The `together` rows of an example go into one
+    packed row."""
     of = lambda x: x.reshape(-1, together)  # noqa: E731
     size, prefix, leader, live = (
         of(x) for x in (pieces.rest, pieces.prefix, pieces.leader, pieces.live)
@@ -301,8 +311,9 @@ def _assign(pieces: _Pieces, packing: Packing, rows: int, together: int):
     order = jnp.argsort(leader[:, 0] * width + packing.block_tokens - longest)
     most_sequences = packing.sequences_of(together)
 
-    def step(state, example):
+    def step(before, example):
         size, prefix, leader, live = example
+        state = before
         at = jnp.where(leader[0] == state.group, state.at, -1)
         state = dataclasses.replace(state, at=at, group=leader[0])
         most = size[0] if together == 1 else jnp.max(size)
@@ -316,18 +327,21 @@ def _assign(pieces: _Pieces, packing: Packing, rows: int, together: int):
         unit = _first(ok & (state.sequences + together <= most_sequences), there)
         out = []
         for i in range(together):
-            if i and packing.shared:
-                at = jnp.where(leader[i] == state.group, state.at, -1)
-                state = dataclasses.replace(state, at=at, group=leader[i])
-            number = state.sequences[unit]
+            number, at = state.sequences[unit], state.at
+            if i and packing.shared:  # a prefix of another group is placed for this row alone
+                same = (leader[i] == leader[0]) & (prefix[i] == prefix[0])
+                state = dataclasses.replace(state, at=jnp.where(same, at, -1))
             state, places = _place(state, packing, unit, size[i], prefix[i], live[i])
+            if i and packing.shared:
+                state = dataclasses.replace(state, at=jnp.where(same, state.at, at))
             out.append(jnp.stack([unit, *places, number]))
-        return state, jnp.stack(out)
+        # With 64-bit types on, indices would widen the carry.
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), state, before), jnp.stack(out)
 
     examples = tuple(x[order] for x in (size, prefix, leader, live))
     state, found = jax.lax.scan(step, _start(packing, rows), examples)
     found = jnp.zeros_like(found).at[order].set(found).reshape(-1, 4)
-    return *found.T, state
+    return _Places(*found.T, state.continues)
 
 
 def pack(
@@ -342,47 +356,50 @@ def pack(
     batch, live = _whole((batch, live), packing.mesh)
     pieces = _cut(batch, live, packing)
     units = packing.most_rows(b // rows_per_example, rows_per_example)
-    unit, rest_at, prefix_at, number, state = _assign(pieces, packing, units, rows_per_example)
+    went = _assign(pieces, packing, units, rows_per_example)
     column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
-    places = jnp.where(in_prefix, prefix_at[:, None], (rest_at - pieces.prefix)[:, None]) + column
-    width = packing.blocks * packing.block_tokens
+    places = jnp.where(in_prefix, went.prefix[:, None], (went.rest - pieces.prefix)[:, None])
     inside = column < pieces.length[:, None]
-    places = jnp.clip(jnp.where(inside, places, 0), 0, width - 1)
-    home = jnp.where(live, unit, units)  # out of range: dropped
-    rows = _packed_rows(batch, packing, pieces, places, inside, home, units, state)
-    sequences = jnp.full((units, packing.sequences_of(rows_per_example)), b, jnp.int32)
-    sequences = sequences.at[home, number].set(jnp.arange(b), mode="drop")
-    parts = units // packing.rows
-    split = lambda x: x.reshape(parts, packing.rows, *x.shape[1:])  # noqa: E731
-    count = jnp.max(jnp.where(live, unit // packing.rows + 1, 0))
-    if packing.full:
-        count = min(packing.full, parts)
-    return Packed(rows, split(sequences), places, jnp.where(live, unit, -1), count)
-
-
-def _packed_rows(batch, packing, pieces, places, inside, home, units, state) -> Batch:
-    b, s = places.shape
     width = packing.blocks * packing.block_tokens
+    places = jnp.clip(jnp.where(inside, places + column, 0), 0, width - 1)
+    home = jnp.where(live, went.home, units)  # out of range: dropped
+    rows = _packed_rows(
+        batch, packing, pieces, went, places, jnp.where(inside, home[:, None], units)
+    )
+    sequences = jnp.full((units, packing.sequences_of(rows_per_example)), b, jnp.int32)
+    sequences = sequences.at[home, went.number].set(jnp.arange(b, dtype=jnp.int32), mode="drop")
+    split = lambda x: x.reshape(-1, packing.rows, *x.shape[1:])  # noqa: E731
+    count = jnp.max(jnp.where(live, went.home // packing.rows + 1, 0))
+    if packing.full:
+        count = min(packing.full, units // packing.rows)
+    return Packed(rows, split(sequences), places, jnp.where(live, went.home, -1), count)
+
+
+def _packed_rows(batch, packing, pieces, went: _Places, places, homes) -> Batch:
+    """The packed rows; `places` and `homes` are the column and the packed row of every token, a
+    packed row that is not there for padding."""
+    b, s = places.shape
+    units = went.continues.shape[0]
     # The token of the batch that stands at each place; of a shared prefix, any row's. b s = none.
     index = jnp.arange(b * s, dtype=jnp.int32).reshape(b, s)
-    source = jnp.full((units, width), b * s, jnp.int32)
-    source = source.at[jnp.where(inside, home[:, None], units), places].set(index, mode="drop")
-    put = (
-        lambda x: jnp.take(  # noqa: E731
-            x.reshape(b * s, *x.shape[2:]), source, axis=0, mode="fill", fill_value=0
-        )
-    )
-    row, column = jnp.arange(b)[:, None], jnp.arange(s)[None]
+    source = jnp.full((units, packing.blocks * packing.block_tokens), b * s, jnp.int32)
+    source = source.at[homes, places].set(index, mode="drop")
+
+    def put(x):
+        flat = x.reshape(b * s, *x.shape[2:])
+        return jnp.take(flat, source, axis=0, mode="fill", fill_value=0)
+
+    column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
-    # Pieces of one row of the batch keep its own segments apart, if it was packed before.
-    owner = jnp.where(in_prefix, 2 * pieces.leader[:, None], 2 * row + 1)
-    named = lambda owner: jnp.where(  # noqa: E731
-        batch.segment_ids > 0, owner * (s + 1) + batch.segment_ids, 0
+    # A piece is named by where it begins; one of a row that was packed before keeps its segments.
+    named = lambda start: jnp.where(  # noqa: E731
+        batch.segment_ids > 0, start * (s + 1) + batch.segment_ids, 0
     )
+    begins = jnp.where(in_prefix, went.prefix[:, None], went.rest[:, None])
     fields = {
         "tokens": put(batch.tokens),
-        "segment_ids": put(named(owner)),
+        "segment_ids": put(named(begins)),
         "positions": put(batch.positions),
         "mask": put(batch.mask),
     }
@@ -392,9 +409,9 @@ def _packed_rows(batch, packing, pieces, places, inside, home, units, state) -> 
         parts = (units // packing.rows, packing.rows * packing.blocks, packing.block_tokens)
         return Batch(**{name: x.reshape(*parts, *x.shape[2:]) for name, x in fields.items()})
     continued = ~in_prefix & (pieces.prefix > 0)[:, None]
-    fields["prefix_ids"] = put(jnp.where(continued, named(2 * pieces.leader[:, None]), 0))
+    fields["prefix_ids"] = put(jnp.where(continued, named(went.prefix[:, None]), 0))
     own = jnp.arange(packing.blocks)[None]
-    fields["prefix_blocks"] = jnp.where(state.continues < 0, own, state.continues)
+    fields["prefix_blocks"] = jnp.where(went.continues < 0, own, went.continues)
     before = jnp.roll(places, 1, axis=1)
     follows = (batch.segment_ids == jnp.roll(batch.segment_ids, 1, axis=1)) & (column > 0)
     fields["previous"] = put(jnp.where(follows, before, places))
@@ -415,8 +432,8 @@ def each_microbatch(packed: Packed, body: Callable, carry):
 
 
 def map_packed(function: Callable, packed: Packed):
-    """function(packed Batch) -> (a tree of numbers per token, a tree of sums), over all microbatches
-    -> (the numbers, [B, S, ...], 0 at rows that are not packed; the sums over all of them)."""
+    """function(packed Batch) -> (a tree of numbers per token, a tree of sums), over all
+    microbatches -> (the numbers, [B, S, ...], 0 at rows that are not packed; the sums over all)."""
     shapes, sums = jax.eval_shape(lambda: function(packed.microbatch(0)))
 
     def body(index, carry):

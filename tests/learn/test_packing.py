@@ -1,0 +1,245 @@
+"""Packed passes: every token is where it should be, and nothing that is learned changes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reader import Reader
+from test_policy_losses import LOSSES as POLICY_LOSSES
+from test_preference_losses import LOSSES as PREFERENCE_LOSSES
+from toy import objective as policy_objective
+
+from rljax import learn
+from rljax.batch import Batch
+from rljax.contracts import spec
+from rljax.learn import Objective
+from rljax.learn.packing import Packing, pack, packing_for
+from rljax.losses import reward_model as reward_losses
+from rljax.losses import value as value_losses
+from rljax.mesh import make_mesh
+
+VOCAB = 11
+REDUCTIONS = [
+    learn.token_mean, learn.seq_mean_token_sum, learn.seq_mean_token_mean, learn.prompt_mean,
+    learn.positive_token_mean,
+]  # fmt: skip
+
+
+def mesh(*sizes):
+    return make_mesh(*(sizes or (1, 1, 1)), devices=jax.devices()[: int(np.prod(sizes or 1))])
+
+
+def groups(seed, prompts=4, samples=3, prompt=9, response=7, dtype=np.float64, spread=1.0) -> Batch:
+    """Random prompts with ragged responses: tool replies, rows whose reward failed, an empty
+    response, a prompt that two groups have, one of full length."""
+    rng = np.random.default_rng(seed)
+    b, s = prompts * samples, prompt + response
+    before = np.repeat(rng.integers(1, prompt + 1, prompts), samples)
+    after = np.minimum(rng.geometric(1 / (spread * response / 2), b), response)
+    before[:samples], after[0] = prompt, response
+    after[b // 2] = 0
+    column, total = np.arange(s), before + after
+    words = rng.integers(1, VOCAB, (prompts, s)).repeat(samples, axis=0)
+    words[-samples:] = words[:samples]
+    own = column >= before[:, None]
+    tokens = np.where(own, rng.integers(1, VOCAB, (b, s)), words)
+    real = column < total[:, None]
+    mask = own & real
+    mask &= rng.random((b, s)) > 0.15
+    mask[1] = False
+    draw = lambda scale: jnp.asarray(rng.normal(size=(b, s)) * scale, dtype)  # noqa: E731
+    group = np.arange(b) // samples
+    group[1] = b
+    return Batch(
+        tokens=jnp.asarray(np.where(real, tokens, 0), jnp.int32),
+        segment_ids=jnp.asarray(real, jnp.int32),
+        positions=jnp.asarray(np.where(real, column, 0), jnp.int32),
+        mask=jnp.asarray(mask, dtype), group=jnp.asarray(group, jnp.int32),
+        advantages=draw(1), old_logprobs=draw(0.3) - 2.4, sampler_logprobs=draw(0.3) - 2.4,
+        ref_logprobs=draw(0.3) - 2.4, weights=1 + draw(0.1), values=draw(1), returns=draw(1),
+        sum_pi_squared=jnp.abs(draw(0.2)) + 0.1, rewards=draw(1), process_rewards=draw(1),
+        scores=jnp.asarray(rng.integers(0, 2, b), dtype),
+    ).check()  # fmt: skip
+
+
+def packings(batch: Batch, prompt: int, shared: bool):
+    """Small ones, so that there are several microbatches and a group does not fit a row."""
+    s = batch.tokens.shape[1]
+    size = max(prompt, s - prompt) if shared else s
+    yield Packing(size, 6, 1, 5, shared, mesh())
+    yield Packing(size + 3, 12, 1, 20, shared, mesh())
+
+
+QUICK = {"xla_backend_optimization_level": 0}
+_pack = jax.jit(
+    lambda b, live, packing, k: pack(b, packing, live=live, rows_per_example=k),
+    static_argnums=(2, 3), compiler_options=QUICK,
+)  # fmt: skip
+
+
+def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
+    """Asserts the rule of packed rows for every token -> {microbatches, distinct tokens}."""
+    packed = jax.device_get(_pack(batch, live, packing, together))
+    rows, places, homes = packed.rows, packed.places, packed.homes
+    width = packing.blocks * packing.block_tokens
+    flat = {
+        f.name: getattr(rows, f.name).reshape(-1, width)
+        for f in dataclasses.fields(rows)
+        if getattr(rows, f.name) is not None and f.name != "prefix_blocks"
+    }
+    taken, held = np.zeros(flat["tokens"].shape, int), np.asarray(live)
+    assert np.array_equal(homes >= 0, held)
+    for b in np.flatnonzero(held):
+        length, home = int(np.sum(batch.segment_ids[b] > 0)), homes[b]
+        at = places[b, :length]
+        for name in ("tokens", "positions", "mask"):
+            assert np.array_equal(flat[name][home, at], getattr(batch, name)[b, :length]), name
+        ids = flat["segment_ids"][home, at]
+        changes = np.flatnonzero(np.diff(ids)) + 1  # where the rest begins
+        assert len(changes) <= (1 if packing.shared else 0)
+        blocks = at // packing.block_tokens
+        for piece in np.split(np.arange(length), changes):
+            assert np.all(np.diff(at[piece]) == 1) and len(set(blocks[piece])) == 1
+        taken[home, at] += 1
+        if packing.shared:
+            rest = np.arange(length) >= (changes[0] if len(changes) else length)
+            rest |= len(changes) == 0
+            assert np.array_equal(flat["previous"][home, at][1:], at[:-1])
+            names = flat["prefix_ids"][home, at]
+            if len(changes):
+                assert set(names[~rest]) <= {0} and set(names[rest]) == {ids[0]}
+                home_block = rows.prefix_blocks.reshape(-1, packing.blocks)[home, blocks[rest]]
+                assert set(home_block) == {blocks[0]}
+            else:
+                assert not names.any()
+    used = taken > 0
+    assert np.array_equal(flat["segment_ids"] > 0, used)  # nothing else is real
+    # Only a prefix is several rows' own, and segments of a packed row are pieces.
+    sequences = packed.sequences.reshape(-1, packed.sequences.shape[-1])
+    for unit, members in enumerate(sequences):
+        here = members[members < batch.rows]
+        assert sorted(here) == sorted(np.flatnonzero(homes == unit))
+        if together > 1:
+            assert np.array_equal(here[::together] + 1, here[1::together])
+    last = max(homes.max(), 0)
+    assert packed.count == (last // packing.rows + 1 if held.any() else 0)
+    return {"count": int(packed.count), "computed": int(used.sum())}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_token_is_packed_once_and_a_prompt_once_for_its_rows(shared):
+    for seed in range(6):
+        batch = groups(seed, prompts=4, samples=4, dtype=np.float32)
+        live = np.array(jnp.any(batch.mask > 0, axis=1))
+        for packing in packings(batch, 9, shared):
+            found = check_packed(batch, live, packing, 1)
+            lengths = np.sum(np.array(batch.segment_ids), axis=1)[live]
+            assert found["computed"] <= lengths.sum()
+            if not shared:
+                assert found["computed"] == lengths.sum()
+            pairs = np.repeat(live.reshape(-1, 2).any(axis=1), 2)
+            check_packed(batch, pairs, packing, 2)
+    if shared:  # one row has room for all: what is computed are prompts once, and the responses
+        batch = groups(1, dtype=np.float32)
+        live = np.array(jnp.any(batch.mask > 0, axis=1))
+        found = check_packed(batch, live, Packing(16, 20, 1, 20, True, mesh()), 1)
+        chosen = [tuple(row[:n]) for row, n in zip(*_prompts(batch), strict=True)]
+        rest = np.sum(np.array(batch.segment_ids), axis=1) - _prompts(batch)[1]
+        prompts = {c for c, alive in zip(chosen, live, strict=True) if alive}
+        assert found["computed"] == sum(map(len, prompts)) + rest[live].sum()
+
+
+def _prompts(batch):
+    """Tokens, and how many come before the first policy token (of rows that have one)."""
+    mask = np.array(batch.mask) > 0
+    length = np.sum(np.array(batch.segment_ids), axis=1)
+    return np.array(batch.tokens), np.where(mask.any(axis=1), mask.argmax(axis=1), length)
+
+
+def both(batch: Batch, aim: Objective, packing: Packing, params):
+    """Loss, gradient and metrics of the plain rows, and of the packed ones."""
+    run = jax.jit(
+        lambda p, b: (
+            learn.loss_and_gradient(p, b, aim, b.rows),
+            learn.loss_and_gradient(p, b, aim, b.rows, packing),
+        ),
+        compiler_options=QUICK,
+    )
+    return run(params, batch)
+
+
+def assert_exact(plain, packed):
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(packed), strict=True):
+        assert a.dtype == jnp.float64
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-9)
+
+
+def policy_cases():
+    for i, (name, (loss, _, _)) in enumerate(POLICY_LOSSES.items()):
+        aim = policy_objective(
+            Reader(), loss, REDUCTIONS[i % len(REDUCTIONS)],
+            corrected=not spec(loss).applies_weights, whole_step=spec(loss).whole_step,
+        )  # fmt: skip
+        yield f"policy {name}", aim
+    for name, loss in PREFERENCE_LOSSES.items():
+        aim = policy_objective(Reader(), loss, learn.token_mean, whole_step=spec(loss).whole_step)
+        yield f"preference {name}", dataclasses.replace(aim, rows_per_example=spec(loss).rows)
+
+
+def scalar_cases():
+    terms = lambda loss, read: lambda x, b: ([(out := loss(read(x, b), b))[0]], out[1])  # noqa: E731
+    for name in ("squared_error", "huber", "clipped"):
+        if (loss := getattr(value_losses, name, None)) is not None:
+            whole = terms(loss, lambda x, b: x)
+            yield f"value {name}", Objective(Reader().values, whole, (learn.token_mean,), (False,))
+    last = lambda x, b: x[jnp.arange(b.rows), jnp.sum(b.segment_ids > 0, axis=1) - 1]  # noqa: E731
+    yield "scores", Objective(
+        Reader().token_scores, terms(reward_losses.bradley_terry, last), (learn.token_mean,),
+        (False,), rows_per_example=2,
+    )  # fmt: skip
+
+
+CASES = {**dict(policy_cases()), **dict(scalar_cases())}
+FEW = ("policy ppo_clip", "policy gspo", "policy clip_cov", "preference dpo_sigmoid", "scores")
+
+
+@pytest.mark.parametrize(
+    "name", [c if c in FEW else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+)
+def test_every_loss_is_exact_in_packed_rows(name):
+    with jax.enable_x64(True):
+        params = Reader().params(VOCAB)
+        plain = packed = None
+        for seed in range(3):
+            batch = groups(seed, samples=6 if "preference tpo" in name else 4)
+            for packing in packings(batch, 9, shared=True):
+                plain, packed = both(batch, CASES[name], packing, params)
+                assert_exact(plain, packed)
+        unshared = next(packings(batch, 9, shared=False))
+        assert_exact(*both(batch, CASES[name], unshared, params))
+        assert float(jnp.abs(plain[1]["embed"]).max()) > 0
+
+
+def test_an_empty_batch_computes_nothing():
+    with jax.enable_x64(True):
+        batch = groups(0)
+        empty = batch.replace(mask=jnp.zeros_like(batch.mask))
+        aim, packing = CASES["policy ppo_clip"], next(packings(batch, 9, shared=True))
+        assert int(pack(empty, packing).count) == 0
+        _, (loss, gradient, _) = both(empty, aim, packing, Reader().params(VOCAB))
+        assert float(loss) == 0 and not any(np.any(x) for x in jax.tree.leaves(gradient))
+
+
+def test_one_program_serves_all_lengths_and_computes_what_they_need():
+    run = jax.jit(lambda b, p: pack(b, p).count, static_argnums=1)
+    packing = packing_for(256, 160, 256, mesh(), prompt_tokens=32, samples=8)
+    counts = []
+    for spread in (0.02, 0.5, 100.0):
+        batch = groups(0, 32, 8, 32, 128, np.float32, spread=spread)
+        counts.append(int(run(batch, packing)))
+    assert run._cache_size() == 1
+    tokens = packing.rows * packing.blocks * packing.block_tokens
+    assert counts[0] <= 2 and counts[0] < counts[1] < counts[2]
+    assert counts[2] * tokens < 0.9 * 256 * 160  # full responses, their prompts once
