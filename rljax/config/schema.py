@@ -99,6 +99,8 @@ class BatchConfig(Settings):
     samples_per_prompt: int = 8  # responses to each: the group that GRPO compares
     sequences_per_optimizer_step: int = 256  # divides the product of the two above
     tokens_per_microbatch: int = 16384  # padded; lower it where memory is short
+    # Sequences share rows in every pass of learning, and a prompt is computed once for its samples.
+    packing: bool = True
     epochs: int = 1  # passes over the sequences of a step
 
 

@@ -67,12 +67,15 @@ def packing_for(
     prompt_tokens: int = 0,
     samples: int = 1,
     rows_per_example: int = 1,
-) -> Packing:
+) -> Packing | None:
     """The packing of optimizer steps of `rows` sequences of up to `row_tokens` tokens, in
-    microbatches of at most `microbatch_rows` x `row_tokens`.
+    microbatches of at most `microbatch_rows` x `row_tokens`. None for steps of so few tokens that
+    packing costs more than it saves.
 
     `prompt_tokens` of them at most are a prompt that `samples` rows share; 0 = nothing is shared.
     """
+    if rows * row_tokens <= PART_TOKENS:
+        return None
     shards = row_shards(mesh)
     tokens = max(rows * row_tokens // PARTS, PART_TOKENS * shards)
     unit = shards * rows_per_example
@@ -336,7 +339,8 @@ def _assign(pieces: _Pieces, packing: Packing, rows: int, together: int) -> _Pla
                 state = dataclasses.replace(state, at=jnp.where(same, state.at, at))
             out.append(jnp.stack([unit, *places, number]))
         # With 64-bit types on, indices would widen the carry.
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), state, before), jnp.stack(out)
+        state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, before)
+        return state, jnp.stack(out).astype(jnp.int32)
 
     examples = tuple(x[order] for x in (size, prefix, leader, live))
     state, found = jax.lax.scan(step, _start(packing, rows), examples)

@@ -20,6 +20,7 @@ from rljax.data.text.tokenizer import Tokenizer
 from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.learn import Steps
+from rljax.learn.packing import packing_for
 from rljax.mesh import check_host_memory, make_mesh, row_shards
 from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config
@@ -164,9 +165,10 @@ def check_length(prompt_tokens: int, response_tokens: int, model: Model) -> None
 
 
 def _steps(
-    config: Config, rows: int, tokens: int, model: Model, epochs: int, together: int = 1
+    config: Config, rows: int, tokens: int, model: Model, epochs: int, together: int = 1, **shared
 ) -> Steps:
-    """`together` rows are one example and stay in one microbatch."""
+    """`together` rows are one example and stay in one microbatch. `shared` says what of a row is a
+    prompt that others have, too (rljax.learn.packing)."""
     shards = row_shards(model.mesh) * together
     if rows % shards:
         raise InputError(
@@ -175,9 +177,11 @@ def _steps(
             + (f", and {together} of them are one example" if together > 1 else ""),
             fix=f"a multiple of {shards}, or a smaller mesh",
         )
-    return Steps(
-        rows=rows, microbatch_rows=microbatch_rows(config, rows, tokens, shards), epochs=epochs
-    )
+    part, packing = microbatch_rows(config, rows, tokens, shards), None
+    if config.batch.packing:
+        how = dict(rows_per_example=together, **shared)
+        packing = packing_for(rows, tokens, part, model.mesh, **how)
+    return Steps(rows=rows, microbatch_rows=part, epochs=epochs, packing=packing)
 
 
 def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
@@ -335,7 +339,10 @@ def assemble(config: Config, tokenizer: Tokenizer, data: Data, model: Model, row
         check_length(data.prompt_tokens, response, model)
     if sampled:
         rows = batch.sequences_per_optimizer_step
-        steps = _steps(config, rows, row, model, batch.epochs)
+        steps = _steps(
+            config, rows, row, model, batch.epochs,
+            prompt_tokens=data.prompt_tokens, samples=batch.samples_per_prompt,
+        )  # fmt: skip
         generated = batch.prompts_per_step * batch.samples_per_prompt
         optimizer_steps *= batch.epochs * (generated // rows)
     else:
@@ -343,7 +350,9 @@ def assemble(config: Config, tokenizer: Tokenizer, data: Data, model: Model, row
         together = example_rows(config, dataflow, data.kind)
         rows = config.offline.examples_per_step * (1 if data.kind == "unpaired" else together)
         unit = 1 if data.kind == "unpaired" else together
-        steps = _steps(config, rows, row, model, 1, unit)
+        # The rows of a pair begin with one prompt: half of the longest row has room for most.
+        half = dict(prompt_tokens=row // 2, samples=together) if data.kind == "pairs" else {}
+        steps = _steps(config, rows, row, model, 1, unit, **half)
     algorithm = make_algorithm(config, steps)
     main = Phase(
         "rl", dataflow, algorithm, config.steps, optimizer_steps, config.actor_optimizer, data.kind

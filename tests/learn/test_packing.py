@@ -162,8 +162,8 @@ def both(batch: Batch, aim: Objective, packing: Packing, params):
     """Loss, gradient and metrics of the plain rows, and of the packed ones."""
     run = jax.jit(
         lambda p, b: (
-            learn.loss_and_gradient(p, b, aim, b.rows),
-            learn.loss_and_gradient(p, b, aim, b.rows, packing),
+            learn.loss_and_gradient(p, b, aim, b.rows)[:3],
+            learn.loss_and_gradient(p, b, aim, b.rows, packing)[:3],
         ),
         compiler_options=QUICK,
     )
