@@ -280,6 +280,13 @@ def last_token(batch: Batch) -> jax.Array:
     return (column == last).astype(batch.mask.dtype)
 
 
+def at_last_token(x: jax.Array, batch: Batch) -> jax.Array:
+    """x [B, S, ...] at the last token of each row, whoever chose it: [B, ...]."""
+    column = jnp.arange(x.shape[1])[None, :]
+    last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
+    return jnp.take_along_axis(x, last.reshape(-1, 1, *(1,) * (x.ndim - 2)), axis=1)[:, 0]
+
+
 def next_policy_token(x: jax.Array, batch: Batch) -> jax.Array:
     """x at the next policy token of the same segment, 0 after the last one: [B, S] -> [B, S].
 

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from rljax.batch import Batch
 from rljax.errors import InputError
+from rljax.learn.first_fit import Packing, Pieces, Places, first_fit
 from rljax.mesh import replicated, row_shards
 
 # A packed row holds at most so many times the sequences that fill it at full length.
@@ -30,32 +31,6 @@ SHORTER = 8
 # large enough for its products: at full length the step has up to so many, of so many tokens.
 PARTS, PART_TOKENS = 16, 2560
 LANES = 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Packing:
-    """The static shape of a packed microbatch: `rows` packed rows of `blocks` blocks of
-    `block_tokens` tokens, with up to `sequences` sequences in a row. `shared`: a prompt that rows
-    have in common is computed once. `full`: compute the microbatches of a batch whose rows are all
-    of full length, `samples` to a prompt, whatever it holds (for a plan)."""
-
-    block_tokens: int
-    blocks: int
-    rows: int
-    sequences: int
-    shared: bool
-    mesh: Mesh
-    full: int = 0
-
-    def sequences_of(self, rows_per_example: int) -> int:
-        """`sequences` in whole examples."""
-        return self.sequences - self.sequences % rows_per_example
-
-    def most_rows(self, examples: int, rows_per_example: int) -> int:
-        """Packed rows that hold any batch of so many examples: the worst case of `pack`."""
-        blocks = rows_per_example * (2 if self.shared else 1)
-        fit = min(self.blocks // blocks, self.sequences // rows_per_example)
-        return -(-examples // fit // self.rows) * self.rows
 
 
 def packing_for(
@@ -160,22 +135,7 @@ class Packed:
         return jax.tree.map(one, out)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Pieces:
-    """Of every row: tokens, how many of them are the prefix, and the row whose prefix it shares."""
-
-    length: jax.Array
-    prefix: jax.Array
-    leader: jax.Array
-    live: jax.Array
-
-    @property
-    def rest(self):
-        return self.length - self.prefix
-
-
-def _cut(batch: Batch, live: jax.Array, packing: Packing) -> _Pieces:
+def _cut(batch: Batch, live: jax.Array, packing: Packing) -> Pieces:
     """A row's prefix is what comes before its first policy token. One that no other row has is not
     cut off, unless the row exceeds a block."""
     b, s = batch.tokens.shape
@@ -183,7 +143,7 @@ def _cut(batch: Batch, live: jax.Array, packing: Packing) -> _Pieces:
     row = jnp.arange(b, dtype=jnp.int32)
     length = jnp.where(live, jnp.max(jnp.where(batch.segment_ids > 0, column + 1, 0), axis=1), 0)
     if not packing.shared:
-        return _Pieces(length, jnp.zeros_like(length), row, live)
+        return Pieces(length, jnp.zeros_like(length), row, live)
     first = jnp.min(jnp.where(batch.mask > 0, column, s), axis=1)
     excess = jnp.maximum(length - packing.block_tokens, 0)  # must be in a prefix: it fits no block
     prefix = jnp.clip(jnp.minimum(first, length), excess, packing.block_tokens)
@@ -201,7 +161,7 @@ def _cut(batch: Batch, live: jax.Array, packing: Packing) -> _Pieces:
     leader = jnp.where(equal, leader, row)
     sharing = jnp.zeros_like(row).at[leader].add(live.astype(row.dtype))[leader]
     cut = (sharing > 1) | (excess > 0)
-    return _Pieces(length, jnp.where(cut, prefix, 0), jnp.where(cut, leader, row), live)
+    return Pieces(length, jnp.where(cut, prefix, 0), jnp.where(cut, leader, row), live)
 
 
 def _hashes(fields, inside, prefix) -> jax.Array:
@@ -213,139 +173,6 @@ def _hashes(fields, inside, prefix) -> jax.Array:
         values = jnp.where(inside, field, 0).astype(jnp.uint32)
         hashes = hashes + jnp.sum(values[None] * mixed[:, i, None], axis=2, dtype=jnp.uint32)
     return hashes
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _State:
-    """How full all packed rows are: free [R, W] tokens of blocks; which hold prefixes; the block
-    whose prefixes the rests of a block continue (-1 = not decided); prefix block that is open [R]
-    (-1 = none); sequences [R]; where the prefix of the group at hand lies [R] (-1 = not here)."""
-
-    free: jax.Array
-    is_prefix: jax.Array
-    continues: jax.Array
-    open: jax.Array
-    sequences: jax.Array
-    at: jax.Array
-    group: jax.Array
-
-
-def _start(packing: Packing, rows: int) -> _State:
-    shape = (rows, packing.blocks)
-    none = jnp.full(rows, -1, jnp.int32)
-    free = jnp.full(shape, packing.block_tokens, jnp.int32)
-    return _State(free, jnp.zeros(shape, bool), jnp.full(shape, -1, jnp.int32), none,
-                  jnp.zeros(rows, jnp.int32), none, jnp.int32(-1))  # fmt: skip
-
-
-def _options(state: _State, packing: Packing, size, prefix):
-    """For a rest of `size` tokens: which blocks have room [R, W], whether a packed row can hold its
-    prefix [R], in which block that is [R], and whether it lies there already [R]."""
-    column = jnp.arange(packing.blocks)[None]
-    fits = (state.free >= size) & ~state.is_prefix
-    if not packing.shared:
-        nothing = jnp.zeros_like(state.open)
-        return fits, nothing >= 0, nothing, nothing < 0
-    unused = state.free == packing.block_tokens
-    there = state.at >= 0
-    room = jnp.take_along_axis(state.free, jnp.maximum(state.open, 0)[:, None], axis=1)[:, 0]
-    joins = (state.open >= 0) & (room >= prefix)
-    fresh = jnp.argmax(unused, axis=1)
-    block = jnp.where(there, state.at // packing.block_tokens, jnp.where(joins, state.open, fresh))
-    opens = (prefix > 0) & ~there & ~joins
-    agrees = (state.continues < 0) | (state.continues == block[:, None])
-    fits &= ((prefix == 0) | agrees) & ~(opens[:, None] & (column == block[:, None]))
-    return fits, (prefix == 0) | there | joins | jnp.any(unused, axis=1), block, there
-
-
-def _first(ok, there):
-    """The first packed row that is `ok`, one where the prefix is already if there is any."""
-    index = jnp.arange(ok.shape[0])
-    return jnp.argmin(jnp.where(ok, index - there * ok.shape[0], ok.shape[0]))
-
-
-def _place(state: _State, packing: Packing, unit, size, prefix, live):
-    """The state with a sequence in packed row `unit`, and (where its rest begins, its prefix)."""
-    t = packing.block_tokens
-    fits, _, block, there = _options(state, packing, size, prefix)
-    best = jnp.argmin(jnp.where(fits[unit], state.free[unit], t + 1))
-    rest_at = best * t + t - state.free[unit, best]
-    size, count = jnp.where(live, size, 0), live.astype(jnp.int32)
-    free = state.free.at[unit, best].add(-size)
-    state = dataclasses.replace(state, sequences=state.sequences.at[unit].add(count))
-    if not packing.shared:
-        return dataclasses.replace(state, free=free), (rest_at, rest_at)
-    has, home = live & (prefix > 0), block[unit]
-    new = has & ~there[unit]
-    prefix_at = jnp.where(there[unit], state.at[unit], home * t + t - state.free[unit, home])
-    continues = jnp.where(has, home, state.continues[unit, best])
-    return dataclasses.replace(
-        state,
-        free=free.at[unit, home].add(-jnp.where(new, prefix, 0)),
-        is_prefix=state.is_prefix.at[unit, home].max(new),
-        continues=state.continues.at[unit, best].set(continues),
-        open=state.open.at[unit].set(jnp.where(new, home, state.open[unit])),
-        at=state.at.at[unit].set(jnp.where(has, prefix_at, state.at[unit])),
-    ), (rest_at, prefix_at)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Places:
-    """Where every row went: its packed row, where in it the rest and the prefix begin, its number
-    there, all [B]; and which block each block of a packed row continues [R, W]."""
-
-    home: jax.Array
-    rest: jax.Array
-    prefix: jax.Array
-    number: jax.Array
-    continues: jax.Array
-
-
-def _assign(pieces: _Pieces, packing: Packing, rows: int, together: int) -> _Places:
-    """First fit, group by group, longest first. The `together` rows of an example go into one
-    packed row."""
-    of = lambda x: x.reshape(-1, together)  # noqa: E731
-    size, prefix, leader, live = (
-        of(x) for x in (pieces.rest, pieces.prefix, pieces.leader, pieces.live)
-    )
-    longest = jnp.max(size, axis=1)
-    width = packing.block_tokens + 1
-    order = jnp.argsort(leader[:, 0] * width + packing.block_tokens - longest)
-    most_sequences = packing.sequences_of(together)
-
-    def step(before, example):
-        size, prefix, leader, live = example
-        state = before
-        at = jnp.where(leader[0] == state.group, state.at, -1)
-        state = dataclasses.replace(state, at=at, group=leader[0])
-        most = size[0] if together == 1 else jnp.max(size)
-        fits, ready, _, there = _options(state, packing, most, prefix[0])
-        ok = ready & (jnp.sum(fits, axis=1) >= together)
-        if together > 1:
-            alike = jnp.all((leader == leader[0]) & (prefix == prefix[0]))
-            blocks = together * (2 if packing.shared else 1)
-            unused = jnp.sum(state.free == packing.block_tokens, axis=1)
-            ok = (ok & alike) | (unused >= blocks)
-        unit = _first(ok & (state.sequences + together <= most_sequences), there)
-        out = []
-        for i in range(together):
-            number, at = state.sequences[unit], state.at
-            if i and packing.shared:  # a prefix of another group is placed for this row alone
-                same = (leader[i] == leader[0]) & (prefix[i] == prefix[0])
-                state = dataclasses.replace(state, at=jnp.where(same, at, -1))
-            state, places = _place(state, packing, unit, size[i], prefix[i], live[i])
-            if i and packing.shared:
-                state = dataclasses.replace(state, at=jnp.where(same, state.at, at))
-            out.append(jnp.stack([unit, *places, number]))
-        # With 64-bit types on, indices would widen the carry.
-        state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, before)
-        return state, jnp.stack(out).astype(jnp.int32)
-
-    examples = tuple(x[order] for x in (size, prefix, leader, live))
-    state, found = jax.lax.scan(step, _start(packing, rows), examples)
-    found = jnp.zeros_like(found).at[order].set(found).reshape(-1, 4)
-    return _Places(*found.T, state.continues)
 
 
 def pack(
@@ -360,7 +187,7 @@ def pack(
     batch, live = _whole((batch, live), packing.mesh)
     pieces = _cut(batch, live, packing)
     units = packing.most_rows(b // rows_per_example, rows_per_example)
-    went = _assign(pieces, packing, units, rows_per_example)
+    went = first_fit(pieces, packing, units, rows_per_example)
     column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
     places = jnp.where(in_prefix, went.prefix[:, None], (went.rest - pieces.prefix)[:, None])
@@ -380,7 +207,7 @@ def pack(
     return Packed(rows, split(sequences), places, jnp.where(live, went.home, -1), count)
 
 
-def _packed_rows(batch, packing, pieces, went: _Places, places, homes) -> Batch:
+def _packed_rows(batch, packing, pieces, went: Places, places, homes) -> Batch:
     """The packed rows; `places` and `homes` are the column and the packed row of every token, a
     packed row that is not there for padding."""
     b, s = places.shape

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from rljax.batch import Batch
+from rljax.batch import Batch, at_last_token
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.kernels.logprob.options import Options, head_product, logits
@@ -250,10 +250,7 @@ class Model:
 
     def scores(self, params: dict, batch: Batch) -> jax.Array:
         """The scalar head after a row's last token: [B, labels] float32 (outcome scores)."""
-        column = jnp.arange(batch.tokens.shape[1])[None, :]
-        last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
-        scores = self.token_scores(params, batch)
-        return jnp.take_along_axis(scores, last[:, None, None], axis=1)[:, 0]
+        return at_last_token(self.token_scores(params, batch), batch)
 
     def next_logits(self, params: dict, batch: Batch, columns: jax.Array) -> jax.Array:
         """Logits of the token after tokens[b, columns[b]]: [B, V] float32."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rljax.batch import Batch
+from rljax.batch import Batch, at_last_token
 from rljax.contracts import spec
 from rljax.learn import Objective, Steps, fit, map_tokens, positive_token_mean
 from rljax.learn.state import TrainState
@@ -321,13 +321,6 @@ def _one_number(scores: jax.Array) -> jax.Array:
     return scores[..., -1] if scores.shape[-1] == 1 else scores[..., 1] - scores[..., 0]
 
 
-def _last(x: jax.Array, batch: Batch) -> jax.Array:
-    """x [B, S, ...] at the last token of each row: [B, ...]."""
-    column = jnp.arange(x.shape[1])[None]
-    last = jnp.max(jnp.where(batch.segment_ids > 0, column, 0), axis=1)
-    return jnp.take_along_axis(x, last.reshape(-1, 1, *(1,) * (x.ndim - 2)), axis=1)[:, 0]
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RewardModel(_Trained):
@@ -341,7 +334,7 @@ class RewardModel(_Trained):
 
     def scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """r(text): [B], read after the last token of each row, EOS as a rule."""
-        return _last(self.step_scores(batch, steps), batch)
+        return at_last_token(self.step_scores(batch, steps), batch)
 
     def step_scores(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """r(text up to and with each token): [B, S]."""
@@ -364,7 +357,7 @@ class RewardModel(_Trained):
             return scores if declared.labels > 1 else _one_number(scores)
 
         def terms(scores, batch):
-            read = scores if declared.per_token else _last(scores, batch)
+            read = scores if declared.per_token else at_last_token(scores, batch)
             value, metrics = loss(read, batch)
             return [value], metrics
 
