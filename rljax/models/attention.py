@@ -21,6 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import attention_paths as paths
+from rljax.models.attention_splash import splash
 from rljax.models.attention_xla import xla
 from rljax.models.remat import ATTENTION
 
@@ -62,13 +63,11 @@ def attention(
     if impl == "cudnn" and (why := _cudnn_lacks(device, q, v, soft_cap, sinks, prefix)):
         raise InputError(f"attention impl 'cudnn' cannot run this: {why}", fix="impl='auto'")
     if impl == "splash":
-        assert prefix is None, "splash attention has no shared prefixes"
-        # The kernel names what its backward pass reads, the sums of the softmax too.
-        options = dict(interpret=device.platform != "tpu", residual_name=ATTENTION)
-        path = functools.partial(paths.splash, **options)
-    elif impl == "xla":  # it does so, too
+        path = functools.partial(splash, interpret=device.platform != "tpu")
+    elif impl == "xla":
         path = xla
     elif impl in IMPLS:
+        # The two above name what their backward passes read, the sums of the softmax too.
         plain = {"reference": paths.reference, "cudnn": paths.cudnn}[impl]
         path = lambda *args, **how: checkpoint_name(plain(*args, **how), ATTENTION)  # noqa: E731
     else:
@@ -163,7 +162,7 @@ def _check(q, k, v, segments, sinks, window) -> None:
 
 
 def _choose(device, q, v, soft_cap, sinks, prefix) -> str:
-    if device.platform == "tpu" and prefix is None:
+    if device.platform == "tpu":
         return "splash"
     return "xla" if _cudnn_lacks(device, q, v, soft_cap, sinks, prefix) else "cudnn"
 

@@ -1,7 +1,7 @@
 """The paths of attention on one device: ways to compute the same numbers, and two to decode.
 
-`reference` (plain, any float type), `cudnn`, `splash`, the plain form that decoding shares with the
-first, and `paged`, which decodes on TPU; `xla` has a module of its own (attention_xla).
+`reference` (plain, any float type), `cudnn`, the plain form that decoding shares with the first,
+and `paged`, which decodes on TPU; attention_xla and attention_splash are modules of their own.
 rljax.models.attention chooses.
 
 One rule for all: row t attends to columns s <= t of its own segment, and s > t - window where
@@ -13,7 +13,6 @@ Axes: B rows, S query tokens, T key tokens, H heads, K kv heads, R heads per kv 
 queries and keys, F head size of values. Token-major [B, S, H, E] unless said otherwise.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -21,9 +20,7 @@ import jax.numpy as jnp
 
 # Large and finite: a softmax over nothing else would be uniform, not NaN, and so is its gradient.
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
-# Splash: rows are padded to whole lanes of a TPU, and above one block to whole blocks.
-LANES = 128
-SPLASH_BLOCK = 512
+LANES = 128  # of a TPU
 # Paged: the most tokens of a block, the bytes of VMEM that keys and values in flight may take, and
 # the queries of a block (each row's keys meet them all).
 PAGE_TOKENS, PAGE_BYTES, PAGED_QUERIES = 512, 4 * 2**20, 8
@@ -119,6 +116,41 @@ def reference(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> j
     return plain(q, k, v, allowed, sinks, scale=scale, soft_cap=soft_cap)
 
 
+def by_block(x, blocks: int, whole: int) -> jax.Array:
+    """[B, S, K, E] in `blocks` blocks to a row -> [N, K, T, E], T filled up to `whole`."""
+    b, tokens, *heads = x.shape
+    return pad_axis(x.reshape(b * blocks, tokens // blocks, *heads).swapaxes(1, 2), 2, whole)
+
+
+def prefix_blocks(x, prefix: Prefix) -> jax.Array:
+    """[B, S, ...] -> the same, with the block of the prefixes in each block's place."""
+    b, blocks = prefix.blocks.shape
+    apart = x.reshape(b, blocks, -1, *x.shape[2:])
+    return jax.vmap(lambda row, chosen: row[chosen])(apart, prefix.blocks).reshape(x.shape)
+
+
+def looked_for(prefix: Prefix) -> jax.Array:
+    """[B, S]: the id of the prefix that each token continues; one that nothing has for none, as
+    padding is segment 0."""
+    return jnp.where(prefix.ids > 0, prefix.ids, -1)
+
+
+def columns(x, prefix: Prefix | None, whole: int) -> list[jax.Array]:
+    """Keys or values [B, S, K, E] -> [N, K, T, E] of the blocks and, if there are any, of their
+    prefixes' blocks."""
+    if prefix is None:
+        return [by_block(x, 1, whole)]
+    return [by_block(y, prefix.blocks.shape[1], whole) for y in (x, prefix_blocks(x, prefix))]
+
+
+def columns_transposed(parts, x, prefix: Prefix | None) -> jax.Array:
+    """The gradient of x from those of its columns: a prefix sums over the blocks that read it."""
+    whole, dtype = parts[0].shape[2], parts[0].dtype
+    like = jax.ShapeDtypeStruct(x.shape, dtype)
+    back = jax.linear_transpose(lambda x: columns(x, prefix, whole), like)
+    return back([part.astype(dtype) for part in parts])[0].astype(x.dtype)
+
+
 def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.Array:
     """cuDNN's flash attention; `rljax.models.attention` has checked that it can run the request.
 
@@ -138,63 +170,6 @@ def cudnn(q, k, v, segments, sinks, prefix, *, scale, window, soft_cap) -> jax.A
         q, k, v, mask=allowed[:, None], scale=scale, is_causal=True, implementation="cudnn"
     )
     return out[:, :tokens, :, :values]
-
-
-def splash(
-    q,
-    k,
-    v,
-    segments,
-    sinks,
-    prefix,
-    *,
-    scale,
-    window,
-    soft_cap,
-    residual_name=None,
-    interpret=False,
-) -> jax.Array:
-    """JAX's splash attention for TPU: blocks that the causal and window mask rule out are skipped.
-
-    Tokens are padded to whole blocks (padding is segment 0, after every real column). What the
-    backward pass reads of the forward pass carries `residual_name` (rljax.models.remat).
-    `interpret` runs the kernel's text off TPU, slowly.
-    """
-    # Imported here: Pallas takes a second to import, and only this path needs it.
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
-    tokens, heads = q.shape[1], q.shape[2]
-    whole = -(-tokens // LANES) * LANES
-    if whole > SPLASH_BLOCK:
-        whole = -(-tokens // SPLASH_BLOCK) * SPLASH_BLOCK
-    block = math.gcd(whole, SPLASH_BLOCK)
-    q, k, v, segments = (pad_axis(x, 1, whole) for x in (q, k, v, segments))
-    near = masks.CausalMask((whole, whole))
-    if window:
-        near = masks.LocalMask((whole, whole), (window - 1, 0), 0)
-    run = kernel.make_splash_mha(
-        masks.MultiHeadMask([near] * heads),
-        block_sizes=kernel.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
-        head_shards=1,
-        q_seq_shards=1,
-        attn_logits_soft_cap=soft_cap or None,
-        residual_checkpoint_name=residual_name,
-        interpret=interpret,
-    )
-    # The kernel has no scale of its own.
-    q = (q.astype(jnp.float32) * scale).astype(q.dtype)
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    ids = kernel.SegmentIds(segments, segments)
-    out = jax.vmap(run, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks)
-    return out.swapaxes(1, 2)[:, :tokens]
 
 
 def unpaired(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -18,12 +18,20 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from rljax.models.attention_paths import MASKED, Prefix, pad_axis
+from rljax.models.attention_paths import (
+    MASKED,
+    Prefix,
+    columns,
+    columns_transposed,
+    looked_for,
+    pad_axis,
+    prefix_blocks,
+)
 from rljax.models.remat import ATTENTION
 
-# The most queries of a block at a time. Up to UNROLLED times as many are unrolled, longer blocks
-# are cut into so many parts; each part sees no columns after its own.
-QUERY_BLOCK, UNROLLED = 128, 4
+# The most queries of a block at a time, one after the other in a loop where there are more than
+# two; so many loops, each of which sees no columns after its own queries.
+QUERY_BLOCK, PARTS = 128, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +139,7 @@ def _backward(rule: _Rule, kept, gradient):
     zeros = [tuple(jnp.zeros(x.shape, wide) for x in (p.k, p.v)) for p in asked.parts]
     sums, dq = _over(asked.spans, some, zeros)
     dk, dv = (
-        _columns_transposed(parts, x, prefix, wide)
+        columns_transposed(parts, x, prefix)
         for parts, x in zip(zip(*sums, strict=True), (k, v), strict=True)
     )
     dsinks = None
@@ -152,39 +160,33 @@ def _request(rule: _Rule, k, v, segments, prefix: Prefix | None) -> _Request:
     blocks = 1 if prefix is None else prefix.blocks.shape[1]
     spans = _spans(tokens // blocks, rule.window)
     whole = sum(span.size * span.count for span in spans)
-    by_block = lambda x: pad_axis(x.reshape(b * blocks, -1), 1, whole)  # noqa: E731
-    ids = by_block(segments)
+    flat = lambda x: pad_axis(x.reshape(b * blocks, -1), 1, whole)  # noqa: E731
+    ids = flat(segments)
     if prefix is None:
         places = jnp.broadcast_to(jnp.arange(whole)[None, :], ids.shape)
     else:
-        places = by_block(prefix.positions)
-    keys, values = (_columns(x, prefix, whole) for x in (k, v))
+        places = flat(prefix.positions)
+    keys, values = (columns(x, prefix, whole) for x in (k, v))
     parts, wanted = [_Columns(keys[0], values[0], ids, places)], [ids]
     if prefix is not None:
-        of_prefix = lambda x: by_block(_prefix_blocks(x, prefix))  # noqa: E731
+        of_prefix = lambda x: flat(prefix_blocks(x, prefix))  # noqa: E731
         parts.append(_Columns(keys[1], values[1], of_prefix(segments), of_prefix(prefix.positions)))
-        # An id that nothing has stands for no prefix: padding is segment 0.
-        continued = by_block(prefix.ids)
-        wanted.append(jnp.where(continued > 0, continued, -1))
+        wanted.append(flat(looked_for(prefix)))
     return _Request(parts, wanted, places, spans)
 
 
 def _spans(tokens: int, window: int) -> list[_Span]:
     """The queries of a block of so many tokens, each span with the columns that it may see."""
     chunks = -(-tokens // QUERY_BLOCK)
-    if chunks <= UNROLLED:
-        ends = [tokens * i // chunks for i in range(chunks + 1)]
-        size = 0
-    elif window and 2 * (window + QUERY_BLOCK) <= tokens:
-        return [_Span(0, QUERY_BLOCK, chunks, None, window + QUERY_BLOCK - 1)]
-    else:
-        ends = [QUERY_BLOCK * (chunks * i // UNROLLED) for i in range(UNROLLED + 1)]
-        size = QUERY_BLOCK
+    size = -(-tokens // chunks)
+    if chunks > 2 and window and 2 * (window + size) <= tokens:
+        return [_Span(0, size, chunks, None, window + size - 1)]
+    parts = chunks if chunks <= 2 else min(chunks // 2, PARTS)
+    ends = [size * (chunks * i // parts) for i in range(parts + 1)]
     out = []
     for first, end in zip(ends[:-1], ends[1:], strict=True):
         start = max(first - window + 1, 0) if window else 0
-        each = size or end - first
-        out.append(_Span(first, each, (end - first) // each, start, end - start))
+        out.append(_Span(first, size, (end - first) // size, start, end - start))
     return out
 
 
@@ -275,30 +277,6 @@ def _of_heads(sinks, heads) -> jax.Array:
     """[H] -> [1, K, R, 1] in the type of scores."""
     wide = jnp.promote_types(heads.dtype, jnp.float32)
     return sinks.astype(wide).reshape(1, *heads.shape[1:3], 1)
-
-
-def _columns(x, prefix: Prefix | None, whole: int) -> list[jax.Array]:
-    """[B, S, K, E] -> [N, K, T, E] of the blocks and, if there are any, of their prefixes'."""
-    parts = [x] if prefix is None else [x, _prefix_blocks(x, prefix)]
-    blocks = 1 if prefix is None else prefix.blocks.shape[1]
-    b, tokens, *heads = x.shape
-    cut = [part.reshape(b * blocks, tokens // blocks, *heads) for part in parts]
-    return [pad_axis(part.swapaxes(1, 2), 2, whole) for part in cut]
-
-
-def _columns_transposed(parts, x, prefix: Prefix | None, wide) -> jax.Array:
-    """The gradient of x from those of its columns: a prefix sums over the blocks that read it."""
-    whole = parts[0].shape[2]
-    like = jax.ShapeDtypeStruct(x.shape, wide)
-    back = jax.linear_transpose(lambda x: _columns(x, prefix, whole), like)
-    return back(list(parts))[0].astype(x.dtype)
-
-
-def _prefix_blocks(x, prefix: Prefix) -> jax.Array:
-    """[B, S, ...] -> the same, with the block of the prefixes in each block's place."""
-    b, blocks = prefix.blocks.shape
-    apart = x.reshape(b, blocks, -1, *x.shape[2:])
-    return jax.vmap(lambda row, chosen: row[chosen])(apart, prefix.blocks).reshape(x.shape)
 
 
 def _cut(x, axis: int, start, size: int) -> jax.Array:

@@ -156,9 +156,11 @@ def test_every_path_equals_the_reference(impl, name):
     assert_same(value_and_gradients(*arrays, impl=impl, **options), want, 2e-5)
 
 
-# Blocks of 14 tokens: three spans that are unrolled; seven in a loop, of which a window moves.
+# Blocks of 14 tokens: two spans; a loop of three; three loops of seven together, or one whose
+# columns move with a window.
 @pytest.mark.parametrize(
-    ("name", "queries"), [*((n, 5) for n in REQUESTS), ("window", 2), ("soft_cap", 2)]
+    ("name", "queries"),
+    [*((n, 7) for n in REQUESTS), ("everything", 5), ("window", 2), ("soft_cap", 2)],
 )
 def test_shared_prefixes_equal_the_reference(name, queries, monkeypatch):
     monkeypatch.setattr(attention_xla, "QUERY_BLOCK", queries)
@@ -168,13 +170,27 @@ def test_shared_prefixes_equal_the_reference(name, queries, monkeypatch):
     assert_same(value_and_gradients(*arrays, prefix, impl="xla", **options), want, 2e-5)
 
 
-LONG = ((700, 3, 500), (1300,))  # more than is unrolled, and no multiple of a block
+@pytest.mark.parametrize(
+    ("name", "window"), [("two_heads_per_kv_head", 0), ("sinks", 0), ("everything", 28)]
+)
+def test_two_calls_of_splash_merge_into_one_softmax(name, window):
+    """A window of two blocks hides nothing of a prefix; a shorter one goes the way of XLA."""
+    arrays, options, prefix = make_packed(name)
+    options["window"] = window
+    want = value_and_gradients(*arrays, prefix, impl="reference", **options)
+    assert_same(value_and_gradients(*arrays, prefix, impl="splash", **options), want, 2e-5)
+
+
+LONG = (
+    (700, 3, 500),
+    (1300,),
+)  # several queries at a time in each loop, and no multiple of a block
 
 
 @pytest.mark.parametrize("name", ["two_heads_per_kv_head", "everything"])
 def test_long_rows_by_blocks_of_queries_equal_the_reference(name):
     arrays, options = make_request(name, tokens=1310, lengths=LONG)
-    assert arrays[0].shape[1] > attention_xla.UNROLLED * attention_xla.QUERY_BLOCK
+    assert arrays[0].shape[1] > 2 * attention_xla.PARTS * attention_xla.QUERY_BLOCK
     options["window"] = 40 * options["window"]  # 200: less than a row, more than a lane
     want = value_and_gradients(*arrays, impl="reference", **options)
     assert_same(value_and_gradients(*arrays, impl="xla", **options), want, 5e-5)

@@ -1,0 +1,177 @@
+"""The path of attention for TPU: JAX's splash attention, and two calls of it where rows share
+prefixes, merged by log-sum-exp.
+
+Axes: B rows, S tokens, N blocks (W of each packed row), T tokens of a block, H heads, K kv heads, E
+head size of queries and keys, F of values.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from rljax.models.attention_paths import (
+    LANES,
+    Prefix,
+    by_block,
+    columns,
+    columns_transposed,
+    looked_for,
+    pad_axis,
+    prefix_blocks,
+)
+from rljax.models.attention_xla import xla
+from rljax.models.remat import ATTENTION
+
+# Tokens are padded to whole lanes, and above one block of the kernel to whole ones.
+KERNEL_BLOCK = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    window: int
+    soft_cap: float
+    interpret: bool  # run the kernel's text off TPU, slowly
+
+
+def splash(
+    q, k, v, segments, sinks, prefix: Prefix | None, *, scale, window, soft_cap, interpret=False
+) -> jax.Array:
+    """Splash attention skips the blocks that the causal and window mask rule out. Padding is
+    segment 0, after every real column.
+
+    The kernel's window goes by columns, a prefix's by positions: where a sequence can be longer
+    than the window, packed rows go the way of XLA.
+    """
+    if prefix is not None and 0 < window < 2 * (q.shape[1] // prefix.blocks.shape[1]):
+        how = dict(scale=scale, window=window, soft_cap=soft_cap)
+        return xla(q, k, v, segments, sinks, prefix, **how)
+    rule = _Rule(window, soft_cap, interpret)
+    # The kernel has no scale of its own.
+    q = (q.astype(jnp.float32) * scale).astype(q.dtype)
+    if prefix is not None:
+        return _merged(rule, q, k, v, sinks, segments, prefix)
+    tokens, heads = q.shape[1:3]
+    run, whole = _kernel(rule, tokens, heads, causal=True, residual_checkpoint_name=ATTENTION)
+    q, k, v = (by_block(x, 1, whole) for x in (q, k, v))
+    ids = _segment_ids(*[pad_axis(segments, 1, whole)] * 2)
+    out = jax.vmap(run, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks)
+    return out.swapaxes(1, 2)[:, :tokens]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _merged(rule: _Rule, q, k, v, sinks, segments, prefix):
+    return _merged_forward(rule, q, k, v, sinks, segments, prefix)[0]
+
+
+def _merged_forward(rule: _Rule, q, k, v, sinks, segments, prefix):
+    """out = sum of the parts' outputs, each times exp(its log-sum-exp - that of all). A token that
+    continues nothing has a log-sum-exp like MASKED there."""
+    heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
+    outs, sums = [], []
+    for run, (keys, values, ids, sink) in parts:
+        one = jax.vmap(run, in_axes=(0, 0, 0, 0, None))
+        out, (log_sum,) = one(heads, keys, values, ids, sink)
+        outs.append(out.astype(jnp.float32))
+        sums.append(log_sum)
+    log_sum = jnp.logaddexp(*sums)
+    shares = [jnp.exp(part - log_sum)[..., None] for part in sums]
+    out = sum(share * out for share, out in zip(shares, outs, strict=True)).astype(q.dtype)
+    # By these names a remat policy keeps what the backward pass reads.
+    out = checkpoint_name(_by_tokens(out, q.shape[:2]), ATTENTION)
+    log_sum = checkpoint_name(log_sum, ATTENTION)
+    return out, (q, k, v, sinks, segments, prefix, out, log_sum)
+
+
+def _merged_backward(rule: _Rule, kept, gradient):
+    """The kernel's own backward pass, part by part: its scores' gradients go by the output and the
+    log-sum-exp of the whole softmax."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+    q, k, v, sinks, segments, prefix, out, log_sum = kept
+    heads, parts = _parts(rule, q, k, v, sinks, segments, prefix)
+    blocks, whole = prefix.blocks.shape[1], heads.shape[2]
+    out, gradient = (by_block(x, blocks, whole) for x in (out, gradient.astype(out.dtype)))
+    dq, dk, dv, dsinks = 0.0, [], [], None
+    for run, (keys, values, ids, sink) in parts:
+
+        def one(q, k, v, ids, out, log_sum, gradient, run=run, sink=sink):
+            kept = q, k, v, ids, sink, out, log_sum, run.dq_mask_info, run.dkv_mask_info
+            return kernel._splash_attention_bwd(**run.kwargs, res=kept, do=gradient)[3:]
+
+        grads = jax.vmap(one)(heads, keys, values, ids, out, log_sum, gradient)
+        dq = dq + grads[0].astype(jnp.float32)
+        dk.append(grads[1].astype(jnp.float32))
+        dv.append(grads[2].astype(jnp.float32))
+        if sink is not None:
+            dsinks = jnp.sum(grads[4].astype(jnp.float32), axis=0).astype(sinks.dtype)
+    dq = _by_tokens(dq.astype(q.dtype), q.shape[:2])
+    return (
+        dq,
+        columns_transposed(dk, k, prefix),
+        columns_transposed(dv, v, prefix),
+        dsinks,
+        None,
+        None,
+    )
+
+
+_merged.defvjp(_merged_forward, _merged_backward)
+
+
+def _parts(rule: _Rule, q, k, v, sinks, segments, prefix):
+    """The queries, and (kernel, its other arguments) of a block's own columns and of its prefixes'.
+    The sinks belong to one of the two."""
+    blocks, heads = prefix.blocks.shape[1], q.shape[2]
+    tokens = q.shape[1] // blocks
+    own, whole = _kernel(rule, tokens, heads, causal=True, save_residuals=True)
+    before, _ = _kernel(rule, tokens, heads, causal=False, save_residuals=True)
+    keys, values = (columns(x, prefix, whole) for x in (k, v))
+    flat = lambda x: pad_axis(x.reshape(-1, tokens), 1, whole)  # noqa: E731
+    ids = flat(segments)
+    continued = flat(looked_for(prefix)), flat(prefix_blocks(segments, prefix))
+    return by_block(q, blocks, whole), [
+        (own, (keys[0], values[0], _segment_ids(ids, ids), sinks)),
+        (before, (keys[1], values[1], _segment_ids(*continued), None)),
+    ]
+
+
+def _kernel(rule: _Rule, tokens: int, heads: int, *, causal: bool, **how):
+    """(the kernel for blocks of so many tokens, to how many they are padded)."""
+    # Imported here: Pallas takes a second to import, and only this path needs it.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    whole = -(-tokens // LANES) * LANES
+    if whole > KERNEL_BLOCK:
+        whole = -(-tokens // KERNEL_BLOCK) * KERNEL_BLOCK
+    block, shape = math.gcd(whole, KERNEL_BLOCK), (whole, whole)
+    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    if causal and rule.window:
+        mask = masks.LocalMask(shape, (rule.window - 1, 0), 0)
+    names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
+    run = kernel.make_splash_mha(
+        masks.MultiHeadMask([mask] * heads),
+        block_sizes=kernel.BlockSizes(**{f"block_{name}": block for name in names}),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=rule.soft_cap or None,
+        interpret=rule.interpret,
+        **how,
+    )
+    return run, whole
+
+
+def _segment_ids(queries, columns):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+    return kernel.SegmentIds(queries, columns)
+
+
+def _by_tokens(x, rows: tuple[int, int]) -> jax.Array:
+    """[N, H, T, E] -> [B, S, H, E]."""
+    tokens = rows[0] * rows[1] // x.shape[0]
+    return x[:, :, :tokens].swapaxes(1, 2).reshape(*rows, x.shape[1], x.shape[3])
