@@ -139,6 +139,11 @@ def compared(systems: dict[str, dict]) -> dict:
     return {**out, "peak_memory": {"best_peer": best, "ratio": ratio}}
 
 
+def progress(shape: Shape, moment: str, system: str, costs: dict) -> None:
+    parts = ", ".join(f"{part} {costs[part]['wall_s']:.2f} s" for part in PARTS)
+    print(f"{shape.name}, {moment}: {system} {parts}", file=sys.stderr, flush=True)
+
+
 def measure(shape: Shape, rounds: int, pythons: dict[str, str], folder: Path) -> dict:
     """One shape: {"systems": {name: its summary, or why there is none}, "ratios"}."""
     running, laps, results = {}, {}, {}
@@ -146,15 +151,17 @@ def measure(shape: Shape, rounds: int, pythons: dict[str, str], folder: Path) ->
         try:
             log = folder / f"{system}_{shape.name}.log"
             process = running[system] = Process(system, python, shape, log)
-            first = process.step()["step"]["wall_s"]
-            results[system] = {"versions": process.versions, "first_step_s": first}
+            first = process.step()
+            results[system] = {"versions": process.versions, "first_step": first}
+            progress(shape, "first step", system, first)
         except Failed as error:
             running.pop(system, None)
             results[system] = {"failed": str(error)}
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for system, process in list(running.items()):
             try:
                 laps.setdefault(system, []).append(process.step())
+                progress(shape, f"round {number}", system, laps[system][-1])
             except Failed as error:
                 del running[system], laps[system]
                 results[system]["failed"] = str(error)
