@@ -12,12 +12,14 @@ gradients by itself.
 
 Useful FLOPs of learning are those of one forward and backward pass over the positions that are
 needed: each prompt once in its group, each token of a response once, nothing else; attention over
-the pairs that see each other. A second figure has the prompt once for every response. They are
-compared with a plain float32 product of the model's own sizes, read between laps.
+the pairs that see each other. A second figure has the prompt once for every response.
+"computed_positions" are those of the microbatches that the program computes. FLOPs are compared
+with a plain float32 product of the model's own sizes, read between laps.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import tempfile
 from pathlib import Path
@@ -38,6 +40,7 @@ from step_shapes import (
 
 from rljax.arrays import fetch
 from rljax.config import BatchConfig, Config, DataConfig, ModelSettings, SamplerConfig
+from rljax.learn.packing import pack
 from rljax.setup import build, initial_params
 from rljax.tracking import compiles
 from rljax.training.run import Run
@@ -110,8 +113,8 @@ class Steps:
 
     def logprobs_laps(self, repeats: int) -> list[Cost]:
         """Laps of the actor's log-probs of the last batch, after one that compiles."""
-        actor, rows = self.run.roles["actor"], self.run.phase.algorithm.steps.microbatch_rows
-        logprobs = jax.jit(lambda actor, batch: actor.logprobs(batch, rows))
+        actor, steps = self.run.roles["actor"], self.run.phase.algorithm.steps
+        logprobs = jax.jit(lambda actor, batch: actor.logprobs(batch, steps))
         call = lambda: jax.block_until_ready(logprobs(actor, self.batch))  # noqa: E731
         call()
         return [lap(call) for _ in range(repeats)]
@@ -131,8 +134,21 @@ def needed(batch, samples: int) -> dict[str, int]:
         "pairs": int(read[::samples].sum() + own.sum()),
         "row_positions": int(real.sum()),
         "row_pairs": int((read + own).sum()),
-        "padded_positions": int(mask.size),
+        "padded_positions": mask.size,
     }
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _microbatches(batch, packing):
+    return pack(batch, packing).count
+
+
+def computed_positions(batch, steps) -> int:
+    """Positions of all microbatches of a pass of learning over the batch, padding included."""
+    if steps.packing is None:
+        return batch.tokens.size
+    size = steps.packing.rows * steps.packing.blocks * steps.packing.block_tokens
+    return int(_microbatches(batch, steps.packing)) * size
 
 
 class MatmulRate:
@@ -211,12 +227,13 @@ def measure(shape: Shape, repeats: int, tokens_per_microbatch: int = 0) -> dict:
         matmul = MatmulRate(shape)
         for laps in steps.laps.values():
             laps.clear()
-        known = compiles.count()
+        known, how = compiles.count(), run.phase.algorithm.steps
         for _ in range(repeats):
             steps.take()
-            counts.append(needed(steps.batch, shape.samples))
+            computed = {"computed_positions": computed_positions(steps.batch, how)}
+            counts.append(needed(steps.batch, shape.samples) | computed)
             matmul.read()
-        later = compiles.names(known)
+        later = [name for name in compiles.names(known) if name != "jit(_microbatches)"]
         logprobs = steps.logprobs_laps(repeats)
     tokens = {name: sum(x[name] for x in counts) / repeats for name in counts[0]}
     laps, response = steps.laps, [x["response_tokens"] for x in counts]

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from rljax.batch import Batch
+from rljax.learn import Steps
+from rljax.learn.packing import Packing
+from rljax.mesh import make_mesh
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import grpo_step
@@ -53,6 +56,11 @@ def test_useful_work_counts_a_prompt_once_in_its_group_and_no_padding():
         "row_pairs": sum(every),
         "padded_positions": 24,
     }
+    # 3 + 1 + 2 of the first group, and 4 of a row that shares its prompt with none that counts.
+    packing = Packing(4, 2, 1, 4, True, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    steps = Steps(rows=4, microbatch_rows=2)
+    assert grpo_step.computed_positions(batch, steps) == 24
+    assert grpo_step.computed_positions(batch, dataclasses.replace(steps, packing=packing)) == 16
 
 
 def test_flops_are_those_of_the_products():
