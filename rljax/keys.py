@@ -3,10 +3,25 @@
 import zlib
 
 import jax
+import numpy as np
+
+
+def root_key(seed: int) -> jax.Array:
+    """jax.random.key(seed), by one small program where that runs three."""
+    return _key(np.uint32(seed & 0xFFFFFFFF))  # all that jax.random.key reads of it
+
+
+def fold_in(key: jax.Array, number: int | jax.Array) -> jax.Array:
+    """jax.random.fold_in, by one small program for all Python numbers."""
+    return _fold_in(key, number if isinstance(number, jax.Array) else np.uint32(number))
 
 
 def stream(key: jax.Array, name: str, step: int | jax.Array | None = None) -> jax.Array:
     """The key of the stream `name`, and of one step of it. Equal names give equal keys; streams of
     different names are independent. Works inside and outside a program."""
-    key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-    return key if step is None else jax.random.fold_in(key, step)
+    key = fold_in(key, zlib.crc32(name.encode()))
+    return key if step is None else fold_in(key, step)
+
+
+_key = jax.jit(jax.random.key)
+_fold_in = jax.jit(jax.random.fold_in)

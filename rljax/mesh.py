@@ -74,6 +74,13 @@ def make_mesh(
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
+def runs_once(mesh: Mesh) -> dict:
+    """The compiler options of a program that runs once, before the first step: on CPU it takes
+    seconds to optimise and milliseconds to run."""
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return {"xla_backend_optimization_level": 0} if on_cpu else {}
+
+
 def weight_sharding(
     mesh: Mesh, name: str, shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> NamedSharding:

@@ -285,7 +285,7 @@ WITH_DEVICES = ("arrays.py", "mesh.py", "models", "kernels", "plan")
 # Weights and queues that are placed on a layout of their own, which `place` does not know.
 EXCEPTIONS = {
     ("setup/role_table.py", "number"): "a small role, whole on every device",
-    ("setup/role_table.py", "copy"): "a reference that waits on the host",
+    ("setup/role_table.py", "_copied"): "a reference that waits on the host",
     ("setup/role_table.py", "scalar_start"): "a new head, on the layout of the model's",
     ("sampler/generate.py", "_arguments"): "a queue that every device reads whole",
     ("sampler/stop_strings.py", "cut_at_stop_strings"): "fields of a batch, on the layout they had",

@@ -6,11 +6,11 @@ import collections
 import math
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
+from rljax.keys import root_key
 from rljax.rewards.text.rules import last_boxed
 from rljax.rollout import Reward, extraction_failed_fraction
 from rljax.setup.policies import Policy, Sample, sample_all
@@ -88,7 +88,7 @@ def greedy_accuracy(
 ) -> tuple[np.ndarray, list[Sample]]:
     """1 or 0 for each prompt: does the greedy response score at least `correct_at`? NaN: its reward
     failed. And the responses."""
-    samples = sample_all(policy.greedy(), prompts, 1, reward, key=jax.random.key(0))
+    samples = sample_all(policy.greedy(), prompts, 1, reward, key=root_key(0))
     return correct(score_table(samples, 1)[:, 0], correct_at), samples
 
 
@@ -142,7 +142,7 @@ def evaluate(
         **no_answer(responses),
     }
     if samples:
-        drawn = sample_all(policy, prompts, samples, reward, key=jax.random.key(seed))
+        drawn = sample_all(policy, prompts, samples, reward, key=root_key(seed))
         scores = score_table(drawn, samples)
         out["failed_rewards"] += int(np.sum(np.isnan(scores)))
         answers = np.array([answer(s.text) for s in drawn], object).reshape(scores.shape)

@@ -6,9 +6,10 @@ A chain of clipping, the update rule (rljax.learn.update_rules) and the learning
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -63,9 +64,20 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     return _make(tuple(sorted(vars(config).items())), total_steps if counts else 0)
 
 
-def current_learning_rate(config: OptimizerConfig, total_steps: int, step) -> jnp.ndarray:
+@functools.cache
+def _schedule(key: tuple, total_steps: int) -> Callable:
+    """One program for what is several, operation by operation."""
+    schedule = learning_rate(OptimizerConfig(**dict(key)), total_steps)
+
+    def lr(step):
+        return schedule(step)
+
+    return jax.jit(lr)
+
+
+def current_learning_rate(config: OptimizerConfig, total_steps: int, step: int) -> jax.Array:
     """The learning rate that optimizer step `step` uses."""
-    return jnp.asarray(learning_rate(config, total_steps)(step))
+    return _schedule(tuple(sorted(vars(config).items())), total_steps)(np.int32(step))
 
 
 def _spec_of(shape: tuple, of: tuple, spec: tuple) -> tuple | None:

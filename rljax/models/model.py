@@ -21,7 +21,7 @@ from rljax.batch import Batch, at_last_token
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
 from rljax.kernels.logprob.options import Options, head_product, logits
-from rljax.mesh import constrain_vocab, embedded, weight_sharding
+from rljax.mesh import constrain_vocab, embedded, runs_once, weight_sharding
 from rljax.models import cache
 from rljax.models.adapters import lora
 from rljax.models.attention_paths import Prefix
@@ -89,9 +89,7 @@ class Model:
 
     def init(self, key: jax.Array) -> dict:
         """Random parameters, created in place on the mesh."""
-        # Random bits for every weight take seconds to optimise on CPU and microseconds to run.
-        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        options = {"xla_backend_optimization_level": 0} if on_cpu else {}
+        options = runs_once(self.mesh)
         return jax.jit(self.create, out_shardings=self.shardings(), compiler_options=options)(key)
 
     def split(self, params: dict) -> tuple[dict, dict]:

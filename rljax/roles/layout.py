@@ -7,7 +7,7 @@ import jax
 
 from rljax.learn.optimizers import state_shardings
 from rljax.learn.state import TrainState, new_train_state
-from rljax.mesh import on_host, replicated
+from rljax.mesh import on_host, replicated, runs_once
 from rljax.models.model import Model
 
 
@@ -45,5 +45,6 @@ def start_training(model: Model, params, optimizer, *, optimizer_on_host=False) 
     layout = training_layout(model, optimizer, optimizer_on_host=optimizer_on_host)
     shardings = jax.tree.map(lambda x: x.sharding, dataclasses.replace(layout, frozen={}))
     create = functools.partial(new_train_state, optimizer=optimizer)
-    made = jax.jit(create, out_shardings=shardings)(trained)
+    options = runs_once(model.mesh)
+    made = jax.jit(create, out_shardings=shardings, compiler_options=options)(trained)
     return dataclasses.replace(made, params=trained, frozen=frozen)

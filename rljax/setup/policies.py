@@ -22,6 +22,7 @@ from rljax.data.online.prompts import PromptRecord, Prompts, encode_prompts
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
 from rljax.files import how_to_get_model, read_json_object
+from rljax.keys import fold_in
 from rljax.learn.state import new_train_state
 from rljax.models.huggingface import load_params
 from rljax.models.model import Model
@@ -259,7 +260,7 @@ def sample_all(
     for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):
         part = Prompts.from_records([p for p, _ in chunk], length=policy.prompt_tokens)
         part = dataclasses.replace(part, starts=np.array([b for _, b in chunk], np.int32))
-        draw = (jax.random.fold_in(key, first), policy.sampling)
+        draw = (fold_in(key, first), policy.sampling)
         live = min(size, len(prompts) - first) * n  # the rows that do not just fill the shape
         scores = [(float("nan"), {})] * live
         if reward is None:

@@ -68,7 +68,7 @@ class RoleInputs:
 
     def copied(self, params: dict) -> dict:
         """The same weights in buffers of their own: a donated one cannot have two owners."""
-        return params if self.abstract else jax.tree.map(jnp.copy, params)
+        return params if self.abstract else _copied(params)
 
     def number(self, value) -> jax.Array:
         """A float32 array on every device, for small roles."""
@@ -86,16 +86,28 @@ class RoleInputs:
             return merged(self.copied(own), base)
         waits = self.config.memory.reference_on_host
 
-        def copy(path, x):
+        def rounded(path, x):
             low = multiplied_in_dtype(path, model.config)
             dtype = self.config.model_settings.dtype if low else x.dtype
             layout = on_host(x.sharding) if waits else x.sharding
-            if self.abstract:
-                return jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout)
-            x = jnp.array(x, dtype, copy=True)
-            return jax.device_put(x, layout) if waits else x
+            return jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout)
 
-        return nested({path: copy(path, x) for path, x in flattened(own).items()})
+        like = nested({path: rounded(path, x) for path, x in flattened(own).items()})
+        return like if self.abstract else _copied(own, like)
+
+
+def _copied(tree: dict, like: dict | None = None) -> dict:
+    """The arrays in buffers of their own, with the dtypes and the memory of `like`, by one
+    program."""
+    like = tree if like is None else like
+    layout = jax.tree.map(lambda x: x.sharding, tree)
+
+    def copy(tree):
+        return jax.tree.map(lambda x, y: jnp.array(x, y.dtype), tree, like)
+
+    copies = jax.jit(copy, out_shardings=layout)(tree)
+    put = lambda x, y: x if y.sharding == x.sharding else jax.device_put(x, y.sharding)  # noqa: E731
+    return jax.tree.map(put, copies, like)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax
 
 from rljax.config import Config, is_path
 from rljax.errors import InputError
-from rljax.keys import stream
+from rljax.keys import root_key, stream
 from rljax.models.adapters import lora
 from rljax.models.config import ModelConfig
 from rljax.models.huggingface import load_config, load_params, load_with_report
@@ -23,7 +23,7 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
 
     What was loaded (folder, revision, SHA-256 of each file) is written to `record`, if given.
     """
-    key = jax.random.key(config.seed)
+    key = root_key(config.seed)
     plain = dataclasses.replace(model, config=lora.without(model.config))
     if is_path(config.model):
         params, report = load_with_report(config.model, plain)
@@ -72,7 +72,7 @@ def scalar_model(
     params = load_scalar(field, folder, lora.without(wanted), policy.mesh)[1]
     model = Model(dataclasses.replace(wanted, labels=1), policy.mesh, "scalar")
     if wanted.lora:
-        key = stream(jax.random.key(config.seed), f"adapters of {field}")
+        key = stream(root_key(config.seed), f"adapters of {field}")
         params = lora.attach(model, params, key)
     return model, params
 

@@ -27,7 +27,7 @@ from rljax.evaluation.policy import (
     greedy_accuracy,
     no_answer,
 )
-from rljax.keys import stream
+from rljax.keys import root_key, stream
 from rljax.learn.optimizers import current_learning_rate
 from rljax.models.adapters import lora
 from rljax.models.huggingface import save_params
@@ -71,7 +71,7 @@ class Run:
         self.memory = check_fits(setup)  # before any weight is loaded
         check_fields_read(setup)
         config = self.config
-        self.key = jax.random.key(config.seed)
+        self.key = root_key(config.seed)
         self.checkpoints = Checkpoints(
             folder / "checkpoints",
             keep=config.checkpoint.keep,
@@ -192,7 +192,7 @@ class Run:
         if self.setup.model.config.lora:  # a checkpoint holds the adapters alone
             params = build.initial_params(self.config, self.setup.model)
         else:  # shapes and shardings; the values are replaced
-            params = self.setup.model.init(jax.random.key(0))
+            params = self.setup.model.init(root_key(0))
         if self.progress.reference_file:
             folder = Path(self.config.offline.reference_logprobs)
             read_reference_logprobs(self.setup, folder / self.progress.reference_file)

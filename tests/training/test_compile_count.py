@@ -1,0 +1,51 @@
+"""A run compiles few programs before its second step, and none after it."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+from tiny_run import tiny_config
+
+from rljax.keys import fold_in, root_key, stream
+from rljax.setup import build, initial_params
+from rljax.tracking import compiles
+from rljax.training.run import Run
+
+BEFORE = {"key", "fold_in", "create", "new_train_state", "copy"}  # weights, optimizer, reference
+STEP = {"request_keys", "_begin", "_turn", "_finish", "_place_rewards", "grpo", "lr"}
+
+
+def test_a_run_compiles_twelve_programs_and_none_after_its_first_step(tmp_path):
+    """Scored while it decodes, with a reference. An operation of jax.numpy in host code would be
+    one more."""
+    sizes = dict(
+        model="decoder(layers=1, embed=24, mlp=40, heads=2, kv_heads=1, head_dim=12)",
+        sampler__max_response_tokens=33, sft__steps=0, evaluate__prompts=0,
+        algorithm__kl_in_loss=0.1, actor_optimizer__schedule="linear",
+    )  # fmt: skip
+    config, counts = tiny_config(tmp_path, **sizes), []
+    compiles.watch()
+    start = compiles.count()
+    with Run(build(config, jax.devices()[:1]), Path(tmp_path)) as run:
+        run.begin(run.phase, initial_params(config, run.setup.model))
+        begun = compiles.names(start)
+        for _ in range(3):
+            counts.append(compiles.count())
+            run.step()
+    bare = lambda names: [name.removeprefix("jit(").removesuffix(")") for name in names]  # noqa: E731
+    first = bare(compiles.names(counts[0])[: counts[1] - counts[0]])
+    assert set(bare(begun)) <= BEFORE and set(first) <= STEP
+    assert {"create", "grpo"} <= {*bare(begun), *first} and len(begun) + len(first) <= 12
+    assert compiles.names(counts[1]) == []
+
+
+def test_keys_of_one_program_are_those_of_jax_random():
+    same = lambda a, b: np.array_equal(*map(jax.random.key_data, (a, b)))  # noqa: E731
+    for seed in (0, 7, 2**31 - 1, 2**31, 2**32 - 1):
+        key = jax.random.key(seed)
+        assert same(root_key(seed), key)
+        for number in (0, 5, 2**32 - 1):
+            assert same(fold_in(key, number), jax.random.fold_in(key, number))
+            assert same(jax.jit(fold_in)(key, np.uint32(number)), fold_in(key, number))
+    assert same(stream(key, "a", 3), stream(key, "a", jax.numpy.int32(3)))
+    assert not same(stream(key, "a", 3), stream(key, "b", 3))
