@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 class Packing:
     """The static shape of a packed microbatch: `rows` packed rows of `blocks` blocks of
     `block_tokens` tokens, with up to `sequences` sequences in a row. `shared`: a prompt that rows
-    have in common is computed once. `full`: compute the microbatches of a batch whose rows are all
-    of full length, `samples` to a prompt, whatever it holds (for a plan)."""
+    have in common is computed once. A microbatch has room for `full_rows` sequences of full length.
+    `full`: compute as many microbatches as such sequences need, whatever there is (for a plan)."""
 
     block_tokens: int
     blocks: int
@@ -23,7 +23,13 @@ class Packing:
     sequences: int
     shared: bool
     mesh: Mesh
-    full: int = 0
+    full_rows: int = 1
+    full: bool = False
+
+    @property
+    def positions(self) -> int:
+        """Tokens of a microbatch, padding included."""
+        return self.rows * self.blocks * self.block_tokens
 
     def sequences_of(self, rows_per_example: int) -> int:
         """`sequences` in whole examples."""

@@ -225,7 +225,10 @@ def loss_and_gradient(
     weights, row_weights = _weights(batch, objective)
     if packed := _packs(batch, packing, objective, objective.rows_per_example):
         whole = _packed_whole_step if objective.whole_step else _packed
-        return whole(params, batch, objective, weights, row_weights, packed)
+        loss, gradient, metrics, kept = whole(
+            params, batch, objective, weights, row_weights, packed
+        )
+        return loss, gradient, {**metrics, **packed.metrics()}, kept
     if objective.whole_step and microbatch_rows < batch.rows:
         return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
 

@@ -67,7 +67,8 @@ def packing_for(
         blocks = held + -(-prompts * prompt_tokens // longest)
     blocks = max(blocks, rows_per_example * (2 if shared else 1))
     most = min(SHORTER * held, rows)
-    return Packing(longest, blocks, shards, max(most, rows_per_example), shared, mesh)
+    most = max(most, rows_per_example)
+    return Packing(longest, blocks, shards, most, shared, mesh, full_rows=held * shards)
 
 
 @jax.tree_util.register_dataclass
@@ -91,6 +92,12 @@ class Packed:
     def parts(self) -> int:
         """M."""
         return self.sequences.shape[0]
+
+    def metrics(self) -> dict[str, jax.Array]:
+        """Positions that a pass computes, and the share of them that are tokens."""
+        real = jnp.sum((self.rows.segment_ids > 0).astype(jnp.float32))
+        positions = self.rows.segment_ids[0].size * jnp.asarray(self.count, jnp.float32)
+        return {"positions": positions, "positions_filled": real / jnp.maximum(positions, 1)}
 
     def microbatch(self, index) -> Batch:
         """The packed rows of microbatch `index`."""
@@ -203,7 +210,7 @@ def pack(
     split = lambda x: x.reshape(-1, packing.rows, *x.shape[1:])  # noqa: E731
     count = jnp.max(jnp.where(live, went.home // packing.rows + 1, 0))
     if packing.full:
-        count = min(packing.full, units // packing.rows)
+        count = min(-(-b // packing.full_rows), units // packing.rows)
     return Packed(rows, split(sequences), places, jnp.where(live, went.home, -1), count)
 
 

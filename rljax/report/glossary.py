@@ -27,6 +27,10 @@ UPDATE = {
                       NO_FAULT),
     "skipped_in_a_row": ("longest streak of steps that were not finite", "steps",
                          "0; a run stops at max_skipped_in_a_row"),
+    "positions": ("positions that a pass of an optimizer step computes", "tokens",
+                  "follows the lengths of the responses"),
+    "positions_filled": ("share of those positions that are tokens, a prompt counted once for its "
+                         "samples", "fraction", "above 0.8"),
     "empty_steps": ("optimizer steps without a token to learn from", "steps",
                     "0; more: filters or failed rewards leave nothing"),
     "trust_region_stopped_steps": ("optimizer steps not taken, as the policy had moved further "
@@ -274,6 +278,8 @@ RUN = {
     "replay/prompts": ("prompts with stored rollouts in the batch", "prompts", ""),
     "replay/reward": ("mean score of the stored rollouts", "score", ""),
     "replay/epoch": ("passes over the stored rollouts so far", "epochs", ""),
+    "learning_programs": ("programs of the phases' learning compiled so far", "programs",
+                          "1 for each phase: lengths change none"),
     "compiles": ("programs compiled so far", "programs", "flat after the first steps"),
     "tokens_per_s": ("tokens per second of the whole step", "tokens/s", "steady"),
     "generate_tokens_per_s": ("tokens per second while sampling", "tokens/s", "steady"),

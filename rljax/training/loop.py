@@ -74,6 +74,8 @@ def one_step(run: Run) -> dict:
     elif "batch/tokens" in metrics:
         metrics["tokens_per_s"] = metrics["batch/tokens"] / step_s
     here = run.taken_here[phase.name] = run.taken_here.get(phase.name, 0) + 1
+    learning = f"jit({phase.dataflow.function.__name__})"
+    run.learning_programs += compiles.names(compiled).count(learning)
     if here > 3 and compiles.count() > compiled:
         names = "; ".join(compiles.names(compiled))
         LOG.warning("step %d compiled again: %s", run.progress.step, names)
@@ -84,7 +86,8 @@ def one_step(run: Run) -> dict:
             timeline.record_of(timings, run.progress.step, step_s)
         ]
     _count_faults(run, metrics)
-    return {**metrics, "phase": phase.label, "compiles": float(compiles.count())}
+    counts = {"compiles": compiles.count(), "learning_programs": run.learning_programs}
+    return {**metrics, "phase": phase.label, **{name: float(n) for name, n in counts.items()}}
 
 
 def _scoring_times(timings: Timings) -> dict:

@@ -85,6 +85,7 @@ class Run:
         self.timelines: list[dict] = []  # rljax.report.timeline: of two steps at most
         self.unscored_steps = 0  # in a row
         self.late_samples = self.late_and_longer = 0.0  # rljax.training.scores
+        self.learning_programs = 0  # of all phases, that this process compiled
         self.taken_here: dict[str, int] = {}  # steps of each phase by this process
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from

@@ -11,7 +11,13 @@ from rljax.config import Config
 from rljax.training import train
 
 REPO = Path(__file__).resolve().parents[2]
-RATES = ("tokens_per_s", "generate_tokens_per_s", "compiles")  # as much the machine's as the run's
+# As much the machine's as the run's.
+RATES = (
+    "tokens_per_s",
+    "generate_tokens_per_s",
+    "compiles",
+    "learning_programs",
+)
 
 
 def get_config() -> Config:
