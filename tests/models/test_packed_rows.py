@@ -1,6 +1,7 @@
 """Packed rows, whose sequences share their prefixes, against a plain row for each sequence: the
 model's outputs about every token and the gradient of every weight, of every family."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 from packed_rows import groups_of, packed_rows, plain_rows
 from test_families import FOLDERS, loaded
+
+from rljax.arrays import place
+from rljax.mesh import make_mesh
 
 ALWAYS = ("qwen3", "gpt_oss")  # the second: sinks, windows, experts
 
@@ -62,6 +66,15 @@ def weights_of(plain):
     return np.float32(np.where(real[..., None], draw, 0))
 
 
+def assert_same(got, want):
+    """Outputs and gradients to 1e-5 of the largest number of each."""
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-5)
+    leaves = (jax.tree.leaves_with_path(gradient) for _, gradient in (got, want))
+    for (path, a), (_, b) in zip(*leaves, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(1e-2, np.abs(b).max()), err_msg=path)
+
+
 @pytest.mark.parametrize(
     "name",
     [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in sorted(FOLDERS)],
@@ -71,11 +84,19 @@ def test_a_packed_row_gives_what_plain_rows_give(name):
     weights = weights_of(plain)
     want = value_and_gradient(model, params, plain, None, weights)
     got = value_and_gradient(model, params, packed, where, weights)
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-5)
-    leaves = (jax.tree.leaves_with_path(gradient) for _, gradient in (got, want))
-    for (path, a), (_, b) in zip(*leaves, strict=True):
-        a, b = np.asarray(a), np.asarray(b)
-        np.testing.assert_allclose(a, b, atol=1e-5 * max(1e-2, np.abs(b).max()), err_msg=path)
+    assert_same(got, want)
+
+
+@pytest.mark.slow  # attention over such a mesh: test_attention
+def test_a_packed_row_over_a_mesh_gives_what_plain_rows_give():
+    model, params, _, plain, packed, where = prepared("qwen3")
+    weights = weights_of(plain)
+    want = value_and_gradient(model, params, plain, None, weights)
+    mesh = make_mesh(data=1, fsdp=2, tensor=2, context=2)
+    spread = dataclasses.replace(model, mesh=mesh)
+    params = jax.device_put(params, spread.shardings())
+    got = value_and_gradient(spread, params, place(packed, mesh), where, weights)
+    assert_same(got, want)
 
 
 def test_pieces_see_nothing_of_the_others():
