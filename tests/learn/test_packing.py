@@ -12,13 +12,17 @@ from test_preference_losses import LOSSES as PREFERENCE_LOSSES
 from toy import objective as policy_objective
 
 from rljax import learn
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.contracts import spec
 from rljax.learn import Objective
 from rljax.learn.packing import Packing, pack, packing_for
+from rljax.losses import policy
 from rljax.losses import reward_model as reward_losses
 from rljax.losses import value as value_losses
-from rljax.mesh import make_mesh
+from rljax.mesh import make_mesh, row_shards
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
 
 VOCAB = 11
 REDUCTIONS = [
@@ -245,3 +249,30 @@ def test_one_program_serves_all_lengths_and_computes_what_they_need():
     tokens = packing.rows * packing.blocks * packing.block_tokens
     assert counts[0] <= 2 and counts[0] < counts[1] < counts[2]
     assert counts[2] * tokens < 0.9 * 256 * 160  # full responses, their prompts once
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [dict(data=2, fsdp=2, tensor=2), pytest.param(dict(fsdp=4, context=2), marks=pytest.mark.slow)],
+)
+def test_eight_devices_pack_to_the_gradient_of_one(sizes):
+    """Every device decides alike where a sequence goes; a packed row is one device's."""
+    config = decoder(
+        VOCAB + 1, layers=2, embed=16, mlp=32, heads=4, kv_heads=2, head_dim=8, init_std=0.3
+    )
+    one, many = mesh(), make_mesh(**sizes)
+    batch, model = groups(0, prompts=4, samples=4, dtype=np.float32), Model(config, one)
+    params = model.init(jax.random.key(0))
+
+    def gradient(model, params, batch, packing):
+        aim = policy_objective(model, policy.ppo_clip, learn.seq_mean_token_mean)
+        run = jax.jit(lambda p, b: learn.loss_and_gradient(p, b, aim, b.rows, packing)[:2])
+        return jax.device_get(run(params, batch))
+
+    plain = gradient(model, params, batch, None)
+    spread = Model(config, many)
+    placed = jax.device_put(jax.device_get(params), spread.shardings())
+    packing = Packing(12, 6, row_shards(many), 8, True, many)
+    packed = gradient(spread, placed, place(jax.device_get(batch), many), packing)
+    for a, b in zip(jax.tree.leaves(packed), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
