@@ -1,6 +1,7 @@
 """Whole GRPO steps of rljax, TRL and Tunix side by side, on three shapes: prints JSON.
 
-python benchmarks/peers.py --environments=FOLDER [--shapes=fixed,long,ragged] [--rounds=3]
+python benchmarks/peers.py --environments=FOLDER [--shapes=ragged,fixed,long]
+    [--rounds=3] [--minutes=18]
 
 The shapes are those of grpo_step.py. The same decoder with random float32 weights everywhere, the
 same prompts, one optimizer step, AdamW behind a clip, no KL, 32 sequences in a microbatch. Each
@@ -8,7 +9,8 @@ system is a process in an environment of its own, which is made in FOLDER where 
 installs the versions below), and runs its own trainer: `Run.step`, `GRPOTrainer.train` and
 `GRPOLearner.train`. "update" is everything after the responses are there. Steps are taken in turns,
 rljax, TRL, Tunix, rljax, ..., after one of each that compiles and warms up, so that the machine's
-drift meets all of them alike. A peer that cannot be installed or fails is reported as such.
+drift meets all of them alike; a shape has fewer rounds than --rounds where the time would not do,
+but at least one. A peer that cannot be installed or fails is reported as such.
 
 A ratio above 1 says that rljax is ahead of the best peer: in response tokens per second, by the
 median over rounds, and in the largest resident set of a step.
@@ -17,9 +19,11 @@ median over rounds, and in the largest resident set of a step.
 import argparse
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -144,8 +148,12 @@ def progress(shape: Shape, moment: str, system: str, costs: dict) -> None:
     print(f"{shape.name}, {moment}: {system} {parts}", file=sys.stderr, flush=True)
 
 
-def measure(shape: Shape, rounds: int, pythons: dict[str, str], folder: Path) -> dict:
-    """One shape: {"systems": {name: its summary, or why there is none}, "ratios"}."""
+def measure(
+    shape: Shape, rounds: int, pythons: dict[str, str], folder: Path, seconds: float = math.inf
+) -> dict:
+    """One shape: {"systems": {name: its summary, or why there is none}, "ratios"}. No round but the
+    first begins that would end after `seconds`, were it as long as the one before."""
+    begun = time.monotonic()
     running, laps, results = {}, {}, {}
     for system, python in pythons.items():
         try:
@@ -157,7 +165,12 @@ def measure(shape: Shape, rounds: int, pythons: dict[str, str], folder: Path) ->
         except Failed as error:
             running.pop(system, None)
             results[system] = {"failed": str(error)}
+    before = begun
     for number in range(1, rounds + 1):
+        now = time.monotonic()
+        if number > 1 and now - begun + (now - before) > seconds:
+            break
+        before = now
         for system, process in list(running.items()):
             try:
                 laps.setdefault(system, []).append(process.step())
@@ -177,8 +190,9 @@ def measure(shape: Shape, rounds: int, pythons: dict[str, str], folder: Path) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, required=True, help="a folder")
-    parser.add_argument("--shapes", default="fixed,long,ragged")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--shapes", default="ragged,fixed,long")
+    parser.add_argument("--rounds", type=int, default=3, help="of a shape, at most")
+    parser.add_argument("--minutes", type=float, default=18)
     flags = parser.parse_args()
     folder = flags.environments.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -189,8 +203,11 @@ def main() -> None:
         except Failed as error:
             missing[system] = {"failed": str(error)}
     shapes = [SHAPES[name] for name in flags.shapes.split(",")]
-    results = {x.name: measure(x, flags.rounds, pythons, folder) for x in shapes}
-    print(json.dumps({"rounds": flags.rounds, **results, "not_installed": missing}, indent=2))
+    results, end = {}, time.monotonic() + 60 * flags.minutes
+    for left, shape in zip(range(len(shapes), 0, -1), shapes, strict=True):
+        share = (end - time.monotonic()) / left
+        results[shape.name] = measure(shape, flags.rounds, pythons, folder, share)
+    print(json.dumps({**results, "not_installed": missing}, indent=2))
 
 
 if __name__ == "__main__":

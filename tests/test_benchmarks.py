@@ -157,6 +157,8 @@ def test_systems_take_turns_and_one_that_fails_is_reported(tmp_path, monkeypatch
     assert parts[0]["wall_s"]["min"] <= parts[2]["wall_s"]["max"]
     assert "no more steps" in systems["tunix"]["failed"] and "step" not in systems["tunix"]
     assert out["ratios"]["step_by_wall_s"]["best_peer"] == "trl"
+    in_no_time = peers.measure(TINY, 2, {"trl": sys.executable}, tmp_path, seconds=0)
+    assert in_no_time["systems"]["trl"]["laps"] == 1
 
 
 def test_an_environment_that_cannot_be_made_is_reported(tmp_path):
