@@ -9,18 +9,21 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 from preset_runs import preset_config
-from test_programs import CONFIG, KEY, host_batch, recipe, roles_on
+from test_programs import COLUMNS, CONFIG, KEY, host_batch, recipe, roles_on
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.dataflows import grpo, ppo, remax
 from rljax.dataflows.stages import corrected, described, filtered, shaped, with_advantages
 from rljax.learn import Steps
+from rljax.learn.packing import Packing
 from rljax.mesh import make_mesh
 from rljax.roles import KLController, program
 from rljax.setup import build
 from rljax.setup.role_table import role_names
 
+ONE = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+PACKING = Packing(COLUMNS, blocks=4, rows=1, sequences=4, shared=True, mesh=ONE)
 TABLE = (CONFIG.vocab_size, CONFIG.embed)  # of the embedding: a forward pass looks it up once
 
 
@@ -33,8 +36,7 @@ def plain(**fields):
 @functools.cache
 def made() -> dict:
     controller = KLController(jnp.float32(1.0), 0.1, 1e4)
-    one = make_mesh(1, 1, 1, devices=jax.devices()[:1])
-    return {**roles_on(one), "kl_controller": controller}
+    return {**roles_on(ONE), "kl_controller": controller}
 
 
 def roles(*names):
@@ -74,6 +76,8 @@ def part(stage, text):
 GRPO = {
     "the update alone": (1, dict(), ()),
     "in one microbatch": (1, dict(steps=Steps(16, 16)), ()),
+    "packed": (1, dict(steps=Steps(16, 4, packing=PACKING)), ()),
+    "packed, with a filter": (2, dict(steps=Steps(16, 4, packing=PACKING), filters=(sure,)), ()),
     "an entropy bonus": (1, dict(entropy_coef=0.01), ()),
     "the reference": (2, dict(kl_in_loss=0.1, kl_importance=True), ("reference",)),
     "a filter that reads no log-probs": (1, dict(filters=(rewarded,)), ()),
@@ -118,8 +122,7 @@ def test_a_reference_of_coefficient_0_is_not_made(field):
 @program
 def with_a_pass(batch, key, cfg, *, actor, reference):
     """GRPO on old log-probs that the batch brings along."""
-    rows = cfg.steps.microbatch_rows
-    batch = batch.replace(ref_logprobs=reference.logprobs(batch, rows))
+    batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
     batch, kept, metrics = corrected(batch, cfg)
     batch = with_advantages(batch, shaped(batch, cfg), cfg)
     metrics |= described(batch, batch, cfg, actor)
@@ -129,23 +132,23 @@ def with_a_pass(batch, key, cfg, *, actor, reference):
 
 
 @pytest.mark.parametrize(
-    ("loss", "microbatch_rows"),
+    ("loss", "steps"),
     [
-        ("ppo_clip()", 4),
-        pytest.param("gspo()", 16, marks=pytest.mark.slow),
-        pytest.param("kl_cov(fraction=0.2)", 4, marks=pytest.mark.slow),
+        ("ppo_clip()", Steps(16, 4)),
+        pytest.param("ppo_clip()", Steps(16, 4, packing=PACKING), marks=pytest.mark.slow),
+        pytest.param("gspo()", Steps(16, 16), marks=pytest.mark.slow),
+        pytest.param("kl_cov(fraction=0.2)", Steps(16, 4), marks=pytest.mark.slow),
     ],
+    ids=["microbatches", "packed", "a sequence's ratio", "whole step"],
 )
-def test_the_update_is_bitwise_that_with_a_separate_pass(loss, microbatch_rows):
+def test_the_update_is_bitwise_that_with_a_separate_pass(loss, steps):
     """Parameters and every metric; kl_cov needs all rows of the step at once."""
     cfg = plain(
-        policy_loss=part("policy_loss", loss), steps=Steps(16, microbatch_rows),
+        policy_loss=part("policy_loss", loss), steps=steps,
         kl_in_loss=0.05, kl_importance=True,
     )  # fmt: skip
     names, batch = ("actor", "reference"), host_batch()
-    old = jax.jit(lambda actor, b: actor.logprobs(b, microbatch_rows))(
-        roles("actor")["actor"], batch
-    )
+    old = jax.jit(lambda actor, b: actor.logprobs(b, steps))(roles("actor")["actor"], batch)
     given = batch.replace(old_logprobs=old)
     want, metrics = with_a_pass(given, KEY, cfg, **roles(*names))
     got, own = grpo(batch, KEY, cfg, **roles(*names))
