@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from rljax.errors import InputError
+
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
@@ -34,6 +36,20 @@ class Packing:
     def sequences_of(self, rows_per_example: int) -> int:
         """`sequences` in whole examples."""
         return self.sequences - self.sequences % rows_per_example
+
+    def holding(self, row_tokens: int, rows_per_example: int) -> "Packing":
+        """The same with room for an example in a packed row. Raises InputError for rows that blocks
+        cannot hold."""
+        pieces = 2 if self.shared else 1
+        if row_tokens > pieces * self.block_tokens:
+            raise InputError(
+                f"rows of {row_tokens} tokens in blocks of {self.block_tokens}",
+                rule=f"a row is cut into at most {pieces} pieces, and a piece is in one block",
+                fix=f"blocks of {-(-row_tokens // pieces)} tokens or more, or Steps(packing=None)",
+            )
+        blocks = max(self.blocks, pieces * rows_per_example)
+        sequences = max(self.sequences, rows_per_example)
+        return dataclasses.replace(self, blocks=blocks, sequences=sequences)
 
     def most_rows(self, examples: int, rows_per_example: int) -> int:
         """Packed rows that hold any batch of so many examples: the worst case of `pack`."""
@@ -93,7 +109,7 @@ def _options(state: _State, packing: Packing, size, prefix):
     there = state.at >= 0
     room = jnp.take_along_axis(state.free, jnp.maximum(state.open, 0)[:, None], axis=1)[:, 0]
     joins = (state.open >= 0) & (room >= prefix)
-    fresh = jnp.argmax(unused, axis=1)
+    fresh = jnp.argmax(unused, axis=1).astype(jnp.int32)
     block = jnp.where(there, state.at // packing.block_tokens, jnp.where(joins, state.open, fresh))
     opens = (prefix > 0) & ~there & ~joins
     agrees = (state.continues < 0) | (state.continues == block[:, None])
@@ -111,7 +127,7 @@ def _place(state: _State, packing: Packing, unit, size, prefix, live):
     """The state with a sequence in packed row `unit`, and (where its rest begins, its prefix)."""
     t = packing.block_tokens
     fits, _, block, there = _options(state, packing, size, prefix)
-    best = jnp.argmin(jnp.where(fits[unit], state.free[unit], t + 1))
+    best = jnp.argmin(jnp.where(fits[unit], state.free[unit], t + 1)).astype(jnp.int32)
     rest_at = best * t + t - state.free[unit, best]
     size, count = jnp.where(live, size, 0), live.astype(jnp.int32)
     free = state.free.at[unit, best].add(-size)

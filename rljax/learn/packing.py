@@ -190,6 +190,7 @@ def pack(
     if batch.pixels is not None:
         raise InputError("packed rows cannot hold images", fix="Steps without packing")
     b, s = batch.tokens.shape
+    packing = packing.holding(s, rows_per_example)
     live = jnp.any(batch.mask > 0, axis=1) if live is None else live
     batch, live = _whole((batch, live), packing.mesh)
     pieces = _cut(batch, live, packing)

@@ -15,6 +15,7 @@ from rljax import learn
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.contracts import spec
+from rljax.errors import InputError
 from rljax.learn import Objective
 from rljax.learn.packing import Packing, pack, packing_for
 from rljax.losses import policy
@@ -226,6 +227,17 @@ def test_every_loss_is_exact_in_packed_rows(name):
         unshared = next(packings(batch, 9, shared=False))
         assert_exact(*both(batch, CASES[name], unshared, params))
         assert float(jnp.abs(plain[1]["embed"]).max()) > 0
+
+
+def test_rows_that_no_block_holds_are_refused_and_an_example_gets_its_blocks():
+    batch = groups(0, dtype=np.float32)
+    with pytest.raises(InputError, match="rows of 16 tokens in blocks of 7.*blocks of 8 tokens"):
+        pack(batch, Packing(7, 9, 1, 9, True, mesh()))
+    narrow = Packing(9, 2, 1, 1, True, mesh())
+    with jax.enable_x64(True):
+        batch = groups(0)
+        aim, params = CASES["preference dpo_sigmoid"], Reader().params(VOCAB)
+        assert_exact(*both(batch, aim, narrow, params))
 
 
 def test_an_empty_batch_computes_nothing():
