@@ -19,14 +19,14 @@ from rljax.config import Config
 def get_config() -> Config:
     config = Config(dataflow="grpo", steps=200)
     config.model = str(Path(__file__).parent / "models" / "llama3_70b")
-    config.model_settings.dtype = "bfloat16"
+    config.model_settings.dtype = config.model_settings.head_dtype = "bfloat16"
     config.mesh.tensor = 8
     config.data.max_prompt_tokens = 1024
     config.sampler.max_response_tokens = 3072
     config.batch.prompts_per_step = 128
     config.batch.samples_per_prompt = 8
     config.batch.sequences_per_optimizer_step = 512
-    config.batch.tokens_per_microbatch = 262144
+    config.batch.tokens_per_microbatch = 0  # as many as fit, by the plan
     config.algorithm.kl_in_loss = 0.001
     config.actor_optimizer.lr = 1e-6
     config.reward.function = "gsm8k()"

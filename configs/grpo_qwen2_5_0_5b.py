@@ -8,7 +8,7 @@ As it stands `model` names the published sizes alone (configs/models/): enough t
 train. Its two kv heads leave nothing for a tensor axis to split: all chips are mesh.fsdp.
 
 Batch: 32 prompts x 8 samples of 512 + 1024 tokens per step, two optimizer steps of 128 sequences;
-64 rows are decoded at a time. Hardware: README, "Plan a run": compiled ahead of time, never run.
+256 rows are decoded at a time. Hardware: README, "Plan a run": compiled ahead of time, never run.
 Time and accuracy: not measured.
 """
 
@@ -20,14 +20,14 @@ from rljax.config import Config
 def get_config() -> Config:
     config = Config(dataflow="grpo", steps=500)
     config.model = str(Path(__file__).parent / "models" / "qwen2_5_0_5b")
-    config.model_settings.dtype = "bfloat16"
+    config.model_settings.dtype = config.model_settings.head_dtype = "bfloat16"
     config.data.max_prompt_tokens = 512
     config.sampler.max_response_tokens = 1024
-    config.sampler.slots = 64
+    config.sampler.slots = 256
     config.batch.prompts_per_step = 32
     config.batch.samples_per_prompt = 8
     config.batch.sequences_per_optimizer_step = 128
-    config.batch.tokens_per_microbatch = 8192
+    config.batch.tokens_per_microbatch = 0  # as many as fit, by the plan
     config.algorithm.kl_in_loss = 0.001
     config.actor_optimizer.lr = 1e-6
     config.reward.function = "gsm8k()"

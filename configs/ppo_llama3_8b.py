@@ -19,14 +19,14 @@ from rljax.config import Config
 def get_config() -> Config:
     config = Config(dataflow="ppo", steps=435)
     config.model = str(Path(__file__).parent / "models" / "llama3_8b")
-    config.model_settings.dtype = "bfloat16"
+    config.model_settings.dtype = config.model_settings.head_dtype = "bfloat16"
     config.mesh.tensor = 4
     config.data.max_prompt_tokens = 1024
     config.sampler.max_response_tokens = 1024
     config.batch.prompts_per_step = 512
     config.batch.samples_per_prompt = 1
     config.batch.sequences_per_optimizer_step = 256
-    config.batch.tokens_per_microbatch = 65536
+    config.batch.tokens_per_microbatch = 0  # as many as fit, by the plan
     config.algorithm.advantage = "gae(gamma=1.0, lam=1.0)"
     config.algorithm.policy_loss = "ppo_clip(clip_low=0.2, clip_high=0.2, dual_clip=3.0)"
     config.algorithm.value_loss = "squared_error(clip=0.5)"

@@ -63,7 +63,6 @@ _POSITIVE = (
     "batch.prompts_per_step",
     "batch.samples_per_prompt",
     "batch.sequences_per_optimizer_step",
-    "batch.tokens_per_microbatch",
     "batch.epochs",
     "sampler.max_response_tokens",
     "data.max_prompt_tokens",
@@ -80,6 +79,7 @@ _POSITIVE = (
 )
 _NOT_NEGATIVE = (
     "reward.memory_gb",
+    "batch.tokens_per_microbatch",
     "steps",
     "report_every_minutes",
     "sft.steps",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rljax.config.names import field_names, unknown_field
-from rljax.config.schema import Config
+from rljax.config.schema import BatchConfig, Config
 from rljax.errors import InputError
 from rljax.files import DATA_FILES
 
@@ -124,9 +124,20 @@ def row_tokens(config: Config) -> int:
     return config.data.max_prompt_tokens + config.sampler.max_response_tokens
 
 
+def microbatch_tokens(config: Config) -> int:
+    """batch.tokens_per_microbatch; its default where 0 leaves it to a plan, and none is asked."""
+    return config.batch.tokens_per_microbatch or BatchConfig.tokens_per_microbatch
+
+
 def microbatch_rows(config: Config, rows: int, row_tokens: int, shards: int = 1) -> int:
-    """The most rows that divide `rows`, are a multiple of `shards`, and hold <=
-    tokens_per_microbatch."""
-    most = max(config.batch.tokens_per_microbatch // row_tokens, shards)
-    fitting = [r for r in range(shards, min(rows, most) + 1, shards) if rows % r == 0]
-    return fitting[-1] if fitting else rows
+    """The most rows that divide `rows`, are a multiple of `shards`, and hold <= microbatch_tokens;
+    `shards` rows where even those are more."""
+    most = max(microbatch_tokens(config) // row_tokens, shards)
+    return next((r for r in splits(rows, shards) if r <= most), rows)
+
+
+def splits(rows: int, shards: int) -> list[int]:
+    """The rows that a microbatch may have, most first: divisors of `rows`, multiples of
+    `shards`."""
+    parts = rows // shards if rows % shards == 0 else 0
+    return [rows // n for n in range(1, parts + 1) if parts % n == 0]

@@ -98,7 +98,9 @@ class BatchConfig(Settings):
     prompts_per_step: int = 128  # prompts drawn for a step
     samples_per_prompt: int = 8  # responses to each: the group that GRPO compares
     sequences_per_optimizer_step: int = 256  # divides the product of the two above
-    tokens_per_microbatch: int = 16384  # padded; lower it where memory is short
+    # Padded; lower it where memory is short. 0: as many as the estimate of the plan says a TPU can
+    # surely hold, so that weights are gathered as seldom as can be; on other devices 16384.
+    tokens_per_microbatch: int = 16384
     # Sequences share rows in every pass of learning, and a prompt is computed once for its samples.
     packing: bool = True
     epochs: int = 1  # passes over the sequences of a step

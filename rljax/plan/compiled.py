@@ -23,6 +23,7 @@ from rljax.plan.memory import (
     Training,
     available_bytes,
     estimate,
+    fewest_microbatches,
     held_bytes,
     held_parts,
     nearest_fit,
@@ -100,6 +101,7 @@ class Plan:
     nearest: dict[str, object] = dataclasses.field(default_factory=dict)
     weights: int = 0  # of the trained model
     stages: dict[int, Training] = dataclasses.field(default_factory=dict)  # by ZeRO stage
+    microbatch_tokens: int = 0  # that batch.tokens_per_microbatch=0 came to; 0 = it says so itself
     training: Training | None = None  # what training that model takes in this config
 
     @property
@@ -129,6 +131,7 @@ def make_plan(
     the programs to compile, () = all."""
     setup = abstract_setup(config, devices)
     mesh, reports, roles = setup.model.mesh, [], abstract_roles(setup)
+    setup = fewest_microbatches(setup, chip and chip.hbm_bytes, roles)
     if compile:
         calls, held = programs_of(setup, roles), held_parts(setup, roles)
         known = [call.name for call in calls]
@@ -140,6 +143,8 @@ def make_plan(
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     left = available_bytes(setup) if chip is None else None
     plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
+    if not config.batch.tokens_per_microbatch:
+        plan.microbatch_tokens = setup.algorithm.steps.microbatch_rows * setup.row_tokens
     if trained := roles.get(setup.main.trains):  # a dataflow may train roles of the user's alone
         plan.weights = sum(math.prod(shape) for shape, _ in trained.model.shapes().values())
         plan.stages = zero_stages(plan.weights, mesh.size)

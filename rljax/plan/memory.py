@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from rljax.config import Config, with_overrides
+from rljax.config import Config, splits, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
@@ -131,6 +131,11 @@ class Estimate:
             sure = sum(size for name, size in program.items() if name in exact)
             parts.append(sure + (sum(program.values()) - sure) / FACTOR)
         return self.resident + int(max(parts))
+
+    @property
+    def most(self) -> int:
+        """The highest that the peak of learning can be."""
+        return self.resident + int(FACTOR * sum(self.learn.values()))
 
     def line(self) -> str:
         """The estimate in one sentence."""
@@ -322,7 +327,7 @@ def nearest_fit(setup: Setup, have: float) -> tuple[dict[str, object], int]:
     best = estimate(setup).total
     for name, value in _changes(setup):
         config = with_overrides(setup.config, {**changes, name: value}, "plan")
-        total = estimate(changed(setup, config)).total
+        total = estimate(fewest_microbatches(changed(setup, config), have)).total
         if total < best:
             best, changes = total, {**changes, name: value}
         if best <= have:
@@ -335,6 +340,22 @@ def changed(setup: Setup, config: Config) -> Setup:
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
     return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
+
+
+def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | None = None) -> Setup:
+    """The setup with the largest microbatch that a device surely holds (Estimate.most), the
+    smallest if it holds none, where batch.tokens_per_microbatch=0 leaves that to the plan and the
+    chip's memory is known. What is free at the moment does not count: a run that is resumed has
+    the same microbatches."""
+    if setup.config.batch.tokens_per_microbatch or hbm_bytes is None:
+        return setup
+    roles = abstract_roles(setup) if roles is None else roles
+    steps, unit = setup.algorithm.steps, row_shards(setup.model.mesh) * setup.rows_per_example
+    for rows in splits(steps.rows, unit):
+        one = setup.with_algorithm(steps=dataclasses.replace(steps, microbatch_rows=rows))
+        if estimate(one, roles).most <= hbm_bytes:
+            break
+    return one
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, object]]:

@@ -13,9 +13,16 @@ import time
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 
-from rljax.config import Config, microbatch_rows, row_tokens, with_overrides
+from rljax.config import (
+    Config,
+    microbatch_rows,
+    microbatch_tokens,
+    with_overrides,
+)
 from rljax.errors import InputError
+from rljax.kernels.logprob.options import product_dtypes
 from rljax.mesh import row_shards
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
@@ -48,23 +55,23 @@ def meshes(devices: int) -> Iterator[dict[str, int]]:
 
 def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Setup, int]]:
     """(changes, their setup, bytes of its estimate) for every mesh that divides the model and the
-    batch, every remat policy, and tokens per microbatch halved down to one row. Roles are made once
-    per mesh: neither remat nor microbatches change their arrays."""
-    row, sizes = row_tokens(config), [config.batch.tokens_per_microbatch]
+    batch, every remat policy, and tokens per microbatch from those of an optimizer step halved down
+    to one row. Roles are made once per mesh: neither remat nor microbatches change their arrays."""
     # The expert and context axes stay as the config has them (-1: what is left).
     kept = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
     if len(devices) % kept:
         raise InputError(
             "mesh.expert x mesh.context", value=kept, rule=f"divides the {len(devices)} devices"
         )
-    while sizes[-1] // 2 >= row:
-        sizes.append(sizes[-1] // 2)
     for mesh in meshes(len(devices) // kept):
         try:
             setup = abstract_setup(with_overrides(config, mesh, "--search"), devices)
             roles = abstract_roles(setup)
         except InputError:
             continue
+        sizes = [microbatch_tokens(config), setup.algorithm.steps.rows * setup.row_tokens]
+        while sizes[-1] // 2 >= setup.row_tokens:
+            sizes.append(sizes[-1] // 2)
         tried = set()
         for remat, tokens in itertools.product(REMATS, sizes):
             rest = {"model_settings.remat": remat, "batch.tokens_per_microbatch": tokens}
@@ -147,10 +154,21 @@ def _rough_s(setup, chip: Chip) -> float:
     rows = batch.prompts_per_step * batch.samples_per_prompt
     tokens = rows * setup.row_tokens / mesh.size
     again = {"none": 0, "dots": 0.1, "attention": 0.8}.get(model_config.remat, 1)
-    compute = (8 + 2 * again) * weights * tokens / chip.flops_per_s
+    head = model_config.vocab_size * model_config.embed
+    *dtypes, precision = product_dtypes(
+        jnp.dtype(model_config.dtype), jnp.dtype(model_config.weight_dtype),
+        model_config.head_in_float32, model_config.head_dtype,
+    )  # fmt: skip
+    wide = sum(dtype == jnp.float32 for dtype in dtypes) if precision else 0
+    passes, size = (1, 3, 6)[wide], jnp.dtype(dtypes[1]).itemsize
+    # Logits are made in a pass for log-probs, forward, and once more backward.
+    compute = (8 + 2 * again) * weights * tokens + 3 * 2 * (passes - 1) * head * tokens
+    compute /= chip.flops_per_s
     parts = rows / steps.microbatch_rows
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (again > 0.5))
+    # Of the head three gathers and a scatter, as wide as it is multiplied and summed.
+    gathers += (3 * size + 4 - 2 * 3) * head / tensor * (fsdp - 1) / fsdp * parts
     local = (
         tokens * tensor * model_config.embed * 2
     )  # of every layer's activations, summed over tensor

@@ -64,9 +64,11 @@ def _verdict(plan: Plan) -> str:
     step = f"; a step of responses at full length takes at least {_seconds(plan.least_s)}"
     line = f"{what}: {human_bytes(plan.total)} of {human_bytes(plan.limit)}, {share:.0%}"
     near = ""
+    if plan.microbatch_tokens:
+        near = f"\nbatch.tokens_per_microbatch=0 comes to {plan.microbatch_tokens}"
     if plan.estimate.total > plan.limit:
-        near = f"by the estimate it fits with {as_flags(plan.nearest)}"
-        near = "\n" + (near if plan.nearest else "more devices, or a smaller model")
+        fix = f"by the estimate it fits with {as_flags(plan.nearest)}"
+        near += "\n" + (fix if plan.nearest else "more devices, or a smaller model")
     return line + (step if plan.least_s else "") + near
 
 

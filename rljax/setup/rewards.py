@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from rljax.components import resolve
-from rljax.config import NAMESPACES, Config
+from rljax.config import NAMESPACES, Config, microbatch_tokens
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.errors import InputError
 from rljax.models.huggingface import load_config, load_params
@@ -80,7 +80,7 @@ def text_scorer(config: Config, text: str, mesh, log: Path | None = None) -> Rew
     folder = reward.judge_model
     tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
     model = Model(load_config(folder, **dataclasses.asdict(config.model_settings)), mesh)
-    tokens = config.batch.tokens_per_microbatch
+    tokens = microbatch_tokens(config)
     return MeshJudge(
         model, load_params(folder, model), tokenizer, component, grades=reward.judge_grades,
         tokens_per_call=tokens,

@@ -32,7 +32,8 @@ from rljax.learn.optimizers import current_learning_rate
 from rljax.models.adapters import lora
 from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
-from rljax.plan.memory import check_fits
+from rljax.plan.chips import local_devices
+from rljax.plan.memory import check_fits, fewest_microbatches
 from rljax.rollout import Reward
 from rljax.setup import Phase, Setup
 from rljax.setup.checkpoint import STATE, Checkpoints, check_fingerprints, reads_steps
@@ -66,6 +67,8 @@ class Run:
     """
 
     def __init__(self, setup: Setup, folder: Path, *, reward: Reward | None = None):
+        chip = local_devices()[1]
+        setup = fewest_microbatches(setup, chip and chip.hbm_bytes)
         self.setup, self.config, self.folder = setup, setup.config, folder
         self.started = time.monotonic()
         self.memory = check_fits(setup)  # before any weight is loaded

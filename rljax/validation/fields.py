@@ -217,13 +217,13 @@ def check_batch(config: Config, problems: Problems) -> None:
         f"{_divisors_near(rows, step)}; {rows} = one optimizer step per epoch",
     )
     problems.check(
-        batch.tokens_per_microbatch >= row_tokens(config),
+        batch.tokens_per_microbatch == 0 or batch.tokens_per_microbatch >= row_tokens(config),
         "batch.tokens_per_microbatch",
         batch.tokens_per_microbatch,
         f"must hold one row: data.max_prompt_tokens={config.data.max_prompt_tokens} + "
         f"sampler.max_response_tokens={config.sampler.max_response_tokens} = "
         f"{row_tokens(config)} tokens",
-        f"batch.tokens_per_microbatch={row_tokens(config)} or more",
+        f"batch.tokens_per_microbatch={row_tokens(config)} or more, or 0: chosen by the plan",
     )
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)
     shards = math.prod(sizes) if min(sizes) > 0 else 1

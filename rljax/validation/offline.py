@@ -111,7 +111,7 @@ def _check_sizes(
         rows = max(spec(loss).rows, rows)
     offline, limit = config.offline, config.batch.tokens_per_microbatch
     problems.check(
-        limit >= offline.max_tokens * rows,
+        limit == 0 or limit >= offline.max_tokens * rows,
         "batch.tokens_per_microbatch",
         limit,
         f"must hold one example: {rows} x offline.max_tokens={offline.max_tokens}",

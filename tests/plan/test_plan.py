@@ -724,6 +724,26 @@ def test_gathers_that_a_better_layout_spares_are_said():
     assert said(result_bytes=64 * 4, in_open_loop=True) == []
 
 
+def test_microbatches_left_to_the_plan_are_as_large_as_the_chip_surely_holds():
+    config = tiny(batch__tokens_per_microbatch=0)
+    rows, needs = [], []
+    for hbm in (1e12, 0.0):
+        chip = Chip("pretend", hbm, 1e12, 1e11, 1e10)
+        plan = make_plan(config, jax.devices(), chip, "8 x cpu", compile=False)
+        rows.append(plan.microbatch_tokens // 32)
+        needs.append(plan.estimate.most)
+        assert f"tokens_per_microbatch=0 comes to {plan.microbatch_tokens}" in table.plan_text(plan)
+    assert rows == [32, 4]  # all of the optimizer step; the least, one for each row shard
+    between = Chip("pretend", (needs[0] + needs[1]) / 2, 1e12, 1e11, 1e10)
+    plan = make_plan(config, jax.devices(), between, "8 x cpu", compile=False)
+    assert 4 <= plan.microbatch_tokens // 32 < 32 and plan.estimate.most <= between.hbm_bytes
+    # Where the config says it, and where the chip is unknown (a CPU), the plan chooses nothing.
+    said = make_plan(tiny(), jax.devices(), between, "8 x cpu", compile=False)
+    assert said.microbatch_tokens == 0 and "comes to" not in table.plan_text(said)
+    unknown = make_plan(config, jax.devices(), None, "8 x cpu", compile=False)
+    assert unknown.microbatch_tokens == 32 * 32  # 16384 tokens or the whole step
+
+
 def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatch):
     tried = []
 

@@ -318,6 +318,9 @@ def test_fields_handed_over_as_a_whole_are_taken():
     config.batch.tokens_per_microbatch = 1000
     assert microbatch_rows(config, rows=64, row_tokens=10) == 64
     assert microbatch_rows(config, rows=24, row_tokens=100, shards=8) == 8
+    config.batch.tokens_per_microbatch = 0  # without a plan: the default's
+    assert microbatch_rows(config, rows=64, row_tokens=1024) == 16
+    assert microbatch_rows(config, rows=64, row_tokens=100_000, shards=8) == 8
 
 
 def test_every_field_has_a_rule_for_its_type():
