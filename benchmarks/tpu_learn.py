@@ -40,6 +40,8 @@ from rljax.config.flags import load_config_file
 from rljax.mesh import row_sharding
 from rljax.plan import hlo
 from rljax.plan.chips import topology_devices
+from rljax.plan.memory import fewest_microbatches
+from rljax.plan.programs import planned
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.dry_run import abstract_batch
@@ -92,7 +94,7 @@ def setting(text: str) -> tuple[str, object]:
 
 def update_program(setup, roles):
     """`Actor.update` alone, of a batch that has all that the loss reads."""
-    cfg, batch = setup.algorithm, abstract_batch(setup, setup.main)
+    cfg, batch = planned(setup.algorithm), abstract_batch(setup, setup.main)
     layout = row_sharding(setup.model.mesh)
     number = jax.ShapeDtypeStruct(batch.tokens.shape, jnp.float32, sharding=layout)
     batch = batch.replace(old_logprobs=number, ref_logprobs=number, advantages=number)
@@ -106,8 +108,8 @@ def update_program(setup, roles):
 
 def logprobs_program(setup, roles):
     """The reference's pass over the rows of the step."""
-    rows = setup.algorithm.steps.microbatch_rows
-    run = jax.jit(lambda reference, batch: reference.logprobs(batch, rows))
+    steps = planned(setup.algorithm).steps
+    run = jax.jit(lambda reference, batch: reference.logprobs(batch, steps))
     return run, (roles["reference"], abstract_batch(setup, setup.main))
 
 
@@ -207,18 +209,26 @@ def measured(name, program, arguments, mesh, chip, args) -> dict:
     }
 
 
+def steps_text(setup) -> dict:
+    """The shape of a packed microbatch."""
+    packing = setup.algorithm.steps.packing
+    names = ("rows", "blocks", "block_tokens", "full_rows")
+    return {name: getattr(packing, name) for name in names}
+
+
 def main():
     args = parse()
     # What is compiled for chips that are not there cannot be read back from the cache on disk.
     jax.config.update("jax_enable_compilation_cache", False)
     devices, chip = topology_devices(args.topology)
-    setup = abstract_setup(config_of(args), devices)
+    setup = fewest_microbatches(abstract_setup(config_of(args), devices), chip.hbm_bytes)
     roles, mesh = abstract_roles(setup), setup.model.mesh
     makers = {"update": update_program, "logprobs": logprobs_program}
     out = {
         "topology": args.topology, "mesh": {k: n for k, n in mesh.shape.items() if n > 1},
         "layers": args.layers, "rows": args.rows, "tokens": args.tokens, "set": args.set,
-        "microbatch_rows": setup.algorithm.steps.microbatch_rows, "programs": [],
+        "microbatch_rows": setup.algorithm.steps.microbatch_rows,
+        "packing": setup.algorithm.steps.packing and steps_text(setup), "programs": [],
     }  # fmt: skip
     for name in args.programs.split(","):
         program, arguments = makers[name](setup, roles)

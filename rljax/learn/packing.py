@@ -30,6 +30,7 @@ SHORTER = 8
 # A microbatch is a part of the step small enough that rounding up to whole ones costs little, and
 # large enough for its products: at full length the step has up to so many, of so many tokens.
 PARTS, PART_TOKENS = 16, 2560
+TPU_PART_TOKENS = 8192  # there weights are gathered for each microbatch
 LANES = 128
 
 
@@ -51,8 +52,9 @@ def packing_for(
     """
     if rows * row_tokens <= PART_TOKENS:
         return None
-    shards = row_shards(mesh)
-    tokens = max(rows * row_tokens // PARTS, PART_TOKENS * shards)
+    shards, on_tpu = row_shards(mesh), mesh.devices.flat[0].platform == "tpu"
+    tokens = (TPU_PART_TOKENS if on_tpu else PART_TOKENS) * shards
+    tokens = max(rows * row_tokens // PARTS, tokens)
     unit = shards * rows_per_example
     sizes = [r for r in range(unit, microbatch_rows + 1, unit) if rows % r == 0]
     enough = [r for r in sizes if r * row_tokens >= tokens]
@@ -61,7 +63,7 @@ def packing_for(
     longest, blocks = row_tokens, held
     if shared:
         longest = max(prompt_tokens, row_tokens - prompt_tokens)
-        if mesh.devices.flat[0].platform == "tpu":  # whole lanes: attention pads to them anyway
+        if on_tpu:  # whole lanes: attention pads to them anyway
             longest += -longest % LANES
         prompts = -(-held // max(samples, rows_per_example))
         blocks = held + -(-prompts * prompt_tokens // longest)

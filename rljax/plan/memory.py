@@ -204,14 +204,17 @@ def _learn(setup: Setup, role) -> dict[str, int]:
     config, mesh = model.config, model.mesh
     shards, tensor, context = row_shards(mesh), mesh.shape["tensor"], mesh.shape["context"]
     rows = _split(min(steps.microbatch_rows or steps.rows, steps.rows), shards)
-    tokens = rows * setup.row_tokens // context
+    row_tokens, packing = setup.row_tokens, steps.packing
+    if packing is not None:
+        rows, row_tokens = packing.rows // shards, packing.blocks * packing.block_tokens
+    tokens = rows * row_tokens // context
     size = jnp.dtype(config.dtype).itemsize
-    several = steps.microbatch_rows < steps.rows
+    several = packing is not None or steps.microbatch_rows < steps.rows
     trained = held_bytes(jax.tree.map(_as_float32, role.state.params))
     weights = sum(_weight_bytes(model).values())
     layer = _layers_bytes(model) // config.layers
     gathered = 2 * layer * mesh.shape["fsdp"] * size // 4 if mesh.shape["fsdp"] > 1 else 0
-    chunk = min(rows * setup.row_tokens, max(CHUNK_LOGITS // config.vocab_size, rows))
+    chunk = min(rows * row_tokens, max(CHUNK_LOGITS // config.vocab_size, rows))
     wide = config.head_in_float32 and not config.head_dtype
     head = config.embed * config.vocab_size // tensor * (4 if wide else size)
     lm = model.head == "lm"
@@ -352,7 +355,9 @@ def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | Non
     roles = abstract_roles(setup) if roles is None else roles
     steps, unit = setup.algorithm.steps, row_shards(setup.model.mesh) * setup.rows_per_example
     for rows in splits(steps.rows, unit):
-        one = setup.with_algorithm(steps=dataclasses.replace(steps, microbatch_rows=rows))
+        tokens = {"batch.tokens_per_microbatch": rows * setup.row_tokens}
+        config = with_overrides(setup.config, tokens, "plan")
+        one = setup.with_algorithm(steps=changed(setup, config).algorithm.steps)
         if estimate(one, roles).most <= hbm_bytes:
             break
     return one

@@ -14,6 +14,7 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.batch import Batch, last_token
 from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
 from rljax.rewards.pool.pool import Score
@@ -60,10 +61,20 @@ def _learning(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
             fix="decorate it with rljax.roles.program; --nocompile estimates its memory",
         )
     positional, static = function.arguments(
-        abstract_batch(setup, phase), abstract_key(setup), phase.algorithm,
+        abstract_batch(setup, phase), abstract_key(setup), planned(phase.algorithm),
         **roles_read(phase, roles), **phase.dataflow.options,
     )  # fmt: skip
     return Call(name, function.run, positional, static=static)
+
+
+def planned(algorithm: Algorithm) -> Algorithm:
+    """The algorithm for rows of full length: with packing, the number of microbatches that are
+    computed would else depend on the rows."""
+    steps = algorithm.steps
+    if steps.packing is None:
+        return algorithm
+    packing = dataclasses.replace(steps.packing, full=True)
+    return algorithm.replace(steps=dataclasses.replace(steps, packing=packing))
 
 
 def _decoding(setup: Setup, roles: dict) -> list[Call]:

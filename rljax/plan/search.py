@@ -17,20 +17,18 @@ import jax.numpy as jnp
 
 from rljax.config import (
     Config,
-    microbatch_rows,
     microbatch_tokens,
     with_overrides,
 )
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import product_dtypes
-from rljax.mesh import row_shards
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
 from rljax.plan.memory import as_flags, estimate
 from rljax.roles import Actor, Critic, RewardModel
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
-from rljax.setup.setup import Setup
+from rljax.setup.setup import Setup, assemble
 
 LOG = logging.getLogger("rljax")
 REMATS = ("none", "dots", "attention", "full")
@@ -88,11 +86,8 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
 def _with(setup: Setup, config: Config) -> Setup:
     """The setup under another remat policy and microbatch."""
     model_config = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
-    steps, shards = setup.algorithm.steps, row_shards(setup.model.mesh)
-    rows = microbatch_rows(config, steps.rows, setup.row_tokens, shards)
     model = dataclasses.replace(setup.model, config=model_config)
-    setup = dataclasses.replace(setup, config=config, model=model)
-    return setup.with_algorithm(steps=dataclasses.replace(steps, microbatch_rows=rows))
+    return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
 
 
 def _of_remat(role, remat: str):
@@ -164,7 +159,7 @@ def _rough_s(setup, chip: Chip) -> float:
     # Logits are made in a pass for log-probs, forward, and once more backward.
     compute = (8 + 2 * again) * weights * tokens + 3 * 2 * (passes - 1) * head * tokens
     compute /= chip.flops_per_s
-    parts = rows / steps.microbatch_rows
+    parts = rows / (steps.packing.full_rows if steps.packing else steps.microbatch_rows)
     tensor, fsdp = mesh.shape["tensor"], mesh.shape["fsdp"]
     gathers = 2 * weights / tensor * (fsdp - 1) / fsdp * parts * (3 + (again > 0.5))
     # Of the head three gathers and a scatter, as wide as it is multiplied and summed.

@@ -3,7 +3,6 @@
 import pytest
 
 from rljax.command import main
-from rljax.config import with_overrides
 from rljax.config.flags import load_config_file
 from rljax.errors import InputError
 from rljax.plan.chips import stand_ins, topology_devices
@@ -42,13 +41,7 @@ def test_plans_without_libtpu(capsys):
         devices, chip = stand_ins(topology)
         plans[config] = make_plan(load_config_file(config), devices, chip, topology, compile=False)
     assert [plan.fits for plan in plans.values()] == [True, True, False]
-    # Its microbatches are left to the plan and small already; said larger, they are no help alone.
-    assert plans["grpo_llama3_70b"].nearest == {"sampler.slots": 512}
-    larger = {"batch.tokens_per_microbatch": 262144}
-    config = with_overrides(load_config_file("grpo_llama3_70b"), larger, "test")
-    devices, chip = stand_ins(CONFIGS["grpo_llama3_70b"])
-    plan = make_plan(config, devices, chip, "", compile=False)
-    assert plan.nearest["memory.optimizer_on_host"] is True
+    assert plans["grpo_llama3_70b"].nearest["memory.optimizer_on_host"] is True
     # 8.03e9 weights in float32 over 64 devices, by hand.
     weights = plans["ppo_llama3_8b"].estimate.held["actor weights"]
     assert weights == pytest.approx(8.03e9 * 4 / 64, rel=0.01)
