@@ -90,20 +90,16 @@ def _forward(rule: _Rule, q, k, v, sinks, segments, prefix):
     sink = None if sinks is None else _of_heads(sinks, heads)
 
     def some(_, first, span):
+        _, keys, values, allowed = _seen(rule, asked, first, span)
         queries = _cut(heads, 3, first, span.size)
-        near = [_near(asked, part, first, span)[1] for part in range(len(asked.parts))]
-        scores = [
-            _scores(rule, queries, part, _allowed(rule, asked, i, part, first, span))[0]
-            for i, part in enumerate(near)
-        ]
-        tops = [jnp.max(s, axis=-1) for s in scores]
-        top = functools.reduce(jnp.maximum, tops if sink is None else [*tops, sink])
-        weights = [jnp.exp(s - top[..., None]) for s in scores]
-        total = sum(jnp.sum(w, axis=-1) for w in weights)
-        if sink is not None:
-            total = total + jnp.exp(sink - top)
-        out = sum(_product("gqc,gcf->gqf", w, p.v) for w, p in zip(weights, near, strict=True))
-        return (), ((out / total[..., None]).astype(v.dtype), top + jnp.log(total))
+        scores, _ = _scores(rule, queries, keys, allowed)
+        top = jnp.max(scores, axis=-1)
+        top = top if sink is None else jnp.maximum(top, sink)
+        weights = jnp.exp(scores - top[..., None])
+        total = jnp.sum(weights, axis=-1)
+        total = total if sink is None else total + jnp.exp(sink - top)
+        out = _product("gqc,gcf->gqf", weights, values) / total[..., None]
+        return (), (out.astype(v.dtype), top + jnp.log(total))
 
     _, (out, log_sum) = _over(asked.spans, some, ())
     # By these names a remat policy keeps what the backward pass reads.
@@ -121,20 +117,16 @@ def _backward(rule: _Rule, kept, gradient):
     mean = _by_heads(mean, k.shape[2], asked)[..., 0]
 
     def some(sums, first, span):
+        start, keys, values, allowed = _seen(rule, asked, first, span)
         queries, do = (_cut(x, 3, first, span.size) for x in (heads, above))
         one_sum, one_mean = (_cut(x, 3, first, span.size)[..., None] for x in (log_sum, mean))
-        dq, added = 0.0, []
-        for i, (dk, dv) in enumerate(sums):
-            start, part = _near(asked, i, first, span)
-            allowed = _allowed(rule, asked, i, part, first, span)
-            scores, slope = _scores(rule, queries, part, allowed)
-            weights = jnp.exp(scores - one_sum)
-            dscores = weights * (_product("gqf,gcf->gqc", do, part.v) - one_mean) * slope
-            dq = dq + _product("gqc,gce->gqe", dscores, part.k)
-            dk = _add(dk, start, _product("gqc,gqe->gce", dscores, queries))
-            dv = _add(dv, start, _product("gqc,gqf->gcf", weights, do))
-            added.append((dk, dv))
-        return added, dq.astype(q.dtype)
+        scores, slope = _scores(rule, queries, keys, allowed)
+        weights = jnp.exp(scores - one_sum)
+        dscores = weights * (_product("gqf,gcf->gqc", do, values) - one_mean) * slope
+        dq = _product("gqc,gce->gqe", dscores, keys).astype(q.dtype)
+        dk = _product("gqc,gqe->gce", dscores, queries)
+        dv = _product("gqc,gqf->gcf", weights, do)
+        return _added(sums, start, span.reach, dk, dv), dq
 
     zeros = [tuple(jnp.zeros(x.shape, wide) for x in (p.k, p.v)) for p in asked.parts]
     sums, dq = _over(asked.spans, some, zeros)
@@ -190,16 +182,29 @@ def _spans(tokens: int, window: int) -> list[_Span]:
     return out
 
 
-def _near(asked: _Request, i: int, first, span: _Span):
-    """(where they start, the columns of part i that queries from `first` on may see)."""
-    part = asked.parts[i]
-    if i > 0:  # prefixes: all of the block
-        return 0, part
+def _seen(rule: _Rule, asked: _Request, first, span: _Span):
+    """(where their own columns start; keys, values and [N, 1, 1, c, C] bool of all columns) of the
+    queries from `first` on: own columns, then those of the prefixes' block."""
     start = span.start
     if start is None:
         start = jnp.maximum(first + span.size - span.reach, 0)
+    own = asked.parts[0]
     cut = lambda x, axis: _cut(x, axis, start, span.reach)  # noqa: E731
-    return start, _Columns(cut(part.k, 2), cut(part.v, 2), cut(part.ids, 1), cut(part.places, 1))
+    near = _Columns(cut(own.k, 2), cut(own.v, 2), cut(own.ids, 1), cut(own.places, 1))
+    parts = [near, *asked.parts[1:]]
+    allowed = [_allowed(rule, asked, i, part, first, span) for i, part in enumerate(parts)]
+    if len(parts) == 1:
+        return start, near.k, near.v, allowed[0]
+    keys, values = (jnp.concatenate(xs, axis=2) for xs in zip(*[p[:2] for p in parts], strict=True))
+    return start, keys, values, jnp.concatenate(allowed, axis=-1)
+
+
+def _added(sums, start, reach: int, dk, dv):
+    """`sums`, (keys, values) of each part, with the gradients of the columns of `_seen`."""
+    out = [tuple(_add(x, start, y[:, :, :reach]) for x, y in zip(sums[0], (dk, dv), strict=True))]
+    for part in sums[1:]:
+        out.append(tuple(x + y[:, :, reach:] for x, y in zip(part, (dk, dv), strict=True)))
+    return out
 
 
 def _allowed(rule: _Rule, asked: _Request, i: int, part: _Columns, first, span: _Span):
@@ -234,9 +239,9 @@ def _merged(x) -> jax.Array:
 # -- products, [N, K, R, c, .] against [N, K, C, .]
 
 
-def _scores(rule: _Rule, queries, part: _Columns, allowed):
+def _scores(rule: _Rule, queries, keys, allowed):
     """(scores, MASKED where a query may not look, and their slope by q.k)."""
-    scores, slope = rule.scale * _product("gqe,gce->gqc", queries, part.k), rule.scale
+    scores, slope = rule.scale * _product("gqe,gce->gqc", queries, keys), rule.scale
     if rule.soft_cap:
         bent = jnp.tanh(scores / rule.soft_cap)
         scores, slope = rule.soft_cap * bent, rule.scale * (1 - bent * bent)
