@@ -744,6 +744,24 @@ def test_microbatches_left_to_the_plan_are_as_large_as_the_chip_surely_holds():
     assert unknown.microbatch_tokens == 32 * 32  # 16384 tokens or the whole step
 
 
+@pytest.mark.slow
+def test_a_packed_step_is_counted_at_full_length():
+    """Its microbatches are as many as the rows at hand need; in a plan as many as full rows."""
+    flops = []
+    for prompts in (16, 32):
+        config = tiny(
+            sampler__max_response_tokens=246, batch__prompts_per_step=prompts,
+            batch__sequences_per_optimizer_step=2 * prompts, batch__tokens_per_microbatch=4096,
+        )  # fmt: skip
+        setup = abstract_setup(config)
+        learn = programs_of(setup, abstract_roles(setup))[-1]
+        packing = learn.static["cfg"].steps.packing
+        assert packing.full and not setup.algorithm.steps.packing.full
+        jaxpr = learn.function.trace(*learn.arguments, **learn.static).jaxpr
+        flops.append(work(jaxpr, platform="cpu").flops)
+    assert flops[1] == pytest.approx(2 * flops[0], rel=0.02)
+
+
 def test_search_skips_what_does_not_divide_and_puts_the_fastest_first(monkeypatch):
     tried = []
 
