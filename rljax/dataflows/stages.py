@@ -82,7 +82,9 @@ def with_advantages(batch: Batch, rewarded: Batch, cfg) -> Batch:
 def filtered(batch: Batch, kept: Batch, cfg):
     """The rows to learn from: without the tokens that the correction rejected (`kept`) and the rows
     that algorithm.filters reject, which keep their place in a baseline -> (batch, metrics)."""
-    out = batch.replace(mask=batch.mask * kept.mask)
+    # The same array where nothing was rejected: then all passes are packed alike, and once.
+    same = kept.mask is batch.mask
+    out = batch if same else batch.replace(mask=batch.mask * kept.mask)
     for rule in cfg.filters:
         out = out.replace(mask=out.mask * rule(batch)[:, None])
     left = jnp.sum(jnp.any(out.mask > 0, axis=1)) / batch.rows

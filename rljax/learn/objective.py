@@ -33,7 +33,8 @@ def select_policy_tokens(batch: Batch) -> Batch:
     selected = {}
     for field in dataclasses.fields(batch):
         value = batch.__dict__[field.name]
-        if value is not None and field.metadata["axes"] == ("B", "S") and value.dtype.kind == "f":
+        of_tokens = value is not None and field.metadata["axes"] == ("B", "S")
+        if of_tokens and value.dtype.kind == "f" and field.name != "mask":
             selected[field.name] = jnp.where(batch.mask > 0, value, 0.0)
     return batch.replace(**selected)
 
