@@ -59,14 +59,16 @@ def packing_for(
     sizes = [r for r in range(unit, microbatch_rows + 1, unit) if rows % r == 0]
     enough = [r for r in sizes if r * row_tokens >= tokens]
     held = (enough or sizes[-1:] or [microbatch_rows])[0] // shards
-    shared = 0 < prompt_tokens < row_tokens and samples * rows_per_example > 1
-    longest, blocks = row_tokens, held
-    if shared:
-        longest = max(prompt_tokens, row_tokens - prompt_tokens)
+    longest, blocks, shared = row_tokens, held, False
+    if 0 < prompt_tokens < row_tokens and samples * rows_per_example > 1:
+        piece = max(prompt_tokens, row_tokens - prompt_tokens)
         if on_tpu:  # whole lanes: attention pads to them anyway
-            longest += -longest % LANES
+            piece += -piece % LANES
         prompts = -(-held // max(samples, rows_per_example))
-        blocks = held + -(-prompts * prompt_tokens // longest)
+        pieces = held + -(-prompts * prompt_tokens // piece)
+        # A block for a short prompt beside one long response would be mostly padding.
+        if shared := pieces * piece < held * row_tokens:
+            longest, blocks = piece, pieces
     blocks = max(blocks, rows_per_example * (2 if shared else 1))
     most = min(SHORTER * held, rows)
     most = max(most, rows_per_example)

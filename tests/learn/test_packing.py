@@ -229,6 +229,19 @@ def test_every_loss_is_exact_in_packed_rows(name):
         assert float(jnp.abs(plain[1]["embed"]).max()) > 0
 
 
+def test_the_shape_of_a_microbatch_follows_the_step():
+    made = lambda *sizes, **how: packing_for(*sizes, mesh(), **how)  # noqa: E731
+    assert made(16, 160, 16, prompt_tokens=32, samples=8) is None  # one small microbatch anyway
+    group = made(32, 160, 32, prompt_tokens=32, samples=8)
+    assert (group.block_tokens, group.blocks, group.full_rows) == (128, 17, 16)
+    long = made(64, 16384, 1, prompt_tokens=512, samples=8)  # a block for a prompt would be empty
+    assert (long.shared, long.block_tokens, long.blocks) == (False, 16384, 1)
+    pairs = made(64, 512, 16, prompt_tokens=256, samples=2, rows_per_example=2)
+    assert (pairs.shared, pairs.block_tokens, pairs.blocks) == (True, 256, 12)
+    alone = made(64, 512, 16)
+    assert (alone.shared, alone.block_tokens, alone.blocks) == (False, 512, 8)
+
+
 def test_rows_that_no_block_holds_are_refused_and_an_example_gets_its_blocks():
     batch = groups(0, dtype=np.float32)
     with pytest.raises(InputError, match="rows of 16 tokens in blocks of 7.*blocks of 8 tokens"):
