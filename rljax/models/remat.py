@@ -19,10 +19,12 @@ POLICIES = ("none", "dots", "attention", "full", "offload")
 LAYER_INPUT, ATTENTION = "layer_input", "attention"
 # Norms, rotations, gates, masks: one pass over numbers that are kept. To write their results down
 # and read them back costs as much as to compute them again, and on CPU more: fresh pages of memory.
+# A weight gathered over devices is one, too (rljax.models.layers): to keep it would be to hold all.
 CHEAP = frozenset(
     """abs add and broadcast_in_dim concatenate convert_element_type copy div eq erf exp expm1 ge gt
     integer_pow iota le log log1p logistic lt max min mul ne neg not or pad pow reshape rsqrt
-    select_n sign slice split sqrt square squeeze stop_gradient sub tanh transpose""".split()
+    select_n sharding_constraint sign slice split sqrt square squeeze stop_gradient sub tanh
+    transpose""".split()
 )
 
 

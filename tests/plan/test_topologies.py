@@ -41,7 +41,8 @@ def test_plans_without_libtpu(capsys):
         devices, chip = stand_ins(topology)
         plans[config] = make_plan(load_config_file(config), devices, chip, topology, compile=False)
     assert [plan.fits for plan in plans.values()] == [True, True, False]
-    assert plans["grpo_llama3_70b"].nearest["memory.optimizer_on_host"] is True
+    # Microbatches are as small as they go by themselves (tokens_per_microbatch=0): caches remain.
+    assert plans["grpo_llama3_70b"].nearest == {"sampler.slots": 512}
     # 8.03e9 weights in float32 over 64 devices, by hand.
     weights = plans["ppo_llama3_8b"].estimate.held["actor weights"]
     assert weights == pytest.approx(8.03e9 * 4 / 64, rel=0.01)
