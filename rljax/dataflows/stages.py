@@ -140,15 +140,15 @@ def updated(actor, batch: Batch, cfg, before: dict, kl_controller=None):
     options, steps = cfg.update_options(kl_controller), cfg.steps
     once = steps.learn and steps.epochs == 1 and batch.rows == steps.rows
     if once and cfg.old_logprobs == "recomputed":
-        options["on_policy"] = lambda own: _renewed(before, own)
+        options["on_policy"] = lambda own: _renewed(before, own, cfg)
     actor, metrics = actor.update(batch, cfg.policy_loss, **options)
     return actor, {**before, **metrics}
 
 
-def _renewed(metrics: dict, batch: Batch) -> dict:
+def _renewed(metrics: dict, batch: Batch, cfg) -> dict:
     """Those of the metrics that are of the batch's old log-probs alone, of this batch."""
     new = {}
-    if "mismatch/mismatch_kl" in metrics and batch.weights is None:  # else a correction read them
+    if "mismatch/mismatch_kl" in metrics and cfg.correction is None:  # else it has read them
         new |= mismatch_metrics(batch)
     if "ref_kl/k1" in metrics:
         new |= reference_kl(batch, batch.old_logprobs)

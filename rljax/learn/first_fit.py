@@ -41,11 +41,18 @@ class Packing:
         """The same with room for an example in a packed row. Raises InputError for rows that blocks
         cannot hold."""
         pieces = 2 if self.shared else 1
+        if self.block_tokens * (row_tokens + 2) >= 2**31:
+            raise InputError(
+                f"rows of {row_tokens} tokens in blocks of {self.block_tokens}",
+                rule="their product is below 2^31: a piece is named by its place and its segment",
+                fix="shorter rows, or config.batch.packing=False",
+            )
         if row_tokens > pieces * self.block_tokens:
             raise InputError(
                 f"rows of {row_tokens} tokens in blocks of {self.block_tokens}",
                 rule=f"a row is cut into at most {pieces} pieces, and a piece is in one block",
-                fix=f"blocks of {-(-row_tokens // pieces)} tokens or more, or Steps(packing=None)",
+                fix=f"blocks of {-(-row_tokens // pieces)} tokens or more, or "
+                "config.batch.packing=False",
             )
         blocks = max(self.blocks, pieces * rows_per_example)
         sequences = max(self.sequences, rows_per_example)
@@ -179,9 +186,12 @@ def first_fit(pieces: Pieces, packing: Packing, rows: int, together: int) -> Pla
         state = dataclasses.replace(state, at=at, group=leader[0])
         most = size[0] if together == 1 else jnp.max(size)
         fits, ready, _, there = _options(state, packing, most, prefix[0])
-        ok = ready & (jnp.sum(fits, axis=1) >= together)
+        # So many pieces of the largest size as the blocks at hand have room for.
+        room = jnp.sum(jnp.where(fits, state.free // jnp.maximum(most, 1), 0), axis=1)
+        ok = ready & (room >= together) & jnp.any(fits, axis=1)
         if together > 1:
-            alike = jnp.all((leader == leader[0]) & (prefix == prefix[0]))
+            same = (leader == leader[0]) & (prefix == prefix[0])
+            alike = jnp.all(same | ((prefix == 0) & (prefix[0] == 0)))
             blocks = together * (2 if packing.shared else 1)
             unused = jnp.sum(state.free == packing.block_tokens, axis=1)
             ok = (ok & alike) | (unused >= blocks)

@@ -58,14 +58,19 @@ def packing_for(
     unit = shards * rows_per_example
     sizes = [r for r in range(unit, microbatch_rows + 1, unit) if rows % r == 0]
     enough = [r for r in sizes if r * row_tokens >= tokens]
+    together = max(samples, rows_per_example)
+    shares = 0 < prompt_tokens < row_tokens and together > 1
+    if shares and 2 * prompt_tokens >= row_tokens:  # then whole groups, or prompts are repeated
+        enough = [r for r in enough if r // shards % together == 0] or enough
     held = (enough or sizes[-1:] or [microbatch_rows])[0] // shards
     longest, blocks, shared = row_tokens, held, False
-    if 0 < prompt_tokens < row_tokens and samples * rows_per_example > 1:
-        piece = max(prompt_tokens, row_tokens - prompt_tokens)
+    if shares:
+        rest = row_tokens - prompt_tokens
+        piece = max(prompt_tokens, rest)
         if on_tpu:  # whole lanes: attention pads to them anyway
             piece += -piece % LANES
-        prompts = -(-held // max(samples, rows_per_example))
-        pieces = held + -(-prompts * prompt_tokens // piece)
+        prompts = -(-held // together)
+        pieces = -(-held // (piece // rest)) + -(-prompts // (piece // prompt_tokens))
         # A block for a short prompt beside one long response would be mostly padding.
         if shared := pieces * piece < held * row_tokens:
             longest, blocks = piece, pieces
@@ -159,7 +164,8 @@ def _cut(batch: Batch, live: jax.Array, packing: Packing) -> Pieces:
     excess = jnp.maximum(length - packing.block_tokens, 0)  # must be in a prefix: it fits no block
     prefix = jnp.clip(jnp.minimum(first, length), excess, packing.block_tokens)
     inside = column < prefix[:, None]
-    fields = [batch.tokens, batch.positions, batch.segment_ids]
+    chosen = (batch.mask > 0).astype(jnp.int32)
+    fields = [batch.tokens, batch.positions, batch.segment_ids, chosen]
     if batch.rope_positions is not None:
         fields += [batch.rope_positions[..., i] for i in range(batch.rope_positions.shape[-1])]
     hashes = _hashes(fields, inside, jnp.where(live, prefix, -1 - row))
@@ -235,9 +241,12 @@ def _packed_rows(batch, packing, pieces, went: Places, places, homes) -> Batch:
 
     column = jnp.arange(s)[None]
     in_prefix = column < pieces.prefix[:, None]
-    # A piece is named by where it begins; one of a row that was packed before keeps its segments.
+    # A piece is named by where it begins in its block, which is as far as names are read; one of a
+    # row that was packed before keeps its segments.
     named = lambda start: jnp.where(  # noqa: E731
-        batch.segment_ids > 0, start * (s + 1) + batch.segment_ids, 0
+        batch.segment_ids > 0,
+        start % packing.block_tokens * (s + 1) + batch.segment_ids,
+        0,
     )
     begins = jnp.where(in_prefix, went.prefix[:, None], went.rest[:, None])
     fields = {

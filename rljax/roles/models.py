@@ -179,7 +179,8 @@ class Actor(_Trained):
         return map_tokens(one, batch, steps)[0]
 
     def logprobs_and_load(self, batch: Batch, steps: Steps | int | None = None):
-        """`logprobs`, and the load of the experts over all tokens of the batch: {} without any."""
+        """`logprobs`, and the load of the experts over the tokens that are computed (packed: a
+        shared prompt once, and no row without policy tokens): {} without any."""
 
         def one(part):
             logprobs, _, load = self.model.read(self.state.weights, part, self.temperature)

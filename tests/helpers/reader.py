@@ -15,6 +15,7 @@ def visible(batch: Batch) -> jax.Array:
     if batch.prefix_ids is not None:
         size = s // batch.prefix_blocks.shape[1]
         block = jnp.arange(s) // size
+        seen &= (block[:, None] == block[None])[None]
         reach = batch.prefix_blocks[:, block]  # the block of the prefix of each token
         there = (reach[:, :, None] == block[None, None]) & (batch.prefix_ids > 0)[:, :, None]
         seen |= there & (batch.prefix_ids[:, :, None] == batch.segment_ids[:, None, :])

@@ -102,9 +102,9 @@ def check_packed(batch: Batch, live, packing: Packing, together: int) -> dict:
         for name in ("tokens", "positions", "mask"):
             assert np.array_equal(flat[name][home, at], getattr(batch, name)[b, :length]), name
         ids = flat["segment_ids"][home, at]
-        changes = np.flatnonzero(np.diff(ids)) + 1  # where the rest begins
-        assert len(changes) <= (1 if packing.shared else 0)
         blocks = at // packing.block_tokens
+        changes = np.flatnonzero(np.diff(ids) | np.diff(blocks)) + 1  # where the rest begins
+        assert len(changes) <= (1 if packing.shared else 0)
         for piece in np.split(np.arange(length), changes):
             assert np.all(np.diff(at[piece]) == 1) and len(set(blocks[piece])) == 1
         taken[home, at] += 1
@@ -236,10 +236,22 @@ def test_the_shape_of_a_microbatch_follows_the_step():
     assert (group.block_tokens, group.blocks, group.full_rows) == (128, 17, 16)
     long = made(64, 16384, 1, prompt_tokens=512, samples=8)  # a block for a prompt would be empty
     assert (long.shared, long.block_tokens, long.blocks) == (False, 16384, 1)
+    # Responses shorter than their prompt stand several to a block, and groups stay whole.
+    prompts = made(64, 1024 + 128, 16, prompt_tokens=1024, samples=8)
+    assert (prompts.shared, prompts.block_tokens, prompts.blocks) == (True, 1024, 2)
+    assert prompts.full_rows == 8
     pairs = made(64, 512, 16, prompt_tokens=256, samples=2, rows_per_example=2)
     assert (pairs.shared, pairs.block_tokens, pairs.blocks) == (True, 256, 12)
     alone = made(64, 512, 16)
     assert (alone.shared, alone.block_tokens, alone.blocks) == (False, 512, 8)
+
+
+def test_pairs_are_packed_as_well_as_single_rows():
+    batch = groups(0, prompts=16, samples=4, prompt=5, response=3, dtype=np.float32)
+    live = np.ones(batch.rows, bool)
+    for packing in (Packing(64, 2, 1, 64, False, mesh()), Packing(64, 6, 1, 64, True, mesh())):
+        single = check_packed(batch, live, packing, 1)["count"]
+        assert check_packed(batch, live, packing, 2)["count"] <= single + 1
 
 
 def test_rows_that_no_block_holds_are_refused_and_an_example_gets_its_blocks():
