@@ -13,6 +13,7 @@ from test_programs import COLUMNS, CONFIG, KEY, host_batch, recipe, roles_on
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
+from rljax.correction import mismatch_metrics
 from rljax.dataflows import grpo, ppo, remax
 from rljax.dataflows.stages import corrected, described, filtered, shaped, with_advantages
 from rljax.learn import Steps
@@ -158,3 +159,17 @@ def test_the_update_is_bitwise_that_with_a_separate_pass(loss, steps):
     for name, value in metrics.items():
         np.testing.assert_array_equal(own[name], value, err_msg=name)
     assert float(own["ppo_kl"]) == 0 and float(own["grad_norm"]) > 0
+
+
+def test_the_mismatch_is_of_all_tokens_also_where_a_correction_rejects_some():
+    text = (
+        "rollout_correction(mode='off', reject=(('seq_mean_k3', None, 0.2),), "
+        "affects_denominator=True)"
+    )
+    cfg, batch = plain(correction=part("correction", text)), host_batch()
+    old = jax.jit(lambda actor, b: actor.logprobs(b, cfg.steps))(roles("actor")["actor"], batch)
+    _, got = grpo(batch, KEY, cfg, **roles("actor"))
+    want = jax.jit(mismatch_metrics)(batch.replace(old_logprobs=old))
+    assert 0 < float(got["filter/kept_fraction"]) < 1
+    for name, value in want.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
