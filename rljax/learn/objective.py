@@ -87,10 +87,10 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
     -> (the numbers, [B, S, ...]; the sums). Packed where `steps` says so, and then of rows that are
     `live` [B] alone (default: those with policy tokens); else at most so many rows at once. No
     gradient."""
-    packing = getattr(steps, "packing", None)
-    if packing is not None and batch.pixels is None:
-        return map_packed(function, pack(batch, packing, live=live))
-    rows = getattr(steps, "microbatch_rows", steps) or batch.rows
+    if not isinstance(steps, Steps):
+        steps = Steps(batch.rows, steps or batch.rows)
+    if steps.packing is not None and batch.pixels is None:
+        return map_packed(function, pack(batch, steps.packing, live=live))
 
     def one(part):
         numbers, sums = function(part)
@@ -98,7 +98,7 @@ def map_tokens(function: Callable, batch: Batch, steps: Steps | int | None = Non
         spread = lambda x: jnp.broadcast_to(x / part.rows, (part.rows, *x.shape))  # noqa: E731
         return numbers, jax.tree.map(spread, sums)
 
-    numbers, sums = map_microbatches(one, batch, rows)
+    numbers, sums = map_microbatches(one, batch, steps.microbatch_rows)
     return numbers, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
 
 
