@@ -41,6 +41,8 @@ def _beginning(value: object) -> object:
 class InputError(ValueError):
     """Bad input from the user: says what is wrong, which value, which rule, and how to fix it."""
 
+    exit_code = 2  # of a command that ends by it
+
     def __init__(self, what: str, *, value: object = None, rule: str = "", fix: str = ""):
         text = what
         if value is not None:

@@ -32,6 +32,18 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 _LFS_BYTES = 1024  # a pointer is shorter
 
 
+def leads_nowhere(error: Exception) -> bool:
+    """Whether no file can be there under that name, so that another try finds none either."""
+    known = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    return isinstance(error, known) or (
+        isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.ENAMETOOLONG)
+    )
+
+
+class Unreadable(InputError):
+    """A file could not be read now, which says nothing of what it holds."""
+
+
 def open_file(path: str | Path, largest: int | None = None) -> int:
     """A file descriptor for reading a regular file of at most `largest` bytes.
 
@@ -59,7 +71,8 @@ def _cannot_open(path: str | Path, error: Exception) -> InputError:
     if number == errno.ENXIO:  # a socket
         return InputError(f"{path} is not a file", fix="name a regular file")
     rule = error.strerror if isinstance(error, OSError) else str(error)
-    return InputError(f"{path} cannot be read", rule=rule or "", fix="check path and permissions")
+    kind = InputError if number is None or leads_nowhere(error) else Unreadable
+    return kind(f"{path} cannot be read", rule=rule or "", fix="check path and permissions")
 
 
 def _require_plain(path: str | Path, file: int, largest: int | None) -> None:

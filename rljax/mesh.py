@@ -3,19 +3,25 @@
 Mesh axes: data (replicas), fsdp (rows of the batch and shards of every weight), expert (rows of
 the batch, and the experts of a mixture), context (tokens of a row), tensor (heads, mlp,
 vocabulary). The rows of a batch are split over data x fsdp x expert.
+
+Chips of one slice are wired to each other (ICI). Slices meet over the data center's network (DCN):
+of all axes data alone reaches from one slice to another.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 
 MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 BATCH_AXES = ("data", "fsdp", "expert")
+REPLICA = "replica"
 HOST_MEMORY = "pinned_host"
 
 # logical axis of a weight -> mesh axis. Every logical axis is listed; an unlisted one is an error.
@@ -47,9 +53,14 @@ def make_mesh(
     *,
     context: int = 1,
     expert: int = 1,
+    slices: int = -1,
     devices=None,
 ) -> Mesh:
-    """A Mesh over `devices` (default: all). One size may be -1: it takes what is left."""
+    """A Mesh over `devices` (default: all). One size may be -1: it takes what is left.
+
+    `slices` of devices are the outermost part of data; -1: as many as the devices say. Within a
+    slice neighbours on the mesh are neighbours on the wires.
+    """
     devices = jax.devices() if devices is None else list(devices)
     sizes = dict(data=data, fsdp=fsdp, expert=expert, context=context, tensor=tensor)
     shown = ", ".join(f"mesh.{k}={v}" for k, v in sizes.items())
@@ -70,8 +81,74 @@ def make_mesh(
             value=len(devices),
             fix="set one size to -1 so that it takes what is left",
         )
-    grid = np.array(devices).reshape(tuple(sizes.values()))
+    parts = _slices(devices, slices)
+    if sizes["data"] % len(parts):
+        raise InputError(
+            f"mesh.data={sizes['data']} does not divide by {len(parts)} slices",
+            rule="data alone reaches from one slice to another",
+            fix=f"--config.mesh.data={len(parts)} or a multiple of it, and mesh.fsdp=-1",
+        )
+    shape = (sizes["data"] // len(parts), *list(sizes.values())[1:])
+    grid = np.concatenate([_wired(part, shape) for part in parts])
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def slice_of(device) -> int:
+    """The slice of a device, as it says itself; 0 where devices have none."""
+    return getattr(device, "slice_index", 0)  # JAX gives it to TPUs of several slices alone
+
+
+def _slices(devices: list, slices: int) -> list[list]:
+    """The devices slice by slice. Devices that say nothing are cut in their order into `slices`
+    parts of whole hosts, which then play slices."""
+    named = {slice_of(device) for device in devices}
+    if len(named) > 1:
+        parts = [[d for d in devices if slice_of(d) == index] for index in sorted(named)]
+        if slices not in (-1, len(parts)):
+            raise InputError(
+                "mesh.slices", value=slices, rule=f"the devices are of {len(parts)} slices",
+                fix="leave it at -1",
+            )  # fmt: skip
+        if len({len(part) for part in parts}) > 1:
+            raise InputError(
+                "slices of several sizes", value=[len(part) for part in parts], rule="all alike"
+            )
+        return parts
+    slices = max(slices, 1)
+    size = len(devices) // slices
+    parts = [devices[size * i : size * (i + 1)] for i in range(slices)]
+    hosts = [{device.process_index for device in part} for part in parts]
+    split = any(a & b for a, b in itertools.combinations(hosts, 2)) and len(set.union(*hosts)) > 1
+    if size * slices != len(devices) or split:
+        raise InputError(
+            "mesh.slices", value=slices,
+            rule=f"cuts {len(devices)} devices of {len(set.union(*hosts))} hosts into equal parts "
+            "of whole hosts",
+        )  # fmt: skip
+    return parts
+
+
+def _wired(devices: list, shape: tuple[int, ...]) -> np.ndarray:
+    """The devices of one slice as a grid, in which the innermost axes run along the shortest ways
+    of a TPU's torus."""
+    if devices[0].platform != "tpu":
+        return np.array(devices).reshape(shape)
+    try:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except AssertionError:  # no block of whole chips: every order is as good
+        return np.array(devices).reshape(shape)
+
+
+def slice_count(mesh: Mesh, slices: int = -1) -> int:
+    """Of how many slices a mesh is that was made with `slices`."""
+    return slices if slices > 0 else len({slice_of(device) for device in mesh.devices.flat})
+
+
+def replica_mesh(mesh: Mesh) -> Mesh:
+    """The same devices in the same order, with data apart as the outermost axis REPLICA: what is
+    mapped over it (`jax.vmap(..., spmd_axis_name=REPLICA)`) sees a mesh whose data is 1."""
+    grid = mesh.devices.reshape(mesh.shape["data"], 1, *mesh.devices.shape[1:])
+    return Mesh(grid, (REPLICA, *MESH_AXES), axis_types=(AxisType.Auto,) * (len(MESH_AXES) + 1))
 
 
 def runs_once(mesh: Mesh) -> dict:

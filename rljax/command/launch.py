@@ -35,14 +35,16 @@ _HELP = ("--help", "-h", "-help", "--helpfull", "--helpshort")
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command: its name, what it is for, its module in this folder, its options, and whether it
-    takes a config: "", "optional", "needed", or the one that it takes where none is given."""
+    """A command: its name, what it is for, its module in this folder, its options, whether it takes
+    a config ("", "optional", "needed", or the one that it takes where none is given), and whether
+    one host alone can run it."""
 
     name: str
     about: str
     module: str
     options: type
     config: str = ""
+    one_host: bool = False
 
     def doc(self) -> str:
         """The docstring of its module, which is not imported for it."""
@@ -64,9 +66,11 @@ class Given:
 
 
 def launch(command: Command, arguments: list[str], program: str) -> int:
-    """Runs a command -> its exit code. An InputError is printed, exit code 2."""
+    """Runs a command -> its exit code. An InputError is printed, exit code 2, or 171 where
+    hosts are late."""
     _quiet()
-    if any(argument in _HELP for argument in arguments):
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if any(argument in _HELP for argument in own):
         print(_help(command, program))
         return 0
     try:
@@ -89,8 +93,12 @@ def launch(command: Command, arguments: list[str], program: str) -> int:
             and not (isinstance(options, TrustOptions) and options.trust_code)
         ):
             refuse_own_code(load_config_file(path), path)
+        if command.one_host:
+            from rljax import hosts  # after the flags: --help answers without JAX
+
+            hosts.refuse_several(f"rljax {command.name}")
         if isinstance(options, CompilerOptions):
-            from rljax.tracking import compiles  # after the flags: --help answers without JAX
+            from rljax.tracking import compiles  # after the flags, too
 
             compiles.use_cache(options.compilation_cache)
         absl_logging.set_verbosity(absl_logging.ERROR)  # orbax logs at every save
@@ -129,13 +137,15 @@ def _modules_of_the_user() -> None:
 
 def _print_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """(which fields --print_config asks for, the other arguments)."""
-    asked = [a for a in arguments if a.partition("=")[0] == "--print_config"]
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    own, others = arguments[:end], arguments[end:]  # behind -- stands another command
+    asked = [a for a in own if a.partition("=")[0] == "--print_config"]
     if not asked:
         return None, list(arguments)
     shown = asked[-1].partition("=")[2] or "all"
     if shown not in ("all", "changed"):
         raise InputError("--print_config", value=shown, rule="all or changed")
-    return shown, [a for a in arguments if a not in asked]
+    return shown, [*(a for a in own if a not in asked), *others]
 
 
 def _nested(config: Config, shown: str) -> dict:
@@ -170,7 +180,7 @@ def _parse(argv: list[str], into: flags.FlagValues) -> list[str]:
 def complain(error: InputError) -> int:
     """Prints the error -> the exit code."""
     print(f"error: {error}", file=sys.stderr)
-    return 2
+    return error.exit_code
 
 
 # -- text --

@@ -3,21 +3,30 @@
 Runs every member that the config file's sweep() yields, one after the other, prints a table, and
 compares the runs on one page, comparison.html. The same command again goes on: finished members are
 kept, an interrupted one resumes. --dry_run lists the members and their commands only.
+
+On a pod, run it on every host: its hosts run each member together. A member that ends with a code
+that says "start again", such as 143 after SIGTERM, ends the sweep with that code there. With
+--member_of=INDEX/COUNT machines that share the folder each run their part of the members, alone.
 """
 
+import os
 import shlex
+import shutil
+import tempfile
 from pathlib import Path
 
 from rljax.command.launch import Given
 from rljax.config.flags import config_module
 from rljax.config.options import SweepOptions
 from rljax.errors import InputError
+from rljax.pods.supervise import INPUT, LAST_WORDS, RESTARTS, code_of_the_failure
 
 
 def main(options: SweepOptions, given: Given) -> int:
     from rich.console import Console
 
     from rljax.experiments import sweep
+    from rljax.hosts.cluster import find
     from rljax.report.comparison import write_pages
 
     path, arguments = given.path, given.config_arguments()
@@ -25,23 +34,46 @@ def main(options: SweepOptions, given: Given) -> int:
     if not callable(vars(module).get("sweep")):
         fix = "define sweep() that yields {'dotted.field': value, ...} for each run"
         raise InputError(f"{path.partition(':')[0]} has no sweep()", fix=fix)
+    cluster = None if options.member_of else find(os.environ)
+    host, share = cluster.host if cluster else 0, options.share()
     folder = Path(options.out or Path("runs") / Path(path.partition(":")[0]).stem)
     members = sweep.make_members(given.config, module.sweep(), folder, path)
+    own = members[share[0] :: share[1]] if share else members
     if options.dry_run:
-        for member in members:
+        for member in own:
             print(shlex.join(sweep.command(arguments, member)))
         return 0
-    stopped = ""
+    stopped, again = "", 0
+    writer = share[0] if share else 0
+    words = Path(tempfile.mkdtemp(prefix="rljax-")) / "words"
     try:
-        for member, code in sweep.run_members(members, arguments):
+        env = sweep.ALONE if share else {LAST_WORDS: str(words)} if cluster else {}
+        for member, code in sweep.run_members(own, arguments, host=host, env=env):
             print(f"{member.name}: " + ("was finished" if code is None else f"exit code {code}"))
-            sweep.write_result(sweep.result_rows(members), folder)
+            if not host:
+                sweep.write_result(sweep.result_rows(members), folder, writer)
+            if cluster and (again := _start_again(code, words)):
+                stopped = f"{member.name} can go on: exit code {again}"
+                break
+            words.unlink(missing_ok=True)
     except sweep.Stopped as signal:
         stopped = f"stopped by {signal}; the same command goes on"
+        again = sweep.STOPPED if cluster and str(signal) == "SIGTERM" else 0
+    finally:
+        shutil.rmtree(words.parent, ignore_errors=True)
     rows = sweep.result_rows(members)
-    print(f"{sweep.write_result(rows, folder)}:")
-    Console().print(sweep.table(rows))
-    if begun := [member.folder for member in members if member.folder.is_dir()]:
+    if not host:
+        print(f"{sweep.write_result(rows, folder, writer)}:")
+        Console().print(sweep.table(rows))
+    begun = [member.folder for member in members if member.folder.is_dir()]
+    if begun and not host and not writer:
         print(write_pages(begun, folder / "comparison.html"))
     print(stopped, end="\n" if stopped else "")
-    return 0 if all(member.finished() for member in members) else 3
+    return again or (0 if all(member.finished() for member in own) else 3)
+
+
+def _start_again(code: int | None, words: Path) -> int:
+    """The exit code of a member of several hosts where a new start can mend it; else 0. What one
+    host refused ends the others with 171: all of them go on to the next member."""
+    code = 128 - code if code and code < 0 else code or 0
+    return code if code in RESTARTS and code_of_the_failure(str(words)) != INPUT else 0

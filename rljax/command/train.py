@@ -3,8 +3,11 @@
 Another --config.run_dir=DIR starts or resumes the run in DIR. Every field of rljax/config/schema.py
 can be set. Exit code 0: finished; 2: an error that the message tells how to mend; 3: stopped by a
 signal and saved, or finished but not all files could be kept; 130: Ctrl-C twice, nothing saved.
+Of several hosts, 143: stopped by SIGTERM or the cloud, and saved; 170: nothing moved any more; 171:
+another host failed. The same command goes on after each of these.
 """
 
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +15,16 @@ from pathlib import Path
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
 from rljax.config.options import TrainOptions
+from rljax.tracking.store import Store, is_url
+
+# Where one host of several may lack a file, all hear of it, from validate, once they are connected.
+_OF_SEVERAL = {"RLJAX_HOSTS", "TPU_WORKER_HOSTNAMES", "SLURM_NTASKS", "SKYPILOT_NUM_NODES"}
 
 
 def main(options: TrainOptions, given: Given) -> int:
-    refuse_early(given.config)
+    if not _OF_SEVERAL.intersection(os.environ):
+        refuse_early(given.config)
+    from rljax import hosts
     from rljax.training import train  # only now: a mistyped path is answered without loading JAX
 
     if options.dry_run:
@@ -24,39 +33,61 @@ def main(options: TrainOptions, given: Given) -> int:
         from rljax.training.preview import preview
 
         preview(given.config, Console())
-        print("dry run: nothing was trained")
+        _say("dry run: nothing was trained")
         return 0
-    run = train(given.config, on_start=lambda folder: print(f"run folder: {folder}", flush=True))
+    run = train(given.config, on_start=lambda folder: _say(f"run folder: {folder}"))
     summary = run.summary
     for name in ("accuracy_before", "accuracy_after"):
         if summary[name]:
-            print("{}: {value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(name, **summary[name]))
+            _say("{}: {value:.3f} [{low:.3f}, {high:.3f}], n={n}".format(name, **summary[name]))
     if "time_split" in summary:
         split = ", ".join(f"{name} {share:.0%}" for name, share in summary["time_split"].items())
-        print(f"steady step {summary['step_s']:.3f} s: {split}")
-    print(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
+        _say(f"steady step {summary['step_s']:.3f} s: {split}")
+    _say(f"{summary['status']}: {summary['steps']} steps in {summary['wall_s']:.1f} s")
     finished = summary["status"] == "finished"
-    print("\n".join(next_steps(run.folder, given, finished)))
-    return 0 if finished else 3
+    _say("\n".join(next_steps(run.folder, given, finished)))
+    if finished:
+        return 0
+    by_notice = "stopped by SIGTERM on", "stopped by the cloud's notice"
+    return hosts.STOPPED if summary["status"].startswith(by_notice) else 3
 
 
-def next_steps(folder: Path, given: Given, finished: bool) -> Iterator[str]:
-    """Lines that name what a run has written and the commands that go on from there."""
-    checkpoints = sorted((folder / "checkpoints").glob("[0-9]*"))
+def _say(text: str) -> None:
+    """Prints on the first host: what it says is of the whole run."""
+    from rljax import hosts  # with JAX, which is there by now
+
+    if hosts.first():
+        print(text, flush=True)
+
+
+def next_steps(folder: Path | str, given: Given, finished: bool) -> Iterator[str]:
+    """Lines that name what a run has written, into a folder or a URL, and the commands that go on
+    from there."""
+    there, checkpoints = _written(folder)
     for name, path in (
-        ("report", folder / "report.html"),
-        ("policy", folder / "policy"),
-        ("reward model", folder / "reward_model"),
-        ("checkpoint", checkpoints[-1] if checkpoints else None),
-        ("rewards said", folder / "rewards.log"),
+        ("report", "report.html"),
+        ("policy", "policy"),
+        ("reward model", "reward_model"),
+        ("checkpoint", f"checkpoints/{checkpoints[-1]}" if checkpoints else ""),
+        ("rewards said", "rewards.log"),
     ):
-        if path is not None and path.exists():
-            yield f"{name + ':':<14}{path}"
+        if path.partition("/")[0] in there:
+            yield f"{name + ':':<14}{folder}/{path}"
     if not finished:
         place = f"--config.run_dir={folder}"
         others = [a for a in given.config_arguments() if not a.startswith("--config.run_dir=")]
         yield f"{'resume:':<14}rljax train {shlex.join([*others, place])}"
-    if checkpoints and (folder / "policy").exists():
+    if checkpoints and "policy" in there:
         quoted = shlex.quote(str(folder))
         yield f"{'evaluate:':<14}rljax evaluate {quoted}"
         yield f"{'serve:':<14}rljax serve {quoted}"
+
+
+def _written(folder: Path | str) -> tuple[set[str], list[str]]:
+    """What lies in a run folder, and the names of its checkpoints."""
+    if is_url(folder):
+        store = Store(str(folder))
+        there = {name.partition("/")[0] for name in store.sizes()}
+        return there, [name for name in store.folders("checkpoints") if name.isdecimal()]
+    there = {path.name for path in Path(folder).iterdir()}
+    return there, sorted(p.name for p in Path(folder, "checkpoints").glob("[0-9]*"))

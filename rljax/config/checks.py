@@ -15,11 +15,12 @@ from rljax.config.overrides import DATA_FILES, is_path, value_of
 from rljax.config.schema import NAMESPACES, Config
 from rljax.errors import InputError
 from rljax.files import how_to_get_data, how_to_get_model
+from rljax.tracking.store import is_url
 from rljax.tracking.trackers import NAMES as TRACKERS
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "rollouts.replay")
 _DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")
-_FOLDERS = (
+FOLDERS = (
     "critic_model", "teacher_model", "reward.model", "reward.process_model", "reward.judge_model",
     "lora.adapter",
 )  # fmt: skip
@@ -29,7 +30,7 @@ _TFDS = "tfds:"
 _OUTWARD = {"base_url", "url", "api_key_env", "cache"}
 # Folders and plain texts: every other text of a config may be resolved to a function.
 _NEVER_CALLED = {
-    "tokenizer", *_FOLDERS, *_NEW_FOLDERS, "data.target_instruction", "offline.step_separator",
+    "tokenizer", *FOLDERS, *_NEW_FOLDERS, "data.target_instruction", "offline.step_separator",
     "sampler.stop_strings", "sampler.end_of_thinking", "sampler.interrupt_phrase",
     "compilation_cache",
 }  # fmt: skip
@@ -76,8 +77,11 @@ _POSITIVE = (
     "data.pass_rate_samples",
     "offline.examples_per_step",
     "offline.max_tokens",
+    "hosts.init_timeout_s",
+    "hosts.heartbeat_s",
 )
 _NOT_NEGATIVE = (
+    "hosts.stall_s",
     "reward.memory_gb",
     "batch.tokens_per_microbatch",
     "steps",
@@ -164,7 +168,7 @@ def _asks_for_trust(field: str, text: str) -> bool:
             return False
     elif field == "model" and is_path(text):
         return False
-    call = text.partition("=")[2] if field == "roles" else text
+    call = text.partition("=")[2] if field in ("roles", "placement") else text
     names, options = names_of(call)
     return any(is_own_code(name) for name in names) or not options.isdisjoint(_OUTWARD)
 
@@ -211,7 +215,7 @@ def _each(config: Config, field: str) -> tuple[str, ...]:
 
 def check_paths(config: Config, problems: Problems) -> None:
     """Data, models and tokenizer that are named by a path exist; what will be written is free."""
-    for field in _FOLDERS:
+    for field in FOLDERS:
         spec = value_of(config, field)
         problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")
     for field in _DATA:
@@ -231,6 +235,9 @@ def check_paths(config: Config, problems: Problems) -> None:
         path = value_of(config, field)
         free = not os.path.exists(path) or os.path.isdir(path)
         problems.check(free, field, path, "is a file", "name a folder")
+    stored = config.offline.reference_logprobs
+    rule = "must be a folder of a disk; under a URL there are run_dir and what lies in it"
+    problems.check(not is_url(stored), "offline.reference_logprobs", stored, rule)
 
 
 def check_names(config: Config, problems: Problems) -> None:

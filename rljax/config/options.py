@@ -303,6 +303,22 @@ class SweepOptions(Options):
 
     out: str = option("", "Folder of the sweep; default: runs/NAME_OF_THE_CONFIG_FILE")
     dry_run: bool = option(False, "Check the members and print their commands")
+    member_of: str = option(
+        "", "INDEX/COUNT: of COUNT machines that share --out, this one runs every COUNT-th member, "
+        "alone; such as $SLURM_ARRAY_TASK_ID/8",
+        fits=lambda text: not text or _share(text) is not None,
+        rule="INDEX/COUNT, INDEX from 0 to COUNT - 1",
+    )  # fmt: skip
+
+    def share(self) -> tuple[int, int] | None:
+        """(index, count), None where this machine runs every member."""
+        return _share(self.member_of)
+
+
+def _share(text: str) -> tuple[int, int] | None:
+    index, _, count = text.partition("/")
+    known = index.isdecimal() and count.isdecimal() and int(index) < int(count)
+    return (int(index), int(count)) if known else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +335,8 @@ class PlanOptions(TrustOptions):
     """rljax plan."""
 
     topology: str = option(
-        "", "Such as v5e:2x4, v5p:4x4x4, v6e:2x4; default: the devices of this host"
+        "",
+        "Such as v5e:2x4, v5p:4x4x4, 2xv5e:16x16 (two slices); default: the devices of this host",
     )
     json: str = option("", "Where everything is written as JSON")
     programs: tuple[str, ...] = option((), "Compile these alone: sft, generate, learn, ...")
@@ -330,8 +347,80 @@ class PlanOptions(TrustOptions):
 
 
 @dataclasses.dataclass(frozen=True)
+class ReplayOptions(CompilerOptions, TrustOptions):
+    """rljax replay."""
+
+    run: str = option("", "A run folder", required=True, first=True)
+    step: str = option(
+        "first", "Whose batch was kept: RUN_DIR/bad/STEP.npz",
+        fits=lambda step: step == "first" or step.isdecimal(),
+        rule="first, or the number of a step",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
 class ReportOptions(Options):
     """rljax report."""
 
     runs: tuple[str, ...] = option((), "Run folders", required=True, positional=True)
     out: str = option("", "Of several runs: the file of their comparison")
+
+
+@dataclasses.dataclass(frozen=True)
+class PodOptions(Options):
+    """rljax pod. Which verb reads which of these is in READ_BY."""
+
+    verb: str = option("", "See above", first=True, required=True)
+    type: str = option("", "TPU of one slice: v5litepod-16, v4-32, v6e-256, v5p:4x4x4, ...")
+    slices: int = option(1, "Slices of that type, joined by the data-center network", low=1)
+    name: str = option("rljax", "Of the pod or job")
+    zone: str = option("", "Of Google Cloud")
+    project: str = option("", "Of Google Cloud; default: gcloud's own")
+    api: str = option("tpu", "Service: tpu, Cloud TPU (v4 v5e v5p v6e); compute, Compute Engine "
+                      "(v5p v6e tpu7x)", choices=("tpu", "compute"))  # fmt: skip
+    spot: bool = option(False, "Cheaper, and taken away at any time")
+    setup: str = option(
+        "", "Shell command that fills $VENV on a new host; default: pip install rljax[tpu,gcs]"
+    )
+    poll_s: float = option(20.0, "Seconds between two questions to the cloud", above=0)
+    hosts: int = option(2, "Of local: processes on this machine", low=1)
+    devices: int = option(1, "Of local: virtual CPU devices of each", low=1)
+    nodes: int = option(1, "Of slurm and sky: machines", low=1)
+    gpus: int = option(8, "Of slurm: GPUs of a node", low=0)
+    time: str = option("", "Of slurm: limit, such as 24:00:00")
+    partition: str = option("", "Of slurm")
+    account: str = option("", "Of slurm")
+    image: str = option("python:3.12", "Of jobset: with your code in it, or plain Python")
+    queue: str = option("", "Of jobset: the LocalQueue of Kueue")
+    accelerators: str = option("", "Of sky: GPUs of a machine, such as H100:8")
+    bucket: str = option("", "Of sky: gs:// or s3://, mounted at /runs")
+    out: str = option("", "Of accept: folder of the manifest; default: runs/accept")
+    command: tuple[str, ...] = option(
+        (), "What every host runs, behind --: train quickstart --config.steps=20", positional=True
+    )
+
+    def conflicts(self):
+        known = self.READ_BY
+        if self.verb and self.verb not in known:
+            yield "verb", self.verb, f"one of {', '.join(known)}"
+            return
+        for field in dataclasses.fields(self):
+            value, read = getattr(self, field.name), known.get(self.verb, ())
+            if field.name != "verb" and value != field.default and field.name not in read:
+                yield field.name, value, f"not read by pod {self.verb}"
+
+    _CLOUD = ("type", "slices", "name", "zone", "project", "api", "spot", "poll_s")
+    READ_BY: typing.ClassVar[dict[str, tuple[str, ...]]] = {
+        "local": ("hosts", "devices", "command"),
+        "up": _CLOUD,
+        "run": (*_CLOUD, "setup", "command"),
+        "logs": _CLOUD,
+        "stop": _CLOUD,
+        "babysit": (*_CLOUD, "setup", "command"),
+        "down": _CLOUD,
+        "slurm": ("name", "nodes", "gpus", "time", "partition", "account", "command"),
+        "jobset": ("type", "slices", "name", "image", "queue", "spot", "command"),
+        "sky": ("type", "slices", "name", "nodes", "accelerators", "bucket", "spot", "command"),
+        "supervise": ("command",),
+        "accept": (*_CLOUD, "setup", "hosts", "devices", "out"),
+    }

@@ -102,6 +102,12 @@ _NOT_OF_THE_RUN = (
     "report_every_minutes",
     "reward.workers",
     "compilation_cache",
+    "profile_steps",
+    "profile_port",
+    "profile_hosts",
+    "hosts.init_timeout_s",
+    "hosts.heartbeat_s",
+    "hosts.stall_s",
     "export",
     "offline.reference_logprobs",
 )

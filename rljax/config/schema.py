@@ -157,7 +157,8 @@ class RewardConfig(Settings):
     # How scores of lines become rewards.
     process_reward: str = "dense_step_rewards(lambda_fail=0.25, lambda_pass=0.025)"
     process_lines: str = "line_ids()"  # "line_ids(code_only=True)": of the last fenced block alone
-    workers: int = 2  # processes that score at once
+    # Processes that score at once, on each host; of a reward that asks a server, on all together.
+    workers: int = 2
     timeout_s: float = 10.0  # seconds of one call; each member of a mixture has them anew
     memory_gb: float = 8.0  # of a worker (RLIMIT_DATA): more is a MemoryError; 0 = no limit
 
@@ -240,6 +241,18 @@ class CheckpointConfig(Settings):
 
 
 @dataclasses.dataclass
+class HostsConfig(Settings):
+    """Several processes that make one run: how long they wait for each other. With one process
+    nothing of it is read. The hosts are found by their environment: see docs/pods.md."""
+
+    init_timeout_s: float = 1800.0  # until all hosts have started
+    heartbeat_s: float = 30.0  # without a heartbeat a host is lost, and the others end
+    # Without any progress for so long the hosts write their stacks into the run folder, and end at
+    # twice that; 0: learned from the phases of the run so far.
+    stall_s: float = 0.0
+
+
+@dataclasses.dataclass
 class MeshConfig(Settings):
     """Sizes of the mesh axes; one may be -1 = what is left of the devices."""
 
@@ -248,6 +261,17 @@ class MeshConfig(Settings):
     expert: int = 1  # experts of a mixture
     context: int = 1  # positions of a sequence
     tensor: int = 1  # parts of every product
+    # Slices of devices that only a data center's network connects; they are the outermost part of
+    # data. -1 = as the devices say; another number cuts devices that say nothing, GPUs say.
+    slices: int = -1
+    # ZeRO-1: the optimizer's moments are split over data, too; weights stay whole there.
+    shard_optimizer: bool = False
+
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis, outermost first."""
+        return {
+            name: getattr(self, name) for name in ("data", "fsdp", "expert", "context", "tensor")
+        }
 
 
 @dataclasses.dataclass
@@ -275,6 +299,8 @@ class MemoryConfig(Settings):
 
     optimizer_on_host: bool = False  # the optimizers' moments, fetched for each optimizer step
     reference_on_host: bool = False  # the reference's weights, fetched for its log-probs
+    # The weights of reward.model, judge_model and process_model, fetched for their scores.
+    scorers_on_host: bool = False
 
 
 @dataclasses.dataclass
@@ -308,10 +334,16 @@ class Config(Settings):
     max_skipped_in_a_row: int = 5
     export: bool = True  # write the final policy as a Hugging Face folder
     compilation_cache: str = "~/.cache/rljax/jax"  # "" = off
+    # (first, last): steps, as metrics.jsonl counts them, that jax.profiler records into
+    # RUN_DIR/profile for xprof; () = off.
+    profile_steps: tuple[int, ...] = ()
+    profile_port: int = 0  # where live captures by xprof or TensorBoard are answered; 0 = nowhere
+    profile_hosts: int = 1  # the first so many hosts are profiled; -1 = all
     model_settings: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     memory: MemoryConfig = dataclasses.field(default_factory=MemoryConfig)
     lora: LoraSettings = dataclasses.field(default_factory=LoraSettings)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    hosts: HostsConfig = dataclasses.field(default_factory=HostsConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     sft: SFTConfig = dataclasses.field(default_factory=SFTConfig)
     offline: OfflineConfig = dataclasses.field(default_factory=OfflineConfig)
@@ -323,6 +355,10 @@ class Config(Settings):
     # Roles beside the built-in ones, "name=maker(...)": a maker of rljax.setup.role_makers or your
     # own, for a dataflow or rollout that names them: ("implicit=trained_policy(lr=1e-6)",).
     roles: tuple[str, ...] = ()
+    # Roles on devices of their own, "ROLE+ROLE=group(devices=4, tensor=2)": reference, and the
+    # models of `reward`: reward_model, judge, process_model. Groups take the last devices, in this
+    # order; what is before them is the mesh's. () = all roles on one mesh.
+    placement: tuple[str, ...] = ()
     actor_optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     critic_optimizer: OptimizerConfig = dataclasses.field(
         default_factory=lambda: OptimizerConfig(lr=1e-5)
@@ -348,6 +384,7 @@ NAMESPACES = {
     "correction": "rljax.correction",
     "collect": "rljax.rollout",
     "role": "rljax.setup.role_makers",
+    "placement": "rljax.setup.placement",
     "shaping": "rljax.shaping.scores",
     "filter": "rljax.shaping.filters",
     "model": "rljax.models.builtin",

@@ -139,7 +139,7 @@ def rejection_sample(options: RejectionOptions) -> dict:
     Raises InputError where nothing at all is selected.
     """
     check_options(options)
-    saved = load_policy(Path(options.checkpoint), options.step, trust_code=options.trust_code)
+    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
     data, reward_name = _data_and_reward(options, saved)
     records = load_prompts(data, options.split)[: options.prompts]
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
@@ -257,7 +257,7 @@ def raft(config: Config, options: RejectionOptions, folder: str | Path) -> list[
         raise InputError("raft", value=value, rule="iterations and epochs >= 1")
     if options.step != "latest":
         raise InputError("raft(step)", value=options.step, rule="latest: SFT goes on from its end")
-    saved = load_policy(Path(options.checkpoint), trust_code=options.trust_code)
+    saved = load_policy(options.checkpoint, trust_code=options.trust_code)
     data, reward = _data_and_reward(options, saved)
     checkpoint, metas, limits = Path(options.checkpoint), [], saved.config
     sampler, tokens = limits.sampler, limits.data.max_prompt_tokens

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 
@@ -50,7 +49,7 @@ def evaluate_saved(
     """
     check_options(options)
     started = time.perf_counter()
-    saved = load_policy(Path(options.checkpoint), options.step, trust_code=options.trust_code)
+    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
     config, run = saved.config, saved.step is not None
     data, reward_text = data_and_reward(options, saved)
     count = options.prompts or (config.evaluate.prompts if run else 256)

@@ -2,13 +2,14 @@
 points and to the metrics of a run folder, and what it predicts for more compute."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from rljax.config.options import ScalingOptions, check_options
 from rljax.errors import InputError
 from rljax.report.run_folder import Run, read_run
+from rljax.tracking.mirror import local_copy
+from rljax.tracking.store import is_folder
 
 
 def sigmoid_curve(compute, *, start: float, asymptote: float, midpoint: float, steepness: float):
@@ -95,9 +96,10 @@ def fit_runs(options: ScalingOptions) -> dict[str, dict[str, float]]:
     check_options(options)
     out = {}
     for folder in options.runs:
-        if not Path(folder).is_dir():
+        if not is_folder(folder):
             raise InputError("no such run folder", value=folder)
-        run = read_run(Path(folder))
+        with local_copy(folder) as here:
+            run = read_run(here)
         x, y = points(run, options.metric, options.compute)
         if not x.size:
             raise InputError(

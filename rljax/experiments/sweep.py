@@ -4,6 +4,10 @@ Each member is a process of its own, `rljax train`, so that a crash of one stops
 each can be repeated by hand. JAX is never initialised here: the device belongs to the member that
 runs.
 
+On several hosts every host runs the sweep, and the children of a member find each other. What is
+finished is read from the folder that the hosts share; no member begins before all of its hosts have
+left the last one, so they read the same.
+
     def sweep():                                    # in the config file
         for lr in (1e-6, 3e-6):
             yield {"actor_optimizer.lr": lr}        # dotted fields of rljax.config.Config
@@ -14,6 +18,7 @@ A member may start from another config file: {"config": "configs/presets/dapo.py
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -28,6 +33,8 @@ from rljax.files import write_json
 from rljax.validation import validate
 
 RESULT = "sweep.json"
+STOPPED = 143  # exit code of a member that a notice has stopped on one of its hosts
+ALONE = {"RLJAX_HOSTS": "1"}  # variables of a member that one host runs by itself
 TRAIN = (sys.executable, "-m", "rljax", "train")
 
 
@@ -173,13 +180,16 @@ def _without_config(arguments: Sequence[str]) -> list[str]:
 
 
 class Stopped(Exception):
-    """SIGTERM or SIGINT arrived: the member got it, too, and has saved its state."""
+    """SIGTERM or SIGINT arrived, here or at another host: the member got it and has saved."""
 
 
-def _run_one(arguments: list[str], log: Path) -> int:
+def _run_one(arguments: list[str], log: Path, env: Mapping[str, str]) -> int:
     """Run a member to its end, its output in `log`, too; a signal to this process is passed on."""
     received = []
-    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, **env},
+    )  # fmt: skip
 
     def pass_on(number, _frame):
         received.append(number)
@@ -196,21 +206,27 @@ def _run_one(arguments: list[str], log: Path) -> int:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
-    if received:
-        raise Stopped(signal.Signals(received[0]).name)
+    if received or code == STOPPED:
+        raise Stopped(signal.Signals(received[0] if received else signal.SIGTERM).name)
     return code
 
 
 def run_members(
-    members: Sequence[Member], arguments: Sequence[str], *, launcher: Sequence[str] = TRAIN
-) -> Iterator[tuple[Member, int | None]]:
-    """Each member that is not finished, in order -> (member, exit code); None = was finished."""
+    members: Sequence[Member], arguments: Sequence[str], *, launcher: Sequence[str] = TRAIN,
+    host: int = 0, env: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Member, int | None]]:  # fmt: skip
+    """Each member that is not finished, in order -> (member, exit code); None = was finished.
+
+    `host`: the number of this one of those that run a member together. `env`: variables of the
+    members' processes."""
+    name = f"log-{host:03d}.txt" if host else "log.txt"
     for member in members:
         if member.finished():
             yield member, None
             continue
         member.folder.mkdir(parents=True, exist_ok=True)
-        yield member, _run_one(command(arguments, member, launcher), member.folder / "log.txt")
+        line = command(arguments, member, launcher)
+        yield member, _run_one(line, member.folder / name, env or {})
 
 
 def result_rows(members: Sequence[Member]) -> list[dict]:
@@ -225,9 +241,12 @@ def result_rows(members: Sequence[Member]) -> list[dict]:
     return rows
 
 
-def write_result(rows: list[dict], folder: Path) -> Path:
-    """Writes sweep.json."""
-    write_json(folder / RESULT, rows)
+def write_result(rows: list[dict], folder: Path, share: int = 0) -> Path:
+    """Writes sweep.json. Machines with a share each may write at the same time: the last is right,
+    and none finds another one's half."""
+    own = folder / f".{RESULT}-{share}"
+    write_json(own, rows)
+    os.replace(own, folder / RESULT)
     return folder / RESULT
 
 

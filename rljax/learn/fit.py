@@ -10,7 +10,7 @@ import optax
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.learn.objective import Objective, Steps, _split, loss_alone, loss_and_gradient
-from rljax.learn.state import TrainState, optimizer_step
+from rljax.learn.state import StepLayout, TrainState, optimizer_step
 from rljax.models.trees import merged
 
 
@@ -22,6 +22,7 @@ def fit(
     optimizer: optax.GradientTransformation,
     steps: Steps,
     trust_region: float = 0.0,
+    layout: StepLayout | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array], Any]:
     """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch -> (the
     state after them, metrics, (what the objective keeps of the outputs, the model's sums) of a
@@ -31,7 +32,7 @@ def fit(
     with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
     monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either: momentum
     would still move. Metrics are means over the optimizer steps (extremes for names ending in _max,
-    _min).
+    _min). `layout`: see `optimizer_step`.
     """
     if batch.rows % steps.rows:
         raise InputError(
@@ -50,7 +51,8 @@ def fit(
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         empty = ~jnp.any(minibatch.mask > 0)
-        state, step_metrics = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty))
+        take = ~(stopped | empty)
+        state, step_metrics = optimizer_step(state, gradient, loss, optimizer, take, layout)
         counts = {
             "skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32),
             "stopped_fraction": stopped.astype(jnp.float32),

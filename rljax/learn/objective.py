@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.learn.packing import Packed, Packing, each_microbatch, map_packed, pack
+from rljax.learn.replicas import Replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +168,8 @@ class Objective:
     that follow each other), which is averaged over those that have policy tokens.
     `corrected` names, term by term, whether the rollout correction weighs it. `whole_step`: the
     terms need all rows of an optimizer step at once (a quantile, a covariance), not a microbatch.
-    `keep` picks of the outputs what `fit` returns of every row, beside the sums.
+    `keep` picks of the outputs what `fit` returns of every row, beside the sums. With several
+    `replicas` the model is on the mesh of one.
     """
 
     model: Callable
@@ -178,10 +180,17 @@ class Objective:
     rows_per_example: int = 1
     sums: bool = False
     keep: Callable = lambda outputs: None
+    replicas: Replicas = Replicas()
 
     def read(self, params, rows: Batch):
-        """(outputs, sums) of the model."""
+        """(outputs, sums) of the model, of the rows of one replica."""
         return self.model(params, rows) if self.sums else (self.model(params, rows), ())
+
+    def read_all(self, params, rows: Batch):
+        """(outputs, sums) of the model, of the rows of all replicas."""
+        read = self.replicas.each(self.read, (None, 0))
+        outputs, sums = read(params, self.replicas.split(rows))
+        return self.replicas.merged(outputs), self.replicas.total(sums)
 
     def total(self, outputs, batch: Batch, token_weights, row_weights):
         """The weighted sum of all terms over the rows at hand, and the numerators of the
@@ -207,7 +216,7 @@ def loss_alone(
     """The metrics of loss_and_gradient over all rows of `batch`, "loss" among them, without a
     backward pass."""
     batch = select_policy_tokens(batch)
-    read = functools.partial(objective.read, params)
+    read = functools.partial(objective.read_all, params)
     if packed := _packs(batch, packing, objective, 1):
         outputs, _ = map_packed(read, packed)
     else:
@@ -233,13 +242,19 @@ def loss_and_gradient(
     if objective.whole_step and microbatch_rows < batch.rows:
         return _whole_step(params, batch, objective, weights, row_weights, microbatch_rows)
 
+    replicas = objective.replicas
+
     def one(params, part):
         outputs, counted = objective.read(params, part[0])
         total, sums = objective.total(outputs, *part)
         return total, (sums, jax.lax.stop_gradient((objective.keep(outputs), counted)))
 
-    gradient_of = jax.value_and_grad(one, has_aux=True)
-    whole = (batch, weights, row_weights)
+    def gradient_of(params, part):
+        of_each = replicas.each(jax.value_and_grad(one, has_aux=True))
+        (loss, (sums, (kept, counted))), gradient = of_each(params, replicas.split(part))
+        return (loss, (sums, (replicas.merged(kept), counted))), gradient
+
+    params, whole = replicas.copies(params), (batch, weights, row_weights)
     parts = split_microbatches(whole, batch.rows, microbatch_rows, objective.rows_per_example)
     if parts[2].shape[0] == 1:
         (loss, aux), gradient = gradient_of(params, jax.tree.map(lambda x: x[0], parts))
@@ -250,17 +265,13 @@ def loss_and_gradient(
             (loss, aux), gradient = gradient_of(params, part)
             return jax.tree.map(jnp.add, carry, (loss, gradient)), aux
 
-        (loss, gradient), aux = jax.lax.scan(accumulate, (jnp.zeros(()), _zeros(params)), parts)
+        start = jnp.zeros(replicas.shape), replicas.zeros(params)
+        (loss, gradient), aux = jax.lax.scan(accumulate, start, parts)
     sums, (kept, counted) = aux
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
     counted = jax.tree.map(lambda x: jnp.sum(x, axis=0), counted)
+    loss, gradient, counted = replicas.total((loss, gradient, counted))
     return loss, gradient, metrics, (_joined(kept, objective.rows_per_example), counted)
-
-
-def _zeros(params):
-    return jax.tree.map(
-        lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
-    )
 
 
 def _packs(batch: Batch, packing: Packing | None, objective: Objective, together: int):
@@ -278,17 +289,25 @@ def _packed(params, batch: Batch, objective: Objective, weights, row_weights, pa
     """The models see packed rows, the terms the sequences that these hold, one to a row."""
     rows = objective.rows_per_example
 
-    def one(params, index):
-        outputs, counted = objective.read(params, packed.microbatch(index))
-        (part, token_weights), here = packed.taken((batch, weights), index)
+    replicas = objective.replicas
+    batch, weights, row_weights = replicas.whole((batch, weights, row_weights))
+
+    def one(params, own: Packed, index):
+        outputs, counted = objective.read(params, own.microbatch(index))
+        (part, token_weights), here = own.taken((batch, weights), index)
         part = part.replace(mask=part.mask * here[:, None])
-        examples = packed.sequences[index].reshape(-1, rows)[:, 0] // rows
+        examples = own.sequences[index].reshape(-1, rows)[:, 0] // rows
         example_weights = jnp.take(row_weights, examples, mode="clip") * here[::rows]
-        own = packed.outputs(outputs, index)
-        total, sums = objective.total(own, part, token_weights, example_weights)
+        read = own.outputs(outputs, index)
+        total, sums = objective.total(read, part, token_weights, example_weights)
         return total, (sums, *jax.lax.stop_gradient((objective.keep(outputs), counted)))
 
-    gradient_of = jax.value_and_grad(one, has_aux=True)
+    def gradient_of(params, index):
+        gradient_of_each = jax.value_and_grad(one, has_aux=True)
+        (loss, (sums, kept, counted)), gradient = packed.each(replicas, gradient_of_each)(
+            params, index
+        )
+        return (loss, (sums, replicas.merged(kept), counted)), gradient
 
     def accumulate(index, carry):
         loss, gradient, sums, kept, counted = carry
@@ -298,20 +317,23 @@ def _packed(params, batch: Batch, objective: Objective, weights, row_weights, pa
         gradient, counted = jax.tree.map(jnp.add, (gradient, counted), (part, count))
         return loss + more, gradient, sums, kept, counted
 
+    params = replicas.copies(params)
     (loss, (sums, keep, count)), _ = jax.eval_shape(gradient_of, params, 0)
     no_sums = {name: _no_part(name, *pair) for name, pair in sums.items()}
     zeros = lambda x: jnp.zeros(x.shape, x.dtype)  # noqa: E731
     kept = jax.tree.map(lambda x: jnp.zeros((packed.parts, *x.shape), x.dtype), keep)
-    start = (zeros(loss), _zeros(params), no_sums, kept, jax.tree.map(zeros, count))
+    start = zeros(loss), replicas.zeros(params), no_sums, kept, jax.tree.map(zeros, count)
     loss, gradient, sums, kept, counted = each_microbatch(packed, accumulate, start)
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
+    loss, gradient, counted = replicas.total((loss, gradient, counted))
     return loss, gradient, metrics, (packed.gathered(kept), counted)
 
 
 def _no_part(name: str, numerator, denominator):
     """The numerator and denominator of a metric before any microbatch."""
     start = {"_max": -jnp.inf, "_min": jnp.inf}.get(name[-4:], 0.0)
-    return jnp.full((), start, numerator.dtype), jnp.zeros((), denominator.dtype)
+    zeros = jnp.zeros(denominator.shape, denominator.dtype)
+    return jnp.full(numerator.shape, start, numerator.dtype), zeros
 
 
 def _both_parts(name: str, one, other):
@@ -322,19 +344,25 @@ def _both_parts(name: str, one, other):
 
 def _packed_whole_step(params, batch, objective, weights, row_weights, packed: Packed):
     """`_whole_step` over packed rows."""
-    outputs, counted = map_packed(functools.partial(objective.read, params), packed)
+    replicas = objective.replicas
+    outputs, counted = map_packed(functools.partial(objective.read_all, params), packed)
     (loss, sums), pulled = jax.value_and_grad(
         lambda outputs: objective.total(outputs, batch, weights, row_weights), has_aux=True
     )(outputs)
+    pulled, copies = replicas.whole(pulled), replicas.copies(params)
 
-    def accumulate(index, gradient):
+    def gradient_of(params, own: Packed, index):
         def read(params):
-            return packed.outputs(objective.read(params, packed.microbatch(index))[0], index)
+            return own.outputs(objective.read(params, own.microbatch(index))[0], index)
 
         _, backward = jax.vjp(read, params)
-        return jax.tree.map(jnp.add, gradient, backward(packed.taken(pulled, index)[0])[0])
+        return backward(own.taken(pulled, index)[0])[0]
 
-    gradient = each_microbatch(packed, accumulate, _zeros(params))
+    def accumulate(index, gradient):
+        part = packed.each(replicas, gradient_of)(copies, index)
+        return jax.tree.map(jnp.add, gradient, part)
+
+    gradient = replicas.total(each_microbatch(packed, accumulate, replicas.zeros(copies)))
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
     return loss, gradient, metrics, (objective.keep(outputs), counted)
 
@@ -343,7 +371,7 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
     """The terms see all rows: a forward pass over the microbatches, d total / d outputs, and the
     backward pass of each microbatch with its share of that. One forward pass more than otherwise.
     """
-    read = functools.partial(objective.read, params)
+    replicas, read = objective.replicas, functools.partial(objective.read_all, params)
     outputs, counted = map_tokens(read, batch, microbatch_rows)
 
     def whole(outputs):
@@ -351,13 +379,18 @@ def _whole_step(params, batch, objective, weights, row_weights, microbatch_rows:
 
     (loss, sums), pull = jax.value_and_grad(whole, has_aux=True)(outputs)
 
-    def accumulate(gradient, part):
+    def gradient_of(params, part):
         microbatch, pulled = part
         _, backward = jax.vjp(lambda p: objective.read(p, microbatch)[0], params)
-        return jax.tree.map(jnp.add, gradient, backward(pulled)[0]), None
+        return backward(pulled)[0]
 
-    parts = split_microbatches((batch, pull), batch.rows, microbatch_rows)
-    gradient, _ = jax.lax.scan(accumulate, _zeros(params), parts)
+    def accumulate(gradient, part):
+        part = replicas.each(gradient_of)(copies, replicas.split(part))
+        return jax.tree.map(jnp.add, gradient, part), None
+
+    copies, parts = replicas.copies(params), (batch, pull)
+    parts = split_microbatches(parts, batch.rows, microbatch_rows)
+    gradient = replicas.total(jax.lax.scan(accumulate, replicas.zeros(copies), parts)[0])
     sums = jax.tree.map(lambda x: x[None], sums)
     metrics = {name: _metric_value(name, *pair) for name, pair in sums.items()}
     return loss, gradient, metrics, (objective.keep(outputs), counted)

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.learn.first_fit import Packing, Pieces, Places, first_fit
+from rljax.learn.replicas import Replicas
 from rljax.mesh import replicated, row_shards
 
 # A packed row holds at most so many times the sequences that fill it at full length.
@@ -101,6 +102,25 @@ class Packed:
     def parts(self) -> int:
         """M."""
         return self.sequences.shape[0]
+
+    def each(self, replicas: Replicas, function: Callable) -> Callable:
+        """function(arrays, Packed, index) of every replica's own packed rows, as a function
+        (arrays, index)."""
+        if replicas.count == 1:
+            return lambda arrays, index: function(arrays, self, index)
+
+        places = replicas.whole(self.places)
+
+        def of_one(arrays, rows, sequences, index):
+            how = dict(rows=rows, sequences=sequences, places=places)
+            return function(arrays, dataclasses.replace(self, **how), index)
+
+        def call(arrays, index):
+            own = replicas.split((self.microbatch(index), self.sequences[index]))
+            one_microbatch = jax.tree.map(lambda x: x[:, None], own)
+            return replicas.each(of_one, (0, 0, 0, None))(arrays, *one_microbatch, 0)
+
+        return call
 
     def metrics(self) -> dict[str, jax.Array]:
         """Positions that a pass computes, and the share of them that are tokens."""

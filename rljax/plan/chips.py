@@ -1,6 +1,7 @@
 """Published figures of chips, and devices of a topology ("v5p:4x4x4") that need not be there."""
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -8,39 +9,44 @@ import re
 import jax
 
 from rljax.errors import InputError
+from rljax.pods import VERSIONS
 
 GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Figures of one device, as JAX counts devices. `link_bytes_per_s` is one link's, one way."""
+    """Figures of one device, as JAX counts devices. `link_bytes_per_s` is one link's, one way;
+    `dcn_bytes_per_s` its share of its host's way to the data center's network."""
 
     name: str
     hbm_bytes: float
     flops_per_s: float  # of bfloat16 products
     hbm_bytes_per_s: float
     link_bytes_per_s: float
+    dcn_bytes_per_s: float = 0.0  # 0 = not known
 
 
 # HBM is what the compiler lets the programs of a chip have (libtpu 0.0.50 says it of one that is
 # too large): of 32, 16, 95, 32 and 192 published GiB. The rest is of the Cloud TPU documentation,
 # "System architecture" page of each version, read for 2026-11: peak bfloat16 FLOP/s, HBM bandwidth,
 # and the interconnect's bandwidth of a chip, half of it each way, over its links (4 of a 2D torus,
-# 6 of a 3D one): 600, 400, 1200, 800 and 1200 GB/s.
+# 6 of a 3D one): 600, 400, 1200, 800 and 1200 GB/s. The data center's network is published per chip
+# of v5p, v6e and TPU7x (50, 100 and 100 Gbit/s), per pod of v5e (6.4 Tbit/s for 256 chips), and not
+# at all of v4, which is counted as v5p is.
 _TPUS = {
-    "v4": Chip("v4", 30.5 * GIB, 275e12, 1228e9, 50e9),
-    "v5e": Chip("v5e", 15.75 * GIB, 197e12, 819e9, 50e9),
-    "v5p": Chip("v5p", 95.73 * GIB, 459e12, 2765e9, 100e9),
-    "v6e": Chip("v6e", 31.24 * GIB, 918e12, 1638e9, 100e9),
-    "tpu7x": Chip("tpu7x", 189.48 * GIB, 2307e12, 7380e9, 100e9),
+    "v4": Chip("v4", 30.5 * GIB, 275e12, 1228e9, 50e9, 6.25e9),
+    "v5e": Chip("v5e", 15.75 * GIB, 197e12, 819e9, 50e9, 3.125e9),
+    "v5p": Chip("v5p", 95.73 * GIB, 459e12, 2765e9, 100e9, 6.25e9),
+    "v6e": Chip("v6e", 31.24 * GIB, 918e12, 1638e9, 100e9, 12.5e9),
+    "tpu7x": Chip("tpu7x", 189.48 * GIB, 2307e12, 7380e9, 100e9, 12.5e9),
 }
 
 
 # Of a whole pod, and of a chip, as JAX counts devices.
-_MOST_CHIPS = {"v4": 4096, "v5e": 256, "v5p": 8960, "v6e": 256, "tpu7x": 9216}
-_DEVICES_PER_CHIP = {"v4": 2, "tpu7x": 2}
-_FLAT = ("v5e", "v6e")  # a torus of two dimensions; the others have three
+_MOST_CHIPS = {name: version.most_chips for name, version in VERSIONS.items()}
+_DEVICES_PER_CHIP = {name: version.devices_per_chip for name, version in VERSIONS.items()}
+_FLAT = [name for name, version in VERSIONS.items() if version.dimensions == 2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +56,9 @@ class StandIn:
 
     id: int
     device_kind: str
+    coords: tuple[int, int, int]
+    core_on_chip: int
+    slice_index: int
     platform = "tpu"
     process_index = 0
 
@@ -85,52 +94,62 @@ class Memory(str):
         return str(self)
 
 
-def _parsed(topology: str) -> tuple[str, list[int]]:
-    """ "v5p:4x4x4" -> ("v5p", [4, 4, 4])."""
-    name, _, sizes = topology.partition(":")
+def _parsed(topology: str) -> tuple[int, str, list[int]]:
+    """ "2xv5p:4x4x4" -> (2, "v5p", [4, 4, 4])."""
+    several = re.match(r"([1-9][0-9]{0,2})x(?=\D)", topology)
+    name, _, sizes = topology[several.end() if several else 0 :].partition(":")
     name = {"v7x": "tpu7x"}.get(name, name)
     shape = [int(n) for n in sizes.split("x") if re.fullmatch("[1-9][0-9]{0,4}", n)]
     # A size of 0 would end the process inside of libtpu.
     if name not in _TPUS or len(shape) != len(sizes.split("x")):
         raise InputError(
-            "topology", value=topology, rule=f"VERSION:AxB or AxBxC, of {', '.join(_TPUS)}",
-            fix="such as v5e:2x4 or v5p:4x4x4",
+            "topology", value=topology,
+            rule=f"VERSION:AxB or AxBxC, of {', '.join(_TPUS)}; Nx before it are N such slices",
+            fix="such as v5e:2x4, v5p:4x4x4 or 2xv5e:16x16",
         )  # fmt: skip
-    return name, shape + [1] * (3 - len(shape) if name in ("v4", "v5p", "tpu7x") else 0)
+    shape += [1] * (3 - len(shape) if name in ("v4", "v5p", "tpu7x") else 0)
+    return int(several[1]) if several else 1, name, shape
 
 
 def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
     """The devices of a TPU topology, and what each has, of tables: enough to count memory, without
     libtpu."""
-    name, shape = _parsed(topology)
+    slices, name, shape = _parsed(topology)
     chips, each = math.prod(shape), _DEVICES_PER_CHIP.get(name, 1)
     known = all(size in (1, 2) or size % 4 == 0 for size in shape)
     if not known or len(shape) != (2 if name in _FLAT else 3) or chips > _MOST_CHIPS[name]:
         rule = f"sizes of 1, 2, 4 or multiples of 4, at most {_MOST_CHIPS[name]} chips"
         rule = f"{'two' if name in _FLAT else 'three'} {rule}"
         raise InputError(f"{name} has no such slice", value=topology, rule=rule)
-    return [StandIn(i, f"TPU {name}") for i in range(chips * each)], _part(_TPUS[name], each)
+    # z, y, x, core from the outermost on, as JAX lists them.
+    places = itertools.product(range(slices), *map(range, (shape + [1])[2::-1]), range(each))
+    devices = [
+        StandIn(i, f"TPU {name}", (x, y, z), core, index)
+        for i, (index, z, y, x, core) in enumerate(places)
+    ]
+    return devices, _part(_TPUS[name], each)
 
 
 def topology_devices(topology: str) -> tuple[list, Chip]:
-    """The devices of a TPU topology such as "v5e:2x4", for which programs can be compiled here, and
-    what each has. Needs libtpu, and no TPU."""
-    name, shape = _parsed(topology)
+    """The devices of a TPU topology such as "v5e:2x4", or of several such slices ("2xv5e:16x16"),
+    for which programs can be compiled here, and what each has. Needs libtpu, and no TPU."""
+    slices, name, shape = _parsed(topology)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no metadata server to ask about chips
     # Nothing runs on a chip, so there is nothing to lock against a second process.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     from jax.experimental import topologies
 
+    several = {"num_slices": slices} if slices > 1 else {}
     try:
         text = f"{name}:{'x'.join(map(str, shape))}"
-        devices = topologies.get_topology_desc(text, platform="tpu").devices
+        devices = topologies.get_topology_desc(text, platform="tpu", **several).devices
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise InputError(
             f"no topology {topology}: {str(error).splitlines()[0]}",
             fix='pip install "jax[tpu]", and a shape that this version has; without it --nocompile '
             "counts memory",
         ) from error
-    return list(devices), _part(_TPUS[name], len(devices) // math.prod(shape))
+    return list(devices), _part(_TPUS[name], len(devices) // slices // math.prod(shape))
 
 
 def _part(chip: Chip, devices: int) -> Chip:
@@ -141,6 +160,7 @@ def _part(chip: Chip, devices: int) -> Chip:
         chip, hbm_bytes=chip.hbm_bytes / devices, flops_per_s=chip.flops_per_s / devices,
         hbm_bytes_per_s=chip.hbm_bytes_per_s / devices,
         link_bytes_per_s=chip.link_bytes_per_s / devices,
+        dcn_bytes_per_s=chip.dcn_bytes_per_s / devices,
     )  # fmt: skip
 
 

@@ -15,9 +15,11 @@ from jax.sharding import Mesh
 
 from rljax.config import Config, to_dict
 from rljax.errors import InputError
+from rljax.mesh import slice_count
 from rljax.plan.chips import Chip
 from rljax.plan.flops import Work, work
-from rljax.plan.hlo import Collective, traffic
+from rljax.plan.groups import of_mesh
+from rljax.plan.hlo import DCN, Collective, traffic
 from rljax.plan.memory import (
     Estimate,
     Training,
@@ -46,8 +48,8 @@ _UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 @dataclasses.dataclass
 class Report:
     """Figures of one program. `beside` is what the run holds and the program does not read; `total`
-    adds it. `seconds`: the least by each limit, "compute", "HBM" and "ICI ...". `error`: why the
-    compiler refused it."""
+    adds it. `seconds`: the least by each limit, "compute", "HBM", "ICI ..." and "DCN". `error`: why
+    the compiler refused it."""
 
     name: str
     compile_s: float
@@ -89,7 +91,8 @@ class Report:
 class Plan:
     """The plan of a config on some devices. `left`: what this host has of one, where the chip is
     unknown; `nearest`: {config field: value} with which an estimate that is too large fits.
-    `stages` and `training` compare the mesh of the config to ZeRO over all devices."""
+    `stages` and `training` compare the mesh of the config to ZeRO over all devices. Devices of a
+    host share its way to other slices."""
 
     topology: str
     mesh: dict[str, int]
@@ -102,7 +105,11 @@ class Plan:
     weights: int = 0  # of the trained model
     stages: dict[int, Training] = dataclasses.field(default_factory=dict)  # by ZeRO stage
     microbatch_tokens: int = 0  # that batch.tokens_per_microbatch=0 came to; 0 = it says so itself
+    # Mesh sizes of the groups of config.placement.
+    groups: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     training: Training | None = None  # what training that model takes in this config
+    slices: int = 1
+    host_devices: int = 1
 
     @property
     def limit(self) -> float | None:
@@ -115,7 +122,8 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        within = self.limit is None or self.total <= self.limit
+        peaks = [self.total, *(sum(parts.values()) for parts in self.estimate.groups.values())]
+        within = self.limit is None or max(peaks) <= self.limit
         return within and not any(r.error for r in self.reports)
 
     @property
@@ -131,18 +139,23 @@ def make_plan(
     the programs to compile, () = all."""
     setup = abstract_setup(config, devices)
     mesh, reports, roles = setup.model.mesh, [], abstract_roles(setup)
+    slices = slice_count(mesh, config.mesh.slices)
     setup = fewest_microbatches(setup, chip and chip.hbm_bytes, roles)
     if compile:
-        calls, held = programs_of(setup, roles), held_parts(setup, roles)
+        calls, held = programs_of(setup, roles), of_mesh(mesh, held_parts(setup, roles))
         known = [call.name for call in calls]
         if unknown := set(only) - set(known):
             raise InputError("no such program", value=sorted(unknown), rule=", ".join(known))
         for call in calls:
             if not only or call.name in only:
-                reports.append(report(call, held, mesh, chip))
+                reports.append(report(call, held, mesh, chip, slices))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     left = available_bytes(setup) if chip is None else None
     plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
+    for group in setup.groups:
+        plan.groups[group.name] = {name: n for name, n in group.mesh.shape.items() if n > 1}
+    plan.slices, hosts = slices, {device.process_index for device in mesh.devices.flat}
+    plan.host_devices = mesh.size // len(hosts)
     if not config.batch.tokens_per_microbatch:
         plan.microbatch_tokens = setup.algorithm.steps.microbatch_rows * setup.row_tokens
     if trained := roles.get(setup.main.trains):  # a dataflow may train roles of the user's alone
@@ -155,7 +168,7 @@ def make_plan(
     return plan
 
 
-def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
+def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 1) -> Report:
     """One program compiled for the devices of `mesh`, nothing of it run. `held`: what the run holds
     all through (rljax.plan.memory.held_parts)."""
     platform, begun = mesh.devices.flat[0].platform, time.perf_counter()
@@ -170,7 +183,7 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
     seconds = time.perf_counter() - begun
     memory = program.memory_analysis()
     beside, parts = _held(call, held)
-    moved = traffic(program.as_text(), mesh, call.turns)
+    moved = traffic(program.as_text(), mesh, call.turns, slices)
     done = work(traced.jaxpr, turns=call.turns, platform=platform)
     hbm = moved.hbm_bytes + done.kernel_bytes / mesh.size
     out = Report(
@@ -186,7 +199,7 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None) -> Report:
     if chip is not None:
         out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)
     out.warnings += replicated_arrays(call) + lost_donations(lowered, program)
-    out.warnings += needless_gathers(moved.collectives, held)
+    out.warnings += needless_gathers(moved.collectives, held) + crossings(moved.collectives)
     return out
 
 
@@ -216,11 +229,15 @@ def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:
 
 def roofline(done: Work, hbm: float, sent: dict, mesh: Mesh, chip: Chip) -> dict[str, float]:
     """Seconds by each limit: products at the rate of bfloat16 (float32 ones take more passes),
-    bytes of HBM, and what is sent along each mesh axis over the two links of one ring."""
+    bytes of HBM, what is sent along each mesh axis over the two links of one ring, and what is sent
+    to other slices over a device's share of its host's network."""
     out = {"compute": done.passes / mesh.size / chip.flops_per_s}
     out["HBM"] = hbm / chip.hbm_bytes_per_s
     for axes, size in sent.items():
-        out[f"ICI {axes}"] = size / (2 * chip.link_bytes_per_s)
+        if axes != DCN:
+            out[f"ICI {axes}"] = size / (2 * chip.link_bytes_per_s)
+        elif chip.dcn_bytes_per_s:
+            out[DCN] = size / chip.dcn_bytes_per_s
     return out
 
 
@@ -290,3 +307,26 @@ def needless_gathers(collectives: list[Collective], held: dict) -> list[str]:
         f"{what} {count} x {size / 2**20:.1f} MiB along {' x '.join(axes)} ({of})"
         for (what, axes, size, of), count in sorted(times.items(), key=lambda x: -x[0][2] * x[1])
     ][:8]
+
+
+def crossings(collectives: list[Collective]) -> list[str]:
+    """What leaves a slice although it need not. A step crosses with one sum of its gradients over
+    data, and with numbers; the turns of a loop would wait for the network each."""
+    loops: dict[str, list[Collective]] = {}
+    warnings = []
+    for one in collectives:
+        if one.dcn_bytes and one.turns > 2:  # a loop asks once more than it turns whether it ends
+            what = (
+                "every step of decoding" if one.in_open_loop else f"each of {one.turns:.0f} turns"
+            )
+            loops.setdefault(what, []).append(one)
+        elif one.dcn_bytes >= LARGE / 64 and (one.op != "all-reduce" or set(one.axes) - {"data"}):
+            along = f" along {' x '.join(one.axes)}" if one.axes else ""
+            size = f"{one.dcn_bytes / 2**20:.1f} MiB"
+            warnings.append(f"{one.op}{along} crosses {DCN}: {size} ({one.of})")
+    for what, several in loops.items():
+        size = sum(one.dcn_bytes for one in several) / 2**20
+        largest = max(several, key=lambda one: one.dcn_bytes).of
+        times = f"{len(several)} times" if len(several) > 1 else "once"
+        warnings.append(f"{what} crosses {DCN} {times}, {size:.3g} MiB (most: {largest})")
+    return warnings

@@ -6,6 +6,10 @@ are of one device.
 The compiler's own cost counts a loop's body once. Here the turns of a loop are read from its
 condition (a counter below a constant); a loop that ends by its data takes `turns`, and one
 around it one. Of a conditional the cheapest branch counts: the others are of options that are off.
+
+What goes from slice to slice, over the data center's network (DCN), a TPU's text says itself: a sum
+over several slices is one over each, and a `send` to the hosts of the others. Elsewhere it follows
+from the groups of devices.
 """
 
 import dataclasses
@@ -16,6 +20,7 @@ from jax.sharding import Mesh
 
 from rljax.plan.hlo_text import ARRAY, Instruction, array_bytes, axes_of, groups_of, parse
 
+DCN = "DCN"
 _CALLED = re.compile(r"(?:calls|to_apply|body|called_computations)=\{?%?([\w.\-]+)")
 COLLECTIVES = (
     "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all",
@@ -37,7 +42,8 @@ _KERNELS = ('"tpu_custom_call"', '"__gpu$xla.gpu.triton"', '"mosaic_gpu')
 @dataclasses.dataclass(frozen=True)
 class Collective:
     """One instruction: `axes` are the mesh axes its groups run along, `bytes_sent` what one device
-    sends in a turn by a ring, `turns` how often it runs, `of` where it comes from."""
+    sends in a turn by a ring, `dcn_bytes` what of that leaves its slice, `turns` how often it runs,
+    `of` where it comes from."""
 
     op: str
     axes: tuple[str, ...]
@@ -46,6 +52,7 @@ class Collective:
     turns: float
     of: str
     in_open_loop: bool  # a loop that ends by its data: decoding
+    dcn_bytes: float = 0.0
 
 
 @dataclasses.dataclass
@@ -56,11 +63,16 @@ class Traffic:
     collectives: list[Collective] = dataclasses.field(default_factory=list)
 
     def by_axis(self) -> dict[str, float]:
-        """Bytes that a device sends, by mesh axis ("fsdp", "fsdp x tensor", ...)."""
+        """Bytes that a device sends within its slice, by mesh axis ("fsdp", "fsdp x tensor", ...),
+        and to other slices (DCN)."""
         out: dict[str, float] = {}
         for one in self.collectives:
-            name = " x ".join(one.axes) or "?"
-            out[name] = out.get(name, 0.0) + one.bytes_sent * one.turns
+            inside = one.bytes_sent - one.dcn_bytes
+            if inside or not one.dcn_bytes:
+                name = " x ".join(one.axes) or "?"
+                out[name] = out.get(name, 0.0) + inside * one.turns
+            if one.dcn_bytes:
+                out[DCN] = out.get(DCN, 0.0) + one.dcn_bytes * one.turns
         return out
 
 
@@ -82,9 +94,9 @@ def _bytes_sent(op: str, operand: int, result: int, groups: list[list[int]]) -> 
 class _Walk:
     """One text: what each computation costs, loops multiplied."""
 
-    def __init__(self, text: str, mesh: Mesh, turns: int):
+    def __init__(self, text: str, mesh: Mesh, turns: int, slices: int):
         self.parts, self.entry = parse(text)
-        self.mesh, self.turns = mesh, turns
+        self.mesh, self.turns, self.slices = mesh, turns, slices
         self.types = {name: {i.name: i.types for i in body} for name, body in self.parts.items()}
 
     @functools.cached_property
@@ -167,6 +179,8 @@ class _Walk:
                 # A gather begun outside goes on in pieces beside the turns of a loop: still one.
                 begun = {mark for mark in visited if mark[1]}
                 self._add(body, times * turns, in_open or is_open, out, begun)
+                condition = re.search(r"condition=%?([\w.\-]+)", one.rest)[1]
+                self._add(condition, times * (turns + 1), in_open or is_open, out, begun)
             elif one.op == "conditional":
                 self._add_branch(one, times, in_open, out)
             elif one.op in ("call", "call-start", "async-start") and self._called(one):
@@ -174,8 +188,21 @@ class _Walk:
                     self._add(called, times, in_open, out, visited)
             elif one.op in _FREE or one.op.endswith(("-done", "-update")):
                 continue
+            elif one.op == "send":
+                out.collectives.append(self._sent(name, one, times, in_open))
+                out.hbm_bytes += times * self._operand_bytes(name, one)
             else:
                 self._add_one(name, one, times, in_open, out, visited)
+
+    def _sent(self, name: str, one: Instruction, times: float, in_open: bool) -> Collective:
+        """What a TPU hands to its host for the other slices, who hand it on."""
+        kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', one.rest)
+        op = kind[1].lower().replace("_", "-") if kind else "send"
+        size, others = self._operand_bytes(name, one), self.slices - 1
+        sent = {"all-reduce": 2 * size * others / self.slices, "all-gather": size * others}
+        sent |= dict.fromkeys(("reduce-scatter", "all-to-all"), size * others / self.slices)
+        sent = sent.get(op, size) if kind else 0.0
+        return Collective(op, (), sent, size, times, _of(one), in_open, sent)
 
     def _add_branch(self, one: Instruction, times: float, in_open: bool, out: Traffic) -> None:
         branches = []
@@ -223,11 +250,21 @@ class _Walk:
         op = _kind(one.op)
         if op == "all-reduce" and one.name in self.scattered:
             op, result = "reduce-scatter", result // max(len(groups[0]) if groups else 1, 1)
-        of = re.search(r'op_name="([^"]*)"', one.rest)
-        return Collective(
-            op, axes_of(groups, self.mesh), _bytes_sent(op, operand, result, groups), result, times,
-            of[1] if of else one.name, in_open,
-        )  # fmt: skip
+        sent = _bytes_sent(op, operand, result, groups)
+        crossing = self._crossing(op, operand, result, groups)
+        axes = axes_of(groups, self.mesh)
+        return Collective(op, axes, sent, result, times, _of(one), in_open, crossing)
+
+    def _crossing(self, op: str, operand: int, result: int, groups: list[list[int]]) -> float:
+        """Bytes that a device sends to other slices, where those of one slice share the work."""
+        if self.slices == 1 or not groups:
+            return 0.0
+        size = self.mesh.size // self.slices  # data is outermost: a slice is a run of devices
+        groups = [[number % self.mesh.size // size for number in group] for group in groups]
+        if op == "collective-permute":
+            return _bytes_sent(op, operand, result, groups)
+        slices = sorted(set(groups[0]))
+        return _bytes_sent(op, operand, result, [slices]) * len(slices) / len(groups[0])
 
     @functools.cached_property
     def scattered(self) -> set[str]:
@@ -318,6 +355,12 @@ class _Walk:
         return min(whole, part)
 
 
+def _of(one: Instruction) -> str:
+    """Where in the source an instruction comes from."""
+    named = re.search(r'op_name="([^"]*)"', one.rest)
+    return named[1] if named else one.name
+
+
 def _kind(op: str) -> str:
     """The collective that an opcode stands for, "" if none."""
     op = op.removesuffix("-start")
@@ -329,6 +372,6 @@ def _members(types: str) -> list[str]:
     return [m[0] for m in re.finditer(ARRAY, types)]
 
 
-def traffic(text: str, mesh: Mesh, turns: int = 1) -> Traffic:
+def traffic(text: str, mesh: Mesh, turns: int = 1, slices: int = 1) -> Traffic:
     """The traffic of one run of a compiled program, from its text (`compiled.as_text()`)."""
-    return _Walk(text, mesh, turns).traffic
+    return _Walk(text, mesh, turns, slices).traffic

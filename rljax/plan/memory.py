@@ -12,11 +12,20 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from rljax import hosts
 from rljax.config import Config, splits, with_overrides
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
 from rljax.models.model import Model
+from rljax.plan.groups import (
+    FETCHED,
+    check_groups_fit,
+    fetched_bytes,
+    group_bytes,
+    held_bytes,
+    of_mesh,
+)
 from rljax.roles import Actor, Critic, RewardModel
 from rljax.sampler.memory import device_bytes, slots_bytes
 from rljax.setup import abstract_roles, abstract_scorers
@@ -35,8 +44,9 @@ def split_bytes(
     """Bytes per device of training W weights on N devices, ZeRO stage 0 to 3 (arXiv 1910.02054):
 
     W (2 + 2 + K), K = 12 bytes of optimizer. Stage 1 divides K by N, stage 2 the gradients too, and
-    stage 3 everything. mesh.fsdp is stage 3 and mesh.data stage 0, both with 4 + 4 + 8 bytes: the
-    weights are float32, so that the optimizer needs no copy of its own.
+    stage 3 everything. mesh.fsdp is stage 3 and mesh.data stage 0, or with mesh.shard_optimizer
+    stage 1, all with 4 + 4 + 8 bytes: the weights are float32, so that the optimizer needs no copy
+    of its own.
     """
     if stage not in (0, 1, 2, 3) or shards < 1:
         raise InputError("ZeRO stage, shards", value=(stage, shards), rule="0 to 3, and >= 1")
@@ -76,17 +86,6 @@ def training_bytes(role) -> Training:
     return Training(held_bytes(weights), held_bytes(gradients), held_bytes(parts["optimizer"]))
 
 
-def held_bytes(tree, *, on_host: bool = False) -> int:
-    """Bytes of abstract arrays in the memory of one device, or in that of its host."""
-    total = 0
-    for x in jax.tree.leaves(tree):
-        waits = x.sharding is not None and x.sharding.memory_kind == HOST_MEMORY
-        if waits == on_host:
-            shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
-            total += math.prod(shape) * x.dtype.itemsize  # of keys, too
-    return total
-
-
 def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
     """{name of what a run holds from start to end: its abstract arrays}. Roles share one base under
     adapters, except that of critic_model."""
@@ -103,14 +102,17 @@ def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Bytes of one device: `held` from start to end of the run, `generate` and `learn` in addition
-    while each of them runs. `waiting` are bytes in the host's memory, `available` those that are
-    free on a device, where it says so."""
+    while each of them runs, and `score` while scorers do whose weights wait on the host. `waiting`
+    are bytes in the host's memory, `available` those that are free on a device, where it says so.
+    `groups`: the same of a device of each group of config.placement, at its peak."""
 
     held: dict[str, int]
     generate: dict[str, int]
     learn: dict[str, int]
     waiting: int = 0
     available: int | None = None
+    score: dict[str, int] = dataclasses.field(default_factory=dict)
+    groups: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     @property
     def resident(self) -> int:
@@ -119,15 +121,16 @@ class Estimate:
     @property
     def total(self) -> int:
         """At the peak of a step."""
-        return self.resident + max(sum(self.generate.values()), sum(self.learn.values()))
+        uses = (self.generate, self.learn, self.score)
+        return self.resident + max(sum(use.values()) for use in uses)
 
     @property
     def least(self) -> int:
         """The lowest that the peak can be: caches and gradients are exact, the rest may be less by
         FACTOR."""
-        exact = ("keys and values", "gradients")
+        exact = ("keys and values", "gradients", FETCHED)
         parts = []
-        for program in (self.generate, self.learn):
+        for program in (self.generate, self.learn, self.score):
             sure = sum(size for name, size in program.items() if name in exact)
             parts.append(sure + (sum(program.values()) - sure) / FACTOR)
         return self.resident + int(max(parts))
@@ -148,14 +151,19 @@ class Estimate:
         shown = ", ".join(f"{name} {human_bytes(count)}" for name, count in groups.items() if count)
         host = f"; {human_bytes(self.waiting)} on the host" if self.waiting else ""
         has = f" of {human_bytes(self.available)}" if self.available else ""
-        return f"{human_bytes(self.total)} per device{has} at the peak ({shown}{host})"
+        apart = "".join(
+            f"; {human_bytes(sum(parts.values()))} per device of {name}"
+            for name, parts in self.groups.items()
+        )
+        return f"{human_bytes(self.total)} per device{has} at the peak ({shown}{host}){apart}"
 
 
 def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     """The estimate of the run's main phase. `roles` are those of abstract_roles(setup), if they
     have been made."""
     roles = abstract_roles(setup) if roles is None else roles
-    parts = held_parts(setup, roles)
+    every = held_parts(setup, roles)
+    parts = of_mesh(setup.model.mesh, every)
     held = {name: held_bytes(tree) for name, tree in parts.items()}
     generate, learn = {}, {}
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
@@ -167,7 +175,9 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     waiting = sum(held_bytes(tree, on_host=True) for tree in parts.values())
     if len(setup.phases) > 1 and "actor" not in roles:  # an earlier phase trains the policy
         held |= {"actor weights": held_bytes(setup.model.abstract())}
-    return Estimate(held, generate, learn, waiting)
+    scorers = of_mesh(setup.model.mesh, abstract_scorers(setup))
+    groups, score = group_bytes(setup, every), fetched_bytes(scorers)
+    return Estimate(held, generate, learn, waiting, score=score, groups=groups)
 
 
 def _generate(setup: Setup) -> dict[str, int]:
@@ -287,20 +297,23 @@ def _worked(config, tensor: int, size: int) -> int:
 
 
 def available_bytes(setup: Setup) -> int | None:
-    """Free bytes of one device of this host; None if it does not report them. Emulated CPU devices
-    share the memory of their host."""
-    here = [d for d in setup.model.mesh.devices.flat if d in d.client.local_devices()]
-    if not here:
-        return None
-    have = device_bytes(here[0])
-    sharing = len(here) if here[0].platform == "cpu" else 1
-    return have // sharing if have is not None else None
+    """Free bytes of one device of the host that has least; None if none of them reports it.
+    Emulated CPU devices share the memory of their host. Every host has to ask."""
+    meshes = (setup.model.mesh, *(group.mesh for group in setup.groups))
+    every = [d for mesh in meshes for d in mesh.devices.flat]
+    here = [d for d in every if d in d.client.local_devices()]
+    have = device_bytes(here[0]) if here else None
+    if have is not None and here[0].platform == "cpu":
+        have //= len(here)
+    return min((least for least in hosts.gather(have) if least is not None), default=None)
 
 
 def check_fits(setup: Setup) -> Estimate:
     """The estimate of a run. Raises InputError if the devices cannot hold it, with the changes of
     the config with which they can."""
     needs, have = estimate(setup), available_bytes(setup)
+    if have is not None:
+        check_groups_fit(needs.groups, have)
     if have is None or needs.least <= have:
         return dataclasses.replace(needs, available=have)
     changes, total = nearest_fit(setup, have)
@@ -342,7 +355,7 @@ def changed(setup: Setup, config: Config) -> Setup:
     """The setup of another config of the same data, model and dataflow."""
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
-    return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
+    return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
 
 
 def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | None = None) -> Setup:

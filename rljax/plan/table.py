@@ -5,6 +5,7 @@ import functools
 import operator
 
 from rljax.plan.compiled import Plan, Report
+from rljax.plan.hlo import DCN
 from rljax.plan.memory import as_flags
 from rljax.plan.search import Candidate
 from rljax.tracking.charts import human_bytes
@@ -40,11 +41,13 @@ def plan_text(plan: Plan) -> str:
     """Every program of a plan, and their sum, as text."""
     has = f", {_gib(plan.limit)} GiB {'each' if plan.chip else 'left'}" if plan.limit else ""
     lines = [f"{plan.topology}{has}; mesh {_mesh(plan.mesh)}", f"estimate: {plan.estimate.line()}"]
+    if plan.groups:
+        lines += ["", *_groups(plan)]
     if plan.training:
         lines += ["", *_training(plan)]
     if plan.reports:
         lines += ["", "GiB per device", *_memory(plan)]
-        lines += ["", "per device and run of the program", *_costs(plan)]
+        lines += ["", "per device and run of the program", *_costs(plan), *_between_slices(plan)]
         lines.append(
             "reshard: none, decoding reads the arrays of training where they lie; "
             "generate reads the prompts, too"
@@ -72,11 +75,23 @@ def _verdict(plan: Plan) -> str:
     return line + (step if plan.least_s else "") + near
 
 
+def _groups(plan: Plan) -> list[str]:
+    """The memory of roles on devices of their own, at its peak."""
+    rows = [["GiB per device of config.placement", "mesh", "at the peak", "total"]]
+    for name, parts in plan.estimate.groups.items():
+        what = ", ".join(f"{part} {_gib(size)}" for part, size in parts.items())
+        rows.append([name, _mesh(plan.groups[name]), what, _gib(sum(parts.values()))])
+    return _rows(rows)
+
+
 def _training(plan: Plan) -> list[str]:
     """The memory of training by ZeRO stage, and by this config's mesh, marked with a star."""
     rows = [["ZeRO, 2 + 2 + 12 bytes per weight", "weights", "gradients", "optimizer", "total"]]
     axes = {name: n for name, n in plan.mesh.items() if name in ("fsdp", "expert", "tensor")}
-    ours = "* this config, " + (f"stage 3 on {_mesh(axes)}" if axes else "stage 0")
+    stages = [f"stage 3 on {_mesh(axes)}"] if axes else []
+    if plan.config["mesh"]["shard_optimizer"] and "data" in plan.mesh:
+        stages.append(f"stage 1 on data {plan.mesh['data']}")
+    ours = "* this config, " + (" x ".join(stages) or "stage 0")
     named = {**{f"stage {n}": x for n, x in plan.stages.items()}, ours: plan.training}
     for name, x in named.items():
         sizes = (x.weights, x.gradients, x.optimizer, x.total)
@@ -121,6 +136,18 @@ def _costs(plan: Plan) -> list[str]:
     return _rows(rows) + seconds
 
 
+def _between_slices(plan: Plan) -> list[str]:
+    """What each host sends to other slices over the data center's network, and for how long."""
+    if plan.slices == 1:
+        return []
+    rows = [["program", f"{DCN} GB", f"{DCN} seconds"]]
+    for r in plan.reports:
+        size = r.sent_bytes.get(DCN, 0.0) * plan.host_devices
+        rows.append([r.name, f"{size / 1e9:.4g}", f"{r.seconds.get(DCN, 0.0):.4g}"])
+    title = f"per host of {plan.host_devices} devices, to the other of {plan.slices} slices"
+    return ["", title, *_rows(rows)]
+
+
 def plan_json(plan: Plan) -> dict:
     """Everything in a plan as JSON data; bytes, FLOPs and seconds."""
 
@@ -136,7 +163,8 @@ def plan_json(plan: Plan) -> dict:
         "training": dataclasses.asdict(plan.training) if plan.training else None,
         "estimate": dataclasses.asdict(estimate)
         | {"total": estimate.total, "least": estimate.least},
-        "programs": [one(r) for r in plan.reports], "config": plan.config,
+        "groups": plan.groups, "programs": [one(r) for r in plan.reports], "config": plan.config,
+        "slices": plan.slices, "host_devices": plan.host_devices,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 their configs that differ. No claim is made of which is better: intervals stand beside the numbers.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import html
@@ -24,9 +25,11 @@ from rljax.report.curves import (
 )
 from rljax.report.head import listing, title_of
 from rljax.report.meanings import meaning
-from rljax.report.page import shares, shown, write_page, write_report
+from rljax.report.page import put_back, shares, shown, write_page, write_report
 from rljax.report.run_folder import Run, estimate, is_number, read_run
 from rljax.tracking.charts import duration, legend, line_chart, short
+from rljax.tracking.mirror import local_copy
+from rljax.tracking.store import Store, is_folder, is_url
 
 OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
@@ -35,24 +38,37 @@ NUMBERS = (  # of the last part of the steps
     "response/truncated_fraction", "tokens_per_s",
 )  # fmt: skip
 NOT_COMPARED = ("run_dir",)
+PAGE = "comparison.html"
 FEW = 5  # runs, up to which every chart names them
 
 
-def run_folders(folders: Sequence[str | os.PathLike]) -> list[Path]:
+def run_folders(folders: Sequence[str | os.PathLike]) -> list[Path | str]:
     """The folders, where one that holds no run itself, such as a sweep's, stands for the runs in
     it."""
     out = []
-    for folder in map(Path, folders):
-        inside = sorted(one.parent for one in folder.glob("*/config.json"))
-        is_run = any((folder / name).exists() for name in OF_A_RUN)
-        out += [folder] if is_run or not inside else inside
+    for folder in folders:
+        inside, is_run = _runs_in(folder)
+        out += [folder if is_url(folder) else Path(folder)] if is_run or not inside else inside
     return out
 
 
-def write_pages(folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None) -> Path:
+def _runs_in(folder: str | os.PathLike) -> tuple[list[Path | str], bool]:
+    """The folders of runs in a folder, and whether it is one itself."""
+    if is_url(folder):
+        store = Store(str(folder))
+        runs = [name for name in store.folders() if store.exists(f"{name}/config.json")]
+        return [store.at(name) for name in runs], any(map(store.exists, OF_A_RUN))
+    inside = sorted(one.parent for one in Path(folder).glob("*/config.json"))
+    return inside, any(Path(folder, name).exists() for name in OF_A_RUN)
+
+
+def write_pages(
+    folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None
+) -> Path | str:
     """Writes the report of one run, or the comparison of several, and returns its path."""
     try:
-        if out is None and run_folders(folders) == [Path(folder) for folder in folders[:1]]:
+        places = run_folders(folders)
+        if out is None and list(map(Path, places)) == list(map(Path, folders[:1])):
             return write_report(folders[0])
         return write_comparison(folders, out)
     except OSError as error:
@@ -64,26 +80,29 @@ def write_pages(folders: Sequence[str | os.PathLike], out: str | os.PathLike | N
 
 def write_comparison(
     folders: Sequence[str | os.PathLike], out: str | os.PathLike | None = None
-) -> Path:
+) -> Path | str:
     """Writes one page about all runs and returns its path: `out`, else comparison.html in the only
     folder that is named, else in the working folder."""
     places = run_folders(folders)
     if not places:
         raise InputError("nothing to compare", fix="name the folders of two runs, or of a sweep")
     for place in places:
-        if not place.is_dir():
+        if not is_folder(place):
             raise InputError("no such run folder", value=str(place), fix="name a folder of a run")
-    if out is None:
-        out = Path(folders[0] if len(folders) == 1 else ".") / "comparison.html"
-    path = Path(out)
-    runs = [read_run(place) for place in places]
-    title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
-    names = _names(runs)
-    body = (
-        f"<h1>{title}</h1>{_legend(runs, names, path)}{_numbers(runs, names)}"
-        f"{_differences(runs, names)}{_curves(runs, names)}"
-    )
-    return write_page(path, title, body)
+    home = folders[0] if len(folders) == 1 else "."
+    with contextlib.ExitStack() as copies:
+        runs = [read_run(copies.enter_context(local_copy(place))) for place in places]
+        here = copies.enter_context(local_copy(home)) if out is None else home
+        path = Path(here, PAGE) if out is None else Path(out)
+        title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
+        names = _names(runs)
+        linked = path if not any(map(is_url, (home, *places))) else None
+        body = (
+            f"<h1>{title}</h1>{_legend(runs, names, linked)}{_numbers(runs, names)}"
+            f"{_differences(runs, names)}{_curves(runs, names)}"
+        )
+        page = write_page(path, title, body)
+        return page if out is not None else put_back(page, home)
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
@@ -96,12 +115,13 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _legend(runs: Sequence[Run], names: Sequence[str], path: Path) -> str:
-    """A line per run: its look in the charts, its report, what it trained and how it ended."""
+def _legend(runs: Sequence[Run], names: Sequence[str], path: Path | None) -> str:
+    """A line per run: its look in the charts, its report, what it trained and how it ended. `path`
+    is that of the page, None where there is no way from it to the reports."""
     rows = []
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
         report, shown_name = run.folder / "report.html", html.escape(name)
-        if report.is_file():
+        if path is not None and report.is_file():
             target = os.path.relpath(report.resolve(), path.parent.resolve())
             link = html.escape(urllib.parse.quote(target, errors="surrogateescape"), quote=True)
             shown_name = f'<a href="{link}">{shown_name}</a>'

@@ -292,6 +292,15 @@ RUN = {
     "time/reward_sample_mean_s": ("scoring one sample, mean", "seconds", "below reward.timeout_s"),
     "time/reward_sample_max_s": ("scoring one sample, longest", "seconds",
                                  "below reward.timeout_s"),
+    # roles on devices of their own (config.placement), or with weights that wait on the host
+    "placement/*/moved_bytes": ("rows moved to the devices of {} and back", "bytes",
+                                "small: tokens and numbers per token"),
+    "placement/*/moved_s": ("moving these rows; on several hosts also waiting for those that come "
+                            "back", "seconds", "small"),
+    "placement/*/waited_s": ("the step waited for {}, beside which nothing else ran", "seconds",
+                             "small: it runs while samples are scored"),
+    "placement/*/weights_bytes": ("weights of {} copied to its devices", "bytes", ""),
+    "placement/*/weights_s": ("copying these weights", "seconds", "small beside their use"),
     "time/*_s": ("seconds of {}", "seconds", ""),
     "eval/accuracy": ("held-out prompts whose greedy response is right", SHARE, "rises"),
     "eval/accuracy_low": ("lower end of the 95 % interval of eval/accuracy", SHARE, ""),

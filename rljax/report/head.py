@@ -14,7 +14,7 @@ from rljax.tracking.charts import duration, short
 FILES = (
     "config.json", "metrics.jsonl", "samples.jsonl", "rewards.log", "log.txt", "summary.json",
     "starts.jsonl", "timeline.json", "model.json", "policy", "adapter", "reward_model",
-    "checkpoints", "tensorboard",
+    "checkpoints", "tensorboard", "profile", "bad",
 )  # fmt: skip
 # Fields of the config that are shown above the charts, and their names there.
 FACTS = {

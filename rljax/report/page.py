@@ -20,6 +20,8 @@ from rljax.report.run_folder import Estimate, Run, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
 from rljax.tracking.charts import short
+from rljax.tracking.mirror import local_copy
+from rljax.tracking.store import Store, is_folder, is_url
 
 FAULTS = ("*skipped*", "reward*error*", "*timeout*", "*dropped_overlong*")  # counts
 
@@ -181,10 +183,19 @@ def write_page(path: Path, title: str, body: str) -> Path:
     return path
 
 
-def write_report(run_dir: str | os.PathLike) -> Path:
-    """Write `report.html` into the run folder and return its path."""
-    folder = Path(run_dir)
-    if not folder.is_dir():
-        raise InputError("no such run folder", value=str(folder), fix="name a folder of a run")
-    run = read_run(folder)
-    return write_page(folder / "report.html", title_of(run), _body(run))
+def write_report(run_dir: str | os.PathLike) -> Path | str:
+    """Write `report.html` into the run folder, which may be a URL, and return its path."""
+    if not is_folder(run_dir):
+        raise InputError("no such run folder", value=str(run_dir), fix="name a folder of a run")
+    with local_copy(run_dir) as folder:
+        run = read_run(folder)
+        return put_back(write_page(folder / "report.html", title_of(run), _body(run)), run_dir)
+
+
+def put_back(page: Path, folder: str | os.PathLike) -> Path | str:
+    """The place of a page that was written into a `local_copy` of a folder."""
+    if not is_url(folder):
+        return page
+    store = Store(str(folder))
+    store.put_file(page, page.name)
+    return store.at(page.name)

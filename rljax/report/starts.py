@@ -53,9 +53,17 @@ def rljax_version() -> str:
         return ""
 
 
-def record_start(folder: Path, *, device: str, step: int, memory: str) -> None:
+def record_start(
+    folder: Path,
+    *,
+    device: str,
+    step: int,
+    memory: str,
+    compiled_for: Mapping[str, str] | None = None,
+) -> None:
     """Adds a line about this start to the folder: `step` steps are done, `device` is "8 x TPU v5e",
-    `memory` the line of the plan. Where it cannot be written, there is a warning."""
+    `memory` the line of the plan, `compiled_for` what programs depend on. Where it cannot be
+    written, there is a warning."""
     here = os.path.realpath(".")  # also of a folder that is gone
     row = {
         "time": time.time(),
@@ -69,6 +77,7 @@ def record_start(folder: Path, *, device: str, step: int, memory: str) -> None:
         "device": device,
         "memory": memory,
         "step": step,
+        "compiled_for": dict(compiled_for or {}),
     }
     try:
         with open(folder / FILE, "a", encoding="utf-8", errors="backslashreplace") as file:

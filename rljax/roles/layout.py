@@ -2,29 +2,73 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax.learn.optimizers import state_shardings
-from rljax.learn.state import TrainState, new_train_state
-from rljax.mesh import on_host, replicated, runs_once
+from rljax.learn.replicas import Replicas
+from rljax.learn.state import AS_WEIGHTS, Spread, StepLayout, TrainState, new_train_state
+from rljax.mesh import on_host, replica_mesh, replicated, runs_once
 from rljax.models.model import Model
 
 
 def role_shardings(model: Model, state: TrainState) -> TrainState:
-    """Parameters on the layout of the weights, and so every optimizer moment of theirs; counters
-    whole."""
+    """Parameters on the layout of the weights, and so every optimizer moment of theirs, or with
+    `state.spread.moments` split over data, too; counters whole."""
     (trained, frozen), whole = model.split(model.shardings()), replicated(model.mesh)
     moments = state_shardings(state.opt_state, state.params, trained, whole)
+    if state.spread.moments:
+        moments = jax.tree.map(split_over_data, state.opt_state, moments)
     # {}: frozen weights that are not part of the state at hand.
-    return TrainState(trained, moments, whole, whole, whole, frozen if state.frozen else {})
+    frozen = frozen if state.frozen else {}
+    return TrainState(trained, moments, whole, whole, whole, frozen, state.spread)
 
 
-def training_layout(model: Model, optimizer, *, optimizer_on_host: bool = False) -> TrainState:
+def split_over_data(x, sharding: NamedSharding) -> NamedSharding:
+    """The sharding of an array, split over data, too: along the axis that is split already, so that
+    no other number moves, else along the longest that divides. One of no such axis stays whole."""
+    data, sizes = sharding.mesh.shape["data"], sharding.mesh.shape
+    spec = [*sharding.spec, *[None] * (len(x.shape) - len(sharding.spec))]
+    names = [axes if isinstance(axes, tuple) else (axes,) * (axes is not None) for axes in spec]
+    split = [math.prod(sizes[name] for name in axes) for axes in names]
+    fits = [i for i, size in enumerate(x.shape) if size % (split[i] * data) == 0 and size]
+    if data == 1 or not fits:
+        return sharding
+    best = max(fits, key=lambda i: (split[i], x.shape[i]))
+    spec[best] = (*names[best], "data")
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+def step_layout(model: Model, state: TrainState) -> StepLayout | None:
+    """Where an optimizer step computes, of a state whose moments are split further than its
+    weights."""
+    if not state.spread.moments:
+        return None
+    weights, _ = model.split(model.shardings())
+    return StepLayout(jax.tree.map(split_over_data, state.params, weights), weights)
+
+
+def replicas_of(model: Model, state: TrainState) -> Replicas:
+    """The replicas of the weights along data, where their gradients meet once per optimizer step.
+
+    A mixture of experts is summed in every microbatch: JAX (0.10) cannot map the gradient of its
+    shard_map over replicas."""
+    count = model.mesh.shape["data"]
+    if count == 1 or not state.spread.sum_once or model.config.experts is not None:
+        return Replicas(1, model)
+    return Replicas(count, dataclasses.replace(model, mesh=replica_mesh(model.mesh)))
+
+
+def training_layout(
+    model: Model, optimizer, *, optimizer_on_host: bool = False, spread: Spread = AS_WEIGHTS
+) -> TrainState:
     """Shape, dtype and sharding of all that training holds of `model`: what a program is compiled
     for ahead of time, and what `start_training` makes."""
     trained, frozen = model.split(model.abstract())
-    like = jax.eval_shape(functools.partial(new_train_state, optimizer=optimizer), trained)
+    create = functools.partial(new_train_state, optimizer=optimizer, spread=spread)
+    like = jax.eval_shape(create, trained)
     layout = role_shardings(model, like)
     if optimizer_on_host:  # counters stay: every device reads them
         moments = jax.tree.map(
@@ -38,13 +82,16 @@ def training_layout(model: Model, optimizer, *, optimizer_on_host: bool = False)
     return dataclasses.replace(shapes, frozen=frozen)
 
 
-def start_training(model: Model, params, optimizer, *, optimizer_on_host=False) -> TrainState:
+def start_training(
+    model: Model, params, optimizer, *, optimizer_on_host=False, spread: Spread = AS_WEIGHTS
+) -> TrainState:
     """A fresh optimizer state around all weights `params`, placed as `program` will hand it back:
     one compile, not two. Of a model with adapters only they are trained."""
     trained, frozen = model.split(params)
-    layout = training_layout(model, optimizer, optimizer_on_host=optimizer_on_host)
+    how = dict(optimizer_on_host=optimizer_on_host, spread=spread)
+    layout = training_layout(model, optimizer, **how)
     shardings = jax.tree.map(lambda x: x.sharding, dataclasses.replace(layout, frozen={}))
-    create = functools.partial(new_train_state, optimizer=optimizer)
+    create = functools.partial(new_train_state, optimizer=optimizer, spread=spread)
     options = runs_once(model.mesh)
     made = jax.jit(create, out_shardings=shardings, compiler_options=options)(trained)
     return dataclasses.replace(made, params=trained, frozen=frozen)

@@ -26,7 +26,7 @@ from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_hos
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
-from rljax.roles.layout import role_shardings
+from rljax.roles.layout import replicas_of, role_shardings, step_layout
 from rljax.roles.role import Role, static_field
 from rljax.sampler import Decoding, Sampling, SecondModel, generate
 from rljax.tracking.timing import timed
@@ -122,6 +122,17 @@ class _Trained(Role):
         """The same batch, its rows spread evenly over what computes the role. For rows that a
         dataflow picked out of others, inside a program."""
         return jax.tree.map(lambda x: constrain_rows(x, self.model.mesh), batch)
+
+    @property
+    def per_replica(self):
+        """The role as an objective reads it: its model on the mesh of a replica."""
+        return dataclasses.replace(self, model=replicas_of(self.model, self.state).model)
+
+    def _fit(self, batch: Batch, objective: Objective, steps: Steps, **options):
+        """`fit` of an objective of `per_replica`."""
+        objective = dataclasses.replace(objective, replicas=replicas_of(self.model, self.state))
+        options |= dict(steps=steps, layout=step_layout(self.model, self.state))
+        return fit(self.state, batch, objective, optimizer=self.optimizer, **options)
 
     def _after(self, state: TrainState, metrics: dict):
         """The role after an update, and its metrics under the role's own names."""
@@ -236,18 +247,11 @@ class Actor(_Trained):
         if positive_nll:
             right = functools.partial(positive_token_mean, correct_at=correct_at)
             terms.append((right, lambda policy, b: -positive_nll * policy.logprobs))
-        objective = _policy_objective(self, loss, reduction, terms, shown)
+        objective = _policy_objective(self.per_replica, loss, reduction, terms, shown)
         if on_policy is not None:
-            objective = _on_policy(self, loss, objective, batch.old_logprobs)
+            objective = _on_policy(self.per_replica, loss, objective, batch.old_logprobs)
             batch = batch.replace(old_logprobs=None)
-        state, metrics, kept = fit(
-            self.state,
-            batch,
-            objective,
-            optimizer=self.optimizer,
-            steps=steps,
-            trust_region=trust_region,
-        )
+        state, metrics, kept = self._fit(batch, objective, steps, trust_region=trust_region)
         if on_policy is not None:
             own, load = kept
             load = load_metrics(load) if load else {}
@@ -266,16 +270,17 @@ class Actor(_Trained):
     ):
         """All optimizer steps of this batch towards the teacher's next-word distributions, by
         rljax.losses.distillation.distillation at mask 1 -> (Actor, metrics)."""
-        fixed = in_device_memory(teacher.params)
+        fixed, model = in_device_memory(teacher.params), self.per_replica.model
+        taught = dataclasses.replace(teacher.model, mesh=model.mesh)
 
         def divergence(params, part):
-            ours = _readout(self.model, params, part)
-            theirs = _readout(teacher.model, fixed, part)
+            ours = _readout(model, params, part)
+            theirs = _readout(taught, fixed, part)
             return distillation(ours, theirs, part.mask, beta=beta, temperature=temperature)
 
         objective = Objective(divergence, lambda found, _: ([found[0]], found[1]),
                               (reduction,), (False,))  # fmt: skip
-        state, metrics, _ = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        state, metrics, _ = self._fit(batch, objective, steps)
         return self._after(state, metrics)
 
 
@@ -311,8 +316,8 @@ class Critic(_Trained):
             value, metrics = loss(values, batch)
             return [value], metrics
 
-        objective = Objective(self.model.values, terms, (reduction,), (False,))
-        state, metrics, _ = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        objective = Objective(self.per_replica.model.values, terms, (reduction,), (False,))
+        state, metrics, _ = self._fit(batch, objective, steps)
         metrics["vf_loss"] = metrics.pop("loss")
         return self._after(state, metrics)
 
@@ -351,7 +356,7 @@ class RewardModel(_Trained):
         """
         declared = spec(loss)
         config = dataclasses.replace(self.model.config, squash="none")
-        raw = dataclasses.replace(self.model, config=config)
+        raw = dataclasses.replace(self.per_replica.model, config=config)
 
         def scores(params, batch):
             scores = raw.token_scores(params, batch)
@@ -363,14 +368,10 @@ class RewardModel(_Trained):
             return [value], metrics
 
         objective = Objective(
-            scores,
-            terms,
-            (reduction,),
-            (False,),
-            whole_step=declared.whole_step,
+            scores, terms, (reduction,), (False,), whole_step=declared.whole_step,
             rows_per_example=declared.rows,
-        )
-        state, metrics, _ = fit(self.state, batch, objective, optimizer=self.optimizer, steps=steps)
+        )  # fmt: skip
+        state, metrics, _ = self._fit(batch, objective, steps)
         return self._after(state, metrics)
 
 

@@ -42,6 +42,21 @@ class Role:
         """Inside a program: the role with its arrays kept on the layout they came with."""
         return self
 
+    # A role on devices of its own cannot be in the program of the others: it fills the batch
+    # before, and something else stands for it inside (rljax.roles.placed).
+
+    def filled(self, batch):
+        """The batch with what the role computes of it before the program (host verb)."""
+        return batch
+
+    def in_program(self) -> "Role":
+        """What the program gets as this role."""
+        return self
+
+    def after_program(self, new: "Role", roles: dict) -> "Role":
+        """The role of what the program returned for it, `new`, among its new `roles`."""
+        return new
+
     def parts(self) -> dict[str, object]:
         """{what is held on the devices all through a run: its arrays}, for the plan."""
         return {"": self.arrays()}

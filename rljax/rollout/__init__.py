@@ -5,23 +5,18 @@ against: half of the samples from an opponent. reward, judge, process: rewards o
 """
 
 from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
+from rljax.rollout.beside import BesideReference
 from rljax.rollout.collect import active, dynamic, first_live, once
 from rljax.rollout.greedy import greedy_baseline
 from rljax.rollout.judge import MeshJudge
 from rljax.rollout.process import ProcessScorer, TokenTexts
-from rljax.rollout.reward import (
-    EarlyScores,
-    ModelScorer,
-    Reward,
-    RewardReport,
-    ScoredRow,
-    extraction_failed_fraction,
-    sample_scored,
-)
+from rljax.rollout.report import RewardReport, Sample, ScoredRow, extraction_failed_fraction
+from rljax.rollout.reward import EarlyScores, ModelScorer, Reward, sample_scored
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 
 __all__ = [
     "AgainstOpponent",
+    "BesideReference",
     "EarlyScores",
     "GeometricMixture",
     "MeshJudge",
@@ -31,6 +26,7 @@ __all__ = [
     "RewardReport",
     "Rollout",
     "RolloutConfig",
+    "Sample",
     "ScoredRow",
     "TokenTexts",
     "active",

@@ -2,22 +2,27 @@
 first live groups.
 
 A group is the samples of one prompt. It is live if the scores of the reward in it are not all
-equal: the others have no advantage (ALGORITHMS H4).
+equal: the others have no advantage (ALGORITHMS H4). Rows stay on the mesh: hosts look at scores and
+lengths, and choose.
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rljax.arrays import fetch, place
-from rljax.batch import FinishReason
+from rljax.arrays import fetch
+from rljax.batch import Batch, FinishReason
 from rljax.contracts import contract
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
-from rljax.rollout.reward import RewardReport, sample_scored
+from rljax.mesh import replicated, row_sharding, row_shards
+from rljax.rollout.report import RewardReport
+from rljax.rollout.reward import sample_scored
 from rljax.rollout.rollout import Rollout
 
 
@@ -85,10 +90,9 @@ def first_live(
     batch, report = sample_scored(
         actor, reward, sampled, key, cfg.sampling, n=n, enough=lambda early: _enough(early, wanted)
     )
-    groups, host = _Groups(), fetch(batch)
-    aborted = (host.finish_reason == FinishReason.ABORT) & ~host.mask.any(axis=1)
-    groups.add(host, sampled, n, aborted)
-    return groups.rollout(report, wanted, n, actor.model.mesh, if_short, rounds=1)
+    groups = _Groups(wanted, n, actor.model.mesh)
+    groups.add(batch, sampled, cut=True)
+    return groups.rollout(report, if_short, rounds=1)
 
 
 def _enough(early, wanted: int) -> bool:
@@ -106,38 +110,72 @@ def _oversampled(name: str, oversample: float, wanted: int) -> int:
     return round(oversample * wanted)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """What hosts know of a group."""
+
+    row: int  # its first one in the batch of its round
+    prompt: int  # index into the prompts of all rounds
+    failed: np.ndarray  # [n] whether a row has no policy token: its reward failed, say
+    tokens: int  # of its responses
+
+
 class _Groups:
-    """Live, dead and aborted groups in the order of their prompts: (host rows, index into
-    `prompts`)."""
+    """Live groups and others in the order of their prompts, aborted ones last; and on the mesh the
+    rows of `wanted` groups of `n` rows.
 
-    live: list = dataclasses.field(default_factory=list)
-    dead: list = dataclasses.field(default_factory=list)
-    aborted: list = dataclasses.field(default_factory=list)
-    prompts: Prompts | None = None
-    solved: int = 0
-    zero: int = 0
+    Live groups fill these rows from the first on, others from the last on backwards, where no live
+    group has come.
+    """
 
-    def add(self, host, prompts: Prompts, n: int, aborted: np.ndarray | None = None) -> None:
-        """Adds the groups of a batch. A group with a row in `aborted` [B] is an aborted one."""
-        first = len(self.prompts.records) if self.prompts else 0
+    def __init__(self, wanted: int, n: int, mesh):
+        self.wanted, self.n, self.mesh = wanted, n, mesh
+        self.live: list[_Group] = []
+        self.others: list[_Group] = []
+        self.prompts: Prompts | None = None
+        self.rows: Batch | None = None
+        self.aborted = self.solved = self.zero = 0
+
+    def add(self, batch: Batch, prompts: Prompts, *, cut: bool = False) -> None:
+        """Adds the groups of a batch. `cut`: rows may have been aborted, and a group with an
+        aborted row, which has no policy token, is an aborted one."""
+        n, first = self.n, len(self.prompts.records) if self.prompts else 0
         self.prompts = self.prompts.joined(prompts) if self.prompts else prompts
-        for p in range(len(prompts.records)):
+        known, ends, scores, reasons = fetch((*_facts(batch), batch.scores, batch.finish_reason))
+        live, dead, aborted = [], [], []
+        for p, start in enumerate(prompts.lengths):
             at = slice(p * n, (p + 1) * n)
-            rows = jax.tree.map(lambda x, at=at: x[at], host)
-            if aborted is not None and aborted[at].any():
-                self.aborted.append((rows, first + p))
+            group = _Group(p * n, first + p, ~known[at], int(np.sum(ends[at] - start)))
+            if cut and ((reasons[at] == FinishReason.ABORT) & ~known[at]).any():
+                aborted.append(group)
                 continue
-            known = rows.scores[rows.mask.any(axis=1)]  # without failed rewards
-            alive = known.size > 1 and known.min() != known.max()
-            (self.live if alive else self.dead).append((rows, first + p))
-            if not alive and known.size:
-                self.solved += int(known[0] > 0)
-                self.zero += int(known[0] <= 0)
+            scored = scores[at][known[at]]  # without failed rewards
+            alive = scored.size > 1 and scored.min() != scored.max()
+            (live if alive else dead).append(group)
+            if not alive and scored.size:
+                self.solved += int(scored[0] > 0)
+                self.zero += int(scored[0] <= 0)
+        self._keep(batch, live, dead + aborted)
+        self.aborted += len(aborted)
 
-    def rollout(self, report, wanted: int, n: int, mesh, if_short: str, *, rounds: int) -> Rollout:
+    def _keep(self, batch: Batch, live: list[_Group], others: list[_Group]) -> None:
+        """Copies the rows of new groups to their places."""
+        places = {len(self.live) + i: group for i, group in enumerate(live)}
+        self.live += live
+        last = self.wanted - 1 - len(self.others)
+        places |= {last - i: group for i, group in enumerate(others) if last - i >= len(self.live)}
+        self.others += others
+        source = np.full((self.wanted, self.n), -1, np.int32)
+        for place, group in places.items():
+            if place < self.wanted:
+                source[place] = group.row + np.arange(self.n)
+        room = _empty(batch, self.wanted * self.n, self.mesh) if self.rows is None else self.rows
+        self.rows = _copied(room, batch, source.reshape(-1), self.mesh)
+
+    def rollout(self, report, if_short: str, *, rounds: int) -> Rollout:
         """The first `wanted` live groups as one batch. If there are fewer, dead groups fill it, or
         InputError says so."""
+        wanted, groups = self.wanted, len(self.live) + len(self.others)
         missing = max(wanted - len(self.live), 0)
         if missing and if_short == "error":
             raise InputError(
@@ -146,33 +184,68 @@ class _Groups:
                 rule="a group whose scores are all equal has no advantage",
                 fix="other prompts, more samples per prompt, or if_short='fill'",
             )
-        every = self.live + self.dead + self.aborted
-        used, dropped, groups = every[:wanted], every[wanted:], len(every)
-        ends = [(rows.segment_ids > 0).sum(axis=1) for rows, _ in dropped]
-        starts = [self.prompts.lengths[index] for _, index in dropped]
-        tokens = sum(float(np.sum(end - at)) for end, at in zip(ends, starts, strict=True))
+        every = self.live + self.others
+        used, dropped = every[:wanted], every[wanted:]
         metrics = {
             "collect/rounds": rounds,
             "collect/generated_groups": groups,
-            "collect/live_fraction": len(self.live) / max(groups - len(self.aborted), 1),
+            "collect/live_fraction": len(self.live) / max(groups - self.aborted, 1),
             "collect/solved_groups": self.solved,
             "collect/zero_groups": self.zero,
             "collect/filled_groups": missing,
             "collect/generations_per_kept_sample": groups / wanted,
-            "collect/discarded_tokens": tokens,
+            "collect/discarded_tokens": float(sum(group.tokens for group in dropped)),
         }
-        prompts = self.prompts.select([index for _, index in used])
-        return Rollout(_merged([rows for rows, _ in used], n, mesh), prompts, report, metrics)
+        prompts = self.prompts.select([group.prompt for group in used])
+        return Rollout(self._batch(used), prompts, report, metrics)
+
+    def _batch(self, used: list[_Group]) -> Batch:
+        """The rows of these groups. A row whose reward failed has a group of its own."""
+        live, rows = min(len(self.live), self.wanted), self.wanted * self.n
+        places = [*range(live), *range(self.wanted - 1, live - 1, -1)]
+        order = [place * self.n + i for place in places for i in range(self.n)]
+        failed = np.concatenate([group.failed for group in used])
+        group = np.repeat(np.arange(self.wanted, dtype=np.int32), self.n)
+        alone = self.wanted + np.arange(rows, dtype=np.int32)
+        return _ordered(
+            self.rows, np.array(order, np.int32), np.where(failed, alone, group), self.mesh
+        )
 
 
-def _merged(groups: list, n: int, mesh):
-    """The groups as one batch on the mesh. A row whose reward failed has a group of its own."""
-    batch = jax.tree.map(lambda *x: np.concatenate(x), *groups)
-    failed = ~batch.mask.any(axis=1)
-    group = np.repeat(np.arange(len(groups), dtype=np.int32), n)
-    alone = len(groups) + np.arange(len(group), dtype=np.int32)
-    batch = batch.replace(group=np.where(failed, alone, group).astype(np.int32))
-    return place(batch, mesh)
+@jax.jit
+def _facts(batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Whether each row has a policy token, and where it ends: two [B]."""
+    return jnp.any(batch.mask > 0, axis=1), jnp.sum(batch.segment_ids > 0, axis=1)
+
+
+def _laid_out(batch: Batch, mesh) -> Batch:
+    """Inside a program: the batch as `place` lays one out."""
+    fits = batch.rows % row_shards(mesh) == 0
+    return jax.lax.with_sharding_constraint(batch, row_sharding(mesh) if fits else replicated(mesh))
+
+
+@functools.partial(jax.jit, static_argnames=("rows", "mesh"))
+def _empty(batch: Batch, rows: int, mesh) -> Batch:
+    """`rows` rows of zeros with the fields of the batch."""
+    blank = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), batch)
+    return _laid_out(blank, mesh)
+
+
+@functools.partial(jax.jit, static_argnames="mesh", donate_argnames="kept")
+def _copied(kept: Batch, batch: Batch, source: jax.Array, mesh) -> Batch:
+    """`kept` with row source[i] of the batch as row i where that is not below 0."""
+
+    def copy(old, new):
+        keep = (source < 0).reshape(-1, *[1] * (old.ndim - 1))
+        return jnp.where(keep, old, new[jnp.maximum(source, 0)])
+
+    return _laid_out(jax.tree.map(copy, kept, batch), mesh)
+
+
+@functools.partial(jax.jit, static_argnames="mesh")
+def _ordered(rows: Batch, order: jax.Array, group: jax.Array, mesh) -> Batch:
+    """The rows in this order, with these groups."""
+    return _laid_out(jax.tree.map(lambda x: x[order], rows).replace(group=group), mesh)
 
 
 def _rounds(
@@ -185,16 +258,14 @@ def _rounds(
             "dynamic sampling needs groups", value=n, rule="batch.samples_per_prompt >= 2",
             fix="raise it, or set algorithm.collect='once'",
         )  # fmt: skip
-    groups, reports = _Groups(), []
+    groups, reports = _Groups(wanted, n, actor.model.mesh), []
     sampled = prompts if first == wanted else prompts.joined(draw(first - wanted))
     while True:
         round_key = stream(key, "round", len(reports))
         batch, report = sample_scored(actor, reward, sampled, round_key, cfg.sampling, n=n)
-        groups.add(fetch(batch), sampled, n)
+        groups.add(batch, sampled)
         reports.append(report)
         if len(groups.live) >= wanted or len(reports) >= max_rounds:
             break
         sampled = draw(further)
-    report = RewardReport.joined(reports)
-    mesh = actor.model.mesh
-    return groups.rollout(report, wanted, n, mesh, if_short, rounds=len(reports))
+    return groups.rollout(RewardReport.joined(reports), if_short, rounds=len(reports))

@@ -1,10 +1,11 @@
 """The rollout of ReMax: every row's value is the score of the greedy response to its prompt."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.arrays import fetch, place
-from rljax.batch import row_scores
+from rljax.arrays import fetch
+from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import contract
@@ -20,20 +21,20 @@ def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: str = "onc
     inner = resolve(inner, NAMESPACES["collect"])
     done = run_rollout(inner, prompts, key, cfg, actor=actor, reward=reward, draw=draw)
     greedy, _ = sample_scored(actor, reward, done.prompts, key, cfg.sampling.greedy())
-    scores = np.asarray(fetch(row_scores(apply_shaping(greedy, cfg.reward_shaping))))
-    host = fetch((greedy.mask, greedy.scores))
-    known = host[0].any(axis=1)
-    batch = with_greedy_baseline(done.batch, scores, known, actor.model.mesh)
-    mean = float(host[1][known].mean()) if known.any() else 0.0
+    scores = row_scores(apply_shaping(greedy, cfg.reward_shaping))
+    known = jnp.any(greedy.mask > 0, axis=1)
+    batch = with_greedy_baseline(done.batch, scores, known)
+    of_known = np.compress(*fetch((known, greedy.scores)))
+    mean = float(of_known.mean()) if of_known.size else 0.0
     return done.replace(batch=batch, metrics={**done.metrics, "remax/greedy_reward": mean})
 
 
-def with_greedy_baseline(batch, scores: np.ndarray, known: np.ndarray, mesh):
+@jax.jit
+def with_greedy_baseline(batch: Batch, scores: jax.Array, known: jax.Array) -> Batch:
     """The batch with values = the greedy score [P] of the row's prompt. Rows whose prompt has no
     known greedy score [P] are masked, as rows with a failed reward are."""
-    group = fetch(batch.group)
-    prompt = np.where(group < len(scores), group, 0)  # a row whose own reward failed has mask 0
-    keep, values = place((known[prompt].astype(np.float32), scores[prompt]), mesh)
-    return batch.replace(
-        mask=batch.mask * keep[:, None], values=jnp.where(batch.mask > 0, values[:, None], 0.0)
-    )
+    # A row whose own reward failed has a group of its own and mask 0.
+    prompt = jnp.where(batch.group < scores.shape[0], batch.group, 0)
+    keep = known[prompt].astype(jnp.float32)
+    values = jnp.where(batch.mask > 0, scores[prompt][:, None], 0.0)
+    return batch.replace(mask=batch.mask * keep[:, None], values=values)

@@ -9,13 +9,14 @@ probability of grade k as the next token, among the grades (G-Eval, arXiv 2303.1
 
 import functools
 import math
+import time
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.arrays import fetch, place
+from rljax.arrays import fetch, place, weights_of
 from rljax.batch import Batch
 from rljax.components import Component
 from rljax.data.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ from rljax.models.model import Model
 from rljax.rewards.judges.judges import message
 from rljax.rewards.judges.rubrics import rubric_message, rubric_parts, rubrics_of
 from rljax.rewards.pool.pool import Score
+from rljax.tracking import timing
 
 _SHORTEST_ROW = 64  # tokens; longer rows double, so that few shapes are compiled
 _NO_THINKING = {"enable_thinking": False}  # read by templates that would open a thought otherwise
@@ -35,8 +37,9 @@ class MeshJudge:
 
     def __init__(
         self, model: Model, params, tokenizer: Tokenizer, reward: Component,
-        *, grades: Sequence[str] = (), tokens_per_call: int = 16384,
+        *, grades: Sequence[str] = (), tokens_per_call: int = 16384, apart: bool = False,
     ):  # fmt: skip
+        self.apart = apart  # on devices of its own
         self.model, self.params, self.tokenizer = model, params, tokenizer
         self.tokens_per_call = tokens_per_call
         defaults = {k: p.default for k, p in reward.signature.parameters.items()}
@@ -97,21 +100,30 @@ class MeshJudge:
             length = max(_SHORTEST_ROW, 1 << (len(ids) - 1).bit_length())
             by_length.setdefault(min(length, self.model.config.max_tokens), []).append(i)
         steps = np.linspace(0.0, 1.0, len(self.grades))
+        weights = weights_of(self.params, "judge")
         for length, members in sorted(by_length.items()):
             devices = self.model.mesh.size
             size = max(self.tokens_per_call // length // devices, 1) * devices
             for start in range(0, len(members), size):
                 part = members[start : start + size]
                 filled = part + part[:1] * (size - len(part))  # one shape, one compile
-                batch = place(_batch([rows[i] for i in filled], length), self.model.mesh)
+                batch = self._placed(_batch([rows[i] for i in filled], length))
                 probabilities, mass = fetch(
-                    _grade_probabilities(
-                        self.params, batch, model=self.model, grade_ids=self.grade_ids
-                    )
+                    _grade_probabilities(weights, batch, model=self.model, grade_ids=self.grade_ids)
                 )
                 for i, p, m in zip(part, probabilities.astype(np.float64), mass, strict=False):
                     out[i] = (float(p @ steps), float(m))
         return out
+
+    def _placed(self, batch: Batch) -> Batch:
+        """Rows of the host on the judge's mesh; what it takes is recorded where that is its own."""
+        if not self.apart:
+            return place(batch, self.model.mesh)
+        begun = time.monotonic()
+        size = sum(x.nbytes for x in jax.tree.leaves(batch))
+        batch = jax.block_until_ready(place(batch, self.model.mesh))
+        timing.moved("judge", moved_bytes=size, moved_s=time.monotonic() - begun)
+        return batch
 
     def _score(self, values: list[float], mass: list[float], rubrics: list[dict]) -> Score:
         if not np.isfinite([*values, *mass]).all():

@@ -1,19 +1,20 @@
-"""Reward: scores trajectories on the host and masks failures; RewardReport: what one call returned.
+"""Reward: scores trajectories on the host and masks failures.
 
-Reward functions and their workers are rljax.rewards; scores of lines are rljax.rollout.process.
+Each host scores whole groups, those of its own prompts, in its own workers; the scores of all are
+gathered, so that every host fills the same batch and the same report. Reward functions and their
+workers are rljax.rewards; scores of lines are rljax.rollout.process.
 Axes: P prompts, B rows, S tokens, K parts.
 """
 
-import dataclasses
 import functools
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.arrays import fetch, place
+from rljax import beats, hosts
+from rljax.arrays import fetch, moved_rows, place, weights_of
 from rljax.batch import Batch, FinishReason, last_token
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.learn import map_microbatches
@@ -23,145 +24,11 @@ from rljax.rewards.pool.pool import Pending, RewardPool, Score
 from rljax.rewards.sandbox.tiers import ALL_TIERS
 from rljax.rollout.judge import MeshJudge
 from rljax.rollout.process import ProcessScorer
+from rljax.rollout.report import RewardReport, Sample, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
 _FINISH = ("stop", "length", "interrupt", "abort")  # by number: rljax.batch.FinishReason
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoredRow:
-    """One sample: the fields that the reward read, its score, and its prompt."""
-
-    sample: Mapping  # prompt, response, ground_truth, ...: the fields that a reward may declare
-    score: Score
-    record: PromptRecord
-    group: int  # the same number for all samples of a prompt within a report
-
-
-@dataclasses.dataclass(frozen=True)
-class RewardReport:
-    """The scored rows of one call, or of several, in their order."""
-
-    rows: tuple[ScoredRow, ...] = ()
-    process: tuple[Mapping[str, float], ...] = ()  # metrics of the scored lines, one per call
-
-    @classmethod
-    def joined(cls, reports: Iterable["RewardReport"]) -> "RewardReport":
-        """The reports as one. Prompts of different reports have different groups."""
-        rows, process, first = [], [], 0
-        for report in reports:
-            rows += [dataclasses.replace(row, group=first + row.group) for row in report.rows]
-            process += report.process
-            first = 1 + max((row.group for row in rows), default=-1)
-        return cls(tuple(rows), tuple(process))
-
-    @property
-    def examples(self) -> list[dict]:
-        """Text, reward and status of every sample."""
-        keep = ("prompt", "response", "ground_truth", "finish_reason")
-        return [
-            {
-                **{name: row.sample[name] for name in keep},
-                "reward": row.score.value,
-                "status": row.score.status,
-                "message": row.score.message,
-            }
-            for row in self.rows
-        ]
-
-    @property
-    def outcomes(self) -> list[tuple[int, float]]:
-        """(prompt_id, score) of every scored sample of a training prompt."""
-        return [
-            (row.record.prompt_id, row.score.value)
-            for row in self.rows
-            if row.score.status == "ok" and row.record.prompt_id is not None
-        ]
-
-    def metrics(self) -> dict[str, float]:
-        """Counts of failures, of errors also by kind, and of samples over a limit that have a score
-        for that; whether late samples are the long ones; for each source the share of failures,
-        the mean score and the share of the samples; means of the parts; whether scores are equal;
-        metrics of scored lines."""
-        out = {f"reward/{name}": 0.0 for name in ("errors", "timeouts")}
-        means: dict[str, list[float]] = {}
-        shares: dict[str, float] = {}
-        for row in self.rows:
-            score, source = row.score, row.record.source or row.record.data_source
-            shares[source] = shares.get(source, 0.0) + 1 / len(self.rows)
-            failed = means.setdefault(f"reward/failed_fraction/{source}", [])
-            failed.append(float(score.status != "ok"))
-            if score.status != "ok":
-                out[f"reward/{score.status}s"] += 1.0
-                if score.status == "error":
-                    name = f"reward/errors/{error_kind(score.message)}"
-                    out[name] = out.get(name, 0.0) + 1.0
-                continue
-            if score.over_limit:
-                out["reward/timeouts_scored"] = out.get("reward/timeouts_scored", 0.0) + 1.0
-            means.setdefault(f"reward/source/{source}", []).append(score.value)
-            for name, value in score.parts.items():
-                means.setdefault(f"reward/part/{name}", []).append(value)
-        out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
-        failed = self.extraction_failed_fraction
-        if failed is not None:
-            out["reward/extraction_failed_fraction"] = failed
-        out |= self._equal_scores() | self._late_and_long()
-        if len(shares) > 1:
-            out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
-        for name in self.process[0] if self.process else ():
-            out[name] = float(np.mean([metrics[name] for metrics in self.process]))
-        return out
-
-    @property
-    def extraction_failed_fraction(self) -> float | None:
-        """extraction_failed_fraction of the samples."""
-        return extraction_failed_fraction(row.score.parts for row in self.rows)
-
-    def _equal_scores(self) -> dict[str, float]:
-        """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
-        the share of the prompts with two known scores or more whose scores are one number."""
-        groups: dict[int, list[float]] = {}
-        for row in self.rows:
-            if row.score.status == "ok":
-                groups.setdefault(row.group, []).append(row.score.value)
-        if sum(map(len, groups.values())) < 2:
-            return {}
-        scores = {score for values in groups.values() for score in values}
-        out = {"reward/all_equal": float(len(scores) == 1)}
-        several = [len({*values}) == 1 for values in groups.values() if len(values) > 1]
-        return out | ({"reward/equal_groups": float(np.mean(several))} if several else {})
-
-    def _late_and_long(self) -> dict[str, float]:
-        """reward/timeout_longer_fraction: of all pairs of a response that was too late and one that
-        was not, the share in which the late one is longer. 0.5: length says nothing."""
-        is_late = [row.score.status == "timeout" or row.score.over_limit for row in self.rows]
-        if len(set(is_late)) < 2:
-            return {}
-        lengths = np.array([row.sample["num_tokens"] for row in self.rows])
-        late, others = lengths[is_late], lengths[np.logical_not(is_late)]
-        gap = np.subtract.outer(late, others)
-        return {"reward/timeout_longer_fraction": float(np.mean((gap > 0) + 0.5 * (gap == 0)))}
-
-
-def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | None:
-    """The share of samples in which no answer was found, from the parts of their scores: 1 - the
-    mean of the parts called extracted, also of members of a mixture. None without such parts."""
-    extracted = [
-        value
-        for one in parts
-        for name, value in one.items()
-        if name.rpartition("/")[2] == "extracted"
-    ]
-    return 1.0 - float(np.mean(extracted)) if extracted else None
-
-
-def error_kind(message: str) -> str:
-    """The exception's name in the message of a failed score; the kind of an EndpointError; else
-    "other"."""
-    found = re.match(r"(?:EndpointError: )?(\w+): ", message)
-    return found[1] if found else "other"
 
 
 class ModelScorer:
@@ -174,7 +41,10 @@ class ModelScorer:
     def score(self, batch: Batch) -> list[Score]:
         """One Score per row. A score that is not finite is an error."""
         rows = self.rows if batch.rows % self.rows == 0 else batch.rows
-        scores = fetch(_model_scores(self.params, batch, model=self.model, rows=rows))
+        read = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
+        read = moved_rows(read, self.model.mesh, "reward_model")
+        weights = weights_of(self.params, "reward_model")
+        scores = fetch(_model_scores(weights, read, model=self.model, rows=rows))
         return [
             Score(float(x), {}, "ok", 0.0) if np.isfinite(x)
             else Score(np.nan, {}, "error", 0.0, f"the reward model says {x}")
@@ -188,8 +58,7 @@ class ModelScorer:
 @functools.partial(jax.jit, static_argnames=("model", "rows"))
 def _model_scores(params, batch: Batch, *, model: Model, rows: int) -> jax.Array:
     """The first scalar head of each row, `rows` rows at once: [B]."""
-    plain = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
-    return map_microbatches(lambda part: model.scores(params, part)[:, 0], plain, rows)
+    return map_microbatches(lambda part: model.scores(params, part)[:, 0], batch, rows)
 
 
 class Reward:
@@ -237,8 +106,8 @@ class Reward:
         """
         assert early is None or early.prompts is prompts, "early scores of another rollout"
         with timed("reward"):
-            tokens, mask, segments, group, finish = fetch(
-                (batch.tokens, batch.mask, batch.segment_ids, batch.group, batch.finish_reason)
+            tokens, segments, group, finish = fetch(
+                (batch.tokens, batch.segment_ids, batch.group, batch.finish_reason)
             )
             starts, ends = np.asarray(prompts.response_starts)[group], np.sum(segments > 0, axis=1)
             ids = [row[a:b].tolist() for row, a, b in zip(tokens, starts, ends, strict=True)]
@@ -257,7 +126,7 @@ class Reward:
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
             # A failed row gets a group of its own, so that it is not in its siblings' baseline.
             alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
-            host = (values, _parts(scores), mask * ok[:, None], np.where(ok, group, alone))
+            host = (values, _parts(scores), ok, np.where(ok, group, alone))
             batch = _place_rewards(batch, *place(host, self.mesh))
             if self.process is None:
                 return batch, RewardReport(rows)
@@ -266,22 +135,27 @@ class Reward:
 
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"
-    ) -> tuple[list[dict], list[Score]]:
+    ) -> tuple[list[Sample], list[Score]]:
         """The sample and the score of every row. Rows that were scored early and have not changed
         since are not scored again."""
         rows = range(len(ids))
         known = {} if early is None else early.matching(ids, group, finish)
-        samples = {
-            row: known[row][0]
+        samples = [
+            known[row][0]
             if row in known
             else self.sample(prompts.records[group[row]], ids[row], finish[row], group[row])
             for row in rows
-        }
+        ]
         if isinstance(self.pool, ModelScorer):
-            return list(samples.values()), self.pool.score(batch)
+            return samples, self.pool.score(batch)
         if self.model is not None:
-            for row, score in enumerate(self.model.score(batch)):
-                samples[row]["model_score"] = score.value
+            of_model = self.model.score(batch)
+            samples = [
+                sample.adding(model_score=score.value)
+                for sample, score in zip(samples, of_model, strict=True)
+            ]
+        if isinstance(self.pool, MeshJudge):  # a program: every host asks it about every row
+            return samples, self.pool.score(samples)
         ended = range(0) if early is None or not early.stopped else rows
         cut = {group[row] for row in ended if finish[row] == FinishReason.ABORT}
         aborted = {
@@ -289,19 +163,31 @@ class Reward:
             for row in ended
             if finish[row] == FinishReason.ABORT or (self.pool.grouped and group[row] in cut)
         }
-        rest = [row for row in rows if row not in known and row not in aborted]
-        scores = dict(zip(rest, self.pool.score([samples[row] for row in rest]), strict=True))
-        scores |= aborted
-        scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
-        return list(samples.values()), [scores[row] for row in rows]
+        mine = set(hosts.mine(len(prompts.records)))
+        rest = [
+            row for row in rows if group[row] in mine and row not in known and row not in aborted
+        ]
+        if hosts.count() == 1:
+            scores = dict(zip(rest, self.pool.score([samples[row] for row in rest]), strict=True))
+            scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
+            scores |= aborted
+            return samples, [scores[row] for row in rows]
+        late = self.pool.submit([samples[row] for row in rest])
+        if _all_known([late, *(pending for _, pending, _ in known.values())]):
+            scores = dict(zip(rest, late.result(), strict=True))
+            scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
+        else:  # this exchange ends the step
+            scores = {}
+        scores = _of_all_hosts(scores) | aborted
+        return samples, [scores[row] for row in rows]
 
-    def sample(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> dict:
+    def sample(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
         """What the pool scores: the fields that a reward may declare, and `group`, the same number
         for all samples of a prompt."""
-        return {
+        fields = {
             "prompt": record.prompt_text,
             "messages": record.messages,  # for rewards of TRL's signature
-            "response": self.tokenizer.decode([int(i) for i in ids]),
+            "response": None,
             "ground_truth": record.ground_truth,
             "data_source": record.data_source,
             "extra_info": (
@@ -311,6 +197,7 @@ class Reward:
             "finish_reason": _FINISH[int(finish)],
             "group": group,
         }
+        return Sample(fields, lambda: self.tokenizer.decode([int(i) for i in ids]))
 
     def learn(self, report: RewardReport) -> dict[str, float]:
         """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
@@ -331,18 +218,22 @@ class Reward:
 
 
 class EarlyScores:
-    """Scores of rows of a rollout that is still decoding. Rewards of groups score a group once all
-    of its rows have ended."""
+    """Scores of rows of a rollout that is still decoding, those of this host's prompts. Rewards of
+    groups score a group once all of its rows have ended."""
 
     def __init__(self, reward: Reward, prompts: Prompts, n: int):
         self.reward, self.prompts, self.n = reward, prompts, n
+        self._mine = set(hosts.mine(len(prompts.records)))
         self._rows: dict[int, tuple[list[int], int, dict]] = {}  # ids, finish reason, sample
         self._pending: dict[int, tuple[Pending, int]] = {}  # and the row's place in it
         self.stopped = False  # whether the rows that had not ended were aborted
 
     def finished(self, row: int, ids: list[int], finish: int) -> None:
-        """Submits row p n + s, sample s of prompt p, which has ended: `finished` of `generate`."""
+        """Submits row p n + s, sample s of prompt p, which has ended: `finished` of `generate`.
+        Every host is told of every row and submits those of its own prompts."""
         group, pool = row // self.n, self.reward.pool
+        if group not in self._mine:
+            return
         start, length = self.prompts.response_starts[group], self.prompts.lengths[group]
         ids = [*self.prompts.tokens[group, start:length].tolist(), *ids]
         sample = self.reward.sample(self.prompts.records[group], ids, finish, group)
@@ -354,7 +245,7 @@ class EarlyScores:
 
     def complete_groups(self) -> list[list[float]]:
         """The scores of every group whose rows have all ended and been scored, without failed ones.
-        Does not wait."""
+        Does not wait for scores. All hosts ask together, and get the groups of all."""
         groups: dict[int, list[float]] = {}
         known: dict[int, int] = {}
         for row, (pending, at) in self._pending.items():
@@ -362,7 +253,8 @@ class EarlyScores:
                 score, group = pending.result()[at], row // self.n
                 known[group] = known.get(group, 0) + 1
                 groups.setdefault(group, []).extend([score.value] * (score.status == "ok"))
-        return [scores for group, scores in groups.items() if known[group] == self.n]
+        complete = [scores for group, scores in groups.items() if known[group] == self.n]
+        return [scores for of_host in hosts.gather(complete) for scores in of_host]
 
     def matching(self, ids, group, finish) -> dict[int, tuple[dict, Pending, int]]:
         """The rows of a batch that are equal to those submitted. The others are cancelled."""
@@ -394,7 +286,8 @@ def sample_scored(
 ) -> tuple[Batch, RewardReport]:  # fmt: skip
     """Returns reward(actor.generate(prompts, key, sampling, n=n), prompts). Rows are scored as they
     end, while others still decode. Once `enough`, a function of the early scores, is true, the rows
-    that still decode are aborted and not scored.
+    that still decode are aborted and not scored: on several hosts it reads nothing but these, so
+    that all of them stop at the same turn.
 
     `reward` may be any function (batch, prompts) -> (batch, report); only a `Reward` scores early.
     """
@@ -415,6 +308,36 @@ def sample_scored(
         raise
 
 
+def _all_known(pending: list[Pending]) -> bool:
+    """Waits for scores. False once a host was told to stop: then nobody needs them any more."""
+    for one in pending:
+        left = one.wait(0.0)
+        while left and not hosts.asked_to_stop():
+            before, left = left, one.wait(0.5)
+            if left < before:
+                beats.beat()
+        if left:
+            for other in pending:
+                other.cancel()
+            return False
+    return True
+
+
+def _of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
+    """The scores by row of all hosts, of which each has scored its `own`. When another host knew a
+    score is of another clock: NaN."""
+    told = [
+        (row, s.value, s.parts, s.status, s.seconds, s.message, s.over_limit)
+        for row, s in own.items()
+    ]
+    everyone = {
+        row: Score(*fields, over_limit=over_limit)
+        for of_host in hosts.gather(told)
+        for row, *fields, over_limit in of_host
+    }
+    return everyone | own
+
+
 def _parts(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if the score has
     none. Parts with a slash in their names are only logged: they may differ from step to step, and
@@ -432,8 +355,9 @@ def _parts(scores: list[Score]) -> np.ndarray | None:
 
 
 @jax.jit
-def _place_rewards(batch: Batch, values, parts, mask, group) -> Batch:
-    """An outcome reward sits on the last policy token."""
+def _place_rewards(batch: Batch, values, parts, ok, group) -> Batch:
+    """An outcome reward sits on the last policy token. A row that is not `ok` has mask 0."""
+    mask = jnp.where(ok[:, None], batch.mask, 0.0)
     batch = batch.replace(mask=mask.astype(jnp.float32), group=group.astype(jnp.int32))
     rewards = last_token(batch) * values[:, None]
     return batch.replace(rewards=rewards, scores=values, reward_parts=parts)

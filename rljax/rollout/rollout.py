@@ -16,7 +16,7 @@ from rljax.batch import Batch
 from rljax.components import Component
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, place_in, place_of
-from rljax.rollout.reward import RewardReport
+from rljax.rollout.report import RewardReport
 from rljax.sampler import Sampling
 
 

@@ -116,6 +116,11 @@ def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
     return logits
 
 
+def any_ruled(rules: Rules) -> jax.Array:
+    """Whether any row's draw is not from the plain softmax."""
+    return jnp.any(_is_ruled(rules))
+
+
 def _is_ruled(rules: Rules) -> jax.Array:
     """Whether each row's draw is not from the plain softmax: [B] bool. (Greedy is from it: a
     point of it.)"""
@@ -127,9 +132,11 @@ def _is_ruled(rules: Rules) -> jax.Array:
     return ruled
 
 
-def sample(logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules) -> Drawn:
+def sample(
+    logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules, is_ruled=None
+) -> Drawn:
     """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
-    the tokens.
+    the tokens. `is_ruled` is any_ruled(rules), where it is known.
 
     The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
     position)). temperature 0 is greedy; its log-prob is reported at temperature 1.
@@ -153,9 +160,8 @@ def sample(logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rule
     def unruled(rules):
         return plain, jnp.zeros_like(scaled), lse, jnp.argmax(logits, axis=-1)
 
-    weights, gain, lse_kept, likeliest = jax.lax.cond(
-        jnp.any(_is_ruled(rules)), ruled, unruled, rules
-    )
+    is_ruled = any_ruled(rules) if is_ruled is None else is_ruled
+    weights, gain, lse_kept, likeliest = jax.lax.cond(is_ruled, ruled, unruled, rules)
     u = jax.vmap(_uniform)(keys, positions)
     ids = jnp.where(greedy, likeliest, _inverse_cdf(weights, u)).astype(jnp.int32)
     at = lambda x: jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]  # noqa: E731

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax import hosts
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.errors import InputError
@@ -63,7 +64,8 @@ def generate(
     `finished(row, ids of the response, FinishReason)` is called for rows as they end, while others
     still decode, each once and in no order; `stop` is asked after every turn of decoding: once it
     returns True, the rows that still decode end there, with FinishReason.ABORT. Neither is called
-    by hosts of a pod, and where all rows may end in the same turn.
+    where all rows may end in the same turn. On several hosts every one of them is told of every
+    row, and `stop` returns the same on all.
     """
     model = decoding.of(model)
     if second is not None:
@@ -81,11 +83,13 @@ def generate(
     images = images and place(images, model.mesh)
     inputs = (prompts, lengths, key, sampling, n, decoding)
     arguments, shape = _arguments(model, params, *inputs, version, images, second)
-    if finished is None or jax.process_count() > 1 or fits_a_turn(shape, rows):
+    # Hosts that may be told to stop look up after every turn, too.
+    if fits_a_turn(shape, rows) or finished is None and hosts.count() == 1:
         batch = rollout(*arguments)
     else:
-        stops = (sampling.stop_strings, decoding.decode)
-        tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
+        stops, tell = (sampling.stop_strings, decoding.decode), lambda *_: None  # noqa: E731
+        if finished is not None:
+            tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
         batch = in_turns(*arguments, finished=tell, stop=stop)
     if sampling.stop_strings:
         starts = np.repeat(lengths, n)
@@ -99,7 +103,7 @@ def _arguments(
     """The program's arguments, placed on the mesh, and its shape."""
     rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
-    shape = Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype)
+    shape = Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype, decoding.look_every)
     columns = prompts.shape[1] + sampling.max_response_tokens
     check_memory(model, slots, columns, decoding.kv_dtype)
     key = key if sampling.seed is None else jax.random.key(sampling.seed)
@@ -131,7 +135,8 @@ def planned_rollout(
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
-    shape, requests = Shape(n, slots, response, decoding.kv_dtype), [sampling] * rows
+    shape = Shape(n, slots, response, decoding.kv_dtype, decoding.look_every)
+    requests = [sampling] * rows
     forcing = None
     if sampling.thinking_tokens:
         none = np.zeros(rows, np.int32)
@@ -204,7 +209,3 @@ def _refuse_on_host(images, second) -> None:
             raise InputError(
                 f"{name} cannot be decoded by the host's loop", fix="sampler.loop='device'"
             )
-    if jax.process_count() > 1:
-        raise InputError(
-            "sampler loop", value="host", rule="one process", fix="sampler.loop='device'"
-        )

@@ -51,7 +51,8 @@ def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
 
 
 def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> None:
-    """Raises InputError where the slots alone are larger than what the devices have left."""
+    """Raises InputError where the slots alone are larger than what the devices have left. A host
+    of several that raises it ends the run on all, with its words."""
     cache.check_dtype(kv_dtype)
     # A device of another host, or one that is only compiled for, does not report its memory.
     here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]

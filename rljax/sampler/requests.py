@@ -114,6 +114,7 @@ class Decoding:
     decode: Callable | None = None  # the tokenizer's, ids -> text, for stop strings
     dtype: str = ""  # what is computed in; "" = what the model computes in
     head_in_float32: str = ""  # on | off, "" = as the model
+    look_every: int = 1  # steps after which all devices meet to look whether rows are live
 
     def __post_init__(self):
         if self.slots < 0:

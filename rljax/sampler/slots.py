@@ -18,7 +18,7 @@ from rljax.batch import FinishReason
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
-from rljax.sampler.draw import Rules, sample
+from rljax.sampler.draw import Rules, any_ruled, sample
 from rljax.sampler.requests import Sampling
 
 
@@ -169,12 +169,12 @@ def _note(forcing: Forcing, ids, emitted) -> Forcing:
 # -- decoding
 
 
-def step(models, weight, slots: Slots) -> tuple[Slots, Tokens]:
+def step(models, weight, slots: Slots, is_ruled=None) -> tuple[Slots, Tokens]:
     """Reads each live slot's token and draws the next one. models: [(Model, unstacked weights)] of
-    one model, or of two whose logits are mixed by `weight`."""
+    one model, or of two whose logits are mixed by `weight`. `is_ruled`: see `sample`."""
     logits, caches = _next_logits(models, weight, slots)
     total = slots.length + 1
-    drawn = sample(logits, slots.key, total, slots.rules)
+    drawn = sample(logits, slots.key, total, slots.rules, is_ruled)
     emitted = slots.live & drawn.finite
     ids, forcing = drawn.ids, slots.forcing
     forced = jnp.zeros_like(emitted)
@@ -220,11 +220,16 @@ def _next_logits(models, weight, slots: Slots):
     return logits, tuple(caches for _, caches in outputs)
 
 
-def decode(models, weight, slots: Slots, steps, room: int, enough_free=None):
+def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, look_every: int = 1):
     """Decodes up to `steps` <= room steps. Ends early when no slot is live, or when `enough_free`
-    of them are not. Returns the slots, Tokens of `room` steps, and how many steps were done."""
+    of them are not. Returns the slots, Tokens of `room` steps, and how many steps were done.
+
+    All devices meet to look whether it ends. Between slices that takes long: they do it every
+    `look_every` steps, and some steps at the end decode nothing.
+    """
     count = slots.token.shape[0]
     enough_free = count if enough_free is None else enough_free
+    is_ruled = any_ruled(slots.rules)  # here: in the loop all devices would meet at each step
 
     def more(carry):
         done, slots, _ = carry
@@ -233,12 +238,17 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None):
 
     def one(carry):
         done, slots, tokens = carry
-        slots, new = step(models, weight, slots)
+        slots, new = step(models, weight, slots, is_ruled)
         return done + 1, slots, jax.tree.map(lambda a, x: a.at[done].set(x), tokens, new)
+
+    def several(carry):
+        end = jnp.minimum(carry[0] + look_every, steps)
+        return jax.lax.while_loop(lambda carry: carry[0] < end, one, carry)
 
     number, flag = jnp.zeros((room, count), jnp.float32), jnp.zeros((room, count), bool)
     tokens = Tokens(jnp.zeros((room, count), jnp.int32), number, number, number, flag, flag)
-    done, slots, tokens = jax.lax.while_loop(more, one, (jnp.int32(0), slots, tokens))
+    turn = one if look_every == 1 else several
+    done, slots, tokens = jax.lax.while_loop(more, turn, (jnp.int32(0), slots, tokens))
     return slots, tokens, done
 
 

@@ -8,8 +8,10 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from rljax import hosts
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason
 
@@ -81,25 +83,30 @@ def cut_at_stop_strings(
     batch: Batch, starts: np.ndarray, stops: Sequence[str], decode: Callable
 ) -> Batch:
     """Responses [B, S] from columns starts [B] on end with the token that completes a stop string;
-    what came after is padding."""
-    host = fetch(batch)
-    lengths = (host.segment_ids > 0).sum(axis=1)
-    reason, ends = np.array(host.finish_reason), lengths.copy()
-    for row in np.nonzero(lengths > starts)[0]:
-        ids = host.tokens[row, starts[row] : lengths[row]].tolist()
-        kept = find_stop(ids, stops, decode)
+    what came after is padding. Each host looks for the strings in rows of its own."""
+    lengths = jnp.sum(batch.segment_ids > 0, axis=1)
+    tokens, lengths = fetch((batch.tokens, lengths))
+    found = []
+    for row in hosts.mine(len(tokens)):
+        ids = tokens[row, starts[row] : lengths[row]].tolist()
+        kept = find_stop(ids, stops, decode) if ids else None
         if kept is not None:
-            ends[row], reason[row] = starts[row] + kept, FinishReason.STOP
-    inside = np.arange(host.tokens.shape[1])[None, :] < ends[:, None]
-    cut = {
-        name: np.where(inside, getattr(host, name), 0)
-        for name in (
-            "tokens", "segment_ids", "positions", "mask", "sampler_logprobs", "sampler_log_kept",
-            "entropy", "policy_version",
-        )
-    }  # fmt: skip
-    placed = {
-        name: jax.device_put(value.astype(getattr(host, name).dtype), getattr(batch, name).sharding)
-        for name, value in (cut | {"finish_reason": reason}).items()
-    }
-    return batch.replace(**placed)
+            found.append((row, int(starts[row]) + kept))
+    ends, stopped = lengths.copy(), np.zeros(len(tokens), bool)
+    for row, end in itertools.chain(*hosts.gather(found)):
+        ends[row], stopped[row] = end, True
+    return _cut(batch, ends, stopped)
+
+
+@jax.jit
+def _cut(batch: Batch, ends: jax.Array, stopped: jax.Array) -> Batch:
+    """The batch without what stands at columns ends [B] and behind."""
+    inside = jnp.arange(batch.tokens.shape[1])[None, :] < ends[:, None]
+    names = (
+        "tokens", "segment_ids", "positions", "mask", "sampler_logprobs", "sampler_log_kept",
+        "entropy", "policy_version",
+    )  # fmt: skip
+    cut = {name: getattr(batch, name) for name in names}
+    cut = {name: jnp.where(inside, x, jnp.zeros_like(x)) for name, x in cut.items()}
+    reason = jnp.where(stopped, FinishReason.STOP, batch.finish_reason)
+    return batch.replace(**cut, finish_reason=reason.astype(batch.finish_reason.dtype))

@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 
-from rljax.arrays import fetch
+from rljax import hosts
+from rljax.arrays import fetch, of_each_host
 from rljax.batch import Batch, FinishReason, batch_from_rows
-from rljax.mesh import constrain_rows, row_shards
+from rljax.mesh import constrain_rows, replicated, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
@@ -58,6 +59,7 @@ class Shape:
     slots: int
     response_tokens: int
     kv_dtype: str
+    look_every: int = 1
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -126,11 +128,11 @@ def _decode(models, second, carry, shape: Shape, room: int, shards: int):
     # What is free now stays free: its shard has no rows left.
     free = jnp.where(waiting, jnp.sum(~slots.live) + enough_free, count)
     weight = second.weight if second else 0.0
-    slots, tokens, done = slot.decode(models, weight, slots, room, room, free)
+    slots, tokens, done = slot.decode(models, weight, slots, room, room, free, shape.look_every)
     # Adds 0 without the compiler knowing: the communication of the record then waits for the
     # loop. Side by side, devices may begin one or the other and wait for each other for ever.
     owner, before = (x + jnp.minimum(done, 0) for x in (owner, before))
-    return (slots, owner, taken, _record(out, owner, before, slots, tokens)), tokens
+    return (slots, owner, taken, _record(out, owner, before, slots, tokens, shards)), tokens
 
 
 # -- the same in turns
@@ -153,8 +155,9 @@ def _begin(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, 
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"), donate_argnames=("carry",))
-def _turn(model, shape: Shape, params, second, queue: "_Queue", carry):
-    """One turn: returns the state of the loop, and what the host reads of it."""
+def _turn(model, shape: Shape, params, second, queue: "_Queue", carry, told):
+    """One turn: returns the state of the loop, and what the host reads of it. `told` says of each
+    device whether its host was told to stop; None with one process."""
     shards = shard_count(model, queue.prompts.shape[0], shape.slots)
     if shape.slots < queue.keys.shape[0]:
         carry = _refill_all(carry, queue, shape, shards)
@@ -163,8 +166,10 @@ def _turn(model, shape: Shape, params, second, queue: "_Queue", carry):
     carry, tokens = _decode(models, second, carry, shape, room, shards)
     slots, owner, taken, out = carry
     waiting = jnp.min(taken) < out.length.shape[0] // shards
-    look = (owner, slots.live, slots.reason, tokens.ids, tokens.valid, waiting)
-    return _pinned(carry, model), look
+    stop = None if told is None else jnp.any(told)
+    look = (owner, slots.live, slots.reason, tokens.ids, tokens.valid, waiting, stop)
+    # Whole on every device: every host of a pod looks at all of it.
+    return _pinned(carry, model), jax.lax.with_sharding_constraint(look, replicated(model.mesh))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -185,23 +190,33 @@ def in_turns(
     model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
     second, finished: Callable[[int, list[int], int], None], stop: Callable[[], bool] | None,
 ) -> Batch:  # fmt: skip
-    """The batch of `rollout`, in one process. `finished(row, ids, reason)` is called as rows end,
-    while the devices decode the next turn; once `stop` says so, that turn is the last."""
+    """The batch of `rollout`. `finished(row, ids, reason)` is called as rows end, on every host for
+    every row, while the devices decode the next turn; once `stop` says so, that turn is the
+    last. Where hosts were told to stop, all of them do so between the same two turns."""
     start = (prompts, lengths, keys, rules, forcing, images, second)
     prompt_batch, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)
     timing.decoding(shape.slots)
-    carry, look = _turn(model, shape, params, second, queue, carry)
+    turn = (model, shape, params, second, queue)
+    carry, look = _turn(*turn, carry, _told(model))
     while True:
-        owner, live, reason, ids, valid, waiting = fetch(look)
+        owner, live, reason, ids, valid, waiting, told = fetch(look)
+        if told:
+            hosts.stop_here()
         going = bool(waiting or live.any())
         if going:
-            carry, look = _turn(model, shape, params, second, queue, carry)
+            carry, look = _turn(*turn, carry, _told(model))
         timing.decoding(shape.slots if waiting else int(live.sum()))
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
         if not going or (stop is not None and stop()):
             return _finish(model, shape, carry[3], queue, version, images, prompt_batch)
+
+
+def _told(model: Model) -> jax.Array | None:
+    if hosts.count() == 1:
+        return None
+    return of_each_host(bool(hosts.asked_to_stop()), model.mesh)
 
 
 class _Responses:
@@ -325,15 +340,26 @@ def _empty_record(prompts, lengths, shape: Shape) -> _Record:
     )
 
 
-def _record(out: _Record, owner, before, slots, tokens: slot.Tokens) -> _Record:
+def _record(out: _Record, owner, before, slots, tokens: slot.Tokens, shards: int) -> _Record:
     """Writes what a dispatch decoded at its rows and columns; `before` [B] is each slot's
-    length then."""
-    steps, total = tokens.ids.shape[0], out.tokens.shape[1]
+    length then. A shard's slots hold its own rows: nothing is moved."""
+    steps, (rows, total) = tokens.ids.shape[0], out.tokens.shape
     column = before[None, :] + 1 + jnp.arange(steps)[:, None]
     column = jnp.where(tokens.valid, column, total)
-    row = jnp.broadcast_to(owner[None, :], column.shape)
-    put = lambda old, new: old.at[row, column].set(new, mode="drop")  # noqa: E731
-    per_row = lambda old, new: old.at[owner].set(new, mode="drop")  # noqa: E731
+    parts = lambda x, axis=0: x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :])  # noqa: E731
+    first = (jnp.arange(shards) * (rows // shards))[:, None]
+    own = parts(owner) - first
+    own = jnp.where(own < rows // shards, own, rows)  # the rows of no slot: dropped
+
+    def put(old, new):
+        write = lambda old, row, column, new: old.at[row[None], column].set(new, mode="drop")  # noqa: E731
+        write = jax.vmap(write, in_axes=(0, 0, 1, 1))
+        return write(parts(old), own, parts(column, 1), parts(new, 1)).reshape(old.shape)
+
+    def per_row(old, new):
+        write = jax.vmap(lambda old, row, new: old.at[row].set(new, mode="drop"))
+        return write(parts(old), own, parts(new)).reshape(old.shape)
+
     return _Record(
         tokens=put(out.tokens, tokens.ids),
         logp=put(out.logp, tokens.logp),

@@ -96,7 +96,7 @@ def serve(options: ServeOptions) -> None:
     try:
         # At once, so that a port in use is an error before minutes of loading.
         with in_background(loading, options.host, options.port, limits) as address:
-            policy = load_policy(Path(options.model), options.step, trust_code=options.trust_code)
+            policy = load_policy(options.model, options.step, trust_code=options.trust_code)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
             loading.app = make_app(worker, policy.tokenizer, name, **guard)

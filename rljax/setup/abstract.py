@@ -1,11 +1,14 @@
 """The setup of a config of which no data, tokenizer or weight is read (of a model's folder
 config.json alone): what a plan is made of."""
 
+import jax
+
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, is_path
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.data.online.encoded import Data, load_run_tokenizer
+from rljax.setup.placement import divided
 from rljax.setup.setup import Setup, assemble, load_model
 
 
@@ -28,6 +31,7 @@ def abstract_setup(config: Config, devices=None) -> Setup:
     prompt = config.data.max_prompt_tokens
     row = prompt + config.sampler.max_response_tokens
     data = Data([[]], [], [], {}, prompt, row, digest="", kind=kind)
+    devices, groups = divided(config, jax.devices() if devices is None else devices)
     model = load_model(config, tokenizer, devices)
     row = row if kind in SAMPLED else config.offline.max_tokens
-    return assemble(config, tokenizer, data, model, row)
+    return assemble(config, tokenizer, data, model, row, groups)

@@ -54,6 +54,8 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names |= {"sampler_logprobs"} if item.logprobs is not None else set()
         if config.offline.reference_logprobs:
             names.add("ref_logprobs")
+    if phase is setup.main and any("reference" in group.roles for group in setup.groups):
+        names.add("ref_logprobs")
     return names
 
 
@@ -95,8 +97,9 @@ def abstract_key(setup: Setup):
 
 
 def roles_read(phase: Phase, roles: dict[str, Role]) -> dict[str, Role]:
-    """Those of the roles that the phase's dataflow names."""
-    return {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
+    """Those of the roles that the phase's dataflow names, as its program gets them."""
+    named = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
+    return {name: role.in_program() for name, role in named.items()}
 
 
 def dry_run(setup: Setup, phase: Phase, roles: dict[str, Role] | None = None):
@@ -197,6 +200,7 @@ def check_fields_read(setup: Setup) -> None:
     read: set[str] = set()
     if setup.config.reward.process_model:
         _check_process_reward(setup.config.reward.process_reward)
+    _check_placed(setup)
     for phase in setup.phases:
         _, _, fields = dry_run(setup, phase)
         read |= fields if phase is setup.main else set()
@@ -230,6 +234,17 @@ def _meaning(component: Component) -> tuple:
     parameters = component.signature.parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     return component.function, {**defaults, **component.options}
+
+
+def _check_placed(setup: Setup) -> None:
+    """Raises InputError where a group waits for a reference that the run does not make."""
+    for group in setup.groups:
+        if "reference" in group.roles and "reference" not in abstract_roles(setup):
+            raise InputError(
+                f"{group.name!r} of config.placement: this run has no reference",
+                rule=f"dataflow={setup.config.dataflow!r} reads none: no KL, no such loss",
+                fix="leave it out of config.placement",
+            )
 
 
 class _Noting(Algorithm):

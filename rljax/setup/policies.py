@@ -4,14 +4,12 @@ A run may still be training: nothing here writes into its folder.
 """
 
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
@@ -30,10 +28,12 @@ from rljax.models.trees import merged
 from rljax.roles import Actor
 from rljax.rollout import Reward, sample_scored
 from rljax.sampler import Sampling
-from rljax.setup.checkpoint import ARRAYS, Checkpoints
+from rljax.setup.checkpoint import Checkpoints, Damaged
 from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.setup import check_length, decoding_of, load_model, make_sampling
 from rljax.setup.weights import initial_params
+from rljax.tracking.mirror import local_copy
+from rljax.tracking.store import is_folder
 
 _SCORED_ROWS = 8  # by a reward model at once, on each device
 
@@ -113,40 +113,57 @@ class SavedPolicy:
 # -- opening --
 
 
-def load_policy(folder: Path, step: str = "latest", *, trust_code: bool = False) -> SavedPolicy:
-    """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder. `step` of
-    a run: latest, best, or a number.
+def load_policy(
+    folder: str | Path, step: str = "latest", *, trust_code: bool = False
+) -> SavedPolicy:
+    """The policy of a run folder (config.json, checkpoints/) or of a Hugging Face folder; either
+    may be a URL. `step` of a run: latest, best, or a number.
 
     A run folder is data: where its config names functions outside of rljax it is refused, unless
     trust_code says that they may run.
 
     All devices here share the weights, whatever mesh the run was trained on.
     """
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         fix = how_to_get_model(str(folder)) or "give a run folder or a Hugging Face folder"
         raise InputError("no such folder", value=str(folder), fix=fix)
-    saved = read_json_object(folder / "config.json")
-    if "model_type" in saved:
-        config = Config(model=str(folder))
+    with local_copy(folder) as here:
+        saved = read_json_object(here / "config.json")
+        if "model_type" not in saved:
+            path = here / "config.json"
+            return _run_policy(saved, path, f"{folder}/checkpoints", step, trust_code)
+        config = Config(model=str(here))
         tokenizer = load_run_tokenizer(config)
         model = load_model(config, tokenizer)
-        return SavedPolicy(config, model, load_params(folder, model), tokenizer, None)
+        return SavedPolicy(config, model, load_params(here, model), tokenizer, None)
+
+
+def _run_policy(
+    saved: dict, path: Path, checkpoints: str, step: str, trust_code: bool
+) -> SavedPolicy:
+    """The policy of a run with the config `saved`, which lies at `path`."""
     if "dataflow" not in saved:
         raise InputError(
-            f"{folder / 'config.json'} is neither a run's nor a Hugging Face model's",
+            f"{path} is neither a run's nor a Hugging Face model's",
             value=sorted(saved)[:8],
             fix="give a run folder or a Hugging Face folder",
         )
-    config = from_dict(saved, str(folder / "config.json"))
+    config = from_dict(saved, str(path))
     if not trust_code:
-        refuse_own_code(config, str(folder / "config.json"))
+        refuse_own_code(config, str(path))
     config = dataclasses.replace(config, mesh=MeshConfig())
-    best = config.checkpoint.best_metric
-    checkpoints = Checkpoints(folder / "checkpoints", best_metric=best)
-    number = _find_step(checkpoints, step)
+    found = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
+    number = _find_step(found, step)
     tokenizer = load_run_tokenizer(config)
     model = load_model(config, tokenizer)
-    params = _read_params(checkpoints.path(number) / ARRAYS, model)
+    while True:
+        try:
+            params = _read_params(found, number, model)
+            break
+        except Damaged:  # shows when arrays are read: the step before, then
+            if step != "latest":
+                raise
+            number = _find_step(found, step)
     if model.config.lora:  # a checkpoint holds the adapters alone
         params = merged(params, model.split(initial_params(config, model))[1])
     return SavedPolicy(config, model, params, tokenizer, number)
@@ -155,9 +172,9 @@ def load_policy(folder: Path, step: str = "latest", *, trust_code: bool = False)
 def load_named_policy(name: str, *, trust_code: bool = False) -> SavedPolicy:
     """The policy of a folder, or of RUN@STEP: a step of a run, latest or best."""
     folder, at, step = name.rpartition("@")
-    if at and not os.path.isdir(name):
-        return load_policy(Path(folder), step, trust_code=trust_code)
-    return load_policy(Path(name), trust_code=trust_code)
+    if at and not is_folder(name):
+        return load_policy(folder, step, trust_code=trust_code)
+    return load_policy(name, trust_code=trust_code)
 
 
 def _find_step(checkpoints: Checkpoints, wanted: str) -> int:
@@ -184,21 +201,18 @@ def _find_step(checkpoints: Checkpoints, wanted: str) -> int:
     return step
 
 
-def _read_params(path: Path, model: Model) -> dict:
-    """The actor's parameters of a checkpoint; optimizer state and critic stay on disk."""
+def _read_params(checkpoints: Checkpoints, step: int, model: Model) -> dict:
+    """The actor's parameters of a checkpoint; optimizer state and critic stay where they are."""
     like = {"actor": {"params": model.split(model.abstract())[0]}}
-    options = ocp.args.PyTreeRestore(
-        item=like,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(like),
-        partial_restore=True,
-    )
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            return checkpointer.restore(path.absolute(), options)["actor"]["params"]
-    except (ValueError, KeyError, TypeError) as error:
+        return checkpoints.read_arrays(step, like, some=True)["actor"]["params"]
+    except Damaged:
+        raise
+    except InputError as error:
         raise InputError(
-            f"{path} does not hold the weights of the model in the run's config.json",
-            rule=f"{type(error).__name__}: {str(error)[:500]}",
+            f"{checkpoints.path(step)} does not hold the weights of the model in the run's "
+            "config.json",
+            rule=str(error),
             fix="use the model folder that the run was started with",
         ) from error
 

@@ -3,15 +3,20 @@
 import dataclasses
 from pathlib import Path
 
+import jax
+
+from rljax import hosts
+from rljax.arrays import moved
 from rljax.components import resolve
 from rljax.config import NAMESPACES, Config, microbatch_tokens
 from rljax.data.online.encoded import load_run_tokenizer
 from rljax.errors import InputError
+from rljax.mesh import on_host
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.rewards.judges.judges import judge
 from rljax.rewards.judges.rubrics import rubric, rubrics_of
-from rljax.rewards.pool.calling import reads_model
+from rljax.rewards.pool.calling import asks_nobody, reads_model
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import MeshJudge, ModelScorer, ProcessScorer, Reward
 from rljax.setup.setup import Setup
@@ -25,18 +30,19 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
     that evolve, if there are any. What the function prints goes to the file `log`."""
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
-    scorer = model_scorer(setup.config, setup.model, text, rows)
+    scorer = model_scorer(setup.config, setup.model_on("reward_model"), text, rows)
     if text:
         evolving = dense and bool(reward.rubrics)
         if resolve(text, NAMESPACES["reward"]).function is rubric and not evolving:
             _check_rubrics(setup)
-        pool = text_scorer(setup.config, text, mesh, log)
+        judge_mesh = setup.model_on("judge").mesh
+        pool = text_scorer(setup.config, text, judge_mesh, log, apart=judge_mesh != mesh)
     else:
         pool, scorer = scorer, None
     scored = _process_scorer(setup, rows) if dense and reward.process_model else None
     rubrics = None
     if dense and reward.rubrics:
-        rubrics = resolve(reward.rubrics, NAMESPACES["rubrics"])(reward.workers)
+        rubrics = resolve(reward.rubrics, NAMESPACES["rubrics"])(_share(reward.workers))
     return Reward(pool, setup.tokenizer, mesh, scored, rubrics, scorer)
 
 
@@ -54,6 +60,12 @@ def _check_rubrics(setup: Setup) -> None:
             ) from None
 
 
+def _share(workers: int) -> int:
+    """This host's part of so many workers of all hosts together, which ask one server; at least
+    one."""
+    return max(len(hosts.mine(workers)), 1)
+
+
 def model_scorer(config: Config, policy: Model, text: str, rows: int) -> ModelScorer | None:
     """reward.model, `rows` rows at once, where the reward `text` is "" or reads its score; else
     None."""
@@ -65,37 +77,49 @@ def model_scorer(config: Config, policy: Model, text: str, rows: int) -> ModelSc
         fix = "a run whose config has reward.model, or another reward"
         raise InputError("reward", value=text, rule=rule, fix=fix)
     model, params = scalar_model(config, policy, "reward.model", folder, adapted=False)
-    return ModelScorer(model, params, rows)
+    return ModelScorer(model, _kept(config, params), rows)
 
 
-def text_scorer(config: Config, text: str, mesh, log: Path | None = None) -> RewardPool | MeshJudge:
-    """What scores samples by the reward `text`: workers, or reward.judge_model for what it can
-    answer. What a function prints goes to the file `log`, or to stderr."""
+def _kept(config: Config, params: dict) -> dict:
+    """A scorer's weights where they are between two uses: on the devices, or on the host."""
+    if not config.memory.scorers_on_host:
+        return params
+    return jax.tree.map(lambda x: moved(x, on_host(x.sharding)), params)
+
+
+def text_scorer(
+    config: Config, text: str, mesh, log: Path | None = None, *, apart: bool = False
+) -> RewardPool | MeshJudge:
+    """What scores samples by the reward `text`: workers, or reward.judge_model on `mesh` for what
+    it can answer. What a function prints goes to the file `log`, or to stderr. `apart`: the mesh
+    is the judge's own."""
     reward, component = config.reward, resolve(text, NAMESPACES["reward"])
     if not reward.judge_model or component.function not in (judge, rubric):
+        workers = reward.workers if asks_nobody(component) else _share(reward.workers)
         return RewardPool(
-            text, workers=reward.workers, timeout_s=reward.timeout_s, memory_gb=reward.memory_gb,
-            log=log,
-        )  # fmt: skip
+            text, workers=workers, timeout_s=reward.timeout_s, memory_gb=reward.memory_gb, log=log
+        )
     folder = reward.judge_model
     tokenizer = load_run_tokenizer(Config(model=f"{folder.rstrip('/')}/"))  # a slash: it is a path
     model = Model(load_config(folder, **dataclasses.asdict(config.model_settings)), mesh)
     tokens = microbatch_tokens(config)
     return MeshJudge(
-        model, load_params(folder, model), tokenizer, component, grades=reward.judge_grades,
-        tokens_per_call=tokens,
+        model, _kept(config, load_params(folder, model)), tokenizer, component,
+        grades=reward.judge_grades, tokens_per_call=tokens, apart=apart,
     )  # fmt: skip
 
 
 def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
     """The model of reward.process_model, which scores lines."""
     wish, home = setup.config.reward, NAMESPACES["process_reward"]
+    policy = setup.model_on("process_model")
     model, params = scalar_model(
-        setup.config, setup.model, "reward.process_model", wish.process_model, adapted=False
+        setup.config, policy, "reward.process_model", wish.process_model, adapted=False
     )
     return ProcessScorer(
-        model, params, rows, setup.tokenizer,
+        model, _kept(setup.config, params), rows, setup.tokenizer,
         lines=resolve(wish.process_lines, home), reward=resolve(wish.process_reward, home),
+        home=setup.model.mesh,
     )  # fmt: skip
 
 
@@ -105,13 +129,19 @@ def abstract_scorers(setup: Setup) -> dict[str, dict]:
     if not setup.needs_reward:
         return {}
     wish, found = setup.config.reward, {}
-    for name, folder in (("reward model", wish.model), ("process model", wish.process_model)):
+    settings = dataclasses.asdict(setup.config.model_settings)
+    waits = setup.config.memory.scorers_on_host
+    for name, role, folder in (
+        ("reward model", "reward_model", wish.model),
+        ("process model", "process_model", wish.process_model),
+        ("judge", "judge", wish.judge_model),
+    ):
         if folder:
-            settings = dataclasses.asdict(setup.config.model_settings)
-            facts = dataclasses.replace(load_config(folder, **settings), labels=1)
-            found[f"{name} weights"] = Model(facts, setup.model.mesh, "scalar").abstract()
-    if wish.judge_model:
-        settings = dataclasses.asdict(setup.config.model_settings)
-        facts = load_config(wish.judge_model, **settings)
-        found["judge weights"] = Model(facts, setup.model.mesh).abstract()
+            facts, mesh = load_config(folder, **settings), setup.model_on(role).mesh
+            one = Model(facts, mesh)
+            if role != "judge":
+                one = Model(dataclasses.replace(facts, labels=1), mesh, "scalar")
+            held = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_host(x.sharding))  # noqa: E731
+            arrays = one.abstract()
+            found[f"{name} weights"] = jax.tree.map(held, arrays) if waits else arrays
     return found

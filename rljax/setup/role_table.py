@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import moved, put_whole
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, OptimizerConfig
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.learn.optimizers import make_optimizer
-from rljax.learn.state import TrainState
-from rljax.mesh import on_host, replicated
+from rljax.learn.state import Spread, TrainState
+from rljax.mesh import on_host, replicated, slice_count
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.models.trees import flattened, merged, nested
@@ -32,6 +33,7 @@ from rljax.roles import (
     start_training,
     training_layout,
 )
+from rljax.roles.placed import PlacedReference
 from rljax.setup.setup import Phase, Setup, adapter_fields
 from rljax.setup.weights import check_same_vocabulary, multiplied_in_dtype, scalar_model
 
@@ -57,10 +59,15 @@ class RoleInputs:
 
     def training(self, model: Model, params: dict, optimizer) -> TrainState:
         """Fresh optimizer state around `params`, on the layout that programs keep."""
-        waits = self.config.memory.optimizer_on_host
+        mesh = self.config.mesh
+        crosses = slice_count(model.mesh, mesh.slices) > 1
+        how = dict(
+            optimizer_on_host=self.config.memory.optimizer_on_host,
+            spread=Spread(moments=mesh.shard_optimizer, sum_once=crosses),
+        )
         if self.abstract:
-            return training_layout(model, optimizer, optimizer_on_host=waits)
-        return start_training(model, params, optimizer, optimizer_on_host=waits)
+            return training_layout(model, optimizer, **how)
+        return start_training(model, params, optimizer, **how)
 
     def loaded(self, folder: str, model: Model) -> dict:
         """The weights of a Hugging Face folder."""
@@ -75,25 +82,27 @@ class RoleInputs:
         value, whole = np.asarray(value, np.float32), replicated(self.setup.model.mesh)
         if self.abstract:
             return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=whole)
-        return jax.device_put(value, whole)
+        return put_whole(value, whole)
 
-    def frozen(self) -> dict:
-        """The policy as it is now, in the dtype that the model multiplies in. Under adapters the
-        base is shared, and only the adapters are copied: fresh ones are exactly off."""
-        model = self.setup.model
+    def frozen(self, model: Model) -> dict:
+        """The policy as it is now, in the dtype that the model multiplies in, on the mesh of
+        `model`. Under adapters the base is shared there, and only the adapters are copied: fresh
+        ones are exactly off."""
         own, base = model.split(self.params)
-        if model.config.lora:
+        elsewhere = model.mesh != self.setup.model.mesh
+        if model.config.lora and not elsewhere:
             return merged(self.copied(own), base)
-        waits = self.config.memory.reference_on_host
+        waits, layouts = self.config.memory.reference_on_host, flattened(model.shardings())
 
         def rounded(path, x):
-            low = multiplied_in_dtype(path, model.config)
+            low = multiplied_in_dtype(path, model.config) and not model.config.lora
             dtype = self.config.model_settings.dtype if low else x.dtype
-            layout = on_host(x.sharding) if waits else x.sharding
+            layout = layouts[path] if elsewhere else x.sharding
+            layout = on_host(layout) if waits else layout
             return jax.ShapeDtypeStruct(x.shape, dtype, sharding=layout)
 
-        like = nested({path: rounded(path, x) for path, x in flattened(own).items()})
-        return like if self.abstract else _copied(own, like)
+        like = nested({path: rounded(path, x) for path, x in flattened(self.params).items()})
+        return like if self.abstract else _copied(self.params, like)
 
 
 def _copied(tree: dict, like: dict | None = None) -> dict:
@@ -106,7 +115,7 @@ def _copied(tree: dict, like: dict | None = None) -> dict:
         return jax.tree.map(lambda x, y: jnp.array(x, y.dtype), tree, like)
 
     copies = jax.jit(copy, out_shardings=layout)(tree)
-    put = lambda x, y: x if y.sharding == x.sharding else jax.device_put(x, y.sharding)  # noqa: E731
+    put = lambda x, y: x if y.sharding == x.sharding else moved(x, y.sharding)  # noqa: E731
     return jax.tree.map(put, copies, like)
 
 
@@ -152,7 +161,7 @@ def scalar_start(
         return model, model.abstract()
     body = {k: v for k, v in inputs.params.items() if k != "head"}
     head = model.abstract()["head"]
-    body["head"] = jax.device_put(jnp.zeros(head.shape, head.dtype), head.sharding)
+    body["head"] = put_whole(np.zeros(head.shape, head.dtype), head.sharding)
     trained, base = model.split(body)
     return model, merged(inputs.copied(trained), base)
 
@@ -172,9 +181,12 @@ def make_reward_model(inputs: RoleInputs) -> RewardModel:
 
 def make_reference(inputs: RoleInputs) -> Reference:
     """The policy as the phase begins, frozen."""
-    setup = inputs.setup
-    temperature = inputs.config.sampler.temperature
-    return Reference(inputs.frozen(), setup.model, temperature, setup.decoding)
+    setup, model = inputs.setup, inputs.setup.model_on(inputs.name)
+    parts = (inputs.frozen(model), model, inputs.config.sampler.temperature, setup.decoding)
+    if model is setup.model:
+        return Reference(*parts)
+    steps = setup.steps_on(inputs.name)
+    return PlacedReference(*parts, home=setup.model.mesh, steps=steps)
 
 
 def frozen_folder(inputs: RoleInputs, field: str, folder: str) -> Reference:

@@ -7,6 +7,8 @@ compile.
 import dataclasses
 import functools
 
+import jax
+
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, OptimizerConfig, is_path, microbatch_rows
 from rljax.contracts import spec
@@ -21,12 +23,13 @@ from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.packing import packing_for
-from rljax.mesh import check_host_memory, make_mesh, row_shards
+from rljax.mesh import check_host_memory, make_mesh, row_shards, slice_count
 from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.rollout import RolloutConfig
 from rljax.sampler import Decoding, Sampling
+from rljax.setup.placement import Group, divided, dividing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,29 @@ class Setup:
     decoding: Decoding = Decoding()
     row_tokens: int = 0  # columns of a batch of the last phase
     rows_per_example: int = 1  # of an offline batch
+    groups: tuple[Group, ...] = ()  # roles on devices of their own
+
+    def model_on(self, role: str) -> Model:
+        """The model, on the mesh of a role: its group's, or the one of all others."""
+        meshes = [group.mesh for group in self.groups if role in group.roles]
+        return dataclasses.replace(self.model, mesh=meshes[0]) if meshes else self.model
+
+    def steps_on(self, role: str) -> Steps:
+        """How the rows of the last phase are packed on the mesh of a role."""
+        model, rows = self.model_on(role), self.algorithm.steps.rows
+        if model is self.model:
+            return self.algorithm.steps
+        shards = row_shards(model.mesh) * self.rows_per_example
+        if rows % shards:
+            raise InputError(
+                f"{role} of config.placement: {rows} sequences of an optimizer step do not divide "
+                f"over its {row_shards(model.mesh)} devices",
+                rule="data x fsdp x expert of a group splits the rows",
+                fix=f"so many of these, the others as tensor=...: "
+                f"{dividing(rows // self.rows_per_example, model.mesh.size)}",
+            )
+        there = assemble(self.config, self.tokenizer, self.data, model, self.row_tokens)
+        return there.algorithm.steps
 
     @property
     def main(self) -> Phase:
@@ -132,7 +158,7 @@ def adapter_fields(config: Config) -> dict:
 def load_model(config: Config, tokenizer: Tokenizer, devices=None) -> Model:
     """The static model of the config, on its mesh over `devices` (default: all there are)."""
     settings = {**dataclasses.asdict(config.model_settings), **adapter_fields(config)}
-    mesh = make_mesh(**dataclasses.asdict(config.mesh), devices=devices)
+    mesh = make_mesh(**config.mesh.sizes(), slices=config.mesh.slices, devices=devices)
     wanted_memory = {f"memory.{k}": v for k, v in dataclasses.asdict(config.memory).items()}
     wanted_memory["model_settings.remat='offload'"] = config.model_settings.remat == "offload"
     for name in (name for name, wanted in wanted_memory.items() if wanted):
@@ -219,7 +245,12 @@ def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-def decoding_of(config: Config, tokenizer: Tokenizer) -> Decoding:
+# Decode steps of several slices between two looks at which rows have ended: a look waits for the
+# data center's network, and so many steps at most decode nothing at the end of a batch.
+LOOK_EVERY = 16
+
+
+def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decoding:
     """How whole batches are decoded."""
     sampler = config.sampler
     # A stop string may be a special token's.
@@ -231,6 +262,7 @@ def decoding_of(config: Config, tokenizer: Tokenizer) -> Decoding:
         decode=decode if sampler.stop_strings else None,
         dtype=sampler.dtype,
         head_in_float32=sampler.head_in_float32,
+        look_every=1 if slices == 1 else LOOK_EVERY,
     )
 
 
@@ -316,6 +348,7 @@ def _check_context(what: str, tokens: int, model: Model, fix: str) -> None:
 def build(config: Config, devices=None) -> Setup:
     """Everything but the weights, on `devices` (default: all there are). Raises InputError for bad
     data, tokenizer or model folders."""
+    devices, groups = divided(config, jax.devices() if devices is None else devices)
     tokenizer = load_run_tokenizer(config)
     kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
     data = load_data(config, tokenizer, kind)
@@ -325,10 +358,13 @@ def build(config: Config, devices=None) -> Setup:
         every = [x["item"] for source in data.sources for x in source]
         every += [x["item"] for x in data.held_out]
         row = longest_row(kind, every)
-    return assemble(config, tokenizer, data, model, row)
+    return assemble(config, tokenizer, data, model, row, groups)
 
 
-def assemble(config: Config, tokenizer: Tokenizer, data: Data, model: Model, row: int) -> Setup:
+def assemble(
+    config: Config, tokenizer: Tokenizer, data: Data, model: Model, row: int,
+    groups: tuple[Group, ...] = (),
+) -> Setup:  # fmt: skip
     """The setup of what was loaded; rows of the last phase have `row` tokens."""
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
     response, batch, together, optimizer_steps = (
@@ -381,7 +417,8 @@ def assemble(config: Config, tokenizer: Tokenizer, data: Data, model: Model, row
     )
     return Setup(
         config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts,
-        decoding_of(config, tokenizer), row, together,
+        decoding_of(config, tokenizer, slice_count(model.mesh, config.mesh.slices)), row, together,
+        groups,
     )  # fmt: skip
 
 

@@ -4,8 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
-
+from rljax import hosts
 from rljax.config import Config, is_path
 from rljax.errors import InputError
 from rljax.keys import root_key, stream
@@ -27,7 +26,7 @@ def initial_params(config: Config, model: Model, record: Path | None = None) -> 
     plain = dataclasses.replace(model, config=lora.without(model.config))
     if is_path(config.model):
         params, report = load_with_report(config.model, plain)
-        if record and jax.process_index() == 0:
+        if record and hosts.first():
             record.write_text(json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     else:
         params = plain.init(stream(key, "weights"))

@@ -7,12 +7,18 @@ Counts every backend compile of the process, those that the persistent cache ans
 import os
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import jax
 
+from rljax import beats
+
 _EVENT = "/jax/core/compile/backend_compile_duration"
+_HIT = "/jax/compilation_cache/cache_hits"
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"  # what comes next is the compile
 _names: list[str] = []
+_seconds: list[float] = []  # of each of them
+_hits: list[int] = []  # how many programs had been named when the cache had one
 _now: list[tuple[str, float]] = []  # name and start of the program that is being compiled
 _expected: dict[str, str] = {}
 _watching = False
@@ -30,16 +36,25 @@ def watch() -> None:
     global _watching
     if not _watching:
         jax.monitoring.register_event_duration_secs_listener(_note)
+        jax.monitoring.register_event_listener(_note_hit)
         _watching = True
 
 
-def _note(event: str, _seconds: float, **details) -> None:
+def _note(event: str, seconds: float, **details) -> None:
     name = str(details.get("fun_name", "a program"))
     if event == _LOWERED:
         _now[:] = [(name, time.monotonic())]
+        beats.compiling(True)
     if event == _EVENT:
         _now.clear()
+        beats.compiling(False)
         _names.append(name)
+        _seconds.append(seconds)
+
+
+def _note_hit(event: str, **_details) -> None:
+    if event == _HIT:
+        _hits.append(len(_names))
 
 
 def expect(programs: Iterable[tuple[str, str]]) -> None:
@@ -58,6 +73,28 @@ def running() -> tuple[str, float] | None:
     place = list(_expected).index(name) + 1 if name in _expected else 0
     number = f" ({place} of {len(_expected)})" if place else ""
     return f"compiling {what}{number}", time.monotonic() - begun
+
+
+class Compiled(NamedTuple):
+    """What was compiled, and of that came from the persistent cache."""
+
+    programs: int
+    hits: int
+    seconds: float
+    longest_s: float
+
+
+def since(start: int) -> Compiled:
+    """Of the programs after the first `start`."""
+    seconds = _seconds[start:]
+    hits = sum(at >= start for at in _hits)
+    return Compiled(len(seconds), hits, sum(seconds), max(seconds, default=0.0))
+
+
+def missed(start: int) -> list[str]:
+    """The programs after the first `start` that the persistent cache did not have."""
+    found = set(_hits)
+    return [name for i, name in enumerate(_names) if i >= start and i not in found]
 
 
 def count() -> int:

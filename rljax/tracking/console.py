@@ -121,7 +121,7 @@ class Console:
         while not self.closed.wait(1.0):
             line, said, due = busy_line(self.busy(), said, due)
             if line:
-                self._print(line)
+                self.say(line)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         values = {key: number for key, v in metrics.items() if (number := _number(v)) is not None}
@@ -137,7 +137,7 @@ class Console:
         if self.live:
             self._start()
         elif first or step % self.every == 0 or step >= self.total or "eval/accuracy" in values:
-            self._print(self._plain_line(step, values))
+            self.say(self._plain_line(step, values))
 
     def samples(self, step: int, rows: Sequence[Mapping]) -> None:
         with self.lock:
@@ -152,7 +152,7 @@ class Console:
                     one_line(row.get("response"), 160),
                 )
                 reward = short(_number(row.get("reward")))
-                self._print(f"  sample reward {reward}: {prompt} -> {response}")
+                self.say(f"  sample reward {reward}: {prompt} -> {response}")
 
     def close(self) -> None:
         """Draw the last state and give the terminal back; safe to call twice."""
@@ -219,7 +219,8 @@ class Console:
             parts.append(f"left {duration(left)}")
         return " | ".join(parts)
 
-    def _print(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Prints a line with the time of day, above what is drawn."""
         encoding = self.console.encoding or "utf-8"
         line = f"{time.strftime('%H:%M:%S')} {line}"
         line = line.encode(encoding, "replace").decode(encoding)  # a C locale must not raise

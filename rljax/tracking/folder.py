@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,8 +21,10 @@ from pathlib import Path
 from rljax.errors import InputError
 from rljax.tracking.charts import human_bytes
 
+LOG = logging.getLogger("rljax")
 LOCK = ".lock"
 HEARTBEAT_S = 10.0
+LOOK_S = 1.0  # between two looks at whether a heart beats
 STALE_S = 60.0  # without a heartbeat: the holder on another host is dead
 DYING_S = 10.0  # a killed process keeps its lock until its memory is returned
 # What a run writes into its folder.
@@ -29,7 +32,7 @@ FILES = (
     "config.json", "model.json", "metrics.jsonl", "samples.jsonl", "summary.json", "timeline.json",
     "report.html", "starts.jsonl", "rewards.log",
 )  # fmt: skip
-FOLDERS = ("checkpoints", "policy", "reward_model", "adapter", "tensorboard")
+FOLDERS = ("checkpoints", "policy", "reward_model", "adapter", "tensorboard", "profile", "bad")
 
 
 def make_folder(path: str | Path) -> Path:
@@ -173,7 +176,8 @@ def locked(folder: Path) -> Iterator[None]:
     it; one that is dead loses it.
 
     A process of this kernel is dead when its lock (flock) is gone and no process has its id and
-    its start time; one of another host, when its heartbeat has stopped for STALE_S seconds.
+    its start time; one of another host, when its heartbeat has stopped for STALE_S seconds, which
+    is waited for until it beats again.
     """
     path = folder / LOCK
     try:
@@ -202,7 +206,8 @@ def is_locked(folder: Path) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return _beats_elsewhere(file, folder, _holder(file))
+        holder = _holder(file)
+        return is_running(holder) or _beats_elsewhere(file, folder, holder)
     except BlockingIOError:
         return True
     except OSError:  # a file system without locks, or one that cannot be written
@@ -219,27 +224,36 @@ def _beat(file: int, ended: threading.Event) -> None:
 
 def _taken(path: Path) -> int:
     """The descriptor of the lock file, locked and with this process as its holder."""
-    deadline = time.monotonic() + DYING_S
+    deadline, seen = time.monotonic() + DYING_S, None
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(0, "it is no regular file")
             free, holder = _try_lock(file), _holder(file)
-            if holder and (_runs(holder) or _beats_elsewhere(file, path.parent, holder)):
-                raise _held(path.parent, holder)
-            if free and is_open_at(file, path):
+            if holder and is_running(holder):
+                raise held(path.parent, holder)
+            beats = holder and _beats_elsewhere(file, path.parent, holder)
+            beat = os.fstat(file).st_mtime_ns, holder
+            if beats and seen not in (None, beat):  # it has shown itself while we looked
+                raise held(path.parent, holder)
+            if beats and seen is None:
+                seen, deadline = beat, time.monotonic() + STALE_S + DYING_S
+                who = f"process {holder['pid']} on host {holder.get('host')}"
+                what = "%s was written by %s: waiting whether it still is (%.0f s at most)"
+                LOG.warning(what, path.parent, who, STALE_S)
+            if not beats and free and is_open_at(file, path):
                 os.ftruncate(file, 0)
-                os.pwrite(file, json.dumps(_this_process()).encode(), 0)
+                os.pwrite(file, json.dumps(describe_process()).encode(), 0)
                 os.utime(file)
                 return file
         except BaseException:
             os.close(file)
             raise
-        if not free and time.monotonic() > deadline:
-            raise _held(path.parent, holder)
+        if (beats or not free) and time.monotonic() > deadline:
+            raise held(path.parent, holder)
         os.close(file)
-        time.sleep(0.1)  # its holder is about to end, or to write its name
+        time.sleep(LOOK_S if beats else 0.1)  # its holder is about to end, or to write its name
 
 
 def _try_lock(file: int) -> bool:
@@ -260,7 +274,8 @@ def is_open_at(file: int, path: Path) -> bool:
         return False
 
 
-def _this_process() -> dict:
+def describe_process() -> dict:
+    """What the lock says of the process that holds it."""
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
@@ -297,7 +312,7 @@ def _start_time(pid: int) -> str:
         return ""
 
 
-def _runs(holder: dict) -> bool:
+def is_running(holder: dict) -> bool:
     """Whether the holder is a process that this one can see. An id may have been given anew, but
     not together with its start time."""
     here = holder.get("boot") == _boot()
@@ -313,7 +328,8 @@ def _beats_elsewhere(file: int, folder: Path, holder: dict) -> bool:
         return os.fstat(now.fileno()).st_mtime - os.fstat(file).st_mtime < STALE_S
 
 
-def _held(folder: Path, holder: dict) -> InputError:
+def held(folder: str | Path, holder: dict) -> InputError:
+    """The error that names who holds a run folder."""
     who = f"process {holder.get('pid', '(unknown)')} on host {holder.get('host', '(unknown)')}"
     fix = "wait until it ends, end it, or choose another run_dir"
     if holder.get("boot") != _boot():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rljax.errors import InputError
 from rljax.tracking.folder import is_open_at
+from rljax.tracking.store import read_bytes
 
 LOG = logging.getLogger("rljax.tracking.trackers")
 FILES = ("metrics.jsonl", "samples.jsonl")
@@ -63,8 +64,8 @@ def _decode(value: object, key: str = "") -> object:
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict]:
-    """The rows of a jsonl file; a line torn by a kill in mid-write is left out."""
-    lines = Path(path).read_bytes().split(b"\n")
+    """The rows of a jsonl file, of a URL too; a line torn by a kill in mid-write is left out."""
+    lines = read_bytes(path).split(b"\n")
     last = len(lines) if lines[-1] else len(lines) - 1
     rows = []
     for number, line in enumerate(lines, start=1):

@@ -26,7 +26,11 @@ class Signals:
     Python calls a handler only when its main thread is back from compiled code, after minutes of
     compiling perhaps: so a thread reads the signals from a pipe and says at once that they have
     arrived. A second SIGINT goes to the handler from before; `quit_now` is called by that thread.
+    `abandons`: the loop leaves inside a step, too.
     """
+
+    def __init__(self, *, abandons: bool = False):
+        self.answer = "saving" if abandons else "saving after this step"
 
     def __enter__(self) -> "Signals":
         self.received, self.interrupts, self.old = None, 0, {}
@@ -69,7 +73,7 @@ class Signals:
                 name = "interrupted" if number == signal.SIGINT else signal.Signals(number).name
                 again = "; Ctrl-C again quits now" if number == signal.SIGINT else ""
                 with contextlib.suppress(OSError, ValueError):
-                    print(f"{name}: saving after this step{again}", file=sys.stderr, flush=True)
+                    print(f"{name}: {self.answer}{again}", file=sys.stderr, flush=True)
 
     def __exit__(self, *_) -> None:
         if self.old:

@@ -9,6 +9,8 @@ import contextvars
 import dataclasses
 import time
 
+from rljax import beats
+
 
 @dataclasses.dataclass
 class Timings:
@@ -19,6 +21,8 @@ class Timings:
     spans: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
     live: list[tuple[float, int]] = dataclasses.field(default_factory=list)  # sequences decoding
     scoring: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # of each sample
+    # By role and name: what roles on devices of their own moved, and how long they were waited for.
+    moves: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 _timings: contextvars.ContextVar[Timings | None] = contextvars.ContextVar("timings", default=None)
@@ -39,7 +43,8 @@ def timed(name: str):
     """Adds the seconds of the block to `name`; does nothing outside `collect`."""
     start = time.monotonic()
     try:
-        yield
+        with beats.phase(name):
+            yield
     finally:
         timings, end = _timings.get(), time.monotonic()
         if timings is not None:
@@ -49,6 +54,7 @@ def timed(name: str):
 
 def decoding(live: int) -> None:
     """Records the number of live sequences from now on."""
+    beats.beat()
     if (timings := _timings.get()) is not None:
         timings.live.append((time.monotonic(), live))
 
@@ -57,3 +63,11 @@ def scored(begun_s: float, ended_s: float) -> None:
     """Records that a sample was scored from `begun_s` to `ended_s`."""
     if (timings := _timings.get()) is not None:
         timings.scoring.append((begun_s, ended_s))
+
+
+def moved(role: str, **numbers: float) -> None:
+    """Adds bytes and seconds to those of a role whose rows or weights were moved."""
+    if (timings := _timings.get()) is not None:
+        sums = timings.moves.setdefault(role, {})
+        for name, number in numbers.items():
+            sums[name] = sums.get(name, 0.0) + number

@@ -256,6 +256,23 @@ class Tracking:
         return row
 
 
+class Silent(Tracking):
+    """The tracking of a process that writes nothing: of several hosts the first one does."""
+
+    def __init__(self):
+        self._guarded = []
+        self._dropped: set[str] = set()
+
+    def offsets(self) -> dict[str, int]:
+        return {}
+
+    def truncate(self, offsets: Mapping[str, int]) -> None:
+        pass
+
+    def lost(self) -> str:
+        return ""
+
+
 def _start(name: str, run_dir: Path, config: Mapping) -> Tracker:
     if name == "tensorboard":
         return TensorBoardTracker(run_dir)

@@ -16,6 +16,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from rljax import beats, hosts
 from rljax.config import Config, to_dict
 from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
@@ -31,28 +32,31 @@ from rljax.tracking.console import Console
 from rljax.tracking.folder import (
     concerns,
     disk_fault,
-    locked,
-    make_folder,
     not_written,
-    removed_if_empty,
     write_whole,
 )
 from rljax.tracking.signals import Signals
 from rljax.tracking.timing import Timings, collect
-from rljax.tracking.trackers import Tracking, open_tracking
+from rljax.tracking.trackers import Silent, Tracking, open_tracking
+from rljax.training.preflight import check_same_data, check_same_start
+from rljax.training.profiling import Profile
+from rljax.training.program_cache import ProgramCache, compiled_for
 from rljax.training.progress import bad_steps_in_a_row
 from rljax.training.result import TrainedRun
 from rljax.training.run import Run
-from rljax.training.scores import check_scores, require_scores, shown_sample, try_rewards
+from rljax.training.run_folder import RunFolder, run_folder, write_config
+from rljax.training.scores import (
+    check_scores,
+    example_rows,
+    require_scores,
+    shown_sample,
+    try_rewards,
+)
 from rljax.validation import validate
 
 LOG = logging.getLogger("rljax")
 _OF_SCORES = ("reward/mean", "reward/std", "reward/min", "reward/max", "shaped_reward/mean")
 PARTS = ("generate", "reward", "learn", "rest")
-
-
-class Terminated(Exception):
-    """A signal was received; the state has been saved."""
 
 
 def one_step(run: Run) -> dict:
@@ -65,6 +69,8 @@ def one_step(run: Run) -> dict:
     step_s, seconds = time.monotonic() - timings.begun_s, timings.seconds
     seconds["rest"] = step_s - sum(seconds.values())
     metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in PARTS}
+    for role, sums in timings.moves.items():
+        metrics |= {f"placement/{role}/{name}": number for name, number in sums.items()}
     if timings.scoring:
         metrics |= _scoring_times(timings)
     tokens = metrics.get("response_tokens/mean", 0.0) * metrics.get("batch/completions", 0.0)
@@ -142,7 +148,7 @@ def after_step(run: Run, metrics: dict) -> bool:
     config, progress = run.config, run.progress
     every = config.checkpoint.every_steps
     due = bool(every and progress.step % every == 0)
-    if run.phase is run.setup.main:
+    if run.phase is run.setup.main and progress.rl_steps:
         every = config.evaluate.every_steps
         if run.finished() or (every and progress.rl_steps % every == 0):
             metrics |= run.evaluate()
@@ -150,12 +156,19 @@ def after_step(run: Run, metrics: dict) -> bool:
             due or config.checkpoint.best_metric.removeprefix("-") in metrics
         )  # only a saved step can be the best
         return due or run.finished()
-    over, evaluated = progress.sft_steps >= config.sft.steps, {}
-    if config.sft.stop_at_accuracy and progress.sft_steps % config.sft.check_every_steps == 0:
+    begun = run.phase is run.setup.main  # and stopped in the evaluation before its first step
+    over, evaluated = begun or progress.sft_steps >= config.sft.steps, {}
+    if (
+        not begun
+        and config.sft.stop_at_accuracy
+        and progress.sft_steps % config.sft.check_every_steps == 0
+    ):
         evaluated = run.evaluate()
         over = over or evaluated.get("eval/accuracy", 0.0) >= config.sft.stop_at_accuracy
     if over:
-        run.begin(run.setup.main, run.roles["actor"].state.weights)
+        if not begun:
+            with beats.phase("begin"):
+                run.begin(run.setup.main, run.roles["actor"].state.weights)
         evaluated = evaluated if evaluated and not run.setup.data.held_out else run.evaluate()
         run.remember_before()
     metrics |= evaluated
@@ -165,9 +178,11 @@ def after_step(run: Run, metrics: dict) -> bool:
 def roll_back(run: Run, bad: int) -> None:
     """Too many non-finite steps: back to the last good checkpoint, then stop with the reason."""
     failed, faults = run.progress.step, dict(run.progress.faults)
-    step = run.checkpoints.latest()
-    if step is not None:
-        run.load(step)
+    with beats.phase("load"):
+        run.checkpoints.wait()
+        step = run.checkpoints.latest()
+        if step is not None:
+            run.load(step)
     run.progress.faults = {**faults, "rollbacks": faults.get("rollbacks", 0.0) + 1}
     raise InputError(
         f"stopped at step {failed}: {bad} optimizer steps in a row were not finite",
@@ -181,40 +196,67 @@ def roll_back(run: Run, bad: int) -> None:
     )
 
 
-def example_rows(run: Run) -> list[dict]:
-    """Completions to show: the best, the worst, and some in between."""
-    rows = sorted(
-        run.source.report.examples, key=lambda r: -r["reward"] if r["status"] == "ok" else np.inf
-    )
-    picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
-    return [{**rows[i], "phase": "rl"} for i in picks]
+def loop(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> None:
+    """Until the run is finished, a signal arrives, or too many steps go wrong; and until what was
+    saved is written."""
+    try:
+        _steps(run, tracking, signals, profile)
+    except hosts.StopAgreed:
+        beats.at_end()
+        run.checkpoints.wait()
+        raise
+    beats.at_end()
+    run.checkpoints.wait()
 
 
-def loop(run: Run, tracking: Tracking, signals: Signals) -> None:
-    """Until the run is finished, a signal arrives, or too many steps go wrong."""
-    while not run.finished():
-        if signals.received:  # during the start: nothing is new since the checkpoint
-            raise Terminated(signals.received)
-        metrics = one_step(run)
-        run.metrics, step = metrics, run.progress.step
-        show = run.phase is run.setup.main and run.setup.needs_reward
-        show = show and (step % run.config.samples_every_steps == 0 or run.finished())
-        rows = example_rows(run) if show else []
+def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> None:
+    stop = hosts.stop_agreed(signals.received)  # during the start
+    while run.half_step or not run.finished():
+        if hosts.count() == 1:
+            stop = stop or signals.received
+        if stop:  # nothing is new since the checkpoint
+            raise hosts.StopAgreed(stop)
+        run.checkpoints.check()  # of the save before
+        try:
+            metrics, rows, due = whole_step(run, profile)
+        except hosts.StopAgreed:  # of several hosts, on all of them alike
+            run.save_halfway(tracking)
+            raise
+        step = run.progress.step
+        with beats.phase("tracking"):
+            tracking.log(step, metrics)
+            if rows:
+                tracking.samples(step, rows)
         bad = bad_steps_in_a_row(metrics)
-        hopeless = bad >= run.config.max_skipped_in_a_row
-        begun = time.perf_counter()
-        due = not hopeless and after_step(run, metrics)
-        metrics["time/evaluate_s"] = time.perf_counter() - begun
-        tracking.log(step, metrics)
-        if rows:
-            tracking.samples(step, rows)
-        if hopeless:
+        if bad >= run.config.max_skipped_in_a_row:
             roll_back(run, bad)
         check_scores(run, metrics)
-        if due or signals.received:
+        stop = hosts.stop_agreed(signals.received)
+        if due or stop:
             run.save(tracking)
-        if signals.received and not run.finished():
-            raise Terminated(signals.received)
+        if stop and not run.finished():
+            raise hosts.StopAgreed(stop)
+
+
+def whole_step(run: Run, profile: Profile) -> tuple[dict, list[dict], bool]:
+    """One step and what follows it -> (metrics, rows to show, whether a checkpoint is due). The
+    step of which a stopped run had only the evaluation left has its batch learned already."""
+    beats.at_step(run.progress.step + (run.half_step is None))
+    if run.half_step is None:
+        with profile.step(run.progress.step + 1):
+            metrics = one_step(run)
+        run.metrics, step = metrics, run.progress.step
+        show = hosts.first() and run.phase is run.setup.main and run.setup.needs_reward
+        show = show and (step % run.config.samples_every_steps == 0 or run.finished())
+        run.half_step = (dict(metrics), example_rows(run) if show else [])
+    metrics, rows = run.half_step
+    run.metrics = metrics = dict(metrics)
+    hopeless = bad_steps_in_a_row(metrics) >= run.config.max_skipped_in_a_row
+    begun = time.perf_counter()
+    due = not hopeless and after_step(run, metrics)
+    metrics["time/evaluate_s"] = time.perf_counter() - begun
+    run.half_step = None
+    return metrics, rows, due
 
 
 def summarise(run: Run, status: str) -> dict:
@@ -235,7 +277,7 @@ def summarise(run: Run, status: str) -> dict:
         "completions": progress.completions,
         "seed": run.config.seed,
         "device": run.device,
-        "memory": peak_memory(devices.flat),
+        "memory": peak_memory([d for d in devices.flat if d in d.client.local_devices()]),
         "started": last_start(run.folder),
         "versions": {"python": platform.python_version()}
         | {n: version(n) for n in ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")},
@@ -256,12 +298,17 @@ def summarise(run: Run, status: str) -> dict:
 
 
 def finish(run: Run, status: str, lost: str) -> dict:
-    """The exported policy, summary.json, and report.html last: Run.is_wrapped_up looks at it.
+    """The exported policy, summary.json, and report.html last: RunFolder.is_wrapped_up looks at it.
 
     What cannot be written keeps nothing else from being written and is part of the status, as is
     what was `lost` of the metrics.
+
+    Of several hosts the first one writes. All take part in the export, so only a run that has
+    finished makes it: one of them may be gone, and a stopped run goes on and makes it then.
     """
     folder, faults = run.folder, [lost] if lost else []
+    # After a crash the arrays may be gone: donated.
+    exports = status != "failed" if hosts.count() == 1 else status == "finished"
 
     def attempt(what: str, write: Callable, *arguments) -> None:
         try:
@@ -272,11 +319,16 @@ def finish(run: Run, status: str, lost: str) -> dict:
             fix = "make room or give it permissions, and start the same command again"
             faults.append(str(not_written(what, folder, error, fix)))
 
-    if not folder.is_dir():  # nothing is put in its place
+    gone = not hosts.share(folder.is_dir()) if exports else not folder.is_dir()
+    if run.config.export and exports and not gone:
+        if run.setup.model.config.lora:
+            attempt("the exported adapter", run.export_adapter)
+        attempt("the exported model", run.export)
+    if not hosts.first():
+        return {}
+    if gone:  # nothing is put in its place
         faults.append(f"{folder} was removed while the run wrote it")
         return summarise(run, "; ".join([status, *faults]))
-    if run.config.export and status != "failed":  # after a crash the arrays may be gone: donated
-        attempt("the exported model", run.export)
     attempt("report.html", (folder / "report.html").unlink, True)
     if not (folder / "config.json").exists():  # somebody has removed it
         attempt("config.json", write_config, folder, run.config)
@@ -285,11 +337,8 @@ def finish(run: Run, status: str, lost: str) -> dict:
     text = json.dumps(summary, indent=2) + "\n"
     attempt("summary.json", write_whole, folder / "summary.json", text)
     attempt("report.html", write_report, folder)
+    faults += filter(None, [run.place.close()])
     return {**summary, "status": "; ".join([status, *faults])}
-
-
-def write_config(folder: Path, config: Config) -> None:
-    write_whole(folder / "config.json", json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def programs(setup: Setup) -> list[tuple[str, str]]:
@@ -301,16 +350,8 @@ def programs(setup: Setup) -> list[tuple[str, str]]:
     return [*learning[:-1], *([("rollout", "generate")] if samples else []), learning[-1]]
 
 
-def _prepare_jax(config: Config) -> None:
-    if config.compilation_cache:
-        folder = os.path.expanduser(config.compilation_cache)
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    compiles.watch()
-
-
 def train(
-    config: Config, *, on_start: Callable[[Path], None] | None = None, devices=None
+    config: Config, *, on_start: Callable[[Path | str], None] | None = None, devices=None
 ) -> TrainedRun:
     """Run a config to its end (resuming if run_dir holds checkpoints), on `devices` (default: all
     there are); returns the run: its folder, summary, metrics, report and policy.
@@ -318,47 +359,65 @@ def train(
     Raises InputError for anything the user can fix, before the first compile wherever that is
     possible.
     """
-    devices = jax.devices() if devices is None else devices
+    hosts.start(config.hosts.init_timeout_s, config.hosts.heartbeat_s)
+    try:
+        check_same_start(config)
+        return _trained(config, on_start, jax.devices() if devices is None else devices)
+    except BaseException as error:
+        hosts.fail(error)  # the others would wait for this host
+        raise
+
+
+def _trained(config: Config, on_start: Callable[[Path | str], None] | None, devices) -> TrainedRun:
     for warning in validate(config, len(devices)):
-        LOG.warning("%s", warning)
-    _prepare_jax(config)
-    name = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
-    path = Path(config.run_dir) if config.run_dir else Path("runs") / name
-    with removed_if_empty(path):
-        return _train(config, path, on_start, devices)
+        if hosts.first():
+            LOG.warning("%s", warning)
+    name = hosts.share(time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
+    with run_folder(config.run_dir, name) as place:
+        return _train(config, place, on_start, devices)
 
 
-def _train(config: Config, path: Path, on_start, devices) -> TrainedRun:
-    folder = make_folder(path)
+def _train(config: Config, place: RunFolder, on_start, devices) -> TrainedRun:
+    folder = place.path
     if on_start:
-        on_start(folder)
-    shows = "console" in config.trackers
+        on_start(place.url or folder)
+    writes = hosts.first()  # files, trackers and the console
+    shows = "console" in config.trackers and writes
     console = Console(config.sft.steps + config.steps, busy=compiles.running) if shows else None
     settings, summary, status = to_dict(config), {}, "failed"
-    with Signals() as signals, locked(folder), Run(build(config, devices), folder) as run:
+    with (
+        Signals(abandons=hosts.count() > 1) as signals,
+        place.watched(config, lambda: signals.received), place.locked(),
+        ProgramCache(config, place, say=console and console.say) as cache,
+        Profile(config, folder, cache.after_step) as profile,
+        _new_run(config, devices, place) as run,
+    ):  # fmt: skip
         if console:
-            print(f"plan: {run.memory.line()}", flush=True)
-            for note in run.setup.data.notes:
-                print(f"data: {note}", flush=True)
-        with open_tracking(config.trackers, folder, settings, console) as tracking:
+            notes = [f"data: {note}" for note in run.setup.data.notes]
+            print("\n".join([f"plan: {run.memory.line()}", *notes]), flush=True)
+        opened = open_tracking(config.trackers, folder, settings, console) if writes else Silent()
+        with opened as tracking, hosts.telling():
             try:
                 try_rewards(run)
                 compiles.expect(programs(run.setup))
                 if console:
                     console.begin()
-                run.start(tracking)
+                with beats.phase("load"):
+                    run.start(tracking)
                 if console and run.progress.step:
-                    print(f"resumed {folder} at step {run.progress.step}", flush=True)
-                # Written only now: a refused resume must not replace the config of the run it was
-                # refused for.
-                write_config(folder, config)
-                plan, step = run.memory.line(), run.progress.step
-                record_start(folder, device=run.device, memory=plan, step=step)
-                with renewed_report(folder, config.report_every_minutes):
-                    loop(run, tracking, signals)
+                    print(f"resumed {place} at step {run.progress.step}", flush=True)
+                if writes:
+                    # Only now: a refused resume must not replace the config of the run it was
+                    # refused for.
+                    write_config(folder, config)
+                    started = dict(memory=run.memory.line(), step=run.progress.step)
+                    record_start(folder, device=run.device, compiled_for=compiled_for(), **started)
+                with renewed_report(folder, config.report_every_minutes if writes else 0.0):
+                    loop(run, tracking, signals, profile)
                 require_scores(run)
                 status = "finished"
-            except Terminated as stop:
+            except hosts.StopAgreed as stop:
+                run.started_training = True  # also if it was stopped in its first evaluation
                 status = f"stopped by {stop} at step {run.progress.step}, " + (
                     "before the first checkpoint"
                     if run.saved_step is None
@@ -377,4 +436,10 @@ def _train(config: Config, path: Path, on_start, devices) -> TrainedRun:
             finally:
                 if run.started_training:
                     summary = finish(run, status, tracking.lost())
-    return TrainedRun(folder, summary)
+    return TrainedRun(place.url or folder, hosts.share(summary))
+
+
+def _new_run(config: Config, devices, place: RunFolder) -> Run:
+    setup = build(config, devices)
+    check_same_data(setup)
+    return Run(setup, place)

@@ -12,14 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.arrays import fetch
+from rljax import beats, hosts
+from rljax.arrays import fetch, place
 from rljax.data.offline.batches import batch_arrays
 from rljax.errors import InputError
 from rljax.evaluation.reward_models import evaluate_pairs
 from rljax.models.trees import flattened
 from rljax.roles import Reference
+from rljax.roles.placed import run_dataflow
 from rljax.setup import Setup
-from rljax.training.sources import offline_batch
+from rljax.training.sources import offline_rows
 
 
 def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict]:
@@ -29,11 +31,12 @@ def held_out_step(setup: Setup, roles: dict, key: jax.Array) -> tuple[dict, dict
     own = 1 if setup.main.data == "unpaired" else together  # rows that the loss is taken of
     rows = math.ceil(len(records) * own / part) * part
     steps = dataclasses.replace(steps, rows=rows, learn=False)
-    batch = offline_batch(setup, records, rows * together // own)
+    batch = place(offline_rows(setup, records, rows * together // own), setup.model.mesh)
     pairs = {}
     if setup.main.data == "pairs" and "reward_model" in roles:  # before they are donated
         pairs = evaluate_pairs(roles["reward_model"], batch, part)
-    new, metrics = setup.dataflow(batch, key, setup.algorithm.replace(steps=steps), **roles)
+    cfg = setup.algorithm.replace(steps=steps)
+    new, metrics = run_dataflow(setup.dataflow, batch, key, cfg, roles)
     metrics = fetch({**metrics, **pairs})
     return new, {f"eval/{name}": float(value) for name, value in metrics.items()}
 
@@ -55,15 +58,20 @@ def store_reference_logprobs(setup: Setup, params: dict, folder: Path) -> str:
         )  # fmt: skip
         for name in ("tokens", "segment_ids", "mask"):
             digest.update(arrays[name].tobytes())
+        beats.beat()
     for path, leaf in sorted(flattened(params).items()):
         digest.update(repr((path, leaf.shape, _checksums(leaf))).encode())
+        beats.beat()
     path = folder / f"{digest.hexdigest()[:32]}.npz"
-    if not path.exists():
+    # Asked by the first host alone: a network disk may keep "no such file" for a minute.
+    if not hosts.share(hosts.first() and path.exists()):
         rows = _reference_logprobs(setup, reference, _records(setup))
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f".{path.stem}-{os.getpid()}.npz"
-        np.savez(unfinished, values=np.concatenate(rows), lengths=[len(row) for row in rows])
-        os.replace(unfinished, path)
+        if hosts.first():
+            folder.mkdir(parents=True, exist_ok=True)
+            unfinished = folder / f".{path.stem}-{os.getpid()}.npz"
+            np.savez(unfinished, values=np.concatenate(rows), lengths=[len(row) for row in rows])
+            os.replace(unfinished, path)
+        hosts.wait("the reference's log-probs are stored")
     return path.name
 
 
@@ -73,10 +81,12 @@ def read_reference_logprobs(setup: Setup, path: Path) -> None:
         with np.load(path) as stored:
             rows = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        shared = "; offline.reference_logprobs is a folder that all hosts see"
         raise InputError(
             f"{path} cannot be read",
             rule=f"it holds the reference's log-probs of this run: {error}",
-            fix="restore the file; or delete it and start a new run, which writes it again",
+            fix="restore the file; or delete it and start a new run, which writes it again"
+            + shared * (hosts.count() > 1),
         ) from None
     records, together = _records(setup), setup.rows_per_example
     if len(rows) != len(records) * together:
@@ -108,7 +118,7 @@ def _sums(x: jax.Array):
 
 
 def _checksums(x: jax.Array) -> tuple[str, ...]:
-    return tuple(f"{float(part):.6e}" for part in _sums(x))
+    return tuple(f"{float(part):.6e}" for part in fetch(_sums(x)))
 
 
 def _reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[np.ndarray]:
@@ -118,8 +128,9 @@ def _reference_logprobs(setup: Setup, reference, records: list[dict]) -> list[np
     out = []
     for start in range(0, len(records), size):
         part = [{"item": record["item"]} for record in records[start : start + size]]
-        batch = offline_batch(setup, part, size * together)
-        lengths = fetch(jnp.sum(batch.segment_ids > 0, axis=1))
-        rows = fetch(_logprobs(reference, batch, part_rows))
+        batch = offline_rows(setup, part, size * together)
+        lengths = np.sum(batch.segment_ids > 0, axis=1)
+        rows = fetch(_logprobs(reference, place(batch, setup.model.mesh), part_rows))
         out += [rows[k, : lengths[k]].copy() for k in range(len(part) * together)]
+        beats.beat()
     return out

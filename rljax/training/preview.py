@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
+from rljax import hosts
 from rljax.config import Config
 from rljax.data.online.loader import make_loader
 from rljax.data.rows.show import show
@@ -13,6 +14,7 @@ from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Reward
 from rljax.setup import build
+from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.run import Run
 from rljax.training.scores import scored_responses, try_rewards
 from rljax.validation import validate
@@ -21,11 +23,23 @@ from rljax.validation import validate
 def preview(config: Config, console: Console, *, rows: int = 2, devices=None) -> None:
     """Prints the warnings and the plan of a config, its first rows as the model reads them, and the
     rewards of ordinary responses to them. Raises InputError for all that `train` would before its
-    first step; makes no run folder and compiles nothing."""
-    devices = jax.devices() if devices is None else devices
+    first step; makes no run folder and compiles nothing. Of several hosts the first one prints."""
+    hosts.start(config.hosts.init_timeout_s, config.hosts.heartbeat_s)
+    try:
+        check_same_start(config)
+        console = console if hosts.first() else Console(quiet=True)
+        _preview(config, console, rows, jax.devices() if devices is None else devices)
+    except BaseException as error:
+        hosts.fail(error)  # the others would wait for this host
+        raise
+
+
+def _preview(config: Config, console: Console, rows: int, devices) -> None:
     for warning in validate(config, len(devices)):
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    with tempfile.TemporaryDirectory() as folder, Run(build(config, devices), Path(folder)) as run:
+    setup = build(config, devices)
+    check_same_data(setup)
+    with tempfile.TemporaryDirectory() as folder, Run(setup, Path(folder)) as run:
         console.print(f"plan: {run.memory.line()}", markup=False, soft_wrap=True)
         show(config, console, rows=rows, split="train", ids=False)
         if run.setup.needs_reward:

@@ -6,30 +6,34 @@ from pathlib import Path
 import pyarrow as pa
 
 from rljax.tracking.jsonl import read_jsonl
+from rljax.tracking.store import is_folder
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-    """A run that has ended, in its folder; `summary` is what summary.json holds."""
+    """A run that has ended, in its folder (or URL); `summary` is what summary.json holds."""
 
-    folder: Path
+    folder: Path | str
     summary: dict
 
     @property
     def metrics(self) -> pa.Table:
         """The rows of metrics.jsonl: a column for each metric, null in rows without it.
         `run.metrics["reward/mean"]`, `run.metrics.to_pandas()`."""
-        rows = read_jsonl(self.folder / "metrics.jsonl")
+        rows = read_jsonl(self._at("metrics.jsonl"))
         names = dict.fromkeys(name for row in rows for name in row)
         return pa.table({name: [row.get(name) for row in rows] for name in names})
 
     @property
-    def report(self) -> Path:
+    def report(self) -> Path | str:
         """report.html."""
-        return self.folder / "report.html"
+        return self._at("report.html")
 
     @property
-    def policy(self) -> Path | None:
+    def policy(self) -> Path | str | None:
         """The exported model, a Hugging Face folder; None if the run exports none."""
-        folders = (self.folder / name for name in ("policy", "reward_model"))
-        return next((folder for folder in folders if folder.is_dir()), None)
+        folders = (self._at(name) for name in ("policy", "reward_model"))
+        return next((folder for folder in folders if is_folder(folder)), None)
+
+    def _at(self, name: str) -> Path | str:
+        return f"{self.folder}/{name}" if isinstance(self.folder, str) else self.folder / name

@@ -5,8 +5,8 @@ that a resumed run is bitwise the uninterrupted one.
 """
 
 import contextlib
+import copy
 import dataclasses
-import json
 import logging
 import time
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from rljax import beats, hosts
 from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.config import fingerprints, is_path
@@ -34,20 +35,29 @@ from rljax.models.huggingface import save_params
 from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.chips import local_devices
 from rljax.plan.memory import check_fits, fewest_microbatches
+from rljax.roles.placed import run_dataflow
 from rljax.rollout import Reward
 from rljax.setup import Phase, Setup
-from rljax.setup.checkpoint import STATE, Checkpoints, check_fingerprints, reads_steps
+from rljax.setup.checkpoint import (
+    STATE,
+    Checkpoints,
+    Damaged,
+    check_fingerprints,
+    reads_steps,
+)
 from rljax.setup.dry_run import check_fields_read
 from rljax.setup.policies import Policy, sample_all
 from rljax.tracking.folder import whole_export
 from rljax.tracking.timing import timed
+from rljax.training.bad_batch import is_bad, keep
 from rljax.training.offline import (
     held_out_step,
     read_reference_logprobs,
     store_reference_logprobs,
 )
 from rljax.training.progress import Progress, bad_steps_in_a_row
-from rljax.training.sources import make_source
+from rljax.training.run_folder import RunFolder
+from rljax.training.sources import make_source, positions
 
 LOG = logging.getLogger("rljax")
 PRINTED = "rewards.log"  # what the functions of rewards print
@@ -66,19 +76,22 @@ class Run:
     `reward` scores samples in place of the config's own, and is not closed with the run.
     """
 
-    def __init__(self, setup: Setup, folder: Path, *, reward: Reward | None = None):
+    def __init__(self, setup: Setup, place: RunFolder | Path, *, reward: Reward | None = None):
         chip = local_devices()[1]
         setup = fewest_microbatches(setup, chip and chip.hbm_bytes)
-        self.setup, self.config, self.folder = setup, setup.config, folder
+        self.setup, self.config = setup, setup.config
+        place = place if isinstance(place, RunFolder) else RunFolder(place)
+        self.place, self.folder = place, place.path
         self.started = time.monotonic()
         self.memory = check_fits(setup)  # before any weight is loaded
         check_fields_read(setup)
         config = self.config
         self.key = root_key(config.seed)
         self.checkpoints = Checkpoints(
-            folder / "checkpoints",
+            place.at("checkpoints"),
             keep=config.checkpoint.keep,
             best_metric=config.checkpoint.best_metric,
+            before_commit=place.put,
         )
         self.fingerprints = {**fingerprints(config), "data": setup.data.digest}
         self.progress = Progress(phase=setup.phases[0].name)
@@ -90,6 +103,9 @@ class Run:
         self.late_samples = self.late_and_longer = 0.0  # rljax.training.scores
         self.learning_programs = 0  # of all phases, that this process compiled
         self.taken_here: dict[str, int] = {}  # steps of each phase by this process
+        self.begun_at: dict | None = None  # the positions at the beginning of the step that runs
+        # Metrics and rows to show of a step that is learned, but not evaluated and logged yet.
+        self.half_step: tuple[dict, list[dict]] | None = None
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.owned: list[Reward] = []
@@ -118,6 +134,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
+        self.checkpoints.close()
         for reward in self.owned:
             reward.close()
 
@@ -127,9 +144,10 @@ class Run:
 
     @property
     def device(self) -> str:
-        """How many devices of which kind: "8 x TPU v5e"."""
-        devices = self.setup.model.mesh.devices
-        return f"{devices.size} x {devices.flat[0].device_kind}"
+        """How many devices of which kind: "8 x TPU v5e", "16 x TPU v5e on 4 hosts"."""
+        devices, count = self.setup.model.mesh.devices, hosts.count()
+        on_hosts = f" on {count} hosts" if count > 1 else ""
+        return f"{devices.size} x {devices.flat[0].device_kind}{on_hosts}"
 
     @property
     def source(self):
@@ -142,7 +160,10 @@ class Run:
         """Resume from the newest whole checkpoint of the folder, or start anew."""
         self.checkpoints.prepare()
         self.checkpoints.check_room(checkpoint_bytes(self.setup))
-        step = self.checkpoints.latest()
+        while (step := self.checkpoints.latest()) is not None:
+            with contextlib.suppress(Damaged):  # shows when arrays are read: the one before, then
+                self._resume(step, tracking)
+                break
         if step is None:
             tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
             record = self.folder / "model.json"
@@ -153,15 +174,14 @@ class Run:
             if self.phase is self.setup.main:
                 self.evaluate()
                 self.remember_before()
-        else:
-            self._resume(step, tracking)
         self.started_training = True
 
     def begin(self, phase: Phase, params: dict) -> None:
         """Enter a phase with fresh optimizers on these weights; the reference is their copy."""
         stored = self.config.offline.reference_logprobs
         if stored and phase is self.setup.main:
-            name = store_reference_logprobs(self.setup, params, Path(stored))
+            with beats.phase("reference_logprobs"):
+                name = store_reference_logprobs(self.setup, params, Path(stored))
             self.progress.reference_file = name
             read_reference_logprobs(self.setup, Path(stored) / name)
         self.roles = build.make_roles(self.setup, phase, params)
@@ -177,15 +197,15 @@ class Run:
             check_fingerprints(dict(state["fingerprints"]), self.fingerprints, allowed)
             offsets = {name: int(size) for name, size in state["offsets"].items()}
         self.load(step)
-        if self.finished() and self.is_wrapped_up():
+        if self.finished() and hosts.share(self.place.is_wrapped_up(self.progress.step)):
             allow = " --config.checkpoint.allow_changed=steps" if spread else ""
             raise InputError(
-                f"{self.folder} is a finished run: step {step}, nothing left to train",
+                f"{self.place} is a finished run: step {step}, nothing left to train",
                 fix="use a new run_dir, or train on: "
                 f"--config.steps={2 * self.config.steps}{allow}",
             )
         tracking.truncate(offsets)
-        LOG.info("resumed %s at step %d", self.folder, step)
+        LOG.info("resumed %s at step %d", self.place, step)
 
     def load(self, step: int) -> None:
         """Everything of a checkpoint but the trackers."""
@@ -208,6 +228,8 @@ class Run:
                 self._restore_order(source, state["sources"][name])
             if self.reward is not None and self.reward.rubrics is not None:
                 self.reward.rubrics.set_state(state.get("rubrics"))
+            metrics, rows = state.get("half_step") or ({}, [])
+            self.half_step = (dict(metrics), list(rows)) if metrics else None
         self.started, self.saved_step = time.monotonic() - self.progress.elapsed_s, step
 
     @contextlib.contextmanager
@@ -233,33 +255,32 @@ class Run:
             saved = {**source.get_state(), "position": saved["position"]}
         source.set_state(saved)
 
-    def is_wrapped_up(self) -> bool:
-        """Whether the last steps were followed by export, summary and report: the report is the
-        last file."""
-        try:
-            summary = json.loads((self.folder / "summary.json").read_text())
-            ended = (summary["status"], summary["steps"]) == ("finished", self.progress.step)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return False
-        return ended and (self.folder / "report.html").exists()
+    def save_halfway(self, tracking) -> None:
+        """The state of the last finished step, where the one after it has been abandoned before
+        its roles were touched; or of the last one, where its evaluation is what is left of it.
+        Nothing if that is where this run went on from."""
+        if self.progress.step and self.saved_step != self.progress.step:
+            self.save(tracking)
 
     def save(self, tracking) -> None:
-        """Everything, at once: roles, data position, progress, tracker offsets."""
+        """Everything, at once: roles, data position, progress, tracker offsets. It is copied to
+        host memory here and written beside the steps that follow."""
         if bad_steps_in_a_row(self.metrics) and not self.finished():
             return  # a checkpoint is a state worth going back to
         self.progress.elapsed_s = time.monotonic() - self.started
-        rubrics = self.reward.rubrics if self.reward is not None else None
         state = {
             "progress": dataclasses.asdict(self.progress),
             "fingerprints": self.fingerprints,
             "offsets": tracking.offsets(),
-            "sources": {name: source.get_state() for name, source in self.sources.items()},
-            "rubrics": rubrics.get_state() if rubrics is not None else None,
+            **(self.begun_at or positions(self.sources, self.reward)),
             "metrics": {
                 k: v for k, v in self.metrics.items() if isinstance(v, float) and np.isfinite(v)
             },
         }
-        self.checkpoints.save(self.progress.step, build.role_arrays(self.roles), state)
+        if self.half_step is not None:
+            state["half_step"] = self.half_step
+        with beats.phase("save"):
+            self.checkpoints.start_save(self.progress.step, build.role_arrays(self.roles), state)
         self.saved_step = self.progress.step
 
     @property
@@ -276,13 +297,20 @@ class Run:
     def step(self) -> dict:
         """One step of the current phase: a batch of its source through its dataflow -> metrics."""
         phase, taken = self.phase, self.progress.taken.get(self.progress.phase, 0)
-        batch, metrics = self.source.next(taken, self.roles)
+        if hosts.count() > 1:  # a step can be abandoned; one process stops between two
+            self.begun_at = copy.deepcopy(positions(self.sources, self.reward))
+        with hosts.may_stop(), beats.phase("data"):
+            batch, metrics = self.source.next(taken, self.roles)
         with timed("learn"):
             key = stream(self.key, f"learn {phase.name}", taken)
-            new, learned = phase.dataflow(batch, key, phase.algorithm, **self._roles_of(phase))
+            roles = self._roles_of(phase)
+            new, learned = run_dataflow(phase.dataflow, batch, key, phase.algorithm, roles)
             self.roles |= {k: v for k, v in new.items() if k in self.roles}
             learned = fetch(learned)
+        self.begun_at = None
         self.progress.taken[phase.name] = taken + 1
+        if is_bad(learned) and not is_bad(self.progress.faults):  # the first one
+            keep(self.place, batch, self.progress, build.role_arrays(self.roles))
         drawn = metrics.get("batch/prompts", metrics.get("batch/examples", 0.0))
         if phase is self.setup.main:
             self.progress.prompts += int(drawn)
@@ -325,6 +353,12 @@ class Run:
     def evaluate(self) -> dict:
         """The loss on held-out examples and the greedy accuracy on held-out prompts, of which there
         are any, remembered in progress."""
+        with hosts.may_stop(), beats.phase("evaluate"):
+            metrics = self._evaluated()
+        self._count_patience(metrics)
+        return metrics
+
+    def _evaluated(self) -> dict:
         metrics = {}
         if self.setup.data.held_out and self.phase is self.setup.main:
             roles = self._roles_of(self.phase)
@@ -333,7 +367,6 @@ class Run:
             self.progress.held_out = metrics
         if self.setup.data.test_prompts:
             metrics = {**metrics, **self._accuracy()}
-        self._count_patience(metrics)
         return metrics
 
     def _count_patience(self, metrics: dict) -> None:
@@ -381,21 +414,23 @@ class Run:
         self.progress.right_before = self.progress.right
         self.progress.held_out_before = self.progress.held_out
 
-    def export(self) -> Path:
-        """What was trained as a Hugging Face folder: weights (adapters merged), config, tokenizer;
-        and adapters alone as a PEFT folder beside it."""
-        name = EXPORTED[self.phase.trains]
-        tokenizer, folder = self.setup.tokenizer, self.folder / name
+    def export_adapter(self) -> None:
+        """The adapters alone, as a PEFT folder."""
         role = self.roles[self.phase.trains]
+        base = self.config.model if is_path(self.config.model) else ""
+        with self._exporting("adapter") as folder:
+            save_adapter(folder, role.model, role.state.weights, base=base)
+
+    def export(self) -> None:
+        """What was trained as a Hugging Face folder: weights (adapters merged), config,
+        tokenizer."""
+        tokenizer, role = self.setup.tokenizer, self.roles[self.phase.trains]
         model, params = role.model, role.state.weights
         if model.config.lora:
-            base = self.config.model if is_path(self.config.model) else ""
-            with whole_export(self.folder / "adapter"):
-                save_adapter(self.folder / "adapter", model, params, base=base)
             params = lora.merge(model, params)
             whole = dataclasses.replace(lora.without(model.config), weight_dtype="float32")
             model = dataclasses.replace(model, config=whole)
-        with whole_export(folder):
+        with self._exporting(EXPORTED[self.phase.trains]) as folder:
             save_params(
                 folder,
                 model,
@@ -404,5 +439,12 @@ class Run:
                 eos_ids=tokenizer.eos_ids,
                 pad_id=tokenizer.pad_id,
             )
-            tokenizer.save(folder)
-        return folder
+            if hosts.first():
+                tokenizer.save(folder)
+
+    @contextlib.contextmanager
+    def _exporting(self, name: str) -> Iterator[Path]:
+        """The folder of an export, which the first host writes, and clears up after a failure."""
+        whole = whole_export(self.folder / name) if hosts.first() else contextlib.nullcontext()
+        with beats.phase("export"), whole:
+            yield self.folder / name

@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.online.stream import Stream
 from rljax.errors import InputError
@@ -158,3 +160,13 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
             "late response is the longer one: %s",
             run.progress.step, run.late_samples, 100 * share, what,
         )  # fmt: skip
+
+
+def example_rows(run: Run) -> list[dict]:
+    """Completions to show: the best, the worst, and some in between."""
+    rows = sorted(
+        run.source.report.rows,
+        key=lambda row: -row.score.value if row.score.status == "ok" else np.inf,
+    )
+    picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
+    return [{**rows[i].example(), "phase": "rl"} for i in picks]

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from rljax.arrays import fetch, place
+from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.data.offline.batches import batch_arrays, mismatched_arrays
 from rljax.data.offline.encode import encode_rows
@@ -21,7 +22,15 @@ from rljax.data.online.loader import make_loader
 from rljax.data.online.prompts import Prompts, pad_examples
 from rljax.errors import InputError
 from rljax.keys import stream
-from rljax.rollout import Reward, RewardReport, run_rollout, widened
+from rljax.roles.placed import PlacedReference
+from rljax.rollout import (
+    BesideReference,
+    Reward,
+    RewardReport,
+    once,
+    run_rollout,
+    widened,
+)
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
 
@@ -32,11 +41,12 @@ def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Arra
     if phase.name == "sft":
         size = config.sft.sequences_per_step
         loader = make_loader(data.examples, batch_size=size, seed=config.seed)
-        return FileSource(loader, lambda items: _examples(setup, items), ())
+        return FileSource(loader, lambda items: _examples(setup, items), setup.model.mesh, ())
     if not phase.samples:
         loader = prompt_order(config, data)
         names = (config.data.train, *config.data.sources)
-        return FileSource(loader, lambda records: offline_batch(setup, records), names)
+        rows = lambda records: offline_rows(setup, records)  # noqa: E731
+        return FileSource(loader, rows, setup.model.mesh, names)
     count = sampled_prompts(config)
     replayed = config.batch.prompts_per_step - count
     if not count:
@@ -45,21 +55,30 @@ def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Arra
     return MixedSource(sampled, ReplaySource(setup, replayed), setup) if replayed else sampled
 
 
-class FileSource:
-    """The next examples of a file, as many as the loader's batch."""
+def positions(sources: dict, reward: Reward | None) -> dict:
+    """Where sources are in their data, and what the rubrics of the reward have learned."""
+    rubrics = reward.rubrics if reward is not None else None
+    return {
+        "sources": {name: source.get_state() for name, source in sources.items()},
+        "rubrics": rubrics.get_state() if rubrics is not None else None,
+    }
 
-    def __init__(self, loader, to_batch: Callable[[list], Batch], names: tuple[str, ...]):
-        self.loader, self.to_batch, self.names = loader, to_batch, names
+
+class FileSource:
+    """The next examples of a file, as many as the loader's batch; `rows` makes a Batch of them."""
+
+    def __init__(self, loader, rows: Callable[[list], Batch], mesh: Mesh, names: tuple[str, ...]):
+        self.loader, self.rows, self.mesh, self.names = loader, rows, mesh, names
 
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         before = self.loader.position
-        batch = self.to_batch(self.loader.take(self.loader.batch_size))
+        batch = self.rows(self.loader.take(self.loader.batch_size))
         metrics = {
             "batch/examples": float(self.loader.position - before),
-            "batch/tokens": float(np.sum(fetch(batch.segment_ids) > 0)),
+            "batch/tokens": float(np.sum(batch.segment_ids > 0)),
             "data/epoch": self.loader.epoch,
         }
-        return batch, {**metrics, **_chances(self.loader, self.names)}
+        return place(batch, self.mesh), {**metrics, **_chances(self.loader, self.names)}
 
     def get_state(self) -> dict:
         return self.loader.get_state()
@@ -77,6 +96,8 @@ class RolloutSource:
         self.score = reward if phase.data == "rollouts" else unscored
         self.key, self.loader = key, prompt_order(setup.config, setup.data)
         self.report: RewardReport | None = None
+        # Every row that is scored is learned from: its reference log-probs may begin before.
+        self.ahead = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
 
     def draw(self, count: int) -> Prompts:
         """The next prompts of the data."""
@@ -85,9 +106,12 @@ class RolloutSource:
     def next(self, step: int, roles: dict) -> tuple[Batch, dict]:
         setup, before = self.setup, self.loader.position
         cfg = setup.rollouts.replace(prompts_per_step=self.count)
+        score, reference = self.score, roles.get("reference")
+        if self.ahead and score is self.reward and isinstance(reference, PlacedReference):
+            score = BesideReference(score, reference)
         done = run_rollout(
             setup.rollout, self.draw(self.count), stream(self.key, "rollout", step), cfg,
-            **{**roles, "reward": self.score}, draw=self.draw, tokenizer=setup.tokenizer,
+            **{**roles, "reward": score}, draw=self.draw, tokenizer=setup.tokenizer,
         )  # fmt: skip
         drawn = self.loader.position - before
         metrics = {
@@ -245,12 +269,11 @@ def _chances(loader, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def _examples(setup: Setup, examples: list) -> Batch:
-    arrays = pad_examples(examples, length=setup.data.example_tokens)
-    return place(Batch(**arrays), setup.model.mesh)
+    return Batch(**pad_examples(examples, length=setup.data.example_tokens))
 
 
-def offline_batch(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
-    """Records of the phase's kind of data as a batch on the mesh, with the stored log-probs of the
+def offline_rows(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
+    """Records of the phase's kind of data as a batch on the host, with the stored log-probs of the
     reference where the records have them; filled up with empty rows to `rows`.
 
     unpaired: rows 2i are the completions, rows 2i + 1 the same prompts with each other's.
@@ -275,4 +298,4 @@ def offline_batch(setup: Setup, records: list[dict], rows: int = 0) -> Batch:
         name: np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1))
         for (name, x), more in zip(arrays.items(), missing, strict=True)
     }
-    return place(Batch(**arrays), setup.model.mesh)
+    return Batch(**arrays)

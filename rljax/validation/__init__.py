@@ -16,6 +16,7 @@ from rljax.validation.fields import (
     check_devices,
     check_ranges,
 )
+from rljax.validation.placement import check_placement, devices_left
 from rljax.validation.stages import check_components
 
 
@@ -32,7 +33,9 @@ def validate(config: Config, devices: int | None = None) -> list[str]:
     found.others.check(steps + found.sound.sft.steps > 0, "steps", steps, rule)
     found.check_parts()
     if devices is not None:
-        check_devices(found.sound, devices, found.others)
+        left = devices_left(found.sound, devices, found.others)
+        if left:
+            check_devices(found.sound, left, found.others, devices - left)
     found.refuse()
     return _unread_warnings(config) + _warnings(config)
 
@@ -72,6 +75,7 @@ class _Found:
         check_paths(config, problems)
         check_data_and_model(config, problems)
         check_names(config, problems)
+        check_placement(config, problems)
         if check_components(config, problems) in (*SAMPLED, ""):
             check_batch(config, problems)
 

@@ -1,9 +1,9 @@
 """Ranges, batch arithmetic, tasks and models of a config: field by field. Types, paths and names
 are rljax.config.checks."""
 
-import dataclasses
 import math
 
+from rljax import hosts
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
 from rljax.config.checks import Problems, check_bounds
@@ -72,9 +72,20 @@ def check_ranges(config: Config, problems: Problems) -> None:
     problems.check(free, "memory.reference_on_host", moves, rule, "memory.reference_on_host=False")
     horizon = config.algorithm.kl_horizon
     problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
+    _check_profile(config, problems)
     _check_prompt_rules(config, problems)
     _check_optimizers(config, problems)
     _check_mesh(config, problems)
+
+
+def _check_profile(config: Config, problems: Problems) -> None:
+    steps, port, most = config.profile_steps, config.profile_port, config.profile_hosts
+    fits = len(steps) == 0 or (len(steps) == 2 and 1 <= steps[0] <= steps[1])
+    rule = "(first, last) with 1 <= first <= last, or () = off"
+    problems.check(fits, "profile_steps", steps, rule)
+    problems.check(0 <= port < 2**16, "profile_port", port, "from 0 (off) to 65535")
+    rule = "at least 1, or -1 = all hosts"
+    problems.check(most >= 1 or most == -1, "profile_hosts", most, rule)
 
 
 def _check_prompt_rules(config: Config, problems: Problems) -> None:
@@ -167,7 +178,7 @@ def _check_read(optimizer, rule: Component, problems: Problems, prefix: str) -> 
 
 
 def _check_mesh(config: Config, problems: Problems) -> None:
-    sizes = dataclasses.asdict(config.mesh)
+    sizes, slices = config.mesh.sizes(), config.mesh.slices
     for name, size in sizes.items():
         problems.check(
             size >= 1 or size == -1, f"mesh.{name}", size, "must be >= 1, or -1 = what is left"
@@ -180,18 +191,32 @@ def _check_mesh(config: Config, problems: Problems) -> None:
         "at most one size may be -1",
         f"set mesh.{unset[0]}=1" if unset else "",
     )
+    problems.check(
+        slices >= 1 or slices == -1, "mesh.slices", slices, "must be >= 1, or -1 = of the devices"
+    )
+    data = config.mesh.data
+    problems.check(
+        slices < 1 or data < 1 or data % slices == 0, "mesh.data", data,
+        f"must divide by mesh.slices={slices}: data alone reaches from one slice to another",
+        f"mesh.data={slices}",
+    )  # fmt: skip
 
 
-def check_devices(config: Config, devices: int, problems: Problems) -> None:
-    """The mesh has as many devices as there are."""
-    sizes = dataclasses.asdict(config.mesh)
+def check_devices(config: Config, devices: int, problems: Problems, apart: int = 0) -> None:
+    """The mesh has as many devices as there are, `apart` from those of placed roles."""
+    sizes = config.mesh.sizes()
     known = math.prod(size for size in sizes.values() if size > 0)
     unset = -1 in sizes.values()
     fits = devices % known == 0 if unset else devices == known
     there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
+    there += f", beside {apart} of config.placement" * bool(apart)
     rule = f"needs {known} devices{' or a multiple of that' if unset else ''}, and {there}"
     fix = "sizes whose product is the number of devices; one may be -1 = what is left"
     problems.check(fits, "mesh", sizes, rule, fix)
+    problems.check(
+        config.sampler.loop == "device" or hosts.count() == 1, "sampler.loop", config.sampler.loop,
+        f"decodes by the loop of one process, and this run has {hosts.count()} hosts", "'device'",
+    )  # fmt: skip
 
 
 def _divisors_near(n: int, wanted: int) -> str:

@@ -75,7 +75,7 @@ def test_remax_takes_the_greedy_score_of_the_same_prompt(shared):
     )
     greedy = greedy.replace(rewards=last_token(greedy) * greedy.scores[:, None])
     scores, known = np.asarray(row_scores(greedy)), np.asarray(greedy.mask).any(axis=1)
-    made = with_greedy_baseline(batch, scores, known, mesh)
+    made = with_greedy_baseline(batch, scores, known)
     np.testing.assert_allclose(made.values[:4, 0], [0.25, 0.25, 1, 1])
     # The greedy reward of prompt 2 failed: its row is masked, not compared with a made-up 0.
     np.testing.assert_allclose(made.mask[:, 0], [1, 1, 1, 1, 0, 1])
@@ -223,6 +223,7 @@ def test_rows_that_leave_a_group_leave_its_baseline():
     np.testing.assert_array_equal(made.mask[:, 0], [1, 0, 1, 1])
 
 
+@pytest.mark.slow
 def test_a_requested_length_is_learnt(shared, tmp_path):
     """L1-Exact: the prompt asks for 1 to 4 tokens, and the error of the length falls."""
     config = preset_config("grpo")

@@ -103,6 +103,7 @@ def test_with_its_sign_flipped_it_does_not(shared, dataflow):
     assert mean(rewards[-3:]) < 0.45, rewards
 
 
+@pytest.mark.slow
 def test_a_game_tells_whose_sample_won(shared):
     """As it stands the loss pushes what the policy wrote up where it won: with the two confused,
     XPO's bonus rewards what the reference writes."""
@@ -181,6 +182,7 @@ def test_pairing_refuses_what_it_cannot_do():
 # -- the mixture --
 
 
+@pytest.mark.slow
 def test_the_mixture_is_geometric(shared):
     """Frequencies of the first word against softmax((1 - w) z + w z_ref), and the log-probs."""
     config = config_of("nash_md()", sampler__max_response_tokens=1)

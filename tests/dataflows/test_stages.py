@@ -139,7 +139,7 @@ def test_the_greedy_score_is_shaped_like_the_sampled_one(batch):
     )
     greedy = jax.tree.map(lambda x: x[jnp.array([1, 2, 4])], batch)  # scores 0, 1, 0
     scores = np.asarray(row_scores(apply_shaping(greedy, cfg.reward_shaping)))
-    with_values = with_greedy_baseline(batch, scores, np.ones(3, bool), mesh)
+    with_values = with_greedy_baseline(batch, scores, np.ones(3, bool))
     made, _, _ = estimate(with_values, cfg, actor=ACTOR)
     np.testing.assert_allclose(row_advantages(made), [2, 0, 0, 0, 0, 2])
 

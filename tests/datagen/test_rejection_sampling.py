@@ -263,6 +263,7 @@ def test_a_model_folder_needs_data_and_reward(base, tmp_path):
 # -- learning --
 
 
+@pytest.mark.slow
 def test_three_iterations_of_raft_raise_the_mean_reward(tmp_path):
     config = base_config(tmp_path / "base")
     config.data.train, config.steps = "first_letter()", 5

@@ -56,6 +56,7 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_prompts_from_measures_a_run_that_learns_from_a_file(folder):
     logged = {r["step"]: r["eval/accuracy"] for r in rows_of(folder / "run" / "metrics.jsonl")
               if "eval/accuracy" in r}  # fmt: skip

@@ -11,12 +11,17 @@ from pathlib import Path
 import jax
 import pytest
 from conftest import REPO, one_device_environment
+from on_hosts import free_port
 from rich.console import Console
 
+from rljax.command.sweep import _start_again
 from rljax.config import Config, to_dict
 from rljax.config.flags import config_module, load_config_file
+from rljax.config.options import SweepOptions, check_options
 from rljax.errors import InputError
 from rljax.experiments.sweep import (
+    ALONE,
+    Stopped,
     command,
     flag,
     make_members,
@@ -262,3 +267,109 @@ def test_the_launcher_from_end_to_end(tmp_path):
     again = subprocess.run(line, **options)
     assert again.returncode == 0 and again.stdout.count("was finished") == 1
     assert json.loads((tmp_path / "sw" / "sweep.json").read_text()) == rows
+
+
+def test_machines_that_share_a_sweep_run_each_member_once(tmp_path):
+    """--member_of of the launcher: the parts are the whole, and a wrong one is named."""
+    (tmp_path / "many.py").write_text(
+        REAL.replace('{"seed": 1, "actor_optimizer.lr": 1e-3}', '{"seed": 1}')
+        + "".join(f"    yield {{'seed': {seed}}}\n" for seed in range(2, 8))
+    )
+    start = [sys.executable, f"{REPO}/launchers/sweep.py", "--config=many.py", "--dry_run"]
+    options = dict(cwd=tmp_path, env=one_device_environment(), capture_output=True, text=True)
+    lines = [
+        subprocess.run([*start, f"--member_of={k}/2"], **options).stdout.splitlines()
+        for k in range(2)
+    ]
+    assert [len(part) for part in lines] == [4, 3]
+    seeds = [line.partition("--config.seed=")[2].split()[0] for part in lines for line in part]
+    assert sorted(seeds) == list("1234567")
+    for share in ("3/3", "1", "-1/2", "a/b"):
+        with pytest.raises(InputError, match="INDEX from 0 to COUNT - 1"):
+            check_options(SweepOptions(member_of=share))
+
+
+def test_a_member_of_one_host_is_told_to_stay_alone(tmp_path):
+    (path := tmp_path / "show.py").write_text(
+        "import os; print(os.environ.get('RLJAX_HOSTS'), os.environ.get('RLJAX_HOST'))"
+    )
+    (member,) = members_of(tmp_path / "s", {"seed": 3})
+    for _ in run_members([member], [], launcher=[sys.executable, str(path)], env=ALONE, host=2):
+        pass
+    assert (member.folder / "log-002.txt").read_text() == "1 None\n"
+
+
+def test_a_member_that_another_host_has_stopped_ends_the_sweep(tmp_path):
+    (path := tmp_path / "stop.py").write_text("raise SystemExit(143)")
+    members = members_of(tmp_path / "s", {"seed": 3}, {"seed": 4})
+    with pytest.raises(Stopped, match="SIGTERM"):
+        list(run_members(members, [], launcher=[sys.executable, str(path)]))
+    assert not members[1].folder.exists()
+
+
+def test_which_codes_of_a_member_end_a_sweep_over_a_pod(tmp_path):
+    """-9: killed here. Not the 171 that follows from what one host refused with 2."""
+    words = tmp_path / "words"
+    given = (None, 0, 1, 2, 3, 143, 170, 171, -9)
+    ends = [0, 0, 0, 0, 0, 143, 170, 171, 137]
+    assert [_start_again(code, words) for code in given] == ends
+    words.write_text('{"host": 1, "reason": "a model that is not there", "code": 2}')
+    assert _start_again(171, words) == 0
+
+
+@pytest.mark.hosts
+def test_a_sweep_over_a_pod_ends_with_what_a_new_start_can_mend(tmp_path):
+    """The first member ends with 171, since the other host never comes, and by SIGTERM."""
+    (tmp_path / "two.py").write_text(REAL + '    yield {"seed": 2}\n')
+    line = [sys.executable, f"{REPO}/launchers/sweep.py", "--config=two.py", "--out=sw"]
+    pod = {"RLJAX_COORDINATOR": f"127.0.0.1:{free_port()}", "RLJAX_HOSTS": "2", "RLJAX_HOST": "0"}
+    options = dict(cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    options["env"] = {**one_device_environment(), **pod}
+    late = subprocess.run([*line, "--config.hosts.init_timeout_s=2"], **options, timeout=300)
+    assert late.returncode == 171, late.stdout
+    assert "seed=1,lr=0.001 can go on: exit code 171" in late.stdout
+    child = subprocess.Popen(line, **options)
+    try:
+        while "; waiting" not in (said := child.stdout.readline()):
+            assert said, child.wait()
+        child.send_signal(signal.SIGTERM)
+        out, _ = child.communicate(timeout=300)
+    finally:
+        child.kill()
+    assert child.returncode == 143 and "stopped by SIGTERM" in out
+    assert not (tmp_path / "sw" / "seed=2").exists()
+
+
+@pytest.mark.hosts
+def test_a_sweep_over_a_pod_and_one_host_per_member(tmp_path):
+    """Two members on two hosts, together, and then each by itself: the same results."""
+    rljax = [sys.executable, "-m", "rljax"]
+    (tmp_path / "two.py").write_text(REAL + '    yield {"seed": 2}\n')
+    sweep = ["sweep", "two.py", "--config.reward.workers=1"]
+    options = dict(cwd=tmp_path, env=one_device_environment(), capture_output=True, text=True)
+    local = [*rljax, "pod", "local", "--hosts=2", "--devices=2", "--", *sweep, "--out=together"]
+    done = subprocess.run(local, **options, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    together = json.loads((tmp_path / "together/sweep.json").read_text())
+    assert [row["status"] for row in together] == ["finished"] * 2
+    for name in ("seed=1,lr=0.001", "seed=2"):
+        assert f"[0] {name}: exit code 0" in done.stdout, done.stdout
+        assert f"[1] {name}: exit code" in done.stdout, done.stdout
+    again = subprocess.run(local, **options, timeout=500)
+    assert again.returncode == 0 and again.stdout.count("was finished") == 4
+    parts = [
+        subprocess.Popen(
+            [*rljax, *sweep, "--out=apart", f"--member_of={k}/2", "--config.mesh.data=1"],
+            cwd=tmp_path, env={**options["env"], "RLJAX_HOSTS": "2"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for k in range(2)
+    ]  # fmt: skip
+    for part in parts:
+        out, _ = part.communicate(timeout=500)
+        assert part.returncode == 0, out
+    apart = json.loads((tmp_path / "apart/sweep.json").read_text())
+    assert [row["status"] for row in apart] == ["finished"] * 2
+    for one, other in zip(together, apart, strict=True):
+        assert one["accuracy_after"]["n"] == other["accuracy_after"]["n"] == 16
+        assert one["accuracy_before"] == other["accuracy_before"]

@@ -379,7 +379,7 @@ def test_kl_to_the_reference_starts_at_exactly_0_in_bfloat16(family, tmp_path):
     model = Model(load_config(folder, remat="none", dtype="bfloat16"), mesh)
     params = jax.tree.map(lambda x: x * 1.0037, load_params(folder, model))  # no bfloat16 numbers
     config = tiny_config(tmp_path, model_settings__dtype="bfloat16")
-    frozen = inputs(config, model, params).frozen()
+    frozen = inputs(config, model, params).frozen(model)
     low = sum(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(frozen))
     assert low >= 7  # it does take less memory
     one, other = (jax.jit(model.logprobs)(p, tokens())[0] for p in (params, frozen))

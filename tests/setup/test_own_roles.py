@@ -90,6 +90,7 @@ def prime_config(run_dir, **fields):
     return tiny_config(run_dir, **{**given, **fields})
 
 
+@pytest.mark.slow
 def test_a_third_trained_model_is_killed_and_resumed_bitwise(parts, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert train(prime_config(whole)).summary["status"] == "finished"

@@ -77,7 +77,7 @@ def test_a_run_folder_that_names_code_in_any_field_is_refused_and_nothing_runs(h
             "algorithm.filters", "algorithm.baseline_filters", "algorithm.reward_shaping",
             "data.sources",
         )  # fmt: skip
-        value = f"name={call}" if field == "roles" else call
+        value = f"reference={call}" if field in ("roles", "placement") else call
         saved_run(here / "run", {field: (value,) if of_tuple else value})
         if field in PLAIN:
             with pytest.raises(InputError):  # no checkpoint, or no such folder

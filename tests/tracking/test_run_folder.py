@@ -110,7 +110,7 @@ def test_a_stopped_process_keeps_it(tmp_path):
 
 
 def record(**changes) -> str:
-    return json.dumps({**folders._this_process(), **changes})
+    return json.dumps({**folders.describe_process(), **changes})
 
 
 def test_a_holder_without_a_lock_keeps_it_while_it_lives(tmp_path):
@@ -131,19 +131,36 @@ def test_a_holder_without_a_lock_keeps_it_while_it_lives(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("age, free", [(0, False), (50, False), (61, True), (10**6, True)])
-def test_a_process_of_another_host_loses_it_when_its_heartbeat_has_stopped(tmp_path, age, free):
-    (tmp_path / LOCK).write_text(record(host="far", boot="another kernel", pid=os.getpid()))
-    os.utime(tmp_path / LOCK, (time.time() - age, time.time() - age))
-    with (
-        contextlib.nullcontext()
-        if free
-        else pytest.raises(
-            InputError, match=r"process \d+ on host far, since .*60 s after its last sign of life"
-        )
-    ):
-        with locked(tmp_path):
-            assert json.loads((tmp_path / LOCK).read_text())["host"] == socket.gethostname()
+def write_lock_of_another_host(folder, age):
+    (folder / LOCK).write_text(record(host="far", boot="another kernel", pid=os.getpid()))
+    os.utime(folder / LOCK, (time.time() - age, time.time() - age))
+
+
+@pytest.mark.parametrize("age", [0, 61, 10**6])
+def test_a_process_of_another_host_loses_it_when_its_heartbeat_has_stopped(
+    tmp_path, monkeypatch, caplog, age
+):
+    """One whose last sign is new is waited for: a preemption kills without one."""
+    if not age:
+        monkeypatch.setattr(folders, "STALE_S", 1.5)
+        monkeypatch.setattr(folders, "LOOK_S", 0.05)
+    write_lock_of_another_host(tmp_path, age)
+    with locked(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["host"] == socket.gethostname()
+    waits = [r for r in caplog.records if "waiting whether it still is" in r.getMessage()]
+    assert len(waits) == (not age)
+
+
+def test_a_process_of_another_host_whose_heart_beats_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "LOOK_S", 0.05)
+    write_lock_of_another_host(tmp_path, 5)
+    beat = threading.Timer(0.3, os.utime, [tmp_path / LOCK])
+    beat.start()
+    says = r"process \d+ on host far, since .*60 s after its last sign of life"
+    with pytest.raises(InputError, match=says), locked(tmp_path):
+        pass
+    beat.join()
+    assert json.loads((tmp_path / LOCK).read_text())["host"] == "far"
 
 
 def test_the_heartbeat_goes_on_also_when_the_folder_is_gone(tmp_path, monkeypatch):

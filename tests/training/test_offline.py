@@ -176,7 +176,7 @@ def test_no_array_of_all_words_is_made_by_a_step(tmp_path, monkeypatch):
     model = setup.model
     roles = build.make_roles(setup, setup.main, model.init(jax.random.key(0)))
     items = [{"item": record["item"]} for record in setup.data.sources[0][:rows]]
-    batch = offline.offline_batch(setup, items)
+    batch = offline.offline_rows(setup, items)
     whole = 2 * rows * setup.row_tokens * model.config.vocab_size
     jaxpr = jax.make_jaxpr(
         lambda b, actor, reference: preference.page(
@@ -359,7 +359,7 @@ def test_a_trained_reward_model_is_a_folder_that_scores_the_same(tmp_path):
 def test_the_batch_of_pairs_has_them_side_by_side(tmp_path):
     setup = build.build(config_of(tmp_path, "preference"), ONE)
     records = [{"item": record["item"]} for record in setup.data.sources[0][:2]]
-    batch = offline.offline_batch(setup, records, rows=8)
+    batch = offline.offline_rows(setup, records, rows=8)
     assert isinstance(batch, Batch) and batch.tokens.shape == (8, setup.row_tokens)
     item = records[1]["item"]
     for row, ids in ((2, item.chosen_ids), (3, item.rejected_ids)):

@@ -39,7 +39,7 @@ from rljax.training import train
 
 # A signal is sent from inside the reward, so that it arrives in the middle of a known step.
 PARTS = '''
-import dataclasses, os, shutil
+import dataclasses, os, shutil, time
 from pathlib import Path
 from rljax.data import tasks
 from rljax.rewards import sequence_match
@@ -56,8 +56,12 @@ def score(response, ground_truth):
         number, at = (HERE / "plan").read_text().split()
         if calls == int(at):
             (HERE / "plan").unlink()
-            if not number.isdecimal():
-                shutil.rmtree(number) if os.path.isdir(number) else os.unlink(number)
+            if os.path.isdir(number):
+                while len(os.listdir(HERE / number / "checkpoints")) > 2:  # a save that goes on
+                    time.sleep(0.01)
+                shutil.rmtree(number)
+            elif not number.isdecimal():
+                os.unlink(number)
             else:
                 os.kill(os.getppid(), int(number))
     return sequence_match(response, ground_truth, partial=0.5)
@@ -329,7 +333,7 @@ def file_sizes_up_to(limit: int):
 
 def test_a_save_that_fails_is_one_line_and_costs_what_came_after_the_last_one(half, whole, capfd):
     before = {p: p.read_bytes() for p in half.glob("*/*") if p.is_file()}
-    with file_sizes_up_to(200_000), pytest.raises(InputError) as error:
+    with file_sizes_up_to(400_000), pytest.raises(InputError) as error:
         train(configured(half))
     said = str(error.value)
     assert said.startswith("the checkpoint of step 8 could not be written: got ")
@@ -338,7 +342,8 @@ def test_a_save_that_fails_is_one_line_and_costs_what_came_after_the_last_one(ha
     assert newest_step(half) == 7 and not hidden(half)
     assert {p: p.read_bytes() for p in half.glob("*/*") if p.is_file()} == before
     # Summary and report tell of it; the model is that of the step that could still be exported.
-    assert summary(half)["status"].startswith(said) and summary(half)["steps"] == 8
+    # A save is written beside the steps that follow: the run ends when it is seen to have failed.
+    assert summary(half)["status"].startswith(said) and 8 <= summary(half)["steps"] <= 10
     assert "the exported model could not be written" in summary(half)["status"]
     assert (half / "report.html").stat().st_size > 1000
     assert train(configured(half)).summary["status"] == "finished"

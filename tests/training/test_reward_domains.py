@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from judge_server import completion, serving
 from tiny_run import tiny_config, train_on_one
 
@@ -24,6 +25,7 @@ def four_domains() -> Task:
     return Task("".join(sorted({*"".join(r["prompt"] for r in rows), *'"{}5'})), rows, rows)
 
 
+@pytest.mark.slow
 def test_four_kinds_of_reward_in_one_run(tmp_path):
     answer = lambda request, number: (200, {}, completion('{"score": 7}'))  # noqa: E731
     with serving(answer) as server:

@@ -3,6 +3,10 @@
 A block has the layout and dtype that it has on disk. Layout and dtype change on the device, in
 place of the weight's own buffer, so the host holds a block and never a weight.
 
+Of several hosts each reads a share of a block's rows, whatever the layout of the weight, and the
+devices exchange them: every byte is read once, in long pieces. The rows of a host's own devices
+would be all rows wherever columns are split, as fsdp does, and with replicas.
+
 Every device takes the same rows of its own part of a tensor in one step, and where the experts are
 split over devices, of its own expert's tensor: one program per kind of weight, no communication.
 
@@ -20,11 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rljax import hosts
 from rljax.models.model import Model
 from rljax.models.names import Piece, disk_pieces
 from rljax.models.trees import flattened
 
 BLOCK_BYTES = 16 * 2**20  # of a block; a single row per device may exceed it
+MOST_SHARES = 8  # so many times larger is a block that hosts share: each reads long pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +61,17 @@ class Group:
     def disk_shape(self) -> tuple[int, ...]:
         return self.parts[0].piece.disk_shape
 
-    def row_starts(self, itemsize: int) -> tuple[int, range | tuple[int, ...]]:
+    def row_starts(self, itemsize: int, shares: int = 1) -> tuple[int, tuple[int, ...]]:
         """(rows of a block, where in a device's rows each block starts). All blocks have one
-        shape: the last may repeat rows of the one before."""
+        shape: the last may repeat rows of the one before. Rows divide by `shares` where the tensor
+        has so many, and a block is larger then."""
         rows = self.disk_shape[0] // self.row_ways
         unit = self.parts[0].piece.unit
         row_bytes = math.prod(self.disk_shape[1:]) * itemsize
         fits = BLOCK_BYTES // max(row_bytes * self.row_ways * math.prod(self.ways), 1)
+        shared = math.lcm(unit, shares // math.gcd(shares, self.row_ways))
+        if shares > 1 and shared <= rows:
+            unit, fits = shared, fits * min(hosts.count(), MOST_SHARES)
         count = min(max(fits // unit, 1) * unit, rows)
         return count, tuple(min(at, rows - count) for at in range(0, rows, max(count, 1)))
 
@@ -76,7 +86,10 @@ class Group:
 
     def empty(self, count: int, dtype: np.dtype) -> np.ndarray:
         """An unwritten block of `count` rows per device."""
-        return np.empty((*self.ways, self.row_ways * count, *self.disk_shape[1:]), dtype)
+        return np.empty(self.block_shape(count), dtype)
+
+    def block_shape(self, count: int) -> tuple[int, ...]:
+        return (*self.ways, self.row_ways * count, *self.disk_shape[1:])
 
 
 def _ways(mesh: Mesh, axes) -> tuple[int, ...]:
@@ -190,7 +203,33 @@ def get(leaf: jax.Array, part: Part, mesh: Mesh, row: int, count: int, dtype) ->
     return _get(leaf, _start(part, row), **how, rows=count, dtype=jnp.dtype(dtype))
 
 
-def place(block: np.ndarray, part: Part, mesh: Mesh) -> jax.Array:
-    """The block on the mesh: every device gets its part, on this host's devices only."""
-    sharding = NamedSharding(mesh, part.block_spec)
-    return jax.make_array_from_callback(block.shape, sharding, lambda index: block[index])
+def layout(shape: tuple[int, ...], part: Part, mesh: Mesh, *, shared: bool) -> NamedSharding:
+    """Where the rows of a block lie first: on the devices that keep them or, if hosts share the
+    reading, an equal part on each device, as far as they divide."""
+    leading = len(part.start)
+    if shared and shape[leading] % mesh.size == 0:
+        return NamedSharding(mesh, PartitionSpec(*[None] * leading, mesh.axis_names))
+    return NamedSharding(mesh, part.block_spec)
+
+
+def own_rows(shape: tuple[int, ...], layout: NamedSharding, leading: int) -> list[tuple]:
+    """The rows of a block that devices of this host get: (slices of the leading axes, first, end),
+    those that touch as one."""
+    rows = {
+        (tuple(s.indices(n)[:2] for s, n in zip(index[:leading], shape, strict=False)),
+         *index[leading].indices(shape[leading])[:2])
+        for index in layout.addressable_devices_indices_map(shape).values()
+    }  # fmt: skip
+    out: list[tuple] = []
+    for place, first, end in sorted(rows):
+        if out and out[-1][0] == place and first <= out[-1][2]:
+            out[-1] = (place, out[-1][1], max(end, out[-1][2]))
+        else:
+            out.append((place, first, end))
+    return out
+
+
+def place(block: np.ndarray, layout: NamedSharding) -> jax.Array:
+    """The block on the mesh: every device of this host gets its part."""
+    part = lambda index: block[index]  # noqa: E731
+    return jax.make_array_from_callback(block.shape, layout, part, dtype=block.dtype)

@@ -9,19 +9,27 @@ import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
+from rljax import hosts
+from rljax.arrays import fetch
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
 from rljax.models.config import ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import blocks, checkpoint_folder
-from rljax.models.huggingface.checkpoint_folder import INDEX, WHOLE, LoadReport, Place
+from rljax.models.huggingface.checkpoint_folder import (
+    INDEX,
+    WHOLE,
+    FileRecord,
+    LoadReport,
+    Place,
+)
 from rljax.models.huggingface.safetensors_file import (
     FLOATS,
     Entry,
@@ -61,14 +69,17 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
     """load_params, and what was loaded: ignored tensors, revision, size and SHA-256 of each file.
 
     The files are hashed by threads beside the loading, which so costs about 2 s per GB and core
-    where it is not hidden.
+    where it is not hidden. Of several hosts each hashes its share of the files.
     """
     report, places = checkpoint_folder.compare(Path(folder), model)
     paths = sorted({place.file for place in places.values()})
+    mine = [paths[i] for i in hosts.mine(len(paths))]
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        hashing = [pool.submit(checkpoint_folder.record, path) for path in paths]
+        hashing = [pool.submit(checkpoint_folder.record, path) for path in mine]
         params = _read(report, places, model)
-        files = {p.name: f.result() for p, f in zip(paths, hashing, strict=True)}
+        own = {p.name: vars(f.result()) for p, f in zip(mine, hashing, strict=True)}
+    records = {name: record for each in hosts.gather(own) for name, record in each.items()}
+    files = {path.name: FileRecord(**records[path.name]) for path in paths}
     return params, dataclasses.replace(report, files=files)
 
 
@@ -86,11 +97,15 @@ def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:
         for group in sorted(todo, key=order):
             dtypes = [FLOATS[places[name].entry.dtype] for name in group.names]
             dtype = dtypes[0] if len(set(dtypes)) == 1 else np.dtype(np.float32)
-            count, starts = group.row_starts(dtype.itemsize)
+            shares = model.mesh.size if hosts.count() > 1 else 1
+            count, starts = group.row_starts(dtype.itemsize, shares)
+            shape, first = group.block_shape(count), group.parts[0]
+            layout = blocks.layout(shape, first, model.mesh, shared=shares > 1)
+            rows = blocks.own_rows(shape, layout, len(first.start))
             for start in starts:
-                block = _read_block(group, start, count, dtype, places, files)
+                block = _read_block(group, start, count, dtype, places, files, rows)
                 for part in group.parts:
-                    placed = blocks.place(block, part, model.mesh)
+                    placed = blocks.place(block, layout)
                     # A block is read while the devices work on the one before, not further ahead.
                     jax.block_until_ready(last)
                     last = blocks.put(leaves[part.path], part, model.mesh, placed, start)
@@ -98,19 +113,25 @@ def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:
     return nested(jax.block_until_ready(leaves))
 
 
-def _read_block(group, start: int, count: int, dtype, places, files) -> np.ndarray:
-    """A block of a group of tensors, each byte read once."""
-    block = group.empty(count, dtype)
+def _read_block(group, start: int, count: int, dtype, places, files, rows) -> np.ndarray:
+    """A block of a group of tensors, each byte of `rows` (blocks.own_rows) read once; what other
+    rows hold is undefined."""
+    # JAX has no float64 unless it is asked for.
+    block = group.empty(count, np.dtype(np.float32) if dtype == np.float64 else dtype)
     for name, place, row, first in group.spans(start, count):
         file, entry = places[name].file, places[name].entry
-        out = block[place][row : row + count]
-        source = out if FLOATS[entry.dtype] == dtype else np.empty(out.shape, FLOATS[entry.dtype])
-        row_bytes = source.nbytes // max(count, 1)
-        read_bytes(files[file], file, entry.begin + first * row_bytes, source)
-        if source is not out:
-            out[...] = source
-    # JAX has no float64 unless it is asked for.
-    return block.astype(np.float32) if block.dtype == np.float64 else block
+        for lead, begin, end in rows:
+            begin, end = max(begin, row), min(end, row + count)
+            here = all(a <= at < b for at, (a, b) in zip(place, lead, strict=True))
+            if not here or begin >= end:
+                continue
+            out, disk = block[place][begin:end], FLOATS[entry.dtype]
+            source = out if disk == block.dtype else np.empty(out.shape, disk)
+            row_bytes = source.nbytes // (end - begin)
+            read_bytes(files[file], file, entry.begin + (first + begin - row) * row_bytes, source)
+            if source is not out:
+                out[...] = source
+    return block
 
 
 # -- saving --
@@ -138,28 +159,40 @@ def save_params(
     if shard_bytes < 1:
         raise InputError("shard_bytes", value=shard_bytes, rule="1 or more")
     config = dataclasses.replace(model.config, weight_dtype=dtype or model.config.weight_dtype)
-    folder, writes = Path(folder), jax.process_index() == 0
-    shards = _shards(model, jnp.dtype(config.weight_dtype), shard_bytes)
+    dtype = jnp.dtype(config.weight_dtype)
+    shards = _shards(model, dtype, shard_bytes)
     texts = _texts(config, model.head, shards, bos_id=bos_id, eos_ids=eos_ids, pad_id=pad_id)
-    if writes:
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob(".*.saving"):  # of a save that was killed
-            stale.unlink()
+    gathered, fault = _gathered(model, params, dtype), None
+    try:
+        if hosts.first():
+            _write(Path(folder), shards, texts, gathered)
+    except OSError as error:
+        fault = error
+    for _ in gathered if hosts.count() > 1 else ():  # also after a fault: the others need a partner
+        pass
+    hosts.wait("a model is saved")  # the others may read it from here on
+    if fault is not None:
+        raise fault
+
+
+def _write(folder: Path, shards: dict[str, dict], texts: dict[str, dict], gathered) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob(".*.saving"):  # of a save that was killed
+        stale.unlink()
     with contextlib.ExitStack() as stack:
         targets: dict[str, tuple[int, Entry]] = {}
-        for shard, tensors in shards.items() if writes else ():
+        for shard, tensors in shards.items():
             header, entries = new_header(tensors)
             file = os.open(_hidden(folder / shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             stack.callback(os.close, file)
             write_bytes(file, 0, np.frombuffer(header, np.uint8))
             targets |= {name: (file, entry) for name, entry in entries.items()}
-        _write(model, params, jnp.dtype(config.weight_dtype), targets)
+        for name, first, data in gathered:
+            file, entry = targets[name]
+            write_bytes(file, entry.begin + first * (data.nbytes // max(len(data), 1)), data)
         for file in {file for file, _ in targets.values()}:
             os.fsync(file)
-    if writes:
-        _commit(folder, list(shards), texts)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("rljax: saved")  # the others may read it from here on
+    _commit(folder, list(shards), texts)
 
 
 def _hidden(path: Path) -> Path:
@@ -201,9 +234,9 @@ def _texts(config: ModelConfig, head: str, shards: dict, **ids) -> dict[str, dic
     return {**texts, "config.json": hf_config}
 
 
-def _write(model: Model, params: dict, dtype, targets: dict[str, tuple[int, Entry]]) -> None:
-    """Every block of every weight, gathered from the devices one at a time. Other processes than
-    the first have no targets: they take part in the gathering."""
+def _gathered(model: Model, params: dict, dtype) -> Iterator[tuple[str, int, np.ndarray]]:
+    """(tensor, its first row, rows) of every weight, gathered from the devices a block at a time:
+    every host has to go through all of it."""
     for group in blocks.groups(model):
         count, starts = group.row_starts(dtype.itemsize)
         for start in starts:
@@ -212,17 +245,13 @@ def _write(model: Model, params: dict, dtype, targets: dict[str, tuple[int, Entr
                 leaf = params
                 for key in part.path:
                     leaf = leaf[key]
-                value = blocks.get(leaf, part, model.mesh, start, count, dtype)
-                if not value.is_fully_addressable:
-                    value = multihost_utils.process_allgather(value, tiled=True)
                 step = (
                     slice(None) if part.piece.column is None else slice(part.piece.column, None, 2)
                 )
-                block[..., step] = np.asarray(value)
-            for name, place, row, first in group.spans(start, count) if targets else ():
-                file, entry = targets[name]
-                data = block[place][row : row + count]
-                write_bytes(file, entry.begin + first * (data.nbytes // max(count, 1)), data)
+                value = blocks.get(leaf, part, model.mesh, start, count, dtype)
+                block[..., step] = fetch(value)
+            for name, place, row, first in group.spans(start, count):
+                yield name, first, block[place][row : row + count]
 
 
 def _commit(folder: Path, shards: list[str], texts: dict[str, dict]) -> None:

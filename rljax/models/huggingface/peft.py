@@ -8,11 +8,12 @@ import math
 import os
 from pathlib import Path
 
-import jax
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from rljax import hosts
+from rljax.arrays import fetch, put_whole
 from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
 from rljax.models.adapters import lora
@@ -50,12 +51,16 @@ def _tensors(model: Model) -> dict[str, tuple[tuple, int | None, tuple[int, ...]
 
 def save_adapter(folder: str | Path, model: Model, params: dict, *, base: str = "") -> None:
     """Write the adapters of `params` so that PEFT (and load_adapter) reads them. `base` is the name
-    or folder of the model that they belong to."""
+    or folder of the model that they belong to. Of several hosts all take part, and the first one
+    writes."""
     folder, flat = Path(folder), flattened(params)
+    whole = fetch({path: flat[path] for path, *_ in _tensors(model).values()})
+    if not hosts.first():
+        return
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for key, (path, at, shape) in _tensors(model).items():
-        value = np.asarray(flat[path] if at is None else flat[path][at], np.float32)
+        value = np.asarray(whole[path] if at is None else whole[path][at], np.float32)
         # Ours are [in, rank] and [rank, out], whatever the number of axes; theirs transposed.
         tensors[key] = np.ascontiguousarray(value.reshape(shape[::-1]).T)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -128,11 +133,11 @@ def load_adapter(folder: str | Path, model: Model, params: dict) -> dict:
                 fix="set lora.targets to the adapter's target_modules",
             )
     flat = flattened(params)
-    new = {path: np.array(flat[path]) for path, *_ in wanted.values()}
+    new = {path: np.empty(flat[path].shape, flat[path].dtype) for path, *_ in wanted.values()}
     for key, (path, at, shape) in wanted.items():
         if tensors[key].shape != shape:
             raise InputError(f"{file}: {key}", value=tensors[key].shape, rule=f"must be {shape}")
         where = () if at is None else (at,)
         new[path][where] = tensors[key].T.reshape(new[path][where].shape)
     layout = flattened(model.shardings())
-    return nested(flat | {path: jax.device_put(x, layout[path]) for path, x in new.items()})
+    return nested(flat | {path: put_whole(x, layout[path]) for path, x in new.items()})

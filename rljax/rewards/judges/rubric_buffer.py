@@ -95,9 +95,7 @@ class RubricBuffer:
         asked = [of_prompt[0].sample["extra_info"]["rubrics"] for of_prompt in visited.values()]
         entries = [self._entry(of_prompt[0].record) for of_prompt in visited.values()]
         known = [[*one, *entry["inactive"]] for one, entry in zip(asked, entries, strict=True)]
-        prompts = [of_prompt[0].sample["prompt"] for of_prompt in visited.values()]
-        responses = [[row.sample["response"] for row in of] for of in visited.values()]
-        written = self._generate(list(zip(prompts, responses, known, strict=True)))
+        written = self._written(list(visited.values()), known)
         added, deactivated, stds = 0, 0, []
         for i, (key, of_prompt) in enumerate(visited.items()):
             active = _with_std(entries[i]["active"], asked[i], [row.score for row in of_prompt])
@@ -131,6 +129,24 @@ class RubricBuffer:
             "active": [active[i] for i in keep],
             "inactive": [*entry["inactive"], *(active[i] for i in drop)],
         }, len(drop)
+
+    def _written(self, visited: list[list], known: list[list[dict]]) -> list[list[dict] | None]:
+        """New rubrics for each visited prompt. Every host asks about its own prompts, and has the
+        answers of all."""
+        from rljax import hosts  # not for workers
+
+        own = hosts.mine(len(visited))
+        questions = [
+            (
+                visited[i][0].sample["prompt"],
+                [row.sample["response"] for row in visited[i]],
+                known[i],
+            )
+            for i in own
+        ]
+        told = hosts.gather(list(zip(own, self._generate(questions), strict=True)))
+        of_prompt = {i: rubrics for of_host in told for i, rubrics in of_host}
+        return [of_prompt[i] for i in range(len(visited))]
 
     def _generate(
         self, questions: list[tuple[str, list[str], list[dict]]]

@@ -8,10 +8,12 @@ watches a clock per call and sends SIGKILL. A failure is never a score: it is a 
 status is not "ok" and whose value is NaN, for the caller to count and to mask.
 """
 
+import contextlib
 import logging
 import math
 import os
 import pickle
+import queue
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +53,13 @@ class Pending:
     def done(self) -> bool:
         """Whether every score is known."""
         return self._job.ended
+
+    def wait(self, seconds: float) -> int:
+        """Waits for at most so long -> how many scores are not known yet."""
+        with contextlib.suppress(queue.Empty):
+            if not self._job.ended:
+                self._job.done.get(timeout=seconds)
+        return 0 if self._job.ended else self._job.left
 
     def cancel(self) -> None:
         """Nobody wants them any more: what runs is killed, what waits is dropped."""

@@ -1,0 +1,6 @@
+"""`rljax pod`: rljax/command/pod.py."""
+
+from rljax.command import run
+
+if __name__ == "__main__":
+    run("pod")

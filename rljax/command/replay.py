@@ -1,0 +1,18 @@
+"""Replay: rljax replay RUN_DIR [--step=120]
+
+The first batch whose loss or gradient is not finite is kept in RUN_DIR/bad. This computes its
+learning again on this host, operation by operation, and names the one that made the first NaN or
+infinity of those that reached the loss or the gradient: its line, its loops, its operands.
+Exit code 0: found; 3: the step is finite here.
+"""
+
+from rljax.config.options import ReplayOptions
+
+
+def main(options: ReplayOptions) -> int:
+    from rljax.training.replay import replay
+
+    step = None if options.step == "first" else int(options.step)
+    found = replay(options.run, step, trust_code=options.trust_code)
+    print("\n".join(found.lines()))
+    return 0 if found.origins else 3

@@ -1,0 +1,78 @@
+"""The key-value store and the barriers that the hosts of a run share: JAX's coordination service,
+which the first host serves.
+
+It needs no device, so a host that waits here can be told that another one has failed.
+"""
+
+import re
+from typing import Protocol
+
+import jax
+from jax._src import distributed
+
+
+class Client(Protocol):
+    """What hosts say to each other: texts under keys, and barriers."""
+
+    def set(self, key: str, value: str) -> None:
+        """Writes a key; an old value is replaced."""
+
+    def set_first(self, key: str, value: str) -> bool:
+        """Writes a key unless there is one; whether it was written."""
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        """The value of a key, waiting until there is one; None after timeout_s."""
+
+    def delete(self, key: str) -> None:
+        """Removes a key, and what lies under it."""
+
+    def barrier(self, name: str, timeout_s: float) -> list[int]:
+        """Waits for all hosts -> those that have not come after timeout_s. A name serves once."""
+
+    def list(self, prefix: str) -> dict[str, str]:
+        """Every key that lies under `prefix`, which ends with "/"."""
+
+
+class CoordinationService:
+    """The Client over JAX's coordination service, once `jax.distributed.initialize` has been
+    called."""
+
+    def __init__(self) -> None:
+        self._client = distributed.global_state.client
+
+    def set(self, key: str, value: str) -> None:
+        self._client.key_value_set(key, value, allow_overwrite=True)
+
+    def set_first(self, key: str, value: str) -> bool:
+        try:
+            self._client.key_value_set(key, value, allow_overwrite=False)
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" in str(error):
+                return False
+            raise
+        return True
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        try:
+            return self._client.blocking_key_value_get(key, max(1, int(timeout_s * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise
+
+    def delete(self, key: str) -> None:
+        self._client.key_value_delete(key)
+
+    def barrier(self, name: str, timeout_s: float) -> list[int]:
+        try:
+            self._client.wait_at_barrier(name, max(1, int(timeout_s * 1000)))
+        except jax.errors.JaxRuntimeError as error:
+            # "... Some timed out task names:\n2\n1\n\n\nRPC: ..."
+            listed = str(error).partition("timed out task names:")[2].partition("RPC")[0]
+            if "DEADLINE_EXCEEDED" not in str(error) or not listed:
+                raise
+            return sorted(int(n) for n in re.findall(r"^\D*(\d+)\s*$", listed, re.MULTILINE))
+        return []
+
+    def list(self, prefix: str) -> dict[str, str]:
+        return dict(self._client.key_value_dir_get(prefix))

@@ -1,0 +1,107 @@
+"""What hosts tell each other: JSON of every host on all, decisions that all take alike, barriers.
+
+Every host calls the same exchanges in the same order. Each carries the place in the program from
+which it is called; two hosts at different places are an error that names both, not a hang.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+from rljax import beats
+from rljax.errors import InputError
+from rljax.hosts.client import Client
+
+FAILED = "rljax/failed/"
+FIRST_FAILED = f"{FAILED}first"  # JSON of a Failure
+POLL_S = 1.0  # between two looks at whether another host has failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a run ends: of the first host that failed, which is the reason of what others see."""
+
+    host: int
+    reason: str
+    code: int  # with which that host ends
+
+    @classmethod
+    def read(cls, text: str) -> "Failure":
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+
+class HostFailed(Exception):
+    """Another host has ended the run; the message says which and why."""
+
+
+@dataclasses.dataclass
+class Exchange:
+    """The exchanges of one host. `names` are the hosts, for messages."""
+
+    client: Client
+    index: int
+    count: int
+    names: tuple[str, ...]
+    calls: int = 0
+    asked: Callable[[], str] = lambda: ""  # what has told this host to stop: "SIGTERM"
+    agreed: str = ""  # the same of any host, once all know of it
+
+    def gather(self, value, where: str) -> list:
+        """The JSON value of every host, in their order.
+
+        The first host collects and hands out: 2 x hosts messages, and what an exchange has left
+        in the store is removed at the next one, when everybody has read it.
+        """
+        number, self.calls = self.calls, self.calls + 1
+        here = f"rljax/exchange/{number}/"
+        mine = json.dumps([where, value, self.asked()])
+        if self.index:
+            self.client.set(f"{here}{self.index}", mine)
+            together = self._get(f"{here}all")
+        else:
+            texts = [mine, *(self._get(f"{here}{k}") for k in range(1, self.count))]
+            together = f"[{','.join(texts)}]"
+            self.client.set(f"{here}all", together)
+            for k in range(1, self.count):
+                self.client.delete(f"{here}{k}")
+            if number:  # whoever is here has read what came before
+                self.client.delete(f"rljax/exchange/{number - 1}/all")
+        places, values, stops = zip(*json.loads(together), strict=True)
+        if len(set(places)) > 1:
+            raise RuntimeError(
+                "the hosts are at different places of the program: "
+                + "; ".join(f"{n} at {p}" for n, p in zip(self.names, places, strict=True))
+            )
+        told = [f"{s} on {n}" for n, s in zip(self.names, stops, strict=True) if s]
+        self.agreed = self.agreed or next(iter(told), "")
+        return list(values)
+
+    def wait(self, name: str, timeout_s: float) -> None:
+        """A barrier of all hosts. Raises InputError that names those which have not come."""
+        number, self.calls = self.calls, self.calls + 1
+        with beats.waiting():
+            missing = self.client.barrier(f"rljax/wait/{number}/{name}", timeout_s)
+        if missing:
+            self.raise_if_failed()
+            raise InputError(
+                f"waited {timeout_s:g} s for all hosts at {name!r}",
+                value=f"missing: {', '.join(self.names[k] for k in missing)}",
+                fix="look at the output of these hosts",
+            )
+
+    def _get(self, key: str) -> str:
+        """A value that another host is about to write."""
+        with beats.waiting():
+            while (text := self.client.get(key, POLL_S)) is None:
+                self.raise_if_failed()
+        return text
+
+    def raise_if_failed(self) -> None:
+        """Raises HostFailed where another host has said that it ended."""
+        for text in self.client.list(FAILED).values():
+            failure = Failure.read(text)
+            if failure.host != self.index:
+                raise HostFailed(f"{self.names[failure.host]}: {failure.reason}")

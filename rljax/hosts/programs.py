@@ -1,0 +1,31 @@
+"""One key for a compiled program on all hosts: what the first has written the others read."""
+
+import hashlib
+
+import jax
+from jax._src import cache_key
+from jax._src.lib import xla_client
+
+from rljax import hosts
+
+
+def same_keys() -> None:
+    """Makes the keys of JAX's persistent cache equal on all hosts. All of them call it.
+
+    A part of a key is the fingerprint of the devices as the runtime knows them. That of CPUs has
+    the number of the process in it, so that no host but the first would ever find a program; where
+    fingerprints differ, those of all hosts together take its place. Nothing with one process.
+    """
+    if hosts.count() == 1:
+        return
+    every = hosts.gather(_fingerprint())
+    if len(set(every)) > 1:
+        together = hashlib.sha256(" ".join(every).encode()).digest()
+        cache_key._hash_accelerator_config = lambda hashed, devices: hashed.update(together)
+
+
+def _fingerprint() -> str:
+    try:
+        return str(xla_client.get_topology_for_devices(jax.devices()).fingerprint())
+    except jax.errors.JaxRuntimeError:  # a runtime without: JAX hashes the kinds of the devices
+        return ""

@@ -1,0 +1,81 @@
+"""Stopping inside a step, at a place on which all hosts agree.
+
+Whoever is told to stop says so with the next thing that the hosts exchange anyway, so that all know
+it at the same place of the program, whichever of them was told.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+NOTICE_S = 30.0  # between two questions to the metadata server
+_ASKED = ("instance/preempted", "instance/maintenance-event")
+_ENDS = ("TRUE", "TERMINATE_ON_HOST_MAINTENANCE")  # of the machine; a migration is no end
+
+
+class StopAgreed(BaseException):
+    """All hosts stop here. Not an Exception: no reward and no retry may take it for a fault."""
+
+
+class Notices:
+    """The reason for which this host is to stop: what `received` returns (a signal's name), or a
+    notice of the cloud that the machine is about to go."""
+
+    def __init__(self, received: Callable[[], str | None]):
+        self.received, self.notice = received, ""
+        self.over = threading.Event()
+        if url := metadata_server():
+            threading.Thread(target=self._ask, args=(url,), daemon=True).start()
+
+    def __call__(self) -> str:
+        return self.received() or self.notice
+
+    def _ask(self, url: str) -> None:
+        while not self.over.wait(NOTICE_S):
+            for name in _ASKED:
+                if (said := _metadata(url, name)) in _ENDS:
+                    self.notice = f"the cloud's notice {name.rpartition('/')[2]}={said}"
+                    text = f"hosts: {self.notice}: saving and stopping"
+                    print(text, file=sys.stderr, flush=True)
+                    return
+
+
+def metadata_server() -> str:
+    """Where this machine can ask about itself; "" if it is none of Google's: then nothing is
+    asked."""
+    host = os.environ.get("GCE_METADATA_IP", "")
+    with contextlib.suppress(OSError):
+        if not host and "Google" in Path("/sys/class/dmi/id/product_name").read_text():
+            host = "metadata.google.internal"
+    return f"http://{host}/computeMetadata/v1/" if host else ""
+
+
+def _metadata(url: str, name: str) -> str:
+    request = urllib.request.Request(url + name, headers={"Metadata-Flavor": "Google"})
+    past_proxies = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with contextlib.suppress(OSError, urllib.error.URLError):
+        with past_proxies.open(request, timeout=5.0) as answer:
+            return answer.read(1024).decode(errors="replace").strip()
+    return ""
+
+
+class Stops:
+    """Whether an exchange of the hosts may end what runs now."""
+
+    def __init__(self) -> None:
+        self.allowed = 0
+
+    @contextlib.contextmanager
+    def may_stop(self) -> Iterator[None]:
+        """Inside, an exchange after which all hosts know of a reason to stop raises StopAgreed, on
+        all of them alike."""
+        self.allowed += 1
+        try:
+            yield
+        finally:
+            self.allowed -= 1

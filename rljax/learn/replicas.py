@@ -1,0 +1,111 @@
+"""Replicas: gradients that meet once per optimizer step.
+
+Between slices there is only the data center's network, a hundredth of what chips of one slice have
+between them. So each replica of the weights (a place on the data axis) adds up the gradients of its
+own rows, microbatch after microbatch, and the sum over replicas is taken at the end. In the program
+that is a leading axis N of parameters and gradients, one entry to a replica, over which the loss
+and its gradient are mapped.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rljax.errors import InputError
+from rljax.mesh import BATCH_AXES, REPLICA, replicated
+from rljax.models.model import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+    """N replicas. One is the usual case: XLA sums over the data axis in every microbatch, and every
+    function here is the identity. `model` is on the mesh of a replica (rljax.mesh.replica_mesh)."""
+
+    count: int = 1
+    model: Model | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a number that every replica has: () or (N,)."""
+        return () if self.count == 1 else (self.count,)
+
+    def copies(self, params):
+        """The trained weights as every replica has them, [N, ...] each."""
+        if self.count == 1:
+            return params
+        copy = lambda x: jnp.broadcast_to(x, (self.count, *x.shape))  # noqa: E731
+        return self._laid_out(jax.tree.map(copy, params))
+
+    def zeros(self, like):
+        """The sum of no gradient yet."""
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), like
+        )
+        return zeros if self.count == 1 else self._laid_out(zeros)
+
+    def _laid_out(self, copies):
+        layout, _ = self.model.split(self.model.shardings())
+        keep = lambda x, s: jax.lax.with_sharding_constraint(  # noqa: E731
+            x, NamedSharding(s.mesh, PartitionSpec(REPLICA, *s.spec))
+        )
+        return jax.tree.map(keep, copies, layout)
+
+    def each(self, function: Callable, in_axes: Any = 0) -> Callable:
+        """The function of every replica by itself."""
+        if self.count == 1:
+            return function
+        return jax.vmap(function, in_axes=in_axes, spmd_axis_name=REPLICA)
+
+    def split(self, tree):
+        """[B, ...] -> [N, B / N, ...]: the rows of each replica."""
+        if self.count == 1:
+            return tree
+
+        def one(x):
+            if x.shape[0] % self.count:
+                raise InputError(
+                    "rows of a microbatch", value=x.shape[0],
+                    rule=f"must divide by mesh.data={self.count}",
+                    fix="more rows per optimizer step and microbatch",
+                )  # fmt: skip
+            x = x.reshape(self.count, -1, *x.shape[1:])
+            return self._rows(x, PartitionSpec(REPLICA, self._inner(x.shape[1])))
+
+        return jax.tree.map(one, tree)
+
+    def merged(self, tree):
+        """[N, B / N, ...] -> [B, ...]."""
+        if self.count == 1:
+            return tree
+
+        def one(x):
+            axes = (REPLICA, *self._inner(x.shape[1]))
+            return self._rows(x.reshape(-1, *x.shape[2:]), PartitionSpec(axes))
+
+        return jax.tree.map(one, tree)
+
+    def _inner(self, rows: int) -> tuple[str, ...]:
+        """The axes over which a replica splits so many rows."""
+        shards = 1
+        for axis in BATCH_AXES:
+            shards *= self.model.mesh.shape[axis]
+        return BATCH_AXES if rows % shards == 0 else ()
+
+    def _rows(self, x, spec: PartitionSpec):
+        return jax.lax.with_sharding_constraint(x, NamedSharding(self.model.mesh, spec))
+
+    def whole(self, tree):
+        """Arrays of which any replica reads any row, whole on every device."""
+        if self.count == 1:
+            return tree
+        keep = lambda x: jax.lax.with_sharding_constraint(x, replicated(self.model.mesh))  # noqa: E731
+        # Without a barrier XLA gathers them again in every turn of a loop that reads them.
+        return jax.lax.optimization_barrier(jax.tree.map(keep, tree))
+
+    def total(self, tree):
+        """[N, ...] -> the sum over all replicas: what crosses from slice to slice."""
+        return tree if self.count == 1 else jax.tree.map(lambda x: jnp.sum(x, axis=0), tree)

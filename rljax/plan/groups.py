@@ -1,0 +1,82 @@
+"""Bytes per device of roles on devices of their own (rljax.setup.placement)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from rljax.config import microbatch_tokens
+from rljax.errors import InputError
+from rljax.kernels.logprob.options import CHUNK_LOGITS
+from rljax.mesh import HOST_MEMORY, row_shards
+from rljax.setup.setup import Setup
+from rljax.tracking.charts import human_bytes
+
+FETCHED = "fetched weights"
+USE = "one use"
+
+
+def held_bytes(tree, *, on_host: bool = False) -> int:
+    """Bytes of abstract arrays in the memory of one device, or in that of its host."""
+    total = 0
+    for x in jax.tree.leaves(tree):
+        waits = x.sharding is not None and x.sharding.memory_kind == HOST_MEMORY
+        if waits == on_host:
+            shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
+            total += math.prod(shape) * x.dtype.itemsize  # of keys, too
+    return total
+
+
+def fetched_bytes(parts: dict[str, object]) -> dict[str, int]:
+    """{FETCHED: bytes} of a device for the weights that wait on the host between their uses: the
+    largest of them, because they come one after the other."""
+    most = max((held_bytes(tree, on_host=True) for tree in parts.values()), default=0)
+    return {FETCHED: most} if most else {}
+
+
+def of_mesh(mesh: Mesh, parts: dict[str, object]) -> dict[str, object]:
+    """Those of the parts that the devices of a mesh hold."""
+
+    def own(tree) -> bool:
+        layouts = (x.sharding for x in jax.tree.leaves(tree))
+        return next((layout.mesh for layout in layouts if layout is not None), mesh) == mesh
+
+    return {name: tree for name, tree in parts.items() if own(tree)}
+
+
+def group_bytes(setup: Setup, parts: dict[str, object]) -> dict[str, dict[str, int]]:
+    """{group: {what: bytes of one of its devices}} at its peak: weights are counted exactly, what a
+    use of them needs is estimated."""
+    out = {}
+    for group in setup.groups:
+        own = of_mesh(group.mesh, parts)
+        held = {name: size for name, tree in own.items() if (size := held_bytes(tree))}
+        used = max((_used(setup, group.mesh, tree) for tree in own.values()), default=0)
+        out[group.name] = {**held, **fetched_bytes(own), USE: used}
+    return out
+
+
+def _used(setup: Setup, mesh: Mesh, tree) -> int:
+    """Bytes of a device for a forward pass with these weights over a microbatch: the weights in the
+    dtype of products, one layer of activations, a chunk of logits."""
+    size, tensor = jnp.dtype(setup.model.config.dtype).itemsize, mesh.shape["tensor"]
+    weights = sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
+    vocab, embed = tree["embedding"].shape
+    parts = row_shards(mesh) * mesh.shape["context"]
+    tokens = max(microbatch_tokens(setup.config), setup.row_tokens) // parts
+    logits = 3 * 4 * min(tokens * vocab, CHUNK_LOGITS) // tensor
+    return weights * size * (size < 4) + tokens * 32 * embed // tensor * size + logits
+
+
+def check_groups_fit(groups: dict[str, dict[str, int]], have: float) -> None:
+    """Raises InputError for a group whose devices cannot hold the weights of its roles."""
+    for name, parts in groups.items():
+        needs = sum(size for what, size in parts.items() if what != USE)
+        if needs > have:
+            raise InputError(
+                f"{name!r} of config.placement needs {human_bytes(needs)} per device for weights",
+                value=f"{human_bytes(have)} left",
+                fix=f"a group of {math.ceil(needs / have)} times the devices, or weights that "
+                "wait on the host: memory.scorers_on_host, memory.reference_on_host",
+            )

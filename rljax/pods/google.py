@@ -1,0 +1,231 @@
+"""TPU pods of Google Cloud by its command gcloud: of the Cloud TPU API, and of Compute Engine.
+
+gcloud alone knows who asks: nothing here reads credentials. The Cloud TPU API gets no new versions,
+so TPU7x and later are Compute Engine's; v4 and v5e are not there.
+"""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from rljax.errors import InputError
+from rljax.pods.pod import Pod
+
+# State of a pod, whatever a service calls it.
+ABSENT, WAITING, ACTIVE, GONE = "absent", "waiting", "active", "gone"
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A host: its slice, and the words by which gcloud finds it."""
+
+    slice_index: int
+    place: str  # NAME:WORKER or the name of a VM, for messages, too
+    target: str
+    flags: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cloud:
+    """A pod that is there or shall be. A service has create, state, delete and machines."""
+
+    pod: Pod
+    name: str
+    zone: str
+    project: str
+    spot: bool
+
+    def gcloud(self, *words: str, check: bool = True) -> subprocess.CompletedProcess:
+        """Runs gcloud; what it says on an error is the InputError's text."""
+        done = subprocess.run(
+            self.command(*words), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if check and done.returncode:
+            raise InputError(
+                f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}",
+                rule=done.stderr.strip()[-2000:],
+            )
+        return done
+
+    def command(self, *words: str) -> list[str]:
+        if shutil.which("gcloud") is None:
+            raise InputError(
+                "gcloud is not installed",
+                fix="https://cloud.google.com/sdk, then gcloud auth login",
+            )
+        project = [f"--project={self.project}"] if self.project else []
+        return ["gcloud", *words, *project, "--quiet"]
+
+    def described(self, *words: str) -> dict | list | None:
+        """What gcloud describes or lists, None where there is no such thing."""
+        done = self.gcloud(*words, "--format=json", check=False)
+        if done.returncode == 0:
+            return json.loads(done.stdout or "null")
+        if any(text in done.stderr for text in ("NOT_FOUND", "was not found", "not found")):
+            return None
+        raise InputError(
+            f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}",
+            rule=done.stderr.strip()[-2000:],
+        )
+
+    def ssh(self, machine: Machine, command: str) -> list[str]:
+        """The gcloud command that runs a shell command on a host."""
+        words = (*self._ssh, "ssh", machine.target, *machine.flags, f"--command={command}")
+        return self.command(*words, f"--zone={self.zone}")
+
+    def copy(self, machine: Machine, files: Sequence[str], folder: str) -> list[str]:
+        """The one that copies files into a folder of its home."""
+        target = f"{machine.target}:{folder}"
+        return self.command(
+            *self._ssh, "scp", *files, target, *machine.flags, f"--zone={self.zone}"
+        )
+
+
+class CloudTpu(Cloud):
+    """The Cloud TPU API: a queued resource with a node per slice."""
+
+    _ssh = ("compute", "tpus", "tpu-vm")
+    _resource = ("compute", "tpus", "queued-resources")
+
+    def create(self) -> None:
+        if not self.pod.figures.runtime:
+            raise InputError(f"the Cloud TPU API has no {self.pod.version}", fix="--api=compute")
+        nodes = (f"--node-id={self.name}",)
+        if self.pod.slices > 1:
+            nodes = (f"--node-count={self.pod.slices}", f"--node-prefix={self.name}")
+        self.gcloud(
+            *self._resource, "create", self.name, *nodes, f"--zone={self.zone}",
+            f"--accelerator-type={self.pod.type}", f"--runtime-version={self.pod.figures.runtime}",
+            *(("--spot",) if self.spot else ()),
+        )  # fmt: skip
+
+    def state(self) -> tuple[str, str]:
+        """(one of the states, the service's own word)."""
+        words = (*self._resource, "describe", self.name, f"--zone={self.zone}")
+        found = self.described(*words)
+        if found is None:
+            return ABSENT, "absent"
+        state = found["state"]["state"]
+        if state in ("SUSPENDING", "SUSPENDED", "FAILED", "DELETING"):
+            return GONE, state
+        return (ACTIVE if state == "ACTIVE" else WAITING), state
+
+    def delete(self) -> None:
+        """Of the request and its nodes; what is not there is deleted."""
+        words = (*self._resource, "delete", self.name, f"--zone={self.zone}", "--force")
+        done = self.gcloud(*words, check=False)
+        if done.returncode and self.state()[0] != ABSENT:
+            raise InputError(f"{self.name} cannot be deleted", rule=done.stderr.strip()[-2000:])
+
+    def machines(self) -> list[Machine]:
+        several = self.pod.slices > 1
+        nodes = [f"{self.name}-{k}" if several else self.name for k in range(self.pod.slices)]
+        return [
+            Machine(k, f"{node}:{worker}", node, (f"--worker={worker}",))
+            for k, node in enumerate(nodes)
+            for worker in range(self.pod.hosts_per_slice)
+        ]
+
+
+class ComputeEngine(Cloud):
+    """Compute Engine: per slice a managed instance group, whose workload policy joins its machines
+    by ICI. All of its machines come, or none."""
+
+    _ssh = ("compute",)
+
+    @property
+    def _region(self) -> str:
+        return self.zone.rpartition("-")[0]
+
+    @property
+    def _groups(self) -> list[str]:
+        return [f"{self.name}-{k}" for k in range(self.pod.slices)]
+
+    def create(self) -> None:
+        figures = self.pod.figures
+        if not figures.image:
+            raise InputError(f"Compute Engine has no {self.pod.version}", fix="--api=tpu")
+        policy = ("compute", "resource-policies", "create", "workload-policy", self.name)
+        self._unless_there(
+            *policy, "--type=HIGH_THROUGHPUT", f"--accelerator-topology={self.pod.topology_text}",
+            f"--region={self._region}",
+        )  # fmt: skip
+        spot = ("--provisioning-model=SPOT", "--instance-termination-action=DELETE")
+        self._unless_there(
+            "compute", "instance-templates", "create", self.name,
+            f"--machine-type={self.pod.machine_type}", "--maintenance-policy=TERMINATE",
+            f"--image-family={figures.image}", "--image-project=ubuntu-os-accelerator-images",
+            "--boot-disk-size=200GB", "--scopes=cloud-platform", *(spot if self.spot else ()),
+        )  # fmt: skip
+        project = self.project or self.gcloud("config", "get-value", "project").stdout.strip()
+        place = f"projects/{project}/regions/{self._region}/resourcePolicies/{self.name}"
+        for group in self._groups:
+            self._unless_there(
+                "compute", "instance-groups", "managed", "create", group,
+                f"--size={self.pod.hosts_per_slice}", f"--template={self.name}",
+                f"--zone={self.zone}", "--default-action-on-vm-failure=do-nothing",
+                # One host has no topology to be joined in.
+                *((f"--workload-policy={place}",) if self.pod.hosts_per_slice > 1 else ()),
+            )  # fmt: skip
+
+    def _unless_there(self, *words: str) -> None:
+        done = self.gcloud(*words, check=False)
+        if done.returncode and "already exists" not in done.stderr:
+            what = f"gcloud {' '.join(words[:4])} failed with exit code {done.returncode}"
+            raise InputError(what, rule=done.stderr.strip()[-2000:])
+
+    def state(self) -> tuple[str, str]:
+        counts = {ACTIVE: 0, WAITING: 0, GONE: 0}
+        words = []
+        for group in self._groups:
+            instances = self._instances(group)
+            if instances is None:
+                continue
+            states = [item.get("instanceStatus") or "PENDING" for item in instances]
+            words += states or ["empty"]
+            for state in states:
+                running = state == "RUNNING"
+                starting = state in ("PENDING", "PROVISIONING", "STAGING")
+                counts[ACTIVE if running else WAITING if starting else GONE] += 1
+        text = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
+        if not words:
+            return ABSENT, "absent"
+        if counts[ACTIVE] == self.pod.hosts:
+            return ACTIVE, text
+        # A machine that was taken away: its group's slice has no whole topology any more.
+        return (GONE if counts[GONE] else WAITING), text
+
+    def _instances(self, group: str) -> list | None:
+        return self.described(
+            "compute", "instance-groups", "managed", "list-instances", group, f"--zone={self.zone}"
+        )
+
+    def delete(self) -> None:
+        parts = [
+            ("compute", "instance-groups", "managed", "delete", group, f"--zone={self.zone}")
+            for group in self._groups
+        ]
+        parts += [
+            ("compute", "instance-templates", "delete", self.name),
+            ("compute", "resource-policies", "delete", self.name, f"--region={self._region}"),
+        ]
+        for words in parts:
+            done = self.gcloud(*words, check=False)
+            if done.returncode and "not found" not in done.stderr:
+                raise InputError(f"{words[-2]} cannot be deleted", rule=done.stderr.strip()[-2000:])
+
+    def machines(self) -> list[Machine]:
+        found = []
+        for k, group in enumerate(self._groups):
+            names = sorted(item["instance"].rpartition("/")[2] for item in self._instances(group))
+            found += [Machine(k, name, name, ()) for name in names]
+        return found
+
+
+def cloud(api: str, pod: Pod, name: str, zone: str, project: str, spot: bool) -> Cloud:
+    if not zone:
+        raise InputError("no --zone", fix="such as --zone=us-west4-a")
+    kind = CloudTpu if api == "tpu" else ComputeEngine
+    return kind(pod, name, zone, project, spot)

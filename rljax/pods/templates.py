@@ -1,0 +1,206 @@
+"""What a scheduler reads: a batch script of SLURM, a JobSet of Kubernetes, a task of SkyPilot.
+
+Each starts one process per host, which finds the others by rljax.hosts.cluster.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+import rljax
+from rljax.errors import InputError
+from rljax.pods.pod import Pod
+
+GRACE_S = 300  # from the scheduler's SIGTERM to its SIGKILL: the run saves in this time
+
+
+def shell_command(words: Sequence[str], *, supervised: bool) -> str:
+    """The command of every host as text for a shell. `train ...` is rljax's; what names a program
+    stays as it is."""
+    return shlex.join(host_command(words, supervised=supervised))
+
+
+def host_command(words: Sequence[str], *, supervised: bool) -> list[str]:
+    """The same as arguments. `supervised`: restarted on its host after what a restart can mend."""
+    if not words:
+        raise InputError(
+            "no command", rule="what every host runs stands behind --",
+            fix="such as: -- train quickstart",
+        )  # fmt: skip
+    ours = not re.search(r"python|[./]", words[0])
+    command = ["python3", "-m", "rljax", *words] if ours else list(words)
+    if not supervised:
+        return command
+    return ["python3", "-m", "rljax", "pod", "supervise", "--", *command]
+
+
+def slurm(
+    command: Sequence[str], *, name: str, nodes: int, gpus: int, time: str, partition: str,
+    account: str,
+) -> str:  # fmt: skip
+    """A script for sbatch: one task per node, which takes all GPUs of it."""
+    options = {
+        "job-name": name, "nodes": nodes, "ntasks-per-node": 1, "gpus-per-node": gpus,
+        "time": time, "partition": partition, "account": account, "requeue": None,
+        "signal": f"TERM@{GRACE_S}", "open-mode": "append", "output": "%x-%j.log",
+    }  # fmt: skip
+    lines = [
+        f"#SBATCH --{option}" + ("" if value is None else f"={value}")
+        for option, value in options.items()
+        if value not in ("", 0)
+    ]
+    # A job that its time limit has stopped goes on from its checkpoint: 143 is "stopped, saved".
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *lines,
+            "",
+            "set -uo pipefail",
+            'cd "${SLURM_SUBMIT_DIR:-.}"',
+            f"srun --kill-on-bad-exit=1 --label {shell_command(command, supervised=True)}",
+            "code=$?",
+            'echo "exit code $code"',
+            'if [ "$code" -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+            'exit "$code"',
+            "",
+        ]
+    )
+
+
+def jobset(
+    pod: Pod, command: Sequence[str], *, name: str, image: str, queue: str, spot: bool
+) -> dict:
+    """A JobSet of GKE: one job per slice, one pod per host. Kueue admits it where `queue` is
+    named."""
+    _check_dns(name)
+    if pod.slices > 1 and pod.hosts_per_slice == 1:
+        raise InputError(
+            "several slices of one host", value=str(pod), rule="GKE joins multi-host slices only",
+            fix="a larger --type",
+        )  # fmt: skip
+    labels = {"labels": {"kueue.x-k8s.io/queue-name": queue}} if queue else {}
+    exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+    rules = [
+        # What the cloud took away costs no restart; what the user has to mend is not repeated.
+        {"name": "evicted", "action": "RestartJobSetAndIgnoreMaxRestarts",
+         "onJobFailureReasons": ["PodFailurePolicy"],
+         "onJobFailureMessagePatterns": [".*DisruptionTarget.*"]},
+        {"name": "bad_input", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+    ]  # fmt: skip
+    pod_rules = [
+        {"action": "FailJob",
+         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": {"containerName": "rljax", "operator": "In",
+                                              "values": [2]}},
+    ]  # fmt: skip
+    job = {
+        "parallelism": pod.hosts_per_slice, "completions": pod.hosts_per_slice,
+        "completionMode": "Indexed", "backoffLimit": 0, "podFailurePolicy": {"rules": pod_rules},
+        "template": {"spec": _pod_spec(pod, command, image, spot)},
+    }  # fmt: skip
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "annotations": exclusive, **labels},
+        "spec": {
+            "failurePolicy": {
+                "maxRestarts": 10, "restartStrategy": "BlockingRecreate", "rules": rules,
+            },
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "replicatedJobs": [
+                {"name": "slice", "replicas": pod.slices, "template": {"spec": job}}
+            ],
+        },
+    }  # fmt: skip
+
+
+def _pod_spec(pod: Pod, command: Sequence[str], image: str, spot: bool) -> dict:
+    label = "metadata.labels['jobset.sigs.k8s.io/{}']"
+    given = {
+        "JOBSET_NAME": label.format("jobset-name"),
+        "REPLICATED_JOB_NAME": label.format("replicatedjob-name"),
+        "REPLICATED_JOB_REPLICAS": label.format("replicatedjob-replicas"),
+        "JOB_INDEX": label.format("job-index"),
+    }  # JOB_COMPLETION_INDEX comes from Kubernetes
+    fields = [
+        {"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in given.items()
+    ]
+    where = {
+        "cloud.google.com/gke-tpu-accelerator": pod.figures.gke,
+        "cloud.google.com/gke-tpu-topology": pod.topology_text,
+        **({"cloud.google.com/gke-spot": "true"} if spot else {}),
+    }
+    # An image of the user's has rljax in it; a plain one of Python gets it as the pod starts.
+    run = shell_command(command, supervised=True)
+    install = f"pip install --quiet 'rljax[tpu,gcs,s3]=={rljax.__version__}'"
+    script = f"python3 -c 'import rljax' 2>/dev/null || {install}\nexec {run}\n"
+    container = {
+        "name": "rljax", "image": image, "command": ["bash", "-c", script],
+        "env": [{"name": "RLJAX_HOSTS", "value": str(pod.hosts)}, *fields],
+        "ports": [{"containerPort": 8471}, {"containerPort": 8476}, {"containerPort": 8474}],
+        "resources": {"limits": {"google.com/tpu": pod.chips_per_host}},
+    }  # fmt: skip
+    return {
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": 180, "nodeSelector": where,
+        "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "containers": [container],
+    }  # fmt: skip
+
+
+def sky(
+    command: Sequence[str], *, name: str, pod: Pod | None, accelerators: str, nodes: int,
+    bucket: str, spot: bool,
+) -> dict:  # fmt: skip
+    """A task of SkyPilot, for `sky jobs launch`: a TPU slice, or `nodes` machines with GPUs such as
+    H100:8. `bucket` is mounted at /runs."""
+    if pod is not None and pod.slices > 1:
+        raise InputError("SkyPilot starts one slice", value=str(pod), fix="--slices=1, or JobSet")
+    if pod is None and not accelerators:
+        raise InputError("neither TPUs nor GPUs", fix="--type=v6e-16, or --accelerators=H100:8")
+    recovery = {"max_restarts_on_errors": 3, "recover_on_exit_codes": [143, 170, 171]}
+    resources: dict = {"use_spot": spot, "job_recovery": recovery}
+    if pod is not None:
+        if not pod.figures.runtime:
+            raise InputError(f"SkyPilot has no {pod.version}", fix="JobSet, or --api=compute")
+        # tpu_vm: as a machine of its own; SkyPilot then starts all hosts of the slice.
+        resources |= {
+            "infra": "gcp", "accelerators": f"tpu-{pod.type}",
+            "accelerator_args": {"runtime_version": pod.figures.runtime, "tpu_vm": True},
+        }  # fmt: skip
+    else:
+        resources |= {"accelerators": accelerators}
+    extra = "tpu" if pod is not None else "cuda"
+    setup = (
+        "pip install uv\nuv venv --python 3.12 --allow-existing ~/rljax-venv\n"
+        "uv pip install --python ~/rljax-venv/bin/python "
+        f"'rljax[{extra},gcs,s3]=={rljax.__version__}'\n"
+    )
+    run = f"source ~/rljax-venv/bin/activate\nexec {shell_command(command, supervised=True)}\n"
+    task = {
+        "name": name, "workdir": ".", "num_nodes": 1 if pod is not None else nodes,
+        "resources": resources, "setup": setup, "run": run,
+    }  # fmt: skip
+    if bucket:
+        task["file_mounts"] = {"/runs": {"source": bucket, "mode": "MOUNT"}}
+    return task
+
+
+def _check_dns(name: str) -> None:
+    """Pods are named NAME-slice-0-0-xxxxx, which is a name of DNS."""
+    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,36}[a-z0-9])?", name):
+        raise InputError("name", value=name, rule="at most 38 of a-z, 0-9 and -, from a letter on")
+
+
+def yaml_text(value: dict) -> str:
+    """YAML with scripts as blocks."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str):
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(value, Dumper=Dumper, sort_keys=False, width=100)

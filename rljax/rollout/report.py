@@ -1,0 +1,169 @@
+"""RewardReport: the scored samples of a call of a reward, and what they say as metrics."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from rljax.data.online.prompts import PromptRecord
+from rljax.rewards.pool.pool import Score
+
+
+class Sample(Mapping):
+    """The fields that a reward may declare. The response is decoded when it is first read: with
+    several hosts most of them are read by one host alone, or by none."""
+
+    def __init__(self, fields: Mapping, decode: Callable[[], str]):
+        self._fields, self._decode = {**fields}, decode
+
+    def __getitem__(self, name: str):
+        if name == "response" and self._fields[name] is None:
+            self._fields[name] = self._decode()
+        return self._fields[name]
+
+    def __iter__(self):
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def adding(self, **fields) -> "Sample":
+        """The same sample with these fields, too."""
+        return Sample(self._fields | fields, self._decode)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredRow:
+    """One sample: the fields that the reward read, its score, and its prompt."""
+
+    sample: Mapping  # prompt, response, ground_truth, ...: the fields that a reward may declare
+    score: Score
+    record: PromptRecord
+    group: int  # the same number for all samples of a prompt within a report
+
+    def example(self) -> dict:
+        """Text, reward and status, as they are shown."""
+        keep = ("prompt", "response", "ground_truth", "finish_reason")
+        return {
+            **{name: self.sample[name] for name in keep},
+            "reward": self.score.value,
+            "status": self.score.status,
+            "message": self.score.message,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardReport:
+    """The scored rows of one call, or of several, in their order."""
+
+    rows: tuple[ScoredRow, ...] = ()
+    process: tuple[Mapping[str, float], ...] = ()  # metrics of the scored lines, one per call
+
+    @classmethod
+    def joined(cls, reports: Iterable["RewardReport"]) -> "RewardReport":
+        """The reports as one. Prompts of different reports have different groups."""
+        rows, process, first = [], [], 0
+        for report in reports:
+            rows += [dataclasses.replace(row, group=first + row.group) for row in report.rows]
+            process += report.process
+            first = 1 + max((row.group for row in rows), default=-1)
+        return cls(tuple(rows), tuple(process))
+
+    @property
+    def examples(self) -> list[dict]:
+        """Text, reward and status of every sample."""
+        return [row.example() for row in self.rows]
+
+    @property
+    def outcomes(self) -> list[tuple[int, float]]:
+        """(prompt_id, score) of every scored sample of a training prompt."""
+        return [
+            (row.record.prompt_id, row.score.value)
+            for row in self.rows
+            if row.score.status == "ok" and row.record.prompt_id is not None
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of failures, of errors also by kind, and of samples over a limit that have a score
+        for that; whether late samples are the long ones; for each source the share of failures,
+        the mean score and the share of the samples; means of the parts; whether scores are equal;
+        metrics of scored lines."""
+        out = {f"reward/{name}": 0.0 for name in ("errors", "timeouts")}
+        means: dict[str, list[float]] = {}
+        shares: dict[str, float] = {}
+        for row in self.rows:
+            score, source = row.score, row.record.source or row.record.data_source
+            shares[source] = shares.get(source, 0.0) + 1 / len(self.rows)
+            failed = means.setdefault(f"reward/failed_fraction/{source}", [])
+            failed.append(float(score.status != "ok"))
+            if score.status != "ok":
+                out[f"reward/{score.status}s"] += 1.0
+                if score.status == "error":
+                    name = f"reward/errors/{error_kind(score.message)}"
+                    out[name] = out.get(name, 0.0) + 1.0
+                continue
+            if score.over_limit:
+                out["reward/timeouts_scored"] = out.get("reward/timeouts_scored", 0.0) + 1.0
+            means.setdefault(f"reward/source/{source}", []).append(score.value)
+            for name, value in score.parts.items():
+                means.setdefault(f"reward/part/{name}", []).append(value)
+        out |= {name: float(np.mean(values)) for name, values in sorted(means.items())}
+        failed = self.extraction_failed_fraction
+        if failed is not None:
+            out["reward/extraction_failed_fraction"] = failed
+        out |= self._equal_scores() | self._late_and_long()
+        if len(shares) > 1:
+            out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
+        for name in self.process[0] if self.process else ():
+            out[name] = float(np.mean([metrics[name] for metrics in self.process]))
+        return out
+
+    @property
+    def extraction_failed_fraction(self) -> float | None:
+        """extraction_failed_fraction of the samples."""
+        return extraction_failed_fraction(row.score.parts for row in self.rows)
+
+    def _equal_scores(self) -> dict[str, float]:
+        """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
+        the share of the prompts with two known scores or more whose scores are one number."""
+        groups: dict[int, list[float]] = {}
+        for row in self.rows:
+            if row.score.status == "ok":
+                groups.setdefault(row.group, []).append(row.score.value)
+        if sum(map(len, groups.values())) < 2:
+            return {}
+        scores = {score for values in groups.values() for score in values}
+        out = {"reward/all_equal": float(len(scores) == 1)}
+        several = [len({*values}) == 1 for values in groups.values() if len(values) > 1]
+        return out | ({"reward/equal_groups": float(np.mean(several))} if several else {})
+
+    def _late_and_long(self) -> dict[str, float]:
+        """reward/timeout_longer_fraction: of all pairs of a response that was too late and one that
+        was not, the share in which the late one is longer. 0.5: length says nothing."""
+        is_late = [row.score.status == "timeout" or row.score.over_limit for row in self.rows]
+        if len(set(is_late)) < 2:
+            return {}
+        lengths = np.array([row.sample["num_tokens"] for row in self.rows])
+        late, others = lengths[is_late], lengths[np.logical_not(is_late)]
+        gap = np.subtract.outer(late, others)
+        return {"reward/timeout_longer_fraction": float(np.mean((gap > 0) + 0.5 * (gap == 0)))}
+
+
+def extraction_failed_fraction(parts: Iterable[Mapping[str, float]]) -> float | None:
+    """The share of samples in which no answer was found, from the parts of their scores: 1 - the
+    mean of the parts called extracted, also of members of a mixture. None without such parts."""
+    extracted = [
+        value
+        for one in parts
+        for name, value in one.items()
+        if name.rpartition("/")[2] == "extracted"
+    ]
+    return 1.0 - float(np.mean(extracted)) if extracted else None
+
+
+def error_kind(message: str) -> str:
+    """The exception's name in the message of a failed score; the kind of an EndpointError; else
+    "other"."""
+    found = re.match(r"(?:EndpointError: )?(\w+): ", message)
+    return found[1] if found else "other"

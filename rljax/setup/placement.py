@@ -1,0 +1,144 @@
+"""Placement: roles on groups of devices of their own, beside the mesh of all others.
+
+config.placement names the roles of each group. Roles of one group share its devices and run one
+after the other; different groups run at the same time.
+"""
+
+import dataclasses
+import difflib
+import math
+
+from jax.sharding import Mesh
+
+from rljax.components import Component, resolve
+from rljax.config import NAMESPACES, Config
+from rljax.errors import InputError
+from rljax.mesh import make_mesh
+
+# Role -> the config field that brings it; "": the dataflow asks for it.
+PLACED = {
+    "reference": "",
+    "reward_model": "reward.model",
+    "judge": "reward.judge_model",
+    "process_model": "reward.process_model",
+}
+_TRAINED = "the program of the dataflow updates it, together with the actor"
+_INSIDE = "the program of the dataflow reads it inside the update"
+FIXED = {
+    "actor": "its mesh is config.mesh, and the others are placed beside it",
+    "critic": _TRAINED,
+    "teacher": _INSIDE,
+    "kl_controller": _TRAINED,
+    "baseline": _TRAINED,
+}
+_FORM = 'ROLE+ROLE=group(devices=..., tensor=...), such as "reference=group(devices=4)"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Roles that share a mesh of their own."""
+
+    roles: tuple[str, ...]
+    mesh: Mesh
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.roles)
+
+
+def group(
+    free: list, *, devices: int, data: int = 1, fsdp: int = -1, tensor: int = 1, context: int = 1,
+    expert: int = 1,
+) -> Mesh:  # fmt: skip
+    """A mesh of the first so many of the `free` devices; the axes are those of config.mesh."""
+    return make_mesh(data, fsdp, tensor, context=context, expert=expert, devices=free[:devices])
+
+
+def parsed(text: str, own_roles=()) -> tuple[tuple[str, ...], Component]:
+    """The roles and the group of one text of config.placement. Raises InputError for a text that
+    cannot be followed, whatever devices there are. `own_roles`: the names of config.roles."""
+    names, equals, call = text.partition("=")
+    roles = tuple(name.strip() for name in names.split("+"))
+    if not equals or not all(roles) or not call.strip():
+        raise InputError("a group of config.placement", value=text, rule=_FORM)
+    for role in roles:
+        _check_role(role, text, own_roles)
+    made = resolve(call.strip(), NAMESPACES["placement"])
+    if made.function is not group:
+        raise InputError(f"placement={text!r}", value=made.name, rule=_FORM)
+    if "devices" not in made.options:
+        raise InputError(
+            f"placement={text!r}", rule="a group says how many devices it has", fix=_FORM
+        )
+    sizes = {"fsdp": -1, **{k: v for k, v in made.options.items() if k != "devices"}}
+    devices = made.options["devices"]
+    if devices < 1:
+        raise InputError(
+            f"placement={text!r}: a group with no devices", value=devices, rule="devices >= 1",
+            fix=f"devices=1 or more, or leave {names.strip()} out of it: on the mesh of the others",
+        )  # fmt: skip
+    if any(size == 0 or size < -1 for size in sizes.values()):
+        raise InputError(f"placement={text!r}", rule="each size is >= 1, or -1 = what is left")
+    if list(sizes.values()).count(-1) > 1:
+        fix = "fsdp=1 beside the other"
+        raise InputError(f"placement={text!r}", rule="at most one size is -1, as fsdp is", fix=fix)
+    known = math.prod(size for size in sizes.values() if size > 0)
+    fits = devices % known == 0 if -1 in sizes.values() else devices == known
+    if not fits:
+        most = "devices must be a multiple of" if -1 in sizes.values() else "devices must be"
+        raise InputError(
+            f"placement={text!r}: the sizes do not divide the group", value=devices,
+            rule=f"{most} {known}, the product of the sizes",
+            fix=f"devices={-(-devices // known) * known if -1 in sizes.values() else known}",
+        )  # fmt: skip
+    return roles, made
+
+
+def _check_role(role: str, text: str, own_roles) -> None:
+    if role in PLACED:
+        return
+    rule = f"one of {', '.join(PLACED)}"
+    if role in FIXED or role in own_roles:
+        reason = FIXED.get(role, _INSIDE)
+        raise InputError(
+            f"placement={text!r}: {role} cannot be placed", rule=f"{reason}; {rule} can"
+        )
+    close = difflib.get_close_matches(role, PLACED, n=1)
+    fix = f"did you mean {close[0]!r}?" if close else ""
+    raise InputError(f"placement={text!r}: no such role", value=role, rule=rule, fix=fix)
+
+
+def devices_apart(config: Config) -> int:
+    """The devices of all groups together."""
+    return sum(parsed(text)[1].options["devices"] for text in config.placement)
+
+
+def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
+    """(the devices of config.mesh, the groups behind them). Raises InputError where the groups
+    leave none."""
+    wanted, left = devices_apart(config), list(devices)
+    check_room(config, len(left))
+    main, left = left[: len(left) - wanted], left[len(left) - wanted :]
+    groups = []
+    for text in config.placement:
+        roles, made = parsed(text)
+        groups.append(Group(roles, made(left)))
+        left = left[made.options["devices"] :]
+    return main, tuple(groups)
+
+
+def check_room(config: Config, devices: int) -> None:
+    """Raises InputError unless the groups leave a device for the actor."""
+    wanted = devices_apart(config)
+    if wanted >= devices and config.placement:
+        there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
+        fix = f"groups of {devices - 1} devices together at most" if devices > 1 else "placement=()"
+        raise InputError(
+            "placement", value=config.placement,
+            rule=f"its groups take {wanted} devices, {there}, and the actor needs one", fix=fix,
+        )  # fmt: skip
+
+
+def dividing(rows: int, most: int) -> str:
+    """The counts of devices up to `most` that divide `rows`, for a message."""
+    return ", ".join(str(n) for n in range(1, most + 1) if rows % n == 0)

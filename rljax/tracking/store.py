@@ -1,0 +1,230 @@
+"""Files under a URL (gs://, s3://, anything fsspec knows): whole files put, read, listed, removed.
+
+An object store has no append and no rename, and a put is seen whole or not at all. Whatever else
+may go wrong with a request is met here: it is tried again, and a file that was put is looked at.
+"""
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rljax.errors import InputError
+
+# Seconds before each further try of a request. A service that is down for longer fails a save.
+PAUSES_S = (0.1, 0.5, 2.0, 8.0, 20.0)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}  # what pip installs for a scheme
+_FINAL = (  # what another try does not mend
+    FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError,
+)  # fmt: skip
+
+
+class StoreError(OSError):
+    """A request that failed however often it was tried."""
+
+
+def is_url(path: str | os.PathLike) -> bool:
+    """Whether a path names a place that only fsspec can reach; file:// is a local folder."""
+    found = _SCHEME.match(str(path))
+    return bool(found) and found[1].lower() not in ("file", "local")
+
+
+def local_path(path: str | os.PathLike) -> Path:
+    """A path that is no URL; file:// is taken off."""
+    found = _SCHEME.match(str(path))
+    return Path(str(path)[found.end() :]) if found else Path(path)
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """The bytes of a file, of a URL too."""
+    if not is_url(path):
+        return local_path(path).read_bytes()
+    folder, _, name = str(path).rpartition("/")
+    return Store(folder).read(name)
+
+
+def is_folder(path: str | os.PathLike) -> bool:
+    """Whether there is a folder, which under a URL is there when a file is in it."""
+    return bool(Store(str(path)).sizes()) if is_url(path) else local_path(path).is_dir()
+
+
+class Store:
+    """The files under one URL. Names are relative to it, parts joined by "/"."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.files, self.root = _opened(self.url)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def at(self, name: str) -> str:
+        """The URL of a file, for messages."""
+        return f"{self.url}/{name}" if name else self.url
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}" if name else self.root
+
+    def read(self, name: str) -> bytes:
+        """A whole file."""
+        return self._tried("read", name, lambda: self.files.cat_file(self._path(name)))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a whole file, and looks whether all of it has arrived."""
+
+        def once() -> None:
+            self.files.pipe_file(self._path(name), data)
+            self._check_size(name, len(data))
+
+        self._tried("written", name, once)
+
+    def put_file(self, path: Path, name: str) -> None:
+        """Writes a copy of a local file, which may be large."""
+
+        def once() -> None:
+            size = path.stat().st_size
+            self.files.put_file(str(path), self._path(name))
+            self._check_size(name, size)
+
+        self._tried("written", name, once)
+
+    def get_file(self, name: str, path: Path) -> None:
+        """Writes a local copy of a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._tried("read", name, lambda: self.files.get_file(self._path(name), str(path)))
+
+    def _check_size(self, name: str, size: int) -> None:
+        self.files.invalidate_cache()
+        there = self.files.info(self._path(name))["size"]
+        if there != size:
+            raise StoreError(f"{there} of {size} bytes have arrived")
+
+    def sizes(self, folder: str = "", *, below: bool = True) -> dict[str, int]:
+        """{name: bytes} of the files of a folder, and of those `below` it; names are relative to
+        the folder."""
+        sizes = {}
+        for facts in self._inside(folder):
+            name = facts["name"].rstrip("/").rpartition("/")[2]
+            if facts["type"] == "file":
+                sizes[name] = int(facts["size"] or 0)
+            elif below:
+                inner = self.sizes(f"{folder}/{name}".strip("/"))
+                sizes |= {f"{name}/{file}": size for file, size in inner.items()}
+        return sizes
+
+    def folders(self, folder: str = "") -> list[str]:
+        """The names of the folders in a folder."""
+
+        found = (facts for facts in self._inside(folder) if facts["type"] != "file")
+        return sorted(facts["name"].rstrip("/").rpartition("/")[2] for facts in found)
+
+    def _inside(self, folder: str) -> list[dict]:
+        """What fsspec knows of each file and folder in a folder. By `ls`: its `find` and `walk`
+        take a folder that could not be listed for an empty one."""
+        top = self._path(folder)
+
+        def once() -> list:
+            self.files.invalidate_cache()
+            try:
+                return self.files.ls(top, detail=True)
+            except FileNotFoundError:
+                return []
+
+        found = self._tried("listed", folder, once)
+        # Some services keep an empty file under the name of a folder itself.
+        return [
+            facts for facts in found
+            if facts["name"].strip("/") != top.strip("/")
+            and (facts["type"] != "file" or facts["name"][-1] != "/")
+        ]  # fmt: skip
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of that name. Not by fsspec's `isfile`, to which every failure
+        of the request means that there is none."""
+
+        def once() -> bool:
+            self.files.invalidate_cache()
+            try:
+                return self.files.info(self._path(name))["type"] == "file"
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return False
+
+        return self._tried("looked at", name, once)
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+
+        def once() -> None:
+            try:
+                self.files.rm_file(self._path(name))
+            except FileNotFoundError:
+                pass
+
+        self._tried("removed", name, once)
+
+    def remove_folder(self, folder: str) -> None:
+        """Removes all files below a folder."""
+
+        def once() -> None:
+            self.files.invalidate_cache()
+            try:
+                self.files.rm(self._path(folder), recursive=True)
+            except FileNotFoundError:
+                pass
+
+        self._tried("removed", folder, once)
+
+    def _tried(self, what: str, name: str, action: Callable):
+        """The result of a request, which is tried again while it may help."""
+        for pause in (*PAUSES_S, None):
+            try:
+                return action()
+            except _FINAL as error:
+                raise type(error)(f"{self.at(name)} could not be {what}: {error}") from None
+            except Exception as error:  # of whichever library reaches the service
+                if pause is None or not _may_help(error):
+                    reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+                    text = f"{self.at(name)} could not be {what}: {reason}"
+                    raise StoreError(text) from error
+            time.sleep(pause)
+
+
+def _may_help(error: Exception) -> bool:
+    """Whether another try can mend an error: not one of missing rights, whatever its class."""
+    said = f"{type(error).__name__} {error}".lower()
+    hopeless = ("forbidden", "credential", "access denied", "unauthorized", "anonymous caller")
+    return not any(word in said for word in hopeless)
+
+
+def _opened(url: str):
+    """(file system, path) of a URL."""
+    import fsspec  # only where a URL is used
+
+    scheme = _SCHEME.match(url)[1]
+    try:
+        return _file_system(url)
+    except ImportError as error:
+        extra = EXTRAS.get(scheme.lower())
+        install = f"pip install 'rljax[{extra}]'" if extra else "install the package that it names"
+        raise InputError(
+            f"{scheme}:// needs a package that is not installed",
+            value=url, rule=str(error), fix=install,
+        ) from None  # fmt: skip
+    except Exception as error:
+        known = scheme in fsspec.available_protocols()
+        raise InputError(
+            "the URL cannot be used" if known else f"no file system is known for {scheme}://",
+            value=url, rule=f"{type(error).__name__}: {error}"[:300],
+            fix="gs://, s3://, or a file system of fsspec",
+        ) from None  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _file_system(url: str):
+    import fsspec
+
+    files, root = fsspec.core.url_to_fs(url)
+    return files, root.rstrip("/")

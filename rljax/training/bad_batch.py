@@ -1,0 +1,93 @@
+"""The first batch whose loss or gradient was not finite: kept in the run folder with the roles as
+its step left them (a skipped optimizer step changes no weight), for `rljax replay`.
+
+RUN_DIR/bad/STEP.npz has the fields of the Batch, RUN_DIR/bad/STEP/ is a checkpoint.
+"""
+
+import dataclasses
+import logging
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from rljax import hosts
+from rljax.arrays import fetch, place
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.setup.checkpoint import Checkpoints
+from rljax.tracking.folder import disk_fault
+from rljax.training.progress import Progress
+from rljax.training.run_folder import RunFolder
+
+LOG = logging.getLogger("rljax")
+FOLDER = "bad"
+_SKIPPED = "skipped_steps"  # the end of its metric's name, for every trained role
+
+
+def is_bad(metrics: dict) -> bool:
+    """Whether the metrics of a step count an optimizer step that was not finite."""
+    return any(value > 0 for name, value in metrics.items() if name.endswith(_SKIPPED))
+
+
+def keep(run: RunFolder, batch: Batch, progress: Progress, arrays: dict) -> None:
+    """Writes the batch of the step before `progress`, and what a checkpoint keeps of the roles
+    after it. A disk without room for them does not end a run that goes on without."""
+    step, folder, fault = progress.step, run.path / FOLDER, ""
+    fields = {k: v for k, v in vars(fetch(batch)).items() if v is not None}
+    checkpoints = Checkpoints(run.at(FOLDER), keep=1)
+    try:
+        if hosts.first():
+            folder.mkdir(exist_ok=True)
+            checkpoints.place.prepare()
+            np.savez_compressed(path_of(folder, step), **fields)
+            checkpoints.place.check_room(
+                sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(arrays))
+            )
+    except (InputError, OSError) as error:
+        fault = disk_fault(error) or str(error)
+    if not (fault := hosts.share(fault)):  # else no host begins to save
+        try:
+            checkpoints.save(step, arrays, {"progress": dataclasses.asdict(progress)})
+        except InputError as error:
+            fault = str(error)
+    if hosts.first():
+        kept = f"its batch is not kept whole: {fault}" if fault else ""
+        said = kept or f"`rljax replay {run} --step={step}` names the operation that began it"
+        why = "its loss or gradient was not finite, and changed no weight"
+        LOG.warning("step %d: %s; %s", step, why, said)
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """The file of a kept batch."""
+    return folder / f"{step:08d}.npz"
+
+
+def kept_steps(run_dir: Path) -> list[int]:
+    """The steps of which a run folder has kept the batch."""
+    files = (run_dir / FOLDER).glob("[0-9]*.npz")
+    return sorted(int(file.stem) for file in files if file.stem.isdecimal())
+
+
+def read(run_dir: Path, step: int, mesh) -> Batch:
+    """The batch of a step, on the mesh. Raises InputError where it is not there or not whole."""
+    path = path_of(run_dir / FOLDER, step)
+    known = {field.name for field in dataclasses.fields(Batch)}
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            fields = {name: file[name] for name in file.files}
+        if strange := sorted(fields.keys() - known):
+            raise ValueError(f"a Batch has no {', '.join(strange)}")
+        return place(Batch(**fields), mesh)
+    except FileNotFoundError:
+        steps = kept_steps(run_dir)
+        raise InputError(
+            f"{run_dir} has kept no batch of step {step}",
+            rule="the first batch whose loss or gradient is not finite is kept",
+            fix=f"--step={steps[0]}" if steps else "a run that skipped no step needs no replay",
+        ) from None
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path} cannot be read as a batch", rule=f"{type(error).__name__}: {error}"
+        ) from None

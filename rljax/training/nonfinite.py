@@ -1,0 +1,310 @@
+"""Finds the operation that made the first number that is not finite, of those that reach a result.
+
+A function is traced and then computed operation by operation on the devices. `jax_debug_nans` stops
+at the first NaN anywhere, also at one that a mask removes on the next line, calls a whole loop one
+operation, and does not see an infinity; here a NaN counts only where it goes on to the result that
+is asked about, and loops are entered.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.extend.source_info_util import summarize
+
+from rljax.arrays import fetch
+
+NAN, INF = "NaN", "infinity"
+FRAMES = 4  # lines of the user's code that are shown of an operation
+HERE = 2**20  # numbers of an array that is brought to the host to be looked at
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a number that is not finite was made."""
+
+    order: int
+    kind: str  # NaN or infinity
+    operation: str  # the primitive, or the input
+    place: str = ""  # file:line (function), the innermost first
+    loops: str = ""  # "minibatch loop, turn 2": the loops around it
+    count: str = ""  # "3 of 64 numbers, the first at [2, 5]"
+    operands: tuple[str, ...] = ()
+    cause: "Origin | None" = None  # of a NaN that was made of infinities: where those were made
+
+    def lines(self) -> list[str]:
+        """For people, what came first first."""
+        before = [] if self.cause is None else [*self.cause.lines(), "and of that"]
+        out = [*before, f"{self.operation} made {self.kind}: {self.count}"]
+        out += [f"  at {place}" for place in self.place.splitlines()]
+        out += [f"  inside {self.loops}"] if self.loops else []
+        return out + [f"  operand {i}: {text}" for i, text in enumerate(self.operands, 1)]
+
+
+# Of a value: where its NaNs and its infinities were made; of an integer, where the number was made
+# whose finiteness it tells. {} if it has none.
+Marks = dict[str, Origin]
+
+
+def trace(function: Callable, *arguments, names: Sequence[str] = ()) -> tuple:
+    """function(*arguments) computed operation by operation -> (its result, the same tree with the
+    Marks of each leaf). `names` are of the arguments, for numbers that are not finite already in
+    them."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    paths = jax.tree_util.tree_flatten_with_path(arguments)[0]
+    leaves = [leaf for _, leaf in paths]
+    walk = _Walk()
+    marks = []
+    for path, leaf in paths:
+        name = names[path[0].idx] if names else f"argument {path[0].idx}"
+        text = f"the input {name}{jax.tree_util.keystr(path[1:])}"
+        marks.append(walk.found(leaf, text) if _is_float(leaf) else {})
+    values, out = walk.run(closed.jaxpr, closed.consts, leaves, marks, ())
+    structure = jax.tree.structure(shapes)
+    return structure.unflatten(values), structure.unflatten(out)
+
+
+class _Walk:
+    """One evaluation of a jaxpr with marks beside its values."""
+
+    def __init__(self):
+        self.made = 0  # origins so far: their order
+
+    def run(self, jaxpr, consts, arguments, marks, loops: tuple[str, ...]):
+        """(values, Marks) of the outputs."""
+        env = dict(zip(jaxpr.invars, zip(arguments, marks, strict=True), strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = value, self.found(value, "a constant") if _is_float(value) else {}
+        last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if _is_var(v)}
+        kept = {v for v in jaxpr.outvars if _is_var(v)}
+
+        def read(atom):
+            return env[atom] if _is_var(atom) else (atom.val, self.constant(atom.val))
+
+        for i, eqn in enumerate(jaxpr.eqns):
+            values, known = zip(*map(read, eqn.invars), strict=True) if eqn.invars else ((), ())
+            outs, out_marks = self.equation(eqn, values, known, loops)
+            env.update(zip(eqn.outvars, zip(outs, out_marks, strict=True), strict=True))
+            for var in {v for v in (*eqn.invars, *eqn.outvars) if _is_var(v)} - kept:
+                if last.get(var, i) <= i:  # as the program does: what is not read any more goes
+                    env.pop(var, None)
+        pairs = [read(v) for v in jaxpr.outvars]
+        return [value for value, _ in pairs], [mark for _, mark in pairs]
+
+    def constant(self, value) -> Marks:
+        return self.found(value, "a constant") if _is_float(value) else {}
+
+    def equation(self, eqn, values, marks, loops):
+        """(values, Marks) of one operation. What has operations inside is computed as a whole
+        first, and entered only where that leaves something to find."""
+        enter = _INSIDE.get(eqn.primitive.name)
+        whole = enter is None or not _tells_finiteness(eqn)
+        if whole:
+            outs = _bind(eqn, values)
+            if enter is None or all(_all_finite(x) for x in outs):
+                return outs, [self.marks_of(eqn, x, values, marks, loops) for x in outs]
+        return enter(self, eqn, values, marks, loops)
+
+    def marks_of(self, eqn, out, values, marks, loops) -> Marks:
+        if not _is_float(out):
+            if eqn.primitive.name == "is_finite":
+                return {} if bool(fetch(out).all()) else _earliest(marks, (NAN, INF))
+            # A number of float32 is not told apart by being compared: masks compare with -inf.
+            pairs = zip(values, marks, strict=True)
+            return _earliest([mark for x, mark in pairs if not _is_float(x)], (NAN, INF))
+        kinds = _kinds(out)
+        floats = [mark for x, mark in zip(values, marks, strict=True) if _is_float(x)]
+        found: Marks = {}
+        for kind in kinds:
+            known = _earliest(floats, (kind,))
+            if not known:
+                cause = _earliest(floats, (INF,)).get(INF) if kind == NAN else None
+                known = {kind: self.origin(eqn, kind, out, values, loops, cause)}
+            found |= known
+        return found
+
+    def origin(self, eqn, kind, out, values, loops, cause) -> Origin:
+        self.made += 1
+        where = _index(out, kind)
+        shown = tuple(_operand(x, np.shape(out), where) for x in values)
+        return Origin(
+            self.made, kind, eqn.primitive.name, summarize(eqn.source_info, num_frames=FRAMES),
+            ", ".join(loops), _count(out, kind), shown, cause,
+        )  # fmt: skip
+
+    def found(self, value, text: str) -> Marks:
+        """The marks of a value that nothing here has computed."""
+        marks = {}
+        for kind in _kinds(value):
+            self.made += 1
+            marks[kind] = Origin(self.made, kind, text, count=_count(value, kind))
+        return marks
+
+    # -- operations that have others inside --
+
+    def call(self, eqn, values, marks, loops):
+        jaxpr, consts = _opened(_inner(eqn))
+        return self.run(jaxpr, consts, values, marks, loops)
+
+    def cond(self, eqn, values, marks, loops):
+        branches = eqn.params["branches"]
+        chosen = branches[min(max(int(fetch(values[0])), 0), len(branches) - 1)]
+        return self.run(chosen.jaxpr, chosen.consts, values[1:], marks[1:], loops)
+
+    def while_loop(self, eqn, values, marks, loops):
+        params = eqn.params
+        test, body = params["cond_jaxpr"], params["body_jaxpr"]
+        a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        carry, carried = list(values[b:]), list(marks[b:])
+        turn = 0
+        while bool(jax.jit(core.jaxpr_as_fun(test))(*values[:a], *carry)[0]):
+            turn += 1
+            inside = (*loops, f"turn {turn} of the loop at {summarize(eqn.source_info)}")
+            carry, carried = self.run(
+                body.jaxpr, body.consts, [*values[a:b], *carry], [*marks[a:b], *carried], inside
+            )
+        return carry, carried
+
+    def scan(self, eqn, values, marks, loops):
+        params = eqn.params
+        body, length, n = params["jaxpr"], params["length"], params["num_consts"]
+        m = n + params["num_carry"]
+        carry, carried = list(values[n:m]), list(marks[n:m])
+        stacked: list = [None] * length
+        collected: list[Marks] = [{} for _ in body.jaxpr.outvars[m - n :]]
+        for turn in reversed(range(length)) if params["reverse"] else range(length):
+            inside = (*loops, f"turn {turn + 1} of {length} at {summarize(eqn.source_info)}")
+            rows = [x[turn] for x in values[m:]]
+            # A row is no less marked than its array, if it is not finite itself.
+            of_rows = [
+                {k: v for k, v in mark.items() if not _is_float(x) or k in _kinds(x)}
+                for x, mark in zip(rows, marks[m:], strict=True)
+            ]
+            outs, found = self.run(
+                body.jaxpr, body.consts, [*values[:n], *carry, *rows],
+                [*marks[:n], *carried, *of_rows], inside,
+            )  # fmt: skip
+            carry, carried = outs[: m - n], found[: m - n]
+            stacked[turn] = outs[m - n :]
+            for i, mark in enumerate(found[m - n :]):
+                collected[i] = _earliest([collected[i], mark], (NAN,)) | _earliest(
+                    [collected[i], mark], (INF,)
+                )
+        if not length:
+            return _bind(eqn, values), [*carried, *collected]
+        columns = zip(*stacked, strict=True)
+        return [*carry, *(jnp.stack(column) for column in columns)], [*carried, *collected]
+
+
+_INSIDE = {
+    **dict.fromkeys(
+        ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint",
+         "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
+        _Walk.call,
+    ),
+    "cond": _Walk.cond,
+    "while": _Walk.while_loop,
+    "scan": _Walk.scan,
+}  # fmt: skip
+
+
+def _bind(eqn, values) -> list:
+    with eqn.ctx.manager:
+        outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _inner(eqn):
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    return next(eqn.params[name] for name in names if name in eqn.params)
+
+
+def _opened(jaxpr) -> tuple:
+    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, core.ClosedJaxpr) else (jaxpr, ())
+
+
+def _tells_finiteness(eqn) -> bool:
+    """Whether an operation inside asks if numbers are finite, so that what it returns may tell of
+    numbers that it does not return."""
+    return any(
+        inner.primitive.name == "is_finite" or _tells_finiteness(inner)
+        for jaxpr in core.jaxprs_in_params(eqn.params)
+        for inner in jaxpr.eqns
+    )
+
+
+def _earliest(marks: Sequence[Marks], kinds: tuple[str, ...]) -> Marks:
+    """The mark of these kinds that was made first, as Marks."""
+    found = [(kind, m[kind]) for m in marks for kind in kinds if kind in m]
+    kind, origin = min(found, key=lambda pair: pair[1].order, default=("", None))
+    return {} if origin is None else {kind: origin}
+
+
+def _is_var(atom) -> bool:
+    return not isinstance(atom, core.Literal)
+
+
+def _is_float(x) -> bool:
+    dtype = x.dtype if hasattr(x, "dtype") else np.result_type(x)
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _here(x):
+    """(numpy or jax.numpy, the array there): small ones are looked at by the host, since each shape
+    would be a program of its own."""
+    return (np, fetch(x)) if math.prod(np.shape(x)) <= HERE else (jnp, x)
+
+
+def _all_finite(x) -> bool:
+    if not _is_float(x):
+        return True
+    lib, x = _here(x)
+    return bool(lib.all(lib.isfinite(x)))
+
+
+def _kinds(x) -> list[str]:
+    if _all_finite(x):
+        return []
+    lib, x = _here(x)
+    found = {NAN: lib.any(lib.isnan(x)), INF: lib.any(lib.isinf(x))}
+    return [kind for kind, any_of_it in found.items() if bool(any_of_it)]
+
+
+def _bad(x, kind: str) -> tuple[int, int]:
+    """(how many numbers are of that kind, the flat index of the first)."""
+    lib, x = _here(x)
+    bad = lib.ravel(lib.isnan(x) if kind == NAN else lib.isinf(x))
+    return int(lib.sum(bad)), int(lib.argmax(bad))
+
+
+def _index(x, kind: str) -> tuple[int, ...]:
+    """Of the first number of that kind."""
+    return tuple(int(i) for i in np.unravel_index(_bad(x, kind)[1], np.shape(x)))
+
+
+def _count(x, kind: str) -> str:
+    size = math.prod(np.shape(x))
+    if size == 1:
+        return "a single number"
+    return f"{_bad(x, kind)[0]} of {size} numbers, the first at {list(_index(x, kind))}"
+
+
+def _operand(x, shape: tuple[int, ...], where: tuple[int, ...]) -> str:
+    """What an operand is: its value at the place of the result, where they are laid out alike."""
+    if not hasattr(x, "dtype"):
+        return str(x)
+    kind = f"{x.dtype}{list(np.shape(x))}"
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # PRNG keys
+        return kind
+    if math.prod(np.shape(x)) == 1:
+        return f"{kind} {fetch(jnp.ravel(x)[0])}"
+    if np.shape(x) == shape:
+        return f"{kind}, there {fetch(x[where])}"
+    if not _is_float(x):
+        return kind
+    lib, x = _here(x)
+    return f"{kind} from {lib.nanmin(x)} to {lib.nanmax(x)}"

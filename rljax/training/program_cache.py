@@ -1,0 +1,250 @@
+"""Where compiled programs are kept, how many of a run's were there, and what has changed if none
+was.
+
+JAX writes its cache by the first process alone and every process reads it. So hosts use one folder
+that all of them see; where there is none (the default is on each host's own disk, or the folder is
+a URL) each has a copy, which is filled before the first compile, and what is new is put back by the
+first host.
+"""
+
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jaxlib
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from rljax import beats, hosts
+from rljax.config import Config
+from rljax.hosts import preflight
+from rljax.hosts.programs import same_keys
+from rljax.report.starts import read_starts
+from rljax.tracking import compiles
+from rljax.tracking.store import Store, is_url, local_path
+from rljax.training.run_folder import RunFolder
+
+LOG = logging.getLogger("rljax")
+BESIDE = "compilation_cache"  # the folder beside the run folders, for hosts that share no other
+PUT_AFTER_STEPS = 3  # every program of a step has run by then
+LEAST_S = 0.5  # of a program that one process keeps; several hosts keep all
+AT_ONCE = 16  # files that are copied side by side
+
+
+def compiled_for() -> dict[str, str]:
+    """What programs depend on beside the config: versions, code, flags, devices."""
+    facts = preflight.of_this_host() | preflight.devices_of_this_host()
+    return facts | {"hosts": str(hosts.count())}
+
+
+class ProgramCache:
+    """The compiled programs of the run in `place`. All hosts open it, and call it in the same
+    order. `say` shows a line on the console."""
+
+    def __init__(
+        self, config: Config, place: RunFolder, *, say: Callable[[str], None] | None = None
+    ):  # fmt: skip
+        self.run_dir, self.say = place.path, say
+        self.folder: Path | None = None  # of this host; None: nothing is kept
+        self.shared: Store | None = None  # the copy that all hosts see, where that is another
+        self.steps, self.since = 0, compiles.count()
+        self._thread = ThreadPoolExecutor(1, "compiled programs")
+        compiles.watch()
+        text = config.compilation_cache
+        if not text:
+            return
+        several = hosts.count() > 1
+        own = Config().compilation_cache if is_url(text) else str(local_path(text))
+        self.folder = Path(os.path.expanduser(own))
+        if several or is_url(text):
+            self.folder /= _kind()
+            fault = next(filter(None, hosts.gather(self._made())), "")
+            if fault:
+                self.folder = None
+                if hosts.first():
+                    LOG.warning("compiled programs are not kept: %s", fault)
+                return
+            if is_url(text):
+                self.shared = Store(f"{text.rstrip('/')}/{_kind()}")
+            elif not _seen_by_all(self.folder):
+                self.shared = Store(f"{_beside(place.url or place.path)}/{_kind()}")
+            self._fetch()
+            same_keys()
+            # A folder of XLA's own in ours, for GPUs: its path is in the key of every program.
+            same_path = len(set(hosts.gather(str(self.folder)))) == 1
+            own = "xla_gpu_per_fusion_autotune_cache_dir"
+            kept = own if same_path and jax.default_backend() == "gpu" else "none"
+            jax.config.update("jax_persistent_cache_enable_xla_caches", kept)
+            reset_cache()  # what this process has used so far
+        jax.config.update("jax_compilation_cache_dir", str(self.folder))
+        least = 0.0 if several else LEAST_S
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+
+    def __enter__(self) -> "ProgramCache":
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        """Puts what was compiled later, such as evaluation, beside the rest. A run that fails does
+        not wait for it: the other hosts must hear of that."""
+        if kind is None:
+            self._put()
+        self._thread.shutdown(wait=kind is None)
+
+    def after_step(self) -> None:
+        """After every step of this process: says after the first one what was compiled, and puts
+        the programs where the other hosts find them after the third."""
+        self.steps += 1
+        if self.folder is None:
+            return
+        if self.steps == 1:
+            done = compiles.since(self.since)
+            every = [compiles.Compiled(*one) for one in hosts.gather(list(done))]
+            if self.say is not None:
+                self.say(said(every, hosts.names()))
+            if hosts.first() and not done.hits and done.longest_s >= self._least_s():
+                self._tell_change(done.programs)
+        if self.steps == PUT_AFTER_STEPS:
+            with beats.phase("programs"):
+                self._put()
+
+    def _least_s(self) -> float:
+        return 0.0 if hosts.count() > 1 else LEAST_S
+
+    def _tell_change(self, programs: int) -> None:
+        """Warns where a run that is resumed finds none of its programs."""
+        starts = read_starts(self.run_dir)
+        if len(starts) < 2 or not starts[-1].get("step"):
+            return
+        changes = changed(*(one.get("compiled_for") for one in starts[-2:]))
+        moved = [one.get("host") for one in starts[-2:]]
+        where = f", and moved from {moved[0]} to {moved[1]}" if moved[0] != moved[1] else ""
+        why = (
+            f"what they depend on has changed: {'; '.join(changes)}"
+            if changes
+            else f"versions, code, flags and devices are as they were{where}: a field of the "
+            "config that changes shapes, or another folder than before?"
+        )
+        text = "none of %d programs came from the compilation cache %s of the start before; %s"
+        LOG.warning(text, programs, self.shared or self.folder, why)
+
+    # -- copies --
+
+    def _made(self) -> str:
+        """Makes the folder -> why it cannot be used, "" if it can."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe = self.folder / f".{secrets.token_hex(8)}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            return f"{hosts.names()[hosts.index()]}: {self.folder}: {error.strerror}"
+        return ""
+
+    def _fetch(self) -> None:
+        """Copies what this host lacks. A store that does not answer costs the compiling only."""
+        if self.shared is None:
+            return
+        try:
+            there = self.shared.sizes()
+            lacking = [name for name, size in there.items() if self._size(name) != size]
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                list(threads.map(self._fetch_one, lacking))
+        except OSError as error:
+            LOG.warning("compiled programs could not be read: %s", error)
+
+    def _fetch_one(self, name: str) -> None:
+        path = self.folder / name
+        if not path.resolve().is_relative_to(self.folder.resolve()):  # a name of a store: ".."
+            return
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            self.shared.get_file(name, draft)
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _size(self, name: str) -> int:
+        try:
+            return (self.folder / name).stat().st_size
+        except OSError:
+            return -1
+
+    def _put(self) -> None:
+        """Copies, beside the steps that follow, what is new on the first host."""
+        if self.shared is None or not hosts.first():
+            return
+        self._thread.submit(self._put_now)
+
+    def _put_now(self) -> None:
+        try:
+            there = self.shared.sizes()
+            paths = [p for p in self.folder.rglob("*") if p.is_file() and p.name[0] != "."]
+            names = [p.relative_to(self.folder).as_posix() for p in paths]
+            new = [name for name in names if there.get(name) != self._size(name)]
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                list(threads.map(self._put_one, new))
+        except OSError as error:
+            LOG.warning("compiled programs could not be kept: %s", error)
+
+    def _put_one(self, name: str) -> None:
+        there = self.shared.at(name)
+        if not is_url(there):  # a store needs no folders
+            local_path(there).parent.mkdir(parents=True, exist_ok=True)
+        self.shared.put_file(self.folder / name, name)
+
+
+def _kind() -> str:
+    """The name of a folder of programs that fit each other: chips and versions."""
+    device = jax.devices()[0]
+    text = (
+        f"{device.platform}-{device.device_kind}-{jax.device_count()}x{hosts.count()}"
+        f"-jax-{jax.__version__}-{jaxlib.__version__}"
+    )
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", text)
+
+
+def _beside(run_dir: str | Path) -> str:
+    """The URL of the folder of programs beside the run folder."""
+    if is_url(run_dir):
+        return f"{str(run_dir).rstrip('/').rpartition('/')[0]}/{BESIDE}"
+    return f"file://{Path(os.path.abspath(run_dir)).parent / BESIDE}"
+
+
+def _seen_by_all(folder: Path) -> bool:
+    """Whether a file that the first host makes there is seen by every host."""
+    token = folder / f".{hosts.share(secrets.token_hex(8))}"
+    if hosts.first():
+        token.touch()
+    hosts.wait("compilation cache")
+    seen = all(hosts.gather(token.exists()))
+    if hosts.first():
+        token.unlink(missing_ok=True)
+    return seen
+
+
+def said(every: list[compiles.Compiled], names) -> str:
+    """ "compiled 9 programs in 412 s, 0 from the cache", and which hosts had others."""
+    first = every[0]
+    text = f"compiled {first.programs} programs in {first.seconds:.0f} s, {first.hits} from the "
+    text += "cache"
+    others = [
+        f"{name}: {one.programs} and {one.hits}"
+        for one, name in zip(every, names, strict=True)
+        if (one.programs, one.hits) != (first.programs, first.hits)
+    ]
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    if others:
+        return f"{text} ({', '.join(others[:4])}{more})"
+    return text + (f", on each of {len(every)} hosts" if len(every) > 1 else "")
+
+
+def changed(before: object, now: object) -> list[str]:
+    """ "jaxlib: 0.10.1 -> 0.10.2" for each fact that differs between two starts."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return []
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return [f"{n}: {before.get(n) or 'nothing'} -> {now.get(n) or 'nothing'}" for n in names]

@@ -1,0 +1,122 @@
+"""Replays the learning of a kept batch on this host, to find what made it not finite."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+
+from rljax import setup as build
+from rljax.config import MeshConfig, from_dict
+from rljax.config.checks import refuse_own_code
+from rljax.errors import InputError
+from rljax.files import read_json_object
+from rljax.keys import root_key, stream
+from rljax.plan.chips import local_devices
+from rljax.plan.memory import fewest_microbatches
+from rljax.setup.checkpoint import Checkpoints
+from rljax.tracking.mirror import local_copy
+from rljax.training import bad_batch
+from rljax.training.nonfinite import INF, NAN, Origin, trace
+from rljax.training.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """What became of the batch: the operation that made the first number that is not finite in
+    each trained role, {} where the step was finite this time."""
+
+    step: int
+    phase: str
+    weights: str  # of which step, in words
+    origins: dict[str, Origin]
+
+    def lines(self) -> list[str]:
+        out = [f"step {self.step}, phase {self.phase}, on the weights of {self.weights}"]
+        for role, origin in self.origins.items():
+            out += [f"{role}: " + origin.lines()[0], *origin.lines()[1:]]
+        if not self.origins:
+            out.append(
+                "the step is finite here: what made it not finite was not in this batch and these "
+                "weights alone"
+            )
+        return out
+
+
+def replay(
+    run_dir: str | Path, step: int | None = None, *, trust_code: bool = False, devices=None
+) -> Replay:
+    """The learning of step `step` (None: the first that is kept) of a run, computed operation by
+    operation on `devices` (default: those of this host).
+
+    A run folder is data: where its config names functions outside of rljax it is refused, unless
+    trust_code says that they may run.
+    """
+    with local_copy(run_dir, inside=(bad_batch.FOLDER,)) as folder:
+        return _replay(folder, str(run_dir), step, trust_code, devices)
+
+
+def _replay(folder: Path, run_dir: str, step: int | None, trust_code: bool, devices) -> Replay:
+    """The same of a local folder; the checkpoints are in `run_dir`."""
+    path = folder / "config.json"
+    config = from_dict(read_json_object(path), str(path))
+    if not trust_code:
+        refuse_own_code(config, str(path))
+    steps = bad_batch.kept_steps(folder)
+    if step is None and not steps:
+        raise InputError(
+            f"{run_dir} has kept no batch",
+            rule="the first batch whose loss or gradient is not finite is kept",
+            fix="a run that skipped no step needs no replay",
+        )
+    step = steps[0] if step is None else step
+    config = dataclasses.replace(config, mesh=MeshConfig(), placement=())
+    chip = local_devices()[1]
+    setup = build.build(config, jax.local_devices() if devices is None else devices)
+    setup = fewest_microbatches(setup, chip and chip.hbm_bytes)
+    batch = bad_batch.read(folder, step, setup.model.mesh)
+    checkpoints, saved = _newest(run_dir, step)
+    progress = Progress.from_dict(checkpoints.read_state(saved)["progress"])
+    phase = setup.phase(progress.phase)
+    if setup.model.config.lora:  # a checkpoint holds the adapters alone
+        params = build.initial_params(config, setup.model)
+    else:
+        params = setup.model.init(root_key(0))
+    roles = build.make_roles(setup, phase, params)
+    roles = build.with_arrays(roles, checkpoints.read_arrays(saved, build.role_arrays(roles)))
+    roles = {name: role for name, role in roles.items() if name in phase.dataflow.parameters}
+    # Of the step before: what was kept has counted its own.
+    taken = progress.taken.get(phase.name, 0) - (saved == step)
+    key = stream(root_key(config.seed), f"learn {phase.name}", taken)
+
+    def learn(batch, key, roles):
+        return phase.dataflow(batch, key, phase.algorithm, **roles)
+
+    (_, _), (marks, _) = trace(learn, batch, key, roles, names=("batch", "key", "roles"))
+    weights = f"step {saved}" + (", as it left them" if saved == step else "")
+    return Replay(step, phase.label, weights, _origins(marks))
+
+
+def _newest(run_dir: str, step: int) -> tuple[Checkpoints, int]:
+    """The checkpoint whose weights are nearest to those of the step: its own, else the newest
+    before it, else the first there is."""
+    own = Checkpoints(f"{run_dir}/{bad_batch.FOLDER}")
+    if step in own.steps() and not own.damage(step):
+        return own, step
+    others = Checkpoints(f"{run_dir}/checkpoints")
+    whole = [saved for saved in others.steps() if not others.damage(saved)]
+    if not whole:
+        raise InputError(
+            f"{run_dir} has no whole checkpoint", fix="replay it where its checkpoints are"
+        )
+    return others, max((s for s in whole if s <= step), default=whole[0])
+
+
+def _origins(roles: dict) -> dict[str, Origin]:
+    """Of the marks of the new roles: those of their counters of skipped steps."""
+    origins = {}
+    for name, role in roles.items():
+        marks = role.state.skipped if hasattr(role, "state") else {}
+        found = [marks[kind] for kind in (NAN, INF) if kind in marks]
+        if found:
+            origins[name] = min(found, key=lambda origin: origin.order)
+    return origins

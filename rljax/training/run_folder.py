@@ -1,0 +1,184 @@
+"""Where a run writes: a folder that all hosts see, or one of this machine whose files are kept
+under a URL."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rljax import hosts
+from rljax.config import Config, to_dict
+from rljax.errors import InputError
+from rljax.tracking.folder import locked, make_folder, removed_if_empty, write_whole
+from rljax.tracking.mirror import Mirror
+from rljax.tracking.store import Store, StoreError, is_url, local_path
+from rljax.tracking.store_lock import StoreLock
+from rljax.training.preflight import OF_HOSTS, TOKEN, shared_folder
+from rljax.training.profiling import FOLDER as PROFILE
+
+LOG = logging.getLogger("rljax")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """`path` is where this host writes its files; `url` where they are kept, "" for there."""
+
+    path: Path
+    url: str = ""
+    mirror: Mirror | None = None
+    lock: StoreLock | None = None
+
+    def __str__(self) -> str:
+        return self.url or str(self.path)
+
+    def at(self, name: str) -> str | Path:
+        """The place of a file or folder that is kept, for whoever reads it by itself."""
+        return f"{self.url}/{name}" if self.url else self.path / name
+
+    def put(self) -> None:
+        """Brings the files under the URL up to date; nothing for a local folder. Raises InputError
+        where another run has taken it."""
+        if self.lock is not None:
+            self.lock.check()
+        if self.mirror is not None:
+            self.mirror.put()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the run folder for this run, on the first host."""
+        if not hosts.first():
+            yield
+        elif self.lock is None:
+            with locked(self.path):
+                yield
+        else:
+            with contextlib.ExitStack() as taken:
+                try:
+                    taken.enter_context(self.lock.held())
+                    self.mirror.fetch()
+                except OSError as error:
+                    raise _refused("run_dir cannot be read", self.url, str(error)) from None
+                taken.enter_context(self.mirror)
+                yield
+
+    def watched(self, config: Config, told: Callable[[], str | None]):
+        """The hosts watch each other, and keep in this folder what they print."""
+        return hosts.watched(self.path / OF_HOSTS, config.hosts.stall_s, told, self.close)
+
+    def close(self) -> str:
+        """Puts everything for the last time -> what could not be kept, "" if all was."""
+        try:
+            self.put()
+        except (OSError, InputError) as error:
+            return f"{self.url} does not have all files of the run: {error}; {self.path} has them"
+        return ""
+
+    def is_wrapped_up(self, steps: int) -> bool:
+        """Whether the last of `steps` steps was followed by export, summary and report: the report
+        is the last file."""
+        try:
+            summary = json.loads((self.path / "summary.json").read_text())
+            ended = (summary["status"], summary["steps"]) == ("finished", steps)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+        return ended and (self.path / "report.html").exists()
+
+
+@contextlib.contextmanager
+def run_folder(run_dir: str, name: str) -> Iterator[RunFolder]:
+    """The folder of config.run_dir; `name` is that of a new one under runs/. Raises InputError, on
+    every host, where one of them cannot write there, and removes what it has made for nothing."""
+    if is_url(run_dir):
+        with _kept_under(run_dir) as folder:
+            yield folder
+        return
+    path = local_path(run_dir) if run_dir else Path("runs") / name
+    with removed_if_empty(path) if hosts.first() else contextlib.nullcontext():
+        yield RunFolder(shared_folder(path))
+
+
+@contextlib.contextmanager
+def _kept_under(url: str) -> Iterator[RunFolder]:
+    store = _writable(url)
+    scratch = Path(tempfile.mkdtemp(prefix="rljax-"))
+    # The last part is the name by which trackers and reports know the run.
+    path = make_folder(scratch / (store.url.rpartition("/")[2] or "run"))
+    only = () if hosts.first() else (OF_HOSTS, PROFILE)
+    lock = StoreLock(store) if hosts.first() else None
+    mirror = Mirror(store, path, only)
+    folder = RunFolder(path, store.url, mirror, lock)
+    try:
+        if hosts.count() > 1:  # their logs go on, as in a folder of a disk
+            own = f"host-{hosts.index():03d}."
+            _tried_by_all(lambda: mirror.fetch_from(OF_HOSTS, own), "run_dir cannot be read", url)
+        yield folder
+    finally:
+        if lost := folder.close():
+            LOG.warning("%s", lost)
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _writable(url: str) -> Store:
+    """The store, in which every host has put, read, listed and removed a file of its own, and read
+    one of the first host: it is the same store for all."""
+    probe, token = f"{OF_HOSTS}/probe-{hosts.index()}", f"{OF_HOSTS}/{TOKEN}"
+    text = hosts.share(secrets.token_hex(8)).encode()
+
+    def use() -> Store:
+        store = Store(url)
+        if hosts.first() and hosts.count() > 1:
+            store.put(token, text)
+        store.put(probe, text)
+        if store.read(probe) != text:
+            raise StoreError("what was put is not what is read")
+        if probe.rpartition("/")[2] not in store.sizes(OF_HOSTS, below=False):
+            raise StoreError("what was put is not in the list of files")
+        store.remove(probe)
+        return store
+
+    def see() -> None:
+        if store.read(token) != text:
+            raise StoreError(f"{token} is another one than {hosts.names()[0]} has put")
+
+    store = _tried_by_all(use, "run_dir cannot be written", url)
+    if hosts.count() > 1:
+        try:
+            _tried_by_all(see, "run_dir is not the same store", url)
+        finally:
+            if hosts.first():
+                with contextlib.suppress(OSError):
+                    store.remove(token)
+    return store
+
+
+def _tried_by_all(action: Callable, what: str, url: str):
+    """What an action returns. Raises InputError, on every host, that names those where it fails."""
+    done, problem = None, ""
+    try:
+        done = action()
+    except (OSError, InputError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    problems = hosts.gather(problem)
+    if any(problems):
+        who = zip(hosts.names(), problems, strict=True)
+        where = ", ".join(name for name, problem in who if problem) if len(problems) > 1 else ""
+        raise _refused(what + (f" by {where}" if where else ""), url, next(filter(None, problems)))
+    return done
+
+
+def _refused(what: str, url: str, rule: str) -> InputError:
+    return InputError(
+        what, value=url, rule=rule,
+        fix="a place that all hosts reach, where this machine's account has the right to read, "
+        "write and list; or try again, or choose another run_dir",
+    )  # fmt: skip
+
+
+def write_config(folder: Path, config: Config) -> None:
+    write_whole(folder / "config.json", json.dumps(to_dict(config), indent=2) + "\n")

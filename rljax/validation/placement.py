@@ -1,0 +1,64 @@
+"""Roles on devices of their own: whether they can be placed, are there, and leave the others
+room."""
+
+from collections import Counter
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, value_of
+from rljax.config.checks import Problems
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
+from rljax.errors import InputError
+from rljax.setup.placement import PLACED, check_room, devices_apart, parsed
+from rljax.setup.role_table import own_roles
+from rljax.setup.setup import rollout_of
+
+
+def check_placement(config: Config, problems: Problems) -> None:
+    """config.placement without the devices, and memory.scorers_on_host."""
+    scorers = [field for field in PLACED.values() if field and value_of(config, field)]
+    moves, rule = config.memory.scorers_on_host, "there is no reward.model, judge or process model"
+    fix = "memory.scorers_on_host=False"
+    problems.check(bool(scorers) or not moves, "memory.scorers_on_host", moves, rule, fix)
+    try:
+        own = tuple(own_roles(config))
+        roles = [role for text in config.placement for role in parsed(text, own)[0]]
+    except InputError as error:
+        problems.add("placement", config.placement, error)
+        return
+    for role, count in Counter(roles).items():
+        rule = f"{role} is in {count} places"
+        problems.check(count == 1, "placement", config.placement, rule, "name each role once")
+        field = PLACED[role]
+        rule = f"{role} is the model of {field}, which is not set"
+        there = not field or bool(value_of(config, field))
+        problems.check(there, "placement", config.placement, rule, f"leave {role} out")
+    if "reference" in roles:
+        _check_reference(config, problems)
+
+
+def _check_reference(config: Config, problems: Problems) -> None:
+    stored, where = config.offline.reference_logprobs, config.placement
+    rule = (
+        "the reference's log-probs are stored by offline.reference_logprobs: no role computes them"
+    )
+    problems.check(not stored, "placement", where, rule, "leave reference out")
+    try:
+        dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
+        samples = spec(dataflow).data in SAMPLED
+        reads = samples and "reference" in rollout_of(config, dataflow).parameters
+    except InputError:  # of a field that is named by itself
+        return
+    rule = f"dataflow={config.dataflow!r} samples from the reference, on the mesh of the actor"
+    problems.check(not reads, "placement", where, rule, "leave reference out")
+
+
+def devices_left(config: Config, devices: int, problems: Problems) -> int:
+    """The devices that the groups of config.placement leave to config.mesh."""
+    try:
+        check_room(config, devices)
+        return devices - devices_apart(config)
+    except InputError as error:
+        if not any(problem.startswith("placement=") for problem in problems):
+            problems.add("placement", config.placement, error)
+        return 0
