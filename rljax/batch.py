@@ -36,6 +36,8 @@ class FinishReason(enum.IntEnum):
     LENGTH = 1
     INTERRUPT = 2
     ABORT = 3
+    TURNS = 4  # of an episode: its turns were used up
+    TIME = 5  # of an episode: its seconds were
 
 
 def _field(axes: str, dtype, *, required: bool = False):
@@ -86,6 +88,8 @@ class Batch:
     process_rewards: jax.Array | None = _field("B S", jnp.float32)
     step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
     state_ids: jax.Array | None = _field("B S", jnp.int32)  # equal = same environment state
+    episode: jax.Array | None = _field("B", jnp.int32)  # equal = rows of one episode and seat
+    seat: jax.Array | None = _field("B", jnp.int32)  # who played the row, by number
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
     # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
     entropy: jax.Array | None = _field("B S", jnp.float32)

@@ -47,9 +47,12 @@ class Contract:
     # memory; or a function of that sample. None: the sample is masked, because what it asks (a
     # server, a model) may be slow by itself.
     on_timeout: object = None
+    # Environments.
+    seats: tuple[str, ...] = ("",)  # who plays; a row each
+    repeatable: bool = True  # whether the same replies lead to the same observations
 
     def __post_init__(self):
-        for name in ("reads", "fills"):
+        for name in ("reads", "fills", "seats"):
             if isinstance(getattr(self, name), str):
                 raise TypeError(f"contract({name}=...) is a tuple of names: ({name!r},)")
 

@@ -164,6 +164,40 @@ class RewardConfig(Settings):
 
 
 @dataclasses.dataclass
+class EnvironmentConfig(Settings):
+    """What the policy plays with, over several turns: a generator function (docs/environments.md).
+    Limits end an episode; it is scored as it stands."""
+
+    # Of rljax.environments, dotted, or "file.py:function": "tools(functions=('python()',))". "" =
+    # the policy answers once.
+    function: str = ""
+    max_turns: int = 8  # replies of the policy; sampler.max_response_tokens limits each
+    max_calls: int = 0  # tool calls of an episode; 0 = no limit
+    # Of an episode: prompt, replies and observations. 0 = data.max_prompt_tokens and max_turns
+    # replies and observations of their greatest length.
+    max_tokens: int = 0
+    max_reply_tokens: int = 1024  # of an observation; a longer one keeps its head and its tail
+    turn_timeout_s: float = 10.0  # of one step of the environment
+    episode_timeout_s: float = 0.0  # of a whole episode, decoding included; 0 = no limit
+    # How tool calls are written: a format of rljax.environments.calls; "auto" = as the chat
+    # template writes them; "" = none are looked for.
+    calls: str = "auto"
+    # What the policy gets for a call that cannot be parsed: the reason, at most three times in a
+    # row ("reply"), or the end of the episode ("end").
+    on_bad_call: str = "reply"
+    mask_bad_turns: bool = False  # turns with such a call are not learned from
+    # Where a chat template drops old reasoning: "append" keeps what was read, "rewrite" begins
+    # another row with what the template shows.
+    history: str = "append"
+    # Rows that a seat of an episode may take: with "rewrite" a row for each new history.
+    max_rows: int = 1
+    workers: int = 2  # processes that play, on each host; each holds hundreds of episodes
+    memory_gb: float = 8.0  # of a worker (RLIMIT_DATA); 0 = no limit
+    retries: int = 1  # how often a failed episode is played again before it is masked
+    max_failed: float = 0.05  # share of a step's episodes; a run ends where more fail
+
+
+@dataclasses.dataclass
 class AlgorithmConfig(Settings):
     """Which function fills each stage. KL coefficients of 0 mean that no reference model is
     loaded."""
@@ -350,6 +384,7 @@ class Config(Settings):
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
     reward: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    environment: EnvironmentConfig = dataclasses.field(default_factory=EnvironmentConfig)
     algorithm: AlgorithmConfig = dataclasses.field(default_factory=AlgorithmConfig)
     rollouts: RolloutSettings = dataclasses.field(default_factory=RolloutSettings)
     # Roles beside the built-in ones, "name=maker(...)": a maker of rljax.setup.role_makers or your
@@ -372,6 +407,7 @@ NAMESPACES = {
     "dataflow": "rljax.dataflows",
     "data": "rljax.data.tasks",
     "reward": "rljax.rewards",
+    "environment": "rljax.environments",
     "rubrics": "rljax.rewards.judges.rubric_buffer",
     "process_reward": "rljax.shaping.steps",
     "advantage": "rljax.advantages",

@@ -1,0 +1,52 @@
+"""What goes between the driver and the processes in which episodes are played: plain records.
+
+Indices and counts are in tokens of one seat's log, the prompt included.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Of one episode."""
+
+    max_turns: int = 8  # replies of the policy
+    max_tokens: int = 4096  # of a log: prompt, replies and observations
+    max_reply_tokens: int = 1024  # of an observation; a longer one keeps its head and its tail
+    max_calls: int = 0  # tool calls; 0 = no limit
+    turn_timeout_s: float = 10.0  # of one step of the environment
+    calls: str = "auto"  # how tool calls are written (rljax.environments.calls), "" = none
+    on_bad_call: str = "reply"  # what a call that cannot be parsed gets; or "end"
+    history: str = "append"  # "rewrite": where the template rewrites history, a new row begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What an environment said after a reply: what the policy reads next, or the end.
+
+    `ids` are appended to the log of `seat`; with `new_row` they are a whole new prompt (the first
+    step of a seat, and a rewritten history). `reward` and `parts` belong to the reply before, of
+    whoever gave it. `state` is equal for equal states. With `ended` there are no ids, and `outcome`
+    is {seat: score} or None for an episode that `reward.function` scores.
+    """
+
+    episode: int
+    seat: str = ""
+    ids: tuple[int, ...] = ()
+    new_row: bool = False
+    reward: float = 0.0
+    parts: dict = dataclasses.field(default_factory=dict)
+    state: bytes = b""
+    ended: bool = False
+    outcome: dict | None = None
+    outcome_parts: dict = dataclasses.field(default_factory=dict)
+    failure: str = ""  # why the episode failed; "" = it did not
+    kind: str = ""  # of the failure: raised, timeout, killed, not repeatable, bad yield, ...
+    bad_turn: bool = False  # the reply before had a call that could not be parsed
+    calls: int = 0  # calls in the reply before
+    unknown_calls: int = 0
+    failed_calls: int = 0
+    seconds: float = 0.0  # of the environment alone
+    drift: str = ""  # "same" | "retokenized" | "rewritten", where it was looked at
+    messages: tuple[dict, ...] = ()  # the messages behind `ids`, for transcripts and rewards
+    text: str = ""  # the reply before, as it was parsed
