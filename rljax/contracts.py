@@ -50,6 +50,9 @@ class Contract:
     # Environments.
     seats: tuple[str, ...] = ("",)  # who plays; a row each
     repeatable: bool = True  # whether the same replies lead to the same observations
+    # The outcome of an episode that a limit (turns, tokens, seconds, calls) ends, beside the
+    # rewards of its turns; None: reward.function scores its last turn.
+    on_limit: float | None = 0.0
 
     def __post_init__(self):
         for name in ("reads", "fills", "seats"):

@@ -34,10 +34,12 @@ class Step:
     seat: str = ""
     ids: tuple[int, ...] = ()
     new_row: bool = False
+    restart: bool = False  # the episode is played again from its beginning: forget its rows
     reward: float = 0.0
     parts: dict = dataclasses.field(default_factory=dict)
     state: bytes = b""
     ended: bool = False
+    limit: str = ""  # the limit that ended it where that is seen here: "calls", "bad calls"
     outcome: dict | None = None
     outcome_parts: dict = dataclasses.field(default_factory=dict)
     failure: str = ""  # why the episode failed; "" = it did not
