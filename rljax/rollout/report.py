@@ -8,6 +8,7 @@ import numpy as np
 
 from rljax.data.online.prompts import PromptRecord
 from rljax.rewards.pool.pool import Score
+from rljax.tracking.episodes import EpisodeSummary
 
 
 class Sample(Mapping):
@@ -59,16 +60,18 @@ class RewardReport:
 
     rows: tuple[ScoredRow, ...] = ()
     process: tuple[Mapping[str, float], ...] = ()  # metrics of the scored lines, one per call
+    episodes: tuple[EpisodeSummary, ...] = ()  # of an environment
 
     @classmethod
     def joined(cls, reports: Iterable["RewardReport"]) -> "RewardReport":
         """The reports as one. Prompts of different reports have different groups."""
-        rows, process, first = [], [], 0
+        rows, process, episodes, first = [], [], [], 0
         for report in reports:
             rows += [dataclasses.replace(row, group=first + row.group) for row in report.rows]
             process += report.process
+            episodes += report.episodes
             first = 1 + max((row.group for row in rows), default=-1)
-        return cls(tuple(rows), tuple(process))
+        return cls(tuple(rows), tuple(process), tuple(episodes))
 
     @property
     def examples(self) -> list[dict]:

@@ -1,4 +1,5 @@
-"""metrics.jsonl and samples.jsonl of a run folder: rows as strict JSON lines, written and read.
+"""metrics.jsonl, samples.jsonl and episodes.jsonl of a run folder: rows as strict JSON lines,
+written and read.
 
 Strict JSON has no NaN, so non-finite numbers are the strings "nan", "inf", "-inf", which
 `read_jsonl` (and any `float(...)`) turns back into numbers.
@@ -18,9 +19,11 @@ from rljax.tracking.store import read_bytes
 
 LOG = logging.getLogger("rljax.tracking.trackers")
 FILES = ("metrics.jsonl", "samples.jsonl")
-TEXT_FIELDS = frozenset(
-    {"prompt", "response", "ground_truth", "status", "phase"}
-)  # "inf" is text here
+EPISODES = "episodes.jsonl"  # of runs with an environment: there from its first row on
+TEXT_FIELDS = frozenset({  # "inf" is text here
+    "prompt", "response", "ground_truth", "status", "phase",
+    "observation", "text", "pieces", "seat", "finish", "message",
+})  # fmt: skip
 NON_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
@@ -135,13 +138,14 @@ class _JsonlFile:
 
 
 class JsonlTracker:
-    """metrics.jsonl and samples.jsonl; when a call returns, the system holds its lines."""
+    """The jsonl files; when a call returns, the system holds its lines."""
 
     def __init__(self, run_dir: str | os.PathLike):
-        run_dir = Path(run_dir)
+        self.run_dir = run_dir = Path(run_dir)
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            self.files = {name: _JsonlFile(run_dir / name) for name in FILES}
+            names = [*FILES, *([EPISODES] if (run_dir / EPISODES).exists() else [])]
+            self.files = {name: _JsonlFile(run_dir / name) for name in names}
         except OSError as error:
             raise InputError(
                 "the run folder cannot be written",
@@ -157,9 +161,15 @@ class JsonlTracker:
         for row in rows:
             self.files["samples.jsonl"].write({"step": int(step), **plain(row)})
 
+    def episodes(self, step: int, rows: Sequence[Mapping]) -> None:
+        for row in rows:
+            if EPISODES not in self.files:
+                self.files[EPISODES] = _JsonlFile(self.run_dir / EPISODES)
+            self.files[EPISODES].write({"step": int(step), **plain(row)})
+
     def offsets(self) -> dict[str, int]:
         """Bytes of each file, synced to disk: what a checkpoint stores."""
-        return {name: file.sync() for name, file in self.files.items()}
+        return {EPISODES: 0} | {name: file.sync() for name, file in self.files.items()}
 
     def lost(self) -> str:
         """What of the files was not kept, "" if everything was."""

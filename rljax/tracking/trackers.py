@@ -5,7 +5,8 @@ outranks tracking: a tracker that fails while the run goes on warns and is switc
 stops a step. In a run of several processes only the first one opens a tracking.
 
 The run folder gets `metrics.jsonl` {"step": 3, "reward/mean": 0.5, ...} and `samples.jsonl`
-{"step": 3, "prompt": ..., "response": ..., "reward": ...}, one JSON object a line.
+{"step": 3, "prompt": ..., "response": ..., "reward": ...}, one JSON object a line; with an
+environment also `episodes.jsonl` (rljax.tracking.episodes).
 """
 
 import difflib
@@ -211,6 +212,11 @@ class Tracking:
             if guarded.on:
                 guarded.call("samples", guarded.tracker.samples, step, rows)
 
+    def episodes(self, step: int, rows: Sequence[Mapping]) -> None:
+        """Write records of episodes (rljax.tracking.episodes) into episodes.jsonl alone."""
+        for guarded in self._guarded[:1]:
+            guarded.call("episodes", self._jsonl.episodes, int(step), rows)
+
     def close(self) -> None:
         """Close every tracker, the failed ones too: they may hold files and threads."""
         for guarded in self._guarded:
@@ -229,8 +235,12 @@ class Tracking:
         are shorter."""
         self._jsonl.truncate(offsets)
 
+    def empty(self) -> None:
+        """Cuts the jsonl files to nothing: a run that starts anew in a folder."""
+        self._jsonl.truncate(dict.fromkeys(self._jsonl.files, 0))
+
     def lost(self) -> str:
-        """What of metrics.jsonl and samples.jsonl could not be kept, "" if everything was."""
+        """What of the jsonl files could not be kept, "" if everything was."""
         return self._jsonl.lost()
 
     def failures(self) -> dict[str, int]:
@@ -267,6 +277,9 @@ class Silent(Tracking):
         return {}
 
     def truncate(self, offsets: Mapping[str, int]) -> None:
+        pass
+
+    def empty(self) -> None:
         pass
 
     def lost(self) -> str:

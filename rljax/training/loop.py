@@ -47,7 +47,7 @@ from rljax.training.run import Run
 from rljax.training.run_folder import RunFolder, run_folder, write_config
 from rljax.training.scores import (
     check_scores,
-    example_rows,
+    examples,
     require_scores,
     shown_sample,
     try_rewards,
@@ -218,15 +218,17 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
             raise hosts.StopAgreed(stop)
         run.checkpoints.check()  # of the save before
         try:
-            metrics, rows, due = whole_step(run, profile)
+            metrics, shown, due = whole_step(run, profile)
         except hosts.StopAgreed:  # of several hosts, on all of them alike
             run.save_halfway(tracking)
             raise
         step = run.progress.step
         with beats.phase("tracking"):
             tracking.log(step, metrics)
-            if rows:
-                tracking.samples(step, rows)
+            if shown.get("samples"):
+                tracking.samples(step, shown["samples"])
+            if shown.get("episodes"):
+                tracking.episodes(step, shown["episodes"])
         bad = bad_steps_in_a_row(metrics)
         if bad >= run.config.max_skipped_in_a_row:
             roll_back(run, bad)
@@ -238,9 +240,10 @@ def _steps(run: Run, tracking: Tracking, signals: Signals, profile: Profile) -> 
             raise hosts.StopAgreed(stop)
 
 
-def whole_step(run: Run, profile: Profile) -> tuple[dict, list[dict], bool]:
-    """One step and what follows it -> (metrics, rows to show, whether a checkpoint is due). The
-    step of which a stopped run had only the evaluation left has its batch learned already."""
+def whole_step(run: Run, profile: Profile) -> tuple[dict, dict, bool]:
+    """One step and what follows it -> (metrics, samples and episodes to show, whether a checkpoint
+    is due). The step of which a stopped run had only the evaluation left has its batch learned
+    already."""
     beats.at_step(run.progress.step + (run.half_step is None))
     if run.half_step is None:
         with profile.step(run.progress.step + 1):
@@ -248,15 +251,15 @@ def whole_step(run: Run, profile: Profile) -> tuple[dict, list[dict], bool]:
         run.metrics, step = metrics, run.progress.step
         show = hosts.first() and run.phase is run.setup.main and run.setup.needs_reward
         show = show and (step % run.config.samples_every_steps == 0 or run.finished())
-        run.half_step = (dict(metrics), example_rows(run) if show else [])
-    metrics, rows = run.half_step
+        run.half_step = (dict(metrics), examples(run) if show else {})
+    metrics, shown = run.half_step
     run.metrics = metrics = dict(metrics)
     hopeless = bad_steps_in_a_row(metrics) >= run.config.max_skipped_in_a_row
     begun = time.perf_counter()
     due = not hopeless and after_step(run, metrics)
     metrics["time/evaluate_s"] = time.perf_counter() - begun
     run.half_step = None
-    return metrics, rows, due
+    return metrics, shown, due
 
 
 def summarise(run: Run, status: str) -> dict:

@@ -104,8 +104,8 @@ class Run:
         self.learning_programs = 0  # of all phases, that this process compiled
         self.taken_here: dict[str, int] = {}  # steps of each phase by this process
         self.begun_at: dict | None = None  # the positions at the beginning of the step that runs
-        # Metrics and rows to show of a step that is learned, but not evaluated and logged yet.
-        self.half_step: tuple[dict, list[dict]] | None = None
+        # Metrics and what to show of a step that is learned, but not evaluated and logged yet.
+        self.half_step: tuple[dict, dict[str, list[dict]]] | None = None
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
         self.owned: list[Reward] = []
@@ -165,7 +165,7 @@ class Run:
                 self._resume(step, tracking)
                 break
         if step is None:
-            tracking.truncate({"metrics.jsonl": 0, "samples.jsonl": 0})
+            tracking.empty()
             record = self.folder / "model.json"
             params = {}
             if self.setup.starts_from_policy:
@@ -228,8 +228,8 @@ class Run:
                 self._restore_order(source, state["sources"][name])
             if self.reward is not None and self.reward.rubrics is not None:
                 self.reward.rubrics.set_state(state.get("rubrics"))
-            metrics, rows = state.get("half_step") or ({}, [])
-            self.half_step = (dict(metrics), list(rows)) if metrics else None
+            metrics, shown = state.get("half_step") or ({}, {})
+            self.half_step = (dict(metrics), dict(shown)) if metrics else None
         self.started, self.saved_step = time.monotonic() - self.progress.elapsed_s, step
 
     @contextlib.contextmanager

@@ -14,6 +14,7 @@ from rljax.errors import InputError
 from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Reward, ScoredRow
+from rljax.tracking.episodes import shown_episodes
 from rljax.training.run import Run
 
 LOG = logging.getLogger("rljax")
@@ -162,11 +163,16 @@ def _warn_of_long_ones(run: Run, metrics: dict) -> None:
         )  # fmt: skip
 
 
-def example_rows(run: Run) -> list[dict]:
-    """Completions to show: the best, the worst, and some in between."""
+def examples(run: Run) -> dict[str, list[dict]]:
+    """What of a step is shown: "samples", the best, the worst, and some in between; with an
+    environment also "episodes" (rljax.tracking.episodes)."""
+    report = run.source.report
     rows = sorted(
-        run.source.report.rows,
+        report.rows,
         key=lambda row: -row.score.value if row.score.status == "ok" else np.inf,
     )
     picks = np.unique(np.linspace(0, len(rows) - 1, min(8, len(rows))).astype(int))
-    return [{**rows[i].example(), "phase": "rl"} for i in picks]
+    return {
+        "samples": [{**rows[i].example(), "phase": "rl"} for i in picks],
+        "episodes": [episode.record() for episode in shown_episodes(report.episodes)],
+    }

@@ -1,0 +1,113 @@
+"""episodes.jsonl of a run folder: what was read and written in some episodes of a logged step.
+
+One JSON object a line, for one seat of one episode:
+
+    {"step": 20, "episode": 7, "group": 1, "seat": "", "status": "ok", "finish": "stop",
+     "return": 0.9, "turns": [{"observation": "Guess my number, 1 to 16.", "tokens": [41, 2],
+     "pieces": ["8", "<|im_end|>"], "logprobs": [-2.7, -0.01], "chosen": [1, 1],
+     "versions": [19, 19], "text": "8", "reward": 0.0, "bad": false}, ...]}
+
+Records are made of the episodes that `shown_episodes` picks, at the steps at which samples are
+recorded; rljax.report.transcripts shows them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+MOST_EPISODES = 24  # of a logged step
+MOST_TOKENS = 4096  # of an episode that have numbers of their own in its record
+MOST_CHARACTERS = 20_000  # of an observation and of a reply
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeSummary:
+    """One seat of an episode. `record` is called for those that are recorded.
+
+    `group` is equal for siblings: the same seat of the same prompt. `status` is "ok", or the kind
+    of failure; `total` is the return, None for a failed one; `tokens` counts the whole log.
+    """
+
+    episode: int
+    group: int
+    status: str
+    total: float | None
+    tokens: int
+    record: Callable[[], dict]
+
+
+def turn_record(
+    *, observation: str, tokens: Sequence[int], pieces: Sequence[str], logprobs: Sequence[float],
+    chosen: Sequence[float], versions: Sequence[int] = (), text: str = "", reward: float = 0.0,
+    bad: bool = False,
+) -> dict:  # fmt: skip
+    """One turn: what the policy read and the tokens behind it, one entry each.
+
+    `pieces` are the texts of the tokens, `logprobs` the sampler's, `chosen` 0 where a token was
+    forced, `text` the reply as it was parsed, `bad` whether a call in it could not be.
+    """
+    return {
+        "observation": _cut(observation),
+        "text": _cut(text),
+        "tokens": [int(i) for i in tokens],
+        "pieces": [str(piece) for piece in pieces],
+        "logprobs": [round(float(x), 4) for x in logprobs],
+        "chosen": [int(x > 0) for x in chosen],
+        "versions": [int(v) for v in versions],
+        "reward": float(reward),
+        "bad": bool(bad),
+    }
+
+
+def episode_record(
+    *, episode: int, group: int, turns: Sequence[dict], seat: str = "", status: str = "ok",
+    finish: str = "stop", total: float | None = None, message: str = "",
+) -> dict:  # fmt: skip
+    """A line of episodes.jsonl; `turns` are `turn_record`s, the first with the prompt as its
+    observation.
+
+    `finish` is the name of a FinishReason in small letters, `message` says why an episode failed.
+    Of an episode of more than MOST_TOKENS tokens the later turns keep their texts alone.
+    """
+    kept, left = [], MOST_TOKENS
+    for turn in turns:
+        of_tokens = ("tokens", "pieces", "logprobs", "chosen", "versions")
+        kept.append(turn | {name: turn[name][:left] for name in of_tokens})
+        left -= min(left, len(turn["tokens"]))
+    return {
+        "episode": int(episode), "group": int(group), "seat": seat, "status": status,
+        "finish": finish, "return": None if total is None else float(total),
+        "message": _cut(message), "turns": kept,
+    }  # fmt: skip
+
+
+def shown_episodes(
+    episodes: Sequence[EpisodeSummary], most: int = MOST_EPISODES
+) -> list[EpisodeSummary]:
+    """At most `most` of them, in their order: the best, the worst and the longest, one of each kind
+    of failure, then the siblings of the best, the worst and so on, while a whole group fits."""
+    scored = [e for e in episodes if e.status == "ok" and _is_finite(e.total)]
+    first: list[EpisodeSummary] = []
+    if scored:
+        first = [max(scored, key=lambda e: e.total), min(scored, key=lambda e: e.total)]
+    if episodes:
+        first.append(max(episodes, key=lambda e: e.tokens))
+    kinds = {e.status: e for e in reversed(episodes) if e.status != "ok"}
+    first += [kinds[kind] for kind in sorted(kinds)]
+    picked = {id(e) for e in first[:most]}
+    for group in dict.fromkeys(e.group for e in first):
+        siblings = [e for e in episodes if e.group == group and id(e) not in picked]
+        if len(picked) + len(siblings) <= most:
+            picked |= {id(e) for e in siblings}
+    return [e for e in episodes if id(e) in picked]
+
+
+def _is_finite(x: float | None) -> bool:
+    return x is not None and math.isfinite(x)
+
+
+def _cut(text: str) -> str:
+    """The head and the tail of a text that is too long."""
+    half = MOST_CHARACTERS // 2
+    left = len(text) - 2 * half
+    return text if left <= 0 else f"{text[:half]} [{left} characters cut] {text[-half:]}"
