@@ -10,6 +10,7 @@ trained on.
 
 from rljax.data.online.stream import Stream
 from rljax.data.tasks.documents import json_extraction
+from rljax.data.tasks.games import guess_number, kuhn_poker, tic_tac_toe
 from rljax.data.tasks.gym import reasoning_gym
 from rljax.data.tasks.integers import arithmetic, countdown, sorting
 from rljax.data.tasks.letters import (
@@ -24,23 +25,31 @@ from rljax.data.tasks.letters import (
 from rljax.data.tasks.programs import code_tests
 from rljax.data.tasks.public import gsm8k, math
 from rljax.data.tasks.task import Task
+from rljax.data.tasks.tool_questions import broken_lines, expressions, facts, products
 
 __all__ = [
     "Stream",
     "Task",
     "addition",
     "arithmetic",
+    "broken_lines",
     "code_tests",
     "countdown",
+    "expressions",
+    "facts",
     "first_letter",
     "gsm8k",
+    "guess_number",
     "json_extraction",
+    "kuhn_poker",
     "letter_count",
     "letter_feedback",
     "math",
+    "products",
     "program_synthesis",
     "reasoning_gym",
     "running_sum",
     "sort_digits",
     "sorting",
+    "tic_tac_toe",
 ]

@@ -1,0 +1,128 @@
+"""Games: guess a number, tic-tac-toe and Kuhn poker, alone or against oneself.
+
+Each takes the text of a move as it comes, white space aside; what is no move loses. Rows are the
+tasks of the same names (rljax.data.tasks.games). `style` "words" explains the game, for models that
+read; "short" writes a position in a few characters, for models of a few layers.
+"""
+
+import random
+from typing import Literal
+
+from rljax.contracts import contract
+from rljax.environments.contract import Turn
+from rljax.errors import InputError
+
+LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
+MARKS = ("x", "o")
+PLAYERS = ("first", "second")
+_HELP_TIC_TAC_TOE = "Tic-tac-toe. You are {}. Answer with the number of a free cell, 1 to 9.\n"
+_HELP_KUHN = (
+    "Kuhn poker: cards J < Q < K, one each, an ante of 1 each. Answer p to pass (check or fold) or "
+    "b to bet 1 (or call). Your card is {}. Moves so far: {}.\n"
+)
+
+
+def guess_number(secret, *, high: int = 16, turns: int = 4, price: float = 0.05):
+    """A number from 1 to `high`, found by halving. 1 - price x (guesses before the right one); 0
+    after `turns` wrong ones."""
+    told = f"Guess my number, 1 to {high}."
+    for turn in range(turns):
+        reply = yield told
+        text = reply.strip()
+        guess = int(text) if text.isdecimal() and len(text) < 10 else 0
+        if guess == secret:
+            return 1.0 - price * turn
+        told = "higher" if guess < secret else "lower"
+    return 0.0
+
+
+def _check_style(game: str, style: str) -> None:
+    if style not in ("words", "short"):
+        raise InputError(f"{game}(style)", value=style, rule="words or short")
+
+
+# -- tic-tac-toe
+
+
+@contract(seats=lambda options: MARKS if options["opponent"] == "self" else ("",))
+def tic_tac_toe(
+    seed,
+    sample_seed,
+    *,
+    opponent: Literal["self", "random"] = "self",
+    style: Literal["words", "short"] = "words",
+):
+    """Three in a row. 1 for the winner, -1 for the loser, 0 for a draw; a move that is none is -1
+    for who makes it and 0 for the other.
+
+    Against "self" both seats, x and o, are the policy. Against "random" it has the mark that `seed`
+    gives it, and the other player's free cells are drawn by `sample_seed`.
+    """
+    _check_style("tic_tac_toe", style)
+    if opponent not in ("self", "random"):
+        raise InputError("tic_tac_toe(opponent)", value=opponent, rule="self or random")
+    board, rng = ["."] * 9, random.Random(sample_seed)
+    ours = MARKS[random.Random(seed).randrange(2)] if opponent == "random" else ""
+    for number in range(9):
+        mark, other = MARKS[number % 2], MARKS[1 - number % 2]
+        if ours and mark != ours:
+            cell = rng.choice([i for i in range(9) if board[i] == "."])
+        else:
+            shown = _position(board, mark, style)
+            reply = yield Turn(shown, state="".join(board), seat="" if ours else mark)
+            cell = free_cell(reply, board)
+        if cell is None:
+            return -1.0 if ours else {mark: -1.0, other: 0.0}
+        board[cell] = mark
+        if any(all(board[int(i)] == mark for i in line) for line in LINES):
+            if ours:
+                return 1.0 if mark == ours else -1.0
+            return {mark: 1.0, other: -1.0}
+    return 0.0 if ours else dict.fromkeys(MARKS, 0.0)
+
+
+def free_cell(reply: str, board: list[str]) -> int | None:
+    """The index of the free cell that a reply names; None where it names none."""
+    text = reply.strip()
+    cell = "123456789".find(text) if len(text) == 1 else -1
+    return cell if cell >= 0 and board[cell] == "." else None
+
+
+def _position(board: list[str], mark: str, style: str) -> str:
+    if style == "short":
+        return "".join(board) + mark + ">"
+    rows = "\n".join("".join(board[i : i + 3]) for i in (0, 3, 6))
+    begun = board.count(mark) > 0
+    return f"{'' if begun else _HELP_TIC_TAC_TOE.format(mark)}{rows}\n"
+
+
+# -- Kuhn poker
+
+
+@contract(seats=PLAYERS)
+def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
+    """Poker with three cards and two moves, p (pass) and b (bet), against oneself: each seat gets
+    the chips that it wins, -2 to 2. A move that is none loses 2. `deal`: "KQ", the king is the
+    first seat's. `rljax.environments.kuhn.exploitability` is how far a policy is from equilibrium.
+    """
+    _check_style("kuhn_poker", style)
+    history = ""
+    while (won := chips(history, deal)) is None:
+        seat = len(history) % 2
+        shown = f"{deal[seat]}{history}>"
+        if style == "words":
+            shown = _HELP_KUHN.format(deal[seat], history or "none")
+        reply = yield Turn(shown, state=(deal[seat], history), seat=PLAYERS[seat])
+        move = reply.strip()
+        if move not in ("p", "b"):
+            won = 2.0 if seat else -2.0
+            break
+        history += move
+    return {PLAYERS[0]: won, PLAYERS[1]: -won}
+
+
+def chips(history: str, deal: str) -> float | None:
+    """What the first seat wins at the end of a history of Kuhn poker; None before it."""
+    sign = 1.0 if "JQK".index(deal[0]) > "JQK".index(deal[1]) else -1.0
+    ends = {"pp": sign, "bp": 1.0, "pbp": -1.0, "bb": 2 * sign, "pbb": 2 * sign}
+    return ends.get(history)

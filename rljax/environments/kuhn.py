@@ -1,0 +1,53 @@
+"""How good a policy of Kuhn poker is, exactly: what the best answers to it win."""
+
+import itertools
+from collections.abc import Mapping
+
+from rljax.data.tasks.games import DEALS
+from rljax.environments.games import chips
+
+HISTORIES = ("", "p", "b", "pb")  # after which somebody moves; whose length is even: the first
+# What a seat knows as it moves: its card and the moves so far.
+SITUATIONS = tuple((card, history) for card in "JQK" for history in HISTORIES)
+_MOVES = ("p", "b", "")  # "": no move of the game, which loses 2
+
+
+def log_of(card: str, history: str) -> str:
+    """The log that a seat reads in a situation, in the style "short"."""
+    before = f"{card}>p" if history == "pb" else ""  # its own first move
+    return f"{before}{card}{history}>"
+
+
+def exploitability(policy: Mapping[tuple[str, str], tuple[float, float]]) -> float:
+    """(what the best first seat wins of the policy + what the best second seat wins) / 2, in chips
+    per game. 0: an equilibrium; 0.458: both moves equally likely.
+
+    `policy` gives for each of the SITUATIONS the probabilities of p and b; what is missing to 1 are
+    moves that are none.
+    """
+    full = {at: (*policy[at], max(0.0, 1.0 - sum(policy[at]))) for at in SITUATIONS}
+    return sum(_best_answer(full, seat) for seat in (0, 1)) / 2
+
+
+def _best_answer(policy: dict, seat: int) -> float:
+    """The greatest mean of what a seat can win of the policy: one of its 64 pure strategies."""
+    own = [at for at in SITUATIONS if len(at[1]) % 2 == seat]
+    won = []
+    for moves in itertools.product(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0)), repeat=len(own)):
+        play = {**policy, **dict(zip(own, moves, strict=True))}
+        mean = sum(_value(play, "", deal) for deal in DEALS) / len(DEALS)
+        won.append(mean if seat == 0 else -mean)
+    return max(won)
+
+
+def _value(policy: dict, history: str, deal: str) -> float:
+    """What the first seat wins on average from a history on."""
+    won = chips(history, deal)
+    if won is not None:
+        return won
+    seat, total = len(history) % 2, 0.0
+    for move, probability in zip(_MOVES, policy[deal[seat], history], strict=True):
+        if probability > 0:
+            lost = 2.0 if seat else -2.0
+            total += probability * (_value(policy, history + move, deal) if move else lost)
+    return total

@@ -1,0 +1,89 @@
+"""Repair: a broken program and the test that it fails; a try that fails is told the next one."""
+
+import functools
+import string
+from typing import Literal
+
+from rljax.environments.contract import Turn
+from rljax.errors import InputError
+from rljax.rewards.unit_tests.code_forms import Tests, extract_program, read_tests
+from rljax.rewards.unit_tests.code_run import run_tests
+
+
+def repair(
+    prompt,
+    ground_truth,
+    *,
+    tries: int = 3,
+    around: str = "",
+    style: Literal["words", "short"] = "words",
+    timeout_s: float = 3.0,
+):
+    """1 for a program that passes all unit tests of `ground_truth` (the forms of code_tests) within
+    `tries` tries, else 0; part first_try: 1 if the first one did.
+
+    A reply is a program, its last fenced block where it has one; with `around`, such as
+    "def f(x):\\n    return $line", it is what stands at $line. It runs in the sandbox, `timeout_s`
+    seconds for a test. After a try that fails the policy reads the first test that did.
+    """
+    if style not in ("words", "short"):
+        raise InputError("repair(style)", value=style, rule="words or short")
+    if around and "$line" not in around:
+        raise InputError("repair(around)", value=around, rule="it says where $line stands")
+    tests, told = read_tests(ground_truth), prompt
+    for number in range(tries):
+        reply = yield Turn(told, state=told)
+        text = reply.strip()
+        program = string.Template(around).safe_substitute(line=text) if around else None
+        program = program or extract_program(text)
+        failing = first_failure(program, tests, timeout_s)
+        if failing is None:
+            return {"score": 1.0, "first_try": float(number == 0)}
+        told = described(tests, *failing, style)
+    return {"score": 0.0, "first_try": 0.0}
+
+
+def first_failure(program: str, tests: Tests, timeout_s: float) -> tuple[int, str] | None:
+    """(the index of the first test that a program fails, how); None where it passes all."""
+    key = (tests.inputs, tests.outputs, tests.function, tests.setup, tests.kind, tests.wrapped)
+    return _first_failure(program, _Equal(repr(key), tests), timeout_s)
+
+
+class _Equal:
+    """Tests as a key: equal where their text is, since lists of arguments have no hash."""
+
+    def __init__(self, text: str, tests: Tests):
+        self.text, self.tests = text, tests
+
+    def __hash__(self):
+        return hash(self.text)
+
+    def __eq__(self, other):
+        return self.text == other.text
+
+
+# Groups of samples try the same lines: a program is run once on the same tests in each worker.
+@functools.lru_cache(maxsize=10_000)
+def _first_failure(program: str, tests: _Equal, timeout_s: float) -> tuple[int, str] | None:
+    verdicts = run_tests(program, tests.tests, timeout_s=timeout_s, stop_at_failure=True)
+    last = verdicts[-1]
+    return None if last.status == "passed" else (len(verdicts) - 1, last.message or last.status)
+
+
+def described(tests: Tests, index: int, message: str, style: str) -> str:
+    """The test with its right answer, and in "words" what the program did."""
+    if tests.kind == "calls":
+        given = ", ".join(map(repr, tests.inputs[index]))
+        wanted = tests.outputs[index]
+        wanted = repr(wanted[0] if tests.wrapped else wanted)
+        if style == "short":
+            return f"{given}:{wanted}>"
+        shown = f"{tests.function}({given}) should be {wanted}"
+    elif tests.kind == "stdin":
+        given, wanted = tests.inputs[index].strip(), tests.outputs[index].strip()
+        if style == "short":
+            return f"{given}:{wanted}>"
+        shown = f"for the input\n{given}\nit should print\n{wanted}"
+    else:
+        shown = tests.inputs[index]
+    return f"A test fails: {shown}\nIt ended with: {message}\nTry again.\n"
