@@ -7,6 +7,7 @@ record: what was sampled is never tokenized again.
 
 import dataclasses
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,13 +21,16 @@ __all__ = [
     "Rerendering",
     "Turns",
     "append_messages",
+    "appended_after",
     "check_unicode",
+    "compare_log",
     "encode_conversation",
     "encode_last_turn",
     "encode_turns",
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
+_NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # what templates write for a turn without any
 
 
 def encode_conversation(
@@ -250,26 +254,88 @@ def append_messages(
     if not ids:
         raise InputError("the log of ids is empty", fix="begin it with encode_chat(messages)")
     options = dict(tools=tools, documents=documents, variables=variables)
+    prompt = dict(add_generation_prompt=add_generation_prompt)
+    whole = tokenizer.render_chat([*messages, *new], **prompt, **options)
+    closing, suffix = _added_text(
+        tokenizer, messages, new, whole, ids[-1] in tokenizer.eos_ids, **prompt, **options
+    )
+    appended, offsets = encode_after(tokenizer, ids[-1], closing + suffix)
+    ended = ids[-1] in tokenizer.eos_ids
+    cut = 0 if ended else sum(stop <= len(closing) for _, stop in offsets)
+    return Appended(appended, cut, *compare_log(tokenizer, [*ids, *appended], whole))
+
+
+def compare_log(
+    tokenizer, log: Sequence[int], whole: str, *, complete: bool = True
+) -> tuple[Rerendering, int | None]:
+    """What tokenizing the rendered conversation anew would make of a log, and the first index at
+    which they differ. A log that is not `complete` is compared with the beginning."""
+    grown, again = list(log), tokenizer.encode(whole)
+    if grown == (again if complete else again[: len(grown)]):
+        return Rerendering.SAME, None
+    texts = [tokenizer.decode(i, skip_special_tokens=False) for i in (grown, again)]
+    equal = texts[0] == texts[1] if complete else texts[1].startswith(texts[0])
+    how = Rerendering.RETOKENIZED if equal else Rerendering.REWRITTEN
+    return how, _common(grown, again)
+
+
+def appended_after(
+    tokenizer,
+    last: int,
+    before: str,
+    messages: Sequence[Mapping],
+    new: Sequence[Mapping],
+    *,
+    tools: Sequence[Mapping] | None = None,
+) -> tuple[list[int], str, bool]:
+    """The ids of `append_messages`, encoding the new text alone; the rendering of all messages; and
+    whether that still begins with what was read and written.
+
+    `last` is the log's last id and `before` the rendering that the last turn answered. A log of T
+    turns is rendered once at each, where append_messages also tokenizes all of it.
+    """
+    _require_assistant_last(messages)
+    whole = tokenizer.render_chat([*messages, *new], add_generation_prompt=True, tools=tools)
+    said = (messages[-1].get("content") or "").strip()
+    kept = whole.startswith(before) and whole[len(before) :].lstrip().startswith(said)
+    ended = last in tokenizer.eos_ids
+    text = _text_after(tokenizer, before, said, whole, ended)
+    if text is None:
+        text = "".join(_added_text(tokenizer, messages, new, whole, ended, tools=tools))
+    return encode_after(tokenizer, last, text)[0], whole, kept
+
+
+def _text_after(tokenizer, before: str, said: str, whole: str, ended: bool) -> str | None:
+    """The text that follows the last turn, from its stop token on, where that is found at once:
+    behind what the turn answered and the turn itself. None: it has to be looked for."""
+    if not whole.startswith(before):
+        return None
+    rest, stops = whole[len(before) :], _stop_texts(tokenizer)
+    found = [(rest.find(stop), -len(stop)) for stop in stops if stop in rest]
+    if not found or any(stop in said for stop in stops):
+        return None
+    at, size = min(found)
+    turn, answer = rest[:at].strip(), said.rpartition("</think>")[2].strip()
+    if turn not in (said, answer) and _NO_REASONING.sub("", turn, count=1) != answer:
+        return None  # another turn's stop token, or calls that the template writes in its own way
+    return rest[at - size :] if ended else rest[at:]
+
+
+def _added_text(
+    tokenizer, messages, new, whole: str, ended: bool, *, add_generation_prompt=True, **options
+) -> tuple[str, str]:
+    """The text that ends the last turn, and the text that the new messages add after it."""
 
     def render(history, following=(), prompt=False):
         return tokenizer.render_chat(
             [*history, *following], add_generation_prompt=prompt, **options
         )
 
-    whole = render(messages, new, add_generation_prompt)
     base, suffix = _new_text(render, messages, new, add_generation_prompt, whole)
     closing, suffix = _closing(tokenizer, render, messages, base, suffix)
-    ended = ids[-1] in tokenizer.eos_ids
     if ended:  # the policy wrote an end token itself: it is not written again
         closing = _without_stop(tokenizer, closing)
-    appended, offsets = encode_after(tokenizer, ids[-1], closing + suffix)
-    cut = 0 if ended else sum(stop <= len(closing) for _, stop in offsets)
-    grown, again = [*ids, *appended], tokenizer.encode(whole)
-    if grown == again:
-        return Appended(appended, cut, Rerendering.SAME, None)
-    texts = [tokenizer.decode(i, skip_special_tokens=False) for i in (grown, again)]
-    how = Rerendering.RETOKENIZED if texts[0] == texts[1] else Rerendering.REWRITTEN
-    return Appended(appended, cut, how, _common(grown, again))
+    return closing, suffix
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

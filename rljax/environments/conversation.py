@@ -1,0 +1,135 @@
+"""One seat's conversation: its messages, and the log of token ids that only grows.
+
+Ids that were read or sampled are never tokenized again; what comes is appended. A tokenizer
+without a chat template puts texts behind one another as they are. Lengths are in tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rljax.data.text.chat import appended_after, compare_log, encode_after
+from rljax.errors import InputError
+
+CHARACTERS_PER_TOKEN = 64  # of a text that is too long: the rest of it is not even tokenized
+
+
+class Conversation:
+    """Messages, ids and their rendering; `ids` are those of the row that is being written."""
+
+    def __init__(self, tokenizer, limit: int, *, rewrite: bool):
+        self.tokenizer, self.limit, self.rewrite = tokenizer, limit, rewrite
+        self.messages: list[dict] | None = None  # None: plain texts behind one another
+        self.tools: list | None = None
+        self.ids: list[int] = []
+        self._rendered = ""  # what the policy's turn answers, as the template writes it
+
+    def begin(self, messages: Sequence[Mapping] | None, ids=None, tools=()) -> list[int]:
+        """The ids of the first prompt, encoded from messages unless they are given."""
+        templated = self.tokenizer.has_chat_template and messages is not None
+        self.tools = list(tools) if tools and templated else None
+        if templated:
+            self.messages = [dict(message) for message in messages]
+            self._rendered = self.tokenizer.render_chat(self.messages, tools=self.tools)
+            if ids is None or self.tools:
+                ids = self.tokenizer.encode(self._rendered)
+        elif ids is None:
+            text = "".join(message.get("content") or "" for message in messages)
+            ids = self.tokenizer.encode(text, add_special_tokens=True)
+        self.ids = [int(i) for i in ids]
+        return self.ids
+
+    def said(self, ids: Sequence[int], message: Mapping) -> None:
+        """The policy's turn: its ids, and the message that was read of it."""
+        self.ids = [*self.ids, *ids]
+        if self.messages is not None:
+            self.messages.append(dict(message))
+
+    def append(self, new: Sequence[Mapping], *, look: bool) -> tuple[list[int], bool, str]:
+        """(ids to append, or a whole prompt; whether it is that; the drift, with `look`)."""
+        if self.messages is None:
+            text = "".join(message.get("content") or "" for message in new)
+            ids = encode_after(self.tokenizer, self.ids[-1], text)[0] if text else []
+            self.ids = [*self.ids, *ids]
+            return ids, False, ""
+        ids, whole, kept = appended_after(
+            self.tokenizer, self.ids[-1], self._rendered, self.messages, new, tools=self.tools
+        )
+        self.messages += [dict(message) for message in new]
+        self._rendered = whole
+        drift = ""
+        if look:
+            drift = compare_log(self.tokenizer, [*self.ids, *ids], whole)[0].value
+        if self.rewrite and not kept:
+            self.ids = self.tokenizer.encode(whole)
+            return self.ids, True, drift
+        self.ids = [*self.ids, *ids]
+        return ids, False, drift
+
+    def final_drift(self) -> str:
+        """The drift of a log that ends with the policy's turn; "" without a chat template."""
+        if self.messages is None or self.messages[-1]["role"] != "assistant":
+            return ""
+        whole = self.tokenizer.render_chat(
+            self.messages, add_generation_prompt=False, tools=self.tools
+        )
+        return compare_log(self.tokenizer, self.ids, whole, complete=False)[0].value
+
+    def shortened(self, messages: Sequence[Mapping]) -> list[dict]:
+        """The messages of an observation with `limit` tokens of content at most: the longest ones
+        keep their heads and tails."""
+        return shortened(self.tokenizer, messages, self.limit)
+
+
+def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
+    """Messages whose contents have `limit` tokens together at most."""
+    texts = [message.get("content") or "" for message in messages]
+    if sum(map(len, texts)) * 4 <= limit:  # no tokenizer makes more than four tokens of a character
+        return [dict(message) for message in messages]
+    capped = [len(text) > CHARACTERS_PER_TOKEN * limit for text in texts]
+    sizes = [
+        limit + 1 if cut else len(tokenizer.encode(text))
+        for text, cut in zip(texts, capped, strict=True)
+    ]
+    share = _share(sizes, limit)
+    return [
+        dict(message) if size <= share else {**message, "content": _cut(tokenizer, text, share)}
+        for message, text, size in zip(messages, texts, sizes, strict=True)
+    ]
+
+
+def _share(sizes: Sequence[int], limit: int) -> int:
+    """The greatest number c with sum(min(size, c)) <= limit."""
+    left, count = limit, len(sizes)
+    for size in sorted(sizes):
+        if size * count > left:
+            return left // count
+        left, count = left - size, count - 1
+    return limit
+
+
+def _cut(tokenizer, text: str, limit: int) -> str:
+    """Head and tail of a text, with how much was left out between them."""
+    most = CHARACTERS_PER_TOKEN * limit
+    whole = len(text) <= most
+    head_ids = tokenizer.encode(text if whole else text[:most])
+    tail_ids = head_ids if whole else tokenizer.encode(text[-most:])
+    room = limit
+    while room > 0:
+        head, tail = head_ids[: (room + 1) // 2], tail_ids[len(tail_ids) - room // 2 :]
+        # Half a character at a cut decodes to U+FFFD.
+        first, last = (tokenizer.decode(ids).strip("\ufffd") for ids in (head, tail))
+        if whole:
+            left_out = f"[{len(head_ids) - room} tokens cut]"
+        else:
+            left_out = f"[{len(text) - len(first) - len(last)} characters cut]"
+        over = 1
+        for between in (left_out, ""):  # an alphabet may not have these characters
+            made = f"{first}{between}{last}"
+            try:
+                over = len(tokenizer.encode(made)) - limit
+            except InputError:
+                continue
+            if over <= 0:
+                return made
+            break
+        room -= over
+    return ""

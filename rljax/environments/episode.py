@@ -1,0 +1,342 @@
+"""One episode: the generator that plays it, and the conversation of each seat.
+
+It runs inside a worker (play_worker) or in the process that asks. Whatever an environment does
+wrong ends in a `Step` with `failure` and `kind`; only a field that rows lack raises InputError.
+"""
+
+import asyncio
+import dataclasses
+import signal
+import time
+import traceback
+import zlib
+from collections.abc import Coroutine, Mapping, Sequence
+
+from rljax.components import Component
+from rljax.contracts import spec
+from rljax.environments.contract import Call, Done, Opening, Reply, Turn
+from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
+from rljax.environments.messages import Limits, Step
+from rljax.environments.yields import BadYield, outcome_of, shown, state_hash, turn_of
+from rljax.errors import InputError, place_in
+from rljax.rewards.pool.calling import describe
+
+LOOKED_AT = 64  # the drift of one turn of so many is looked at, and that of each whole episode
+BAD_CALLS = 3  # in a row, until an episode ends
+TRACEBACK_CHARS = 4_000
+DRIFTS = ("", "same", "retokenized", "rewritten")  # the worst last
+
+
+def chosen_fields(component: Component, fields: Mapping, **seeds: int) -> dict:
+    """What the environment is called with: the fields of the row, keys of its extra_info and seeds
+    that it declares. Raises InputError for one that the row lacks."""
+    extra = fields.get("extra_info")
+    known = {**(extra if isinstance(extra, Mapping) else {}), **fields, **seeds}
+    chosen = {}
+    for name, parameter in component.signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            of_row = {k: v for k, v in known.items() if k not in seeds}
+            chosen |= {k: v for k, v in of_row.items() if k not in component.options}
+        elif name in component.options or parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            raise InputError(
+                f"environment {component.name!r} takes {name!r} by position only",
+                rule="an environment is called with keywords",
+                fix="remove the '/' from its signature",
+            )
+        elif name in known:
+            chosen[name] = known[name]
+        elif parameter.default is parameter.empty:
+            raise InputError(
+                f"environment {component.name!r} needs {name!r}, which this row lacks",
+                value=sorted(map(str, known.keys() - seeds.keys())),
+                fix=f"add {name!r} to the data, give the parameter a default, or bind it: "
+                f"'{component.name}({name}=...)'",
+            )
+    return chosen
+
+
+class Episode:
+    """Plays one episode: `begin()`, then `reply(...)` until a Step has `ended`.
+
+    `fields` are those of the row, `prompt_ids` and `messages` its prompt, which is read where the
+    first yield is None. `seed` is equal for all samples of a prompt, `sample_seed` is another for
+    each. `start()` and the asynchronous verbs are for generators that share a loop.
+    """
+
+    def __init__(
+        self, number: int, component: Component, fields: Mapping, tokenizer, limits: Limits, *,
+        seed: int, sample_seed: int, prompt_ids: Sequence[int] | None = None,
+        messages: Sequence[Mapping] | None = None,
+    ):  # fmt: skip
+        self.number, self.component, self.limits = number, component, limits
+        self.tokenizer, self.sample_seed = tokenizer, sample_seed
+        self.seats = spec(component).seats
+        self.ended = False
+        self._prompt = (prompt_ids, messages)
+        self._arguments = chosen_fields(component, fields, seed=seed, sample_seed=sample_seed)
+        self._generator = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of a generator that shares none
+        self._conversations: dict[str, Conversation] = {}
+        self._schemas: dict[str, Sequence[Mapping]] = {}  # of the tools, by seat
+        self._seat = ""
+        self._turns = self._calls = self._bad_in_a_row = 0
+        self._said: dict = {}  # what the next Step says about the reply before
+        self._limit = ""  # which has been passed: the environment is asked for the last time
+        self._format = None
+        if limits.calls not in ("", "auto"):
+            self._format = parser(limits.calls, tokenizer)
+
+    # -- verbs
+
+    def begin(self) -> Step:
+        """The first Step: the whole prompt of the first seat."""
+        return self.start() or self._driven(self.begin_async())
+
+    def reply(
+        self, ids: Sequence[int], finish: str = "stop", turns_left: int = 0, tokens_left: int = 0
+    ) -> Step:
+        """The Step that follows what the policy wrote; `finish` says why its turn ended."""
+        return self._driven(self.reply_async(ids, finish, turns_left, tokens_left))
+
+    def close(self) -> None:
+        """Ends the generator, whose `finally` runs. Never raises; may be called again."""
+        self.ended = True
+        generator, self._generator = self._generator, None
+        try:
+            if self._loop is not None:
+                self._loop.run_until_complete(generator.aclose())
+            elif generator is not None and not hasattr(generator, "asend"):
+                generator.close()
+        except BaseException as error:
+            _let_through(error)
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def start(self) -> Step | None:
+        """Calls the environment's function; a Step where that fails."""
+        try:
+            made = self.component(**self._arguments)
+            if not (hasattr(made, "send") or hasattr(made, "asend")):
+                raise BadYield(
+                    f"environment {self.component.name!r} returned {shown(made)}: it is no "
+                    "generator function, one that yields what the policy reads"
+                )
+        except BaseException as error:
+            kind = "not a generator" if isinstance(error, BadYield) else "raised"
+            return self._failed(error, kind)
+        self._generator = made
+        return None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the generator is asynchronous."""
+        return hasattr(self._generator, "asend")
+
+    async def begin_async(self) -> Step:
+        """`begin` of an episode that was started."""
+        return await self._advance(None)
+
+    async def reply_async(
+        self, ids: Sequence[int], finish: str, turns_left: int, tokens_left: int
+    ) -> Step:
+        """`reply` on the loop of the caller."""
+        assert not self.ended, "a reply to an episode that has ended"
+        try:
+            left = dict(finish=finish, turns_left=turns_left, tokens_left=tokens_left)
+            reply = self._read([int(i) for i in ids], left)
+            if reply.problem and not self._limit:
+                told = [{"role": "user", "content": f"The call cannot be read: {reply.problem}"}]
+                try:
+                    return self._step(Turn(told, seat=self._seat))
+                except InputError:  # an alphabet without these letters; no way to hide from a score
+                    self._limit = "bad calls"
+        except Exception as error:
+            return self._failed(error, "unreadable")
+        return await self._advance(reply)
+
+    def _driven(self, playing: Coroutine) -> Step:
+        """The result of a verb; one that waits does so on a loop of the episode's own."""
+        if self.waits:
+            self._loop = self._loop or asyncio.new_event_loop()
+            return self._loop.run_until_complete(playing)
+        try:
+            playing.send(None)
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("a synchronous environment waited")
+
+    # -- the environment's turn
+
+    async def _advance(self, reply: Reply | None) -> Step:
+        """The generator's next yield, or its end, as a Step."""
+        began = time.perf_counter()
+        returned, done = None, False
+        try:
+            try:
+                if self.waits:
+                    yielded = await self._generator.asend(reply)
+                else:
+                    yielded = self._generator.send(reply)
+                if isinstance(yielded, Done):
+                    returned, done = yielded, True
+            except StopIteration as end:
+                returned, done = end.value, True
+            except StopAsyncIteration:
+                done = True
+            seconds = time.perf_counter() - began
+        except BaseException as error:
+            return self._failed(error, "raised", time.perf_counter() - began)
+        try:
+            if done:
+                return self._end(returned, seconds)
+            if yielded is None and self._conversations:
+                raise BadYield("it yielded nothing; Turn(None) is: nothing new to read")
+            turn, opening = turn_of(yielded), isinstance(yielded, Opening)
+            if self._limit:  # it has been told that this was the last reply
+                return self._end(None, seconds, self._limit)
+            return self._step(turn, seconds, yielded.tools if opening else None)
+        except BadYield as error:
+            bad_outcome = done and self._turns
+            return self._failed(error, "bad outcome" if bad_outcome else "bad yield", seconds)
+        except Exception as error:  # of the tokenizer, or the chat template
+            return self._failed(error, "bad yield", seconds)
+
+    def _step(self, turn: Turn, seconds: float = 0.0, tools: Sequence | None = None) -> Step:
+        """What the seat of a turn reads next."""
+        if turn.seat not in self.seats:
+            raise BadYield(f"it yielded a turn of seat {turn.seat!r}; its seats are {self.seats}")
+        self._seat = turn.seat
+        conversation, drift, new_row = self._conversations.get(turn.seat), "", True
+        failures: list[str] = []
+        if conversation is None:
+            ids, messages = self._first(turn, tools or ())
+        elif tools is not None:
+            raise BadYield("an Opening is the first yield of its seat")
+        else:
+            messages = conversation.shortened(turn.observation or ())
+            # "failed" or "unknown", by Toolbox.answer: for the counts, not for the template.
+            failures = [message.pop("failure", "") for message in messages]
+            look = zlib.crc32(b"%d %d" % (self.sample_seed, self._turns)) % LOOKED_AT == 0
+            ids, new_row, drift = conversation.append(messages, look=look)
+        return Step(
+            self.number, turn.seat, tuple(ids), new_row, reward=turn.reward,
+            parts=dict(turn.parts), state=state_hash(turn.state), seconds=seconds, drift=drift,
+            failed_calls=failures.count("failed"), messages=tuple(messages), **self._told(),
+        )  # fmt: skip
+
+    def _first(self, turn: Turn, tools: Sequence[Mapping]) -> tuple[list[int], list[dict]]:
+        """The first prompt of a seat."""
+        ids, messages = None, turn.observation
+        if messages is None:
+            ids, messages = self._prompt
+            if ids is None and messages is None:
+                raise BadYield("it first yielded None, the prompt of the row, which has none")
+        limit = self.limits.max_tokens
+        size = sum(len(message.get("content") or "") for message in messages or ())
+        if ids is None and size > CHARACTERS_PER_TOKEN * limit:
+            raise BadYield(f"the first prompt has {size} characters; max_tokens is {limit}")
+        conversation = Conversation(
+            self.tokenizer, self.limits.max_reply_tokens, rewrite=self.limits.history == "rewrite"
+        )
+        self._schemas[turn.seat] = tools
+        if tools and self.limits.calls == "auto" and self._format is None:
+            self._format = parser("auto", self.tokenizer)
+        ids = conversation.begin(messages, ids, tools)
+        if not 0 < len(ids) < limit:
+            raise BadYield(f"the first prompt has {len(ids)} tokens; max_tokens is {limit}")
+        self._conversations[turn.seat] = conversation
+        return ids, [dict(message) for message in messages or ()]
+
+    def _end(self, returned: object, seconds: float, limit: str = "") -> Step:
+        if not self._turns:
+            raise BadYield("it returned before the policy wrote anything")
+        outcome, parts = outcome_of(returned, self.seats)
+        self.ended = True
+        drift = max((c.final_drift() for c in self._conversations.values()), key=DRIFTS.index)
+        return Step(
+            self.number, self._seat, ended=True, limit=limit, outcome=outcome,
+            outcome_parts=parts, seconds=seconds, drift=drift, **self._told(),
+        )  # fmt: skip
+
+    def _failed(self, error: BaseException, kind: str, seconds: float = 0.0) -> Step:
+        """The Step of an episode that fails: no fault of the policy, and no score."""
+        _let_through(error)
+        self.ended = True
+        failure = describe(error)
+        if kind in ("raised", "unreadable"):
+            failure += place_in(error, [self.component.function])
+            trace = "".join(traceback.format_exception(error))
+            failure += f"\n{trace[-TRACEBACK_CHARS:]}"
+        return Step(
+            self.number, self._seat, ended=True, failure=failure, kind=kind, seconds=seconds,
+            **self._told(),
+        )  # fmt: skip
+
+    def _told(self) -> dict:
+        said, self._said = self._said, {}
+        return said
+
+    # -- the policy's turn
+
+    def _read(self, ids: list[int], left: Mapping) -> Reply:
+        """What the policy wrote, with the calls in it, appended to the log of its seat."""
+        self._turns += 1
+        ends = ids[-1:] and ids[-1] in self.tokenizer.eos_ids
+        written = ids[:-1] if ends else ids
+        text, calls, problem = self.tokenizer.decode(written), (), ""
+        whole, message = text, {"role": "assistant", "content": text}
+        if self._format is not None:
+            whole = self.tokenizer.decode(written, skip_special_tokens=False)
+            parsed = self._format.parse(whole, self._schemas[self._seat])
+            problem = parsed.problem
+            calls = tuple(self._with_id(i, call) for i, call in enumerate(parsed.calls))
+        if calls:
+            text = parsed.content
+            message |= {"content": text, "tool_calls": [_as_message(call) for call in calls]}
+        self._conversations[self._seat].said(ids, message)
+        names = {schema.get("function", schema).get("name") for schema in
+                 self._schemas[self._seat]}  # fmt: skip
+        unknown = sum(call.name not in names for call in calls) if names else 0
+        self._said = dict(
+            text=text, calls=len(calls), unknown_calls=unknown, bad_turn=bool(problem)
+        )
+        return Reply(
+            text, calls=self._allowed(calls, bool(problem)), problem=problem, whole=whole, **left
+        )
+
+    def _with_id(self, place: int, call: Call) -> Call:
+        """Templates that write an id want nine letters and digits."""
+        return call if call.id else dataclasses.replace(call, id=f"call{self._calls + place:05d}")
+
+    def _allowed(self, calls: tuple[Call, ...], bad: bool) -> tuple[Call, ...]:
+        """The calls that the environment is handed: none where this reply is the last."""
+        self._calls += len(calls)
+        self._bad_in_a_row = self._bad_in_a_row + 1 if bad else 0
+        most = BAD_CALLS if self.limits.on_bad_call == "reply" else 1
+        if 0 < self.limits.max_calls < self._calls:
+            self._limit = "calls"
+        elif self._bad_in_a_row >= most:
+            self._limit = "bad calls"
+        return () if self._limit else calls
+
+
+def _as_message(call: Call) -> dict:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"type": "function", "id": call.id, "function": function}
+
+
+def parser(name: str, tokenizer):
+    """How tool calls are read: a format of rljax.environments.calls."""
+    from rljax.environments import calls
+
+    return calls.parser(name, tokenizer)
+
+
+def _let_through(error: BaseException) -> None:
+    """Raises what the person at the keyboard means; in a worker a Ctrl-C reaches nobody."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if isinstance(error, KeyboardInterrupt) and not ignored:
+        raise error

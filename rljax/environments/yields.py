@@ -1,0 +1,167 @@
+"""What an environment yields and returns, read and checked: turns, states, outcomes.
+
+Raises BadYield for what contract.py does not name. It is the fault of the environment.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rljax.data.text.messages import validate_messages
+from rljax.environments.contract import Done, Opening, Turn
+from rljax.errors import InputError
+
+
+class BadYield(Exception):
+    """An environment yielded, or returned, what no environment may."""
+
+
+def turn_of(yielded: object) -> Turn:
+    """A yield as a `Turn`; a bare one belongs to the seat "". Its observation is None or a list of
+    messages; the text of a user is one."""
+    if isinstance(yielded, Opening):
+        turn = Turn(yielded.messages, state=yielded.state, seat=yielded.seat)
+    elif isinstance(yielded, Turn):
+        turn = yielded
+    else:
+        turn = Turn(yielded)
+    if not isinstance(turn.seat, str):
+        raise BadYield(f"a seat is a text, not {shown(turn.seat)}")
+    parts = turn.parts
+    if not isinstance(parts, Mapping):
+        raise BadYield(f"the parts of a turn are named numbers, not {shown(parts)}")
+    return dataclasses.replace(
+        turn,
+        observation=_messages(turn.observation),
+        reward=finite(turn.reward, "the reward of a turn"),
+        parts={str(name): finite(value, name) for name, value in parts.items()},
+    )
+
+
+def _messages(observation: object) -> list[dict] | None:
+    if observation is None:
+        return None
+    if isinstance(observation, str):
+        observation = [{"role": "user", "content": str(observation)}]
+    elif isinstance(observation, Mapping):
+        observation = [observation]
+    if not isinstance(observation, list | tuple):
+        raise BadYield(
+            f"it yielded {shown(observation)} ({type(observation).__name__}): neither a text, a "
+            "message, a list of messages, nor a Turn"
+        )
+    if not observation:
+        raise BadYield("it yielded an empty list of messages; Turn(None) is: nothing new to read")
+    try:
+        return validate_messages(list(observation), where="what it yielded")
+    except InputError as error:
+        raise BadYield(str(error)) from None
+
+
+def outcome_of(returned: object, seats: Sequence[str]) -> tuple[dict | None, dict[str, float]]:
+    """({seat: score} or None where reward.function scores, named parts)."""
+    if isinstance(returned, Done):
+        returned = returned.outcome
+    if returned is None:
+        return None, {}
+    if not isinstance(returned, Mapping):
+        return dict.fromkeys(seats, finite(returned, "the outcome")), {}
+    if "score" in returned and "score" not in seats:
+        score, parts = _with_parts(returned)
+        return dict.fromkeys(seats, score), parts
+    if set(returned) != set(seats):
+        raise BadYield(
+            f"the outcome has the names {shown(list(returned))}: either parts with 'score', or a "
+            f"number for each seat, {list(seats)}"
+        )
+    scores, parts = {}, {}
+    for seat in seats:
+        scores[seat], own = _with_parts(returned[seat])
+        parts |= {f"{seat}/{name}": value for name, value in own.items()}
+    return scores, parts
+
+
+def _with_parts(returned: object) -> tuple[float, dict[str, float]]:
+    parts = returned if isinstance(returned, Mapping) else {"score": returned}
+    if "score" not in parts:
+        raise BadYield(f"an outcome of parts without 'score': {shown(list(parts))}")
+    checked = {str(name): finite(value, name) for name, value in parts.items()}
+    return checked.pop("score"), checked
+
+
+def finite(value: object, name: object) -> float:
+    """The value as a float. Raises BadYield for no number, and for one that is not finite."""
+    if not isinstance(value, numbers.Real):
+        raise BadYield(f"{name} is {shown(value)} ({type(value).__name__}): not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadYield(f"{name} is {shown(value)}: not a finite number")
+    return number
+
+
+def state_hash(state: object) -> bytes:
+    """16 bytes, equal in all processes for equal states; b"" for None.
+
+    Plain values, containers of them, dataclasses, enums and NumPy arrays; 1, 1.0 and True are
+    equal, as they are in Python.
+    """
+    return b"" if state is None else _digest(state)
+
+
+def _digest(value: object) -> bytes:
+    hashed = hashlib.blake2b(digest_size=16)
+    for piece in _pieces(value):
+        hashed.update(len(piece).to_bytes(8, "little") + piece)
+    return hashed.digest()
+
+
+def _pieces(value: object) -> list[bytes]:
+    if value is None:
+        return [b"none"]
+    if isinstance(value, enum.Enum):
+        return [b"enum", type(value).__qualname__.encode(), value.name.encode()]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        return [b"text", value.encode("utf-8", "surrogatepass")]
+    if isinstance(value, bytes | bytearray):
+        return [b"bytes", bytes(value)]
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return [b"number", b"%d" % int(value)]
+    if isinstance(value, float | complex):
+        return [b"number", repr(value).encode()]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__.encode() if type(value) is list else b"tuple",
+                *map(_digest, value)]  # fmt: skip
+    if isinstance(value, Mapping):
+        return [b"map", *sorted(_digest(k) + _digest(v) for k, v in value.items())]
+    if isinstance(value, set | frozenset):
+        return [b"set", *sorted(map(_digest, value))]
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return [b"array", str(value.dtype).encode(), str(value.shape).encode(), value.tobytes()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.compare]
+        return [type(value).__qualname__.encode(), *(_digest(getattr(value, n)) for n in names)]
+    raise BadYield(
+        f"a state holds {shown(value)} ({type(value).__name__}), which has no stable hash: use "
+        "numbers, texts, tuples, dicts, sets, dataclasses or arrays"
+    )
+
+
+def shown(value: object) -> str:
+    """The beginning of a value's repr, even if that raises."""
+    if isinstance(value, str | bytes):
+        value = value[:200]
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"  # an int of 5,000 digits has no repr
+    return text if len(text) <= 100 else text[:100] + "..."
