@@ -4,6 +4,7 @@ A message is `{"role": str, "content": str}`; other keys (tool_calls, name, reas
 reach the template. Rendering is in `template`, tokens and masks are in `chat`. No arrays here.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -62,6 +63,27 @@ def joined_parts(view: Sequence[Mapping]) -> list[dict]:
         else dict(message)
         for message in view
     ]
+
+
+def with_text_arguments(view: Sequence[Mapping]) -> list[dict]:
+    """The messages with the arguments of every tool call as JSON text."""
+    return [
+        {**message, "tool_calls": [_text_arguments(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else dict(message)
+        for message in view
+    ]
+
+
+def _text_arguments(call: object) -> object:
+    """A call, or the function in it, with arguments as text where they are an object."""
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _text_arguments(call["function"])}
+    if not isinstance(call.get("arguments"), Mapping):
+        return call
+    return {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
 
 
 def validate_objects(values: object, what: str) -> list | None:

@@ -17,6 +17,7 @@ from rljax.data.text.messages import (
     plain,
     template_view,
     validate_objects,
+    with_text_arguments,
 )
 from rljax.data.text.template_sandbox import MARKS
 from rljax.errors import InputError
@@ -122,6 +123,16 @@ class ChatTemplate:
         return text, [(a, b) for a, b in spans if b > a]
 
     def _text_of(self, view: list[dict], context: Mapping) -> str:
+        try:
+            return self._text_of_contents(view, context)
+        except InputError:
+            texts = with_text_arguments(view)
+            if texts == view:
+                raise
+        # Some templates (DeepSeek's) write the arguments of calls out as they are, without tojson.
+        return self._text_of_contents(texts, context)
+
+    def _text_of_contents(self, view: list[dict], context: Mapping) -> str:
         if not any(isinstance(message.get("content"), list) for message in view):
             return self._run(view, context)
         parts = [message["content"] for message in view if isinstance(message.get("content"), list)]

@@ -1,0 +1,197 @@
+"""How models write tool calls: `environment.calls` names one of these formats, or a function of
+yours that returns a `Format`. "auto" asks the chat template.
+
+    format = parser("auto", tokenizer)
+    parsed = format.parse(format.decode(tokenizer, reply_ids), schemas)
+    parsed.calls, parsed.problem, parsed.content
+"""
+
+import os
+
+from rljax.components import resolve
+from rljax.environments.calls.format import Format, Parsed, assistant_message
+from rljax.environments.calls.json_calls import (
+    ARGS,
+    CALL_BEGIN,
+    CALL_END,
+    CALL_ID,
+    CALLS_BEGIN,
+    CALLS_END,
+    HARMONY,
+    HERMES,
+    PYTHON_TAG,
+    SEPARATOR,
+    TOOL_CALLS,
+    read_deepseek_v3,
+    read_harmony,
+    read_hermes,
+    read_llama3,
+    read_mistral,
+)
+from rljax.environments.calls.literals import ESCAPE, QUOTE
+from rljax.environments.calls.tagged import (
+    DSML,
+    GEMMA_CALLS,
+    read_block,
+    read_dsml,
+    read_gemma,
+    read_qwen3_coder,
+    read_tags,
+)
+from rljax.errors import InputError
+
+__all__ = ["Format", "Parsed", "assistant_message", "parser"]
+HOME = "rljax.environments.calls"
+
+
+def none() -> Format:
+    """No calls: every text is content."""
+    return Format("", lambda text, schemas: Parsed(text))
+
+
+def hermes() -> Format:
+    """Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
+    return Format("hermes", read_hermes, markers=HERMES)
+
+
+def qwen3_coder() -> Format:
+    """Qwen3-Coder and 3.5: <function=f><parameter=a>value</parameter></function> in the tags of
+    hermes; types come from the schemas."""
+    return Format("qwen3_coder", read_qwen3_coder, markers=HERMES)
+
+
+def llama3() -> Format:
+    """Llama 3.1 to 4: {"name": ..., "parameters": {...}}, maybe behind <|python_tag|>."""
+    ends = ("<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>")
+    return Format("llama3", read_llama3, markers=(PYTHON_TAG,), ends=ends)
+
+
+def harmony() -> Format:
+    """gpt-oss: messages to functions.f on the channel commentary."""
+    return Format("harmony", read_harmony, markers=HARMONY, ends=("<|call|>", "<|return|>"))
+
+
+def deepseek_v3() -> Format:
+    """DeepSeek V3, R1 and V3.1, with tokens of their own, and the tags of V3.2."""
+    markers = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR, DSML)
+    return Format("deepseek_v3", _deepseek, markers=markers)
+
+
+def _deepseek(text, schemas) -> Parsed:
+    tagged = CALL_BEGIN not in text and f"<{DSML}" in text
+    return (read_dsml if tagged else read_deepseek_v3)(text, schemas)
+
+
+def mistral() -> Format:
+    """Mistral: [TOOL_CALLS] and a list of objects, or name[ARGS]{...}."""
+    return Format("mistral", read_mistral, markers=(TOOL_CALLS, CALL_ID, ARGS))
+
+
+def gemma() -> Format:
+    """Gemma: a block fenced as tool_code, or the tokens of FunctionGemma and Gemma 4."""
+    markers = (*(mark for pair in GEMMA_CALLS for mark in pair), QUOTE, ESCAPE)
+    return Format("gemma", read_gemma, markers=markers, ends=("<end_of_turn>", "<turn|>"))
+
+
+def python(*, tool: str = "python", argument: str = "code") -> Format:
+    """The last block fenced as python is a call of `tool`; a turn ends with the fence."""
+    return Format(
+        "python", lambda text, schemas: read_block(text, tool, argument), stop_strings=("\n```\n",)
+    )
+
+
+def tag(*, name: str | tuple, argument: str = "") -> Format:
+    """<search>...</search> for name='search', for models of a few layers; several names are several
+    tools. What stands inside is the `argument`, by default the tool's first parameter. A turn ends
+    with the closing tag."""
+    tools = (name,) if isinstance(name, str) else name
+    if not tools or not all(isinstance(tool, str) and tool.isidentifier() for tool in tools):
+        raise InputError(
+            "calls: the name of a tag",
+            value=name,
+            rule="it is the name of a tool, or several: letters, digits and underscores",
+            fix="write tag(name='search')",
+        )
+    return Format(
+        "tag",
+        lambda text, schemas: read_tags(text, tools, argument, schemas),
+        stop_strings=tuple(f"</{tool}>" for tool in tools),
+    )
+
+
+# In the order in which the template's calls are tried.
+FAMILIES = (qwen3_coder, hermes, harmony, deepseek_v3, mistral, gemma, llama3)
+
+
+def parser(name: str, tokenizer) -> Format:
+    """The format that `name` says: "hermes", "tag(name='search')", a function of yours, "auto" for
+    that of the tokenizer's chat template, "" for none.
+
+    "auto" has the template render a call and takes the format that reads the same call back. A
+    template that renders none, or no template, has the format none(), whose name is "".
+    """
+    if name == "auto":
+        return of_template(tokenizer)
+    component = resolve(name or "none", HOME)
+    made = component()
+    if not isinstance(made, Format):
+        raise InputError(
+            f"calls: {component.name} returns no format of tool calls",
+            value=made,
+            rule="a format says how calls are read and where a turn ends",
+            fix="return a rljax.environments.calls.Format, or name one of "
+            + ", ".join(family.__name__ for family in (*FAMILIES, python, tag)),
+        )
+    return made
+
+
+_PROBE = {"town": "Ulm", "days": 3, "facts": {"sunny": True, "about": ["a", 2.5]}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather_at",
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "town": {"type": "string", "description": "A town."},
+                "days": {"type": "integer", "description": "How many days."},
+                "facts": {"type": "object", "description": "What is known.", "properties": {}},
+            },
+            "required": ["town"],
+        },
+    },
+}
+
+
+def of_template(tokenizer) -> Format:
+    """The format in which the tokenizer's chat template writes calls."""
+    if not tokenizer.has_chat_template:
+        return none()
+    question = {"role": "user", "content": "What will the weather be like?"}
+    call = {
+        "id": "call00000",
+        "type": "function",
+        "function": {"name": "weather_at", "arguments": _PROBE},
+    }
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        text = tokenizer.render_chat([question, answer], tools=[_TOOL], add_generation_prompt=False)
+        before = tokenizer.render_chat([question], tools=[_TOOL], add_generation_prompt=True)
+    except InputError:  # a template that knows no tools
+        return _by_vocabulary(tokenizer)
+    at = len(os.path.commonprefix([text, before]))
+    # The prompt may end with <think>, which begins like <tool_call>: the last of it is kept.
+    written = text[max(0, at - len(question["content"])) :]
+    for family in FAMILIES:
+        found = family()
+        parsed = found.parse(written, [_TOOL])
+        if [(c.name, c.arguments) for c in parsed.calls] == [("weather_at", _PROBE)]:
+            return found
+    return _by_vocabulary(tokenizer)
+
+
+def _by_vocabulary(tokenizer) -> Format:
+    """Gemma 2 and 3 have a way to write calls that their templates do not render."""
+    turn = tokenizer.encode("<start_of_turn>")
+    return gemma() if len(turn) == 1 and turn[0] in tokenizer.special_ids else none()

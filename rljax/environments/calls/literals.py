@@ -1,0 +1,199 @@
+"""Calls written as code: Python's `f(a=1)` and Gemma's `call:f{a:1}`, whose arguments are literals.
+
+A scanner of its own, for Python's parser warns about what a policy writes, and its cost and depth
+could not be bounded. A reply has at most MAX_VALUES values in such calls.
+"""
+
+import re
+
+from rljax.environments.calls.format import MAX_DEPTH, CallReader
+
+MAX_VALUES = 1000
+QUOTE = '<|"|>'  # Gemma 4 writes strings between these
+ESCAPE = "<escape>"  # FunctionGemma between these
+_STRING = re.compile(
+    r"""([rRbBuU]{0,2})(?:"{3}((?:[^\\"]++|\\.|"(?!""))*+)"{3}|'{3}((?:[^\\']++|\\.|'(?!''))*+)'{3}"""
+    r"""|"((?:[^"\\\n]++|\\.)*+)"|'((?:[^'\\\n]++|\\.)*+)')""",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
+_NAME = re.compile(r"[A-Za-z_][\w.]{0,255}")
+_KEY = re.compile(r"[^\s:,{}\[\]<>\"']{1,256}")
+_SPACE = re.compile(r"(?:\s|\\\n)*+")
+_CONSTANTS = {
+    "True": True, "true": True, "False": False, "false": False, "None": None, "null": None,
+}  # fmt: skip
+_ESCAPED = re.compile(r"\\(\n|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "\n": "", "\\": "\\", "'": "'", '"': '"', "0": "\0"}
+
+
+class _Wrong(Exception):
+    """What cannot be read, and why; caught in this file."""
+
+
+def read_python_calls(reader: CallReader, text: str) -> None:
+    """Calls as Python writes them: one to a line or with semicolons between, in a list, or each
+    within print(...)."""
+    scanner = _Scanner(text)
+    try:
+        listed = scanner.take("[")
+        while reader.open and not scanner.ended():
+            if listed and scanner.take("]"):
+                break
+            name, arguments = scanner.python_call()
+            reader.add(name, arguments)
+            while scanner.take(";") or scanner.take(","):
+                pass
+    except _Wrong as error:
+        reader.fail(str(error))
+
+
+def read_gemma_call(reader: CallReader, text: str, at: int) -> int:
+    """The call `call:f{a:<|"|>x<|"|>,b:[1,2]}` that begins at `at`; returns where it ends."""
+    scanner = _Scanner(text, at)
+    try:
+        if not scanner.take("call:"):
+            raise _Wrong("it does not begin with call:")
+        name = scanner.match(_NAME, "its name is missing")
+        reader.add(name, scanner.mapping("{", "}"))
+    except _Wrong as error:
+        reader.fail(str(error))
+    return scanner.at
+
+
+class _Scanner:
+    """Reads literals from a place on; raises _Wrong at the first thing that is none."""
+
+    def __init__(self, text: str, at: int = 0):
+        self.text, self.at, self._values = text, at, 0
+
+    def ended(self) -> bool:
+        self.at = _SPACE.match(self.text, self.at).end()
+        return self.at >= len(self.text)
+
+    def take(self, mark: str) -> bool:
+        """Whether `mark` comes next, and past it then."""
+        self.at = _SPACE.match(self.text, self.at).end()
+        if self.text.startswith(mark, self.at):
+            self.at += len(mark)
+            return True
+        return False
+
+    def match(self, pattern: re.Pattern, otherwise: str) -> str:
+        self.at = _SPACE.match(self.text, self.at).end()
+        found = pattern.match(self.text, self.at)
+        if not found:
+            raise _Wrong(otherwise)
+        self.at = found.end()
+        return found[0]
+
+    def python_call(self) -> tuple[str, dict]:
+        name = self.match(_NAME, "it is no call of a function")
+        if name == "print" and self.take("("):
+            called = self.python_call()
+            self._require(")")
+            return called
+        self._require("(")
+        arguments = {}
+        while not self.take(")"):
+            argument = self.match(_NAME, "its arguments are not written as name=value")
+            if not self.take("="):
+                raise _Wrong("its arguments are not written as name=value")
+            arguments[argument] = self.value(1)
+            if not self.take(","):
+                self._require(")")
+                break
+        return name, arguments
+
+    def mapping(self, first: str, last: str, depth: int = 1) -> dict:
+        """Keys with or without quotes, and their values."""
+        self._require(first)
+        found = {}
+        while not self.take(last):
+            key = self._string()
+            if key is None:
+                key = self.match(_KEY, "an object has a key that is none")
+            self._require(":")
+            found[key] = self.value(depth)
+            if not self.take(","):
+                self._require(last)
+                break
+        return found
+
+    def value(self, depth: int) -> object:
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise _Wrong(f"it has more than {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
+            raise _Wrong(f"its arguments are nested deeper than {MAX_DEPTH}")
+        string = self._string()
+        if string is not None:
+            return string
+        if self.text.startswith("{", self.at):
+            return self.mapping("{", "}", depth + 1)
+        for first, last in (("[", "]"), ("(", ")")):
+            if self.take(first):
+                return self._items(last, depth + 1)
+        if number := _NUMBER.match(self.text, self.at):
+            self.at = number.end()
+            return _number(number[0])
+        name = self.match(_NAME, "an argument is no literal")
+        if name not in _CONSTANTS:
+            raise _Wrong("an argument is no literal: a name is not known here")
+        return _CONSTANTS[name]
+
+    def _items(self, last: str, depth: int) -> list:
+        found = []
+        while not self.take(last):
+            found.append(self.value(depth))
+            if not self.take(","):
+                self._require(last)
+                break
+        return found
+
+    def _string(self) -> str | None:
+        """The string that comes next, None where something else does."""
+        self.at = _SPACE.match(self.text, self.at).end()
+        for mark in (QUOTE, ESCAPE):
+            if self.text.startswith(mark, self.at):
+                begin = self.at + len(mark)
+                end = self.text.find(mark, begin)
+                if end < 0:
+                    raise _Wrong("a string has no end")
+                self.at = end + len(mark)
+                return self.text[begin:end]
+        found = _STRING.match(self.text, self.at)
+        if not found:
+            if self.text.startswith(('"', "'"), self.at):
+                raise _Wrong("a string has no end")
+            return None
+        self.at = found.end()
+        prefix, *inside = (group for group in found.groups() if group is not None)
+        if "r" in prefix.lower() or "\\" not in inside[0]:
+            return inside[0]
+        return _ESCAPED.sub(_unescaped, inside[0])
+
+    def _require(self, mark: str) -> None:
+        if not self.take(mark):
+            raise _Wrong(f"there is no {mark!r} where one is needed")
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise _Wrong("a number is too long, or none") from None
+
+
+def _unescaped(found: re.Match) -> str:
+    code = found[1]
+    if len(code) > 1:
+        number = int(code[1:], 16)
+        if number < 0x110000 and not 0xD800 <= number < 0xE000:
+            return chr(number)
+        raise _Wrong("a string has half a surrogate pair")
+    return _SIMPLE.get(code, found[0])

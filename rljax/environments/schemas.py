@@ -1,0 +1,344 @@
+"""Tools as JSON schemas: of a function's type hints and docstring, and what is wrong with the
+arguments of a call.
+
+`schema_of` gives what OpenAI's API and chat templates call a tool; for functions that say their
+types and arguments it is what `transformers` makes of them, with defaults beside.
+"""
+
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rljax.errors import InputError
+
+_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
+_SECTION = re.compile(
+    r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?):[ \t]*$", re.MULTILINE
+)
+_ARGUMENT = re.compile(r"^([ \t]+)\*{0,2}(\w+)[ \t]*(?:\([^\n]*?\))?[ \t]*:[ \t]*(.*)$")
+_FIELD = re.compile(r"^[ \t]*:param (?:[^:\n]* )?(\w+):[ \t]*(.*)$")
+_CHOICES = re.compile(r"\(choices:\s*(\[.*?\])\s*\)\s*$", re.DOTALL)
+
+
+def schema_of(function: Callable, *, hidden: Iterable[str] = ()) -> dict:
+    """{"type": "function", "function": {name, description, parameters}}; `hidden` names parameters
+    that the policy does not set. Raises InputError for a function that no schema can say."""
+    name = getattr(function, "__name__", "") or type(function).__name__
+    place = f"tool {name!r}"
+    try:
+        parameters = inspect.signature(function).parameters
+        hints = typing.get_type_hints(_annotated(function), include_extras=True)
+    except (TypeError, ValueError, NameError) as error:
+        raise InputError(
+            f"{place} has no signature that can be read", rule=str(error),
+            fix="wrap it in a function with type hints",
+        ) from None  # fmt: skip
+    hidden = set(hidden)
+    description, told = _docstring(inspect.getdoc(function) or "")
+    properties, required = {}, []
+    for parameter in parameters.values():
+        if parameter.name in hidden:
+            continue
+        _check_kind(parameter, hints, place)
+        where = f"{place}: parameter {parameter.name!r}"
+        property_ = _schema(hints[parameter.name], where)
+        if text := told.get(parameter.name):
+            if choices := _choices(text):
+                property_["enum"] = choices
+                text = _CHOICES.sub("", text).strip()
+            property_["description"] = text
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        elif parameter.default is not None and _is_json(parameter.default):
+            property_["default"] = parameter.default
+        properties[parameter.name] = property_
+    schema = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    function_schema = {"name": name, "description": description, "parameters": schema}
+    return {"type": "function", "function": function_schema}
+
+
+def _annotated(function: Callable) -> Callable:
+    """What carries the hints: the function, or the __call__ of an object."""
+    inner = inspect.unwrap(function)
+    while hasattr(inner, "func"):  # functools.partial
+        inner = inner.func
+    if inspect.isfunction(inner) or inspect.ismethod(inner) or inspect.isbuiltin(inner):
+        return inner
+    return type(inner).__call__
+
+
+def _check_kind(parameter: inspect.Parameter, hints: Mapping, place: str) -> None:
+    where = f"{place}: parameter {parameter.name!r}"
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise InputError(
+            f"{where} has no name in a call",
+            value=str(parameter),
+            rule="a call names its arguments",
+            fix="write each parameter out, without * and /",
+        )
+    if parameter.name not in hints:
+        raise InputError(
+            f"{where} has no type hint",
+            rule="the policy is told the types of a tool's parameters",
+            fix=f"write {parameter.name}: str, int, float, bool, list[str], ...",
+        )
+
+
+def _schema(hint: object, where: str) -> dict:
+    """The JSON schema of a type hint."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (typing.Any, object):
+        return {}
+    if hint is None or hint in _NAMES:
+        return {"type": _NAMES[type(None) if hint is None else hint]}
+    if origin is typing.Annotated:
+        return _schema(arguments[0], where)
+    if origin is typing.Literal:
+        return _literal(arguments, where)
+    if origin in (typing.Union, types.UnionType):
+        return _union(arguments, where)
+    kind = origin or hint
+    if kind in (list, Sequence, set, frozenset, Iterable) or kind is tuple:
+        items = [a for a in arguments if a is not Ellipsis]
+        if kind is tuple and len(items) > 1:
+            schemas = [_schema(item, where) for item in items]
+            return {"type": "array", "prefixItems": schemas}
+        return {"type": "array"} | ({"items": _schema(items[0], where)} if items else {})
+    if kind in (dict, Mapping):
+        if arguments and arguments[0] is not str:
+            raise _unknown(hint, where)
+        more = {"additionalProperties": _schema(arguments[1], where)} if arguments else {}
+        return {"type": "object"} | more
+    raise _unknown(hint, where)
+
+
+def _literal(values: tuple, where: str) -> dict:
+    kinds = {type(value) for value in values}
+    if not kinds <= set(_NAMES):
+        raise _unknown(typing.Literal[values], where)
+    schema = {"enum": [value for value in values if value is not None]}
+    names = sorted(_NAMES[kind] for kind in kinds - {type(None)})
+    if names:
+        schema = {"type": names[0] if len(names) == 1 else names} | schema
+    return schema | ({"nullable": True} if type(None) in kinds else {})
+
+
+def _union(arguments: tuple, where: str) -> dict:
+    schemas = [_schema(a, where) for a in arguments if a is not type(None)]
+    if len(schemas) == 1:
+        schema = schemas[0]
+    elif all(set(schema) == {"type"} for schema in schemas):
+        schema = {"type": sorted(schema["type"] for schema in schemas)}
+    else:
+        schema = {"anyOf": schemas}
+    return schema | ({"nullable": True} if type(None) in arguments else {})
+
+
+def _unknown(hint: object, where: str) -> InputError:
+    return InputError(
+        f"{where} has a type that JSON cannot say",
+        value=hint,
+        rule="types are int, float, str, bool, list, dict[str, ...], Literal, Optional and unions",
+        fix="take a text or a number, and make the object from it inside",
+    )
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# -- docstrings
+
+
+def _docstring(text: str) -> tuple[str, dict[str, str]]:
+    """(description, what is said of each parameter) of a docstring in Google's style, with Sphinx's
+    :param x:, or without either."""
+    sections = [*_SECTION.finditer(text)]
+    description = text[: sections[0].start()] if sections else text
+    told: dict[str, list[str]] = {}
+    ends = [section.start() for section in sections[1:]] + [len(text)]
+    for section, end in zip(sections, ends, strict=False):
+        if section[1] in ("Args", "Arguments", "Parameters"):
+            _read_arguments(text[section.end() : end].splitlines(), told)
+    kept = []
+    current: list[str] | None = None
+    for line in description.splitlines():
+        if field := _FIELD.match(line):
+            current = told.setdefault(field[1], [])
+            current.append(field[2])
+        elif line.lstrip().startswith((":return", ":rtype", ":raise", ":type")):
+            current = []
+        elif current is not None and line.strip():
+            current.append(line.strip())
+        elif current is None:
+            kept.append(line)
+    return "\n".join(kept).strip(), {name: " ".join(lines).strip() for name, lines in told.items()}
+
+
+def _read_arguments(lines: Sequence[str], told: dict[str, list[str]]) -> None:
+    """`name (type): text` at the least indentation; deeper lines go on with the one before."""
+    filled = [line for line in lines if line.strip()]
+    if not filled:
+        return
+    least = min(len(line) - len(line.lstrip()) for line in filled)
+    current: list[str] = []
+    for line in filled:
+        found = _ARGUMENT.match(line)
+        if found and len(found[1]) == least:
+            current = told.setdefault(found[2], [])
+            current.append(found[3])
+        else:
+            current.append(line.strip())
+
+
+def _choices(text: str) -> list | None:
+    """The list of `(choices: ["a", "b"])` at the end of a parameter's text."""
+    found = _CHOICES.search(text)
+    if not found:
+        return None
+    try:
+        return json.loads(found[1])
+    except json.JSONDecodeError:
+        return None
+
+
+# -- arguments of a call
+
+
+def parameters_of(name: str, schemas: Sequence[Mapping]) -> Mapping[str, Mapping]:
+    """The schemas of a tool's parameters by name; empty for a tool that none of `schemas` names."""
+    for schema in schemas:
+        function = schema.get("function", schema)
+        if isinstance(function, Mapping) and function.get("name") == name:
+            properties = (function.get("parameters") or {}).get("properties")
+            return properties if isinstance(properties, Mapping) else {}
+    return {}
+
+
+def checked_arguments(schema: Mapping, arguments: Mapping) -> tuple[dict, str]:
+    """(the arguments of a call by the tool's schema, what is wrong with them in words for the
+    policy, "" where nothing is). A text that says a number, a boolean or JSON becomes one where its
+    parameter is no text."""
+    function = schema.get("function", schema)
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties") or {}
+    problems = []
+    missing = [name for name in parameters.get("required", ()) if name not in arguments]
+    if missing:
+        problems.append(f"missing: {', '.join(missing)}")
+    unknown = [name for name in arguments if name not in properties]
+    if unknown and parameters.get("additionalProperties") in (None, False):
+        known = ", ".join(properties) or "none"
+        problems.append(f"unknown: {', '.join(map(_short, unknown[:8]))} (parameters: {known})")
+    checked = dict(arguments)
+    for name, value in arguments.items():
+        if name in properties:
+            checked[name] = coerced(value, properties[name])
+            if wrong := _wrong(checked[name], properties[name], 0):
+                problems.append(f"{name} {wrong}")
+    return checked, "; ".join(problems)
+
+
+def _short(name: str) -> str:
+    """A name that the policy wrote, without what could be a token of its own."""
+    return re.sub(r"[^\w.-]", "?", name[:40])
+
+
+def _kinds(schema: Mapping) -> list[str]:
+    """The types that a schema allows; none: any."""
+    kinds = schema.get("type", [])
+    kinds = list(kinds) if isinstance(kinds, (list, tuple)) else [kinds]
+    for one in schema.get("anyOf", ()):
+        more = _kinds(one)
+        if not more:
+            return []
+        kinds += more
+    if kinds and schema.get("nullable"):
+        kinds.append("null")
+    return kinds
+
+
+_WRITTEN = {
+    "integer": re.compile(r"[+-]?\d{1,400}(?:\.0*)?"),
+    "number": re.compile(r"[+-]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][+-]?\d{1,4})?"),
+}
+
+
+def coerced(value: object, schema: Mapping) -> object:
+    """The value as its schema's type where a text says one, else as it is."""
+    kinds = _kinds(schema)
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds:
+        return int(value) if "number" not in kinds else value
+    if not isinstance(value, str) or "string" in kinds:
+        return None if value == "null" and "null" in kinds and not schema.get("enum") else value
+    text = value.strip()
+    if "integer" in kinds and _WRITTEN["integer"].fullmatch(text):
+        return int(text.partition(".")[0])
+    if "number" in kinds and _WRITTEN["number"].fullmatch(text):
+        return float(text)
+    if text.lower() in ("true", "false") and "boolean" in kinds:
+        return text.lower() == "true"
+    if text.lower() in ("null", "none") and "null" in kinds:
+        return None
+    if not kinds or {"array", "object"} & set(kinds):
+        try:
+            return json.loads(text, strict=False)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+_TYPES = {
+    "integer": lambda v: isinstance(v, int) and not isinstance(v, bool),
+    "number": lambda v: isinstance(v, (int, float)) and not isinstance(v, bool),
+    "string": lambda v: isinstance(v, str),
+    "boolean": lambda v: isinstance(v, bool),
+    "null": lambda v: v is None,
+    "array": lambda v: isinstance(v, list),
+    "object": lambda v: isinstance(v, dict),
+}
+
+
+def _wrong(value: object, schema: Mapping, depth: int) -> str:
+    """What a value is not, by a schema; "" where it fits, or where the schema cannot be read."""
+    kinds = _kinds(schema)
+    if value is None and (schema.get("nullable") or "null" in kinds):
+        return ""
+    if "enum" in schema and value not in schema["enum"]:
+        return f"must be one of {json.dumps(schema['enum'], ensure_ascii=False)[:400]}"
+    if "const" in schema and value != schema["const"]:
+        return f"must be {json.dumps(schema['const'], ensure_ascii=False)[:400]}"
+    known = [kind for kind in kinds if kind in _TYPES]
+    if known and len(known) == len(kinds) and not any(_TYPES[kind](value) for kind in known):
+        return f"must be {_article(' or '.join(known))}"
+    if "anyOf" in schema:
+        reasons = [_wrong(value, one, depth + 1) for one in schema["anyOf"]]
+        return reasons[0] if all(reasons) else ""
+    if depth > 32:
+        return ""
+    if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+        for number, item in enumerate(value):
+            if wrong := _wrong(item, schema["items"], depth + 1):
+                return f"item {number + 1} {wrong}"
+    if isinstance(value, dict) and isinstance(schema.get("properties"), Mapping):
+        missing = [name for name in schema.get("required", ()) if name not in value]
+        if missing:
+            return f"lacks {', '.join(missing)}"
+        for name, item in value.items():
+            if name in schema["properties"]:
+                if wrong := _wrong(item, schema["properties"][name], depth + 1):
+                    return f"{name} {wrong}"
+    return ""
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
