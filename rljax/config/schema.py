@@ -408,6 +408,7 @@ NAMESPACES = {
     "data": "rljax.data.tasks",
     "reward": "rljax.rewards",
     "environment": "rljax.environments",
+    "tool": "rljax.environments.functions",
     "rubrics": "rljax.rewards.judges.rubric_buffer",
     "process_reward": "rljax.shaping.steps",
     "advantage": "rljax.advantages",

@@ -5,6 +5,7 @@ from rljax.environments.calculator import calculate
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.games import guess_number, kuhn_poker, tic_tac_toe
 from rljax.environments.repair import repair
+from rljax.environments.toolbox import tools
 
 __all__ = [
     "Call",
@@ -17,4 +18,5 @@ __all__ = [
     "kuhn_poker",
     "repair",
     "tic_tac_toe",
+    "tools",
 ]

@@ -1,0 +1,6 @@
+"""The tools that rljax has, by name: `tools(functions=("python()", "search(corpus=...)"))`."""
+
+from rljax.environments.functions.python_tool import python
+from rljax.environments.functions.search_tool import search
+
+__all__ = ["python", "search"]

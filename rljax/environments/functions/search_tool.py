@@ -1,0 +1,96 @@
+"""The tool `search`: BM25 over a file of texts, by the library bm25s (the extra `agents`)."""
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rljax.errors import InputError
+from rljax.files import parse_json, read_lines
+
+_FIELDS = ("text", "contents", "content", "passage")  # of a row of a .jsonl corpus
+_WORD = r"(?u)\b\w+\b"
+_LONGEST_QUERY = 2_000  # characters
+
+
+def search(*, corpus: str, k: int = 3) -> Callable:
+    """A tool that answers a query with the `k` texts of `corpus` that BM25 ranks first.
+
+    `corpus`: a .txt file, a text in each line, or a .jsonl file of objects with "text" (or
+    "contents", "content", "passage") and, where it has one, "title". A tie goes to the earlier
+    text. The index is made once in a process.
+    """
+    if k < 1:
+        raise InputError("search: k is the number of texts of an answer", value=k, rule="above 0")
+    index = _index(os.path.abspath(corpus))
+
+    def search(query: str) -> str:
+        """Searches a collection of texts and returns those that fit the query best.
+
+        Args:
+            query: A few words to search for.
+        """
+        places = index.best(query[:_LONGEST_QUERY], k)
+        texts = [f"[{rank}] {index.texts[place]}" for rank, place in enumerate(places, 1)]
+        return "\n".join(texts) or "Nothing was found."
+
+    return search
+
+
+class _Index:
+    """The texts of a file and their BM25 scores."""
+
+    def __init__(self, path: str):
+        try:
+            import bm25s
+        except ImportError:
+            raise InputError(
+                "the tool search needs the library bm25s", fix="pip install 'rljax[agents]'"
+            ) from None
+        self.texts = _texts_of(path)
+        self._split = functools.partial(
+            bm25s.tokenize, token_pattern=_WORD, stopwords=None, show_progress=False
+        )
+        self._scores = bm25s.BM25()
+        self._scores.index(self._split(self.texts), show_progress=False)
+
+    def best(self, query: str, k: int) -> Sequence[int]:
+        """The places of the k texts with the highest score above 0, in this order."""
+        words = self._split([query], return_ids=False)[0]
+        if not words:
+            return ()
+        scores = self._scores.get_scores(words)
+        border = np.partition(scores, -k)[-k] if k < len(scores) else 0.0
+        found = np.flatnonzero((scores >= border) & (scores > 0))
+        return found[np.argsort(-scores[found], kind="stable")][:k]
+
+
+_index = functools.lru_cache(maxsize=4)(_Index)  # each process makes it once
+
+
+def _texts_of(path: str) -> list[str]:
+    """Every text of a corpus, titles in front. Raises InputError."""
+    lines = ((f"{path}:{n}", line) for n, line in read_lines(path) if line.strip())
+    if path.endswith(".txt"):
+        texts = [line.strip() for _, line in lines]
+    elif path.endswith(".jsonl"):
+        texts = [_text_of(parse_json(line, where), where) for where, line in lines]
+    else:
+        raise InputError(
+            "search: unknown kind of corpus", value=path, rule="a .txt or a .jsonl file"
+        )
+    if not texts:
+        raise InputError(f"{path} has no text", fix="write a text in each line")
+    return texts
+
+
+def _text_of(row: object, where: str) -> str:
+    fields = row if isinstance(row, dict) else {}
+    text = next((fields[name] for name in _FIELDS if isinstance(fields.get(name), str)), None)
+    if text is None:
+        raise InputError(
+            f"{where}: this row has no text", value=row, rule=f"one of {', '.join(_FIELDS)}"
+        )
+    title = fields.get("title")
+    return f"{title}: {text}" if isinstance(title, str) and title else text
