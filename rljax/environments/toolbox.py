@@ -16,7 +16,7 @@ memory of that episode:
         return write
 
 A tool's failure is an answer to the policy: an unknown name, arguments that do not fit, an
-exception. What the machine lacks is the episode's failure: InputError, SandboxError.
+exception. A sandbox that breaks is the episode's failure: SandboxError.
 """
 
 import collections.abc
@@ -25,6 +25,7 @@ import functools
 import inspect
 import json
 import math
+import re
 import typing
 from collections.abc import Callable, Generator, Mapping, Sequence
 
@@ -34,7 +35,7 @@ from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import contract, spec
 from rljax.environments.contract import Call, Opening, Reply
-from rljax.environments.schemas import schema_of
+from rljax.environments.schemas import checked_arguments, schema_of
 from rljax.errors import InputError
 from rljax.rewards.sandbox.tiers import SandboxError
 
@@ -44,10 +45,6 @@ HOME = NAMESPACES["tool"]
 # Of an answer. environment.max_reply_tokens cuts it again, but a tokenizer would read it whole.
 MOST_CHARACTERS = 32_768
 _LONGEST_ERROR = 500  # characters
-_TYPES = {
-    "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": (list, tuple),
-    "object": Mapping, "null": type(None),
-}  # fmt: skip
 
 
 @contract(
@@ -113,23 +110,26 @@ class Toolbox:
     def answer(self, call: Call) -> dict:
         """The message of role "tool" that answers a call. Where the call failed, `failure` says
         "unknown" (no such tool) or "failed" and the content says why."""
-        tool, failure = self.tools.get(call.name), ""
-        if tool is None:
-            known = ", ".join(self.tools)
-            text, failure = f"there is no tool {call.name!r:.100}; there are {known}", "unknown"
-        elif misfit := _misfit_of_call(call.arguments, tool.schema["function"]["parameters"]):
-            text, failure = misfit, "failed"
-        else:
-            try:
-                text = _as_text(tool.function(**call.arguments))
-            except (InputError, SandboxError):
-                raise
-            except (Exception, SystemExit) as error:
-                text, failure = _described(error), "failed"
-        message = {"role": "tool", "name": call.name}
+        text, failure = self._result(call)
+        message = {"role": "tool", "name": _name(call)}
         message |= {"tool_call_id": call.id} if call.id else {}
         message |= {"content": _cut(f"Error: {text}" if failure else text)}
         return message | ({"failure": failure} if failure else {})
+
+    def _result(self, call: Call) -> tuple[str, str]:
+        if call.name not in self.tools:
+            known = ", ".join(self.tools)
+            return f"there is no tool {_name(call)}; there are {known}", "unknown"
+        tool = self.tools[call.name]
+        arguments, misfit = checked_arguments(tool.schema, call.arguments)
+        if misfit:
+            return f"the arguments do not fit: {misfit}", "failed"
+        try:
+            return _as_text(tool.function(**arguments)), ""
+        except SandboxError:
+            raise
+        except (Exception, SystemExit) as error:
+            return _described(error), "failed"
 
 
 def _component(function: str | Callable) -> Component | Callable:
@@ -138,91 +138,32 @@ def _component(function: str | Callable) -> Component | Callable:
 
 def _tool(function: str | Callable) -> Tool:
     component = _component(function)
+    if isinstance(component, Component) and _makes_a_tool(component):
+        component = component()
+    plain = getattr(component, "function", component)
+    if inspect.iscoroutinefunction(plain):
+        raise InputError(
+            f"tool {plain.__name__!r} is async",
+            rule="a tool is a plain function",
+            fix="write an environment of your own, an async generator that awaits it",
+        )
     if not isinstance(component, Component):
         return Tool(component, schema_of(component))
-    _require_plain(component)
-    if _makes_a_tool(component):
-        made = component()
-        return Tool(made, schema_of(made))
-    shown = schema_of(component.function)
-    parameters = shown["function"]["parameters"]
-    free = {
-        name: kind
-        for name, kind in parameters.get("properties", {}).items()
-        if name not in component.options
-    }
-    needed = [name for name in parameters.get("required", ()) if name in free]
-    shown = {**shown["function"], "parameters": {**parameters, "properties": free}}
-    shown["parameters"] |= {"required": needed} if "required" in parameters else {}
     bound = functools.partial(component.function, **component.options)
-    return Tool(bound, {"type": "function", "function": shown})
+    return Tool(bound, schema_of(component.function, hidden=component.options))
 
 
 def _makes_a_tool(component: Component) -> bool:
-    kind = component.signature.return_annotation
+    try:
+        kind = typing.get_type_hints(component.function).get("return")
+    except (NameError, TypeError):
+        return False  # schema_of says what is wrong
     return collections.abc.Callable in (kind, typing.get_origin(kind))
 
 
-def _require_plain(component: Component) -> None:
-    kinds = [p.kind for p in component.signature.parameters.values()]
-    if inspect.iscoroutinefunction(component.function):
-        raise InputError(
-            f"tool {component.name!r} is async",
-            rule="a tool is a plain function",
-            fix="write an environment of your own, an `async def` generator that awaits it",
-        )
-    if inspect.Parameter.POSITIONAL_ONLY in kinds:
-        raise InputError(
-            f"tool {component.name!r} takes an argument by position only",
-            rule="tools are called with names",
-            fix="remove the '/' from its signature",
-        )
-
-
-# -- arguments and answers
-
-
-def _misfit_of_call(arguments: object, schema: Mapping) -> str:
-    """What is wrong with the arguments of a call; "" if nothing is."""
-    if not isinstance(arguments, Mapping):
-        return f"the arguments are {_kind(arguments)}, not an object of names and values"
-    known = schema.get("properties", {})
-    if lacking := [name for name in schema.get("required", ()) if name not in arguments]:
-        return f"the argument {lacking[0]!r} is missing"
-    for name, value in arguments.items():
-        if name not in known:
-            names = ", ".join(known) or "none"
-            return f"there is no argument {name!r:.100}; the arguments are {names}"
-        if misfit := _misfit(value, known[name]):
-            return f"the argument {name!r} {misfit}"
-    return ""
-
-
-def _misfit(value: object, schema: Mapping) -> str:
-    """Why a value is none of a JSON schema's types; "" where it is one."""
-    choices = schema.get("anyOf")
-    if choices:
-        misfits = [_misfit(value, choice) for choice in choices]
-        return "" if "" in misfits else " and ".join(dict.fromkeys(misfits))
-    if "enum" in schema and value not in schema["enum"]:
-        return f"must be one of {', '.join(map(repr, schema['enum']))}"
-    kinds = schema.get("type", ())
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and not any(_is_a(value, kind) for kind in kinds):
-        return f"must be of type {' or '.join(kinds)}, not {_kind(value)}"
-    if isinstance(value, (list, tuple)) and isinstance(schema.get("items"), Mapping):
-        return next(filter(None, (_misfit(item, schema["items"]) for item in value)), "")
-    return ""
-
-
-def _is_a(value: object, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    return isinstance(value, _TYPES.get(kind, object))
-
-
-def _kind(value: object) -> str:
-    return next((kind for kind in ("boolean", *_TYPES) if _is_a(value, kind)), "something else")
+def _name(call: Call) -> str:
+    """A name that the policy wrote, without what could be a token of its own."""
+    return re.sub(r"[^\w.-]", "?", call.name[:64])
 
 
 def _as_text(value: object) -> str:
