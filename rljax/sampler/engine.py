@@ -10,6 +10,7 @@ row of a prefix, k steps.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +105,11 @@ class Engine:
             return None
         return slot.forcing_of(requests, self.forcing_tokens, budgets, prompt_tokens)
 
+    def can_go_back(self, read: int) -> bool:
+        """Whether a slot that has read so many tokens still has what fewer of them need: no sliding
+        window has gone round."""
+        return all(not kind.window or read <= kind.window for kind in self.model.config.kinds)
+
     # -- verbs
 
     def init_state(self) -> Slots:
@@ -171,14 +177,35 @@ class Engine:
         enough_free = self.slots if enough_free is None else enough_free
         return _generate(self, params, state, steps, enough_free)
 
-    def extend(self, params, state: Slots, slots, tokens, counts) -> Slots:
+    def extend(
+        self, params, state: Slots, slots, tokens, counts, entry: Entry | None = None, live=True
+    ) -> Slots:
         """Reads tokens [M, S], of which counts [M] are real, behind what slots [M] hold, and makes
-        them live. `state` is donated. Reads back how much the slots hold."""
-        held = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
+        them live where `live` says so. `state` is donated.
+
+        `entry` is what the slots are before that: how many of their tokens count, the token behind
+        these, and the rules and limits from here on. Without it, which reads back how much the
+        slots hold, they go on by their own.
+        """
         inside = np.asarray(slots) < self.slots
+        if entry is None:
+            held = fetch(state.length)[np.minimum(np.asarray(slots), self.slots - 1)]
+        else:
+            held = np.asarray(entry.length)
         if (most := int(np.max((held + 1 + np.asarray(counts))[inside], initial=0))) > self.tokens:
             raise InputError("tokens behind a slot", value=most, rule=f"at most {self.tokens}")
-        return _extend(self, params, state, slots, tokens, counts)
+        return _extend(self, params, state, slots, tokens, counts, entry, live)
+
+    def park(self, state: Slots, beside: Prefix, slots, rows) -> Prefix:
+        """Copies what slots [M] hold into rows [M] of `beside`, which is donated; a row out of
+        range is dropped."""
+        return _park(self, state, beside, slots, rows)
+
+    def restore(self, prefixes: Sequence[Prefix], state: Slots, slots, source) -> Slots:
+        """Puts the caches of rows source [M] into slots [M], for `extend` to go on behind; the rows
+        of the prefixes count on. A slot out of range is dropped. `state` is donated."""
+        caches = tuple(prefix.caches for prefix in prefixes)
+        return _restore(self, caches, state, slots, source)
 
     def fork(self, state: Slots, source, slots, keys) -> Slots:
         """Copies slot `source` into slots [M], which go on with keys [M, 2]. `state` is donated."""
@@ -286,17 +313,49 @@ def _generate(engine: Engine, params, state: Slots, steps, enough_free):
 
 
 @_program(donate=2)
-def _extend(engine: Engine, params, state: Slots, slots, tokens, counts) -> Slots:
-    prefix = _taken(engine, state, slots)
-    prefix = _appended(engine, params, prefix, tokens, counts)
+def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, live) -> Slots:
+    if entry is None:
+        live = state.live.at[slots].set(live, mode="drop")
+        state = dataclasses.replace(state, live=live)
+    else:
+        state = slot.enter(state, entry, slots, live)
+    if len(slots) * row_shards(engine.model.mesh) >= engine.slots:
+        return _pinned(engine, _extended_in_place(engine, params, state, slots, tokens, counts))
+    prefix = _appended(engine, params, _taken(engine, state, slots), tokens, counts)
     state = slot.place(state, (prefix.caches,), slots, jnp.arange(len(slots)))
-    state = dataclasses.replace(
-        state,
-        length=state.length.at[slots].set(prefix.length, mode="drop"),
-        token=state.token.at[slots].set(prefix.token, mode="drop"),
-        live=state.live.at[slots].set(True, mode="drop"),
+    put = lambda old, new: old.at[slots].set(new, mode="drop")  # noqa: E731
+    length, token = put(state.length, prefix.length), put(state.token, prefix.token)
+    return _pinned(engine, dataclasses.replace(state, length=length, token=token))
+
+
+def _extended_in_place(engine: Engine, params, state: Slots, slots, tokens, counts) -> Slots:
+    """Every slot reads, most of them nothing: no slot is copied, and each device reads for the
+    slots that it has."""
+    line = jnp.zeros((engine.slots, tokens.shape[1]), jnp.int32).at[slots].set(tokens, mode="drop")
+    count = jnp.zeros((engine.slots,), jnp.int32).at[slots].set(counts, mode="drop")
+    line, count = _on_mesh((line, count), engine.model.mesh)
+    whole = Prefix(state.caches[0], state.length, state.token, state.shift)
+    whole = _appended(engine, params, whole, line, count)
+    return dataclasses.replace(
+        state, caches=(whole.caches,), length=whole.length, token=whole.token
     )
-    return _pinned(engine, state)
+
+
+@_program(donate=2)
+def _park(engine: Engine, state: Slots, beside: Prefix, slots, rows) -> Prefix:
+    taken = _taken(engine, state, slots)
+    source = jnp.arange(len(slots))
+    caches = [
+        cache.place_rows(old, new, rows, source)
+        for old, new in zip(beside.caches, taken.caches, strict=True)
+    ]
+    return dataclasses.replace(beside, caches=cache.constrain(caches, engine.model.mesh))
+
+
+@_program(donate=2)
+def _restore(engine: Engine, caches: tuple, state: Slots, slots, source) -> Slots:
+    joined = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
+    return _pinned(engine, slot.place(state, (joined,), slots, source))
 
 
 @_program(donate=1)
@@ -336,7 +395,8 @@ def _taken(engine: Engine, state: Slots, slots) -> Prefix:
     """The rows of the slots as a prefix. Where slots are split over devices, each device gives its
     own and a sum joins them: indexing would gather the whole cache on every device."""
     mesh = engine.model.mesh
-    pick = lambda x: jnp.take(x, slots, axis=0)  # noqa: E731
+    # (A slot out of range gives some row, which nobody keeps; not one of NaN.)
+    pick = lambda x: jnp.take(x, slots, axis=0, mode="clip")  # noqa: E731
     rows = jax.tree.map(pick, (state.length, state.token, state.shift))
     if row_shards(mesh) == 1 or engine.slots % row_shards(mesh):
         return Prefix(jax.tree.map(pick, state.caches[0]), *rows)

@@ -54,7 +54,7 @@ def host_rollout(
         ended = [event.sample for event in events if event.sample.finish_reason is not None]
         timing.decoding(min(engine.slots, sampler.pending))
         for sample in ended if finished is not None else ():
-            finished(sample.id, list(sample.tokens), int(sample.finish_reason))
+            finished(sample.id, sample.tokens.tolist(), int(sample.finish_reason))
         if stop is not None and stop():
             for sample in samples:
                 if sample.finish_reason is None:
@@ -68,7 +68,7 @@ def _batch(samples: list[Sample], columns: int, n: int) -> Batch:
     tokens, versions = (np.zeros((rows, columns), np.int32) for _ in range(2))
     mask, logp, kept, entropy = (np.zeros((rows, columns), np.float32) for _ in range(4))
     for row, sample in enumerate(samples):
-        start, end = len(sample.prompt), len(sample.prompt) + len(sample.tokens)
+        start, end = len(sample.prompt), sample.size
         tokens[row, :end] = sample.ids
         for array, values in (
             (mask, sample.chosen), (logp, sample.logprobs), (kept, sample.log_kept),
@@ -77,7 +77,7 @@ def _batch(samples: list[Sample], columns: int, n: int) -> Batch:
             array[row, start:end] = values
     batch = batch_from_rows(
         tokens,
-        np.array([len(sample.prompt) + len(sample.tokens) for sample in samples], np.int32),
+        np.array([sample.size for sample in samples], np.int32),
         mask,
         sampler_logprobs=logp,
         sampler_log_kept=kept,

@@ -4,31 +4,37 @@ Callers of the stream hold these; slots and queues are in `stream`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rljax.batch import FinishReason
 from rljax.sampler.engine import Prefix
 from rljax.sampler.requests import Sampling
+from rljax.sampler.stop_strings import find_stop
 
-_PER_TOKEN = ("tokens", "logprobs", "log_kept", "entropy", "chosen", "versions")
+# What is recorded of a token of the response, side by side: a dispatch's tokens are one copy.
+RECORD = np.dtype(
+    [
+        ("ids", np.int32), ("logprobs", np.float32), ("log_kept", np.float32),
+        ("entropy", np.float32), ("versions", np.int32), ("chosen", np.bool_),
+    ],
+    align=True,
+)  # fmt: skip
+_FIRST_ROOM = 64  # tokens
 
 
 @dataclasses.dataclass(eq=False)  # equal by identity: two requests may be the same
 class Sample:
-    """One response, finished or so far. Times are seconds of time.monotonic()."""
+    """One response, finished or so far. Times are seconds of time.monotonic().
+
+    The numbers of its tokens are arrays [tokens of the response]: views that are good until the
+    sample goes on."""
 
     id: int
     prompt: np.ndarray  # ids
     sampling: Sampling
     key: np.ndarray  # [2] uint32
-    tokens: list[int] = dataclasses.field(default_factory=list)  # of the response
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    log_kept: list[float] = dataclasses.field(default_factory=list)
-    entropy: list[float] = dataclasses.field(default_factory=list)
-    chosen: list[bool] = dataclasses.field(default_factory=list)  # False: forced, or a tool's
-    versions: list[int] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str = ""  # why it was aborted
     submitted_s: float = 0.0
@@ -36,50 +42,113 @@ class Sample:
     finished_s: float = 0.0
     turn: int = 0  # tokens of the response before those that stop strings are looked for in
     begun: int = 0  # tokens of the response before those that `sampling` is about
-    drawn: int = 0  # tokens since the prompt, or since the last `resume` that set new limits
+    drawn: int = 0  # tokens since the prompt, or since new limits came
     resumed: int = 0  # how often
     interrupted: int = 0  # tokens of an interruption that were forced
     keep: bool = False  # on finishing, leave what was read in `partial`, for `resume`
+    hold: bool = False  # on finishing, keep the slot, for `deliver`
     partial: "Partial | None" = None
+    cached: int = 0  # while it stands still: how many of `ids` are in its slot or beside the slots
+    lost: int = 0  # tokens that were, and have to be read again
+    _records: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(_FIRST_ROOM, RECORD))
+    _count: int = 0
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Of the response: int32."""
+        return self._records["ids"][: self._count]
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        return self._records["logprobs"][: self._count]
+
+    @property
+    def log_kept(self) -> np.ndarray:
+        return self._records["log_kept"][: self._count]
+
+    @property
+    def entropy(self) -> np.ndarray:
+        return self._records["entropy"][: self._count]
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """bool; False: forced, or a tool's."""
+        return self._records["chosen"][: self._count]
+
+    @property
+    def versions(self) -> np.ndarray:
+        return self._records["versions"][: self._count]
+
+    @property
+    def size(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.prompt) + self._count
 
     @property
     def ids(self) -> np.ndarray:
         """Prompt and response."""
-        return np.concatenate([self.prompt, np.asarray(self.tokens, np.int32)])
+        return np.concatenate([self.prompt, self.tokens])
 
     def contains(self, marker: Sequence[int]) -> bool:
         """Whether these tokens stand in a row in the part that `sampling` is about."""
-        size, ends = len(marker), len(self.tokens) - len(marker) + 1
-        rows = (self.tokens[i : i + size] for i in range(self.begun, ends))
-        return any(row == list(marker) for row in rows)
+        tokens = self.tokens[self.begun :].tolist()
+        size, marker = len(marker), list(marker)
+        return any(tokens[i : i + size] == marker for i in range(len(tokens) - size + 1))
 
     def copy(self) -> "Sample":
         """The same request, at the same point."""
-        lists = {name: list(getattr(self, name)) for name in _PER_TOKEN}
-        return dataclasses.replace(self, **lists)
+        return dataclasses.replace(self, _records=self._records.copy())
+
+    def record(self, new: np.ndarray) -> None:
+        """Appends the records [N] of tokens."""
+        end = self._count + len(new)
+        if end > len(self._records):
+            room = np.zeros(max(end, 2 * len(self._records)), RECORD)
+            room[: self._count] = self._records[: self._count]
+            self._records = room
+        self._records[self._count : end] = new
+        self._count = end
 
     def append_observation(self, more: Sequence[int], version: int) -> None:
         """Appends tokens that the policy did not choose, and makes the sample unfinished again."""
         self.resumed += 1
         if self.finish_reason is not None and self.interrupted:
             self.interrupted = len(self.sampling.interrupt_ids)  # a phrase that was cut is over
-        self.tokens += [int(token) for token in more]
-        for numbers in (self.logprobs, self.log_kept, self.entropy):
-            numbers += [0.0] * len(more)
-        self.chosen += [False] * len(more)
-        self.versions += [version] * len(more)
-        if more or self.finish_reason is not None:
-            self.turn = len(self.tokens)
+        new = np.zeros(len(more), RECORD)
+        new["ids"], new["versions"] = more, version
+        self.record(new)
+        if len(more) or self.finish_reason is not None:
+            self.turn = self._count
         self.finish_reason = self.partial = None
         self.error, self.finished_s = "", 0.0
+
+    def limit(self, sampling: Sampling) -> None:
+        """Sets the limits of what comes next."""
+        self.sampling, self.drawn, self.interrupted = sampling, 0, 0
+        self.turn = self.begun = self._count
 
     def drop_last(self, count: int) -> None:
         """Removes the last `count` tokens, which were all drawn or forced."""
         self.drawn -= count
-        self.interrupted -= self.chosen[len(self.chosen) - count :].count(False)
-        for name in _PER_TOKEN:
-            values = getattr(self, name)
-            del values[len(values) - count :]
+        kept = self._count - count
+        self.interrupted -= count - int(np.count_nonzero(self.chosen[kept:]))
+        self._count = kept
+
+    def cut(self, new: int, decode: Callable) -> int:
+        """Ends the sample at a stop string; returns how many of its `new` tokens are beyond it."""
+        if not self.sampling.stop_strings or not new:
+            return 0
+        ids = self.tokens[self.turn :].tolist()
+        kept = find_stop(ids, self.sampling.stop_strings, decode, len(ids) - new)
+        if kept is None:
+            return 0
+        self.drop_last(len(ids) - kept)
+        self.finish_reason = FinishReason.STOP
+        return len(ids) - kept
+
+    def forget(self) -> None:
+        """Notes that what was read of it is gone."""
+        self.lost, self.cached = max(self.lost, self.cached), 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +170,7 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """New tokens of one sample: the last `count` of its lists; `sample.finish_reason` once it
+    """New tokens of one sample: the last `count` of its arrays; `sample.finish_reason` once it
     is done."""
 
     sample: Sample

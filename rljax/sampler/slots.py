@@ -268,9 +268,9 @@ class Entry:
     forcing: Forcing | None
 
 
-def enter(slots: Slots, entry: Entry, at: jax.Array) -> Slots:
-    """Makes row i of `entry` slot at[i], live; out of range is dropped. Caches are placed
-    apart (`place`)."""
+def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
+    """Makes row i of `entry` slot at[i], live where `live` says so; out of range is dropped. Caches
+    are placed apart (`place`)."""
     fields = {
         name: jax.tree.map(
             lambda old, new: old.at[at].set(new, mode="drop"),
@@ -279,7 +279,7 @@ def enter(slots: Slots, entry: Entry, at: jax.Array) -> Slots:
         )
         for name in (f.name for f in dataclasses.fields(Entry))
     }
-    live = slots.live.at[at].set(True, mode="drop")
+    live = slots.live.at[at].set(live, mode="drop")
     reason = slots.reason.at[at].set(jnp.int32(FinishReason.ABORT), mode="drop")
     return dataclasses.replace(slots, live=live, reason=reason, **fields)
 

@@ -1,50 +1,36 @@
 """Continuous batching on the host: requests come in at any time, samples go out as they finish.
 
-Keeps the queue and the owners of the slots; the device programs are in `engine`.
+Keeps the owners of the slots; the device programs are in `engine`, the queue of prompts in
+`prompts`, what samples that go on need in `turns`.
 
-A step is: read a chunk of what waits, put it into free slots, decode until enough slots are free,
-hand out what finished. Parameters are an argument of every step and are never kept; each token
-carries the version that drew it. A draw depends on the parameters, the prompt, and the request's
-key alone.
+A step is: make room for what waits, read a chunk of it, put it into free slots, decode until enough
+slots are free, hand out what finished. Parameters are an argument of every step and are never kept;
+each token carries the version that drew it. A draw depends on the parameters, the tokens before it,
+and the request's key alone.
 """
 
-import collections
 import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import FinishReason
 from rljax.errors import InputError
-from rljax.sampler.engine import Engine, Prefix
-from rljax.sampler.keys import budgets, request_key
+from rljax.sampler.engine import Engine
+from rljax.sampler.entries import entry_of
+from rljax.sampler.keys import request_key
 from rljax.sampler.memory import check_memory
 from rljax.sampler.prefix_cache import PrefixCache
+from rljax.sampler.prompts import Prompts
 from rljax.sampler.requests import Sampling
-from rljax.sampler.sample import Event, Partial, Sample
-from rljax.sampler.slots import Entry
-from rljax.sampler.stop_strings import find_stop
+from rljax.sampler.sample import RECORD, Event, Partial, Sample
+from rljax.sampler.turns import Parked, Return, put_back, read_together
 
 FREE_SHARE = 8  # while requests wait, a dispatch ends when slots / FREE_SHARE of them are free
-
-
-@dataclasses.dataclass(eq=False)
-class _Group:
-    """Samples that wait behind the same tokens."""
-
-    ids: np.ndarray
-    waiting: collections.deque  # of Sample
-    prefix: Prefix | None = None  # all but the last of ids were read into its row
-    row: int = 0
-    partial: Prefix | None = None  # a long prompt so far
-    read: int = 0  # tokens that `partial` holds, the last of them still to be read
-    whole: bool = False  # to be read in one step: an update took what was read
-    shared: bool = True  # read by this version alone, so that others may start from it
 
 
 class Sampler:
@@ -58,27 +44,37 @@ class Sampler:
         chunk_tokens: int = 256,
         prefill_rows: int = 8,
         prefix_cache_tokens: int = 0,
+        parked_tokens: int = 0,
         decode: Callable[[Sequence[int]], str] | None = None,
     ):
         """`key` decides the draws of requests without a seed. Prompts are read `chunk_tokens` at a
-        time, short ones `prefill_rows` together. `decode`: ids -> text, for stop strings."""
-        for name, value in (("chunk_tokens", chunk_tokens), ("prefill_rows", prefill_rows)):
-            if value < 1:
-                raise InputError(f"sampler {name}", value=value, rule=">= 1")
+        time, short ones `prefill_rows` together. `parked_tokens`: room, in tokens, for what was
+        read of held samples whose slots others need. `decode`: ids -> text, for stop strings."""
+        for name, value, least in (
+            ("chunk_tokens", chunk_tokens, 1), ("prefill_rows", prefill_rows, 1),
+            ("parked_tokens", parked_tokens, 0),
+        ):  # fmt: skip
+            if value < least:
+                raise InputError(f"sampler {name}", value=value, rule=f">= {least}")
         self.engine, self.decode = engine, decode
-        self.chunk_tokens = min(chunk_tokens, engine.tokens)
-        self.prefill_rows = prefill_rows
-        beside = -(-prefix_cache_tokens // engine.tokens)
+        beside = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
         check_memory(engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)
         self._key = jax.random.key(0) if key is None else key
         self._ids = itertools.count()
-        self._queue: collections.deque[_Group] = collections.deque()
+        chunk_tokens = min(chunk_tokens, engine.tokens)
+        self._prompts = Prompts(engine, self.cache, chunk_tokens, prefill_rows)
+        self._returns: list[Return] = []  # what goes on in any slot, first come first
         self._slots: list[Sample | None] = [None] * engine.slots
+        self._held: dict[Sample, int] = {}  # samples that wait for `deliver`, and their slots
+        self._beside: set[Sample] = set()  # as well, without a slot
+        self._unread: dict[int, Sample] = {}  # slots whose samples have tokens that were not read
+        self._parked = Parked(engine, parked_tokens)
         self._state = engine.init_state()
         self._version: int | None = None
         # Of the decode steps done so far: slot-steps, and how many of them gave a token.
         self.slot_steps = self.live_slot_steps = self.dispatches = 0
+        self.reread_tokens = 0  # read again, as their caches had to go
         self.host_s = self.device_s = 0.0
 
     # -- requests
@@ -91,14 +87,19 @@ class Sampler:
         n: int = 1,
         request_ids: Sequence[int] | None = None,
         keep: bool = False,
+        hold: bool = False,
     ) -> list[Sample]:
         """Submits n samples of one prompt, which is read once; returns them.
 
         Sample i draws with fold_in(key, request_ids[i]), by default the next free numbers; with a
         seed, fold_in(key(seed), i). `keep`: finished samples can go on (`resume`) without being
-        read again. A request that cannot be served raises InputError and leaves the others alone.
+        read again. `hold`: finished samples keep their slots, or a place beside the slots while
+        others need these, until `deliver` or `release`. A request that cannot be served raises
+        InputError and leaves the others alone.
         """
         ids = self._check(prompt, sampling, n)
+        if keep and hold:
+            raise InputError("keep and hold", value=(keep, hold), rule="one of both")
         if request_ids is None:
             taken = range(n) if sampling.seed is not None else itertools.islice(self._ids, n)
             request_ids = list(taken)
@@ -106,12 +107,12 @@ class Sampler:
             rule = f"one per sample, {n}, from 0 to 2**31 - 1"
             raise InputError("request_ids", value=list(request_ids)[:8], rule=rule)
         root = self._key if sampling.seed is None else jax.random.key(sampling.seed)
-        now = time.monotonic()
+        now, how = time.monotonic(), dict(keep=keep, hold=hold)
         samples = [
-            Sample(i, ids, sampling, np.asarray(request_key(root, i)), submitted_s=now, keep=keep)
+            Sample(i, ids, sampling, np.asarray(request_key(root, i)), submitted_s=now, **how)
             for i in request_ids
         ]
-        self._queue.append(_Group(ids, collections.deque(samples)))
+        self._prompts.add(ids, samples)
         return samples
 
     def _check(self, prompt: Sequence[int], sampling: Sampling, n: int) -> np.ndarray:
@@ -145,8 +146,18 @@ class Sampler:
     @property
     def pending(self) -> int:
         """Samples that are not finished."""
-        waiting = sum(len(group.waiting) for group in self._queue)
-        return waiting + sum(sample is not None for sample in self._slots)
+        slots = sum(sample is not None for sample in self._slots)
+        return len(self._prompts) + len(self._returns) + slots - len(self._held)
+
+    @property
+    def held(self) -> int:
+        """Samples that keep a slot for their next turn."""
+        return len(self._held)
+
+    @property
+    def parked(self) -> int:
+        """Samples that wait for their next turn without a slot."""
+        return len(self._beside)
 
     def abort(self, sample: Sample, error: str = "aborted by the caller") -> Sample:
         """End a sample where it stands."""
@@ -159,8 +170,10 @@ class Sampler:
         """Take a sample out of its slot; `resume` goes on as if it had stayed."""
         prefix = None
         if sample in self._slots:
-            at = np.array([self._slots.index(sample)], np.int32)
-            prefix = self.engine.extract(self._state, at)
+            at = self._slots.index(sample)
+            prefix = self.engine.extract(self._state, np.array([at], np.int32))
+            if at not in self._unread:
+                sample.cached = sample.size - 1
         self._remove(sample)
         return Partial(sample, prefix, self._version, sample.copy())
 
@@ -174,38 +187,65 @@ class Sampler:
         of the same request and the same draws.
         """
         sample = partial.take()
-        ids = [*sample.ids.tolist(), *more]
         left = sampling or dataclasses.replace(
             sample.sampling,
             max_response_tokens=sample.sampling.max_response_tokens - sample.drawn,
         )
-        ids = self._check(ids, left, 1)
-        if sampling is not None:
-            sample.sampling, sample.drawn, sample.turn = sampling, 0, len(sample.tokens)
-            sample.begun, sample.interrupted = len(sample.tokens) + len(more), 0
-        own = all(version == self._version for version in sample.versions)
+        ids = self._check([*sample.ids.tolist(), *more], left, 1)
         sample.append_observation(more, self._version or 0)
-        group = _Group(ids, collections.deque([sample]))
-        if partial.prefix is not None and partial.version == self._version:
-            # A copy: reading more writes in place, and a partial may be resumed again.
-            group.partial = jax.tree.map(jnp.copy, partial.prefix)
-            group.read, group.shared = len(ids) - len(more), own
-        self._queue.appendleft(group)
+        if sampling is not None:
+            sample.limit(sampling)
+        sample.cached = partial.then.cached
+        if sample.cached or len(sample.tokens):
+            self._returns.insert(0, Return(sample, partial))
+        else:
+            self._prompts.add(ids, [sample], first=True)
         return sample
+
+    def deliver(self, replies: Sequence[tuple[Sample, Sequence[int], Sampling]]) -> None:
+        """Goes on with held samples, each behind the tokens of its reply, which the policy did not
+        choose, with the limits of its next turn. Nothing is changed if one of them cannot be.
+
+        What is new is read in the next step, by a few programs whatever the number of replies."""
+        given: set[Sample] = set()
+        for sample, more, sampling in replies:
+            if sample in given or sample not in self._held and sample not in self._beside:
+                rule = "samples that are held, once each"
+                raise InputError("deliver", value=f"sample {sample.id}", rule=rule)
+            given.add(sample)
+            self._check(np.concatenate([sample.ids, np.asarray(more, np.int32)]), sampling, 1)
+        for sample, more, sampling in replies:
+            sample.append_observation(more, self._version or 0)
+            sample.limit(sampling)
+            if sample in self._held:
+                self._unread[self._held.pop(sample)] = sample
+            else:
+                self._beside.remove(sample)
+                self._returns.append(Return(sample))
+
+    def release(self, sample: Sample) -> None:
+        """Lets go of a finished sample: frees the slot, or the room beside the slots, that it holds
+        if it does."""
+        if sample in self._held or sample in self._beside:
+            self._remove(sample)
+        elif sample.finish_reason is None:
+            raise InputError("release", value=f"sample {sample.id}", rule="finished", fix="abort")
 
     def _remove(self, sample: Sample) -> None:
         if sample in self._slots:
             at = self._slots.index(sample)
             self._slots[at] = None
-            self._state = self.engine.release(self._state, np.array([at], np.int32))
+            self._unread.pop(at, None)
+            if self._held.pop(sample, None) is None:
+                self._state = self.engine.release(self._state, np.array([at], np.int32))
             return
-        for group in self._queue:
-            if sample in group.waiting:
-                group.waiting.remove(sample)
-                if not group.waiting:
-                    self._queue.remove(group)
-                return
-        raise InputError("this sample is not in the sampler", value=sample.id)
+        if sample in self._beside or any(one.sample is sample for one in self._returns):
+            self._beside.discard(sample)
+            self._returns = [one for one in self._returns if one.sample is not sample]
+            self._parked.drop(sample)
+            sample.forget()
+        elif not self._prompts.remove(sample):
+            raise InputError("this sample is not in the sampler", value=sample.id)
 
     # -- steps
 
@@ -219,14 +259,18 @@ class Sampler:
         """
         started = time.perf_counter()
         if version != self._version:
-            self._on_new_version(params, version, keep_cache)
-        self._read(params)
+            self._on_new_version(version, keep_cache)
+        self._make_room()
+        self._return()
+        self._prompts.read(params, self._slots.count(None))
         self._admit()
-        if not any(self._slots):
+        self._read_unread(params)
+        live = len(self._slots) - self._slots.count(None) - len(self._held)
+        if not live:
             return []
-        waiting = bool(self._queue)
-        free = self._slots.count(None)
-        enough = free + max(1, len(self._slots) // FREE_SHARE) if waiting else None
+        waiting = bool(self._returns) or len(self._prompts) > 0
+        idle = len(self._slots) - live
+        enough = idle + max(1, len(self._slots) // FREE_SHARE) if waiting else None
         ready = time.perf_counter()
         self._state, tokens, done = self.engine.generate(
             params, self._state, self.engine.steps, enough
@@ -246,201 +290,148 @@ class Sampler:
                 if event.sample.finish_reason is not None:
                     yield event.sample
 
-    def _on_new_version(self, params, version: int, keep_cache: bool) -> None:
-        for group in self._queue:
-            group.whole |= group.partial is not None
-            group.prefix = group.partial = None
-            group.read, group.shared = 0, True
-        self.cache.at_version(version)
-        live = [sample for sample in self._slots if sample is not None]
-        if self._version is not None and not keep_cache and live:
-            for sample in reversed(live):
-                self._remove(sample)
-                group = _Group(sample.ids, collections.deque([sample]), whole=True)
-                self._queue.appendleft(group)
+    def _on_new_version(self, version: int, keep_cache: bool) -> None:
+        self._prompts.at_version(version)
+        if self._version is not None and not keep_cache:
+            for at, sample in enumerate(self._slots):
+                if sample is None:
+                    continue
+                if sample not in self._held and at not in self._unread:
+                    sample.cached = sample.size - 1
+                    self._unread[at] = sample
+                sample.forget()
+            for sample in [*self._beside, *(one.sample for one in self._returns)]:
+                self._parked.drop(sample)
+                sample.forget()
         self._version = version
 
-    def _read(self, params) -> None:
-        """Read prompts: the short ones that come first together, or one chunk of a long one."""
-        free = self._slots.count(None)
-        ready = sum(len(g.waiting) for g in self._queue if g.prefix is not None)
-        unread = [group for group in self._queue if group.prefix is None]
-        short, slots_left = [], free - ready
-        for group in unread:
-            if slots_left <= 0 or len(short) == self.prefill_rows:
+    def _make_room(self) -> None:
+        """Takes slots from held samples for others that wait for one: from the held sample with the
+        highest request id, as long as that is above the id of the one that waits. Where all slots
+        are held, also from lower ones: what they wait for may depend on what waits here."""
+        free, held = self._slots.count(None), sorted(self._held, key=lambda sample: sample.id)
+        self._returns.sort(key=lambda one: one.sample.id)
+        waiting = itertools.chain((one.sample for one in self._returns), self._prompts)
+        chosen: list[Sample] = []
+        for sample in itertools.islice(waiting, free, free + len(held)):
+            if held[-1].id <= sample.id:
                 break
-            slots_left -= len(group.waiting)
-            if group.partial is None and not self._shares(group):
-                if len(group.ids) <= self.chunk_tokens:
-                    short.append(group)
-                    continue
-                group.partial = self.engine.empty_prefix()
-            if group.prefix is None and not group.whole:
-                self._read_chunk(params, group)
-                break
-            while group.prefix is None:
-                self._read_chunk(params, group)
-        if len(short) == 1:  # alone it is read faster than as one row of many
-            short[0].partial = self.engine.empty_prefix()
-            self._read_chunk(params, short[0])
-        elif short:
-            self._read_together(params, short)
-
-    def _shares(self, group: _Group) -> bool:
-        """Start from a cached beginning, if there is one."""
-        if not self.cache.capacity or len(group.ids) < 2:
-            return False
-        hit = self.cache.find(group.ids[:-1])
-        if hit is None:
-            return False
-        kept, shared = hit
-        if 4 * shared < len(group.ids):
-            return False  # not worth a pass of its own
-        if shared == len(group.ids) - 1 == len(kept.tokens):
-            group.prefix, group.row = kept.prefix, kept.row
-        elif shared == len(group.ids) - 1:
-            group.prefix = self.engine.widen(kept.prefix, kept.row, shared)
+            chosen.append(held.pop())
         else:
-            group.partial = self.engine.widen(kept.prefix, kept.row, shared)
-            group.read = shared
-        return True
+            sample = None
+        if len(self._held) == len(self._slots) and not chosen and sample is not None:
+            chosen = held[-max(1, len(self._slots) // FREE_SHARE) :]
+        if chosen:
+            self._park(chosen)
 
-    def _read_chunk(self, params, group: _Group) -> None:
-        chunk = group.ids[group.read : group.read + self.chunk_tokens]
-        if len(chunk):
-            padded = np.zeros((1, self.chunk_tokens), np.int32)
-            padded[0, : len(chunk)] = chunk
-            counts = np.array([len(chunk)], np.int32)
-            group.partial = self.engine.append(params, group.partial, padded, counts)
-            group.read += len(chunk)
-        if group.read == len(group.ids):
-            group.prefix, group.row, group.partial = group.partial, 0, None
-            if group.shared:
-                self.cache.put(group.ids[:-1], group.prefix, 0)
+    def _park(self, samples: list[Sample]) -> None:
+        moved = {self._held.pop(sample): sample for sample in samples}
+        self._parked.put(self._state, moved)
+        for at, sample in moved.items():
+            self._slots[at] = None
+            self._beside.add(sample)
 
-    def _read_together(self, params, groups: list[_Group]) -> None:
-        rows = self.prefill_rows
-        tokens = np.zeros((rows, self.chunk_tokens), np.int32)
-        lengths = np.ones(rows, np.int32)
-        for row, group in enumerate(groups):
-            tokens[row, : len(group.ids)], lengths[row] = group.ids, len(group.ids)
-        prefix = self.engine.prefill(params, tokens, lengths)
-        for row, group in enumerate(groups):
-            group.prefix, group.row = prefix, row
-            self.cache.put(group.ids[:-1], prefix, row)
+    def _return(self) -> None:
+        """Puts samples that go on into free slots, with what is kept of them."""
+        free = [at for at, sample in enumerate(self._slots) if sample is None]
+        count = min(len(free), len(self._returns))
+        some, self._returns = self._returns[:count], self._returns[count:]
+        placed, prefixes = {}, {}
+        for at, one in zip(free, some, strict=False):
+            sample = self._slots[at] = self._unread[at] = placed[at] = one.sample
+            if one.partial is None and sample.cached:
+                continue
+            if one.partial is not None and one.partial.prefix is not None:
+                if one.partial.version == self._version:
+                    prefixes[at] = one.partial.prefix
+                    continue
+            sample.forget()
+        self._state = self._parked.take(self._state, placed)
+        self._state = put_back(self.engine, self._state, prefixes)
+
+    def _read_unread(self, params) -> None:
+        """Reads what is new of samples that go on."""
+        for sample in self._unread.values():
+            self.reread_tokens += sample.lost
+            sample.lost = 0
+        self._state = read_together(self.engine, params, self._state, self._unread)
+        self._unread = {}
 
     def _admit(self) -> None:
-        """Fill free slots in the order of the queue, one insert per prefix."""
+        """Fills free slots with prompts that were read, one insert per prefix."""
         free = [at for at, sample in enumerate(self._slots) if sample is None]
-        placed: dict[int, list] = {}
-        for group in list(self._queue):
-            while group.prefix is not None and group.waiting and free:
-                sample, at = group.waiting.popleft(), free.pop(0)
-                self._slots[at] = sample
-                placed.setdefault(id(group.prefix), [group.prefix]).append((at, group, sample))
-            if not group.waiting:
-                self._queue.remove(group)
-            if not free:
-                break
-        for prefix, *entries in placed.values():
-            self._insert(prefix, entries)
-
-    def _insert(self, prefix: Prefix, entries: list) -> None:
-        count = len(self._slots)
-        slots, source = np.full(count, count, np.int32), np.zeros(count, np.int32)
-        length, token, limit = (np.zeros(count, np.int32) for _ in range(3))
-        key = np.zeros((count, 2), np.uint32)
-        requests: list[Sampling] = [Sampling()] * count
-        for i, (at, group, sample) in enumerate(entries):
-            slots[i], source[i], key[i] = at, group.row, sample.key
-            length[i], token[i] = len(group.ids) - 1, group.ids[-1]
-            left = sample.sampling.max_response_tokens - sample.drawn
-            limit[i], requests[i] = len(group.ids) + left, sample.sampling
-        entry = Entry(
-            length, token, limit, np.zeros(count, np.int32), key, self.engine.rules(requests),
-            self._forcing(requests, entries),
-        )  # fmt: skip
-        self._state = self.engine.insert(prefix, self._state, slots, source, entry)
-
-    def _forcing(self, requests: list[Sampling], entries: list):
-        """The state of each sample's interruption; None where this engine has none."""
-        if not self.engine.forcing_tokens:
-            return None
-        spent, start = np.full(len(requests), -1, np.int32), np.zeros(len(requests), np.int32)
-        for i, (_, _, sample) in enumerate(entries):
-            start[i] = len(sample.prompt) + sample.begun
-            if sample.sampling.thinking_tokens:
-                spent[i] = budgets(sample.key[None], sample.sampling)[0]
-        forcing = self.engine.forcing(requests, spent, start)
-        thinking, recent = np.array(forcing.thinking), forcing.recent
-        for i, (_, _, sample) in enumerate(entries):
-            newest = sample.tokens[sample.begun :][: -recent.shape[1] - 1 : -1]
-            recent[i, : len(newest)] = newest
-            forcing.forced[i] = sample.interrupted
-            ended = sample.contains(sample.sampling.end_of_thinking_ids)
-            thinking[i] &= not (sample.interrupted or ended)
-        return dataclasses.replace(forcing, thinking=thinking)
+        rows = len(self._slots)
+        for prefix, some in self._prompts.admit(free):
+            slots, source = np.full(rows, rows, np.int32), np.zeros(rows, np.int32)
+            for i, one in enumerate(some):
+                slots[i], source[i] = one.at, one.row
+                self._slots[one.at] = one.sample
+            samples = [one.sample for one in some]
+            length = [sample.size - 1 for sample in samples]
+            token = [sample.ids[-1] for sample in samples]
+            entry = entry_of(self.engine, samples, length, token, rows)
+            self._state = self.engine.insert(prefix, self._state, slots, source, entry)
 
     def _collect(self, tokens, done: int, live, reason, version: int) -> list[Event]:
         """Hand each slot's new tokens to its sample, and free the slots of what finished."""
         self.dispatches += 1
         self.slot_steps += done * len(self._slots)
-        self.live_slot_steps += int(tokens.valid.sum())
         counts, now, events = tokens.valid.sum(axis=0), time.monotonic(), []
-        by_slot = jax.tree.map(lambda x: x[:done].T.tolist(), tokens)
+        self.live_slot_steps += int(counts.sum())
+        records = np.zeros((len(self._slots), done), RECORD)
+        for name, values in (
+            ("ids", tokens.ids), ("logprobs", tokens.logp), ("log_kept", tokens.log_kept),
+            ("entropy", tokens.entropy), ("chosen", tokens.chosen),
+        ):  # fmt: skip
+            records[name] = values[:done].T
+        records["versions"] = version
+        forced = (tokens.valid & ~tokens.chosen).sum(axis=0).tolist()
+        counts, live, reason = counts.tolist(), live.tolist(), reason.tolist()
+        freed: list[int] = []
         for at, sample in enumerate(self._slots):
-            if sample is None:
+            if sample is None or sample in self._held:
                 continue
-            count = int(counts[at])
+            count = counts[at]
             sample.drawn += count
-            for name, values in (
-                ("tokens", by_slot.ids), ("logprobs", by_slot.logp), ("chosen", by_slot.chosen),
-                ("log_kept", by_slot.log_kept), ("entropy", by_slot.entropy),
-            ):  # fmt: skip
-                getattr(sample, name).extend(values[at][:count])
-            sample.versions += [version] * count
-            sample.interrupted += sum(not chosen for chosen in by_slot.chosen[at][:count])
+            sample.record(records[at, :count])
+            sample.interrupted += forced[at]
             if count and not sample.first_token_s:
                 sample.first_token_s = now
             if not live[at]:
-                sample.finish_reason = FinishReason(int(reason[at]))
+                sample.finish_reason = FinishReason(reason[at])
             broken = sample.finish_reason == FinishReason.ABORT
-            count -= self._cut(sample, count)
+            reached = sample.size - 1
+            count -= sample.cut(count, self.decode)
             if sample.finish_reason == FinishReason.ABORT:
                 sample.error = "the model's logits are not finite"
-            if sample.finish_reason is not None:
-                self._finish(sample, at, bool(live[at]), now)
             if broken:
                 self._state = self.engine.clear(self._state, np.array([at], np.int32))
+            if sample.finish_reason is not None:
+                if live[at]:
+                    freed.append(at)
+                self._finish(sample, at, 0 if broken else reached, now)
             events.append(Event(sample, count))
+        if freed:
+            slots = np.full(len(self._slots), len(self._slots), np.int32)
+            slots[: len(freed)] = freed
+            self._state = self.engine.release(self._state, slots)
         return events
 
-    def _cut(self, sample: Sample, new: int) -> int:
-        """Ends a sample at a stop string; returns how many of its `new` tokens are beyond it."""
-        stops, ids = sample.sampling.stop_strings, sample.tokens[sample.turn :]
-        if not stops or not new:
-            return 0
-        kept = find_stop(ids, stops, self.decode, len(ids) - new)
-        if kept is None:
-            return 0
-        sample.drop_last(len(ids) - kept)
-        sample.finish_reason = FinishReason.STOP
-        return len(ids) - kept
-
-    def _finish(self, sample: Sample, at: int, live: bool, now: float) -> None:
+    def _finish(self, sample: Sample, at: int, reached: int, now: float) -> None:
+        """Frees the slot of a finished sample, which has read `reached` tokens, or holds it."""
         sample.finished_s = now
-        slots = np.array([at], np.int32)
+        sample.cached = sample.size - 1
+        beyond = reached > sample.cached and not self.engine.can_go_back(reached)
+        if beyond or reached < sample.cached:
+            sample.forget()  # the slot went further than the sample, over what it needs
         if sample.keep:
-            prefix = self.engine.extract(self._state, slots)
-            # After a stop string the slot went further than the sample.
-            read = np.array([len(sample.ids) - 1], np.int32)
-            overrun = int(prefix.length[0]) > read[0]
-            prefix = dataclasses.replace(
-                prefix, length=jnp.asarray(read), token=jnp.asarray(sample.ids[-1:])
-            )
-            lost = overrun and any(kind.window for kind in self.engine.model.config.kinds)
-            held = None if lost else prefix
-            sample.partial = Partial(sample, held, self._version, sample.copy())
-        if live:
-            self._state = self.engine.release(self._state, slots)
+            prefix = None
+            if sample.cached:
+                prefix = self.engine.extract(self._state, np.array([at], np.int32))
+            sample.partial = Partial(sample, prefix, self._version, sample.copy())
+        if sample.hold and sample.finish_reason != FinishReason.ABORT:
+            if sample.cached:
+                self._held[sample] = at
+                return
+            self._beside.add(sample)
         self._slots[at] = None

@@ -194,12 +194,12 @@ class Worker:
         sample, count = event.sample, event.count
         ticket, place = self._tickets[id(sample)]
         first = len(sample.tokens) - count
+        ids, logprobs = sample.tokens[first:].tolist(), sample.logprobs[first:].tolist()
         if sample.finish_reason is not None:
             del self._tickets[id(sample)], ticket.unfinished[place]
         ticket.deliver(
             TokenChunk(
-                place, sample.tokens[first:], sample.logprobs[first:], self.version,
-                sample.finish_reason, sample.error,
+                place, ids, logprobs, self.version, sample.finish_reason, sample.error,
             )
         )  # fmt: skip
 

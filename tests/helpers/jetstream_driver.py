@@ -82,7 +82,7 @@ def main(interleaved: bool) -> None:
     ]
     list(sampler.run(params))
     # The end token ends a request there; it is not among the tokens that JetStream returns.
-    ours = [list(sample.tokens) for sample in samples]
+    ours = [sample.tokens.tolist() for sample in samples]
     ends = set(tokenizer.eos_ids)
     cut = [t[: min((t.index(e) for e in ends if e in t), default=len(t))] for t in ours]
     told = {

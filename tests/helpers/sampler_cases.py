@@ -47,8 +47,8 @@ def assert_same(sample, row, starts):
     at = sample.id
     end = int((row.segment_ids[at] > 0).sum())
     where = slice(starts[at], end)
-    assert sample.tokens == row.tokens[at, where].tolist(), at
-    assert sample.chosen == (row.mask[at, where] > 0).tolist(), at
+    assert sample.tokens.tolist() == row.tokens[at, where].tolist(), at
+    assert sample.chosen.tolist() == (row.mask[at, where] > 0).tolist(), at
     assert sample.finish_reason == row.finish_reason[at], at
     for ours, theirs in (
         ("logprobs", "sampler_logprobs"), ("log_kept", "sampler_log_kept"), ("entropy", "entropy"),

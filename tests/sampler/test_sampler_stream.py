@@ -168,7 +168,7 @@ def test_both_loops_cut_where_the_string_is_complete(engine, params, seed):
         start, end = lengths[rows[sample.id]], (plain.segment_ids[sample.id] > 0).sum()
         ids = plain.tokens[sample.id, start:end].tolist()
         count = first_stop(ids, asked.stop_strings, decode)
-        assert sample.tokens == ids[:count]
+        assert sample.tokens.tolist() == ids[:count]
         assert len(sample.logprobs) == len(sample.versions) == len(sample.tokens) == sample.drawn
         if count is not None:
             assert sample.finish_reason == FinishReason.STOP
@@ -198,11 +198,11 @@ def test_a_sample_that_a_string_ended_goes_on_behind_a_tools_reply(engine, param
         assert sampler.resume(sample.partial, tool) is sample
         list(sampler.run(params))
         later = decode(sample.tokens[first + 3 :])
-        assert sample.tokens[first : first + 3] == tool
+        assert sample.tokens[first : first + 3].tolist() == tool
         assert not set(later[:-1]) & set(letters)
         stopped = sample.finish_reason == FinishReason.STOP
         assert later[-1] in letters if stopped else len(later) == left
-        assert sample.chosen == [True] * first + [False] * 3 + [True] * len(later)
+        assert sample.chosen.tolist() == [True] * first + [False] * 3 + [True] * len(later)
         assert_read_right(sample, engine.model, params)
         turns += len(later) > 1
     assert turns > 1
@@ -297,7 +297,7 @@ def test_engine_verbs(engine, params):
     sampler = Sampler(engine, chunk_tokens=5)
     line = prompts(seed=2)[0][1]
     sample = sampler.submit(line, dataclasses.replace(ASKED, stop_ids=()))[0]
-    while not sample.tokens:
+    while not len(sample.tokens):
         sampler.step(params)
     tokens = lambda state, steps: jax.device_get(  # noqa: E731
         engine.generate(params, jax.tree.map(jnp.copy, state), steps)[1]
@@ -343,8 +343,8 @@ def test_one_partial_resumes_twice(engine, params):
     third = sampler.resume(partial, [9, 9, 9], dataclasses.replace(asked, max_response_tokens=3))
     list(sampler.run(params))
     assert first is sample and second is not sample
-    assert first.tokens == second.tokens == whole.tokens
-    assert third.tokens[: stood + 3] == [*whole.tokens[:stood], 9, 9, 9]
+    assert first.tokens.tolist() == second.tokens.tolist() == whole.tokens.tolist()
+    assert third.tokens[: stood + 3].tolist() == [*whole.tokens[:stood], 9, 9, 9]
     assert len(third.tokens) == stood + 6
     for one in (first, second, third):
         assert one.finish_reason == FinishReason.LENGTH
@@ -453,10 +453,10 @@ def test_another_turn_thinks_anew():
     first = Sampling(max_response_tokens=6, **think)
     [sample] = sampler.submit([6, 7, 8], first, keep=True)
     list(sampler.run(params))
-    turns = [(sample.tokens[:], sample.chosen[:])]
+    turns = [(sample.tokens.tolist(), sample.chosen.tolist())]
     sampler.resume(sample.partial, [9, 9], Sampling(max_response_tokens=8, **think))
     list(sampler.run(params))
-    turns.append((sample.tokens[8:], sample.chosen[8:]))
+    turns.append((sample.tokens[8:].tolist(), sample.chosen[8:].tolist()))
     for tokens, chosen in turns:
         if 3 not in tokens[:2]:
             assert tokens[2:4] == [4, 5] and chosen[2:4] == [False, False]

@@ -80,7 +80,7 @@ def test_read_again_each_token_is_that_of_the_version_it_names(engine, seed):
     mixed = 0
     for i, sample in enumerate(samples):
         assert len(sample.versions) == len(sample.tokens)
-        assert sample.versions == sorted(sample.versions)
+        assert sample.versions.tolist() == sorted(sample.versions)
         mixed += len(set(sample.versions)) > 1
         for t, version in enumerate(sample.versions):
             assert_drawn(sample, t, logits[version % 3][i][len(sample.prompt) + t - 1])

@@ -50,7 +50,7 @@ def greedy(engine, params):
         asked = Sampling(temperature=0.0, max_response_tokens=count)
         sample = sampler.submit(prompt, asked)[0]
         list(sampler.run(params))
-        return sample.tokens, sample.logprobs
+        return sample.tokens.tolist(), sample.logprobs
 
     return ask
 

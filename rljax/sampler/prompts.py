@@ -1,0 +1,155 @@
+"""Prompts that wait for slots, and how they are read: short ones together, long ones in chunks,
+beginnings that others share once."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from rljax.sampler.engine import Engine, Prefix
+from rljax.sampler.prefix_cache import PrefixCache
+from rljax.sampler.sample import Sample
+
+
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """Samples that wait behind the same tokens."""
+
+    ids: np.ndarray
+    waiting: collections.deque  # of Sample
+    prefix: Prefix | None = None  # all but the last of ids were read into its row
+    row: int = 0
+    partial: Prefix | None = None  # a long prompt so far
+    read: int = 0  # tokens that `partial` holds, the last of them still to be read
+    whole: bool = False  # to be read in one step: an update took what was read
+
+
+@dataclasses.dataclass(frozen=True)
+class Admitted:
+    """A sample that goes into a slot: row `row` of a prefix."""
+
+    sample: Sample
+    at: int
+    row: int
+
+
+class Prompts:
+    """The queue of prompts, in the order in which they came."""
+
+    def __init__(self, engine: Engine, cache: PrefixCache, chunk_tokens: int, prefill_rows: int):
+        self.engine, self.cache = engine, cache
+        self.chunk_tokens, self.prefill_rows = chunk_tokens, prefill_rows
+        self._groups: collections.deque[_Group] = collections.deque()
+
+    def add(self, ids: np.ndarray, samples: list[Sample], *, first: bool = False) -> None:
+        """Puts samples of one prompt at the end of the queue, or first."""
+        group = _Group(ids, collections.deque(samples))
+        (self._groups.appendleft if first else self._groups.append)(group)
+
+    def remove(self, sample: Sample) -> bool:
+        """Takes a sample out; whether it was here."""
+        for group in self._groups:
+            if sample in group.waiting:
+                group.waiting.remove(sample)
+                if not group.waiting:
+                    self._groups.remove(group)
+                return True
+        return False
+
+    def __iter__(self) -> Iterator[Sample]:
+        for group in self._groups:
+            yield from group.waiting
+
+    def __len__(self) -> int:
+        return sum(len(group.waiting) for group in self._groups)
+
+    def at_version(self, version: int) -> None:
+        """Drops what other parameters read."""
+        for group in self._groups:
+            group.whole |= group.partial is not None
+            group.prefix = group.partial = None
+            group.read = 0
+        self.cache.at_version(version)
+
+    def read(self, params, free: int) -> None:
+        """Reads prompts for `free` slots: the short ones that come first together, or one chunk of
+        a long one."""
+        ready = sum(len(g.waiting) for g in self._groups if g.prefix is not None)
+        unread = [group for group in self._groups if group.prefix is None]
+        short, slots_left = [], free - ready
+        for group in unread:
+            if slots_left <= 0 or len(short) == self.prefill_rows:
+                break
+            slots_left -= len(group.waiting)
+            if group.partial is None and not self._shares(group):
+                if len(group.ids) <= self.chunk_tokens:
+                    short.append(group)
+                    continue
+                group.partial = self.engine.empty_prefix()
+            if group.prefix is None and not group.whole:
+                self._read_chunk(params, group)
+                break
+            while group.prefix is None:
+                self._read_chunk(params, group)
+        if len(short) == 1:  # alone it is read faster than as one row of many
+            short[0].partial = self.engine.empty_prefix()
+            self._read_chunk(params, short[0])
+        elif short:
+            self._read_together(params, short)
+
+    def _shares(self, group: _Group) -> bool:
+        """Start from a cached beginning, if there is one."""
+        if not self.cache.capacity or len(group.ids) < 2:
+            return False
+        hit = self.cache.find(group.ids[:-1])
+        if hit is None:
+            return False
+        kept, shared = hit
+        if 4 * shared < len(group.ids):
+            return False  # not worth a pass of its own
+        if shared == len(group.ids) - 1 == len(kept.tokens):
+            group.prefix, group.row = kept.prefix, kept.row
+        elif shared == len(group.ids) - 1:
+            group.prefix = self.engine.widen(kept.prefix, kept.row, shared)
+        else:
+            group.partial = self.engine.widen(kept.prefix, kept.row, shared)
+            group.read = shared
+        return True
+
+    def _read_chunk(self, params, group: _Group) -> None:
+        chunk = group.ids[group.read : group.read + self.chunk_tokens]
+        if len(chunk):
+            padded = np.zeros((1, self.chunk_tokens), np.int32)
+            padded[0, : len(chunk)] = chunk
+            counts = np.array([len(chunk)], np.int32)
+            group.partial = self.engine.append(params, group.partial, padded, counts)
+            group.read += len(chunk)
+        if group.read == len(group.ids):
+            group.prefix, group.row, group.partial = group.partial, 0, None
+            self.cache.put(group.ids[:-1], group.prefix, 0)
+
+    def _read_together(self, params, groups: list[_Group]) -> None:
+        rows = self.prefill_rows
+        tokens = np.zeros((rows, self.chunk_tokens), np.int32)
+        lengths = np.ones(rows, np.int32)
+        for row, group in enumerate(groups):
+            tokens[row, : len(group.ids)], lengths[row] = group.ids, len(group.ids)
+        prefix = self.engine.prefill(params, tokens, lengths)
+        for row, group in enumerate(groups):
+            group.prefix, group.row = prefix, row
+            self.cache.put(group.ids[:-1], prefix, row)
+
+    def admit(self, free: list[int]) -> list[tuple[Prefix, list[Admitted]]]:
+        """Takes samples whose prompt was read out of the queue, in its order, for the slots `free`
+        (which become fewer): by prefix, so that each is put into all its slots at once."""
+        placed: dict[int, tuple[Prefix, list[Admitted]]] = {}
+        for group in list(self._groups):
+            while group.prefix is not None and group.waiting and free:
+                one = Admitted(group.waiting.popleft(), free.pop(0), group.row)
+                placed.setdefault(id(group.prefix), (group.prefix, []))[1].append(one)
+            if not group.waiting:
+                self._groups.remove(group)
+            if not free:
+                break
+        return list(placed.values())
