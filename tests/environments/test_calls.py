@@ -1,9 +1,14 @@
 """Tool calls: what a template renders is read back, and so is what models really write; what is no
 call is told in words and never raises."""
 
+import importlib.metadata
+import json
 import random
+import time
+from pathlib import Path
 
 import pytest
+from hostile_calls import long_texts, short_texts
 from tool_families import (
     FORMATS,
     ONE_CALL,
@@ -13,8 +18,10 @@ from tool_families import (
     write_tool_family,
 )
 
-from rljax.data.text.tokenizer import load_tokenizer
-from rljax.environments.calls import parser
+from rljax.data.text.template import ChatTemplate
+from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
+from rljax.environments.calls import assistant_message, parser
+from rljax.errors import InputError
 
 QUESTION = {"role": "user", "content": "How is the weather?"}
 
@@ -54,3 +61,320 @@ def test_what_a_template_renders_is_read_back(tokenizers, family):
         assert not parsed.problem, (calls, parsed)
         assert [(call.name, call.arguments) for call in parsed.calls] == calls
         assert all(len(call.id) == 9 for call in parsed.calls)
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_a_reply_as_a_message_renders_as_it_was_written(tokenizers, family):
+    """The call of a reply, put into a message, gives the reply's text again."""
+    tokenizer = tokenizers[family]
+    form = parser("auto", tokenizer)
+    message = calls_message([("weather", {"n": 3, "town": "Ulm"})])
+    ids = tokenizer.encode(written(tokenizer, message))
+    text = form.decode(tokenizer, ids)
+    again = assistant_message(text, form.parse(text, SCHEMAS))
+    assert again["tool_calls"][0]["function"] == message["tool_calls"][0]["function"]
+    assert form.parse(form.decode(tokenizer, tokenizer.encode(written(tokenizer, again)))) == (
+        form.parse(text)
+    )
+
+
+def test_content_reasoning_and_ends_are_told_apart(tokenizers):
+    qwen = tokenizers["qwen3"]
+    form = parser("auto", qwen)
+    ids = qwen.encode('<think>\nx\n</think>\n\nI look.\n<tool_call>\n{"name": "f"}\n</tool_call>')
+    text = form.decode(qwen, [*ids, *qwen.eos_ids])
+    parsed = form.parse(text)
+    assert parsed.content == "<think>\nx\n</think>\n\nI look." and parsed.calls[0].arguments == {}
+    assert form.parse("no call\n\n") == form.parse("no call\n\n").__class__("no call\n\n")
+    oss = tokenizers["gpt_oss"]
+    form = parser("auto", oss)
+    said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>4"
+    parsed = form.parse(form.decode(oss, [*oss.encode(said), oss.eos_ids[0]]))
+    assert (parsed.content, parsed.reasoning, parsed.calls) == ("4", "hm", ())
+    assert assistant_message(said, parsed) == {
+        "role": "assistant", "content": "4", "reasoning_content": "hm",
+    }  # fmt: skip
+    assert set(form.stop_ids(oss)) == {oss.encode(t)[0] for t in ("<|return|>", "<|call|>")}
+    llama = tokenizers["llama3"]
+    assert llama.encode("<|eom_id|>")[0] in parser("llama3", llama).stop_ids(llama)
+
+
+F = ("f", {"a": 1})
+WILD = [  # what models write that no template does
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}', [F], ""),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call> ', [F], ""),
+    ("hermes", 'Hm.<tool_call>{"name":"f","parameters":{"a":1}}</tool_call>', [F], "Hm."),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "f", "arguments": {"a": "x\ny"}}\n</tool_call>\n'
+        '<tool_call>{"name": "g", "arguments": null}</tool_call>\nDone.',
+        [("f", {"a": "x\ny"}), ("g", {})],
+        "\nDone.",
+    ),
+    (
+        "qwen3_coder",
+        "<function=weather>\n<parameter=n>\n1\n</parameter>",
+        [("weather", {"n": 1})],
+        "",
+    ),
+    (
+        "qwen3_coder",
+        "Go.\n<tool_call>\n<function=weather>\n<parameter=flag>True</parameter>\n"
+        "<parameter=town>\n\n1\n\n</parameter>\n</function>\n</tool_call>",
+        [("weather", {"flag": True, "town": "\n1\n"})],
+        "Go.",
+    ),
+    ("llama3", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', [F], ""),
+    (
+        "llama3",
+        '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}',
+        [F, ("g", {})],
+        "",
+    ),
+    ("llama3", 'Sure:\n{"type": "function", "name": "f", "parameters": {"a": 1}}', [F], "Sure:"),
+    (
+        "llama3",
+        "<|python_tag|>brave_search.call(query=\"a, 'b'\")",
+        [("brave_search", {"query": "a, 'b'"})],
+        "",
+    ),
+    (
+        "llama3",
+        "[f(a=1), g(b=[True, None], c={'d': -2.5})]",
+        [F, ("g", {"b": [True, None], "c": {"d": -2.5}})],
+        "",
+    ),
+    ("llama3", '{"name": "Bo", "age": 3}', [], '{"name": "Bo", "age": 3}'),
+    ("llama3", '{"answer": [1]}', [], '{"answer": [1]}'),
+    (
+        "harmony",
+        '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}',
+        [F],
+        "",
+    ),
+    ("harmony", ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>', [F], ""),
+    (
+        "harmony",  # vllm#22519: a header twice, no <|start|>, text behind the channel
+        "<|channel|>analysis<|message|>I call.<|end|><|channel|>commentary<|start|>assistant"
+        '<|channel|>commentary to=functions.f<|constrain|>json<|message|>{"a": 1}',
+        [F],
+        "",
+    ),
+    ("harmony", '<|channel|>commentary to=functions.f code<|message|>{"a":1}<|end|>', [F], ""),
+    (
+        "harmony",
+        "<|channel|>analysis to=python code<|message|>print(1)<|call|>",
+        [("python", {"code": "print(1)"})],
+        "",
+    ),
+    ("harmony", "<|channel|>commentary<|message|>First I look.<|end|>", [], "First I look."),
+    ("harmony", "plain", [], "plain"),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}] and so', [F], ""),
+    ("mistral", 'Hm.[TOOL_CALLS]f{"a": 1}[TOOL_CALLS]g[ARGS]{}', [F, ("g", {})], "Hm."),
+    ("deepseek_v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}', [F], ""),
+    (
+        "deepseek_v3",
+        '\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" '
+        'string="false">1'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="b" string="true">2</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        [("f", {"a": 1, "b": "2"})],
+        "",
+    ),
+    ("gemma", "Sure.\n```tool_code\nprint(f(a=1))\ng()\n```", [F, ("g", {})], "Sure."),
+    (
+        "gemma",
+        '```tool_code\nf(a=\'it\\\'s\\n\', b="""x"y""", c=r\'\\d\',)',
+        [("f", {"a": "it's\n", "b": 'x"y', "c": "\\d"})],
+        "",
+    ),
+    (
+        "gemma",
+        "<start_function_call>call:f{a:<escape>x}<escape>,b:[1,2.5]}<end_function_call>",
+        [("f", {"a": "x}", "b": [1, 2.5]})],
+        "",
+    ),
+    ("python", "So:\n```python\nprint(1)\n```\n", [("python", {"code": "print(1)"})], "So:"),
+    ("python", "```py\na\n```\n```python\nb\n```", [("python", {"code": "b"})], "```py\na\n```"),
+    ("python(tool='run', argument='x')", "```python\nb\n```", [("run", {"x": "b"})], ""),
+    ("python", "```\nb\n```", [], "```\nb\n```"),
+    ("tag(name='search')", "I <search> cats </search>", [("search", {"text": "cats"})], "I "),
+    (
+        "tag(name=('weather', 'calc'), argument='n')",
+        "<weather>3</weather><calc>1<calc>",
+        [("weather", {"n": 3})],
+        "<calc>1<calc>",
+    ),
+    ("tag(name='weather')", "<weather>Ulm</weather>", [("weather", {"town": "Ulm"})], ""),
+    ("", "<tool_call>", [], "<tool_call>"),
+]
+
+
+@pytest.mark.parametrize("name, text, calls, content", WILD)
+def test_what_models_really_write_is_read(name, text, calls, content):
+    parsed = parser(name, None).parse(text, SCHEMAS)
+    assert [(call.name, call.arguments) for call in parsed.calls] == calls
+    assert parsed.problem == "" and parsed.content == content
+
+
+BAD = [
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>',
+        "JSON is wrong at character 36",
+    ),
+    ("hermes", '<tool_call>{"name": "f"} so</tool_call>', "stands behind"),
+    ("hermes", "<tool_call></tool_call>", "JSON is wrong at character 1: expecting value"),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>', "names no tool"),
+    ("hermes", '<tool_call>["f"]</tool_call>', "not an object"),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        "not an object with a value for each name",
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}', "number"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}', "surrogate"),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}",
+        "deeper than 64",
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 99999, "deeper than 64"),
+    (
+        "hermes",
+        '<tool_call>{"name": "f"}</tool_call>' * 129,
+        "call 129: a reply has at most 128 calls",
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1", "no closing tag"),
+    ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>', "no function tag"),
+    ("llama3", '{"name": "f", "parameters": {"a": 1}', "JSON is wrong"),
+    ("llama3", "<|python_tag|>print(1)", "no object"),
+    ("llama3", "<|python_tag|>f.call(a=b)", "no literal"),
+    ("harmony", "<|channel|>commentary to=functions.f<|message|>a=1<|call|>", "JSON is wrong"),
+    ("harmony", "<|channel|>commentary to=functions.f", "message is missing"),
+    ("mistral", "[TOOL_CALLS]", "JSON is wrong"),
+    ("mistral", "[TOOL_CALLS] 3", "not an object"),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>f", "missing"),
+    ("deepseek_v3", "<｜DSML｜function_calls>", "no invoke tag"),
+    ("gemma", "```tool_code\nimport os\n```", "needed"),
+    ("gemma", "```tool_code\nf(1)\n```", "name=value"),
+    ("gemma", "```tool_code\nf(a='x\n```", "a string has no end"),
+    ("gemma", "```tool_code\n\n```", "empty"),
+    ("gemma", "<|tool_call>f{}", "call:"),
+    ("python", "```python\nprint(1)", "not closed"),
+]
+
+
+@pytest.mark.parametrize("name, text, words", BAD)
+def test_a_bad_call_is_told_in_words(name, text, words):
+    parsed = parser(name, None).parse(text, SCHEMAS)
+    assert words in parsed.problem, parsed
+    assert parsed.problem.startswith("call ") and len(parsed.problem) < 200
+    # A problem goes back to the policy: no token of a format may be in it.
+    assert not any(mark in parsed.problem for mark in ("<", "|", "[", "```"))
+    assert assistant_message(text, parsed) == {"role": "assistant", "content": text}
+
+
+def test_calls_before_a_bad_one_are_kept():
+    good = '<tool_call>{"name": "f"}</tool_call>'
+    parsed = parser("hermes", None).parse(good * 2 + "<tool_call>{" + good)
+    assert [call.id for call in parsed.calls] == ["call00000", "call00001"]
+    assert parsed.problem.startswith("call 3: ")
+
+
+ALL = [*dict.fromkeys(FORMATS.values()), "python", "tag(name=('search', 'f'))", ""]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_10000_hostile_texts_never_raise(name):
+    form = parser(name, None)
+    problems = calls = 0
+    for text in short_texts(10_000, seed=1):
+        parsed = form.parse(text, SCHEMAS)
+        problems += bool(parsed.problem)
+        calls += len(parsed.calls)
+        assert isinstance(assistant_message(text, parsed)["content"], str)
+    assert not name or calls > 2, "the texts reach the calls"
+    assert problems > 100 or name in ("", "tag(name=('search', 'f'))")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_the_time_of_a_hostile_text_grows_with_its_length(name):
+    """Ten times the length: at most about ten times the processor time, 25 to leave room."""
+    form = parser(name, None)
+
+    def seconds(text) -> float:
+        spans = []
+        for _ in range(3):
+            start = time.process_time()
+            form.parse(text, SCHEMAS)
+            spans.append(time.process_time() - start)
+        return min(spans)
+
+    for (what, short), (_, long) in zip(long_texts(50_000), long_texts(500_000), strict=True):
+        assert seconds(long) < 25 * max(seconds(short), 2e-4), (name, what)
+
+
+# -- which format
+
+
+def test_a_format_of_ones_own_and_unknown_ones(tmp_path, tokenizers):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from rljax.environments.calls import Format, Parsed\n"
+        "def shout(mark='!'):\n    return Format('shout', lambda t, s: Parsed(t.strip(mark)))\n"
+        "def wrong():\n    return 3\n"
+    )
+    assert parser(f"{own}:shout(mark='?')", None).parse("a?").content == "a"
+    with pytest.raises(InputError, match="returns no format"):
+        parser(f"{own}:wrong", None)
+    with pytest.raises(InputError, match="did you mean hermes"):
+        parser("hermess", None)
+    for bad in ("tag(name='a b')", "tag(name=())"):
+        with pytest.raises(InputError, match="tag"):
+            parser(bad, None)
+
+
+def test_auto_without_calls_in_the_template(tmp_path):
+    assert parser("auto", CharTokenizer("abc")).name == ""
+    gemma = load_tokenizer(write_tool_family(tmp_path / "gemma", "gemma"))
+    assert parser("auto", gemma).name == "gemma", "its template renders no calls, it has a way"
+    folder = write_tool_family(tmp_path / "other", "qwen3_coder")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert parser("auto", load_tokenizer(folder)).name == ""
+
+
+def test_auto_reads_templates_as_they_are_published():
+    """Those that trl ships, where it is installed: models' own, not ours."""
+    try:
+        folder = Path(importlib.metadata.distribution("trl").locate_file("trl/chat_templates"))
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("trl is not installed")
+    expected = {
+        "qwen2_5": "hermes", "qwen3": "hermes", "qwen3_vl": "hermes",
+        "qwen3_5_think": "qwen3_coder",
+        "llama3_1": "llama3", "llama3_2": "llama3", "gptoss": "harmony", "gemma4": "gemma",
+        "deepseekv3": "deepseek_v3", "llama3": "", "phi3": "",
+    }  # fmt: skip
+    for name, form in expected.items():
+        tokenizer = PublishedTemplate((folder / f"{name}.jinja").read_text(encoding="utf-8"))
+        assert parser("auto", tokenizer).name == form, name
+
+
+class PublishedTemplate:
+    """As much of a tokenizer as "auto" asks."""
+
+    has_chat_template, special_ids = True, frozenset()
+
+    def __init__(self, text: str):
+        self._template = ChatTemplate(text, "published.jinja")
+
+    def encode(self, text):
+        return [*text.encode()]
+
+    def render_chat(self, messages, **options):
+        special = {"bos_token": "<s>", "eos_token": "</s>"}
+        return self._template.render(messages, special_tokens=special, **options)

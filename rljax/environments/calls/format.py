@@ -15,6 +15,7 @@ from rljax.environments.contract import Call
 MAX_CALLS = 128  # of a reply
 MAX_NAME = 256  # characters
 MAX_DEPTH = 64  # of arguments: what reads them later may recurse
+MAX_CONTAINERS = 10_000  # of arguments
 _SPACE = re.compile(r"\s*")
 _FORM = 'a call is {"name": ..., "arguments": {...}}'
 
@@ -104,7 +105,7 @@ def assistant_message(text: str, parsed: Parsed) -> dict:
 
 
 class CallReader:
-    """Collects the calls of one text, up to the first bad one."""
+    """Collects the calls of one text, up to the first bad one. `form` says how one is written."""
 
     def __init__(self, form: str = _FORM):
         self.calls: list[Call] = []
@@ -204,10 +205,12 @@ def _too_deep() -> str:
 def _trouble(value: object, text: str, start: int, end: int) -> str:
     """Why a value that is JSON cannot be used: its depth, or half a surrogate pair."""
     if text.count("{", start, end) + text.count("[", start, end) > MAX_DEPTH:
-        level, depth = [value], 0
+        level, depth, containers = [value], 0, 0
         while level and depth <= MAX_DEPTH:
             level = [v for outer in level for v in _inside(outer) if isinstance(v, (dict, list))]
-            depth += 1
+            depth, containers = depth + 1, containers + len(level)
+            if containers > MAX_CONTAINERS:
+                return f"its arguments have more than {MAX_CONTAINERS} lists and objects"
         if level:
             return _too_deep()
     if text.find("\\u", start, end) >= 0:

@@ -76,7 +76,7 @@ def _is_call(value: dict) -> bool:
 
 TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _MISTRAL_NAME = re.compile(
-    r"\s*([^\s\[\]{}]{1,256})\s*(?:\[CALL_ID\]\s*([\w-]{1,64})\s*)?(?:\[ARGS\]\s*)?(?=\{)"
+    r"\s*+([^\s\[\]{}]{1,256})\s*+(?:\[CALL_ID\]\s*+([\w-]{1,64})\s*+)?(?:\[ARGS\]\s*+)?(?=\{)"
 )
 
 
@@ -108,8 +108,8 @@ def read_mistral(text: str, schemas: Sequence[Mapping]) -> Parsed:
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 _DEEPSEEK_HEAD = re.compile(
-    re.escape(CALL_BEGIN) + r"\s*([^<>\s]{0,256})\s*" + re.escape(SEPARATOR)
-    + r"\s*(?:([^\s`{]{1,256})\s*)?(?:```(?:json)?\s*)?(?=\{)"
+    re.escape(CALL_BEGIN) + r"\s*+([^<>\s]{0,256})\s*+" + re.escape(SEPARATOR)
+    + r"\s*+(?:([^\s`{]{1,256})\s*+)?(?:```(?:json)?\s*+)?(?=\{)"
 )  # fmt: skip
 
 

@@ -1,14 +1,14 @@
 """Calls written as code: Python's `f(a=1)` and Gemma's `call:f{a:1}`, whose arguments are literals.
 
 A scanner of its own, for Python's parser warns about what a policy writes, and its cost and depth
-could not be bounded. A reply has at most MAX_VALUES values in such calls.
+could not be bounded. Such a call has bounds of its own, MAX_VALUES and MAX_ESCAPES.
 """
 
 import re
 
 from rljax.environments.calls.format import MAX_DEPTH, CallReader
 
-MAX_VALUES = 1000
+MAX_VALUES, MAX_ESCAPES = 1000, 10_000
 QUOTE = '<|"|>'  # Gemma 4 writes strings between these
 ESCAPE = "<escape>"  # FunctionGemma between these
 _STRING = re.compile(
@@ -65,7 +65,7 @@ class _Scanner:
     """Reads literals from a place on; raises _Wrong at the first thing that is none."""
 
     def __init__(self, text: str, at: int = 0):
-        self.text, self.at, self._values = text, at, 0
+        self.text, self.at, self._values, self._escapes = text, at, 0, 0
 
     def ended(self) -> bool:
         self.at = _SPACE.match(self.text, self.at).end()
@@ -171,6 +171,9 @@ class _Scanner:
         prefix, *inside = (group for group in found.groups() if group is not None)
         if "r" in prefix.lower() or "\\" not in inside[0]:
             return inside[0]
+        self._escapes += inside[0].count("\\")
+        if self._escapes > MAX_ESCAPES:
+            raise _Wrong(f"it has more than {MAX_ESCAPES} backslashes")
         return _ESCAPED.sub(_unescaped, inside[0])
 
     def _require(self, mark: str) -> None:

@@ -11,10 +11,10 @@ from rljax.environments.schemas import coerced, parameters_of
 
 # -- Qwen3-Coder
 
-_FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function\s*=\s*[\"']?([^\s<>\"']{1,256})[\"']?\s*>")
-_PARAMETER = re.compile(r"\s*<parameter\s*=\s*[\"']?([^<>\"'\n]{1,256})[\"']?\s*>")
-_VALUE_END = re.compile(r"</parameter>\s*(?=<parameter\s*=|</function>|</tool_call>|\Z)")
-_CALL_END = re.compile(r"\s*(?:</function>)?\s*(?:</tool_call>)?")
+_FUNCTION = re.compile(r"<function\s*+=\s*+[\"']?([^\s<>\"']{1,256})[\"']?\s*+>")
+_PARAMETER = re.compile(r"\s*+<parameter\s*+=\s*+[\"']?([^<>\"'\n]{1,256})[\"']?\s*+>")
+_VALUE_END = re.compile(r"</parameter>\s*+(?=<parameter\s*=|</function>|</tool_call>|\Z)")
+_CALL_END = re.compile(r"\s*+(?:</function>)?\s*+(?:</tool_call>)?")
 
 
 def read_qwen3_coder(text: str, schemas: Sequence[Mapping]) -> Parsed:
@@ -23,7 +23,7 @@ def read_qwen3_coder(text: str, schemas: Sequence[Mapping]) -> Parsed:
     reader = CallReader("a call is a function tag with a parameter tag for each argument")
     kept, at = [], 0
     while reader.open and (found := _FUNCTION.search(text, at)):
-        kept.append(text[at : found.start()].rstrip())
+        kept.append(text[at : found.start()].rstrip().removesuffix("<tool_call>").rstrip())
         types, arguments = parameters_of(found[1], schemas), {}
         at = found.end()
         while parameter := _PARAMETER.match(text, at):
@@ -50,7 +50,7 @@ def read_qwen3_coder(text: str, schemas: Sequence[Mapping]) -> Parsed:
 DSML = "｜DSML｜"
 _INVOKE = re.compile(rf'<{DSML}invoke name="([^"<>]{{1,256}})">')
 _DSML_PARAMETER = re.compile(
-    rf'\s*<{DSML}parameter name="([^"<>]{{1,256}})"(?: string="(true|false)")?>'
+    rf'\s*+<{DSML}parameter name="([^"<>]{{1,256}})"(?: string="(true|false)")?>'
 )
 _DSML_END = f"</{DSML}parameter>"
 
@@ -127,19 +127,20 @@ def read_block(text: str, tool: str, argument: str) -> Parsed:
     return Parsed(content, (Call(tool, {argument: code}),))
 
 
-def read_tags(text: str, tools: Sequence[str], argument: str, schemas: Sequence[Mapping]) -> Parsed:
+def read_tags(
+    text: str, tools: tuple[str, ...], argument: str, schemas: Sequence[Mapping]
+) -> Parsed:
     """<search>...</search> is a call of `search`. A tag that is not closed is text: a model of a
     few layers could do nothing with what is wrong with it."""
-    pattern = re.compile(f"<({'|'.join(map(re.escape, tools))})>")
-    reader, kept, at = CallReader(), [], 0
-    unclosed = set()
-    while reader.open and (found := pattern.search(text, at)):
+    reader, kept, at, left = CallReader(), [], 0, list(tools)
+    while reader.open and left:
+        found = re.compile(f"<({'|'.join(map(re.escape, left))})>").search(text, at)
+        if not found:
+            break
         name = found[1]
-        end = -1 if name in unclosed else text.find(f"</{name}>", found.end())
+        end = text.find(f"</{name}>", found.end())
         if end < 0:
-            unclosed.add(name)
-            kept.append(text[at : found.end()])
-            at = found.end()
+            left.remove(name)
             continue
         kept.append(text[at : found.start()])
         inside = text[found.end() : end].strip()
