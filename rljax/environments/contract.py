@@ -49,7 +49,10 @@ class Turn:
 @dataclasses.dataclass(frozen=True)
 class Opening:
     """The first yield of an environment with tools: `messages` (None: the prompt of the row) and
-    the JSON schemas that the chat template shows."""
+    the JSON schemas that the chat template shows.
+
+    A later one begins another row (environment.max_rows): what is read then is this alone.
+    """
 
     messages: object = None
     tools: Sequence[Mapping] = ()

@@ -211,10 +211,8 @@ class Episode:
         self._seat = turn.seat
         conversation, drift, new_row = self._conversations.get(turn.seat), "", True
         failures: list[str] = []
-        if conversation is None:
+        if conversation is None or tools is not None:
             ids, messages = self._first(turn, tools or ())
-        elif tools is not None:
-            raise BadYield("an Opening is the first yield of its seat")
         else:
             messages = conversation.shortened(turn.observation or ())
             # "failed" or "unknown", by Toolbox.answer: for the counts, not for the template.

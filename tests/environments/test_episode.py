@@ -98,6 +98,12 @@ def endless():
     while True:
         yield "again"
 
+def anew():
+    yield "one"
+    yield Opening("two")
+    yield "three"
+    return 1.0
+
 def talks(lines, tools=()):
     """Says each line, whatever is answered."""
     yield Opening([{"role": "user", "content": lines[0]}], tools=tools)
@@ -187,6 +193,15 @@ def test_seats_have_conversations_of_their_own(users):
     assert end.outcome == {"a": 1.0, "b": -1.0} and end.outcome_parts == {"b/moves": 1.0}
 
 
+def test_an_opening_begins_another_row(users):
+    game = episode(users("anew"))
+    steps = [game.begin(), game.reply(written("x")), game.reply(written("y"))]
+    assert [(text_of(s), s.new_row) for s in steps] == [
+        ("one", True), ("two", True), ("three", False)
+    ]  # fmt: skip
+    assert game.reply(written("z")).outcome == {"": 1.0}
+
+
 def test_fields_and_seeds(users):
     step = episode(users("seeds"), seed=3, sample_seed=4, extra_info={"k": 1}, x=2).begin()
     assert text_of(step) == "3 4 ['extra_info', 'k', 'x']"
@@ -212,7 +227,7 @@ def test_fields_and_seeds(users):
         ("yield Turn('x', reward=float('nan'))", "bad yield", "finite"),
         ("yield Turn('x', state=object())", "bad yield", "stable hash"),
         ("yield Turn('x', parts=3)", "bad yield", "named numbers"),
-        ("yield Opening('x')", "bad yield", "first"),
+        ("yield Opening(None)", "bad yield", "first"),
         ("yield 'caf\\u00e9'", "bad yield", "not in the alphabet"),
         ("return float('inf')", "bad outcome", "finite"),
         ("return 'won'", "bad outcome", "not a number"),
