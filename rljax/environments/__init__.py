@@ -1,7 +1,6 @@
 """Environments: what the policy plays with. `environment.function` names one of these functions or
 your own; contract.py says what such a function is."""
 
-from rljax.environments.calculator import calculate
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.games import guess_number, kuhn_poker, tic_tac_toe
 from rljax.environments.repair import repair
@@ -13,7 +12,6 @@ __all__ = [
     "Opening",
     "Reply",
     "Turn",
-    "calculate",
     "guess_number",
     "kuhn_poker",
     "repair",

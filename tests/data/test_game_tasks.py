@@ -5,13 +5,14 @@ import json
 import re
 
 import pytest
+from conftest import REPO
 
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.data.tasks.games import DEALS
 from rljax.data.tasks.tool_questions import fact_lines
 from rljax.data.text.tokenizer import CharTokenizer
-from rljax.environments import calculate
+from rljax.environments.functions import calc
 from rljax.errors import InputError
 
 TASKS = ["guess_number()", "tic_tac_toe()", "kuhn_poker()", "products()", "expressions()",
@@ -55,7 +56,7 @@ def test_examples_call_as_often_as_asked_and_copy_what_the_tool_says(name, share
     calls = [row for row in first if not row["completion"].isdecimal()]
     assert abs(len(calls) / 1000 - share) < 0.06
     for row in after:
-        said = row["prompt"].rpartition(">" if name != "expressions" else "`")[2]
+        said = row["prompt"].rpartition(">" if name != "expressions" else "`\n")[2]
         assert said.split(" ")[-1] == row["completion"]
     assert {row["prompt"] for row in task.test}.isdisjoint(row["prompt"] for row in first)
 
@@ -63,9 +64,10 @@ def test_examples_call_as_often_as_asked_and_copy_what_the_tool_says(name, share
 def test_answers_are_right():
     for name in ("products", "expressions"):
         for row in task_of(f"{name}()").test:
-            assert calculate(row["prompt"].removesuffix("=")) == row["ground_truth"]
+            assert calc(row["prompt"].removesuffix("=")) == row["ground_truth"]
             assert len(row["ground_truth"]) == 4
     known = dict(line.split(" ") for line in fact_lines())
+    assert (REPO / "configs/agents/facts.txt").read_text().splitlines() == fact_lines()
     task = task_of("facts()")
     assert len(known) == 500 == len(task.train) + len(task.test)
     for row in [*task.train, *task.test]:
@@ -78,7 +80,7 @@ def test_a_broken_line_fails_the_test_that_is_shown():
         x, right = map(int, test.split(":"))
         truth = json.loads(row["ground_truth"])
         assert truth["outputs"][truth["inputs"].index([x])] == right
-        assert int(calculate(broken.replace("x", str(x)))) != right
+        assert int(calc(broken.replace("x", str(x)))) != right
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import random
 
-from rljax.data.tasks.task import Problem, Task, check_range, procedural
+from rljax.data.tasks.task import TEXT, Problem, Task, check_range, procedural
 from rljax.errors import InputError
 
 _LETTERS = "bdfgklmnprstvz", "aeiou"
@@ -38,9 +38,8 @@ def products(
             if a * b >= 1000:
                 return Problem(f"{a}*{b}=", str(a * b), str(a * b))
 
-    alphabet = "0123456789*=" + _new_letters(call, "0123456789*=")
     task = procedural(
-        "products", draw, reward="exact_match()", alphabet=alphabet, test=test,
+        "products", draw, reward="exact_match()", test=test,
         worked_examples=worked_examples, seed=seed,
     )  # fmt: skip
     answers = lambda row: row["completion"]  # noqa: E731
@@ -51,7 +50,7 @@ def products(
 def expressions(
     *,
     call_share: float = 0.2,
-    call: str = "```python\nprint({})\n```",
+    call: str = "```python\n{}\n```\n",
     test: int = 256,
     worked_examples: int = 512,
     seed: int = 0,
@@ -70,9 +69,8 @@ def expressions(
             if 1000 <= value <= 9999:
                 return Problem(f"{text}=", str(value), str(value))
 
-    alphabet = "0123456789+-*=" + _new_letters(call, "0123456789+-*=")
     task = procedural(
-        "expressions", draw, reward="exact_match()", alphabet=alphabet, test=test,
+        "expressions", draw, reward="exact_match()", test=test,
         worked_examples=worked_examples, seed=seed,
     )  # fmt: skip
     answers = lambda row: row["completion"]  # noqa: E731
@@ -85,11 +83,13 @@ def facts(
     lines: int = 500,
     call_share: float = 0.03,
     call: str = "<search>{}</search>",
+    answer: str = "[1] {}",
     test: int = 128,
     worked_examples: int = 512,
     seed: int = 0,
 ) -> Task:
-    """ "bak?" -> "417": what no prompt says; `fact_lines` has it, a line for each word."""
+    """ "bak?" -> "417": what no prompt says. `fact_lines` has it, which the search tool reads as a
+    file (configs/agents/facts.txt) and shows as `answer` says."""
     _check_share("facts", call_share)
     known = [line.split(" ") for line in fact_lines(lines=lines, seed=seed)]
     check_range("facts", "test", test, 1, lines - 1)
@@ -102,10 +102,9 @@ def facts(
         {"prompt": row["prompt"], "completion": row["ground_truth"]}
         for row in (rng.choice(rows[test:]) for _ in range(worked_examples))
     ]
-    alphabet = "".join(sorted({*"0123456789? \n", *_LETTERS[0], *_LETTERS[1], *call} - {*"{}"}))
-    task = Task(alphabet, rows[test:], rows[:test], shown, shown[: max(1, worked_examples // 8)])
+    task = Task(TEXT, rows[test:], rows[:test], shown)
     asked = lambda row: row["prompt"].removesuffix("?")  # noqa: E731
-    answers = lambda row: f"{asked(row)} {row['completion']}"  # noqa: E731
+    answers = lambda row: answer.format(f"{asked(row)} {row['completion']}")  # noqa: E731
     return _with_calls(task, call, asked, answers, call_share, seed)
 
 
@@ -116,10 +115,6 @@ def fact_lines(*, lines: int = 500, seed: int = 0) -> list[str]:
     check_range("facts", "lines", lines, 2, len(words))
     rng = random.Random(f"facts/{seed}")
     return [f"{word} {rng.randint(100, 999)}" for word in rng.sample(words, lines)]
-
-
-def _new_letters(text: str, known: str) -> str:
-    return "".join(sorted({*text.replace("{}", "")} - {*known}))
 
 
 def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) -> Task:

@@ -1,4 +1,4 @@
-"""A calculator, as a tool: whole numbers and decimals with + - * / and brackets."""
+"""The tool `calc`: numbers with + - * / and brackets."""
 
 import ast
 import operator
@@ -13,7 +13,7 @@ _MOST = 10.0**15  # beyond which a float is no longer exact in whole numbers
 _LONGEST = 200  # characters
 
 
-def calculate(expression: str) -> str:
+def calc(expression: str) -> str:
     """Calculates an expression of numbers with + - * / and brackets.
 
     Args:
