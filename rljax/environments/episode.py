@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 
 from rljax.components import Component
 from rljax.contracts import spec
+from rljax.environments.calls import assistant_message, parser
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.conversation import CHARACTERS_PER_TOKEN, Conversation
 from rljax.environments.messages import Limits, Step
@@ -242,6 +243,12 @@ class Episode:
         self._schemas[turn.seat] = tools
         if tools and self.limits.calls == "auto" and self._format is None:
             self._format = parser("auto", self.tokenizer)
+            if not self._format.name:
+                raise InputError(
+                    "the chat template renders no tool calls that are known here",
+                    rule="an environment with tools reads calls from what the policy writes",
+                    fix="set environment.calls, for instance \"tag(name='search')\" or 'python'",
+                )
         ids = conversation.begin(messages, ids, tools)
         if not 0 < len(ids) < limit:
             raise BadYield(f"the first prompt has {len(ids)} tokens; max_tokens is {limit}")
@@ -287,13 +294,12 @@ class Episode:
         text, calls, problem = self.tokenizer.decode(written), (), ""
         whole, message = text, {"role": "assistant", "content": text}
         if self._format is not None:
-            whole = self.tokenizer.decode(written, skip_special_tokens=False)
+            whole = self._format.decode(self.tokenizer, ids)
             parsed = self._format.parse(whole, self._schemas[self._seat])
             problem = parsed.problem
+            text = whole if problem else parsed.content
             calls = tuple(self._with_id(i, call) for i, call in enumerate(parsed.calls))
-        if calls:
-            text = parsed.content
-            message |= {"content": text, "tool_calls": [_as_message(call) for call in calls]}
+            message = assistant_message(whole, dataclasses.replace(parsed, calls=calls))
         self._conversations[self._seat].said(ids, message)
         names = {schema.get("function", schema).get("name") for schema in
                  self._schemas[self._seat]}  # fmt: skip
@@ -319,18 +325,6 @@ class Episode:
         elif self._bad_in_a_row >= most:
             self._limit = "bad calls"
         return () if self._limit else calls
-
-
-def _as_message(call: Call) -> dict:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"type": "function", "id": call.id, "function": function}
-
-
-def parser(name: str, tokenizer):
-    """How tool calls are read: a format of rljax.environments.calls."""
-    from rljax.environments import calls
-
-    return calls.parser(name, tokenizer)
 
 
 def _let_through(error: BaseException) -> None:

@@ -60,7 +60,10 @@ def test_what_a_template_renders_is_read_back(tokenizers, family):
         parsed = form.parse(form.decode(tokenizer, ids), SCHEMAS)
         assert not parsed.problem, (calls, parsed)
         assert [(call.name, call.arguments) for call in parsed.calls] == calls
-        assert all(len(call.id) == 9 for call in parsed.calls)
+        written_ids = [f"id{number:07d}" for number in range(count)]
+        assert [call.id for call in parsed.calls] == (
+            written_ids if family.startswith("mistral") else [""] * count
+        )
 
 
 @pytest.mark.parametrize("family", FORMATS)
@@ -72,6 +75,7 @@ def test_a_reply_as_a_message_renders_as_it_was_written(tokenizers, family):
     ids = tokenizer.encode(written(tokenizer, message))
     text = form.decode(tokenizer, ids)
     again = assistant_message(text, form.parse(text, SCHEMAS))
+    assert len(again["tool_calls"][0]["id"]) == 9
     assert again["tool_calls"][0]["function"] == message["tool_calls"][0]["function"]
     assert form.parse(form.decode(tokenizer, tokenizer.encode(written(tokenizer, again)))) == (
         form.parse(text)
@@ -278,7 +282,7 @@ def test_a_bad_call_is_told_in_words(name, text, words):
 def test_calls_before_a_bad_one_are_kept():
     good = '<tool_call>{"name": "f"}</tool_call>'
     parsed = parser("hermes", None).parse(good * 2 + "<tool_call>{" + good)
-    assert [call.id for call in parsed.calls] == ["call00000", "call00001"]
+    assert [call.name for call in parsed.calls] == ["f", "f"]
     assert parsed.problem.startswith("call 3: ")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rljax.data.rows.columns import tools_of
 from rljax.data.text.chat import encode_conversation, encode_turns
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.errors import InputError
@@ -178,7 +179,8 @@ def _encode_prompt(record: dict, tokenizer: Tokenizer) -> tuple[str, list[int]]:
         if isinstance(prompt, str):
             text, ids = prompt, tokenizer.encode(prompt, add_special_tokens=True)
         else:
-            text = tokenizer.render_chat(prompt)
+            tools = tools_of(record["extra_info"], f"row {record['index']}")
+            text = tokenizer.render_chat(prompt, **tools)
             ids = tokenizer.encode(text)
     except InputError as error:
         raise in_row(record, error) from None

@@ -51,13 +51,8 @@ class Format:
 
     def parse(self, text: str, schemas: Sequence[Mapping] = ()) -> Parsed:
         """The calls in a reply. `schemas` are those of the tools: formats that write no types get
-        them from there. A call without an id gets one of nine characters by its place."""
-        parsed = self.read(text, schemas)
-        calls = tuple(
-            call if call.id else dataclasses.replace(call, id=f"call{number:05d}")
-            for number, call in enumerate(parsed.calls)
-        )
-        return dataclasses.replace(parsed, calls=calls)
+        them from there. Never raises, whatever the text."""
+        return self.read(text, schemas)
 
     def stop_ids(self, tokenizer) -> tuple[int, ...]:
         """The ids that end a turn: the tokenizer's own, and `ends` where it has them."""
@@ -83,7 +78,7 @@ def _ids_of(texts: Iterable[str], tokenizer) -> list[int]:
 
 def assistant_message(text: str, parsed: Parsed) -> dict:
     """The reply as a message that chat templates read; `text` is the whole of it. What could not be
-    parsed stays text."""
+    parsed stays text. A call without an id gets one of nine letters and digits: Mistral's rule."""
     message = {"role": "assistant", "content": parsed.content}
     if parsed.problem:
         return message | {"content": text}
@@ -92,11 +87,11 @@ def assistant_message(text: str, parsed: Parsed) -> dict:
     if parsed.calls:
         message["tool_calls"] = [
             {
-                "id": call.id,
+                "id": call.id or f"call{number:05d}",
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for call in parsed.calls
+            for number, call in enumerate(parsed.calls)
         ]
         if parsed.reasoning and parsed.content:  # gpt-oss's template takes one of them only
             message["reasoning_content"] += "\n" + parsed.content
