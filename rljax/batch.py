@@ -21,6 +21,7 @@ Conventions, stated once:
 import dataclasses
 import difflib
 import enum
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +88,12 @@ class Batch:
     reward_parts: jax.Array | None = _field("B K", jnp.float32)  # K named parts of the reward
     process_rewards: jax.Array | None = _field("B S", jnp.float32)
     step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
-    state_ids: jax.Array | None = _field("B S", jnp.int32)  # equal = same environment state
-    episode: jax.Array | None = _field("B", jnp.int32)  # equal = rows of one episode and seat
+    # Of an environment: equal = the same state of it where the turn begins; 0 = none known.
+    state_ids: jax.Array | None = _field("B S", jnp.int32)
+    # Equal = rows of one episode and seat: one sequence, cut where its history was rewritten. Then
+    # scores, finish_reason and reward_parts are those of the episode on each row. None: every row
+    # is one.
+    episode: jax.Array | None = _field("B", jnp.int32)
     seat: jax.Array | None = _field("B", jnp.int32)  # who played the row, by number
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
     # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
@@ -268,20 +273,122 @@ def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
     return masked_sum(x, batch.mask, axis=1)
 
 
+def truncated(batch: Batch) -> jax.Array:
+    """Whether a limit ended the row or its episode: of tokens, turns or seconds: bool [B]."""
+    reason = batch.finish_reason
+    limits = (FinishReason.LENGTH, FinishReason.TURNS, FinishReason.TIME)
+    return functools.reduce(jnp.logical_or, [reason == limit for limit in limits])
+
+
+# -- episodes: an unpacked batch with `episode` has sequences of one row or more, in the order of
+# their turns. Without it every row is a sequence.
+
+
+def dense_ids(*keys: jax.Array) -> jax.Array:
+    """Equal tuples of keys get the same id in 0..N-1: keys [N] each, any values -> int32 [N]."""
+    order = jnp.lexsort(keys)
+    sorted_keys = [key[order] for key in keys]
+    starts = functools.reduce(jnp.logical_or, [key[1:] != key[:-1] for key in sorted_keys])
+    ranks = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(starts, dtype=jnp.int32)])
+    return jnp.zeros(order.shape, jnp.int32).at[order].set(ranks)
+
+
+def _in_time(batch: Batch) -> jax.Array:
+    """The order of rows that puts those of an episode together, first turns first, and those
+    without policy tokens last: indices [B]."""
+    index, keep = jnp.arange(batch.rows), batch.mask > 0
+    turn = index
+    if batch.step_ids is not None:
+        turn = jnp.min(jnp.where(keep, batch.step_ids, jnp.iinfo(jnp.int32).max), axis=1)
+    return jnp.lexsort((index, turn, ~jnp.any(keep, axis=1), batch.episode))
+
+
+def _along_episodes(function, batch: Batch, *per_row: jax.Array) -> jax.Array:
+    """function(*per_row [1, B], mask, segment ids) of the rows as if they were the tokens of one
+    row, a segment to an episode: [B] -> [B]."""
+    order = _in_time(batch)
+    live = jnp.any(batch.mask > 0, axis=1)
+    rows = [x[order][None] for x in (*per_row, live, batch.episode)]
+    return jnp.zeros_like(per_row[0]).at[order].set(function(*rows)[0])
+
+
+def first_of_sequence(batch: Batch) -> jax.Array:
+    """Whether a row is the first one of its sequence: what counts sequences counts these: [B]."""
+    if batch.episode is None:
+        return jnp.ones((batch.rows,), bool)
+    order = _in_time(batch)
+    episode = batch.episode[order]
+    starts = jnp.concatenate([jnp.ones((1,), bool), episode[1:] != episode[:-1]])
+    return jnp.zeros_like(starts).at[order].set(starts)
+
+
+def over_rows(x: jax.Array, batch: Batch) -> jax.Array:
+    """Sum of x over the rows of each row's sequence: [B] -> [B]."""
+    if batch.episode is None:
+        return x
+    ids = dense_ids(batch.episode)
+    return jax.ops.segment_sum(x, ids, num_segments=batch.rows)[ids]
+
+
+def sequence_sum(x: jax.Array, batch: Batch) -> jax.Array:
+    """Sum of x over the policy tokens of each row's sequence: [B, S] -> [B]."""
+    return over_rows(row_sum(x, batch), batch)
+
+
+def of_whole_sequences(keep: jax.Array, batch: Batch) -> jax.Array:
+    """`keep` [B], 1 or 0 for each row, where no row of its sequence is 0: [B]."""
+    if batch.episode is None:
+        return keep
+    return (over_rows((keep == 0).astype(jnp.int32), batch) == 0).astype(batch.mask.dtype)
+
+
+def sequence_tokens(batch: Batch) -> jax.Array:
+    """Number of policy tokens in the segment of each token, or in its episode: [B, S], float32."""
+    if batch.episode is None:
+        return segment_tokens(batch)
+    return jnp.broadcast_to(sequence_sum(batch.mask, batch)[:, None], batch.mask.shape)
+
+
+def sequence_count(batch: Batch) -> jax.Array:
+    """B+: the number of segments, or of episodes, with a policy token, over the whole batch."""
+    if batch.episode is None:
+        return segment_count(batch)
+    counted = first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)
+    return jnp.sum(counted).astype(batch.mask.dtype)
+
+
 def row_scores(batch: Batch) -> jax.Array:
-    """Sum of each row's rewards; `scores` where a row has no policy token to carry one: [B]."""
+    """Sum of the rewards of each row's sequence; `scores` where that has no policy token to carry
+    one: [B]."""
     batch.require("rewards", by="row_scores")
-    total = row_sum(batch.rewards, batch)
+    total = sequence_sum(batch.rewards, batch)
     if batch.scores is None:
         return total
-    return jnp.where(jnp.any(batch.mask > 0, axis=1), total, batch.scores)
+    return jnp.where(sequence_sum(batch.mask, batch) > 0, total, batch.scores)
+
+
+def _last_of_row(batch: Batch) -> jax.Array:
+    column = jnp.arange(batch.tokens.shape[1])[None, :]
+    last = jnp.max(jnp.where(batch.mask > 0, column, -1), axis=1, keepdims=True)
+    return column == last
 
 
 def last_token(batch: Batch) -> jax.Array:
-    """1 at the last policy token of every row that has one, else 0: [B, S]."""
-    column = jnp.arange(batch.tokens.shape[1])[None, :]
-    last = jnp.max(jnp.where(batch.mask > 0, column, -1), axis=1, keepdims=True)
-    return (column == last).astype(batch.mask.dtype)
+    """1 at the last policy token of every sequence (row, or episode) that has one, else 0:
+    [B, S]."""
+    last = _last_of_row(batch)
+    if batch.episode is not None:
+        ones = jnp.ones((batch.rows,), batch.mask.dtype)
+        another = _along_episodes(recurrences.next_chosen, batch, ones)
+        last = last & (another == 0)[:, None]
+    return last.astype(batch.mask.dtype)
+
+
+def first_token(batch: Batch) -> jax.Array:
+    """Whether a token is the first policy token of its sequence (segment, or episode): bool
+    [B, S]."""
+    first = (segment_order(batch) == 0) & (batch.mask > 0)
+    return first if batch.episode is None else first & first_of_sequence(batch)[:, None]
 
 
 def at_last_token(x: jax.Array, batch: Batch) -> jax.Array:
@@ -291,14 +398,37 @@ def at_last_token(x: jax.Array, batch: Batch) -> jax.Array:
     return jnp.take_along_axis(x, last.reshape(-1, 1, *(1,) * (x.ndim - 2)), axis=1)[:, 0]
 
 
+def _at_first(x: jax.Array, batch: Batch) -> jax.Array:
+    """x at the first policy token of each row, 0 where there is none: [B, S] -> [B]."""
+    first = (segment_order(batch) == 0) & (batch.mask > 0)
+    return jnp.sum(jnp.where(first, x, jnp.zeros((), x.dtype)), axis=1, dtype=x.dtype)
+
+
 def next_policy_token(x: jax.Array, batch: Batch) -> jax.Array:
-    """x at the next policy token of the same segment, 0 after the last one: [B, S] -> [B, S].
+    """x at the next policy token of the same sequence, 0 after the last one: [B, S] -> [B, S].
 
     Tokens the policy did not choose (tool output, forced text) are skipped.
     """
-    return recurrences.next_chosen(x, batch.mask, batch.segment_ids)
+    y = recurrences.next_chosen(x, batch.mask, batch.segment_ids)
+    if batch.episode is None:
+        return y
+    later = _along_episodes(recurrences.next_chosen, batch, _at_first(x, batch))
+    return jnp.where(_last_of_row(batch), later[:, None], y)
 
 
 def discounted_sum(x: jax.Array, batch: Batch, decay) -> jax.Array:
-    """y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B, S]."""
-    return recurrences.discounted_sum(x, decay, batch.mask, batch.segment_ids)
+    """y_t = x_t + decay_t y_{t+} on policy tokens, else 0: x [B, S], decay a number or [B, S].
+    t+ is the next policy token of the segment, or of the episode, which may be in another row."""
+    within = functools.partial(
+        recurrences.discounted_sum, mask=batch.mask, segment_ids=batch.segment_ids
+    )
+    y = within(x, decay)
+    if batch.episode is None:
+        return y
+    # What 1 behind the row is worth at t: the decays from t to the end of the row.
+    decay = jnp.broadcast_to(jnp.asarray(decay, y.dtype), y.shape)
+    worth = within(jnp.where(_last_of_row(batch), decay, 0.0), decay)
+    rows = (_at_first(y, batch), _at_first(worth, batch))
+    of_rows = _along_episodes(recurrences.discounted_sum, batch, *rows)
+    later = _along_episodes(recurrences.next_chosen, batch, of_rows)
+    return y + jnp.where(batch.mask > 0, worth * later[:, None], 0.0)

@@ -5,7 +5,8 @@ gradient) and 0 where mask is 0. KL penalties in the reward: rljax.losses.kl.
 
     returns.py   sums of later rewards: GAE, VAPO, REINFORCE, ReMax, REINFORCE++
     groups.py    scores relative to other samples of the prompt: GRPO, RLOO, OPO, GPG, ...
-    steps.py     steps of a response: GRPO with process rewards, VinePPO, PRIME, GiGPO
+    steps.py     steps of a response, turns of an episode: GRPO with process rewards, VinePPO,
+                 PRIME, GiGPO, turns compared with those of siblings
     baseline.py  the baseline per token that minimises the variance
     grouping.py  statistics of groups (no estimators)
 
@@ -28,7 +29,14 @@ from rljax.advantages.groups import (
     rloo,
 )
 from rljax.advantages.returns import gae, reinforce, reinforce_plus_plus, remax, vapo_gae
-from rljax.advantages.steps import gigpo, group_process, prime, vineppo
+from rljax.advantages.steps import (
+    gigpo,
+    group_process,
+    prime,
+    turn_group,
+    turn_leave_one_out,
+    vineppo,
+)
 from rljax.batch import Batch
 
 # What an estimator is, once its options are bound.
@@ -52,6 +60,8 @@ __all__ = [
     "reinforce_plus_plus_baseline",
     "remax",
     "rloo",
+    "turn_group",
+    "turn_leave_one_out",
     "vapo_gae",
     "vineppo",
 ]

@@ -3,14 +3,25 @@
 Axes: N elements.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch
+from rljax.batch import Batch, dense_ids
 from rljax.errors import InputError
+
+__all__ = [
+    "Groups",
+    "choose",
+    "dense_ids",
+    "deviation",
+    "group_range",
+    "group_statistics",
+    "group_total",
+    "normalised",
+    "on_policy_tokens",
+]
 
 
 class Groups(NamedTuple):
@@ -27,15 +38,6 @@ def choose(what: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise InputError(what, value=value, rule=f"one of {', '.join(map(repr, allowed))}")
     return value
-
-
-def dense_ids(*keys: jax.Array) -> jax.Array:
-    """Equal tuples of keys get the same id in 0..N-1: keys [N] each, any values -> int32 [N]."""
-    order = jnp.lexsort(keys)
-    sorted_keys = [key[order] for key in keys]
-    starts = functools.reduce(jnp.logical_or, [key[1:] != key[:-1] for key in sorted_keys])
-    ranks = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(starts, dtype=jnp.int32)])
-    return jnp.zeros(order.shape, jnp.int32).at[order].set(ranks)
 
 
 def group_total(x: jax.Array, ids: jax.Array) -> jax.Array:

@@ -3,7 +3,8 @@
 Functions of the rows' scores and groups. Rows must be unpacked; groups may have any ids, order and
 sizes. A group of equal scores gets exactly 0, and so does a group of one unless `singleton="raw"`
 gives it its own score. A row without policy tokens keeps its score (`scores`) in the baseline of
-its group.
+its group. An episode of several rows (`episode`) counts once, by its total; all of its rows get
+its advantage.
 """
 
 from typing import Literal
@@ -23,7 +24,7 @@ from rljax.advantages.grouping import (
     normalised,
     on_policy_tokens,
 )
-from rljax.batch import Batch, FinishReason
+from rljax.batch import Batch
 from rljax.contracts import contract
 from rljax.errors import InputError
 
@@ -32,10 +33,11 @@ Std = Literal["sample", "population", "none"]
 STDS = ("sample", "population", "none")
 
 
-def _scores(batch: Batch, by: str) -> tuple[jax.Array, jax.Array]:
-    """(score of each row [B], dense ids of the groups [B])."""
+def _scores(batch: Batch, by: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(score of each row's sequence [B], dense ids of the groups [B], whether a row is the one that
+    counts for its sequence [B])."""
     batch.require("rewards", "group", by=by)
-    return batches.row_scores(batch), dense_ids(batch.group)
+    return batches.row_scores(batch), dense_ids(batch.group), batches.first_of_sequence(batch)
 
 
 def _alone(advantages: jax.Array, scores: jax.Array, groups: Groups, singleton: str, by: str):
@@ -65,17 +67,17 @@ def group_relative(
     """A = (score - mean of its group) / (std of its group + eps), on every policy token: [B, S].
 
     GRPO, arXiv 2402.03300. std: "sample" (n - 1), "population" (n), or "none" (Dr. GRPO,
-    2503.20783). `exclude_truncated` leaves rows whose finish_reason is LENGTH out of the mean and
-    the std and gives them 0. `whiten` normalises over the policy tokens of the batch after that
-    (AReaL's example; dead groups are shifted then).
+    2503.20783). `exclude_truncated` leaves rows that a limit ended (LENGTH, TURNS, TIME) out of the
+    mean and the std and gives them 0. `whiten` normalises over the policy tokens of the batch after
+    that (AReaL's example; dead groups are shifted then).
     """
-    scores, ids = _scores(batch, "group_relative")
+    scores, ids, counted = _scores(batch, "group_relative")
     choose("group_relative(std)", std, STDS)
     keep = jnp.ones(scores.shape, bool)
     if exclude_truncated:
         batch.require("finish_reason", by="group_relative(exclude_truncated)")
-        keep = batch.finish_reason != FinishReason.LENGTH
-    groups = group_statistics(scores, ids, keep)
+        keep = ~batches.truncated(batch)
+    groups = group_statistics(scores, ids, keep & counted)
     advantages = normalised(scores, groups, std=std, eps=eps)
     advantages = _alone(advantages, scores, groups, singleton, "group_relative")
     advantages = on_policy_tokens(jnp.where(keep, advantages, 0.0), batch)
@@ -88,8 +90,8 @@ def rloo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
 
     Leave-one-out REINFORCE, arXiv 2402.14740.
     """
-    scores, ids = _scores(batch, "rloo")
-    groups = group_statistics(scores, ids)
+    scores, ids, counted = _scores(batch, "rloo")
+    groups = group_statistics(scores, ids, counted)
     factor = groups.size / jnp.maximum(groups.size - 1, 1)
     advantages = normalised(scores, groups, std="none", eps=0.0) * factor
     return on_policy_tokens(_alone(advantages, scores, groups, singleton, "rloo"), batch)
@@ -102,8 +104,8 @@ def reinforce_plus_plus_baseline(batch: Batch, *, singleton: Singleton = "zero")
     arXiv 2501.03262. A group of equal scores is 0 before the whitening, which may shift it.
     """
     by = "reinforce_plus_plus_baseline"
-    scores, ids = _scores(batch, by)
-    groups = group_statistics(scores, ids)
+    scores, ids, counted = _scores(batch, by)
+    groups = group_statistics(scores, ids, counted)
     centred = normalised(scores, groups, std="none", eps=0.0)
     centred = on_policy_tokens(_alone(centred, scores, groups, singleton, by), batch)
     return jax.lax.stop_gradient(batches.whiten(centred, batch.mask))
@@ -116,9 +118,10 @@ def opo(batch: Batch, *, singleton: Singleton = "zero") -> jax.Array:
     The baseline of least variance if the squared norm of a gradient grows with its length (OPO,
     arXiv 2505.23585). A group without any token takes the plain mean.
     """
-    scores, ids = _scores(batch, "opo")
-    groups = group_statistics(scores, ids)
-    length = jnp.sum(batch.mask > 0, axis=1).astype(scores.dtype)
+    scores, ids, counted = _scores(batch, "opo")
+    groups = group_statistics(scores, ids, counted)
+    length = batches.sequence_sum(jnp.ones_like(batch.mask), batch).astype(scores.dtype)
+    length = jnp.where(counted, length, 0.0)
     total = group_total(length, ids)
     weighted = group_total(length * scores, ids) / jnp.maximum(total, 1)
     advantages = scores - jnp.where(total > 0, weighted, groups.mean)
@@ -140,17 +143,17 @@ def gpg(
     equal scores. "nonzero" (verl): B / number of scores other than 0. f_norm "std" is the sample
     std of the group. A batch without any live group gets 0.
     """
-    scores, ids = _scores(batch, "gpg")
+    scores, ids, counted = _scores(batch, "gpg")
     choose("gpg(alpha)", alpha, ("live", "nonzero"))
     if isinstance(f_norm, str):
         choose("gpg(f_norm)", f_norm, ("std",))
-    groups = group_statistics(scores, ids)
+    groups = group_statistics(scores, ids, counted)
     std = "sample" if f_norm == "std" else "none"
     centred = normalised(scores, groups, std=std, eps=1e-6)
     centred = _alone(centred, scores, groups, singleton, "gpg")
     trained = groups.live | ((groups.size == 1) & (singleton == "raw"))
-    count = jnp.sum(trained if alpha == "live" else scores != 0)
-    scale = batch.rows / jnp.maximum(count, 1) / (1.0 if f_norm == "std" else f_norm)
+    count = jnp.sum(counted & (trained if alpha == "live" else scores != 0))
+    scale = jnp.sum(counted) / jnp.maximum(count, 1) / (1.0 if f_norm == "std" else f_norm)
     return on_policy_tokens(centred * scale.astype(scores.dtype), batch)
 
 
@@ -161,13 +164,13 @@ def best_of_group(batch: Batch, *, std: Std = "none", eps: float = 1e-6) -> jax.
     The pass@k variant of GRPO, arXiv 2503.19595; `std` divides by the group's std + eps. A tie for
     the best, an all-equal group and a group of one give 0.
     """
-    scores, ids = _scores(batch, "best_of_group")
+    scores, ids, counted = _scores(batch, "best_of_group")
     choose("best_of_group(std)", std, STDS)
-    groups = group_statistics(scores, ids)
-    everyone = jnp.ones(scores.shape, bool)
-    best = scores == group_range(scores, ids, everyone)[1]
-    only = best & (group_total(best.astype(scores.dtype), ids) == 1) & (groups.size > 1)
-    _, second = group_range(scores, ids, ~best)
+    groups = group_statistics(scores, ids, counted)
+    best = scores == group_range(scores, ids, counted)[1]
+    firsts = group_total((best & counted).astype(scores.dtype), ids)
+    only = best & (firsts == 1) & (groups.size > 1)
+    _, second = group_range(scores, ids, counted & ~best)
     gain = jnp.where(only, scores, 0.0) - jnp.where(only, second, 0.0)
     if std != "none":
         gain = gain / (deviation(groups, std) + eps)
@@ -181,11 +184,11 @@ def batch_normalised(batch: Batch, *, eps: float = 1e-8, ddof: int = 0) -> jax.A
     ScaleRL, arXiv 2510.13786. The std runs over the rows (divisor n - ddof) that have policy tokens
     and lie in a group of unequal scores.
     """
-    scores, ids = _scores(batch, "batch_normalised")
-    groups = group_statistics(scores, ids)
+    scores, ids, counted = _scores(batch, "batch_normalised")
+    groups = group_statistics(scores, ids, counted)
     centred = normalised(scores, groups, std="none", eps=0.0)
-    counted = (groups.live & jnp.any(batch.mask > 0, axis=1)).astype(scores.dtype)
-    variance = batches.masked_variance(centred, counted, ddof=ddof)
+    live = counted & groups.live & jnp.any(batch.mask > 0, axis=1)
+    variance = batches.masked_variance(centred, live.astype(scores.dtype), ddof=ddof)
     # One live row has no variance to divide by.
     scaled = centred / jnp.where(variance > 0, jnp.sqrt(variance) + eps, 1.0)
     return on_policy_tokens(scaled, batch)
@@ -213,13 +216,13 @@ def gdpo(
     if weights and len(weights) != count:
         rule = f"one number for each of the {count} parts of the reward"
         raise InputError("gdpo(weights)", value=weights, rule=rule)
-    ids = dense_ids(batch.group)
+    ids, counted = dense_ids(batch.group), batches.first_of_sequence(batch)
     total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)
     for k in range(count):
         part = batch.reward_parts[:, k]
         applies = ~jnp.isnan(part)
         part = jnp.where(applies, part, 0.0)
-        groups = group_statistics(part, ids, applies)
+        groups = group_statistics(part, ids, applies & counted)
         part_advantages = normalised(part, groups, std=std, eps=eps)
         part_advantages = _alone(part_advantages, part, groups, singleton, "gdpo")
         part_advantages = jnp.where(applies, part_advantages, 0.0)

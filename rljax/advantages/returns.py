@@ -1,10 +1,10 @@
 """Estimators from later rewards alone: GAE, VAPO, REINFORCE, ReMax, REINFORCE++.
 
 Recursions over the policy tokens of a segment; rows may be packed. t+ is the next token the policy
-chose in the same segment: tool output, forced text and padding are skipped, not steps of value 0.
+chose in the same segment, or in the same episode, which may go on in another row: tool output,
+forced text and padding are skipped, not steps of value 0.
 """
 
-import functools
 from typing import Literal
 
 import jax
@@ -12,14 +12,15 @@ import jax.numpy as jnp
 
 from rljax import batch as batches
 from rljax.advantages.grouping import choose
-from rljax.batch import Batch, FinishReason, discounted_sum
+from rljax.batch import Batch, discounted_sum
 from rljax.contracts import contract
 from rljax.kernels import gae as recurrences
 
 
 def _gae_reads(options: dict) -> tuple[str, ...]:
     more = ("finish_reason",) if options["bootstrap_truncated"] else ()
-    return ("rewards", "values", *more)
+    turns = ("step_ids",) if options.get("time") == "turn" else ()
+    return ("rewards", "values", *more, *turns)
 
 
 def _rewards(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str) -> jax.Array:
@@ -32,9 +33,28 @@ def _rewards(batch: Batch, gamma: float, bootstrap_truncated: bool, by: str) -> 
     if not bootstrap_truncated:
         return batch.rewards
     batch.require("finish_reason", by=f"{by}(bootstrap_truncated)")
-    cut = (batch.finish_reason == FinishReason.LENGTH)[:, None]
-    ends = cut & (batches.last_token(batch) > 0)
+    ends = batches.truncated(batch)[:, None] & (batches.last_token(batch) > 0)
     return jnp.where(ends, batch.rewards + gamma * batch.values, batch.rewards)
+
+
+def opens_turn(batch: Batch) -> jax.Array:
+    """Whether t+ is the first token of a turn (of another step than t): bool [B, S]."""
+    steps = jnp.where(batch.mask > 0, batch.step_ids, 0)
+    return batches.next_policy_token(steps, batch) != steps
+
+
+def _gae(batch: Batch, rewards, gamma, lam) -> tuple[jax.Array, jax.Array]:
+    """(advantages, returns) of GAE. gamma and lam: numbers, or [B, S], read at t for the way from t
+    to t+."""
+    if batch.episode is None and jnp.ndim(gamma) == 0:
+        return recurrences.gae(
+            rewards, batch.values, batch.mask, gamma=gamma, lam=lam, segment_ids=batch.segment_ids
+        )
+    keep = batch.mask > 0
+    rewards, values = (jnp.where(keep, x, 0.0) for x in (rewards, batch.values))
+    delta = rewards + gamma * batches.next_policy_token(values, batch) - values
+    advantages = discounted_sum(jnp.where(keep, delta, 0.0), batch, gamma * lam)
+    return advantages, jnp.where(keep, advantages + values, 0.0)
 
 
 @contract(reads=_gae_reads, fills=("returns",), token_rewards=True)
@@ -45,17 +65,23 @@ def gae(
     lam: float = 1.0,
     whiten: bool = True,
     bootstrap_truncated: bool = False,
+    time: Literal["token", "turn"] = "token",
 ):
     """delta_t = r_t + gamma V_{t+} - V_t; A_t = delta_t + gamma lam A_{t+}; returns = A + V.
 
     V and A are 0 after the last token (arXiv 1506.02438). `whiten` normalises the advantages (not
     the returns) over the whole batch. `bootstrap_truncated` puts V of the last token of the row,
-    instead of 0, behind it where finish_reason is LENGTH. -> (advantages, returns), [B, S] each.
+    instead of 0, behind it where a limit ended it (LENGTH, TURNS, TIME). `time` "turn": gamma and
+    lam count where t+ opens a turn and are 1 inside of turns, so that how far the critic looks does
+    not depend on how many tokens a turn has. -> (advantages, returns), [B, S] each.
     """
+    choose("gae(time)", time, ("token", "turn"))
     rewards = _rewards(batch, gamma, bootstrap_truncated, "gae")
-    advantages, returns = recurrences.gae(
-        rewards, batch.values, batch.mask, gamma=gamma, lam=lam, segment_ids=batch.segment_ids
-    )
+    if time == "turn":
+        batch.require("step_ids", by="gae(time='turn')")
+        opens = opens_turn(batch)
+        gamma, lam = (jnp.where(opens, x, 1.0).astype(rewards.dtype) for x in (gamma, lam))
+    advantages, returns = _gae(batch, rewards, gamma, lam)
     if whiten:
         advantages = batches.whiten(advantages, batch.mask)
     return jax.lax.stop_gradient((advantages, returns))
@@ -74,19 +100,15 @@ def vapo_gae(
 ):
     """GAE twice: advantages with lambda = clip(1 - 1/(alpha l), 0, 1), returns with lam_critic.
 
-    l = policy tokens of the segment (VAPO, arXiv 2504.05118). A number for `lam_actor` takes its
+    l = policy tokens of the sequence (VAPO, arXiv 2504.05118). A number for `lam_actor` takes its
     place for every length: decoupled GAE (VC-PPO, 2503.01491). -> (advantages, returns), [B, S].
     """
     rewards = _rewards(batch, gamma, bootstrap_truncated, "vapo_gae")
     if lam_actor is None:
-        length = jnp.maximum(batches.segment_tokens(batch), 1)
+        length = jnp.maximum(batches.sequence_tokens(batch), 1)
         lam_actor = jnp.clip(1 - 1 / (alpha * length), 0.0, 1.0)
-    estimate = functools.partial(
-        recurrences.gae, rewards, batch.values, batch.mask, gamma=gamma,
-        segment_ids=batch.segment_ids,
-    )  # fmt: skip
-    advantages, _ = estimate(lam=lam_actor)
-    _, returns = estimate(lam=lam_critic)
+    advantages, _ = _gae(batch, rewards, gamma, lam_actor)
+    _, returns = _gae(batch, rewards, gamma, lam_critic)
     if whiten:
         advantages = batches.whiten(advantages, batch.mask)
     return jax.lax.stop_gradient((advantages, returns))
@@ -110,8 +132,11 @@ def reinforce(
     keep = batch.mask > 0
     result = discounted_sum(batch.rewards, batch, gamma)
     if form == "sequence":
-        first = batches.segment_order(batch) == 0
-        result = batches.segment_sum(jnp.where(first, result, 0.0), batch)
+        result = jnp.where(batches.first_token(batch), result, 0.0)
+        whole = batches.segment_sum(result, batch)
+        if batch.episode is not None:
+            whole = jnp.broadcast_to(batches.sequence_sum(result, batch)[:, None], whole.shape)
+        result = whole
     if baseline is not None:
         result = result - baseline
     elif batch.values is not None:
@@ -122,7 +147,7 @@ def reinforce(
 @contract(reads=("rewards", "values"), token_rewards=True)
 def remax(batch: Batch, *, gamma: float = 1.0) -> jax.Array:
     """A_t = sum of gamma^(s-t) r_s from t on - gamma^(T-t) R(greedy response): [B, S] (ReMax, arXiv
-    2310.10505; T is the last policy token of the row).
+    2310.10505; T is the last policy token of the sequence).
 
     The dataflow samples one greedy response per prompt, with the same limit of tokens, and puts its
     reward into `values` at every policy token of the prompt's rows. A truncated one counts as is.

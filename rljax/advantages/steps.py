@@ -1,8 +1,9 @@
-"""Estimators that know the steps of a response: GRPO with process rewards, VinePPO, PRIME, GiGPO.
+"""Estimators that know the steps of a response: GRPO with process rewards, VinePPO, PRIME, GiGPO,
+turns compared with the turns of siblings.
 
 Functions of `step_ids` (0 = no step; the steps of a row are numbered upwards from 1, and the policy
-tokens of a step are one run, tool replies aside) and of rewards per token. Rows must be unpacked,
-except for VinePPO.
+tokens of a step are one run, tool replies aside; the steps of an episode of several rows are
+numbered on) and of rewards per token. Rows must be unpacked, except for VinePPO.
 """
 
 from typing import Literal
@@ -14,13 +15,14 @@ from rljax import batch as batches
 from rljax.advantages.grouping import (
     choose,
     dense_ids,
+    group_range,
     group_statistics,
     group_total,
     normalised,
     on_policy_tokens,
 )
-from rljax.advantages.groups import STDS, Std
-from rljax.advantages.returns import discounted_sum
+from rljax.advantages.groups import STDS, Singleton, Std
+from rljax.advantages.returns import discounted_sum, opens_turn
 from rljax.batch import Batch
 from rljax.contracts import contract
 
@@ -126,7 +128,8 @@ def prime(
     if normalise:
         process = process / (jnp.max(jnp.abs(discounted_sum(process, batch, 1.0))) + 1e-6)
     ids = dense_ids(batch.group)
-    live = jnp.any(keep, axis=1).astype(process.dtype)
+    length = batches.sequence_sum(jnp.ones_like(process), batch)
+    live = (batches.first_of_sequence(batch) & (length > 0)).astype(process.dtype)
     n = group_total(live, ids)
     others = jnp.maximum(n - 1, 1)
 
@@ -134,8 +137,9 @@ def prime(
         return (group_total(live * per_row, ids) / others)[:, None]
 
     factor = (n / others)[:, None]
-    outcome = batches.row_sum(batch.rewards, batch)
-    process = process * factor - baseline(batches.masked_mean(process, batch.mask, axis=1))
+    outcome = batches.sequence_sum(batch.rewards, batch)
+    means = batches.sequence_sum(process, batch) / jnp.maximum(length, 1)
+    process = process * factor - baseline(means)
     outcome = outcome[:, None] * factor - baseline(outcome)
     mixed = process_coef * process + outcome_coef * outcome * batches.last_token(batch)
     returns = discounted_sum(jnp.where((n > 1)[:, None], mixed, 0.0), batch, 1.0)
@@ -143,7 +147,9 @@ def prime(
     return jax.lax.stop_gradient(returns)
 
 
-@contract(reads=("rewards", "group", "step_ids", "state_ids"))
+@contract(
+    reads=("rewards", "group", "step_ids", "state_ids"), compares_samples=True, token_rewards=True
+)
 def gigpo(
     batch: Batch,
     *,
@@ -155,23 +161,108 @@ def gigpo(
     """A = GRPO(total reward) + omega GRPO(return of the step among its anchor group): [B, S].
 
     GiGPO, arXiv 2505.10978, for agents of several turns. The steps of all rows of a group that
-    start from the same state (`state_ids` at the step's first token) are one anchor group, and
-    their returns sum_l gamma^(l-k) r_l are normalised in it. Anchors of one, and tokens of no step,
-    get the first term alone.
+    start from the same state (`state_ids` at the step's first token, 0 = none known) are one anchor
+    group, and their returns sum_l gamma^(l-k) r_l are normalised in it. Anchors of one, steps
+    without a state, and tokens of no step get the first term alone.
     """
     batch.require("rewards", "group", "step_ids", "state_ids", by="gigpo")
     choose("gigpo(std)", std, STDS)
     scores, rows = batches.row_scores(batch), dense_ids(batch.group)
-    episode = normalised(scores, group_statistics(scores, rows), std=std, eps=eps)
+    groups = group_statistics(scores, rows, batches.first_of_sequence(batch))
+    episode = normalised(scores, groups, std=std, eps=eps)
     steps = _step_of(batch)
     first, _ = _step_edges(steps)
-    # Time passes where the next policy token opens a step, not from token to token.
-    opens = batches.next_policy_token(first.astype(scores.dtype), batch)
-    returns = discounted_sum(batch.rewards, batch, jnp.where(opens > 0, gamma, 1.0))
-    states = jnp.where(first, batch.state_ids, 0).ravel()
-    group = jnp.broadcast_to(rows[:, None], first.shape).ravel()
-    anchors = dense_ids(states, group)
-    groups = group_statistics(returns.ravel(), anchors, first.ravel())
+    returns = _turn_returns(batch.rewards, batch, gamma)
+    anchored = first & (batch.state_ids > 0)
+    anchors = _of_group(batch, jnp.where(anchored, batch.state_ids, 0))
+    groups = group_statistics(returns.ravel(), anchors, anchored.ravel())
     relative = normalised(returns.ravel(), groups, std=std, eps=eps).reshape(first.shape)
-    step = _step_sum(jnp.where(first, relative, 0.0), steps)
+    step = _step_sum(jnp.where(anchored, relative, 0.0), steps)
     return on_policy_tokens(episode, batch) + jax.lax.stop_gradient(omega * step)
+
+
+def _turn_returns(x: jax.Array, batch: Batch, gamma: float) -> jax.Array:
+    """x summed from each token on, times gamma for every turn that opens on the way: [B, S]."""
+    decay = jnp.where(opens_turn(batch), gamma, 1.0).astype(x.dtype)
+    return discounted_sum(x, batch, decay)
+
+
+def _of_group(batch: Batch, keys: jax.Array) -> jax.Array:
+    """Dense ids of equal keys [B, S] within a group: [B S]."""
+    group = jnp.broadcast_to(dense_ids(batch.group)[:, None], keys.shape)
+    return dense_ids(keys.ravel(), group.ravel())
+
+
+@contract(reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True)
+def turn_leave_one_out(
+    batch: Batch, *, gamma: float = 1.0, singleton: Singleton = "zero"
+) -> jax.Array:
+    """A_k = G_k - mean over the siblings of their return from turn k on, on turn k's tokens:
+    [B, S].
+
+    G_k = sum_l gamma^(l-k) r_l over the turns l >= k. A sibling that has ended before turn k counts
+    with 0: the baseline then holds nothing that the episode itself has decided, and the gradient is
+    unbiased also where the policy decides when to stop. Each episode counts once. A group of one
+    gets 0, or its G_k with `singleton="raw"`; equal returns of all siblings give exactly 0.
+    """
+    by = "turn_leave_one_out"
+    batch.require("rewards", "group", "step_ids", by=by)
+    choose(f"{by}(singleton)", singleton, ("zero", "raw"))
+    steps = _step_of(batch)
+    first, _ = _step_edges(steps)
+    returns = _turn_returns(batch.rewards, batch, gamma)
+    counted = batches.first_of_sequence(batch).astype(returns.dtype)
+    n = group_total(counted, dense_ids(batch.group))[:, None]
+    # One element per turn: its first token.
+    turns, here = _of_group(batch, jnp.where(first, steps, 0)), first.ravel()
+    value = jnp.where(here, returns.ravel(), 0.0)
+    total, reached, low, high = (
+        x.reshape(first.shape)
+        for x in (
+            group_total(value, turns),
+            group_total(here.astype(value.dtype), turns),
+            *group_range(value, turns, here),
+        )
+    )
+    others = (total - returns) / jnp.maximum(n - 1, 1)
+    equal = (low == high) & ((reached == n) | (low == 0))
+    relative = jnp.where(equal, 0.0, returns - others)
+    alone = returns if singleton == "raw" else jnp.zeros_like(returns)
+    advantages = jnp.where(first, jnp.where(n > 1, relative, alone), 0.0)
+    return jax.lax.stop_gradient(_step_sum(advantages, steps))
+
+
+@contract(reads=("rewards", "group", "step_ids"), compares_samples=True, token_rewards=True)
+def turn_group(
+    batch: Batch,
+    *,
+    gamma: float = 1.0,
+    std: Std = "sample",
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> jax.Array:
+    """A_k = sum_l gamma^(l-k) (r_l - mean) / (std + eps) over the turns l >= k: [B, S].
+
+    Mean and std are those of turn l of the siblings that reached it (MT-GRPO, arXiv 2505.11821).
+    Equal rewards give 0, and so does a turn that one sibling alone reaches, or its own reward with
+    `singleton="raw"`.
+
+    Biased where the policy decides when to stop (verl#7244): the mean of turn l is taken over those
+    that went on to it, so going on is never credited with what turn l pays on average. The expected
+    advantage of a decision to go on lacks E[r_l] for every turn l behind it; with "raw" it keeps
+    the share of it that is the chance that no sibling reaches turn l. `turn_leave_one_out` has the
+    same aim without the bias.
+    """
+    batch.require("rewards", "group", "step_ids", by="turn_group")
+    choose("turn_group(std)", std, STDS)
+    choose("turn_group(singleton)", singleton, ("zero", "raw"))
+    steps = _step_of(batch)
+    _, last = _step_edges(steps)
+    rewards = _step_sum(batch.rewards, steps)
+    turns = _of_group(batch, jnp.where(last, steps, 0))
+    groups = group_statistics(rewards.ravel(), turns, last.ravel())
+    scaled = normalised(rewards.ravel(), groups, std=std, eps=eps)
+    if singleton == "raw":
+        scaled = jnp.where(groups.size == 1, rewards.ravel(), scaled)
+    scaled = scaled.reshape(last.shape)
+    return jax.lax.stop_gradient(_turn_returns(jnp.where(last, scaled, 0.0), batch, gamma))

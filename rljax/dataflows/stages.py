@@ -50,9 +50,9 @@ def corrected(batch: Batch, cfg):
 
 def baseline_filtered(batch: Batch, cfg) -> Batch:
     """Rows that algorithm.baseline_filters reject leave the loss and their group's baseline: each
-    gets a group of its own."""
+    gets a group of its own. An episode one of whose rows is rejected leaves whole."""
     for rule in cfg.baseline_filters:
-        keep = rule(batch)
+        keep = batches.of_whole_sequences(rule(batch), batch)
         alone = jnp.max(batch.group) + 1 + jnp.arange(batch.rows, dtype=batch.group.dtype)
         batch = batch.replace(
             mask=batch.mask * keep[:, None], group=jnp.where(keep > 0, batch.group, alone)
@@ -86,7 +86,8 @@ def filtered(batch: Batch, kept: Batch, cfg):
     same = kept.mask is batch.mask
     out = batch if same else batch.replace(mask=batch.mask * kept.mask)
     for rule in cfg.filters:
-        out = out.replace(mask=out.mask * rule(batch)[:, None])
+        keep = batches.of_whole_sequences(rule(batch), batch)
+        out = out.replace(mask=out.mask * keep[:, None])
     left = jnp.sum(jnp.any(out.mask > 0, axis=1)) / batch.rows
     return out, {"filter/kept_fraction": left}
 
@@ -104,8 +105,8 @@ def mean_sequence_kl(batch: Batch):
         jnp.where(batch.mask > 0, batch.ref_logprobs, 0.0),
         "k1",
     )
-    tokens = batches.segment_tokens(batch)
-    sequences = jnp.maximum(batches.segment_count(batch), 1)
+    tokens = batches.sequence_tokens(batch)
+    sequences = jnp.maximum(batches.sequence_count(batch), 1)
     return batches.masked_sum(d / jnp.maximum(tokens, 1), batch.mask) / sequences
 
 
@@ -114,7 +115,7 @@ def adapted(kl_controller, batch: Batch):
     if kl_controller is None:
         return None, {}
     kl = mean_sequence_kl(batch)
-    new = kl_controller.update(kl, batches.segment_count(batch))
+    new = kl_controller.update(kl, batches.sequence_count(batch))
     return new, {"kl_controller/kl": kl, "kl_controller/scale": new.state}
 
 

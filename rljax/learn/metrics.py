@@ -53,30 +53,35 @@ def _correlation(x, y, keep):
     return jnp.where(both > 1e-12, jnp.sum(x * y) / jnp.sqrt(jnp.maximum(both, 1e-12)), 0.0)
 
 
+def _counted_tokens(batch: Batch):
+    """Policy tokens of each row's sequence [B], and whether a row counts: the first one of each
+    sequence that has any [B]."""
+    tokens = batches.sequence_sum(batch.mask, batch)
+    return tokens, batches.first_of_sequence(batch) & (tokens > 0)
+
+
 def sample_metrics(batch: Batch, version=None) -> dict:
     """Lengths and finish reasons; rewards and groups where there are rewards: scalars.
 
     `version` is the trainer's: the staleness of a token is how many optimizer steps it is behind.
     """
     batch.require("finish_reason", by="sample_metrics")
-    tokens = jnp.sum(batch.mask, axis=1)
-    live = tokens > 0
+    tokens, live = _counted_tokens(batch)
     rows = jnp.maximum(jnp.sum(live), 1)
-    prompt = jnp.sum(batch.segment_ids > 0, axis=1) - tokens
+    prompt = jnp.sum(batch.segment_ids > 0, axis=1) - jnp.sum(batch.mask, axis=1)
     lengths = _spread("response_tokens", tokens, live)
     del lengths["response_tokens/std"]
     out = {
         **lengths,
         "prompt_tokens/mean": jnp.sum(jnp.where(live, prompt, 0)) / rows,
-        "response/truncated_fraction": jnp.sum(live & (batch.finish_reason == FinishReason.LENGTH))
-        / rows,
+        "response/truncated_fraction": jnp.sum(live & batches.truncated(batch)) / rows,
         "response/interrupted_fraction": jnp.sum(
             live & (batch.finish_reason == FinishReason.INTERRUPT)
         )
         / rows,
     }
     if batch.rewards is not None:
-        scores = batches.row_sum(batch.rewards, batch)
+        scores = batches.sequence_sum(batch.rewards, batch)
         out |= _spread("reward", scores, live)
         out |= _group_metrics(scores, live, batch.group)
         out["reward/length_correlation"] = _correlation(scores, tokens, live)
@@ -102,9 +107,8 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
     `shaped` is the batch whose rewards the advantages were taken of: a KL penalty may be in them.
     """
     batch.require("rewards", "advantages", "finish_reason", "group", by="batch_metrics")
-    tokens = jnp.sum(batch.mask, axis=1)
-    live = tokens > 0
-    shaped_scores = batches.row_sum(shaped.rewards, shaped)
+    tokens, live = _counted_tokens(batch)
+    shaped_scores = batches.sequence_sum(shaped.rewards, shaped)
     rows = jnp.maximum(jnp.sum(live), 1)
     out = {
         **sample_metrics(batch, version),
@@ -114,7 +118,7 @@ def batch_metrics(batch: Batch, shaped: Batch, version=None) -> dict:
             (batch.advantages == 0).astype(jnp.float32), batch.mask
         ),
         "advantage/length_correlation": _correlation(
-            batches.row_sum(batch.advantages, batch) / jnp.maximum(tokens, 1), tokens, live
+            batches.sequence_sum(batch.advantages, batch) / jnp.maximum(tokens, 1), tokens, live
         ),
     }
     if batch.values is not None and batch.returns is not None:

@@ -4,8 +4,8 @@ A reduction is computed once over the rows of one optimizer step, all devices to
 microbatching. The step's loss is sum(weights * loss), which is linear in the rows, so that
 microbatches, packing and sharding give the same gradient by construction (ALGORITHMS 0.3).
 
-In the formulas B+ = segments with a policy token, n = policy tokens of a segment, N = all policy
-tokens.
+In the formulas B+ = sequences with a policy token, n = policy tokens of a sequence, N = all policy
+tokens. A sequence is a segment, or the rows of one episode.
 """
 
 import jax
@@ -30,12 +30,12 @@ def token_mean(batch: Batch) -> jax.Array:
 
 def seq_mean_token_sum(batch: Batch) -> jax.Array:
     """Every policy token weighs 1/B+."""
-    return batch.mask / jnp.maximum(batches.segment_count(batch), 1)
+    return batch.mask / jnp.maximum(batches.sequence_count(batch), 1)
 
 
 def seq_mean_token_mean(batch: Batch) -> jax.Array:
     """Every policy token weighs 1/(B+ n)."""
-    return seq_mean_token_sum(batch) / jnp.maximum(batches.segment_tokens(batch), 1)
+    return seq_mean_token_sum(batch) / jnp.maximum(batches.sequence_tokens(batch), 1)
 
 
 def seq_mean_token_sum_norm(batch: Batch, *, max_tokens: int) -> jax.Array:

@@ -142,6 +142,7 @@ class _Groups:
         n, first = self.n, len(self.prompts.records) if self.prompts else 0
         self.prompts = self.prompts.joined(prompts) if self.prompts else prompts
         known, ends, scores, reasons = fetch((*_facts(batch), batch.scores, batch.finish_reason))
+        seats = np.zeros(len(known), int) if batch.seat is None else fetch(batch.seat)
         live, dead, aborted = [], [], []
         for p, start in enumerate(prompts.lengths):
             at = slice(p * n, (p + 1) * n)
@@ -150,7 +151,9 @@ class _Groups:
                 aborted.append(group)
                 continue
             scored = scores[at][known[at]]  # without failed rewards
-            alive = scored.size > 1 and scored.min() != scored.max()
+            # A player is compared with those of the same seat.
+            pairs = set(zip(seats[at][known[at]].tolist(), scored.tolist(), strict=True))
+            alive = len(pairs) > len({seat for seat, _ in pairs})
             (live if alive else dead).append(group)
             if not alive and scored.size:
                 self.solved += int(scored[0] > 0)
@@ -207,9 +210,8 @@ class _Groups:
         failed = np.concatenate([group.failed for group in used])
         group = np.repeat(np.arange(self.wanted, dtype=np.int32), self.n)
         alone = self.wanted + np.arange(rows, dtype=np.int32)
-        return _ordered(
-            self.rows, np.array(order, np.int32), np.where(failed, alone, group), self.mesh
-        )
+        group = np.where(failed, alone, group)
+        return _ordered(self.rows, np.array(order, np.int32), group, self.n, self.mesh)
 
 
 @jax.jit
@@ -242,10 +244,19 @@ def _copied(kept: Batch, batch: Batch, source: jax.Array, mesh) -> Batch:
     return _laid_out(jax.tree.map(copy, kept, batch), mesh)
 
 
-@functools.partial(jax.jit, static_argnames="mesh")
-def _ordered(rows: Batch, order: jax.Array, group: jax.Array, mesh) -> Batch:
-    """The rows in this order, with these groups."""
-    return _laid_out(jax.tree.map(lambda x: x[order], rows).replace(group=group), mesh)
+@functools.partial(jax.jit, static_argnames=("n", "mesh"))
+def _ordered(rows: Batch, order: jax.Array, group: jax.Array, n: int, mesh) -> Batch:
+    """The rows in this order, with these groups: one for each seat where there are several. The
+    numbers of episodes, which rounds count from 0, are those of the batch."""
+    rows = jax.tree.map(lambda x: x[order], rows)
+    if rows.seat is not None:
+        group = group * (jnp.max(rows.seat) + 1) + rows.seat
+    if rows.episode is not None:
+        of_prompt = rows.episode.reshape(-1, n)
+        first = jnp.argmax(of_prompt[:, :, None] == of_prompt[:, None, :], axis=2)
+        first = first + n * jnp.arange(len(of_prompt), dtype=first.dtype)[:, None]
+        rows = rows.replace(episode=first.reshape(-1).astype(jnp.int32))
+    return _laid_out(rows.replace(group=group), mesh)
 
 
 def _rounds(

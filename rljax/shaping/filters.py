@@ -2,27 +2,28 @@
 
 A filtered row gets mask 0: it leaves numerators and denominators of the loss. After the advantages
 it still has its place in the group's baseline (`algorithm.filters`); before them it has not
-(`algorithm.baseline_filters`).
+(`algorithm.baseline_filters`). Rows of one episode count as one.
 """
 
 import jax.numpy as jnp
 
-from rljax.batch import Batch, FinishReason
+from rljax.batch import Batch, first_of_sequence, truncated
 from rljax.contracts import contract
 
 
 @contract(reads=("finish_reason",))
 def overlong(batch: Batch):
-    """0 for rows that the length limit cut off (DAPO's overlong filter, ALGORITHMS H1)."""
+    """0 for rows that a limit cut off (DAPO's overlong filter, ALGORITHMS H1): of tokens, or of an
+    episode's turns or seconds."""
     batch.require("finish_reason", by="overlong")
-    return (batch.finish_reason != FinishReason.LENGTH).astype(batch.mask.dtype)
+    return (~truncated(batch)).astype(batch.mask.dtype)
 
 
 def _group_extremes(batch: Batch):
     same = batch.group[:, None] == batch.group[None, :]
     low = jnp.min(jnp.where(same, batch.scores[None, :], jnp.inf), axis=1)
     high = jnp.max(jnp.where(same, batch.scores[None, :], -jnp.inf), axis=1)
-    return low, high, jnp.sum(same, axis=1)
+    return low, high, jnp.sum(same & first_of_sequence(batch)[None, :], axis=1)
 
 
 @contract(reads=("scores", "group"))
@@ -38,7 +39,8 @@ def live_groups(batch: Batch):
 def pass_rate(batch: Batch, *, low: float = 0.2, high: float = 0.8, correct_at: float = 1.0):
     """1 for rows of groups whose share of correct rows is in [low, high]: PRIME's prompt filter."""
     batch.require("scores", "group", by="pass_rate")
-    same = (batch.group[:, None] == batch.group[None, :]).astype(batch.mask.dtype)
+    same = batch.group[:, None] == batch.group[None, :]
+    same = (same & first_of_sequence(batch)[None, :]).astype(batch.mask.dtype)
     right = (batch.scores >= correct_at).astype(batch.mask.dtype)
     rate = (same @ right) / jnp.sum(same, axis=1)
     return ((rate >= low - 1e-6) & (rate <= high + 1e-6)).astype(batch.mask.dtype)

@@ -14,17 +14,17 @@ from rljax.errors import InputError
 
 def apply_shaping(batch: Batch, rules) -> Batch:
     """The batch after every rule in turn: the change of a row's score is added to the reward of its
-    last policy token."""
+    last policy token, or of the last one of its episode."""
     for rule in rules:
-        change = rule(batch) - batches.row_sum(batch.rewards, batch)
+        change = rule(batch) - batches.sequence_sum(batch.rewards, batch)
         rewards = batch.rewards + batches.last_token(batch) * change[:, None]
         batch = batch.replace(rewards=rewards)
     return batch
 
 
 def response_tokens(batch: Batch):
-    """Tokens that the policy chose in each row, EOS included: [B]."""
-    return jnp.sum(batch.mask, axis=1)
+    """Tokens that the policy chose in each row, or in its episode, EOS included: [B]."""
+    return batches.sequence_sum(batch.mask, batch)
 
 
 def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):
@@ -76,9 +76,19 @@ def clipped(batch: Batch, *, low: float, high: float):
 
 @contract(reads=("rewards",))
 def normalised(batch: Batch, *, eps: float = 1e-8):
-    """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch."""
-    live = jnp.any(batch.mask > 0, axis=1).astype(batch.mask.dtype)
-    return batches.whiten(batches.row_scores(batch), live, eps=eps)
+    """(score - mean) / sqrt(variance + eps) over the rows with policy tokens of the batch, an
+    episode counted once."""
+    return _whitened(batches.row_scores(batch), _counted(batch), batch, eps)
+
+
+def _counted(batch: Batch):
+    """Whether a row counts: the first one of each sequence that has policy tokens."""
+    return batches.first_of_sequence(batch) & jnp.any(batch.mask > 0, axis=1)
+
+
+def _whitened(x, keep, batch: Batch, eps: float):
+    """x [B] whitened over the rows kept, the same on all rows of a sequence: [B]."""
+    return batches.over_rows(batches.whiten(x, keep.astype(x.dtype), eps=eps), batch)
 
 
 @contract(reads=("reward_parts",))
@@ -94,12 +104,12 @@ def mixed_parts(batch: Batch, *, weights: tuple[float, ...] = (), eps: float = 1
     if weights and len(weights) != count:
         rule = f"one number for each of the {count} parts of the reward"
         raise InputError("mixed_parts(weights)", value=weights, rule=rule)
-    live = jnp.any(batch.mask > 0, axis=1)
+    counted = _counted(batch)
     total = jnp.zeros((batch.rows,), batch.reward_parts.dtype)
     for k in range(count):
         part = batch.reward_parts[:, k]
-        applies = live & ~jnp.isnan(part)
+        applies = counted & ~jnp.isnan(part)
         part = jnp.where(applies, part, 0.0)
         weight = weights[k] if weights else 1.0
-        total = total + weight * batches.whiten(part, applies.astype(part.dtype), eps=eps)
+        total = total + weight * _whitened(part, applies, batch, eps)
     return total

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import Compiled, compiled, worked_example
+from episode_rows import in_several_rows, joined
 from golden_checks.common import INTEGERS, response_batch
 from namespaces import public_functions
 
@@ -226,7 +227,7 @@ class TestWorkedExamples:
         for row, (names, gains) in enumerate(zip(x["step_state"], x["step_reward"], strict=True)):
             for k, (name, gain) in enumerate(zip(names, gains, strict=True)):
                 turn = slice(3 * k, 3 * k + 2)
-                mask[row, turn], steps[row, turn], states[row, turn] = 1, k + 1, int(name[1:])
+                mask[row, turn], steps[row, turn], states[row, turn] = 1, k + 1, 1 + int(name[1:])
                 rewards[row, 3 * k + 1] = gain
         batch = response_batch(
             mask, rewards=rewards, step_ids=steps, state_ids=states, group=[4, 4]
@@ -263,6 +264,10 @@ TABLE = {
     "gae_bootstrap": (
         lambda b: advantages.gae(b, gamma=0.9, lam=0.9, bootstrap_truncated=True)[1],
         ("rewards", "values", "finish_reason"), "",
+    ),
+    "gae_turns": (
+        lambda b: advantages.gae(b, gamma=0.9, lam=0.8, time="turn")[1],
+        ("rewards", "values", "step_ids"), "",
     ),
     "vapo_gae": (lambda b: advantages.vapo_gae(b, alpha=0.5)[0], ("rewards", "values"), ""),
     "vapo_gae_fixed": (
@@ -303,6 +308,13 @@ TABLE = {
         functools.partial(advantages.prime, normalise=True), (*GROUPED, "process_rewards"), "",
     ),
     "gigpo": (advantages.gigpo, (*GROUPED, "step_ids", "state_ids"), "dead alone"),
+    "turn_leave_one_out": (
+        functools.partial(advantages.turn_leave_one_out, gamma=0.9), (*GROUPED, "step_ids"),
+        "alone",
+    ),
+    "turn_group": (
+        functools.partial(advantages.turn_group, gamma=0.9), (*GROUPED, "step_ids"), "alone",
+    ),
     "optimal_token_baseline": (
         advantages.optimal_token_baseline, (*GROUPED, "old_logprobs", "sum_pi_squared"), "alone",
     ),
@@ -498,6 +510,19 @@ def test_a_tool_reply_changes_nothing_around_it(name):
     close(np.where(replied[:, None], inside, behind), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", [n for n in TABLE if "optimal_token_baseline" not in n])
+def test_an_episode_of_several_rows_counts_once(name):
+    """Its advantages are those of the same episode in one row, whatever the order of its rows; and
+    an `episode` of one row each changes nothing."""
+    function, fields, _ = TABLE[name]
+    steps = np.asarray(make("gigpo").step_ids)
+    batch = make(name, **{} if "step_ids" in fields else {"step_ids": steps})
+    want = padded(function, batch)
+    split, parts = in_several_rows(batch)
+    assert split.rows > 14 and np.asarray(split.mask).sum() == np.asarray(batch.mask).sum()
+    close(joined(function(split), parts), want, rtol=1e-5, atol=1e-6)
+
+
 # -- invariants (ALGORITHMS N)
 
 SCORES = st.lists(st.integers(-3, 3).map(lambda n: n / 4), min_size=8, max_size=8)
@@ -672,6 +697,8 @@ class TestSpecial:
         (advantages.group_relative, "std"), (advantages.group_relative, "singleton"),
         (advantages.rloo, "singleton"), (advantages.opo, "singleton"), (advantages.gpg, "alpha"),
         (advantages.gpg, "f_norm"), (advantages.best_of_group, "std"), (advantages.gigpo, "std"),
+        (advantages.turn_leave_one_out, "singleton"), (advantages.turn_group, "std"),
+        (advantages.turn_group, "singleton"), (advantages.gae, "time"),
         (advantages.reinforce, "form"), (advantages.optimal_token_baseline, "singleton"),
     ],
 )  # fmt: skip
