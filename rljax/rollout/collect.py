@@ -141,8 +141,8 @@ class _Groups:
         aborted row, which has no policy token, is an aborted one."""
         n, first = self.n, len(self.prompts.records) if self.prompts else 0
         self.prompts = self.prompts.joined(prompts) if self.prompts else prompts
-        known, ends, scores, reasons = fetch((*_facts(batch), batch.scores, batch.finish_reason))
-        seats = np.zeros(len(known), int) if batch.seat is None else fetch(batch.seat)
+        facts = (*_facts(batch), batch.scores, batch.finish_reason)
+        known, ends, seats, scores, reasons = fetch(facts)
         live, dead, aborted = [], [], []
         for p, start in enumerate(prompts.lengths):
             at = slice(p * n, (p + 1) * n)
@@ -215,9 +215,10 @@ class _Groups:
 
 
 @jax.jit
-def _facts(batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Whether each row has a policy token, and where it ends: two [B]."""
-    return jnp.any(batch.mask > 0, axis=1), jnp.sum(batch.segment_ids > 0, axis=1)
+def _facts(batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Whether each row has a policy token, where it ends, and its seat: three [B]."""
+    known, ends = jnp.any(batch.mask > 0, axis=1), jnp.sum(batch.segment_ids > 0, axis=1)
+    return known, ends, jnp.zeros_like(ends) if batch.seat is None else batch.seat
 
 
 def _laid_out(batch: Batch, mesh) -> Batch:

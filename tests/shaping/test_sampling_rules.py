@@ -202,6 +202,27 @@ def test_a_failed_reward_neither_enlivens_nor_joins_a_group():
     assert float(batch.mask[2].sum()) == 0
 
 
+def test_seats_are_compared_apart_and_episodes_of_rounds_do_not_mix():
+    """Two episodes of two seats a prompt: a game that both lose as the first seat is dead, though
+    its four scores differ."""
+    dead, live = [1, -1, 1, -1], [1, -1, -1, 1]
+    prompts, roles, _ = fake_step([dead, live, live, dead], 2, 4)
+    plain = roles["reward"]
+
+    def reward(batch, prompts):
+        batch, report = plain(batch, prompts)
+        rows = jnp.arange(batch.rows, dtype=jnp.int32)
+        group = batch.group * 2 + rows % 2
+        return batch.replace(seat=rows % 2, episode=rows, group=group), report
+
+    roles["reward"] = reward
+    done = collect.active(prompts, jax.random.key(0), CFG, **roles, refill=0.5)
+    assert [r["index"] for r in done.prompts.records] == [1, 2]
+    np.testing.assert_array_equal(done.batch.group, [0, 1, 0, 1, 2, 3, 2, 3])
+    assert sorted(np.asarray(done.batch.episode).tolist()) == list(range(8))
+    np.testing.assert_array_equal(done.batch.seat, [0, 1] * 4)
+
+
 # -- which prompts ------------------------------------------------------------------------------
 
 
