@@ -347,7 +347,7 @@ READS_ITSELF = {
     "pods": "the user's own code, to be sent",
     "rewards/sandbox": "what the sandbox itself wrote, and /proc",
     "rewards/judges": "a cache of its own",
-    "rewards/pool/prints.py": "writes",
+    "workers/prints.py": "writes",
     "sampler/memory.py": "/proc/meminfo",
     "data/text/guarded_process.py": "/proc/self/statm",
     "models/huggingface/load.py": "writes",

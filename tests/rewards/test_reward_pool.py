@@ -20,10 +20,10 @@ from rljax import rewards
 from rljax.components import resolve
 from rljax.contracts import spec
 from rljax.errors import InputError
-from rljax.rewards.pool import prints
 from rljax.rewards.pool.calling import HOME, late_score
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rewards.pool.worker import PROGRESS_BYTES, Progress
+from rljax.workers import prints
+from rljax.workers.progress import PROGRESS_BYTES, Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -423,7 +423,7 @@ def test_nobody_waits_behind_a_slow_sample(act):
 
 def test_the_clock_of_a_worker_is_never_read_half_written():
     write = (
-        "import itertools, sys; from rljax.rewards.pool.worker import Progress; "
+        "import itertools, sys; from rljax.workers.progress import Progress; "
         "ours = Progress(int(sys.argv[1])); "
         "[ours.write(number, float(number), number % 2) for number in itertools.count(1)]"
     )

@@ -32,9 +32,9 @@ from rljax.rewards.pool.calling import (
     wanted_fields,
 )
 from rljax.rewards.pool.jobs import Job, Score, Task
-from rljax.rewards.pool.prints import Prints
 from rljax.rewards.pool.supervisor import Supervisor
 from rljax.rewards.sandbox.tiers import LEFT_OPEN
+from rljax.workers.prints import Prints
 
 LOG = logging.getLogger("rljax")
 __all__ = ["Pending", "RewardPool", "Score", "call_reward"]

@@ -1,10 +1,10 @@
-"""What rewards print: into one file of bounded size, in place of the terminal."""
+"""What workers print: into one file of bounded size, in place of the terminal."""
 
 import os
 from pathlib import Path
 
 MAX_BYTES = 10 << 20
-_CUT = b"\n[the rest of what the rewards printed was dropped]\n"
+_CUT = b"\n[the rest of what was printed was dropped]\n"
 
 
 class Prints:
@@ -33,7 +33,7 @@ class Prints:
 
     def read_from(self, descriptor: int) -> bool:
         """Moves what stands in a pipe that does not block; False once its other end is closed."""
-        for _ in range(64):  # a reward that prints for ever must not keep the pool from its clocks
+        for _ in range(64):  # what prints for ever must not keep the parent from its clocks
             try:
                 data = os.read(descriptor, 1 << 16)
             except BlockingIOError:

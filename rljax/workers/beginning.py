@@ -1,0 +1,72 @@
+"""How a worker process begins: its limits, its streams, and its end with its parent."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+
+from rljax.workers.progress import Progress
+
+ORPHAN_POLL_S = 5.0  # how often a worker that is handed nothing looks for its parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a worker runs: the stream to its parent, what it is on, and what it was told to be."""
+
+    socket: socket.socket
+    progress: Progress
+    parent: int  # process id
+    facts: dict
+
+    def orphaned(self) -> bool:
+        """Whether the parent has ended. A fork of it may hold the stream open."""
+        return os.getppid() != self.parent
+
+
+def begin(spec_text: str) -> Place:
+    """Makes this process a worker. `spec_text`: JSON of descriptors, limits, the parent's pid."""
+    # The parent stops its workers. A Ctrl-C or a scheduler's SIGTERM is the launcher's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spec = json.loads(spec_text)
+    _die_with(spec["lifeline"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what crashes must not fill the disk
+    if spec["memory_bytes"]:  # of what it writes to: libraries reserve far more addresses than that
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        most = spec["memory_bytes"] if hard < 0 else min(hard, spec["memory_bytes"])
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    sys.stdout.reconfigure(line_buffering=True)  # what is printed survives the kill
+    sock = socket.socket(fileno=spec["socket"])
+    sock.set_inheritable(False)  # a process that it starts must not keep the stream open
+    progress = Progress(spec["progress"])
+    os.close(spec["progress"])
+    return Place(sock, progress, spec["parent"], spec["facts"])
+
+
+def _die_with(lifeline: int) -> None:
+    """End this process when the parent ends, even inside a C call that holds the interpreter lock.
+
+    The lifeline is a pipe on which nothing is ever written. When its other end closes, the kernel
+    sends SIGIO, whose default action ends the process. (PR_SET_PDEATHSIG would fire when the
+    parent's *thread* ends.)
+    """
+    os.set_inheritable(lifeline, False)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if readable(lifeline, 0.0):
+        sys.exit()  # it closed before we listened
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    """Whether something can be read from a descriptor within so many seconds."""
+    # select() refuses descriptors above 1023, and ours have the numbers that the parent gave them.
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))

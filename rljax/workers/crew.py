@@ -1,0 +1,220 @@
+"""Worker processes that can be killed, and the thread that owns them.
+
+What is common to all crews: the processes are started and replaced, heard and timed, killed and
+reaped, and what they print is kept. What they are handed, and who is to blame for a worker's end,
+a subclass says: rljax.rewards.pool.supervisor, rljax.environments.play.
+"""
+
+import abc
+import contextlib
+import math
+import os
+import queue
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from rljax.workers.prints import Prints
+from rljax.workers.process import WorkerProcess
+from rljax.workers.wire import take_frame
+
+START_TIMEOUT_S = 120.0  # a worker imports a user's module: slow on a network disk
+REAP_TIMEOUT_S = 5.0
+START_ATTEMPTS = 3
+
+
+class Crew(abc.ABC):
+    """`size` workers and the thread that owns them, until `stop`. Only the thread calls what is
+    below `run`; others leave `orders` in a queue that a signal handler may use as well."""
+
+    def __init__(self, size: int, prints: Prints | None, name: str):
+        self.size, self.prints, self.name = size, prints, name
+        # Replacements start later: they must see the folder and the path of today.
+        self.folder, self.path = os.getcwd(), [str(entry) for entry in sys.path]
+        self.owner = os.getpid()
+        self.orders: queue.SimpleQueue = queue.SimpleQueue()
+        self.workers: list = []
+        self.failed_starts = 0
+        self.stopped = False
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+        self._dying: list[subprocess.Popen] = []
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    # -- what a subclass says
+
+    @abc.abstractmethod
+    def new_worker(self) -> WorkerProcess:
+        """A worker that has just been started."""
+
+    @abc.abstractmethod
+    def listen(self) -> None:
+        """Act on the orders of other threads."""
+
+    @abc.abstractmethod
+    def wanted(self) -> bool:
+        """Whether anybody waits: what cannot start must not be started for ever."""
+
+    @abc.abstractmethod
+    def hand_out(self) -> None:
+        """Give workers what they are to do."""
+
+    @abc.abstractmethod
+    def deadline(self, worker) -> float:
+        """When a worker is over its time, of time.monotonic()."""
+
+    @abc.abstractmethod
+    def look_again_s(self) -> float:
+        """Seconds after which what began meanwhile may be near its deadline."""
+
+    @abc.abstractmethod
+    def heard(self, worker, kind: str, content: object) -> None:
+        """Act on one message of a worker."""
+
+    @abc.abstractmethod
+    def expire(self, worker) -> None:
+        """A deadline has passed: `discard` the worker."""
+
+    @abc.abstractmethod
+    def reap(self, worker) -> None:
+        """A worker has ended by itself: `discard` it."""
+
+    @abc.abstractmethod
+    def fail(self, error: Exception) -> None:
+        """The crew itself is at fault: tell everyone who waits."""
+
+    @abc.abstractmethod
+    def ended(self) -> None:
+        """All processes have ended: tell everyone who waits."""
+
+    # -- what other threads may call
+
+    def order(self, *order) -> None:
+        """Leave an order for the thread."""
+        self.orders.put(order)
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake the thread."""
+        with contextlib.suppress(OSError):  # it rings already; or the thread is over
+            self._rope.send(b".")
+
+    def stop(self) -> None:
+        """Kill the workers and wait for their end. May be called again, and in a handler."""
+        if os.getpid() != self.owner:  # a fork has a copy of the crew, not the right to end it
+            return
+        self.stopped = True
+        self.ring()
+        if self.thread.ident is not None and threading.current_thread() is not self.thread:
+            self.thread.join()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self.stopped:
+                try:
+                    self.listen()
+                    self._fill()
+                    self.hand_out()
+                    self._wait_and_act()
+                except Exception as error:
+                    self.failed_starts = max(1, self.failed_starts)  # see _fill
+                    self.fail(error)
+        finally:
+            self._end()
+
+    def _fill(self) -> None:
+        """Bring the crew back to its full number, without waiting for their start."""
+        self._dying[:] = [process for process in self._dying if process.poll() is None]
+        if self.failed_starts and not self.wanted():
+            return
+        while len(self.workers) < self.size:
+            self.workers.append(self.new_worker())
+
+    def _wait_and_act(self) -> None:
+        """Wait for a message or a deadline, and act on it."""
+        with selectors.PollSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
+            for worker in self.workers:
+                events = selectors.EVENT_READ | selectors.EVENT_WRITE * worker.has_unsent
+                selector.register(worker.socket, events, worker)
+                if worker.printed >= 0:
+                    selector.register(worker.printed, selectors.EVENT_READ, worker)
+            deadline = min((self.deadline(worker) for worker in self.workers), default=math.inf)
+            # A task that begins after this look at the clocks says nothing: look again before it
+            # can be over time. (The hour: poll() takes no timeout above 2**31 ms.)
+            wait = min(deadline - time.monotonic(), self.look_again_s(), 3600.0)
+            ready = {key.data for key, _ in selector.select(max(0.0, wait))}
+        if None in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._bell.recv(1 << 16)
+        for worker in list(self.workers):
+            if worker in ready:
+                self._keep_prints(worker)
+                self._read(worker)
+            if worker.state != "dead" and worker.has_unsent:
+                with contextlib.suppress(OSError):  # its end is read, too
+                    worker.send_on()
+            if worker.state != "dead" and time.monotonic() > self.deadline(worker):
+                # We may have been asleep: what arrived meanwhile counts before the clock does.
+                self._read(worker)
+                if worker.state != "dead" and time.monotonic() > self.deadline(worker):
+                    self.expire(worker)
+
+    def _keep_prints(self, worker) -> None:
+        if worker.printed >= 0 and not self.prints.read_from(worker.printed):
+            worker.close_pipe()
+
+    def _read(self, worker) -> None:
+        """Act on all that a worker has sent, and on its end."""
+        still_open = worker.receive()
+        while worker.state != "dead" and (message := take_frame(worker.received)) is not None:
+            self.heard(worker, *message)
+        if not still_open and worker.state != "dead":
+            self.reap(worker)
+
+    def discard(self, worker) -> None:
+        """Kill a worker."""
+        worker.kill()
+        self._keep_prints(worker)  # what it wrote before its end
+        worker.close_pipe()
+        self.workers.remove(worker)
+        self._dying.append(worker.process)
+
+    def count_failed_start(self, what: str, how: str) -> None:
+        """A worker has ended before its first task. Raises RuntimeError for the third in a row."""
+        self.failed_starts += 1
+        if self.failed_starts >= START_ATTEMPTS:
+            self.failed_starts = 1
+            raise RuntimeError(
+                f"{START_ATTEMPTS} {self.name} workers in a row ended, or said nothing, before "
+                f"their first {what} ({how}); see {self.prints.path if self.prints else 'stderr'}"
+            )
+
+    def _end(self) -> None:
+        """Kill and reap every process, and tell everyone who waits."""
+        for worker in list(self.workers):
+            self.discard(worker)
+        deadline = time.monotonic() + REAP_TIMEOUT_S
+        for process in self._dying:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        self._dying.clear()
+        self.ended()
+        self._bell.close()
+        self._rope.close()
+
+
+def how_it_ended(process: subprocess.Popen) -> str:
+    """How a process ended, in words; waits for it."""
+    try:
+        code = process.wait(REAP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "still dying"
+    return f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
