@@ -5,6 +5,7 @@ wrong ends in a `Step` with `failure` and `kind`; only a field that rows lack ra
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import time
@@ -93,13 +94,13 @@ class Episode:
 
     def begin(self) -> Step:
         """The first Step: the whole prompt of the first seat."""
-        return self.start() or self._driven(self.begin_async())
+        return self.start() or self.run(self.begin_async())
 
     def reply(
         self, ids: Sequence[int], finish: str = "stop", turns_left: int = 0, tokens_left: int = 0
     ) -> Step:
         """The Step that follows what the policy wrote; `finish` says why its turn ended."""
-        return self._driven(self.reply_async(ids, finish, turns_left, tokens_left))
+        return self.run(self.reply_async(ids, finish, turns_left, tokens_left))
 
     def close(self) -> None:
         """Ends the generator, whose `finally` runs. Never raises; may be called again."""
@@ -136,6 +137,19 @@ class Episode:
         """Whether the generator is asynchronous."""
         return hasattr(self._generator, "asend")
 
+    @property
+    def finished(self) -> bool:
+        """Whether the generator has run to its end, so that nothing of it is left to close."""
+        made = self._generator
+        return made is None or None in (getattr(made, "gi_frame", 0), getattr(made, "ag_frame", 0))
+
+    async def close_async(self) -> None:
+        """`close` on the loop of the caller."""
+        self.ended = True
+        generator, self._generator = self._generator, None
+        with contextlib.suppress(BaseException):
+            await generator.aclose()
+
     async def begin_async(self) -> Step:
         """`begin` of an episode that was started."""
         return await self._advance(None)
@@ -158,8 +172,8 @@ class Episode:
             return self._failed(error, "unreadable")
         return await self._advance(reply)
 
-    def _driven(self, playing: Coroutine) -> Step:
-        """The result of a verb; one that waits does so on a loop of the episode's own."""
+    def run(self, playing: Coroutine) -> Step:
+        """The result of an asynchronous verb; what waits does so on a loop of its own."""
         if self.waits:
             self._loop = self._loop or asyncio.new_event_loop()
             return self._loop.run_until_complete(playing)

@@ -2,7 +2,7 @@
 
 What is common to all crews: the processes are started and replaced, heard and timed, killed and
 reaped, and what they print is kept. What they are handed, and who is to blame for a worker's end,
-a subclass says: rljax.rewards.pool.supervisor, rljax.environments.play.
+a subclass says: rljax.rewards.pool.supervisor, rljax.environments.supervisor.
 """
 
 import abc

@@ -1,0 +1,212 @@
+"""EpisodeCrew: episodes in processes that can be killed, as the driver sees them.
+
+The processes are in `supervisor`, the playing in `play_worker` and `episode`. A worker is handed
+the ids of a turn and answers with the ids of what the environment says, so that texts, templates
+and tools never hold up the thread that decodes.
+"""
+
+import math
+import os
+import pickle
+import queue
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rljax.components import Component, resolve
+from rljax.environments.episode import chosen_fields
+from rljax.environments.messages import Limits, Step
+from rljax.environments.play_worker import HOME
+from rljax.environments.supervisor import Played, Supervisor
+from rljax.errors import InputError
+from rljax.workers.prints import Prints
+
+
+class EpisodeCrew:
+    """`workers` processes that play episodes of an environment, hundreds in each.
+
+    `text` names the environment; `tokenizer` is the run's, sent to the workers. A step over
+    `limits.turn_timeout_s` ends in SIGKILL for its worker; the other episodes of that worker are
+    played again from their recorded replies, and must say what they said, or fail. A failed episode
+    is played anew `retries` times, with the same seeds: its first Step has `restart`. Not affected
+    by what an environment does: hang, raise, exit, crash, fork, print. What it prints goes to the
+    file `log`, without one to stderr. A worker has `memory_gb` of memory (RLIMIT_DATA; 0: no
+    limit). Workers end with this process, even by kill -9. One thread calls all of this.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        tokenizer,
+        limits: Limits,
+        *,
+        workers: int = 2,
+        retries: int = 1,
+        memory_gb: float = 8.0,
+        log: Path | None = None,
+    ):
+        _check_options(workers, retries, memory_gb, limits.turn_timeout_s)
+        self.text, self.limits, self.retries = text, limits, retries
+        self.component = _resolve_environment(text)
+        self._owner = os.getpid()
+        self._supervisor = Supervisor(
+            self.component, pickle.dumps(tokenizer), limits, workers, retries,
+            int(memory_gb * (1 << 30)), log and Prints(log),
+        )  # fmt: skip
+        self._played: dict[int, Played] = {}
+        self._attempts: dict[int, int] = {}  # the one whose Step was last handed out
+        self._owing: set[int] = set()
+        self._finalizer = weakref.finalize(self, self._supervisor.stop)
+
+    def start(self) -> None:
+        """Starts the workers and waits for them. Raises InputError where one cannot load the
+        environment."""
+        try:
+            self._supervisor.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def close(self) -> None:
+        """Kills the workers and waits for their end. May be called again."""
+        self._finalizer()
+
+    def admit(
+        self,
+        number: int,
+        fields: Mapping,
+        *,
+        seed: int,
+        sample_seed: int,
+        prompt_ids: Sequence[int] | None = None,
+        messages: Sequence[Mapping] | None = None,
+    ) -> None:
+        """Begins an episode; the numbers of those that are open differ. Never waits. Raises
+        InputError for a field that the row lacks, or that cannot be sent."""
+        assert number not in self._played, f"episode {number} is open"
+        self._require_own_process()
+        chosen = chosen_fields(self.component, fields, seed=seed, sample_seed=sample_seed)
+        own = {name: value for name, value in chosen.items() if name not in ("seed", "sample_seed")}
+        start = dict(
+            fields=own, seed=seed, sample_seed=sample_seed, messages=messages,
+            prompt_ids=None if prompt_ids is None else [int(i) for i in prompt_ids],
+        )  # fmt: skip
+        try:
+            blob = pickle.dumps(start, protocol=5)
+        except Exception as error:
+            raise InputError(
+                "the fields of a row cannot be sent to a worker",
+                value=sorted(own),
+                rule=f"{type(error).__name__}: {error}",
+                fix="use plain values: text, numbers, lists, dicts",
+            ) from error
+        played = self._played[number] = Played(number, blob)
+        self._owing.add(number)
+        self._supervisor.order("open", played)
+
+    def reply(
+        self, number: int, ids: Sequence[int], finish: str, turns_left: int, tokens_left: int
+    ) -> None:
+        """Hands an open episode what the policy wrote. Never waits."""
+        self._require_own_process()
+        reply = ([int(i) for i in ids], finish, turns_left, tokens_left)
+        self._owing.add(number)
+        # Where it has failed meanwhile, and is played anew, this reply is to what is over.
+        attempt = self._attempts.get(number, 0)
+        self._supervisor.order("reply", self._played[number], attempt, reply)
+
+    def news(self, wait_s: float = 0.0) -> list[Step]:
+        """The steps that have come since the last call; waits so long at most for the first."""
+        steps: list[Step] = []
+        until = time.monotonic() + wait_s
+        while True:
+            left = 0.0 if steps else until - time.monotonic()
+            try:
+                one = self._supervisor.news.get(block=left > 0, timeout=max(left, 0.0) or None)
+            except queue.Empty:
+                return steps
+            if isinstance(one, BaseException):
+                raise one
+            played, attempt, step = one
+            if self._played.get(step.episode) is not played:
+                continue  # it was dropped
+            self._owing.discard(step.episode)
+            self._attempts[step.episode] = attempt
+            if step.ended:
+                self._close(step.episode)
+            steps.append(step)
+
+    def drop(self, number: int) -> None:
+        """Nobody wants an episode any more; one that is not open is no matter."""
+        played = self._played.get(number)
+        if played is not None:
+            self._close(number)
+            self._supervisor.order("drop", played)
+
+    @property
+    def pending(self) -> int:
+        """How many open episodes owe a Step."""
+        return len(self._owing)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the environment's prepare_worker returned: facts such as the tier of its sandbox."""
+        return dict(self._supervisor.notes)
+
+    def take_counts(self) -> dict[str, float]:
+        """Since the last call: `seconds` of environments, episodes that `failed` for good (also by
+        kind, "failed/timeout"), were `retried` or `replayed`, and workers that were `killed`."""
+        supervisor = self._supervisor
+        with supervisor.lock:
+            taken, supervisor.counts = dict(supervisor.counts), type(supervisor.counts)()
+        names = ("seconds", "failed", "retried", "replayed", "killed")
+        return dict.fromkeys(names, 0.0) | taken
+
+    def _close(self, number: int) -> None:
+        del self._played[number]
+        self._attempts.pop(number, None)
+        self._owing.discard(number)
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._owner:  # a fork shares the streams and would mix up the answers
+            raise RuntimeError("an EpisodeCrew belongs to the process that made it")
+
+
+def _check_options(workers: int, retries: int, memory_gb: float, turn_timeout_s: float) -> None:
+    for name, value, least in (("workers", workers, 1), ("retries", retries, 0)):
+        if not isinstance(value, int) or value < least:
+            raise InputError(
+                f"environment.{name}", value=value, rule=f"a whole number, at least {least}"
+            )
+    if not isinstance(memory_gb, int | float) or not 0 <= memory_gb < math.inf:
+        raise InputError("environment.memory_gb", value=memory_gb, rule="at least 0; 0 = no limit")
+    if not isinstance(turn_timeout_s, int | float) or not 0 < turn_timeout_s < math.inf:
+        raise InputError(
+            "environment.turn_timeout_s", value=turn_timeout_s, rule="a positive number of seconds"
+        )
+
+
+def _resolve_environment(text: str) -> Component:
+    """The environment, imported here once: a mistake in its name shows before a worker starts."""
+    if isinstance(text, str) and text.strip().startswith("__main__."):
+        raise InputError(
+            f"environment {text!r} lives in the running script or notebook",
+            rule="the workers do not import it",
+            fix="move the function to a file, my_games.py, and name it 'my_games.function'",
+        )
+    try:
+        return resolve(text, HOME)
+    except InputError:
+        raise
+    except Exception as error:  # the user's module ran and raised
+        raise InputError(
+            f"environment {text!r} cannot be imported", rule=f"{type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,279 @@
+"""The processes in which episodes are played: who plays where, and who is to blame for a kill.
+
+One thread owns them. An episode stays in one worker. Where that worker ends, the episode whose code
+ran has failed; the others are played again elsewhere, from the replies that they have had, and what
+they then say is compared with what they said before.
+"""
+
+import collections
+import dataclasses
+import math
+import queue
+import threading
+import time
+
+from rljax.components import Component
+from rljax.contracts import spec
+from rljax.environments.messages import Limits, Step
+from rljax.environments.play_worker import ON_LOOP, Reply
+from rljax.errors import InputError
+from rljax.workers.crew import START_TIMEOUT_S, Crew, how_it_ended
+from rljax.workers.prints import Prints
+from rljax.workers.process import WorkerProcess
+from rljax.workers.wire import frame
+
+# Of an episode whose workers ended while nobody's code ran: a thread of somebody's, or the kernel.
+_MOST_STRIKES = 3
+
+
+@dataclasses.dataclass(eq=False)
+class Played:
+    """One episode: all that it takes to play it again."""
+
+    number: int
+    start: bytes  # pickled arguments of Episode
+    attempt: int = 0  # how often it has failed
+    replies: list[Reply] = dataclasses.field(default_factory=list)
+    marks: list[bytes] = dataclasses.field(default_factory=list)  # of the steps that it has said
+    strikes: int = 0
+    ticket: int = -1  # of the worker that plays it now
+    worker: "PlayWorker | None" = None
+    over: bool = False
+
+    @property
+    def owes(self) -> bool:
+        """Whether a step is expected of it."""
+        return len(self.marks) <= len(self.replies)
+
+
+class PlayWorker(WorkerProcess):
+    """A worker that plays. `state`: "starting", then "ready"; "dead" at the end."""
+
+    def __init__(self, facts: bytes, folder: str, path: list[str], memory_bytes: int, pipe: bool):
+        self.played: dict[int, Played] = {}  # by ticket
+        self.mail: list[tuple] = []  # to be sent together
+        super().__init__("rljax.environments.play_worker", {}, folder, path, memory_bytes, pipe)
+        self.post(facts)
+
+
+class Supervisor(Crew):
+    """`size` workers and the thread that owns them, from `start` until `stop`. `news` has
+    (episode, attempt, Step) of all steps, and an exception where the workers cannot be kept."""
+
+    def __init__(
+        self, component: Component, tokenizer: bytes, limits: Limits, size: int, retries: int,
+        memory_bytes: int, prints: Prints | None,
+    ):  # fmt: skip
+        super().__init__(size, prints, "environment")
+        self.component, self.retries, self.memory_bytes = component, retries, memory_bytes
+        self.timeout_s, self.repeatable = limits.turn_timeout_s, spec(component).repeatable
+        self.news: queue.SimpleQueue = queue.SimpleQueue()
+        self.started: queue.SimpleQueue = queue.SimpleQueue()
+        self.notes: dict[str, str] = {}  # what the environment's prepare_worker has said
+        self.counts: collections.Counter = collections.Counter()
+        self.lock = threading.Lock()  # of the counts
+        self._facts = frame((component.text, tokenizer, limits))
+        self._homeless: collections.deque[Played] = collections.deque()
+        self._tickets = 0
+        self._is_started = False
+
+    def start(self) -> None:
+        """Returns when every worker is ready. Raises what keeps them from it."""
+        self.thread.start()
+        error = self.started.get()
+        if error is not None:
+            raise error
+
+    # -- the thread. Orders: ("open", played), ("reply", played, attempt, reply), ("drop", played)
+
+    def listen(self) -> None:
+        """Take up what the driver says of episodes."""
+        while True:
+            try:
+                verb, played, *content = self.orders.get_nowait()
+            except queue.Empty:
+                return
+            if verb == "open":
+                self._homeless.append(played)
+            elif verb == "drop":
+                self._forget(played)
+            elif content[0] == played.attempt and not played.over:
+                played.replies.append(content[1])
+                if played.worker is not None:
+                    played.worker.mail.append(("reply", played.ticket, content[1]))
+
+    def wanted(self) -> bool:
+        """Whether an episode waits for a worker."""
+        return bool(self._homeless) or not self._is_started
+
+    def new_worker(self) -> PlayWorker:
+        """A worker that loads the environment and the tokenizer."""
+        piped = self.prints is not None
+        return PlayWorker(self._facts, self.folder, self.path, self.memory_bytes, piped)
+
+    def hand_out(self) -> None:
+        """Give each episode a worker, the one with the fewest, and send what there is to say."""
+        if not self._is_started and all(worker.state == "ready" for worker in self.workers):
+            self._is_started = True
+            self.started.put(None)
+        while self._homeless and self.workers:
+            played = self._homeless.popleft()
+            worker = min(self.workers, key=lambda one: len(one.played))
+            played.ticket, played.worker = self._tickets, worker
+            self._tickets += 1
+            worker.played[played.ticket] = played
+            again = list(played.marks), list(played.replies)
+            worker.mail.append(("open", played.ticket, played.number, played.start, *again))
+        for worker in [one for one in self.workers if one.mail]:
+            mail, worker.mail = worker.mail, []
+            try:
+                worker.post(frame(mail))
+            except OSError:  # it has ended
+                self.reap(worker)
+
+    def deadline(self, worker: PlayWorker) -> float:
+        """Of the step that runs."""
+        if worker.state == "starting":
+            return worker.since + START_TIMEOUT_S
+        number, since, _ = worker.progress.read()
+        return since + self.timeout_s if number >= 0 or number == ON_LOOP else math.inf
+
+    def look_again_s(self) -> float:
+        """The limit of a step, while any may begin."""
+        return self.timeout_s if any(worker.played for worker in self.workers) else math.inf
+
+    def heard(self, worker: PlayWorker, kind: str, content: object) -> None:
+        """Steps, that it is ready, or why it cannot be."""
+        if kind == "steps":
+            for ticket, step, mark in content:
+                if (played := worker.played.get(ticket)) is not None:
+                    self._say(played, step, mark)
+        elif kind == "ready":
+            worker.state, self.failed_starts = "ready", 0
+            self.notes |= content
+        else:
+            self.discard(worker)
+            raise InputError(
+                f"a worker could not load environment {self.component.text!r}",
+                rule=content,
+                fix="the environment must be importable in a fresh Python process",
+            )
+
+    def _say(self, played: Played, step: Step, mark: bytes) -> None:
+        self._count("seconds", step.seconds)
+        if step.failure:
+            self._fail_attempt(played, step)
+            return
+        restart = played.attempt > 0 and not played.marks
+        played.marks.append(mark)
+        played.strikes = 0
+        if step.ended:
+            self._forget(played, told=False)
+        self.news.put((played, played.attempt, dataclasses.replace(step, restart=restart)))
+
+    def _fail_attempt(self, played: Played, step: Step) -> None:
+        """An episode has failed: it is played anew, with the same seeds, or that is its end."""
+        self._forget(played, told=False)
+        if played.attempt < self.retries:
+            played.over = False
+            played.attempt += 1
+            played.replies, played.marks, played.strikes = [], [], 0
+            self._homeless.append(played)
+            self._count("retried")
+            return
+        self._count("failed")
+        self._count(f"failed/{step.kind.replace(' ', '_')}")
+        self.news.put((played, played.attempt, step))
+
+    def _forget(self, played: Played, told: bool = True) -> None:
+        """Nobody wants an episode any more; its worker is `told` where it does not know."""
+        played.over, worker = True, played.worker
+        if worker is None:
+            self._homeless = collections.deque(p for p in self._homeless if p is not played)
+        elif worker.played.pop(played.ticket, None) is not None and told:
+            worker.mail.append(("drop", played.ticket))
+        played.worker = None
+
+    def _count(self, name: str, more: float = 1) -> None:
+        with self.lock:
+            self.counts[name] += more
+
+    # -- ends of workers
+
+    def expire(self, worker: PlayWorker) -> None:
+        """A step is over its time, or a worker does not start."""
+        if worker.state == "starting":
+            self.reap(worker)
+            return
+        self._lose(worker, "timeout", f"over environment.turn_timeout_s={self.timeout_s}")
+
+    def reap(self, worker: PlayWorker) -> None:
+        """A worker has ended by itself."""
+        if worker.state == "starting":
+            self._scatter(worker, [])
+            self.count_failed_start("episode", how_it_ended(worker.process))
+            return
+        self._lose(worker, "killed", "it ended its worker process")
+
+    def _lose(self, worker: PlayWorker, kind: str, why: str) -> None:
+        """Blames the episode whose code ran, and plays the others again."""
+        number, since, _ = worker.progress.read()
+        guilty = [played for ticket, played in worker.played.items() if ticket == number]
+        if number == ON_LOOP and kind == "timeout":  # code of theirs, outside of their own tasks
+            guilty = [played for played in worker.played.values() if played.owes]
+        elif number < 0:
+            guilty = self._struck(worker)
+        self._scatter(worker, guilty)
+        if kind == "killed":
+            why = f"{why} ({how_it_ended(worker.process)})"
+        seconds = time.monotonic() - since if kind == "timeout" else 0.0
+        self._count("seconds", seconds)
+        for played in guilty:
+            self._fail_attempt(played, _failure(played, kind, why, seconds))
+
+    def _struck(self, worker: PlayWorker) -> list[Played]:
+        """Those that owed a step once too often when a worker ended for no reason to be seen."""
+        owing = [played for played in worker.played.values() if played.owes]
+        for played in owing:
+            played.strikes += 1
+        return [played for played in owing if played.strikes >= _MOST_STRIKES]
+
+    def _scatter(self, worker: PlayWorker, guilty: list[Played]) -> None:
+        """Kills a worker. Its episodes, but for the guilty, go to others."""
+        innocent = [played for played in worker.played.values() if played not in guilty]
+        if worker.state != "starting":
+            self._count("killed")
+        self.discard(worker)
+        for played in [*innocent, *guilty]:
+            played.worker = None
+        for played in innocent:
+            if not played.marks:  # nothing of it was heard of
+                self._homeless.append(played)
+            elif self.repeatable:
+                self._count("replayed")
+                self._homeless.append(played)
+            else:
+                why = "its worker was killed for another's step, and it declares repeatable=False"
+                self._fail_attempt(played, _failure(played, "killed", why))
+
+    def fail(self, error: Exception) -> None:
+        """The crew itself is at fault: the driver is told."""
+        for worker in list(self.workers):
+            worker.played.clear()
+            self.discard(worker)
+        self._homeless.clear()
+        if not self._is_started:
+            self._is_started = True
+            self.started.put(error)
+        else:
+            self.news.put(error)
+
+    def ended(self) -> None:
+        """Nobody plays any more."""
+        closed = RuntimeError("these workers are closed")
+        self.started.put(closed)
+        self.news.put(closed)
+
+
+def _failure(played: Played, kind: str, why: str, seconds: float = 0.0) -> Step:
+    return Step(played.number, ended=True, failure=why, kind=kind, seconds=seconds)

@@ -1,0 +1,321 @@
+"""Episodes in workers that hang, crash, fork and flood; the others go on, word for word."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from played import CHARS, LIMITS, Played, play, script, write_environments
+from processes import alive, children, wait_until
+
+from rljax.environments.crew import EpisodeCrew
+from rljax.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def users(tmp_path, monkeypatch):
+    write_environments(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "users_played", raising=False)
+    return tmp_path
+
+
+def crew_of(text, *, workers=2, retries=0, limits=LIMITS, **options):
+    text = f"users_played.{text}"
+    return EpisodeCrew(text, CHARS, limits, workers=workers, retries=retries, **options)
+
+
+def echoes(count, turns=4, **more):
+    return {i: dict(salt=f"s{i}", turns=turns) | more for i in range(count)}
+
+
+def logs(played: dict[int, Played]) -> dict[int, list[int]]:
+    return {number: one.log for number, one in played.items()}
+
+
+WRONG = {
+    "raise": ("raised", "ValueError: no luck"),
+    "sys.exit": ("raised", "SystemExit: bye"),
+    "recurse": ("raised", "RecursionError"),
+    "allocate": ("raised", "MemoryError"),
+    "hang": ("timeout", "over environment.turn_timeout_s=1.0"),
+    "hang in C": ("timeout", "over environment.turn_timeout_s=1.0"),
+    "exit": ("killed", "exit code 3"),
+    "segfault": ("killed", "signal 11"),
+    "kill": ("killed", "signal 9"),
+    "close": ("killed", "ended its worker process"),
+}
+WELL = ("hello", "fork", "fork and exit", "print", "flood")
+
+
+def test_each_misbehaviour_is_the_failure_of_its_episode_alone(tmp_path):
+    told = [*WRONG, *WELL]
+    rows = {i: dict(plan=["hello", what, "bye"]) for i, what in enumerate(told)}
+    with crew_of("act()", log=tmp_path / "log") as crew:
+        before = time.monotonic()
+        played = play(crew, rows)
+        counts = crew.take_counts()
+        assert time.monotonic() - before < 30
+    for number, what in enumerate(told):
+        end, kind = played[number].end, WRONG.get(what, ("", ""))
+        assert (end.kind, end.outcome) == (kind[0], None if what in WRONG else {"": 1.0}), end
+        assert kind[1] in end.failure
+    assert counts["failed"] == len(WRONG) and counts["killed"] == 6 <= counts["replayed"]
+    assert [counts[f"failed/{kind}"] for kind in ("raised", "timeout", "killed")] == [4, 2, 4]
+    flood = played[told.index("flood")].steps[2]
+    assert len(flood.ids) <= LIMITS.max_reply_tokens
+    text = (tmp_path / "log").read_text()
+    assert all(line in text for line in ("printed\n", "raw\n", "to stderr\n"))
+    assert crew.take_counts()["failed"] == 0
+
+
+def test_when_a_worker_is_killed_the_others_go_on_word_for_word():
+    """200 episodes in one worker, one of which hangs: 199 end as in an undisturbed run."""
+    rows = echoes(200)
+    with crew_of("echo()", workers=1) as crew:
+        calm = play(crew, rows)
+        rows[77] |= dict(guilty_at=2)
+        disturbed = play(crew, rows)
+        counts = crew.take_counts()
+    assert disturbed[77].end.kind == "timeout"
+    assert {k: v for k, v in logs(disturbed).items() if k != 77} == {
+        k: v for k, v in logs(calm).items() if k != 77
+    }
+    assert all(one.end.outcome == {"": 1.0} for k, one in disturbed.items() if k != 77)
+    assert counts["killed"] == 1 and counts["replayed"] > 0 and counts["failed"] == 1
+    assert all([s.state for s in disturbed[k].steps] == [s.state for s in calm[k].steps]
+               for k in rows if k != 77)  # fmt: skip
+
+
+def test_a_hang_ends_soon_after_its_deadline():
+    with crew_of("act()", workers=1) as crew:
+        crew.admit(3, dict(plan=["hang"]), seed=0, sample_seed=0)
+        assert [step.episode for step in crew.news(20.0)] == [3] and crew.pending == 0
+        crew.reply(3, script(3, 0), "stop", 1, 1)
+        began = time.monotonic()
+        assert crew.pending == 1 and crew.news() == [] and time.monotonic() - began < 0.05
+        (step,) = crew.news(20.0)
+        assert 1.0 <= time.monotonic() - began < 2.0 and 1.0 <= step.seconds < 2.0
+
+
+def test_a_failed_episode_is_played_anew_with_its_seeds(tmp_path):
+    for what in ("hang", "raise"):
+        once = str(tmp_path / f"once {what}")
+        rows = echoes(6)
+        rows[2] |= dict(guilty_at=1, what=what, once=once)
+        with crew_of("echo()", retries=1) as crew:
+            calm = play(crew, echoes(6))
+            played = play(crew, rows)
+            counts = crew.take_counts()
+        assert played[2].restarts == 1 and counts["retried"] == 1 and counts["failed"] == 0
+        assert logs(played) == logs(calm)
+    rows[2] |= dict(what="exit", once="")
+    with crew_of("echo()", retries=2) as crew:
+        played = play(crew, rows)
+        counts = crew.take_counts()
+    assert played[2].end.kind == "killed" and (counts["retried"], counts["failed"]) == (2, 1)
+
+
+def test_what_cannot_be_repeated_fails_with_its_worker():
+    rows = echoes(5)
+    rows[0] |= dict(guilty_at=2)
+    with crew_of("live()", workers=1) as crew:
+        played = play(crew, rows)
+        counts = crew.take_counts()
+    kinds = [one.end.kind for one in played.values()]
+    assert kinds == ["timeout"] + ["killed"] * 4 and counts["replayed"] == 0
+    assert "repeatable=False" in played[1].end.failure
+    assert counts["failed/killed"] == 4
+
+
+def test_an_environment_that_says_something_else_when_it_is_repeated():
+    with crew_of("unsteady()", workers=1) as crew:
+        for number, what in enumerate(("exit", "hello", "hello")):
+            crew.admit(number, dict(what=what), seed=0, sample_seed=0)
+        for _ in range(2):  # what they are told to do comes after that
+            steps = steps_of(crew, 3)
+            assert not any(step.ended for step in steps)
+            for step in steps[: 1 if _ else 3]:
+                crew.reply(step.episode, script(step.episode, 0), "stop", 1, 1)
+        kinds = {step.episode: step.kind for step in steps_of(crew, 3)}
+    assert kinds == {0: "killed", 1: "not repeatable", 2: "not repeatable"}
+
+
+def steps_of(crew, count: int) -> list:
+    """So many steps, by episode."""
+    steps, deadline = [], time.monotonic() + 20.0
+    while len(steps) < count:
+        assert time.monotonic() < deadline, steps
+        steps += crew.news(1.0)
+    return sorted(steps, key=lambda step: step.episode)
+
+
+ASYNC_WRONG = {
+    "raise": "raised", "wait": "timeout", "stubborn": "timeout", "hang": "timeout",
+    "exit": "killed", "task": "timeout",
+}  # fmt: skip
+
+
+def test_asynchronous_environments_wait_together():
+    rows = {i: dict(plan=["nap 0.5", "nap 0.3"]) for i in range(200)}
+    with crew_of("act_async()", workers=1) as crew:
+        began = time.monotonic()
+        played = play(crew, rows)
+        assert time.monotonic() - began < 8  # 160 s one after the other
+        assert all(one.end.outcome == {"": 1.0} for one in played.values())
+        rows = {i: dict(plan=["nap 0.1", what]) for i, what in enumerate([*ASYNC_WRONG, "fork"])}
+        played = play(crew, rows)
+    assert [one.end.kind for one in played.values()] == [*ASYNC_WRONG.values(), ""]
+
+
+def test_what_is_dropped_is_closed_and_its_number_is_free(tmp_path):
+    told = tmp_path / "told"
+    with crew_of("closes()", workers=1) as crew:
+        for _ in range(2):
+            crew.admit(5, dict(path=str(told)), seed=0, sample_seed=0)
+            crew.news(20.0)
+            crew.reply(5, script(5, 0), "stop", 1, 1)
+            crew.drop(5)
+            crew.drop(5)
+            assert crew.pending == 0
+        wait_until(lambda: told.exists() and told.read_text() == "closed\n" * 2, "two ends")
+        assert crew.news(0.1) == []
+
+
+def test_a_hang_at_the_end_of_one_is_no_harm_to_others():
+    with crew_of("hangs_at_its_end()", workers=1) as crew:
+        for number in (0, 1):
+            crew.admit(number, dict(path=""), seed=0, sample_seed=0)
+            assert crew.news(20.0)[0].ids
+        crew.drop(0)
+        crew.reply(1, script(1, 0), "stop", 1, 1)
+        (step,) = crew.news(20.0)
+        assert step.episode == 1 and not step.ended and not step.restart
+        assert crew.take_counts()["killed"] == 1
+
+
+def test_memory_is_limited():
+    rows = {0: dict(prompt="a", size=1 << 31), 1: dict(prompt="b", size=1 << 10)}
+    with crew_of("remembers()", workers=1, memory_gb=1.0) as crew:
+        played = play(crew, rows)
+    assert "MemoryError" in played[0].end.failure and played[1].end.outcome == {"": 1.0}
+
+
+def test_bad_input():
+    with pytest.raises(InputError, match="running script"):
+        EpisodeCrew("__main__.act", CHARS, LIMITS)
+    with pytest.raises(InputError, match="no function"):
+        crew_of("nobody()")
+    with pytest.raises(InputError, match="at least 1"):
+        crew_of("act()", workers=0)
+    with pytest.raises(InputError, match="positive"):
+        crew_of("act()", limits=dataclasses.replace(LIMITS, turn_timeout_s=0.0))
+    with crew_of("act()", workers=1) as crew:
+        with pytest.raises(InputError, match="needs 'plan', which this row lacks"):
+            crew.admit(0, dict(prompt="x"), seed=0, sample_seed=0)
+        with pytest.raises(InputError, match="cannot be sent"):
+            crew.admit(0, dict(plan=lambda: 0), seed=0, sample_seed=0)
+        assert crew.pending == 0 and play(crew, {0: dict(plan=[])})[0].end.outcome == {"": 1.0}
+    with pytest.raises(RuntimeError, match="closed"):
+        crew.news(1.0)
+
+
+def test_a_module_that_only_the_parent_can_import(users, monkeypatch):
+    (users / "shy.py").write_text(
+        "import os\nif os.environ.get('SHY'): raise OSError('not here')\n"
+        "def act():\n    yield 'x'\n"
+    )
+    crew = EpisodeCrew("shy.act", CHARS, LIMITS, workers=1)
+    monkeypatch.setenv("SHY", "1")
+    with pytest.raises(InputError, match="could not load environment 'shy.act'.*not here"):
+        crew.start()
+
+
+def test_no_process_stays():
+    before = children(os.getpid())
+    with crew_of("act()") as crew:
+        crew.admit(0, dict(plan=["sleep"]), seed=0, sample_seed=0)
+        crew.news(20.0)
+        crew.reply(0, script(0, 0), "stop", 1, 1)
+        own = children(os.getpid()) - before
+        assert len(own) == 2
+    assert not any(map(alive, own))
+
+
+def test_workers_end_with_their_parent(users, tmp_path):
+    pids = tmp_path / "pids"
+    code = f"""
+        import sys, time
+        sys.path[:0] = [{str(ROOT / "tests/helpers")!r}, {str(users)!r}]
+        from played import CHARS, LIMITS, script
+        from processes import children
+        from rljax.environments.crew import EpisodeCrew
+        import os
+        if __name__ == "__main__":
+            crew = EpisodeCrew("users_played.act", CHARS, LIMITS, workers=2)
+            crew.start()
+            for number in range(2):
+                crew.admit(number, dict(plan=["hang in C"]), seed=0, sample_seed=0)
+                crew.news(20.0)
+            for number in range(2):
+                crew.reply(number, script(0, 0), "stop", 1, 1)
+            time.sleep(0.3)
+            open({str(pids)!r}, "w").write(" ".join(map(str, children(os.getpid()))))
+            time.sleep(600)
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
+    wait_until(lambda: pids.exists() and pids.read_text(), "the workers")
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    own = [int(pid) for pid in pids.read_text().split()]
+    assert len(own) == 2
+    wait_until(lambda: not any(map(alive, own)), "the workers' end", 5.0)
+
+
+# -- everything at once
+
+
+def storm(count: int, seconds: float) -> tuple[dict, dict, dict]:
+    """5 % of the episodes raise, 1 % hang, 1 % kill their worker: (plans, played, counts)."""
+    plans = {}
+    for i in range(count):
+        of_hundred = i % 100
+        what = "raise" if of_hundred < 5 else {5: "hang", 6: "kill"}.get(of_hundred, "hello")
+        plans[i] = what, i % 5
+    with crew_of("storm()") as crew:
+        rows = {i: dict(plan=plan, turns=5) for i, plan in plans.items()}
+        played = play(crew, rows, seconds=seconds)
+        counts = crew.take_counts()
+    return plans, played, counts
+
+
+def check_storm(plans, played, counts):
+    kinds = {"raise": "raised", "hang": "timeout", "kill": "killed", "hello": ""}
+    assert {i: one.end.kind for i, one in played.items()} == {
+        i: kinds[what] for i, (what, _) in plans.items()
+    }
+    wrong = sum(what != "hello" for what, _ in plans.values())
+    assert counts["failed"] == wrong and counts["retried"] == 0
+    for i, (what, _) in plans.items():
+        steps = played[i].steps
+        assert steps[-1].ended and not any(step.ended for step in steps[:-1])
+        assert len(steps) == 6 or what != "hello"
+
+
+def test_a_storm(monkeypatch):
+    monkeypatch.setenv("STORM_SCALE", "0.05")
+    check_storm(*storm(100, 60.0))
+
+
+@pytest.mark.slow
+def test_a_great_storm():
+    """1,000 episodes at once in two workers, delays of 0-2 s, replies of 0-3,000 tokens."""
+    check_storm(*storm(1000, 500.0))
