@@ -90,7 +90,7 @@ def free_cell(reply: str, board: list[str]) -> int | None:
 
 def _position(board: list[str], mark: str, style: str) -> str:
     if style == "short":
-        return "".join(board) + mark + ">"
+        return "".join(board) + mark
     rows = "\n".join("".join(board[i : i + 3]) for i in (0, 3, 6))
     begun = board.count(mark) > 0
     return f"{'' if begun else _HELP_TIC_TAC_TOE.format(mark)}{rows}\n"
@@ -109,7 +109,7 @@ def kuhn_poker(deal, *, style: Literal["words", "short"] = "words"):
     history = ""
     while (won := chips(history, deal)) is None:
         seat = len(history) % 2
-        shown = f"{deal[seat]}{history}>"
+        shown = f"{deal[seat]}{history}"
         if style == "words":
             shown = _HELP_KUHN.format(deal[seat], history or "none")
         reply = yield Turn(shown, state=(deal[seat], history), seat=PLAYERS[seat])

@@ -14,8 +14,8 @@ _MOVES = ("p", "b", "")  # "": no move of the game, which loses 2
 
 def log_of(card: str, history: str) -> str:
     """The log that a seat reads in a situation, in the style "short"."""
-    before = f"{card}>p" if history == "pb" else ""  # its own first move
-    return f"{before}{card}{history}>"
+    before = f"{card}p" if history == "pb" else ""  # its own first move
+    return f"{before}{card}{history}"
 
 
 def exploitability(policy: Mapping[tuple[str, str], tuple[float, float]]) -> float:

@@ -43,10 +43,10 @@ def test_rows_and_examples_of_games():
     assert {int(row["completion"]) for row in task.worked_examples} == set(range(1, 17))
     assert [row["extra_info"]["deal"] for row in task_of("kuhn_poker()").train] == list(DEALS)
     for row in task_of("tic_tac_toe()").worked_examples:
-        board = row["prompt"][-11:-2]
+        board = row["prompt"][-10:-1]
         assert board[int(row["completion"]) - 1] == "."
-        assert row["prompt"][-2] == "xo"[(9 - board.count(".")) % 2]
-        assert len(row["prompt"]) == 11 + 12 * ((9 - board.count(".")) // 2)
+        assert row["prompt"][-1] == "xo"[(9 - board.count(".")) % 2]
+        assert len(row["prompt"]) == 10 + 11 * ((9 - board.count(".")) // 2)
 
 
 @pytest.mark.parametrize("name, share", [("products", 0.2), ("expressions", 0.5), ("facts", 0.03)])

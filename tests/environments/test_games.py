@@ -66,7 +66,7 @@ def test_tic_tac_toe_against_oneself_by_hand():
     outcome, told = play(tic_tac_toe(0, 0, style="short"), scripted("1", "5\n", "2", "9", "3"))
     assert outcome == {"x": 1.0, "o": -1.0}
     assert [turn.observation for turn in told] == [
-        ".........x>", "x........o>", "x...o....x>", "xx..o....o>", "xx..o...ox>",
+        ".........x", "x........o", "x...o....x", "xx..o....o", "xx..o...ox",
     ]  # fmt: skip
     assert [turn.seat for turn in told] == ["x", "o", "x", "o", "x"]
     draw, _ = play(tic_tac_toe(0, 0), scripted(*"159287364"))
@@ -115,9 +115,9 @@ def test_kuhn_poker_by_hand():
     outcome, told = play(kuhn_poker("KQ", style="short"), scripted("p", "b", "b"))
     assert outcome == {"first": 2.0, "second": -2.0}
     assert [(t.seat, t.observation) for t in told] == [
-        ("first", "K>"), ("second", "Qp>"), ("first", "Kpb>"),
+        ("first", "K"), ("second", "Qp"), ("first", "Kpb"),
     ]  # fmt: skip
-    assert log_of("K", "pb") == "K>pKpb>"
+    assert log_of("K", "pb") == "KpKpb"
     assert play(kuhn_poker("JK"), scripted("b", "p"))[0] == {"first": 1.0, "second": -1.0}
     assert play(kuhn_poker("JK"), scripted("p", "raise"))[0] == {"first": 2.0, "second": -2.0}
     assert [chips(h, "JK") for h in ("pp", "bp", "pbp", "bb", "pbb", "pb")] == [

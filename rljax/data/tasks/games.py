@@ -48,12 +48,12 @@ def tic_tac_toe(*, games: int = 64, worked_examples: int = 1024, seed: int = 0) 
     cell after random play, as the environment shows it with style='short'."""
     check_range("tic_tac_toe", "games", games, 1, 100_000)
     rows = [
-        {"prompt": ">", "ground_truth": "", "data_source": "tic_tac_toe", "index": i}
+        {"prompt": "." * 9, "ground_truth": "", "data_source": "tic_tac_toe", "index": i}
         for i in range(games)
     ]
     rng = random.Random(f"tic_tac_toe/{seed}")
     shown = [_legal_move(rng) for _ in range(worked_examples)]
-    return Task(f"{CELLS}.xo>", rows, rows, shown, shown[: max(1, worked_examples // 8)])
+    return Task(f"{CELLS}.xo", rows, rows, shown, shown[: max(1, worked_examples // 8)])
 
 
 def _legal_move(rng: random.Random) -> dict:
@@ -62,7 +62,7 @@ def _legal_move(rng: random.Random) -> dict:
     moves = rng.sample(range(9), rng.randint(1, 9))
     for number, cell in enumerate(moves):
         mark = "xo"[number % 2]
-        logs[number % 2] += "".join(board) + mark + ">"
+        logs[number % 2] += "".join(board) + mark
         if number == len(moves) - 1:
             return {"prompt": logs[number % 2], "completion": CELLS[cell]}
         logs[number % 2] += CELLS[cell]
@@ -74,7 +74,7 @@ def kuhn_poker() -> Task:
     """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king."""
     rows = [
         {
-            "prompt": ">",
+            "prompt": deal,
             "ground_truth": deal,
             "data_source": "kuhn_poker",
             "extra_info": {"deal": deal},
@@ -82,4 +82,4 @@ def kuhn_poker() -> Task:
         }
         for i, deal in enumerate(DEALS)
     ]
-    return Task("JQKpb>", rows, rows)
+    return Task("JQKpb", rows, rows)
