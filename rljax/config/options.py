@@ -248,6 +248,7 @@ class ServeOptions(CompilerOptions, TrustOptions):
     steps: int = option(8, "Tokens per dispatch: how often streams get text", low=1)
     max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)
     prefix_cache_tokens: int = option(0, "Of prompts kept for later requests; 0 = off", low=0)
+    calls: str = option("auto", "How tool calls are written; auto = as the chat template does")
     seed: int = option(0, "Of requests without a seed of their own", low=0, high=2**32 - 1)
     allowed_hosts: tuple[str, ...] = option(
         (), "Names by which clients reach this server, beside addresses and its own; * = any"

@@ -8,6 +8,7 @@ import uuid
 from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
 from rljax.sampler.stop_strings import HALF
+from rljax.serving.call_stream import CallStream
 from rljax.serving.fields import ParsedRequest
 from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import TokenChunk
@@ -35,6 +36,8 @@ class Delta:
     logprobs: list[float]
     offsets: list[int]
     reason: str | None
+    calls: list[dict] = dataclasses.field(default_factory=list)  # with the last piece
+    reasoning: str = ""
 
 
 class Answer:
@@ -43,9 +46,15 @@ class Answer:
     def __init__(self, request: ParsedRequest, tokenizer: Tokenizer, model: str):
         self.request, self._tokenizer, self._model = request, tokenizer, model
         count = len(request.requests) * request.n
-        stops = StopStrings(request.stops)
-        self._texts = [TextStream(tokenizer.decode, stops) for _ in range(count)]
+        stops, form = StopStrings(request.stops), request.calls
+        self._texts = [
+            TextStream(tokenizer.decode, stops)
+            if form is None
+            else CallStream(tokenizer, form, request.stops, request.tools)
+            for _ in range(count)
+        ]
         self.left = count  # choices that are not finished
+        self.prompt_logprobs: list[list[float]] = []  # of each prompt, where they are asked for
         self.completion_tokens = 0
         self._deltas: list[list[Delta]] = [[] for _ in range(count)]
         prefix = "chatcmpl" if request.chat else "cmpl"
@@ -71,9 +80,20 @@ class Answer:
         self._version = max(self._version, piece.version)
         reason = None if piece.finish_reason is None else REASONS[piece.finish_reason]
         delta = Delta(piece.sample, "".join(parts), piece.tokens, piece.logprobs, offsets, reason)
+        if reason is not None and isinstance(text, CallStream):
+            reason = "tool_calls" if text.calls and reason == "stop" else reason
+            delta = dataclasses.replace(
+                delta, reason=reason, calls=text.calls, reasoning=text.reasoning
+            )
         if not self.request.stream:
             self._deltas[piece.sample].append(delta)
         return delta
+
+    def unsampled(self) -> list[Delta]:
+        """Accounts for choices of no token at all; returns what each adds."""
+        deltas = [Delta(i, "", [], [], [], REASONS[FinishReason.LENGTH]) for i in range(self.left)]
+        self._deltas, self.left = [[delta] for delta in deltas], 0
+        return deltas
 
     def encoded(self) -> str:
         """The answer as JSON, once nothing is left."""
@@ -124,22 +144,31 @@ class Answer:
             for values in (lambda s: s.tokens, lambda s: s.logprobs, lambda s: s.offsets)
         )
         text = "".join(one.text for one in deltas)
-        return Delta(deltas[-1].choice, text, tokens, logprobs, offsets, deltas[-1].reason)
+        return dataclasses.replace(
+            deltas[-1], text=text, tokens=tokens, logprobs=logprobs, offsets=offsets
+        )
 
     def _choice(self, piece: Delta, *, first: bool = True, delta: bool = False) -> dict:
         choice = {"index": piece.choice, "finish_reason": piece.reason, "logprobs": None}
         if not self.request.chat:
             choice["text"] = (self._echo(piece.choice) if first else "") + piece.text
             if self.request.logprobs:
+                tokens, logprobs, offsets = self._of_prompt(piece.choice) if first else ([], [], [])
                 choice["logprobs"] = {
-                    "tokens": [self._token(token) for token in piece.tokens],
-                    "token_logprobs": piece.logprobs,
+                    "tokens": [self._token(token) for token in [*tokens, *piece.tokens]],
+                    "token_logprobs": [*logprobs, *piece.logprobs],
                     "top_logprobs": None,
-                    "text_offset": piece.offsets,
+                    "text_offset": [*offsets, *piece.offsets],
                 }
             return choice
         message = {"role": "assistant"} if first else {}
-        choice["delta" if delta else "message"] = message | {"content": piece.text}
+        message["content"] = piece.text or (None if piece.calls else "")
+        if piece.reasoning:
+            message["reasoning_content"] = piece.reasoning
+        if piece.calls:
+            numbered = [{"index": i} | call for i, call in enumerate(piece.calls)]
+            message["tool_calls"] = numbered if delta else piece.calls
+        choice["delta" if delta else "message"] = message
         if self.request.logprobs:
             choice["logprobs"] = {
                 "content": [
@@ -148,6 +177,18 @@ class Answer:
                 ]
             }
         return choice
+
+    def _of_prompt(self, choice: int) -> tuple[list[int], list[float | None], list[int]]:
+        """Tokens of an echoed prompt, their log-probs and places; nothing predicts the first."""
+        if not self.prompt_logprobs:
+            return [], [], []
+        prompt = choice // self.request.n
+        ids, offsets = self.request.requests[prompt][0], []
+        text = TextStream(self._tokenizer.decode, StopStrings())
+        for token in ids:
+            offsets.append(text.characters)
+            text.push(token)
+        return list(ids), [None, *self.prompt_logprobs[prompt][1:]], offsets
 
     def _token(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
+from rljax.environments.calls import Format, parser
 from rljax.errors import InputError
 from rljax.serving.answers import Answer, error_body
 from rljax.serving.connections import LIMITS, ConnectionLimits, http_server, listen
@@ -42,14 +43,15 @@ def make_app(
     tokenizer: Tokenizer,
     name: str,
     *,
+    calls: str = "auto",
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
 ) -> Starlette:
-    """The ASGI application that serves `worker` as the model `name`. `hosts` and `origins`: as in
-    Guard."""
+    """The ASGI application that serves `worker` as the model `name`. `calls`: a format of
+    rljax.environments.calls. `hosts` and `origins`: as in Guard."""
     origins = [origin.lower().rstrip("/") for origin in origins]
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rljax"}
-    requests = _Requests(worker, tokenizer, name)
+    requests = _Requests(worker, tokenizer, name, parser(calls, tokenizer))
 
     async def completions(request: Request) -> Response:
         return await requests.respond(request, chat=False)
@@ -143,8 +145,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
 class _Requests:
     """Parses requests, has them decoded and answers them."""
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer, name: str):
-        self._worker, self._tokenizer, self._name = worker, tokenizer, name
+    def __init__(self, worker: Worker, tokenizer: Tokenizer, name: str, calls: Format):
+        self._worker, self._tokenizer, self._name, self._calls = worker, tokenizer, name, calls
         self._limits = Limits(worker.sampler.engine.tokens, worker.room)
         self._parsers = ThreadPoolExecutor(PARSERS, "rljax-parse")
         self._held = 0  # bytes of bodies
@@ -158,7 +160,12 @@ class _Requests:
         worker, parsed = self._worker, answer.request
         pieces, ticket = _ticket()
         try:
-            await asyncio.wrap_future(worker.submit(ticket, parsed.requests, parsed.n))
+            if parsed.sampled:
+                await asyncio.wrap_future(worker.submit(ticket, parsed.requests, parsed.n))
+            if parsed.prompt_logprobs:  # beside the decode thread
+                answer.prompt_logprobs = await loop.run_in_executor(
+                    self._parsers, worker.prompt_logprobs, parsed.requests
+                )
             if parsed.stream:
                 return _EventStream(_events(answer, pieces), lambda: worker.abort(ticket))
             whole = await _until_gone(request.receive, _collect(answer, pieces))
@@ -204,9 +211,12 @@ class _Requests:
                 body = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise InputError("the body is not JSON", rule=str(error)) from None
-        read = read_chat if chat else read_completion
+        served = self._tokenizer, self._name, self._limits
         try:
-            parsed = read(body, self._tokenizer, self._name, self._limits)
+            if chat:
+                parsed = read_chat(body, *served, self._calls)
+            else:
+                parsed = read_completion(body, *served)
         except RecursionError:
             raise InputError("request body", rule="its values are nested too deeply") from None
         return Answer(parsed, self._tokenizer, self._name)
@@ -235,6 +245,8 @@ class _Ended(Exception):
 
 
 async def _collect(answer: Answer, pieces: asyncio.Queue) -> str:
+    if not answer.request.sampled:
+        answer.unsampled()
     while answer.left:
         answer.take(await _next(pieces))
     return await asyncio.to_thread(answer.encoded)
@@ -243,6 +255,8 @@ async def _collect(answer: Answer, pieces: asyncio.Queue) -> str:
 async def _events(answer: Answer, pieces: asyncio.Queue) -> AsyncIterator[str]:
     """The data of each server-sent event."""
     begun = set()
+    for delta in [] if answer.request.sampled else answer.unsampled():
+        yield json.dumps(answer.chunk(delta, first=True))
     try:
         while answer.left:
             delta = answer.take(await _next(pieces))

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping
 
 from rljax.data.text.messages import check_unicode
 from rljax.data.text.tokenizer import Tokenizer
+from rljax.environments.calls import Format
+from rljax.environments.calls.format import read_json
 from rljax.errors import InputError
 from rljax.sampler import Sampling
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions
 STOPS, STOP_CHARACTERS = 16, 1000
 MESSAGES = 4096
+TOOLS = 128
 BIASED_TOKENS = 300  # OpenAI's bound
 NAME_CHARACTERS = 64  # of a field's name, as far as an error repeats it
 CHARACTERS_PER_TOKEN = 128  # of a prompt: longer tokens exist, but no text averages more
@@ -24,8 +27,7 @@ NEUTRAL = {
     "frequency_penalty": (0,),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none",),
+    "parallel_tool_calls": (True,),
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
@@ -42,11 +44,11 @@ class ParsedRequest:
     include_usage: bool
     logprobs: bool
     echo: list[str]  # the prompts' texts where they are to be repeated, else ""
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop strings, the same for all prompts."""
-        return self.requests[0][1].stop_strings
+    stops: tuple[str, ...]  # stop strings of the client, the same for all prompts
+    prompt_logprobs: bool = False  # log-probs of the prompts' tokens, too
+    sampled: bool = True  # False: the prompts are only echoed
+    calls: Format | None = None  # how tool calls are read; None: the text is given as it is
+    tools: list[dict] | None = None  # of the client; None: it wants no calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +187,30 @@ def _messages(name, value) -> object:
     return value
 
 
+def _tools(name, value) -> list[dict]:
+    """Schemas of functions; what a chat template reads."""
+    if not isinstance(value, list) or len(value) > TOOLS:
+        _refuse(name, value, f"a list of at most {TOOLS} tools")
+    for number, tool in enumerate(value):
+        place, rule = f"{name}[{number}]", 'like {"type": "function", "function": {"name": ...}}'
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function":
+            _refuse(place, tool, rule)
+        if not _text(f"{place}.name", function.get("name")):
+            _refuse(f"{place}.name", "", "not empty")
+        if not isinstance(function.get("parameters") or {}, dict):
+            _refuse(f"{place}.parameters", function["parameters"], "a JSON schema, an object")
+        if function.get("strict"):
+            _refuse(f"{place}.strict", True, "false: what the model writes is not constrained")
+    return value
+
+
+def _tool_choice(name, value) -> str:
+    if value not in ("auto", "none"):
+        _refuse(name, value, "'auto' or 'none': no call can be forced")
+    return value
+
+
 # name: (value where it is absent or null, reader)
 _BOTH: dict[str, tuple[object, Callable]] = {
     "model": (None, _text),
@@ -213,6 +239,8 @@ _CHAT = _BOTH | {
     "logprobs": (False, _flag),
     "top_logprobs": (0, _top_logprobs),
     "chat_template_kwargs": (None, _object),
+    "tools": ([], _tools),
+    "tool_choice": ("auto", _tool_choice),
 }
 
 
@@ -241,21 +269,24 @@ def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limit
         _refuse("prompt", None, "the request has none")
     if fields["best_of"] not in (None, fields["n"]):
         _refuse("best_of", fields["best_of"], "n, or absent: no other sample is drawn")
-    if fields["echo"] and fields["logprobs"]:
-        _refuse("echo", True, "not together with logprobs: those of a prompt are not returned")
     limit = COMPLETION_TOKENS if fields["max_tokens"] is None else fields["max_tokens"]
     limits.check("prompt", fields["prompt"], fields["n"], limit)
     prompts = [p if isinstance(p, str) else _ids(p) for p in fields["prompt"]]
-    sampling = _sampling(fields, tokenizer, limit)
+    sampled = limit > 0 or not fields["echo"]
+    sampling = _sampling(fields, tokenizer, limit if sampled else 1)
     requests = [(_encode(tokenizer, prompt), sampling) for prompt in prompts]
     echo = [""] * len(requests)
     if fields["echo"]:
         echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
-    return _parsed(False, requests, fields, echo)
+    more = dict(prompt_logprobs=fields["echo"] and fields["logprobs"], sampled=sampled)
+    return _parsed(False, requests, fields, echo, **more)
 
 
-def read_chat(body: object, tokenizer: Tokenizer, name: str, limits: Limits) -> ParsedRequest:
-    """The body of POST /v1/chat/completions. Without a limit the response fills the slot."""
+def read_chat(
+    body: object, tokenizer: Tokenizer, name: str, limits: Limits, calls: Format | None = None
+) -> ParsedRequest:
+    """The body of POST /v1/chat/completions. Without a limit the response fills the slot. `calls`:
+    how the model writes tool calls."""
     fields = _read(body, _CHAT)
     _check_model(fields, name)
     if fields["messages"] is None:
@@ -263,17 +294,62 @@ def read_chat(body: object, tokenizer: Tokenizer, name: str, limits: Limits) -> 
     given = [fields[n] for n in ("max_completion_tokens", "max_tokens") if fields[n] is not None]
     limit = given[0] if given else None
     limits.check("messages", [""], fields["n"], limit)
-    text = tokenizer.render_chat(fields["messages"], variables=fields["chat_template_kwargs"])
+    tools = fields["tools"] if fields["tool_choice"] == "auto" else []
+    if tools and not (calls and calls.name):
+        rule = "this model's chat template writes no tool calls that are known here"
+        _refuse("tools", f"{len(tools)} of them", rule, fix="rljax serve --calls names a format")
+    options = {"tools": tools} if tools else {}
+    messages = for_template(fields["messages"])
+    text = tokenizer.render_chat(messages, variables=fields["chat_template_kwargs"], **options)
     limits.check("messages", [text], fields["n"], limit)
     ids = tokenizer.encode(text)
     limit = given[0] if given else max(1, limits.tokens - len(ids))
-    return _parsed(True, [(ids, _sampling(fields, tokenizer, limit))], fields, [""])
+    form = calls if tools or (calls and calls.channels) else None
+    sampling = _sampling(fields, tokenizer, limit, form)
+    return _parsed(True, [(ids, sampling)], fields, [""], calls=form, tools=tools or None)
 
 
-def _parsed(chat: bool, requests, fields: dict, echo: list[str]) -> ParsedRequest:
+def for_template(messages: object) -> object:
+    """Messages as templates want them: arguments of calls are objects, where the API has texts, and
+    a tool's answer has the name of its call. What is no message stays, to be refused by name."""
+    if not isinstance(messages, list):
+        return messages
+    names, seen = {}, []
+    for message in messages:
+        if isinstance(message, dict) and isinstance(message.get("tool_calls"), list):
+            called = [_as_object(call) for call in message["tool_calls"]]
+            names |= {
+                call["id"]: call["function"].get("name")
+                for call in called
+                if isinstance(call, dict) and isinstance(call.get("id"), str)
+                and isinstance(call.get("function"), dict)
+            }  # fmt: skip
+            message = {**message, "tool_calls": called}
+        elif isinstance(message, dict) and message.get("role") == "tool":
+            of_call = names.get(str(message.get("tool_call_id")))
+            message = {"name": of_call, **message} if of_call else message
+        seen.append(message)
+    return seen
+
+
+def _as_object(call: object) -> object:
+    """A call with its arguments as an object, where their text is one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    text = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(text, str):
+        return call
+    value, end, problem = read_json(text, 0)
+    if problem or not isinstance(value, dict) or text[end:].strip():
+        return call
+    # The name first, whatever the client's order: some templates write the object as it is.
+    rest = {name: one for name, one in function.items() if name not in ("name", "arguments")}
+    return {**call, "function": {"name": function.get("name"), "arguments": value, **rest}}
+
+
+def _parsed(chat: bool, requests, fields: dict, echo: list[str], **more) -> ParsedRequest:
     return ParsedRequest(
         chat, requests, fields["n"], fields["stream"], fields["stream_options"],
-        fields["logprobs"], echo,
+        fields["logprobs"], echo, fields["stop"], **more,
     )  # fmt: skip
 
 
@@ -289,15 +365,18 @@ def _encode(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
     return ids or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])
 
 
-def _sampling(fields: dict, tokenizer: Tokenizer, limit: int) -> Sampling:
+def _sampling(
+    fields: dict, tokenizer: Tokenizer, limit: int, calls: Format | None = None
+) -> Sampling:
+    more = calls.stop_strings if calls else ()
     return Sampling(
         temperature=fields["temperature"],
         top_k=fields["top_k"],
         top_p=fields["top_p"],
         min_p=fields["min_p"],
         max_response_tokens=limit,
-        stop_ids=tuple(tokenizer.eos_ids),
-        stop_strings=fields["stop"],
+        stop_ids=calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids),
+        stop_strings=(*fields["stop"], *more),
         logit_bias=fields["logit_bias"],
         seed=fields["seed"],
     )

@@ -13,6 +13,7 @@ import jax
 
 from rljax.config.options import ServeOptions, check_options
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
+from rljax.environments.calls import parser
 from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.serving.worker import Worker
@@ -41,7 +42,7 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         options.tokens,
         options.kv_dtype,
         steps=options.steps,
-        stop_ids=len(policy.tokenizer.eos_ids),
+        stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer)),
     )
     warm_up(engine, policy.params, options, policy.tokenizer.decode)
     sampler = _sampler(engine, options, policy.tokenizer.decode)
@@ -99,7 +100,8 @@ def serve(options: ServeOptions) -> None:
             policy = load_policy(options.model, options.step, trust_code=options.trust_code)
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
-            loading.app = make_app(worker, policy.tokenizer, name, **guard)
+            how = dict(calls=options.calls, **guard)
+            loading.app = make_app(worker, policy.tokenizer, name, **how)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
             print(f"serving {name} at {address}/v1")

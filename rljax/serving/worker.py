@@ -16,6 +16,7 @@ from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler import Sampler, Sampling
 from rljax.sampler.sample import Event, Sample
+from rljax.serving.prompts import prompt_logprobs
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Worker:
         self._params, self._keep_cache = params, True
         self._tickets: dict[int, tuple[Ticket, int]] = {}  # by id() of a sample
         self._commands: queue.SimpleQueue = queue.SimpleQueue()
+        self._scoring = threading.Lock()  # who reads the parameters beside the decode thread
         self._thread = threading.Thread(target=self._run, name="rljax-decode", daemon=True)
         self._thread.start()
 
@@ -79,8 +81,23 @@ class Worker:
 
     def swap(self, params, version: int | None = None, *, keep_cache: bool = True) -> int:
         """Decodes with `params` from the next dispatch on; `version` names them (by default the
-        next number). keep_cache as in Sampler.step. Returns the version."""
-        return self._call(lambda: self._swap(params, version, keep_cache)).result()
+        next number). keep_cache as in Sampler.step. Returns the version; nothing reads the old
+        parameters then."""
+        with self._scoring:
+            return self._call(lambda: self._swap(params, version, keep_cache)).result()
+
+    def prompt_logprobs(
+        self, requests: Sequence[tuple[Sequence[int], Sampling]]
+    ) -> list[list[float]]:
+        """log pi of each prompt's tokens after those before them, at its temperature (1 where it is
+        0, as for sampled tokens); the first is 0. One forward pass of each prompt, on the caller's
+        thread: decoding goes on."""
+        model, room = self.sampler.engine.model, self.sampler.engine.tokens
+        with self._scoring:
+            return [
+                prompt_logprobs(model, self._params, ids, sampling.temperature or 1.0, room)
+                for ids, sampling in requests
+            ]
 
     def statistics(self) -> dict[str, float]:
         """Counters since the start; read while decoding goes on."""

@@ -165,7 +165,7 @@ def bad_requests(client) -> list:
         (ask(seed=2**32), "seed"),
         (ask(stop=[""]), "no empty string"),
         (ask(logprobs=3), "logprobs: got 3"),
-        (ask(echo=True, logprobs=0), "echo"),
+        (ask(max_tokens=0), "max_response_tokens"),
         (ask(best_of=4), "best_of"),
         (ask(logit_bias={"100000": 1}), "logit_bias"),
         (ask(presence_penalty=0.5), "presence_penalty"),
@@ -263,6 +263,54 @@ def test_logprobs_stand_beside_their_tokens(client, alone, tokenizer):
     found = [t for t, at in whole if choice.text[at:].startswith(t)]
     assert len(found) >= 3
     assert told.text_offset == sorted(told.text_offset)
+
+
+def test_echo_with_logprobs_scores_the_prompt_as_the_sampler_scores_its_tokens(
+    client, alone, tokenizer
+):
+    """What was sampled after a prompt gets the same log-probs when it is echoed as a prompt."""
+    for temperature in (1.0, 0.7, 0.0):
+        sample = alone("the answer", temperature=temperature, seed=9, max_response_tokens=12)[0]
+        prompt = tokenizer.encode("the answer")
+        request = dict(
+            model=NAME, prompt=[*prompt, *sample.tokens.tolist()], temperature=temperature,
+            logprobs=0, echo=True,
+        )  # fmt: skip
+        choice = client.completions.create(**request, max_tokens=0).choices[0]
+        told = choice.logprobs
+        assert told.token_logprobs[0] is None and len(told.tokens) == len(request["prompt"])
+        np.testing.assert_allclose(
+            told.token_logprobs[len(prompt) :], sample.logprobs, atol=1e-4, rtol=1e-4
+        )
+        assert (
+            choice.text == tokenizer.decode(request["prompt"]) and choice.finish_reason == "length"
+        )
+        assert told.text_offset[: len(prompt)] == [
+            len(tokenizer.decode(prompt[:i])) for i in range(len(prompt))
+        ]
+        more = client.completions.create(**request, max_tokens=5, n=2, seed=1)
+        for one in more.choices:
+            assert one.logprobs.token_logprobs[: len(told.tokens)] == told.token_logprobs
+            assert len(one.logprobs.tokens) > len(told.tokens)
+    assert more.usage.completion_tokens <= 10
+
+
+def test_echo_with_logprobs_streams_and_takes_several_prompts(client, tokenizer):
+    request = dict(prompt=["the answer", "how many"], echo=True, logprobs=0, max_tokens=3, seed=1)
+    whole = client.completions.create(model=NAME, **request)
+    pieces = streamed(client, **request)
+    for choice in whole.choices:
+        assert pieces[choice.index]["text"] == choice.text
+        assert pieces[choice.index]["logprobs"] == choice.logprobs.token_logprobs
+    nothing = streamed(client, **(request | {"max_tokens": 0}))
+    assert [nothing[i]["text"] for i in (0, 1)] == request["prompt"]
+    assert [len(nothing[i]["logprobs"]) for i in (0, 1)] == [
+        len(tokenizer.encode(p)) for p in request["prompt"]
+    ]
+    with pytest.raises(openai.BadRequestError, match="ids from 0"):
+        client.completions.create(
+            model=NAME, prompt=[5, 10**6], echo=True, logprobs=0, max_tokens=0
+        )
 
 
 def test_a_seed_repeats_and_its_absence_does_not(client):

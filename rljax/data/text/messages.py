@@ -65,10 +65,15 @@ def joined_parts(view: Sequence[Mapping]) -> list[dict]:
     ]
 
 
-def with_text_arguments(view: Sequence[Mapping]) -> list[dict]:
-    """The messages with the arguments of every tool call as JSON text."""
+def with_texts(view: Sequence[Mapping]) -> list[dict]:
+    """The messages with a content for every turn that calls tools, and the arguments of its calls
+    as JSON text."""
     return [
-        {**message, "tool_calls": [_text_arguments(call) for call in message["tool_calls"]]}
+        {
+            "content": "",
+            **message,
+            "tool_calls": [_text_arguments(call) for call in message["tool_calls"]],
+        }
         if isinstance(message.get("tool_calls"), list)
         else dict(message)
         for message in view

@@ -17,7 +17,7 @@ from rljax.data.text.messages import (
     plain,
     template_view,
     validate_objects,
-    with_text_arguments,
+    with_texts,
 )
 from rljax.data.text.template_sandbox import MARKS
 from rljax.errors import InputError
@@ -126,10 +126,10 @@ class ChatTemplate:
         try:
             return self._text_of_contents(view, context)
         except InputError:
-            texts = with_text_arguments(view)
+            texts = with_texts(view)
             if texts == view:
                 raise
-        # Some templates (DeepSeek's) write the arguments of calls out as they are, without tojson.
+        # Some templates (DeepSeek's) write content and arguments out as they are, without tojson.
         return self._text_of_contents(texts, context)
 
     def _text_of_contents(self, view: list[dict], context: Mapping) -> str:

@@ -32,6 +32,7 @@ from rljax.environments.calls.literals import ESCAPE, QUOTE
 from rljax.environments.calls.tagged import (
     DSML,
     GEMMA_CALLS,
+    TOOL_CODE,
     read_block,
     read_dsml,
     read_gemma,
@@ -51,30 +52,34 @@ def none() -> Format:
 
 def hermes() -> Format:
     """Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>."""
-    return Format("hermes", read_hermes, markers=HERMES)
+    return Format("hermes", read_hermes, markers=HERMES, starts=HERMES[:1])
 
 
 def qwen3_coder() -> Format:
     """Qwen3-Coder and 3.5: <function=f><parameter=a>value</parameter></function> in the tags of
     hermes; types come from the schemas."""
-    return Format("qwen3_coder", read_qwen3_coder, markers=HERMES)
+    starts = (HERMES[0], "<function")
+    return Format("qwen3_coder", read_qwen3_coder, markers=HERMES, starts=starts)
 
 
 def llama3() -> Format:
     """Llama 3.1 to 4: {"name": ..., "parameters": {...}}, maybe behind <|python_tag|>."""
     ends = ("<|eom_id|>", "<|eot_id|>", "<|eom|>", "<|eot|>")
-    return Format("llama3", read_llama3, markers=(PYTHON_TAG,), ends=ends)
+    starts = (PYTHON_TAG, "{", "[")
+    return Format("llama3", read_llama3, markers=(PYTHON_TAG,), ends=ends, starts=starts)
 
 
 def harmony() -> Format:
     """gpt-oss: messages to functions.f on the channel commentary."""
-    return Format("harmony", read_harmony, markers=HARMONY, ends=("<|call|>", "<|return|>"))
+    ends = ("<|call|>", "<|return|>")
+    return Format("harmony", read_harmony, markers=HARMONY, ends=ends, channels=True)
 
 
 def deepseek_v3() -> Format:
     """DeepSeek V3, R1 and V3.1, with tokens of their own, and the tags of V3.2."""
     markers = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR, DSML)
-    return Format("deepseek_v3", _deepseek, markers=markers)
+    starts = (CALLS_BEGIN, CALL_BEGIN, f"<{DSML}")
+    return Format("deepseek_v3", _deepseek, markers=markers, starts=starts)
 
 
 def _deepseek(text, schemas) -> Parsed:
@@ -84,19 +89,24 @@ def _deepseek(text, schemas) -> Parsed:
 
 def mistral() -> Format:
     """Mistral: [TOOL_CALLS] and a list of objects, or name[ARGS]{...}."""
-    return Format("mistral", read_mistral, markers=(TOOL_CALLS, CALL_ID, ARGS))
+    markers = (TOOL_CALLS, CALL_ID, ARGS)
+    return Format("mistral", read_mistral, markers=markers, starts=markers[:1])
 
 
 def gemma() -> Format:
     """Gemma: a block fenced as tool_code, or the tokens of FunctionGemma and Gemma 4."""
     markers = (*(mark for pair in GEMMA_CALLS for mark in pair), QUOTE, ESCAPE)
-    return Format("gemma", read_gemma, markers=markers, ends=("<end_of_turn>", "<turn|>"))
+    ends, starts = ("<end_of_turn>", "<turn|>"), (TOOL_CODE, *(first for first, _ in GEMMA_CALLS))
+    return Format("gemma", read_gemma, markers=markers, ends=ends, starts=starts)
 
 
 def python(*, tool: str = "python", argument: str = "code") -> Format:
     """The last block fenced as python is a call of `tool`; a turn ends with the fence."""
     return Format(
-        "python", lambda text, schemas: read_block(text, tool, argument), stop_strings=("\n```\n",)
+        "python",
+        lambda text, schemas: read_block(text, tool, argument),
+        stop_strings=("\n```\n",),
+        starts=("```py",),
     )
 
 
@@ -116,6 +126,7 @@ def tag(*, name: str | tuple, argument: str = "") -> Format:
         "tag",
         lambda text, schemas: read_tags(text, tools, argument, schemas),
         stop_strings=tuple(f"</{tool}>" for tool in tools),
+        starts=tuple(f"<{tool}>" for tool in tools),
     )
 
 

@@ -40,7 +40,8 @@ class Format:
     """How a family of models writes tool calls; "" is the name of the one without calls.
 
     `markers` are special tokens that `parse` has to see, `ends` tokens that end a turn beside the
-    tokenizer's own, `stop_strings` texts that end one.
+    tokenizer's own, `stop_strings` texts that end one. What comes before the first of `starts` is
+    content for sure (none: nothing is). `channels`: replies without calls have its markers, too.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Format:
     markers: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     stop_strings: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+    channels: bool = False
 
     def parse(self, text: str, schemas: Sequence[Mapping] = ()) -> Parsed:
         """The calls in a reply. `schemas` are those of the tools: formats that write no types get
@@ -64,8 +67,16 @@ class Format:
         ids, stops = list(ids), set(self.stop_ids(tokenizer))
         while ids and ids[-1] in stops:
             ids.pop()
+        return self.decoder(tokenizer)(ids)
+
+    def decoder(self, tokenizer) -> Callable[[Sequence[int]], str]:
+        """ids -> text, of special tokens with `markers` alone."""
         dropped = tokenizer.special_ids - set(_ids_of(self.markers, tokenizer))
-        return tokenizer.decode([i for i in ids if i not in dropped], skip_special_tokens=False)
+
+        def decode(ids):
+            return tokenizer.decode([i for i in ids if i not in dropped], skip_special_tokens=False)
+
+        return decode
 
 
 def _ids_of(texts: Iterable[str], tokenizer) -> list[int]:
