@@ -51,11 +51,13 @@ class Opening:
     """The first yield of an environment with tools: `messages` (None: the prompt of the row) and
     the JSON schemas that the chat template shows.
 
-    A later one begins another row (environment.max_rows): what is read then is this alone.
+    A later one begins another row (environment.max_rows): what is read then is this alone, and
+    `reward` belongs to the reply before it.
     """
 
     messages: object = None
     tools: Sequence[Mapping] = ()
+    reward: float = 0.0
     state: object = None
     seat: str = ""
 

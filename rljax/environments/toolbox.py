@@ -39,7 +39,7 @@ from rljax.environments.schemas import checked_arguments, schema_of
 from rljax.errors import InputError
 from rljax.rewards.sandbox.tiers import SandboxError
 
-__all__ = ["Toolbox", "prepare_worker", "toolbox", "tools"]
+__all__ = ["Toolbox", "answered", "described", "prepare_worker", "toolbox", "tools"]
 
 HOME = NAMESPACES["tool"]
 # Of an answer. environment.max_reply_tokens cuts it again, but a tokenizer would read it whole.
@@ -110,11 +110,7 @@ class Toolbox:
     def answer(self, call: Call) -> dict:
         """The message of role "tool" that answers a call. Where the call failed, `failure` says
         "unknown" (no such tool) or "failed" and the content says why."""
-        text, failure = self._result(call)
-        message = {"role": "tool", "name": _name(call)}
-        message |= {"tool_call_id": call.id} if call.id else {}
-        message |= {"content": _cut(f"Error: {text}" if failure else text)}
-        return message | ({"failure": failure} if failure else {})
+        return answered(call, *self._result(call))
 
     def _result(self, call: Call) -> tuple[str, str]:
         if call.name not in self.tools:
@@ -129,7 +125,15 @@ class Toolbox:
         except SandboxError:
             raise
         except (Exception, SystemExit) as error:
-            return _described(error), "failed"
+            return described(error), "failed"
+
+
+def answered(call: Call, text: str, failure: str = "") -> dict:
+    """The message of role "tool" with a result, or with an error where `failure` is not ""."""
+    message = {"role": "tool", "name": _name(call)}
+    message |= {"tool_call_id": call.id} if call.id else {}
+    message |= {"content": _cut(f"Error: {text}" if failure else text)}
+    return message | ({"failure": failure} if failure else {})
 
 
 def _component(function: str | Callable) -> Component | Callable:
@@ -178,7 +182,7 @@ def _as_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _described(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """An exception as one line, even if its own text raises."""
     try:
         text = str(error)

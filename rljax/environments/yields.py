@@ -25,7 +25,7 @@ def turn_of(yielded: object) -> Turn:
     """A yield as a `Turn`; a bare one belongs to the seat "". Its observation is None or a list of
     messages; the text of a user is one."""
     if isinstance(yielded, Opening):
-        turn = Turn(yielded.messages, state=yielded.state, seat=yielded.seat)
+        turn = Turn(yielded.messages, yielded.reward, yielded.state, seat=yielded.seat)
     elif isinstance(yielded, Turn):
         turn = yielded
     else:

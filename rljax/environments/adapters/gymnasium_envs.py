@@ -1,0 +1,50 @@
+"""Gymnasium's environments by id."""
+
+import functools
+from collections.abc import Generator
+
+from rljax.environments.adapters.gymnasium_text import gym, written
+from rljax.environments.adapters.shared import with_prompt
+from rljax.environments.contract import Reply, Turn
+
+
+def gymnasium(
+    seed: int, prompt: object = "", *, id: str, options: tuple[tuple[str, object], ...] = (),
+    render: str = "", act: str = "",
+) -> Generator[Turn, Reply, float]:  # fmt: skip
+    """An environment of Gymnasium: each reply is an action, its reward that of the turn.
+
+    `options`: keywords of gymnasium.make, (("is_slippery", False),). The first observation is
+    read behind the prompt of the row. `render`: a function (env, observation) ->
+    text; "" = what the environment prints (render_mode="ansi"), or the observation. `act`: a
+    function (reply, action space) -> action that raises ValueError for a reply that is none; "" =
+    the last numbers of the reply. The policy is told why a reply is no action, and acts again.
+    """
+    show, action_of = written(render, act)
+    env = _made(id, options)
+    try:
+        seen = env.reset(seed=seed)[0]
+        reply = yield Turn(with_prompt(prompt, show(env, seen)), state=seen)
+        while True:
+            try:
+                action = action_of(reply, env.action_space)
+            except ValueError as error:
+                reply = yield Turn(f"This is no action: {error}", state=seen)
+                continue
+            seen, reward, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                return float(reward)
+            reply = yield Turn(show(env, seen), reward=float(reward), state=seen)
+    finally:
+        env.close()
+
+
+def _made(id: str, options: tuple):
+    return gym().make(id, render_mode=_render_mode(id, options), **dict(options))
+
+
+@functools.lru_cache(maxsize=64)
+def _render_mode(id: str, options: tuple) -> str | None:
+    env = gym().make(id, **dict(options))
+    env.close()
+    return "ansi" if "ansi" in env.metadata.get("render_modes", ()) else None

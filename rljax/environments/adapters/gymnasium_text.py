@@ -1,0 +1,58 @@
+"""How Gymnasium's observations and actions are written."""
+
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from rljax.components import resolve
+from rljax.environments.adapters.shared import library
+
+_COLOURED = re.compile(r"\x1b\[(?!0?m)[\d;]*m(.*?)\x1b\[0?m", re.DOTALL)
+_CODE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
+
+
+def gym():
+    """The library."""
+    return library("gymnasium", "gymnasium", "'rljax[agents]'")
+
+
+def written(render: str, act: str) -> tuple[Callable, Callable]:
+    """(env, observation) -> text, and (reply, space) -> action."""
+    home = "rljax.environments.adapters"
+    show = resolve(render, home) if render else shown
+    return show, resolve(act, home) if act else action_in
+
+
+def shown(env, observation) -> str:
+    """What the environment prints, coloured parts in brackets, else the observation."""
+    if env.render_mode != "ansi":
+        return str(observation)
+    return _CODE.sub("", _COLOURED.sub(r"[\1]", env.render())).strip("\n")
+
+
+def action_in(reply: str, space) -> object:
+    """The action that the last numbers of a reply say. Raises ValueError."""
+    spaces = gym().spaces
+    if isinstance(space, spaces.Text):
+        action = str(reply)
+    elif isinstance(space, spaces.Discrete):
+        numbers = _numbers(reply, 1)
+        action = int(numbers[0]) if numbers[0].is_integer() else None
+    elif isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        numbers = _numbers(reply, math.prod(space.shape))
+        action = np.asarray(numbers, space.dtype).reshape(space.shape)
+    else:
+        raise TypeError(f"{space} is written by a function of your own: act='my_module.act'")
+    if action is None or not space.contains(action):
+        raise ValueError(f"it is none of {space}")
+    return action
+
+
+def _numbers(reply: str, count: int) -> list[float]:
+    found = _NUMBER.findall(reply)
+    if len(found) < count:
+        raise ValueError(f"{len(found)} of the {count} numbers that it takes")
+    return [float(number) for number in found[-count:]]

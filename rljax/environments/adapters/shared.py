@@ -1,0 +1,117 @@
+"""What adapters share: imports that say what to install, first prompts, histories, sessions."""
+
+import asyncio
+import importlib
+import inspect
+import json
+import types
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from rljax.errors import InputError
+
+
+def library(name: str, by: str, install: str) -> types.ModuleType:
+    """The module called `name`, for the adapter `by`. Raises InputError that says what to
+    install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(
+            f"{by} needs the library {name.partition('.')[0]}",
+            rule=str(error),
+            fix=f"pip install {install}",
+        ) from None
+
+
+def with_prompt(prompt: str | Sequence[Mapping], text: str) -> str | list[dict]:
+    """The row's prompt with a first observation behind it, in the same user's turn."""
+    if isinstance(prompt, str):
+        return "\n\n".join(part for part in (prompt, text) if part)
+    messages = [dict(message) for message in prompt]
+    if messages[-1]["role"] != "user" or not isinstance(messages[-1]["content"], str):
+        return [*messages, {"role": "user", "content": text}]
+    messages[-1]["content"] = with_prompt(messages[-1]["content"], text)
+    return messages
+
+
+def declared(function: Callable, fields: Mapping) -> dict:
+    """Those of some fields that a function takes by name."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {name: fields[name] for name in fields if takes_all or name in parameters}
+
+
+def followed(before: Sequence[Mapping], after: Sequence[Mapping]) -> list[Mapping] | None:
+    """The messages that `after` has behind `before`; None where it does not begin with them."""
+    old, new = map(essence, before), map(essence, after[: len(before)])
+    same = len(after) >= len(before) and all(a == b for a, b in zip(old, new, strict=True))
+    return list(after[len(before) :]) if same else None
+
+
+def essence(message: Mapping) -> tuple:
+    """What a message says, however a library writes it: role, text, calls."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part.get("text", "") for part in content)
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    named = [(call.get("name"), _arguments(call.get("arguments"))) for call in calls]
+    return message.get("role"), content, named
+
+
+def _arguments(written: object) -> object:
+    try:
+        return json.loads(written) if isinstance(written, str) else written
+    except ValueError:
+        return written
+
+
+class Session:
+    """What `make()`, an async context manager, gives, kept open in a task of its own: the libraries
+    on anyio are left by the task that entered them, and an episode's steps are played by many."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager]):
+        self._make, self._asked = make, asyncio.Queue()
+
+    async def __aenter__(self) -> "Session":
+        await self.open()
+        return self
+
+    async def open(self) -> None:
+        """Opens it, also again after it has ended. Raises what keeps it from opening."""
+        self._ready = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._live())
+        await asyncio.wait([self._ready, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+
+    async def __aexit__(self, *_) -> None:
+        self._asked.put_nowait(None)
+        await asyncio.wait([self._task])
+        self._task.cancelled() or self._task.exception()  # of a connection that was lost before
+
+    @property
+    def ended(self) -> bool:
+        """Whether the object has gone by itself: a connection that was lost."""
+        return self._task.done()
+
+    async def ask(self, what: Callable[[object], Awaitable]) -> object:
+        """The result of `what(the object)`. Raises what it raises, ConnectionError after an end."""
+        answer = asyncio.get_running_loop().create_future()
+        self._asked.put_nowait((what, answer))
+        await asyncio.wait([answer, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ConnectionError("the connection was lost; nobody knows whether it was done")
+        return answer.result()
+
+    async def _live(self) -> None:
+        async with self._make() as held:
+            self._ready.set_result(None)
+            while (asked := await self._asked.get()) is not None:
+                what, answer = asked
+                try:
+                    result = await what(held)
+                except Exception as error:
+                    answer.done() or answer.set_exception(error)
+                else:
+                    answer.done() or answer.set_result(result)

@@ -1,0 +1,57 @@
+"""TextArena's games, each player a seat."""
+
+import random
+from collections.abc import Generator
+
+from rljax.contracts import contract
+from rljax.environments.adapters.shared import library
+from rljax.environments.contract import Reply, Turn
+
+
+@contract(seats=lambda options: tuple(map(str, range(options["players"]))))
+def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Reply, dict]:
+    """A game of TextArena, all of whose `players` the policy plays, as seats "0", "1", ...
+
+    `game`: its id, "GuessTheNumber-v0". A player reads what the game and the others have said
+    since it last played. The outcome of a seat is TextArena's reward of the player.
+    """
+    arena = library("textarena", "textarena", "textarena")
+    # Its own "-raw" form: without wrappers that repeat the whole history in each observation.
+    env = arena.make(game if game.endswith("-raw") else f"{game}-raw")
+    draws = _Draws(seed)
+    with draws:
+        env.reset(num_players=players, seed=seed)
+    done = False
+    while not done:
+        player, said = env.get_observation()
+        reply = yield Turn(_text(env, arena, player, said), seat=str(player))
+        with draws:
+            done, _ = env.step(str(reply))
+    rewards, _ = env.close()
+    return {str(player): float(rewards[player]) for player in range(players)}
+
+
+def _text(env, arena, player: int, said: list) -> str:
+    """What has been said since, without what the player wrote itself, which its log has."""
+    lines = []
+    for sender, message, _ in said:
+        if sender == arena.GAME_ID:
+            lines.append(message)
+        elif sender != player:
+            lines.append(f"[{env.state.role_mapping.get(sender, f'Player {sender}')}] {message}")
+    return "\n".join(lines) or "It is your turn."
+
+
+class _Draws:
+    """The games draw from the one generator of `random`: each gets a state of its own."""
+
+    def __init__(self, seed: int):
+        self.own = random.Random(seed).getstate()
+
+    def __enter__(self):
+        self.others = random.getstate()
+        random.setstate(self.own)
+
+    def __exit__(self, *_):
+        self.own = random.getstate()
+        random.setstate(self.others)
