@@ -32,7 +32,7 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
                 if session.ended and not reconnect:
                     raise ConnectionError(f"the session with {server} was lost")
                 elif session.ended:
-                    await session.open()
+                    await session.connect()
                 answers.append(await _answer(session, call, [tool.name for tool in tools]))
             reply = yield answers
     yield Done(None)

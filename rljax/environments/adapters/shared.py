@@ -74,10 +74,10 @@ class Session:
         self._make, self._asked = make, asyncio.Queue()
 
     async def __aenter__(self) -> "Session":
-        await self.open()
+        await self.connect()
         return self
 
-    async def open(self) -> None:
+    async def connect(self) -> None:
         """Opens it, also again after it has ended. Raises what keeps it from opening."""
         self._ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live())
