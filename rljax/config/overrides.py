@@ -126,8 +126,13 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 
 def row_tokens(config: Config) -> int:
-    """Columns of a row: prompt and response."""
-    return config.data.max_prompt_tokens + config.sampler.max_response_tokens
+    """Columns of a row: prompt and response, or a whole episode."""
+    prompt, response = config.data.max_prompt_tokens, config.sampler.max_response_tokens
+    environment = config.environment
+    if not environment.function:
+        return prompt + response
+    between = (environment.max_turns - 1) * (environment.max_reply_tokens + response)
+    return environment.max_tokens or prompt + response + between
 
 
 def microbatch_tokens(config: Config) -> int:

@@ -173,8 +173,8 @@ class EnvironmentConfig(Settings):
     function: str = ""
     max_turns: int = 8  # replies of the policy; sampler.max_response_tokens limits each
     max_calls: int = 0  # tool calls of an episode; 0 = no limit
-    # Of an episode: prompt, replies and observations. 0 = data.max_prompt_tokens and max_turns
-    # replies and observations of their greatest length.
+    # Of an episode: prompt, replies and observations, the columns of a row. 0 = the most that
+    # data.max_prompt_tokens, max_turns replies and the observations between them may take.
     max_tokens: int = 0
     max_reply_tokens: int = 1024  # of an observation; a longer one keeps its head and its tail
     turn_timeout_s: float = 10.0  # of one step of the environment

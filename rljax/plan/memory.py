@@ -199,8 +199,7 @@ def _generate(setup: Setup) -> dict[str, int]:
     tokens = _split(prompts, shards) * columns
     logits = 4 * 4 * _split(slots, shards) * sizes.vocab_size // tensor
     return {
-        "keys and values": slots_bytes(model, slots, setup.data.prompt_tokens
-                                       + config.sampler.max_response_tokens, dtype),
+        "keys and values": slots_bytes(model, slots, setup.row_tokens, dtype),
         "prompts": slots_bytes(model, prompts, columns, dtype)
         + tokens * (6 * sizes.embed + 4 * sizes.mlp // tensor) * size,
         "weights as used": copied,

@@ -85,10 +85,14 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
         name: _Planned(role, calls) if isinstance(role, (Actor, Reference)) else role
         for name, role in roles.items()
     }
-    prompts = _prompts(setup, sampled_prompts(config))
+    prompts, rollouts = _prompts(setup, sampled_prompts(config)), setup.rollouts
+    if config.environment.function:  # all turns of an episode as one response
+        longest = setup.row_tokens - setup.data.prompt_tokens
+        whole = dataclasses.replace(rollouts.sampling, max_response_tokens=longest)
+        rollouts = rollouts.replace(sampling=whole)
     try:
         run_rollout(
-            setup.rollout, prompts, jax.random.key(0), setup.rollouts, **samplers, reward=_rewarded,
+            setup.rollout, prompts, jax.random.key(0), rollouts, **samplers, reward=_rewarded,
             draw=lambda count: _prompts(setup, count), tokenizer=setup.tokenizer,
         )  # fmt: skip
     except Exception as error:  # of the rollout's code between its programs

@@ -2,22 +2,27 @@
 
 collect: once, dynamic, active, first_live. greedy: the greedy response's score as a baseline.
 against: half of the samples from an opponent. reward, judge, process: rewards of samples.
+environment, episodes, episode_rows: episodes of several turns in place of samples.
 """
 
 from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
 from rljax.rollout.beside import BesideReference
 from rljax.rollout.collect import active, dynamic, first_live, once
+from rljax.rollout.environment import Environment
+from rljax.rollout.episodes import Rules
 from rljax.rollout.greedy import greedy_baseline
 from rljax.rollout.judge import MeshJudge
 from rljax.rollout.process import ProcessScorer, TokenTexts
 from rljax.rollout.report import RewardReport, Sample, ScoredRow, extraction_failed_fraction
-from rljax.rollout.reward import EarlyScores, ModelScorer, Reward, sample_scored
+from rljax.rollout.reward import EarlyScores, ModelScorer, Reward
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
+from rljax.rollout.scored import sample_scored
 
 __all__ = [
     "AgainstOpponent",
     "BesideReference",
     "EarlyScores",
+    "Environment",
     "GeometricMixture",
     "MeshJudge",
     "ModelScorer",
@@ -26,6 +31,7 @@ __all__ = [
     "RewardReport",
     "Rollout",
     "RolloutConfig",
+    "Rules",
     "Sample",
     "ScoredRow",
     "TokenTexts",

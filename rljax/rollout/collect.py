@@ -22,8 +22,8 @@ from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import replicated, row_sharding, row_shards
 from rljax.rollout.report import RewardReport
-from rljax.rollout.reward import sample_scored
 from rljax.rollout.rollout import Rollout
+from rljax.rollout.scored import sample_scored
 
 
 def once(prompts, key, cfg, *, actor, reward):

@@ -9,8 +9,8 @@ from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import contract
-from rljax.rollout.reward import sample_scored
 from rljax.rollout.rollout import run_rollout
+from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
 
 

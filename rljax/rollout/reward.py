@@ -28,7 +28,7 @@ from rljax.rollout.report import RewardReport, Sample, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
-_FINISH = ("stop", "length", "interrupt", "abort")  # by number: rljax.batch.FinishReason
+_FINISH = tuple(reason.name.lower() for reason in FinishReason)
 
 
 class ModelScorer:
@@ -126,7 +126,7 @@ class Reward:
             values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
             # A failed row gets a group of its own, so that it is not in its siblings' baseline.
             alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
-            host = (values, _parts(scores), ok, np.where(ok, group, alone))
+            host = (values, parts_of(scores), ok, np.where(ok, group, alone))
             batch = _place_rewards(batch, *place(host, self.mesh))
             if self.process is None:
                 return batch, RewardReport(rows)
@@ -178,26 +178,14 @@ class Reward:
             scores |= {row: pending.result()[place] for row, (_, pending, place) in known.items()}
         else:  # this exchange ends the step
             scores = {}
-        scores = _of_all_hosts(scores) | aborted
+        scores = of_all_hosts(scores) | aborted
         return samples, [scores[row] for row in rows]
 
     def sample(self, record: PromptRecord, ids: Sequence[int], finish: int, group: int) -> Sample:
         """What the pool scores: the fields that a reward may declare, and `group`, the same number
         for all samples of a prompt."""
-        fields = {
-            "prompt": record.prompt_text,
-            "messages": record.messages,  # for rewards of TRL's signature
-            "response": None,
-            "ground_truth": record.ground_truth,
-            "data_source": record.data_source,
-            "extra_info": (
-                record.extra_info if self.rubrics is None else self.rubrics.extra_info(record)
-            ),
-            "num_tokens": len(ids),
-            "finish_reason": _FINISH[int(finish)],
-            "group": group,
-        }
-        return Sample(fields, lambda: self.tokenizer.decode([int(i) for i in ids]))
+        text = lambda: self.tokenizer.decode([int(i) for i in ids])  # noqa: E731
+        return sample_of(record, text, len(ids), finish, group, self.rubrics)
 
     def learn(self, report: RewardReport) -> dict[str, float]:
         """Updates the rubrics by the report of a step. Their metrics, and the `facts`."""
@@ -215,6 +203,25 @@ class Reward:
         self.pool.close()
         if self.rubrics is not None:
             self.rubrics.close()
+
+
+def sample_of(
+    record: PromptRecord, text: Callable[[], str], num_tokens: int, finish: int, group: int,
+    rubrics: RubricBuffer | None,
+) -> Sample:  # fmt: skip
+    """The fields of a response that a reward may declare; `text` decodes it."""
+    fields = {
+        "prompt": record.prompt_text,
+        "messages": record.messages,  # for rewards of TRL's signature
+        "response": None,
+        "ground_truth": record.ground_truth,
+        "data_source": record.data_source,
+        "extra_info": record.extra_info if rubrics is None else rubrics.extra_info(record),
+        "num_tokens": num_tokens,
+        "finish_reason": _FINISH[int(finish)],
+        "group": group,
+    }
+    return Sample(fields, text)
 
 
 class EarlyScores:
@@ -280,34 +287,6 @@ class EarlyScores:
             pending.cancel()
 
 
-def sample_scored(
-    actor, reward: Callable, prompts: Prompts, key: jax.Array, sampling, *, n: int = 1,
-    enough: "Callable[[EarlyScores], bool] | None" = None,
-) -> tuple[Batch, RewardReport]:  # fmt: skip
-    """Returns reward(actor.generate(prompts, key, sampling, n=n), prompts). Rows are scored as they
-    end, while others still decode. Once `enough`, a function of the early scores, is true, the rows
-    that still decode are aborted and not scored: on several hosts it reads nothing but these, so
-    that all of them stop at the same turn.
-
-    `reward` may be any function (batch, prompts) -> (batch, report); only a `Reward` scores early.
-    """
-    early = reward.start_early(prompts, n) if isinstance(reward, Reward) else None
-    if early is None:
-        return reward(actor.generate(prompts, key, sampling, n=n), prompts)
-
-    def stop() -> bool:
-        early.stopped = enough(early)
-        return early.stopped
-
-    options = {} if enough is None else {"stop": stop}
-    try:
-        batch = actor.generate(prompts, key, sampling, n=n, finished=early.finished, **options)
-        return reward(batch, prompts, early=early)
-    except BaseException:  # a Ctrl-C, say
-        early.cancel()
-        raise
-
-
 def _all_known(pending: list[Pending]) -> bool:
     """Waits for scores. False once a host was told to stop: then nobody needs them any more."""
     for one in pending:
@@ -323,7 +302,7 @@ def _all_known(pending: list[Pending]) -> bool:
     return True
 
 
-def _of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
+def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
     """The scores by row of all hosts, of which each has scored its `own`. When another host knew a
     score is of another clock: NaN."""
     told = [
@@ -338,7 +317,7 @@ def _of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
     return everyone | own
 
 
-def _parts(scores: list[Score]) -> np.ndarray | None:
+def parts_of(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if the score has
     none. Parts with a slash in their names are only logged: they may differ from step to step, and
     another K would recompile the learning step."""

@@ -13,6 +13,7 @@ from rljax.setup.role_table import (
     role_table,
     with_arrays,
 )
+from rljax.setup.scoring import make_environment, open_rewards
 from rljax.setup.setup import (
     Phase,
     Setup,
@@ -35,8 +36,10 @@ __all__ = [
     "initial_params",
     "load_model",
     "load_scalar",
+    "make_environment",
     "make_roles",
     "make_sampling",
+    "open_rewards",
     "own_roles",
     "prompt_order",
     "reward_role",

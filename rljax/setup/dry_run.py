@@ -47,6 +47,8 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names -= {"entropy"}
         if config.reward.process_model:
             names |= {"step_ids", "process_rewards"}
+        if config.environment.function:
+            names |= {"step_ids", "state_ids", "episode", "seat", "reward_parts"}
     elif phase is setup.main:
         items = [record["item"] for source in setup.data.sources[:1] for record in source[:1]]
         for item in items if phase.data == "trajectories" else ():

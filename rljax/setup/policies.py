@@ -26,10 +26,11 @@ from rljax.models.huggingface import load_params
 from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.roles import Actor
-from rljax.rollout import Reward, sample_scored
+from rljax.rollout import Environment, Reward, sample_scored
 from rljax.sampler import Sampling
 from rljax.setup.checkpoint import Checkpoints, Damaged
 from rljax.setup.rewards import model_scorer, text_scorer
+from rljax.setup.scoring import make_environment
 from rljax.setup.setup import check_length, decoding_of, load_model, make_sampling
 from rljax.setup.weights import initial_params
 from rljax.tracking.mirror import local_copy
@@ -101,13 +102,20 @@ class SavedPolicy:
         check_length(longest, how.max_response_tokens, self.model)
         return Policy(self.actor(), self.tokenizer, how, longest)
 
-    def reward(self, text: str) -> Reward:
+    def reward(self, text: str) -> Reward | Environment:
         """The reward `text` of this policy's samples, with the score of the config's reward.model
-        where it reads that. Close it: it runs in processes of its own."""
+        where it reads that; the environment of the config, if it has one. Close it: it runs in
+        processes of its own."""
         mesh = self.model.mesh
-        model = model_scorer(self.config, self.model, text, _SCORED_ROWS * mesh.size)
-        scorer = text_scorer(self.config, text, mesh)
-        return Reward(scorer, self.tokenizer, mesh, model=model)
+
+        def opened() -> Reward:
+            model = model_scorer(self.config, self.model, text, _SCORED_ROWS * mesh.size)
+            return Reward(text_scorer(self.config, text, mesh), self.tokenizer, mesh, model=model)
+
+        if not self.config.environment.function:
+            return opened()
+        how = self.sampling()
+        return make_environment(self.config, self.tokenizer, mesh, how, opened)
 
 
 # -- opening --
@@ -253,7 +261,7 @@ def sample_all(
     policy: Policy,
     prompts: Sequence[PromptRecord],
     n: int = 1,
-    reward: Reward | None = None,
+    reward: Reward | Environment | None = None,
     *,
     key: jax.Array,
     starts: Sequence[int] | None = None,
@@ -264,7 +272,8 @@ def sample_all(
 
     `prompts` are encoded records. `starts`, in tokens, says where the response begins that the
     reward reads: before the prompt's end where a prompt ends with the beginning of a response.
-    `prompts_per_call` bounds memory; None: so many that about 256 rows are sampled at once.
+    `prompts_per_call` bounds memory; None: so many that about 256 rows are sampled at once. With an
+    environment a completion is an episode: its first seat's row, and the text of its last turn.
     """
     if not prompts:
         raise InputError("there are no prompts to sample", fix="check the data and its split")
@@ -279,6 +288,9 @@ def sample_all(
         scores = [(float("nan"), {})] * live
         if reward is None:
             batch = policy.actor.generate(part, *draw, n=n)
+        elif isinstance(reward, Environment):
+            samples += _episodes(policy, reward, part, draw, n, first)[:live]
+            continue
         else:
             batch, report = sample_scored(policy.actor, reward, part, *draw, n=n)
             scores = [(row.score.value, row.score.parts) for row in report.rows[:live]]
@@ -286,6 +298,25 @@ def sample_all(
         rows = zip(_read_rows(batch, lengths, policy.tokenizer), scores, strict=True)
         for row, (fields, score) in enumerate(rows):
             samples.append(Sample(first + row // n, *fields, *score))
+    return samples
+
+
+def _episodes(
+    policy: Policy, environment: Environment, part: Prompts, draw: tuple, n: int, first: int
+) -> list[Sample]:
+    """n episodes of every prompt, those of the first seat."""
+    each, seats = environment.rules.rows, len(environment.rules.seats)
+    batch, report = environment.play(policy.actor, part, *draw, n=n * each)
+    rows = list(range(0, batch.rows, each))
+    one = jax.tree.map(lambda x: x[rows], fetch(batch))
+    starts = np.argmax(one.mask > 0, axis=1)
+    samples = []
+    for i, (fields, row) in enumerate(
+        zip(_read_rows(one, starts, policy.tokenizer), report.rows[::seats], strict=True)
+    ):
+        _, *numbers = fields
+        score = (row.score.value, row.score.parts)
+        samples.append(Sample(first + i // n, row.sample["response"], *numbers, *score))
     return samples
 
 

@@ -10,7 +10,14 @@ import functools
 import jax
 
 from rljax.components import Component, resolve
-from rljax.config import NAMESPACES, Config, OptimizerConfig, is_path, microbatch_rows
+from rljax.config import (
+    NAMESPACES,
+    Config,
+    OptimizerConfig,
+    is_path,
+    microbatch_rows,
+    row_tokens,
+)
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.data.offline.batches import longest_row
@@ -257,7 +264,7 @@ def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decodi
     decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
     return Decoding(
         slots=sampler.slots,
-        loop=sampler.loop,
+        loop="host" if config.environment.function else sampler.loop,  # turns come one by one
         kv_dtype=sampler.kv_dtype,
         decode=decode if sampler.stop_strings else None,
         dtype=sampler.dtype,
@@ -354,6 +361,9 @@ def build(config: Config, devices=None) -> Setup:
     data = load_data(config, tokenizer, kind)
     model = load_model(config, tokenizer, devices)
     row = data.prompt_tokens + config.sampler.max_response_tokens
+    if config.environment.function:
+        row = row_tokens(config)
+        _check_context("episode", row, model, "lower environment.max_tokens or max_turns")
     if kind not in SAMPLED:
         every = [x["item"] for source in data.sources for x in source]
         every += [x["item"] for x in data.held_out]
@@ -367,17 +377,17 @@ def assemble(
 ) -> Setup:  # fmt: skip
     """The setup of what was loaded; rows of the last phase have `row` tokens."""
     dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
-    response, batch, together, optimizer_steps = (
-        config.sampler.max_response_tokens, config.batch, 1, config.steps
-    )  # fmt: skip
+    batch, together, optimizer_steps = config.batch, 1, config.steps
     sampled = data.kind in SAMPLED
-    if data.test_prompts or sampled:
-        check_length(data.prompt_tokens, response, model)
+    if (data.test_prompts or sampled) and not config.environment.function:
+        check_length(data.prompt_tokens, config.sampler.max_response_tokens, model)
     if sampled:
         rows = batch.sequences_per_optimizer_step
+        # An environment opens with a text of its own: half of a row has room for most.
+        prompt = row // 2 if config.environment.function else data.prompt_tokens
         steps = _steps(
-            config, rows, row, model, batch.epochs,
-            prompt_tokens=data.prompt_tokens, samples=batch.samples_per_prompt,
+            config, rows, row, model, batch.epochs, prompt_tokens=prompt,
+            samples=batch.samples_per_prompt,
         )  # fmt: skip
         generated = batch.prompts_per_step * batch.samples_per_prompt
         optimizer_steps *= batch.epochs * (generated // rows)

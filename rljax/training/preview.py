@@ -12,7 +12,7 @@ from rljax.data.online.loader import make_loader
 from rljax.data.rows.show import show
 from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import Reward
+from rljax.rollout import Environment, Reward
 from rljax.setup import build
 from rljax.training.preflight import check_same_data, check_same_start
 from rljax.training.run import Run
@@ -50,6 +50,9 @@ def _preview(config: Config, console: Console, rows: int, devices) -> None:
 def _show_rewards(run: Run, console: Console, rows: int) -> None:
     """A line for each of the responses that a reward is tried with."""
     reward = run.reward
+    if isinstance(reward, Environment):
+        _show_exchange(run, reward, console)
+        return
     if not _can_be_tried(reward):
         console.print("rewards: of a model or a server, which is not asked here")
         return
@@ -59,6 +62,19 @@ def _show_rewards(run: Run, console: Console, rows: int) -> None:
                 score = row.score.value if row.score.status == "ok" else row.score.message
                 text = f"reward {score} of the response {row.sample['response']!r:.200}"
                 console.print(text, markup=False, soft_wrap=True)
+
+
+def _show_exchange(run: Run, environment: Environment, console: Console) -> None:
+    """What the environment says first to a row, a scripted reply, and what it says to that."""
+    (record,) = make_loader(run.setup.data.sources[0], batch_size=1, seed=run.config.seed).take(1)
+    decode = run.setup.tokenizer.decode
+    for step in environment.first_exchange(record):
+        if step.ended:
+            text = f"environment: ended, outcome {step.outcome}"
+        else:
+            reply = f"reply {step.text!r:.200}; " if step.text else ""
+            text = f"{reply}environment says {decode(step.ids, skip_special_tokens=False)!r:.400}"
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def _can_be_tried(reward: Reward) -> bool:

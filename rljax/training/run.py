@@ -20,7 +20,6 @@ from rljax import setup as build
 from rljax.arrays import fetch
 from rljax.config import fingerprints, is_path
 from rljax.data.online.curriculum import Curriculum
-from rljax.data.online.default_rewards import evaluation_text, reward_text, training_text
 from rljax.errors import InputError
 from rljax.evaluation.policy import (
     accuracy_by_source,
@@ -36,7 +35,7 @@ from rljax.models.huggingface.peft import save_adapter
 from rljax.plan.chips import local_devices
 from rljax.plan.memory import check_fits, fewest_microbatches
 from rljax.roles.placed import run_dataflow
-from rljax.rollout import Reward
+from rljax.rollout import Environment, Reward
 from rljax.setup import Phase, Setup
 from rljax.setup.checkpoint import (
     STATE,
@@ -108,24 +107,16 @@ class Run:
         self.half_step: tuple[dict, dict[str, list[dict]]] | None = None
         self.started_training = False
         self.saved_step: int | None = None  # of the checkpoint that a resume would go on from
-        self.owned: list[Reward] = []
+        self.owned: list[Reward | Environment] = []
         self.reward = self.eval_reward = reward
         if reward is None and (setup.needs_reward or setup.data.test_prompts):
-            text = training_text(config) if setup.needs_reward else reward_text(config)
-            self.reward = self._opened(text, dense=setup.needs_reward)
-            other = evaluation_text(config)
-            same = other in ("", text)
-            self.eval_reward = self.reward if same else self._opened(other)
+            self.owned = build.open_rewards(setup, self.folder / PRINTED)
+            self.reward, self.eval_reward = self.owned[0], self.owned[-1]
         if self.eval_reward is not None:  # evaluation uses the outcome reward only
             self.eval_reward = self.eval_reward.outcome_alone()
         self.sources = {
             phase.name: make_source(setup, phase, self.reward, self.key) for phase in setup.phases
         }
-
-    def _opened(self, text: str, **kind) -> Reward:
-        log = self.folder / PRINTED
-        self.owned.append(build.reward_role(self.setup, text, log=log, **kind))
-        return self.owned[-1]
 
     def __enter__(self) -> "Run":
         return self

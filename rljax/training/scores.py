@@ -13,7 +13,7 @@ from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
-from rljax.rollout import Reward, ScoredRow
+from rljax.rollout import Environment, Reward, ScoredRow
 from rljax.tracking.episodes import shown_episodes
 from rljax.training.run import Run
 
@@ -44,9 +44,14 @@ def try_rewards(run: Run) -> None:
     """Scores an ordinary response to a row of each source of the data, before anything is compiled.
 
     Raises InputError where the reward has a score for none of them, whatever the score: it raises,
-    or returns no number. Rewards that ask a server or a model are not tried.
+    or returns no number. Rewards that ask a server or a model are not tried. An environment plays
+    one exchange on the first row.
     """
     data, trains = run.setup.data, run.setup.needs_reward
+    if isinstance(run.reward, Environment):
+        for record in _some_rows(data.sources[0])[:1]:
+            run.reward.first_exchange(record)
+        return
     for source in data.sources if trains else ():
         _try_reward(run.reward, _some_rows(source))
     if run.eval_reward is not None and not (trains and run.eval_reward.pool is run.reward.pool):

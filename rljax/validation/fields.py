@@ -27,6 +27,8 @@ _CHOICES = {
     "sampler.dtype": SAMPLER_DTYPES,
     "sampler.head_in_float32": SWITCHES,
     "sampler.kv_dtype": KV_DTYPES,
+    "environment.on_bad_call": ("reply", "end"),
+    "environment.history": ("append", "rewrite"),
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
 }
 
@@ -40,12 +42,11 @@ def check_ranges(config: Config, problems: Problems) -> None:
             value_of(config, name),
             f"one of {', '.join(choices)}",
         )
-    problems.check(
-        config.reward.timeout_s > 0,
-        "reward.timeout_s",
-        config.reward.timeout_s,
-        "must be > 0 seconds",
-    )
+    for name in ("reward.timeout_s", "environment.turn_timeout_s"):
+        seconds = value_of(config, name)
+        problems.check(seconds > 0, name, seconds, "must be > 0 seconds")
+    share = config.environment.max_failed
+    problems.check(0 <= share <= 1, "environment.max_failed", share, "a share, from 0 to 1")
     top_p = config.sampler.top_p
     problems.check(0 < top_p <= 1, "sampler.top_p", top_p, "0 < top_p <= 1 (1 = off)")
     min_p = config.sampler.min_p
@@ -226,6 +227,16 @@ def _divisors_near(n: int, wanted: int) -> str:
     return " or ".join(str(d) for d in sorted(near))
 
 
+def _row_of(config: Config) -> str:
+    """What the tokens of a row are."""
+    if config.environment.function:
+        return "environment.max_tokens, or all turns"
+    return (
+        f"data.max_prompt_tokens={config.data.max_prompt_tokens} + "
+        f"sampler.max_response_tokens={config.sampler.max_response_tokens}"
+    )
+
+
 def check_batch(config: Config, problems: Problems) -> None:
     batch = config.batch
     rows = batch.prompts_per_step * batch.samples_per_prompt
@@ -245,9 +256,7 @@ def check_batch(config: Config, problems: Problems) -> None:
         batch.tokens_per_microbatch == 0 or batch.tokens_per_microbatch >= row_tokens(config),
         "batch.tokens_per_microbatch",
         batch.tokens_per_microbatch,
-        f"must hold one row: data.max_prompt_tokens={config.data.max_prompt_tokens} + "
-        f"sampler.max_response_tokens={config.sampler.max_response_tokens} = "
-        f"{row_tokens(config)} tokens",
+        f"must hold one row: {_row_of(config)} = {row_tokens(config)} tokens",
         f"batch.tokens_per_microbatch={row_tokens(config)} or more, or 0: chosen by the plan",
     )
     sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.expert)

@@ -11,6 +11,7 @@ from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
+from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
 from rljax.validation.problems import resolve_field
@@ -83,6 +84,7 @@ def check_components(config: Config, problems: Problems) -> str:
     if "collect" in components:
         _check_groups(config, problems, dataflow, components["collect"])
     check_online(config, problems, dataflow)
+    check_environment(config, problems, kind)
     return kind
 
 
@@ -190,6 +192,8 @@ def _filled(config: Config, dataflow: Component) -> set[str]:
     filled = {*spec(dataflow).fills, *spec(rollout_of(config, dataflow)).fills}
     if config.reward.process_model:
         filled |= {"step_ids", "process_rewards"}
+    if config.environment.function:
+        filled |= {"step_ids", "state_ids"}
     return filled
 
 

@@ -407,6 +407,8 @@ def encode_after(tokenizer, last: int, text: str) -> tuple[list[int], list[tuple
     Tokenizers of the sentencepiece kind put a space in front of a text; encoded behind a special
     token or a newline, the text gets what it has in the middle of a conversation.
     """
+    if tokenizer.context_free:
+        return tokenizer.encode_with_offsets(text)
     front = "\n"
     if last in tokenizer.special_ids:
         front = tokenizer.decode([last], skip_special_tokens=False)

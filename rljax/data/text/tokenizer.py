@@ -64,6 +64,7 @@ class Tokenizer(abc.ABC):
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]
     has_chat_template: bool = False
+    context_free: bool = False  # whether the ids of a text never depend on what stands before it
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -155,6 +156,7 @@ class CharTokenizer(Tokenizer):
     bos_id = None
     eos_ids = (1,)
     special_ids = frozenset({0, 1})
+    context_free = True
 
     def __init__(self, alphabet: str):
         if not isinstance(alphabet, str) or not alphabet:

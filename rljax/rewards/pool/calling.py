@@ -23,6 +23,9 @@ FIELDS = (
     "num_tokens",
     "finish_reason",
     "model_score",
+    "conversation",
+    "turns",
+    "calls",
 )
 # What differs between the samples of a group, and what a reward of the group calls the list of it.
 OF_EACH = {

@@ -1,0 +1,198 @@
+"""Episodes as the rows of a batch, and as metrics.
+
+Axes: B rows, `Rules.rows` to an episode (max_rows for each seat in turn), S tokens. A row that an
+episode did not need, and all rows of a failed one, have mask 0.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.arrays import fetch
+from rljax.batch import Batch, FinishReason, batch_from_rows
+from rljax.rollout.episodes import FINISH, Episode, Log, Rules
+from rljax.tracking.episodes import EpisodeSummary, episode_record, turn_record
+
+_PER_TOKEN = (
+    ("mask", "chosen"), ("sampler_logprobs", "logprobs"), ("sampler_log_kept", "log_kept"),
+    ("entropy", "entropy"), ("policy_version", "versions"),
+)  # fmt: skip
+_TOKEN_FIELDS = {
+    "tokens": np.int32, "mask": np.float32, "sampler_logprobs": np.float32,
+    "sampler_log_kept": np.float32, "entropy": np.float32, "policy_version": np.int32,
+    "rewards": np.float32, "step_ids": np.int32, "state_ids": np.int32,
+}  # fmt: skip
+
+
+def rows_of(
+    episodes: Sequence[Episode], rules: Rules, scores: np.ndarray, parts: np.ndarray | None,
+    prompts: int, *, mask_bad_turns: bool,
+) -> Batch:  # fmt: skip
+    """A host batch of all episodes, in the order of their numbers. scores, parts: of every row,
+    the total return of its seat [B] and its named parts [B, K]; a failed row's are not read.
+
+    A turn's reward stands on its last token that is learned from, the rest of the return on the
+    last one of the seat. group = prompt x seats + seat; the rows of a failed episode are groups of
+    their own.
+    """
+    rows, columns = len(episodes) * rules.rows, rules.limits.max_tokens
+    fields = {name: np.zeros((rows, columns), dtype) for name, dtype in _TOKEN_FIELDS.items()}
+    lengths = np.ones(rows, np.int32)  # a row that nobody needed holds one token of mask 0
+    finish = np.full(rows, FinishReason.ABORT, np.int32)
+    place = np.arange(rows, dtype=np.int32)
+    seat = place // rules.max_rows % len(rules.seats)
+    states: dict[bytes, int] = {}
+    alone = prompts * len(rules.seats)
+    group = alone + place
+    for at, episode in enumerate(episodes):
+        of_seat = {log.seat: log for log in episode.logs}  # the last one of each
+        for log in episode.logs:
+            _fill(fields, log, states, mask_bad_turns)
+            lengths[log.row] = log.tokens
+            finish[log.row] = _finish_of(episode, log)
+        own = slice(at * rules.rows, (at + 1) * rules.rows)
+        if episode.failure:
+            fields["mask"][own] = 0.0
+            continue
+        group[own] = episode.prompt * len(rules.seats) + seat[own]
+        for number, log in of_seat.items():
+            of_turns = sum(
+                turn.reward for one in episode.logs if one.seat == number for turn in one.turns
+            )
+            _reward(fields, log.row, log.tokens, scores[log.row] - of_turns)
+    known = fields["mask"].any(axis=1)
+    batch = batch_from_rows(
+        fields.pop("tokens"), lengths, fields.pop("mask"),
+        group=np.where(known, group, alone + place).astype(np.int32),
+        finish_reason=finish, scores=np.where(known, scores, 0.0).astype(np.float32),
+        reward_parts=None if parts is None else parts.astype(np.float32),
+        episode=(place // rules.max_rows).astype(np.int32), seat=seat.astype(np.int32),
+        **fields,
+    )  # fmt: skip
+    return fetch(batch)
+
+
+def _fill(fields: dict, log: Log, states: dict[bytes, int], mask_bad_turns: bool) -> None:
+    """The tokens of a row, and what its turns say."""
+    sample, row, start = log.sample, log.row, len(log.sample.prompt)
+    end = log.tokens
+    fields["tokens"][row, :end] = sample.ids
+    for name, of_sample in _PER_TOKEN:
+        fields[name][row, start:end] = getattr(sample, of_sample)
+    mask = fields["mask"][row]
+    last = log.turns[-1].end if log.turns else start
+    mask[last:] = 0.0  # what was begun when a limit ended the episode
+    fields["policy_version"][row] *= mask > 0
+    for number, turn in enumerate(log.turns, 1):
+        at = slice(turn.start, turn.end)
+        if turn.bad and mask_bad_turns:
+            mask[at] = 0.0
+        fields["step_ids"][row, at] = number
+        fields["state_ids"][row, at] = states.setdefault(turn.state, len(states))
+    for turn in log.turns:
+        _reward(fields, row, turn.end, turn.reward)
+
+
+def _reward(fields: dict, row: int, end: int, reward: float) -> None:
+    """Adds a reward at the last token before column `end` that is learned from; where there is
+    none, at the first one after it."""
+    chosen = np.flatnonzero(fields["mask"][row])
+    if len(chosen):
+        before = chosen[chosen < end]
+        fields["rewards"][row, before[-1] if len(before) else chosen[0]] += reward
+
+
+def _finish_of(episode: Episode, log: Log) -> FinishReason:
+    """Why a row ended: of a seat that did not speak last, why its own last turn did."""
+    if log is episode.speaker or log.sample.finish_reason is None:
+        return episode.finish
+    return FinishReason(int(log.sample.finish_reason))
+
+
+def summaries(
+    episodes: Sequence[Episode], rules: Rules, totals: dict[tuple[int, int], float], tokenizer
+) -> tuple[EpisodeSummary, ...]:
+    """Each seat of each episode, for the transcripts; totals {(episode, seat): return}."""
+    found = []
+    for episode in episodes:
+        for seat in sorted({log.seat for log in episode.logs}):
+            logs = [log for log in episode.logs if log.seat == seat]
+            total = None if episode.failure else float(totals[episode.number, seat])
+            group = episode.prompt * len(rules.seats) + seat
+            record = functools.partial(
+                _record, episode, logs, group, rules.seats[seat], total, tokenizer
+            )
+            tokens = sum(log.tokens for log in logs)
+            status = episode.kind or "ok"
+            found.append(EpisodeSummary(episode.number, group, status, total, tokens, record))
+    return tuple(found)
+
+
+def _record(
+    episode: Episode, logs: list[Log], group: int, seat: str, total: float | None, tokenizer
+) -> dict:
+    def text(ids) -> str:
+        return tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    turns = []
+    for log in logs:
+        sample, read, start = log.sample, 0, len(log.sample.prompt)
+        for turn in log.turns:
+            at = slice(turn.start - start, turn.end - start)
+            ids = [int(i) for i in sample.tokens[at]]
+            turns.append(turn_record(
+                observation=text(sample.ids[read : turn.start]), tokens=ids,
+                pieces=[text([i]) for i in ids], logprobs=sample.logprobs[at],
+                chosen=sample.chosen[at], versions=sample.versions[at], text=turn.text,
+                reward=turn.reward, bad=turn.bad,
+            ))  # fmt: skip
+            read = turn.end
+    return episode_record(
+        episode=episode.number, group=group, turns=turns, seat=seat, status=episode.kind or "ok",
+        finish=FINISH[int(episode.finish)], total=total, message=episode.failure,
+    )  # fmt: skip
+
+
+def episode_metrics(episodes: Sequence[Episode], returns: Sequence[float], correct_at: float):
+    """What is logged of a step's episodes; `returns` are those of each one's first seat."""
+    live = [episode for episode in episodes if not episode.failure]
+    count = max(len(episodes), 1)
+    ends = {"stop": 0, "length": 0, "turns": 0, "time": 0, "failed": len(episodes) - len(live)}
+    for episode in live:
+        name = episode.finish.name.lower()
+        ends[name if name in ends else "stop"] += 1
+    found = {f"episode/ended/{name}": number / count for name, number in ends.items()}
+    found |= {
+        "env/failed": float(len(episodes) - len(live)),
+        "calls/per_episode": _mean([episode.calls for episode in live]),
+        "env/seconds": _mean([episode.waited_s for episode in live]),
+    }
+    calls = sum(episode.calls for episode in live)
+    for name in ("bad", "unknown", "failed"):
+        field = "bad_turns" if name == "bad" else f"{name}_calls"
+        number = sum(getattr(episode, field) for episode in live)
+        found[f"calls/{name}"] = number / max(calls + (number if name == "bad" else 0), 1)
+    drift = [one for episode in live for one in episode.drift]
+    for name in ("same", "retokenized", "rewritten") if drift else ():
+        found[f"drift/{name}"] = drift.count(name) / len(drift)
+    groups: dict[int, list[Episode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.prompt, []).append(episode)
+    partial = [0 < sum(bool(e.failure) for e in group) < len(group) for group in groups.values()]
+    found["group/partial"] = _mean(partial)
+    if live:
+        scored = [x for x, episode in zip(returns, episodes, strict=True) if not episode.failure]
+        found |= {
+            "episode/turns": _mean([episode.turns for episode in live]),
+            "episode/tokens": _mean([sum(log.tokens for log in e.logs) for e in live]),
+            "episode/seconds": _mean([episode.seconds for episode in live]),
+            "episode/return": _mean(scored),
+            "episode/success": _mean([x >= correct_at for x in scored]),
+            "drift/new_rows": _mean([len({log.row for log in e.logs}) for e in live]),
+        }
+    return found
+
+
+def _mean(values: Sequence) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

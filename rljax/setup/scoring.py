@@ -1,0 +1,98 @@
+"""What scores the samples of a run, or plays episodes with them: rewards and the environment of a
+config, with its limits."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, row_tokens
+from rljax.contracts import spec
+from rljax.data.online.default_rewards import evaluation_text, reward_text, training_text
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.environments.calls import parser
+from rljax.environments.crew import EpisodeCrew
+from rljax.environments.messages import Limits
+from rljax.rollout import Environment, Reward, Rules
+from rljax.sampler import Sampling
+from rljax.setup.rewards import reward_role
+from rljax.setup.setup import Setup
+
+
+def limits_of(config: Config) -> Limits:
+    """What ends an episode, and how its texts are read."""
+    own = config.environment
+    names = {field.name for field in dataclasses.fields(Limits)}
+    given = {name: value for name, value in vars(own).items() if name in names}
+    return Limits(**{**given, "max_tokens": row_tokens(config)})
+
+
+def turn_sampling(config: Config, sampling: Sampling, tokenizer: Tokenizer) -> Sampling:
+    """How a turn is sampled: it ends where a tool call does, too."""
+    found = parser(config.environment.calls, tokenizer)
+    ids = dict.fromkeys((*sampling.stop_ids, *found.stop_ids(tokenizer)))
+    texts = dict.fromkeys((*sampling.stop_strings, *found.stop_strings))
+    return dataclasses.replace(sampling, stop_ids=tuple(ids), stop_strings=tuple(texts))
+
+
+def make_environment(
+    config: Config,
+    tokenizer: Tokenizer,
+    mesh,
+    sampling: Sampling,
+    open_reward: Callable[[], Reward],
+    log: Path | None = None,
+) -> Environment:
+    """Starts the workers of config.environment. What an environment prints goes to the file `log`,
+    or to stderr. `open_reward` makes what scores episodes that return None."""
+    own = config.environment
+    declared = spec(resolve(own.function, NAMESPACES["environment"]))
+    limits = limits_of(config)
+    rules = Rules(
+        limits,
+        turn_sampling(config, sampling, tokenizer),
+        declared.seats,
+        own.max_rows,
+        own.episode_timeout_s,
+        declared.on_limit,
+    )
+    crew = EpisodeCrew(
+        own.function, tokenizer, limits, workers=own.workers, retries=own.retries,
+        memory_gb=own.memory_gb, log=log,
+    )  # fmt: skip
+    crew.start()
+    return Environment(
+        crew, rules, tokenizer, mesh, open_reward, mask_bad_turns=own.mask_bad_turns,
+        max_failed=own.max_failed, correct_at=config.evaluate.correct_at,
+    )  # fmt: skip
+
+
+def open_rewards(setup: Setup, log: Path) -> list[Reward | Environment]:
+    """What scores the samples of a run: for training first, for evaluation last, where they
+    differ. An environment serves both. What functions print goes to the file `log`."""
+    config = setup.config
+    if config.environment.function:
+        return [_environment(setup, log)]
+    text = training_text(config) if setup.needs_reward else reward_text(config)
+    opened = [reward_role(setup, text, dense=setup.needs_reward, log=log)]
+    try:
+        if (other := evaluation_text(config)) not in ("", text):
+            opened.append(reward_role(setup, other, log=log))
+    except BaseException:
+        opened[0].close()
+        raise
+    return opened
+
+
+def _environment(setup: Setup, log: Path) -> Environment:
+    """The reward that scores episodes without an outcome is opened now where the config names one,
+    else before the first such episode."""
+    config, reward = setup.config, setup.config.reward
+    text = training_text(config)
+    opened = functools.partial(reward_role, setup, text, dense=True, log=log)
+    sampling, mesh = setup.rollouts.sampling, setup.model.mesh
+    environment = make_environment(config, setup.tokenizer, mesh, sampling, opened, log)
+    if reward.function or reward.rubrics:
+        environment.open_reward()
+    return environment

@@ -1,0 +1,66 @@
+"""The environment of a config: whether it can be called, and what does not go with turns."""
+
+import inspect
+
+from rljax.config import Config, EnvironmentConfig, row_tokens
+from rljax.config.checks import Problems
+from rljax.contracts import spec
+from rljax.validation.problems import resolve_field
+
+
+def check_environment(config: Config, problems: Problems, kind: str) -> None:
+    """A generator function that its rows can call, limits that fit, and nothing beside it that
+    reads single responses."""
+    own, text = config.environment, config.environment.function
+    if not text:
+        _check_unread(own, problems)
+        return
+    component = resolve_field(problems, "environment.function", text, "environment")
+    if component is None:
+        return
+    function = inspect.unwrap(component.function)
+    plays = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    rule = "an environment is a generator function: it yields what the policy reads next"
+    problems.check(plays, "environment.function", text, rule, "reply = yield observation")
+    rule = f"dataflow={config.dataflow!r} learns from {kind}, and episodes are rollouts"
+    problems.check(kind == "rollouts", "environment.function", text, rule)
+    _check_rows(config, problems, spec(component).seats)
+    prompt, columns = config.data.max_prompt_tokens, row_tokens(config)
+    rule = f"an episode begins with up to data.max_prompt_tokens={prompt} tokens"
+    problems.check(columns > prompt, "environment.max_tokens", own.max_tokens, rule)
+    rows, field = own.max_rows, "environment.max_rows"
+    rule = "rows for rewritten histories, which history='append' never begins"
+    problems.check(own.history == "rewrite" or rows == 1, field, rows, rule, "1")
+    for field, value in (
+        ("reward.process_model", config.reward.process_model),
+        ("reward.model", config.reward.model),
+        ("reward.judge_model", config.reward.judge_model),
+        ("evaluate.reward", config.evaluate.reward),
+        ("rollouts.replay", config.rollouts.replay),
+    ):
+        rule = "it reads single responses, and an environment plays episodes of several turns"
+        problems.check(not value, field, value, rule, f"{field}='' beside environment.function")
+
+
+def _check_rows(config: Config, problems: Problems, seats: tuple[str, ...]) -> None:
+    """A prompt's rows are whole episodes, and what picks among them knows no seats."""
+    own, samples = config.environment, config.batch.samples_per_prompt
+    rows = len(seats) * own.max_rows
+    rule = f"an episode takes {len(seats)} seats x {own.max_rows} rows"
+    field = "batch.samples_per_prompt"
+    problems.check(samples % rows == 0, field, samples, rule, f"a multiple of {rows}")
+    collect = config.algorithm.collect
+    name = collect.partition("(")[0]
+    if rows > 1:
+        rule = "compares single rows, and an episode has several here"
+        problems.check(name not in ("dynamic", "active", "first_live"), "algorithm.collect",
+                       collect, rule, "once()")  # fmt: skip
+
+
+def _check_unread(own: EnvironmentConfig, problems: Problems) -> None:
+    """Without a function nothing reads the other settings."""
+    plain = EnvironmentConfig()
+    for name, value in vars(own).items():
+        rule = "nothing reads it: environment.function is ''"
+        unset = value == getattr(plain, name)
+        problems.check(unset, f"environment.{name}", value, rule, "set environment.function")

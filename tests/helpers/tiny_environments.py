@@ -1,0 +1,86 @@
+"""Environments of a few letters, and rows for them: what tests of episodes play."""
+
+import time
+
+from rljax.contracts import contract
+from rljax.data.tasks import Task
+from rljax.environments import Turn
+
+LETTERS = "abcdefgh"
+
+
+def rows(count: int = 8) -> Task:
+    """Rows "a>" to "h>", whose ground truth is the letter."""
+    made = [
+        {
+            "prompt": f"{LETTERS[i % 8]}>",
+            "ground_truth": LETTERS[i % 8],
+            "data_source": "letters",
+            "extra_info": {"letter": LETTERS[i % 8]},
+            "index": i,
+        }
+        for i in range(count)
+    ]
+    return Task(LETTERS + ">.!", made, made[:4])
+
+
+def count_letter(letter, *, turns: int = 3):
+    """Each reply earns its share of the letter; told how many there were. 1 where one was found."""
+    found, reply = 0, (yield f"{letter}>")
+    for turn in range(turns):
+        share = reply.whole.count(letter) / max(len(reply.whole), 1)
+        found += share > 0
+        if turn < turns - 1:
+            reply = yield Turn("!" * min(reply.whole.count(letter), 3) + ">", share, state=found)
+    return {"score": float(found > 0), "found": float(found)}
+
+
+def last_turn(letter, *, turns: int = 2):
+    """Returns nothing: a reward function scores the last turn."""
+    for _ in range(turns):
+        yield f"{letter}>"
+
+
+def fails(letter, sample_seed, *, share: float = 0.5):
+    """Raises after the first reply of a share of the samples."""
+    yield f"{letter}>"
+    if sample_seed % 1000 < 1000 * share:
+        raise ValueError("no such world")
+    return 1.0
+
+
+@contract(seats=("first", "second"))
+def two_seats(letter):
+    """Both write in turn, twice; the first is paid for the letter, the second pays."""
+    score = 0.0
+    for turn in range(2):
+        for seat in ("first", "second"):
+            reply = yield Turn(f"{letter}>" if turn == 0 else "!", seat=seat)
+            if seat == "first":
+                score += reply.count(letter)
+    return {"first": score, "second": -score}
+
+
+def endless(letter):
+    """Never ends by itself."""
+    while True:
+        yield "!"
+
+
+def slow(letter, *, seconds: float = 0.3):
+    """Each turn takes its time."""
+    for _ in range(8):
+        yield "!"
+        time.sleep(seconds)
+    return 1.0
+
+
+def wants_more(letter, world):
+    """Declares a column that rows lack."""
+    yield f"{letter}{world}"
+
+
+def first_letter_and_turns(response, turns, conversation) -> float:
+    """A reward: ten for each turn, one for each a of the last."""
+    assert conversation[-1]["role"] == "assistant"
+    return 10.0 * turns + response.count("a")

@@ -1,0 +1,231 @@
+"""Episodes of several turns: what is in the batch is what was drawn, and limits hold."""
+
+import contextlib
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rljax.arrays import fetch
+from rljax.batch import FinishReason
+from rljax.config import Config
+from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
+from rljax.keys import root_key
+from rljax.setup import build, initial_params, make_roles, open_rewards
+from rljax.validation import validate
+
+PROMPTS, SAMPLES = 4, 4
+
+
+def config_of(function: str, **environment) -> Config:
+    """4 prompts of 4 episodes; turns of at most 4 tokens, logs of 40."""
+    config = Config(dataflow="grpo", steps=1)
+    config.model = (
+        "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.3)"
+    )
+    config.model_settings.remat = "none"
+    config.data.train, config.data.max_prompt_tokens = "tiny_environments.rows()", 4
+    config.sampler.max_response_tokens = 4
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = PROMPTS, SAMPLES
+    config.batch.sequences_per_optimizer_step = PROMPTS * SAMPLES
+    config.environment.function, config.environment.workers = function, 1
+    config.environment.max_tokens, config.environment.max_reply_tokens = 40, 8
+    config.environment.max_turns = 6
+    for name, value in environment.items():
+        setattr(config.environment, name, value)
+    config.trackers, config.compilation_cache = (), ""
+    return config
+
+
+@pytest.fixture(scope="module")
+def actor():
+    setup = build(config_of("tiny_environments.endless()"), jax.devices()[:1])
+    params = initial_params(setup.config, setup.model)
+    return make_roles(setup, setup.main, params)["actor"]
+
+
+@contextlib.contextmanager
+def environment_of(config, tmp_path):
+    setup = build(config, jax.devices()[:1])
+    environment = open_rewards(setup, tmp_path / "rewards.log")[0]
+    with contextlib.closing(environment):
+        yield setup, environment
+
+
+def played(actor, config, tmp_path, *, n=SAMPLES, seed=0, slots=0):
+    """(host batch, report, metrics) of one step's episodes."""
+    actor = dataclasses.replace(actor, decoding=dataclasses.replace(actor.decoding, slots=slots))
+    with environment_of(config, tmp_path) as (setup, environment):
+        prompts = Prompts.from_records(setup.data.prompts[:PROMPTS], length=4)
+        batch, report = environment.play(
+            actor, prompts, root_key(seed), setup.rollouts.sampling, n=n
+        )
+        return fetch(batch), report, report.metrics()
+
+
+def test_what_is_learned_is_what_was_drawn(actor, tmp_path):
+    """Log-probs of the trainer's own pass over each log are the sampler's at mask 1, turn after
+    turn: no token was rendered, tokenized or masked differently."""
+    batch, report, metrics = played(actor, config_of("tiny_environments.count_letter()"), tmp_path)
+    again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
+    chosen = batch.mask > 0
+    np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
+    assert metrics["episode/turns"] == 3 and chosen.any(axis=1).all()
+    assert (batch.step_ids[chosen] > 0).all() and batch.step_ids.max() == 3
+    assert not chosen[:, :2].any()  # the prompt
+    between = (batch.step_ids == 0) & (np.cumsum(chosen, axis=1) > 0) & (batch.segment_ids > 0)
+    assert between.any() and not chosen[between].any()  # what was said to the policy
+    np.testing.assert_array_equal(batch.group, np.repeat(np.arange(PROMPTS), SAMPLES))
+
+
+def test_turns_are_paid_where_they_end(actor, tmp_path):
+    batch, report, _ = played(actor, config_of("tiny_environments.count_letter()"), tmp_path)
+    for row, scored in enumerate(report.rows):
+        ends = [np.flatnonzero(batch.step_ids[row] == k).max() for k in (1, 2, 3)]
+        assert set(np.flatnonzero(batch.rewards[row])) <= set(ends)
+        paid = batch.rewards[row, ends[:2]].sum()
+        assert paid == pytest.approx(scored.score.parts["turns"])
+        assert batch.rewards[row].sum() == pytest.approx(batch.scores[row], abs=1e-6)
+        assert batch.scores[row] == pytest.approx(scored.score.value)
+        # The state of a turn is the one that it was played in: nothing was found before the first.
+        assert batch.state_ids[row, ends[0]] == 0
+
+
+@pytest.mark.parametrize("slots", [3, 7])
+def test_no_draw_depends_on_slots(actor, tmp_path, slots):
+    config = config_of("tiny_environments.count_letter()")
+    whole, _, _ = played(actor, config, tmp_path)
+    few, _, metrics = played(actor, config, tmp_path, slots=slots)
+    for name in ("tokens", "mask", "rewards", "scores", "step_ids", "finish_reason"):
+        np.testing.assert_array_equal(getattr(few, name), getattr(whole, name), err_msg=name)
+    np.testing.assert_allclose(few.sampler_logprobs, whole.sampler_logprobs, atol=1e-5)
+
+
+def test_failures_are_masked_and_siblings_stay(actor, tmp_path):
+    config = config_of("tiny_environments.fails(share=0.4)", max_failed=1.0, retries=1)
+    batch, report, metrics = played(actor, config, tmp_path)
+    lost = ~(batch.mask > 0).any(axis=1)
+    assert 0 < lost.sum() < len(lost)
+    assert metrics["env/failed"] == lost.sum() and metrics["env/retried"] == lost.sum()
+    assert {row.score.status for row, gone in zip(report.rows, lost, strict=True) if gone} == {
+        "error"
+    }
+    assert all("no such world" in row.score.message for row in report.rows if row.score.message)
+    group = np.repeat(np.arange(PROMPTS), SAMPLES)
+    np.testing.assert_array_equal(batch.group[~lost], group[~lost])
+    assert len({*batch.group[lost]}) == lost.sum() and batch.group[lost].min() >= PROMPTS
+    assert not batch.scores[lost].any() and not batch.rewards[lost].any()
+
+
+def test_too_many_failures_end_the_run_with_their_reasons(actor, tmp_path):
+    config = config_of("tiny_environments.fails(share=0.4)", max_failed=0.05, retries=0)
+    with pytest.raises(InputError, match="episodes failed, each once.*no such world") as error:
+        played(actor, config, tmp_path)
+    assert "tiny_environments.py" in str(error.value)  # with its traceback
+
+
+def test_each_seat_has_a_row_and_a_return_of_its_own(actor, tmp_path):
+    config = config_of("tiny_environments.two_seats()")
+    batch, report, metrics = played(actor, config, tmp_path)
+    np.testing.assert_array_equal(batch.seat, np.arange(PROMPTS * SAMPLES) % 2)
+    first, second = batch.scores[::2], batch.scores[1::2]
+    np.testing.assert_allclose(first, -second)
+    group = np.repeat(np.arange(PROMPTS), SAMPLES) * 2 + batch.seat
+    np.testing.assert_array_equal(batch.group, group)
+    again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
+    chosen = batch.mask > 0
+    np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
+    assert metrics["episode/turns"] == 4
+    with pytest.raises(InputError, match="a multiple of the rows of an episode: 2 seats"):
+        played(actor, config, tmp_path, n=3)
+
+
+def test_an_episode_without_an_outcome_is_scored_by_its_last_turn(actor, tmp_path):
+    config = config_of("tiny_environments.last_turn()")
+    config.reward.function = "tiny_environments.first_letter_and_turns()"
+    batch, report, _ = played(actor, config, tmp_path)
+    for row, scored in enumerate(report.rows):
+        at = batch.step_ids[row] == 2
+        text = scored.sample["response"]
+        assert len(text) == sum(batch.tokens[row, at] > 1)
+        assert batch.scores[row] == 10 * 2 + text.count("a")
+        assert [m["role"] for m in scored.sample["conversation"]].count("assistant") == 2
+
+
+@given(
+    turns=st.integers(1, 4), tokens=st.integers(7, 30), response=st.integers(1, 4),
+    reply=st.integers(1, 6),
+)  # fmt: skip
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_limits_hold(actor, tmp_path, turns, tokens, response, reply):
+    """No log is longer than max_tokens, no episode has more turns, no turn more tokens, and the
+    last token of a log is the policy's."""
+    config = config_of(
+        "tiny_environments.endless()", max_turns=turns, max_tokens=40, max_reply_tokens=reply
+    )
+    config.sampler.max_response_tokens = response
+    with environment_of(config, tmp_path) as (setup, environment):
+        limits = dataclasses.replace(environment.rules.limits, max_tokens=tokens)
+        environment.rules = dataclasses.replace(environment.rules, limits=limits)
+        prompts = Prompts.from_records(setup.data.prompts[:PROMPTS], length=4)
+        batch, _ = environment.play(actor, prompts, root_key(1), setup.rollouts.sampling, n=1)
+    batch = fetch(batch)
+    lengths = (batch.segment_ids > 0).sum(axis=1)
+    assert lengths.max() <= tokens and batch.step_ids.max() <= turns
+    for row, length in enumerate(lengths):
+        assert batch.mask[row, length - 1] == 1
+        sizes = np.bincount(batch.step_ids[row])[1:]
+        assert sizes.max() <= response
+        full = batch.step_ids[row].max() == turns
+        reason = FinishReason.TURNS if full else FinishReason.LENGTH
+        assert batch.finish_reason[row] == reason
+
+
+def test_an_episode_over_its_seconds_ends_and_the_others_go_on(actor, tmp_path):
+    config = config_of("tiny_environments.slow(seconds=0.2)", episode_timeout_s=0.5)
+    batch, _, metrics = played(actor, config, tmp_path, n=1)
+    assert metrics["episode/ended/time"] == 1.0 and (batch.finish_reason == FinishReason.TIME).all()
+    assert 1 <= metrics["episode/turns"] < 8 and (batch.mask > 0).any(axis=1).all()
+
+
+PROBLEMS = {
+    "tiny_environments.LETTERS": "environment.function",
+    "tiny_environments.rows()": "generator function",
+    "no_such_module.play()": "environment.function",
+    "tiny_environments.two_seats()": "batch.samples_per_prompt=3: an episode takes 2 seats x 1",
+}
+
+
+@pytest.mark.parametrize("function", PROBLEMS)
+def test_a_wrong_environment_is_a_problem_of_the_config(function):
+    config = config_of(function)
+    config.batch.samples_per_prompt, config.batch.sequences_per_optimizer_step = 3, 12
+    with pytest.raises(InputError) as error:
+        validate(config)
+    assert PROBLEMS[function] in str(error.value)
+
+
+def test_settings_that_nothing_would_read_are_refused():
+    config = config_of("")
+    config.environment.workers = 2
+    with pytest.raises(InputError, match="environment.max_turns=6: nothing reads it"):
+        validate(config)
+    config = config_of("tiny_environments.endless()", max_rows=2)
+    config.reward.model = "somewhere"
+    with pytest.raises(InputError) as error:
+        validate(config)
+    for text in ("environment.max_rows=2", "reward.model='somewhere'"):
+        assert text in str(error.value)
+
+
+def test_a_row_that_lacks_a_field_is_named_before_anything_is_compiled(tmp_path):
+    config = config_of("tiny_environments.wants_more()")
+    with environment_of(config, tmp_path) as (setup, environment):
+        with pytest.raises(InputError, match="wants_more.*needs 'world'"):
+            environment.first_exchange(setup.data.prompts[0])
