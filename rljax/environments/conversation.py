@@ -21,6 +21,7 @@ class Conversation:
         self.tools: list | None = None
         self.ids: list[int] = []
         self._rendered = ""  # what the policy's turn answers, as the template writes it
+        self._written = ""  # the policy's last turn
 
     def begin(self, messages: Sequence[Mapping] | None, ids=None, tools=()) -> list[int]:
         """The ids of the first prompt, encoded from messages unless they are given."""
@@ -37,9 +38,9 @@ class Conversation:
         self.ids = [int(i) for i in ids]
         return self.ids
 
-    def said(self, ids: Sequence[int], message: Mapping) -> None:
-        """The policy's turn: its ids, and the message that was read of it."""
-        self.ids = [*self.ids, *ids]
+    def said(self, ids: Sequence[int], message: Mapping, text: str) -> None:
+        """The policy's turn: its ids, the message that was read of it, and its text."""
+        self.ids, self._written = [*self.ids, *ids], text
         if self.messages is not None:
             self.messages.append(dict(message))
 
@@ -51,8 +52,9 @@ class Conversation:
             self.ids = [*self.ids, *ids]
             return ids, False, ""
         ids, whole, kept = appended_after(
-            self.tokenizer, self.ids[-1], self._rendered, self.messages, new, tools=self.tools
-        )
+            self.tokenizer, self.ids[-1], self._rendered, self.messages, new,
+            written=self._written, tools=self.tools,
+        )  # fmt: skip
         self.messages += [dict(message) for message in new]
         self._rendered = whole
         drift = ""
@@ -68,9 +70,12 @@ class Conversation:
         """The drift of a log that ends with the policy's turn; "" without a chat template."""
         if self.messages is None or self.messages[-1]["role"] != "assistant":
             return ""
-        whole = self.tokenizer.render_chat(
-            self.messages, add_generation_prompt=False, tools=self.tools
-        )
+        try:
+            whole = self.tokenizer.render_chat(
+                self.messages, add_generation_prompt=False, tools=self.tools
+            )
+        except InputError:  # a template that refuses what the policy wrote
+            return "rewritten"
         return compare_log(self.tokenizer, self.ids, whole, complete=False)[0].value
 
     def shortened(self, messages: Sequence[Mapping]) -> list[dict]:

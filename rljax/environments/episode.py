@@ -314,7 +314,7 @@ class Episode:
             text = whole if problem else parsed.content
             calls = tuple(self._with_id(i, call) for i, call in enumerate(parsed.calls))
             message = assistant_message(whole, dataclasses.replace(parsed, calls=calls))
-        self._conversations[self._seat].said(ids, message)
+        self._conversations[self._seat].said(ids, message, whole)
         names = {schema.get("function", schema).get("name") for schema in
                  self._schemas[self._seat]}  # fmt: skip
         unknown = sum(call.name not in names for call in calls) if names else 0

@@ -283,39 +283,58 @@ def test_workers_end_with_their_parent(users, tmp_path):
 # -- everything at once
 
 
-def storm(count: int, seconds: float) -> tuple[dict, dict, dict]:
-    """5 % of the episodes raise, 1 % hang, 1 % kill their worker: (plans, played, counts)."""
+def storm(crew, count: int, seconds: float, calm: bool = False) -> None:
+    """5 % of the episodes raise, 1 % hang, 1 % kill their worker: each of these fails, once, with
+    its kind, and no other; all end."""
     plans = {}
     for i in range(count):
-        of_hundred = i % 100
+        of_hundred = 50 if calm else i % 100
         what = "raise" if of_hundred < 5 else {5: "hang", 6: "kill"}.get(of_hundred, "hello")
-        plans[i] = what, i % 5
-    with crew_of("storm()") as crew:
-        rows = {i: dict(plan=plan, turns=5) for i, plan in plans.items()}
-        played = play(crew, rows, seconds=seconds)
-        counts = crew.take_counts()
-    return plans, played, counts
+        plans[i] = what, i // 100 % 5
+    late: list[float] = []
 
+    def after(number, played):
+        if played.end.kind == "timeout":
+            late.append(played.end.seconds - crew.limits.turn_timeout_s)
 
-def check_storm(plans, played, counts):
+    rows = {i: dict(plan=plan, turns=5) for i, plan in plans.items()}
+    played = play(crew, rows, seconds=seconds, after=after)
     kinds = {"raise": "raised", "hang": "timeout", "kill": "killed", "hello": ""}
-    assert {i: one.end.kind for i, one in played.items()} == {
-        i: kinds[what] for i, (what, _) in plans.items()
-    }
-    wrong = sum(what != "hello" for what, _ in plans.values())
-    assert counts["failed"] == wrong and counts["retried"] == 0
-    for i, (what, _) in plans.items():
-        steps = played[i].steps
-        assert steps[-1].ended and not any(step.ended for step in steps[:-1])
-        assert len(steps) == 6 or what != "hello"
+    expected = {i: kinds[what] for i, (what, _) in plans.items()}
+    assert {i: one.end.kind for i, one in played.items()} == expected
+    counts = crew.take_counts()
+    assert counts["failed"] == sum(map(bool, expected.values())) and counts["retried"] == 0
+    assert len(late) == counts.get("failed/timeout", 0) and all(0 <= x <= 1.0 for x in late)
+    for i, (what, _) in plans.items():  # `play` has seen that no step came after the last
+        assert len(played[i].steps) == 6 or what != "hello"
 
 
 def test_a_storm(monkeypatch):
     monkeypatch.setenv("STORM_SCALE", "0.05")
-    check_storm(*storm(100, 60.0))
+    with crew_of("storm()") as crew:
+        storm(crew, 100, 60.0)
 
 
 @pytest.mark.slow
 def test_a_great_storm():
     """1,000 episodes at once in two workers, delays of 0-2 s, replies of 0-3,000 tokens."""
-    check_storm(*storm(1000, 500.0))
+    with crew_of("storm()", limits=dataclasses.replace(LIMITS, turn_timeout_s=4.0)) as crew:
+        storm(crew, 1000, 500.0)
+
+
+def memory_mb(pid) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow(monkeypatch):
+    monkeypatch.setenv("STORM_SCALE", "0.01")
+    before = children(os.getpid())
+    with crew_of("storm()") as crew:
+        own = [os.getpid(), *(children(os.getpid()) - before)]
+        sizes = []
+        for _ in range(12):
+            storm(crew, 400, 100.0, calm=True)
+            sizes.append([memory_mb(pid) for pid in own])
+    assert len(own) == 3
+    assert all(late < early + 8.0 for early, late in zip(sizes[3], sizes[-1], strict=True)), sizes

@@ -15,6 +15,7 @@ from conversations import TOOLS
 from family_tokenizers import FAMILIES, write_family
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tool_families import SCHEMAS, write_tool_family
 
 from rljax.components import resolve
 from rljax.data.text import chat
@@ -395,14 +396,16 @@ def test_the_log_is_that_of_append_messages(families, users, family):
     assert game.reply(written("x", tokenizer)).drift in ("same", "retokenized", "rewritten")
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+CONVERSATIONS = given(
     family=st.sampled_from(sorted(FAMILIES)),
     answers=st.lists(st.text(max_size=12), min_size=1, max_size=3),
     draw=st.lists(st.integers(0, 10_000), max_size=12),
     ended=st.booleans(),
 )
-def test_whatever_the_policy_writes(families, family, answers, draw, ended):
+
+
+def check_log(families, family, answers, draw, ended):
+    """What the policy wrote stays, id by id, and what is appended is what append_messages says."""
     tokenizer = families[family]
     component = resolve("users_lines.talks", "rljax.environments")
     game = episode(component, tokenizer, lines=["go", *answers])
@@ -414,9 +417,22 @@ def test_whatever_the_policy_writes(families, family, answers, draw, ended):
         new = [{"role": "user", "content": answer}]
         expected = chat.append_messages(tokenizer, log, messages, new)
         step = game.reply(ids)
-        assert list(step.ids) == expected.ids
+        assert list(step.ids) == expected.ids and not step.new_row
         log, messages = log + list(step.ids), messages + new
         assert game._conversations[""].ids == log
+
+
+@settings(max_examples=60, deadline=None)
+@CONVERSATIONS
+def test_whatever_the_policy_writes(families, family, answers, draw, ended):
+    check_log(families, family, answers, draw, ended)
+
+
+@pytest.mark.slow
+@settings(max_examples=10_000, deadline=None)
+@CONVERSATIONS
+def test_ten_thousand_conversations(families, family, answers, draw, ended):
+    check_log(families, family, answers, draw, ended)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -474,6 +490,43 @@ def test_a_turn_costs_one_rendering_and_no_tokenizing_of_the_past(families, user
         looked += step.drift != ""
         assert step.drift or max(encoded) < 600
     assert looked <= 3
+
+
+@pytest.mark.parametrize("gap, most", [(" ", 1), ("", 4)])
+def test_calls_cost_no_tokenizing_of_the_past_either(tmp_path, users, monkeypatch, gap, most):
+    """As the template writes them, and closer together, where the turn's end is looked for."""
+    tokenizer = HuggingFaceTokenizer(write_tool_family(tmp_path / "qwen2_5", "qwen2_5"))
+    arguments = f'{{"town":{gap}"Ulm",{gap}"n":{gap}2}}'
+    call = f'<tool_call>\n{{"name":{gap}"weather",{gap}"arguments":{gap}{arguments}}}\n</tool_call>'
+    answer = [{"role": "tool", "content": "word " * 50}]
+    game = episode(
+        users("talks"), tokenizer, Limits(), lines=["go"] + [answer] * 20, tools=SCHEMAS,
+        sample_seed=3,
+    )  # fmt: skip
+    log, messages = list(game.begin().ids), [{"role": "user", "content": "go"}]
+    rendered, encoded = [], []
+    render, encode = tokenizer.render_chat, tokenizer._encode
+    for _ in range(19):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                tokenizer, "render_chat", lambda *a, **k: rendered.append(1) or render(*a, **k)
+            )
+            patch.setattr(
+                tokenizer,
+                "_encode",
+                lambda t, *a, **k: encoded.append(len(t)) or encode(t, *a, **k),
+            )
+            rendered.clear(), encoded.clear()
+            step = game.reply(written(call, tokenizer))
+        assert step.calls == 1 and not step.bad_turn and not step.new_row
+        assert 1 <= len(rendered) <= most and (step.drift or max(encoded) < 600)
+        log += written(call, tokenizer)
+        messages.append(game._conversations[""].messages[len(messages)])
+        assert messages[-1]["tool_calls"][0]["function"]["arguments"] == {"town": "Ulm", "n": 2}
+        new = chat.append_messages(tokenizer, log, messages, answer, tools=SCHEMAS)
+        assert list(step.ids) == new.ids
+        log, messages = log + new.ids, messages + answer
+        assert game._conversations[""].ids == log
 
 
 def test_tools_are_shown_and_calls_without_a_format_are_text(families, users):

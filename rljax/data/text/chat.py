@@ -30,6 +30,7 @@ __all__ = [
     "validate_messages",
 ]
 _PROBE = "RLJAX-CONTENT-OF-THE-LAST-TURN"
+_END_CHARACTERS = 200  # of a rendering, in which its last token is found, white space aside
 _NO_REASONING = re.compile(r"<think>\s*</think>\s*")  # what templates write for a turn without any
 
 
@@ -286,20 +287,22 @@ def appended_after(
     messages: Sequence[Mapping],
     new: Sequence[Mapping],
     *,
+    written: str = "",
     tools: Sequence[Mapping] | None = None,
 ) -> tuple[list[int], str, bool]:
     """The ids of `append_messages`, encoding the new text alone; the rendering of all messages; and
     whether that still begins with what was read and written.
 
-    `last` is the log's last id and `before` the rendering that the last turn answered. A log of T
-    turns is rendered once at each, where append_messages also tokenizes all of it.
+    `last` is the log's last id, `before` the rendering that the last turn answered, and `written`
+    the turn as it was sampled, with its calls. Where the template writes the turn so, a log of T
+    turns is rendered once at each; append_messages also tokenizes all of it.
     """
     _require_assistant_last(messages)
     whole = tokenizer.render_chat([*messages, *new], add_generation_prompt=True, tools=tools)
     said = (messages[-1].get("content") or "").strip()
     kept = whole.startswith(before) and whole[len(before) :].lstrip().startswith(said)
     ended = last in tokenizer.eos_ids
-    text = _text_after(tokenizer, before, said, whole, ended)
+    text = _text_after(tokenizer, before, written or said, whole, ended)
     if text is None:
         text = "".join(_added_text(tokenizer, messages, new, whole, ended, tools=tools))
     return encode_after(tokenizer, last, text)[0], whole, kept
@@ -316,7 +319,7 @@ def _text_after(tokenizer, before: str, said: str, whole: str, ended: bool) -> s
         return None
     at, size = min(found)
     turn, answer = rest[:at].strip(), said.rpartition("</think>")[2].strip()
-    if turn not in (said, answer) and _NO_REASONING.sub("", turn, count=1) != answer:
+    if turn not in (said.strip(), answer) and _NO_REASONING.sub("", turn, count=1) != answer:
         return None  # another turn's stop token, or calls that the template writes in its own way
     return rest[at - size :] if ended else rest[at:]
 
@@ -371,11 +374,12 @@ def _new_text(render, messages, new, prompt: bool, whole: str) -> tuple[str, str
 
 def _closing(tokenizer, render, messages, base: str, suffix: str) -> tuple[str, str]:
     """The text that ends the last turn, from its end token on, and the suffix after that."""
-    ids, offsets = tokenizer.encode_with_offsets(base)
+    last = base if not base[-_END_CHARACTERS:].strip() else base[-_END_CHARACTERS:]
+    ids, offsets = tokenizer.encode_with_offsets(last)
     for i, (start, stop) in zip(reversed(ids), reversed(offsets), strict=True):
         if i in tokenizer.eos_ids:
-            return base[start:], suffix
-        if base[start:stop].strip():
+            return last[start:], suffix
+        if last[start:stop].strip():
             break
     # No stop token is there: the turn ends with what the template writes after a content, and with
     # a stop token if that is written once something follows.
