@@ -80,23 +80,27 @@ class Engine:
 
     # -- what a request is, as arrays
 
+    def check(self, one: Sampling) -> None:
+        """Raises InputError where this engine cannot serve a request."""
+        one.check_token_ids(self.model.config.vocab_size)
+        if len(one.stop_ids) > self.stop_ids:
+            raise InputError(
+                "sampler stop_ids",
+                value=len(one.stop_ids),
+                rule=f"at most {self.stop_ids} for this engine",
+                fix="Engine(stop_ids=)",
+            )
+        if one.thinking_tokens and slot.forcing_room([one]) > self.forcing_tokens:
+            raise InputError(
+                "this engine has no room for interruptions",
+                value=slot.forcing_room([one]),
+                rule=f"at most its forcing_tokens, {self.forcing_tokens}",
+            )
+
     def rules(self, requests: list[Sampling]):
         """The rules of M requests; their shapes do not depend on the requests."""
         for one in requests:
-            one.check_token_ids(self.model.config.vocab_size)
-            if len(one.stop_ids) > self.stop_ids:
-                raise InputError(
-                    "sampler stop_ids",
-                    value=len(one.stop_ids),
-                    rule=f"at most {self.stop_ids} for this engine",
-                    fix="Engine(stop_ids=)",
-                )
-            if one.thinking_tokens and slot.forcing_room([one]) > self.forcing_tokens:
-                raise InputError(
-                    "this engine has no room for interruptions",
-                    value=slot.forcing_room([one]),
-                    rule=f"at most its forcing_tokens, {self.forcing_tokens}",
-                )
+            self.check(one)
         return rules_of(requests, self.model.config.vocab_size, whole=True, room=self.stop_ids)
 
     def forcing(self, requests: list[Sampling], budgets, prompt_tokens):

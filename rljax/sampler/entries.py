@@ -10,9 +10,11 @@ import numpy as np
 
 from rljax.sampler.engine import Engine
 from rljax.sampler.keys import budgets
-from rljax.sampler.requests import Sampling
+from rljax.sampler.requests import Sampling, alike
 from rljax.sampler.sample import Sample
 from rljax.sampler.slots import Entry, Forcing
+
+_SHARED_RULES = 8  # rows of rules, where no more requests differ
 
 
 def entry_of(
@@ -29,10 +31,25 @@ def entry_of(
     key = np.zeros((rows, 2), np.uint32)
     for i, sample in enumerate(samples):
         key[i] = sample.key
+    rules, which = _rules(engine, requests)
     return Entry(
         _column(length, rows), _column(token, rows), _column(limit, rows),
-        np.zeros(rows, np.int32), key, engine.rules(requests), _forcing(engine, requests, samples),
+        np.zeros(rows, np.int32), key, rules, _forcing(engine, requests, samples), which,
     )  # fmt: skip
+
+
+def _rules(engine: Engine, requests: list[Sampling]):
+    """(rules, the row in them of each request): a few rows where requests share them, for a row is
+    as long as the vocabulary."""
+    numbers: dict[tuple, int] = {}
+    which = np.zeros(len(requests), np.int32)
+    firsts: list[Sampling] = []
+    for i, one in enumerate(requests):
+        which[i] = number = numbers.setdefault(alike(one), len(numbers))
+        if number == len(firsts):
+            firsts.append(one)
+    rows = _SHARED_RULES if len(firsts) <= _SHARED_RULES else len(requests)
+    return engine.rules(firsts + [Sampling()] * (rows - len(firsts))), which
 
 
 def _column(values: Sequence[int], rows: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The key of a request, [2] uint32, which alone decides its draws, wherever it is decoded."""
 
+import collections
 import functools
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.sampler.requests import Sampling
+
+_BLOCK, _BLOCKS = 256, 64  # keys that are made together, and how many such blocks are remembered
 
 
 def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
@@ -30,6 +33,29 @@ def request_keys(key, count: int):
     """The keys of requests 0 to count - 1: [count, 2] uint32."""
     one = lambda i: jax.random.key_data(jax.random.fold_in(key, i))  # noqa: E731
     return jax.vmap(one)(jnp.arange(count))
+
+
+class Keys:
+    """The keys of a root key's requests, made many at a time: requests are numbered on."""
+
+    def __init__(self, root: jax.Array):
+        self._root = root
+        self._known: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
+
+    def of(self, request_id: int) -> np.ndarray:
+        """The key of one request: [2] uint32."""
+        block, at = divmod(request_id, _BLOCK)
+        if block not in self._known:
+            self._known[block] = np.asarray(_block_keys(self._root, block * _BLOCK))
+            if len(self._known) > _BLOCKS:
+                self._known.popitem(last=False)
+        return self._known[block][at]
+
+
+@jax.jit
+def _block_keys(key, first):
+    one = lambda i: jax.random.key_data(jax.random.fold_in(key, i))  # noqa: E731
+    return jax.vmap(one)(first + jnp.arange(_BLOCK))
 
 
 @jax.jit

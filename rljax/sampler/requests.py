@@ -133,6 +133,14 @@ class Decoding:
         return model.in_dtype(self.dtype, self.head_in_float32)
 
 
+def alike(one: Sampling) -> tuple:
+    """What decides the rules of a request: equal for requests that share them."""
+    return (
+        one.temperature, one.top_k, one.top_p, one.min_p, one.stop_ids, one.logit_bias,
+        one.allowed_ids,
+    )  # fmt: skip
+
+
 def stop_room(requests: Sequence[Sampling]) -> int:
     """Room for every row's stop ids: a few sizes only, so that another set does not recompile."""
     most = max([len(one.stop_ids) for one in requests], default=0)

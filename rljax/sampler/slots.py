@@ -266,18 +266,23 @@ class Entry:
     key: jax.Array
     rules: Rules
     forcing: Forcing | None
+    which: jax.Array | None = None  # the row of `rules` of each; None: its own
 
 
 def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
     """Makes row i of `entry` slot at[i], live where `live` says so; out of range is dropped. Caches
     are placed apart (`place`)."""
+    if entry.which is not None:
+        rules = jax.tree.map(lambda x: x[entry.which], entry.rules)
+        entry = dataclasses.replace(entry, rules=rules, which=None)
     fields = {
-        name: jax.tree.map(
+        f.name: jax.tree.map(
             lambda old, new: old.at[at].set(new, mode="drop"),
-            getattr(slots, name),
-            getattr(entry, name),
+            getattr(slots, f.name),
+            getattr(entry, f.name),
         )
-        for name in (f.name for f in dataclasses.fields(Entry))
+        for f in dataclasses.fields(Entry)
+        if f.name != "which"
     }
     live = slots.live.at[at].set(live, mode="drop")
     reason = slots.reason.at[at].set(jnp.int32(FinishReason.ABORT), mode="drop")

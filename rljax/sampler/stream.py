@@ -22,7 +22,7 @@ from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler.engine import Engine
 from rljax.sampler.entries import entry_of
-from rljax.sampler.keys import request_key
+from rljax.sampler.keys import Keys, request_key
 from rljax.sampler.memory import check_memory
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.prompts import Prompts
@@ -60,7 +60,7 @@ class Sampler:
         beside = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
         check_memory(engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)
-        self._key = jax.random.key(0) if key is None else key
+        self._keys = Keys(jax.random.key(0) if key is None else key)
         self._ids = itertools.count()
         chunk_tokens = min(chunk_tokens, engine.tokens)
         self._prompts = Prompts(engine, self.cache, chunk_tokens, prefill_rows)
@@ -106,12 +106,12 @@ class Sampler:
         elif len(request_ids) != n or not all(0 <= i < 2**31 for i in request_ids):
             rule = f"one per sample, {n}, from 0 to 2**31 - 1"
             raise InputError("request_ids", value=list(request_ids)[:8], rule=rule)
-        root = self._key if sampling.seed is None else jax.random.key(sampling.seed)
+        keys = self._keys.of
+        if sampling.seed is not None:
+            root = jax.random.key(sampling.seed)
+            keys = lambda i: np.asarray(request_key(root, i))  # noqa: E731
         now, how = time.monotonic(), dict(keep=keep, hold=hold)
-        samples = [
-            Sample(i, ids, sampling, np.asarray(request_key(root, i)), submitted_s=now, **how)
-            for i in request_ids
-        ]
+        samples = [Sample(i, ids, sampling, keys(i), submitted_s=now, **how) for i in request_ids]
         self._prompts.add(ids, samples)
         return samples
 
@@ -140,7 +140,7 @@ class Sampler:
             )
         if sampling.stop_strings and self.decode is None:
             raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")
-        self.engine.rules([sampling])
+        self.engine.check(sampling)
         return ids.astype(np.int32)
 
     @property
