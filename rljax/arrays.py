@@ -140,6 +140,13 @@ def of_each_host(flag: bool, mesh: Mesh) -> jax.Array:
     )
 
 
+def told_to_stop(mesh: Mesh) -> jax.Array | None:
+    """What each host was told about stopping (`of_each_host`); None with one process."""
+    if hosts.count() == 1:
+        return None
+    return of_each_host(bool(hosts.asked_to_stop()), mesh)
+
+
 # -- roles on devices of their own (rljax.setup.placement)
 
 

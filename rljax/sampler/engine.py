@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from rljax import hosts
 from rljax.arrays import fetch
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
@@ -65,11 +64,6 @@ class Engine:
     forcing_tokens: int = 0  # room for the phrases of interruptions; 0 = none can be asked for
 
     def __post_init__(self):
-        if hosts.count() > 1:
-            raise InputError(
-                "requests that come one by one are decoded by the loop of one process",
-                value=f"{hosts.count()} hosts", fix="sampler.loop='device', or a single host",
-            )  # fmt: skip
         for name in ("slots", "tokens", "steps", "stop_ids"):
             if getattr(self, name) < 1:
                 raise InputError(f"sampler {name}", value=getattr(self, name), rule=">= 1")

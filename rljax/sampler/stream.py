@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rljax.arrays import fetch
+from rljax import hosts
+from rljax.arrays import fetch, told_to_stop
 from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler.engine import Engine
@@ -34,7 +36,9 @@ FREE_SHARE = 8  # while requests wait, a dispatch ends when slots / FREE_SHARE o
 
 
 class Sampler:
-    """Continuous batching over an engine's slots. One thread."""
+    """Continuous batching over an engine's slots. One thread. On several hosts all of them make the
+    same calls on a Sampler of their own; what one of them alone knows, it tells the others first
+    (rljax.hosts)."""
 
     def __init__(
         self,
@@ -275,8 +279,12 @@ class Sampler:
         self._state, tokens, done = self.engine.generate(
             params, self._state, self.engine.steps, enough
         )
-        ended = (tokens, done, self._state.live, self._state.reason)
-        tokens, done, live, reason = fetch(ended)
+        told = told_to_stop(self.engine.model.mesh)
+        told = None if told is None else _any(told)
+        ended = (tokens, done, self._state.live, self._state.reason, told)
+        tokens, done, live, reason, told = fetch(ended)
+        if told:
+            hosts.stop_here()
         decoded = time.perf_counter()
         events = self._collect(tokens, int(done), live, reason, version)
         self.host_s += ready - started + time.perf_counter() - decoded
@@ -435,3 +443,6 @@ class Sampler:
                 return
             self._beside.add(sample)
         self._slots[at] = None
+
+
+_any = jax.jit(jnp.any)

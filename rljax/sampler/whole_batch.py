@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax import hosts
-from rljax.arrays import fetch, of_each_host
+from rljax.arrays import fetch, told_to_stop
 from rljax.batch import Batch, FinishReason, batch_from_rows
 from rljax.mesh import constrain_rows, replicated, row_shards
 from rljax.models import cache
@@ -198,25 +198,19 @@ def in_turns(
     responses = _Responses(prompts.shape[0] * shape.n)
     timing.decoding(shape.slots)
     turn = (model, shape, params, second, queue)
-    carry, look = _turn(*turn, carry, _told(model))
+    carry, look = _turn(*turn, carry, told_to_stop(model.mesh))
     while True:
         owner, live, reason, ids, valid, waiting, told = fetch(look)
         if told:
             hosts.stop_here()
         going = bool(waiting or live.any())
         if going:
-            carry, look = _turn(*turn, carry, _told(model))
+            carry, look = _turn(*turn, carry, told_to_stop(model.mesh))
         timing.decoding(shape.slots if waiting else int(live.sum()))
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
         if not going or (stop is not None and stop()):
             return _finish(model, shape, carry[3], queue, version, images, prompt_batch)
-
-
-def _told(model: Model) -> jax.Array | None:
-    if hosts.count() == 1:
-        return None
-    return of_each_host(bool(hosts.asked_to_stop()), model.mesh)
 
 
 class _Responses:

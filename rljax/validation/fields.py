@@ -3,7 +3,6 @@ are rljax.config.checks."""
 
 import math
 
-from rljax import hosts
 from rljax.components import Component
 from rljax.config import Config, OptimizerConfig, is_path, row_tokens, value_of
 from rljax.config.checks import Problems, check_bounds
@@ -214,10 +213,6 @@ def check_devices(config: Config, devices: int, problems: Problems, apart: int =
     rule = f"needs {known} devices{' or a multiple of that' if unset else ''}, and {there}"
     fix = "sizes whose product is the number of devices; one may be -1 = what is left"
     problems.check(fits, "mesh", sizes, rule, fix)
-    problems.check(
-        config.sampler.loop == "device" or hosts.count() == 1, "sampler.loop", config.sampler.loop,
-        f"decodes by the loop of one process, and this run has {hosts.count()} hosts", "'device'",
-    )  # fmt: skip
 
 
 def _divisors_near(n: int, wanted: int) -> str:
