@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rljax.arrays import fetch
 from rljax.sampler.requests import Sampling
 
 _BLOCK, _BLOCKS = 256, 64  # keys that are made together, and how many such blocks are remembered
@@ -46,7 +47,7 @@ class Keys:
         """The key of one request: [2] uint32."""
         block, at = divmod(request_id, _BLOCK)
         if block not in self._known:
-            self._known[block] = np.asarray(_block_keys(self._root, block * _BLOCK))
+            self._known[block] = fetch(_block_keys(self._root, block * _BLOCK))
             if len(self._known) > _BLOCKS:
                 self._known.popitem(last=False)
         return self._known[block][at]

@@ -113,7 +113,7 @@ class Sampler:
         keys = self._keys.of
         if sampling.seed is not None:
             root = jax.random.key(sampling.seed)
-            keys = lambda i: np.asarray(request_key(root, i))  # noqa: E731
+            keys = lambda i: fetch(request_key(root, i))  # noqa: E731
         now, how = time.monotonic(), dict(keep=keep, hold=hold)
         samples = [Sample(i, ids, sampling, keys(i), submitted_s=now, **how) for i in request_ids]
         self._prompts.add(ids, samples)
