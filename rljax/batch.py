@@ -41,6 +41,9 @@ class FinishReason(enum.IntEnum):
     TIME = 5  # of an episode: its seconds were
 
 
+LIMITS = (FinishReason.LENGTH, FinishReason.TURNS, FinishReason.TIME)
+
+
 def _field(axes: str, dtype, *, required: bool = False):
     metadata = {"axes": tuple(axes.split()), "dtype": jnp.dtype(dtype)}
     if required:
@@ -275,9 +278,7 @@ def row_sum(x: jax.Array, batch: Batch) -> jax.Array:
 
 def truncated(batch: Batch) -> jax.Array:
     """Whether a limit ended the row or its episode: of tokens, turns or seconds: bool [B]."""
-    reason = batch.finish_reason
-    limits = (FinishReason.LENGTH, FinishReason.TURNS, FinishReason.TIME)
-    return functools.reduce(jnp.logical_or, [reason == limit for limit in limits])
+    return functools.reduce(jnp.logical_or, [batch.finish_reason == limit for limit in LIMITS])
 
 
 # -- episodes: an unpacked batch with `episode` has sequences of one row or more, in the order of

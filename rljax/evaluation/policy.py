@@ -137,7 +137,7 @@ def evaluate(
     right, responses = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
     out = {
         "greedy_accuracy": bootstrap(right),
-        "truncated_fraction": float(np.mean([r.finish_reason == "length" for r in responses])),
+        "truncated_fraction": float(np.mean([r.cut_off for r in responses])),
         "failed_rewards": int(np.sum(np.isnan(right))),
         **no_answer(responses),
     }

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from rljax import batch as batches
-from rljax.batch import Batch, FinishReason
+from rljax.batch import Batch
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.kernels import gae as recurrences
@@ -59,7 +59,7 @@ def _behind(batch: Batch, values: jax.Array, bootstrap_truncated: bool) -> jax.A
     if not bootstrap_truncated:
         return jnp.zeros_like(values)
     batch.require("finish_reason", by="bootstrap_truncated")
-    cut = (batch.finish_reason == FinishReason.LENGTH)[:, None]
+    cut = batches.truncated(batch)[:, None]
     return jnp.where(cut & (batches.last_token(batch) > 0), values, 0.0)
 
 

@@ -52,6 +52,15 @@ GROUPS = (
         Chart("Right choices", "share", ("rewards/accuracies", "accuracy", "sign_accuracy",
                                          "token_accuracy"), by_phase=True),
     )),
+    ("Episodes", (
+        Chart("Return", "mean over the step's episodes", ("episode/return",)),
+        Chart("Success", "share of episodes", ("episode/success",), from_zero=True),
+        Chart("Turns", "of an episode", ("episode/turns", "calls/per_episode"), from_zero=True),
+        Chart("Ended by", "share of episodes", ("episode/ended/*",), from_zero=True),
+        Chart("Calls that failed", "share", ("calls/bad", "calls/unknown", "calls/failed"),
+              from_zero=True),
+        Chart("Running baseline", "by seat", ("seat_baseline/*",)),
+    )),
     ("The policy", (
         Chart("Entropy", "nats per token", ("entropy",)),
         Chart("KL to the reference", "nats per token", ("ref_kl/*", "ref_kl")),

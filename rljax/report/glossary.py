@@ -6,6 +6,8 @@ meaning for what it stood for. The metrics of an update are logged with a prefix
 are of another role (critic/, NAME/) or of held-out rows (eval/). rljax.report.meanings looks up.
 """
 
+from rljax.report.episode_glossary import EPISODES
+
 # fmt: off
 SHARE = "share"
 OTHER_POLICY = (
@@ -209,7 +211,8 @@ SAMPLES = {
     "response_tokens/min": ("shortest response", "tokens", ""),
     "response_tokens/max": ("longest response", "tokens", ""),
     "prompt_tokens/mean": ("length of the prompts", "tokens", ""),
-    "response/truncated_fraction": ("responses cut off at sampler.max_response_tokens", SHARE,
+    "response/truncated_fraction": ("responses cut off at sampler.max_response_tokens, or episodes "
+                                    "at a limit of theirs", SHARE,
                                     "below 0.1; more: a higher limit, or the end is not learned"),
     "response/interrupted_fraction": ("responses interrupted before their end", SHARE, "near 0"),
     "staleness/mean": ("optimizer steps that the sampler's weights are behind", "steps",
@@ -400,4 +403,5 @@ VARIANCE = {
     "variance_proxy/expected_w": ("mean weighted squared norm of the scores", "", ""),
 }
 
-METRICS = UPDATE | SAMPLES | RUN | VARIANCE | {f"mismatch/{k}": v for k, v in MISMATCH.items()}
+METRICS = UPDATE | SAMPLES | RUN | VARIANCE | EPISODES
+METRICS |= {f"mismatch/{k}": v for k, v in MISMATCH.items()}

@@ -19,6 +19,7 @@ from rljax.report.meanings import meaning
 from rljax.report.run_folder import Estimate, Run, pairs, read_run, verdict
 from rljax.report.samples import completions
 from rljax.report.style import document
+from rljax.report.transcripts import transcripts
 from rljax.tracking.charts import short
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import Store, is_folder, is_url
@@ -167,7 +168,7 @@ def _body(run: Run) -> str:
     )
     return (
         f"{head(run)}{_headline(run)}{notes}{_evaluation_table(run)}{_faults(run)}"
-        f"{legend}{curves(run)}{_glossary(run)}{completions(run)}{config}"
+        f"{legend}{curves(run)}{_glossary(run)}{transcripts(run)}{completions(run)}{config}"
     )
 
 

@@ -1,6 +1,6 @@
 """Reads a run folder: its rows in order, and which changes its evaluations support. Metrics,
-samples, summary and config may each be missing or cut short. A change is "improved" or "fell" only
-where the 95 % interval of the difference excludes zero.
+samples, episodes, summary and config may each be missing or cut short. A change is "improved" or
+"fell" only where the 95 % interval of the difference excludes zero.
 """
 
 import dataclasses
@@ -39,6 +39,7 @@ class Run:
     config: dict
     notes: list[str]
     starts: list[dict] = dataclasses.field(default_factory=list)  # rljax.report.starts
+    episodes: list[dict] = dataclasses.field(default_factory=list)  # rljax.tracking.episodes
 
     @functools.cached_property
     def _numbers(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -172,7 +173,8 @@ def read_run(folder: Path) -> Run:
     samples = _read_rows(folder / "samples.jsonl", notes)
     summary = _read_json(folder / "summary.json", notes)
     config = _read_json(folder / "config.json", notes)
-    run = Run(folder, rows, samples, summary, config, notes, read_starts(folder))
+    episodes = _read_rows(folder / "episodes.jsonl", notes)
+    run = Run(folder, rows, samples, summary, config, notes, read_starts(folder), episodes)
     if (rows or run.starts) and not run.ended():
         notes.insert(0, _unfinished(run))
     notes += reward_warnings(rows)

@@ -71,6 +71,19 @@ details.step { margin: 4px 0; } details.step > summary { font-weight: 400; font-
 .text { white-space: pre-wrap; overflow-wrap: anywhere; margin: 4px 0; max-height: 22em;
   overflow: auto; }
 .text.prompt { color: var(--dim); max-height: 9em; }
+h3 { font-size: .95rem; margin: 16px 0 6px; }
+.siblings { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(280px, 1fr);
+  gap: 10px; overflow-x: auto; align-items: start; }
+.turn { display: grid; grid-template-columns: 3.4em 1fr; border-top: 1px solid var(--line); }
+.turn > div { min-width: 0; } .turn .text { max-height: 16em; unicode-bidi: isolate; }
+.margin { color: var(--dim); font-size: 12px; padding-top: 5px; }
+.t { border-radius: 3px; background: color-mix(in srgb, var(--s0) 12%, transparent); }
+.t:hover { outline: 1px solid var(--s0); } .p1 { background: color-mix(in srgb, var(--s0) 24%,
+  transparent); } .p2 { background: color-mix(in srgb, var(--s0) 38%, transparent); }
+.p3 { background: color-mix(in srgb, var(--s0) 55%, transparent); }
+.t.f { background: none; border-bottom: 2px dashed var(--s4); border-radius: 0; }
+.bad-call { border-left: 3px solid var(--bad); padding-left: 6px;
+  background: color-mix(in srgb, var(--bad) 12%, transparent); }
 details { margin: 12px 0; } summary { cursor: pointer; font-weight: 600; }
 @media (max-width: 560px) { th { overflow-wrap: anywhere; }
   th, td { white-space: normal; padding-right: 8px; font-size: 13px; } }

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rljax.arrays import fetch, moved_rows, place, weights_of
-from rljax.batch import Batch, FinishReason
+from rljax.batch import LIMITS, Batch
 from rljax.components import Component
 from rljax.learn import map_microbatches
 from rljax.models.model import Model
@@ -66,7 +66,7 @@ class ProcessScorer:
         """Returns (the batch with step_ids, process_rewards, 0 except at the ends of lines, and the
         dense rewards added; metrics). A score that is not finite counts as 0 (process/finite)."""
         tokens, mask, finish = fetch((batch.tokens, batch.mask, batch.finish_reason))
-        truncated = finish == FinishReason.LENGTH
+        truncated = np.isin(finish, LIMITS)
         step_ids = self.lines(self.texts(tokens, mask), mask, truncated)
         placed = place((step_ids, line_ends(step_ids)), self.home)
         weights, options = weights_of(self.params, "process_model"), dict(rows=self.rows)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from rljax.arrays import fetch
-from rljax.batch import FinishReason
+from rljax.batch import LIMITS, FinishReason
 from rljax.config import Config, MeshConfig, from_dict
 from rljax.config.checks import refuse_own_code
 from rljax.data.online.encoded import load_run_tokenizer
@@ -240,13 +240,18 @@ class Sample:
     text: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish_reason: str  # stop | length | interrupt | abort
+    finish_reason: str  # the name of a FinishReason: stop, length, turns, ...
     reward: float = float("nan")
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason != "stop"
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether a limit ended it: of tokens, or of an episode's turns or seconds."""
+        return FinishReason[self.finish_reason.upper()] in LIMITS
 
 
 def filled_chunks(items: Sequence, size: int) -> Iterator[tuple[int, list]]:

@@ -388,7 +388,7 @@ class Run:
         interval = bootstrap(right)
         self.progress.accuracy = interval
         self.progress.right = [None if np.isnan(r) else float(r) for r in right]
-        truncated = float(np.mean([s.finish_reason == "length" for s in samples]))
+        truncated = float(np.mean([s.cut_off for s in samples]))
         return {
             **accuracy_by_source(data.test_prompts, right),
             "eval/accuracy": interval["value"],
