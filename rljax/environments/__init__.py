@@ -7,6 +7,7 @@ from rljax.environments.adapters import (
     mcp,
     of_class,
     openenv,
+    program,
     textarena,
     tinker,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "mcp",
     "of_class",
     "openenv",
+    "program",
     "repair",
     "textarena",
     "tic_tac_toe",

@@ -5,7 +5,17 @@ from rljax.environments.adapters.gymnasium_envs import gymnasium
 from rljax.environments.adapters.gymnasium_lanes import gymnasium_vector
 from rljax.environments.adapters.mcp_servers import mcp
 from rljax.environments.adapters.openenv_servers import openenv
+from rljax.environments.adapters.programs import program
 from rljax.environments.adapters.textarena_games import textarena
 from rljax.environments.adapters.tinker_envs import tinker
 
-__all__ = ["gymnasium", "gymnasium_vector", "mcp", "of_class", "openenv", "textarena", "tinker"]
+__all__ = [
+    "gymnasium",
+    "gymnasium_vector",
+    "mcp",
+    "of_class",
+    "openenv",
+    "program",
+    "textarena",
+    "tinker",
+]

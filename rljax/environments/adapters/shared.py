@@ -50,13 +50,13 @@ def followed(before: Sequence[Mapping], after: Sequence[Mapping]) -> list[Mappin
 
 
 def essence(message: Mapping) -> tuple:
-    """What a message says, however a library writes it: role, text, calls."""
+    """What a message says, however a library writes it: role, text, calls. Agents strip texts."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part.get("text", "") for part in content)
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     named = [(call.get("name"), _arguments(call.get("arguments"))) for call in calls]
-    return message.get("role"), content, named
+    return message.get("role"), content.strip(), named
 
 
 def _arguments(written: object) -> object:

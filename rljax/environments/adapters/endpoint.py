@@ -1,0 +1,154 @@
+"""OpenAI's chat completions on a port of this machine, answered by whoever holds the endpoint: so
+an agent that speaks that API is played by the policy."""
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+
+from rljax.data.text.messages import template_view, validate_objects
+from rljax.environments.contract import Call, Reply
+from rljax.errors import InputError
+
+LARGEST_BODY = 64_000_000  # bytes
+_HEAD = 1 << 16  # bytes of a request's headers, at most
+
+
+@dataclasses.dataclass
+class Request:
+    """A request for a completion, to be answered with a reply."""
+
+    messages: list[dict]
+    tools: list[dict]
+    answered: asyncio.Future
+
+    def answer(self, reply: Reply) -> dict:
+        """Sends the reply; returns it as the message that the agent receives."""
+        message = {"role": "assistant", "content": str(reply)}
+        if reply.calls:
+            message["tool_calls"] = [_as_call(n, call) for n, call in enumerate(reply.calls)]
+        finish = {"length": "length"}.get(reply.finish, "tool_calls" if reply.calls else "stop")
+        if not self.answered.done():
+            self.answered.set_result((message, finish))
+        return message
+
+
+class Endpoint:
+    """`url` and the requests that come to it. Sampling settings in a request are not read: the
+    policy samples as the run says."""
+
+    async def __aenter__(self) -> "Endpoint":
+        self.requests: asyncio.Queue[Request] = asyncio.Queue()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_HEAD)
+        self._connections: set[asyncio.Task] = set()
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._server.close()
+        connections = [*self._connections]
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._connections.add(task)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                first, *lines = head.strip().split("\r\n")
+                headers = {k.strip().lower(): v.strip() for k, _, v in
+                           (line.partition(":") for line in lines)}  # fmt: skip
+                length = int(headers.get("content-length", 0))
+                if not 0 <= length <= LARGEST_BODY or "transfer-encoding" in headers:
+                    return
+                body = await reader.readexactly(length)
+                kind, content = await self._respond(*first.split()[:2], body)
+                status = "200 OK" if kind != "error" else "400 Bad Request"
+                mime = "text/event-stream" if kind == "stream" else "application/json"
+                writer.write(
+                    f"HTTP/1.1 {status}\r\nContent-Type: {mime}\r\n"
+                    f"Content-Length: {len(content)}\r\n\r\n".encode()
+                    + content
+                )
+                await writer.drain()
+        except (
+            ConnectionError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+            ValueError,
+        ):
+            pass  # the agent has gone, or does not speak HTTP
+        except asyncio.CancelledError:
+            pass  # the episode has ended
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _respond(self, method: str, path: str, body: bytes) -> tuple[str, bytes]:
+        """("json" | "stream" | "error", the body of the response)."""
+        route = path.partition("?")[0]
+        if method == "GET" and route.endswith("/models"):
+            models = [{"id": "policy", "object": "model", "created": 0, "owned_by": "rljax"}]
+            return "json", _encoded({"object": "list", "data": models})
+        if method != "POST" or not route.endswith("/chat/completions"):
+            return _refused(f"{method} {path}: only POST /v1/chat/completions is served")
+        try:
+            asked = json.loads(body)
+            request = _read(asked)
+        except (InputError, ValueError, RecursionError) as error:
+            return _refused(str(error))
+        self.requests.put_nowait(request)
+        message, finish = await request.answered
+        if asked.get("stream"):
+            return "stream", _streamed(message, finish, asked.get("model"))
+        return "json", _encoded(_completion(message, finish, asked.get("model")))
+
+
+def _read(asked: object) -> Request:
+    if not isinstance(asked, Mapping):
+        raise InputError("the body is no object")
+    if asked.get("n") not in (None, 1):
+        raise InputError("the policy answers once", value=asked["n"], rule="n is 1")
+    messages = template_view(asked.get("messages"))
+    tools = validate_objects(asked.get("tools"), "tools") or []
+    return Request(messages, tools, asyncio.get_running_loop().create_future())
+
+
+def _as_call(number: int, call: Call) -> dict:
+    written = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": call.id or f"call_{number}", "type": "function", "function": written}
+
+
+def _completion(message: Mapping, finish: str, model: object) -> dict:
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return _about(model, "chat.completion") | {"choices": [choice], "usage": usage}
+
+
+def _streamed(message: Mapping, finish: str, model: object) -> bytes:
+    """The whole message as one event, then its end."""
+    calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls", ()))]
+    delta = {**message, **({"tool_calls": calls} if calls else {})}
+    events: Sequence[Mapping] = (
+        {"index": 0, "delta": delta, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": finish},
+    )
+    about = _about(model, "chat.completion.chunk")
+    lines = [_encoded({**about, "choices": [event]}) for event in events]
+    return b"".join(b"data: " + line + b"\n\n" for line in (*lines, b"[DONE]"))
+
+
+def _about(model: object, kind: str) -> dict:
+    now = time.time()
+    return {"id": f"chatcmpl-{now:.6f}", "object": kind, "created": int(now), "model": model or ""}
+
+
+def _refused(why: str) -> tuple[str, bytes]:
+    return "error", _encoded({"error": {"message": why, "type": "invalid_request_error"}})
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()

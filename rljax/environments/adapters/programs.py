@@ -1,0 +1,83 @@
+"""Any program that speaks OpenAI's API as an environment: the policy is its model."""
+
+import asyncio
+import json
+import os
+import shlex
+from collections.abc import AsyncGenerator, Mapping
+
+from rljax.contracts import contract
+from rljax.environments.adapters.endpoint import Endpoint, Request
+from rljax.environments.adapters.guard import Guarded
+from rljax.environments.adapters.shared import followed
+from rljax.environments.contract import Done, Opening, Reply, Turn
+
+
+@contract(repeatable=False, on_limit=None)
+async def program(
+    seed: int, sample_seed: int, *, command: str, failed: float | None = None, **row
+) -> AsyncGenerator[object, Reply]:
+    """An agent: a program that asks OPENAI_BASE_URL for chat completions, which the policy writes.
+
+    `command` is started for each episode, without a shell, and is killed with it. On its stdin is
+    one line of JSON: the row's fields, seed and sample_seed. A request whose messages go on from
+    the last one's is appended to the log; any other begins another row (environment.max_rows).
+    The outcome is the last line of its stdout, a number or an object of numbers with "score"; where
+    that is neither, `reward.function` scores the last turn. A program that ends with another status
+    than 0 is worth `failed`; None makes it a failed episode.
+    """
+    line = json.dumps({**row, "seed": seed, "sample_seed": sample_seed}, default=str)
+    async with Endpoint() as endpoint:
+        own = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": "none", "no_proxy": "127.0.0.1"}
+        async with Guarded(shlex.split(command), {**os.environ, **own}, line) as agent:
+            log = Log()
+            while (request := await first_of(endpoint, agent.ended)) is not None:
+                reply = yield log.read(request)
+                log.messages.append(request.answer(reply))
+    status, said, complaint = agent.ended.result()
+    if status != 0 and failed is not None:
+        yield Done(failed)
+    elif status != 0 or not log.messages:
+        asked = "asked nothing and " if not log.messages else ""
+        raise RuntimeError(f"the program {asked}ended with status {status}: {complaint[-2000:]}")
+    else:
+        yield Done(_outcome(said))
+
+
+class Log:
+    """What the policy has read and written in the present row."""
+
+    def __init__(self):
+        self.messages: list[dict] = []
+        self.tools: list[dict] = []
+
+    def read(self, request: Request) -> Turn | Opening:
+        """A request as what the policy reads next."""
+        new = followed(self.messages, request.messages) if self.messages else None
+        goes_on = bool(new) and all(message["role"] != "assistant" for message in new)
+        same_tools = request.tools == self.tools
+        self.messages, self.tools = list(request.messages), request.tools
+        if goes_on and same_tools:
+            return Turn(new)
+        return Opening(request.messages, tools=request.tools)
+
+
+async def first_of(endpoint: Endpoint, ended: asyncio.Future) -> Request | None:
+    """The next request, or None where the agent ends without one."""
+    getting = asyncio.ensure_future(endpoint.requests.get())
+    await asyncio.wait([getting, ended], return_when=asyncio.FIRST_COMPLETED)
+    if getting.done():
+        return getting.result()
+    getting.cancel()
+    return None
+
+
+def _outcome(said: str) -> float | Mapping | None:
+    lines = said.strip().splitlines()
+    try:
+        outcome = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None
+    if isinstance(outcome, Mapping):
+        return outcome if "score" in outcome else None
+    return outcome if isinstance(outcome, int | float) else None
