@@ -33,6 +33,8 @@ COMMANDS = {
                 of.ReplayOptions, one_host=True),
         Command("serve", "an OpenAI-compatible endpoint for a run or model", "serve",
                 of.ServeOptions, one_host=True),
+        Command("chat", "talk to a run or model, with tools", "chat", of.ChatOptions,
+                one_host=True),
         Command("sweep", "run what a config's sweep() yields", "sweep", of.SweepOptions, "needed"),
         Command("pod", "several hosts: here, TPU VMs, SLURM, Kubernetes, SkyPilot", "pod",
                 of.PodOptions),

@@ -259,6 +259,29 @@ class ServeOptions(CompilerOptions, TrustOptions):
 
 
 @dataclasses.dataclass(frozen=True)
+class ChatOptions(CompilerOptions, TrustOptions):
+    """rljax chat."""
+
+    model: str = option("", "A run folder, or a Hugging Face folder", required=True, first=True)
+    step: str = _step()
+    environment: str = option(
+        "", "What the policy plays with, \"tools(functions=('search(corpus=...)',))\"; default: "
+        "the run's"
+    )  # fmt: skip
+    calls: str = option("", "How tool calls are written, as environment.calls; default: the run's")
+    question: str = option("", "Asked alone; default: lines of the terminal, or of standard input")
+    system: str = option("", "A system message; without a chat template the beginning of a prompt")
+    tokens: int = option(4096, "Of a conversation; at most the model's context", low=2)
+    max_turns: int = option(0, "Of the policy for a question; 0 = the run's, or 8", low=0)
+    temperature: float | None = option(
+        None, "Of the samples, 0 = greedy; default: the run's, or 1.0", low=0
+    )
+    max_response_tokens: int | None = _response_tokens()
+    steps: int = option(8, "Tokens per dispatch: how often text is shown", low=1)
+    seed: int = option(0, "Of the draws", low=0, high=2**32 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class ScalingOptions(Options):
     """rljax scaling."""
 

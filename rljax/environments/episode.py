@@ -133,6 +133,12 @@ class Episode:
         return None
 
     @property
+    def messages(self) -> list[dict] | None:
+        """The conversation of the seat that played last; None without a chat template."""
+        conversation = self._conversations.get(self._seat)
+        return conversation and conversation.messages
+
+    @property
     def waits(self) -> bool:
         """Whether the generator is asynchronous."""
         return hasattr(self._generator, "asend")

@@ -1,0 +1,6 @@
+"""`rljax chat`: rljax/command/chat.py."""
+
+from rljax.command import run
+
+if __name__ == "__main__":
+    run("chat")

@@ -1,0 +1,57 @@
+"""Chat: rljax chat RUN_OR_MODEL_FOLDER [--environment="tools(functions=('search(corpus=...)',))"]
+
+A conversation in the terminal; the policy calls the tools of the environment, and what they answer
+is shown (grey). /new forgets what was said, an empty line or Ctrl-D ends.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+
+from rljax.config.options import ChatOptions
+
+SHOWN = 600  # characters of what a tool answers
+
+
+def main(options: ChatOptions) -> None:
+    from rich.console import Console
+
+    from rljax.serving.chat import Chat
+    from rljax.setup.policies import load_policy
+
+    chat = Chat(load_policy(options.model, options.step, trust_code=options.trust_code), options)
+    console = Console(highlight=False)
+    for question in [options.question] if options.question else _lines():
+        if question == "/new":
+            chat.forget()
+            continue
+        _show(console, chat.ask(question))
+
+
+def _lines() -> Iterator[str]:
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if not line:
+            return
+        yield line
+
+
+def _show(console, pieces: Iterable[tuple[str, str]]) -> None:
+    """Prints what comes while it comes: texts as they are, the others on lines of their own."""
+    inside = False  # a line
+    for kind, text in pieces:
+        if kind == "text":
+            console.print(text, end="", markup=False, soft_wrap=True)
+            inside = True
+            continue
+        console.print("\n" if inside else "", end="")
+        inside = False
+        if kind == "call":
+            console.print(f"[calls {text}]", style="cyan", markup=False, soft_wrap=True)
+        elif kind == "answer":
+            cut = f"{text[:SHOWN]} ..." if len(text) > SHOWN else text
+            console.print(cut, style="bright_black", markup=False, soft_wrap=True)
+        elif text != "stop":
+            console.print(f"[{text}]", style="yellow", markup=False, soft_wrap=True)

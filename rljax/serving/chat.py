@@ -1,0 +1,162 @@
+"""A conversation with a policy that may use tools: every question is an episode of an environment,
+played in this process and shown while it is written.
+
+What the policy reads and writes is what a run with that environment trains: the same log of ids.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import jax
+
+from rljax.batch import FinishReason
+from rljax.components import resolve
+from rljax.config import NAMESPACES
+from rljax.config.options import ChatOptions
+from rljax.environments.calls import parser
+from rljax.environments.episode import Episode
+from rljax.environments.messages import Limits, Step
+from rljax.errors import InputError
+from rljax.sampler import Engine, Sampler
+from rljax.sampler.sample import Sample
+from rljax.serving.call_stream import CallStream
+from rljax.setup.policies import SavedPolicy
+from rljax.setup.setup import decoding_of
+
+# A text of the policy, a call that it made, what a tool or the environment answers, how it ended.
+TEXT, CALL, ANSWER, END = "text", "call", "answer", "end"
+REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+def answer():
+    """The environment without tools: the policy answers once."""
+    yield None
+
+
+class Chat:
+    """Questions to a policy, one after the other. With a chat template it remembers what was said;
+    without one every question stands alone."""
+
+    def __init__(self, policy: SavedPolicy, options: ChatOptions):
+        settings, context = policy.config.environment, policy.model.config.max_tokens
+        function = options.environment or settings.function
+        self._policy, self._system, self._asked = policy, options.system, 0
+        self._component = resolve(function or f"{__name__}.answer", NAMESPACES["environment"])
+        self.messages: list[dict] = []
+        self.limits = Limits(
+            max_turns=options.max_turns or settings.max_turns,
+            max_tokens=min(options.tokens, context),
+            max_reply_tokens=settings.max_reply_tokens,
+            max_calls=settings.max_calls,
+            calls=options.calls or settings.calls,
+            on_bad_call=settings.on_bad_call,
+        )
+        self._format = parser(self.limits.calls if function else "", policy.tokenizer)
+        turn = policy.sampling(
+            temperature=options.temperature, max_response_tokens=options.max_response_tokens
+        )
+        self.turn = dataclasses.replace(
+            turn,
+            stop_ids=self._format.stop_ids(policy.tokenizer),
+            stop_strings=(*turn.stop_strings, *self._format.stop_strings),
+        )
+        decoding = decoding_of(policy.config, policy.tokenizer)
+        engine = Engine(
+            decoding.of(policy.model), 1, self.limits.max_tokens, steps=options.steps,
+            stop_ids=max(16, len(self.turn.stop_ids)),
+        )  # fmt: skip
+        whole = lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
+        self._sampler = Sampler(engine, key=jax.random.key(options.seed), decode=whole)
+
+    def forget(self) -> None:
+        """Begins the conversation anew."""
+        self.messages = []
+
+    def ask(self, question: str) -> Iterator[tuple[str, str]]:
+        """Plays one episode; yields (kind, text) while it goes: pieces of TEXT, each CALL, each
+        ANSWER that is read next, and at last END with the reason."""
+        self._asked += 1
+        episode, sample, log, turns = self._episode(question), None, 0, 0
+        said = self._asked
+        step = episode.begin()
+        try:
+            while not step.ended:
+                room = self.limits.max_tokens - log - len(step.ids)
+                if turns == self.limits.max_turns or room < 1:
+                    yield END, "turns" if room > 0 else "length"
+                    break
+                most = min(self.turn.max_response_tokens, room)
+                turn = dataclasses.replace(self.turn, max_response_tokens=most)
+                if step.new_row or sample is None:
+                    self._release(sample)
+                    log = 0
+                    ids = [said + turns * 2**16]
+                    (sample,) = self._sampler.submit(step.ids, turn, request_ids=ids, hold=True)
+                else:
+                    self._sampler.deliver([(sample, step.ids, turn)])
+                ids = yield from self._written(sample)
+                log, turns = log + len(step.ids) + len(ids), turns + 1
+                step = episode.reply(
+                    ids, REASONS.get(sample.finish_reason, "stop"),
+                    self.limits.max_turns - turns, self.limits.max_tokens - log,
+                )  # fmt: skip
+                yield from ((ANSWER, message.get("content") or "") for message in step.messages)
+            if step.ended:
+                yield END, _why(step)
+            self.messages = episode.messages or []
+        finally:
+            self._release(sample)
+            episode.close()
+
+    def _episode(self, question: str) -> Episode:
+        tokenizer, messages, ids = self._policy.tokenizer, None, None
+        if tokenizer.has_chat_template:
+            system = [{"role": "system", "content": self._system}] if self._system else []
+            messages = [*(self.messages or system), {"role": "user", "content": question}]
+        else:
+            ids = tokenizer.encode(self._system + question, add_special_tokens=True)
+        fields = {"prompt": question, "ground_truth": "", "data_source": "chat", "extra_info": {}}
+        return Episode(
+            self._asked, self._component, fields, tokenizer, self.limits, seed=self._asked,
+            sample_seed=self._asked, prompt_ids=ids, messages=messages,
+        )  # fmt: skip
+
+    def _written(self, sample: Sample) -> Iterator[tuple[str, str]]:
+        """Decodes a turn and yields its text and calls; returns its ids."""
+        text = CallStream(self._policy.tokenizer, self._format, (), ())
+        ids: list[int] = []
+        ended = False
+        while not ended:
+            for event in self._sampler.step(self._policy.params):
+                new = event.sample.tokens[len(event.sample.tokens) - event.count :].tolist()
+                ids += new
+                for token in new:
+                    if piece := text.push(token):
+                        yield TEXT, piece
+                ended = event.sample.finish_reason is not None
+        if sample.error:
+            raise InputError("the policy's turn has no end", value=sample.error)
+        if rest := text.finish():
+            yield TEXT, rest
+        for call in text.calls:
+            arguments = json.loads(call["function"]["arguments"])
+            written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+            yield CALL, f"{call['function']['name']}({written})"
+        return ids
+
+    def _release(self, sample: Sample | None) -> None:
+        if sample is None:
+            return
+        if sample.finish_reason is None:
+            self._sampler.abort(sample)
+        else:
+            self._sampler.release(sample)
+
+
+def _why(step: Step) -> str:
+    """Why an episode has ended; what it is worth, where the environment says so."""
+    if step.failure:
+        return f"failed: {step.failure}"
+    scores = ", ".join(f"{score:g}" for score in (step.outcome or {}).values())
+    return f"{step.limit or 'stop'}" + (f", score {scores}" if scores else "")
