@@ -10,6 +10,7 @@ import rljax
 from rljax.command.launch import Command, complain, launch
 from rljax.config import options as of
 from rljax.config.declare import Options
+from rljax.config.play_options import PlayOptions
 from rljax.errors import InputError
 from rljax.tracking.signals import quit_now
 
@@ -23,6 +24,8 @@ COMMANDS = {
         Command("configs", "list the configs that ship", "configs", Options),
         Command("inspect", "print rows of the data as the model reads them", "inspect_data",
                 of.InspectOptions, "needed"),
+        Command("play", "one episode of a config's environment: by hand, or by a policy", "play",
+                PlayOptions, "needed", one_host=True),
         Command("plan", "memory and time of a config, on chips that need not be there", "plan",
                 of.PlanOptions, "needed"),
         Command("evaluate", "accuracy, pass@k and majority@k of a run or model", "evaluate",

@@ -57,3 +57,24 @@ def tiny_offline(config: Config) -> Config:
     config.evaluate.every_steps, config.evaluate.prompts = 20, 16
     config.checkpoint.every_steps = 20
     return config
+
+
+def tiny_agent(config: Config) -> Config:
+    """The model, the optimizers and the batch of configs/agents: seconds a step on two cores. A
+    short supervised phase teaches how calls and moves are written."""
+    config.model = (
+        "decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32, init_std=0.05)"
+    )
+    config.model_settings.remat = "none"
+    config.sft.sequences_per_step = 64
+    config.sft.optimizer.lr, config.sft.optimizer.beta2 = 2e-3, 0.99
+    config.sft.optimizer.warmup_steps = 5
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 16, 8
+    config.batch.sequences_per_optimizer_step = 128
+    config.algorithm.advantage = "group_relative(std='sample')"
+    config.actor_optimizer.lr, config.actor_optimizer.beta2 = 5e-4, 0.99
+    config.actor_optimizer.warmup_steps = 3
+    config.environment.max_turns, config.environment.max_reply_tokens = 3, 16
+    config.checkpoint.every_steps = 0
+    config.samples_every_steps = 10
+    return config

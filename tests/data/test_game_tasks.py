@@ -52,9 +52,11 @@ def test_rows_and_examples_of_games():
 @pytest.mark.parametrize("name, share", [("products", 0.2), ("expressions", 0.5), ("facts", 0.03)])
 def test_examples_call_as_often_as_asked_and_copy_what_the_tool_says(name, share):
     task = task_of(f"{name}(call_share={share}, worked_examples=1000)")
-    first, after = task.worked_examples[::2], task.worked_examples[1::2]
+    first, begun, after = (task.worked_examples[i::3] for i in range(3))
     calls = [row for row in first if not row["completion"].isdecimal()]
     assert abs(len(calls) / 1000 - share) < 0.06
+    whole = {row["prompt"] + row["completion"] for row in begun}
+    assert all(row["prompt"] + row["completion"] in whole for row in calls)
     for row in after:
         said = row["prompt"].rpartition(">" if name != "expressions" else "`\n")[2]
         assert said.split(" ")[-1] == row["completion"]

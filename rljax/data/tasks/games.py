@@ -48,7 +48,7 @@ def tic_tac_toe(*, games: int = 64, worked_examples: int = 1024, seed: int = 0) 
     cell after random play, as the environment shows it with style='short'."""
     check_range("tic_tac_toe", "games", games, 1, 100_000)
     rows = [
-        {"prompt": "." * 9, "ground_truth": "", "data_source": "tic_tac_toe", "index": i}
+        {"prompt": "." * 9, "ground_truth": "draw", "data_source": "tic_tac_toe", "index": i}
         for i in range(games)
     ]
     rng = random.Random(f"tic_tac_toe/{seed}")
@@ -71,7 +71,8 @@ def _legal_move(rng: random.Random) -> dict:
 
 
 def kuhn_poker() -> Task:
-    """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king."""
+    """The six deals of Kuhn poker: `deal` "KQ" gives the first seat the king. Worked examples pass
+    and bet equally often wherever somebody moves."""
     rows = [
         {
             "prompt": deal,
@@ -82,4 +83,8 @@ def kuhn_poker() -> Task:
         }
         for i, deal in enumerate(DEALS)
     ]
-    return Task("JQKpb", rows, rows)
+    logs = [
+        before.format(card) for card in "JQK" for before in ("{0}", "{0}p", "{0}b", "{0}p{0}pb")
+    ]
+    shown = [{"prompt": log, "completion": move} for log in logs for move in "pb"]
+    return Task("JQKpb", rows, rows, shown, shown)

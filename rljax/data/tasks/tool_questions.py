@@ -118,11 +118,13 @@ def fact_lines(*, lines: int = 500, seed: int = 0) -> list[str]:
 
 
 def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) -> Task:
-    """The task with worked examples of a first turn, a call or any answer, and of what follows a
-    call. `asked(row)`: the call's text; `answers(row)`: what the tool says."""
+    """The task with worked examples of a first turn, a call or any answer; of the rest of a call
+    that is begun; and of what follows one. `asked(row)`: the call's text; `answers(row)`: what the
+    tool says."""
     if call.count("{}") != 1:
         raise InputError("call", value=call, rule="{} stands once in it, where the question goes")
     rng = random.Random(f"calls/{seed}")
+    opening, _, closing = call.partition("{}")
     shown = []
     for row in task.worked_examples:
         called = call.format(asked(row))
@@ -131,6 +133,7 @@ def _with_calls(task: Task, call: str, asked, answers, share: float, seed: int) 
         read = row["prompt"] + called + answers(row)
         shown += [
             {"prompt": row["prompt"], "completion": first},
+            {"prompt": row["prompt"] + opening, "completion": asked(row) + closing},
             {"prompt": read, "completion": row["completion"]},
         ]
     return dataclasses.replace(

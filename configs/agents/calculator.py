@@ -1,0 +1,26 @@
+"""A calculator as a tool: products of two numbers of two digits, which the model cannot compute.
+
+python launchers/train.py --config=configs/agents/calculator.py
+
+The task: "37*58=" -> "<calc>37*58</calc>", the tool says "2146", then "2146". SFT teaches how a
+call is written and copied; a fifth of its examples call, the others answer with any number. GRPO
+raises the share of episodes that call.
+
+Not measured yet.
+"""
+
+from rljax.config import Config
+from rljax.config.tiny import tiny_agent
+
+
+def get_config(variant: str = "") -> Config:
+    config = tiny_agent(Config(dataflow="grpo", steps=50))
+    config.data.train = "products(call_share=0.2)"
+    config.data.max_prompt_tokens = 48
+    config.sampler.max_response_tokens = 20
+    config.environment.function = "tools(functions=('calc',))"
+    config.environment.calls = "tag(name='calc')"
+    config.environment.max_tokens = 64
+    config.sft.steps = 300
+    config.evaluate.prompts = 128
+    return config

@@ -1,0 +1,29 @@
+"""Search as a tool: facts that no prompt holds, by BM25 over the 500 lines of facts.txt.
+
+python launchers/train.py --config=configs/agents/search.py
+
+The task: "bak?" -> "<search>bak</search>", the tool says "[1] bak 417", then "417". SFT teaches how
+a search is written and copied; 3 in 100 of its examples search, the others answer with any number.
+Held-out questions are about words that training never asks for. Needs the extra `agents` (bm25s).
+
+Not measured yet.
+"""
+
+from pathlib import Path
+
+from rljax.config import Config
+from rljax.config.tiny import tiny_agent
+
+
+def get_config(variant: str = "") -> Config:
+    config = tiny_agent(Config(dataflow="grpo", steps=50))
+    search = f"search(corpus={str(Path(__file__).with_name('facts.txt'))!r}, k=1)"
+    config.data.train = "facts(call_share=0.03)"
+    config.data.max_prompt_tokens = 48
+    config.sampler.max_response_tokens = 22
+    config.environment.function = f"tools(functions=({search!r},))"
+    config.environment.calls = "tag(name='search')"
+    config.environment.max_tokens = 64
+    config.sft.steps = 300
+    config.evaluate.prompts = 128
+    return config

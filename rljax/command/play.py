@@ -1,0 +1,43 @@
+"""Play: rljax play --config=configs/agents/guess_number.py --human [--row=3]
+
+One episode of a config's environment, in this process: what the policy reads, and in [[ ]] (green
+in a terminal) what it writes, which is what training learns from; then the outcome, its parts and
+the tokens. Who plays: you (--human), a run or model folder (--policy=RUN), or a file of replies
+parted by lines of --- (--script=FILE).
+"""
+
+from rljax.command.launch import Given
+from rljax.config.checks import refuse_early
+from rljax.config.play_options import PlayOptions
+from rljax.errors import InputError
+
+
+def main(options: PlayOptions, given: Given) -> None:
+    config = given.config
+    refuse_early(config)  # before JAX is imported
+    if not config.environment.function:
+        raise InputError(
+            "the config has no environment to play",
+            fix='set environment.function, such as --config.environment.function="guess_number()"',
+        )
+    from rich.console import Console
+
+    from rljax.data.online.encoded import load_run_tokenizer
+    from rljax.evaluation import play as of
+    from rljax.files import read_text
+    from rljax.setup.policies import load_named_policy
+    from rljax.validation import validate
+
+    validate(config)
+    console = Console()
+    if options.policy:
+        saved = load_named_policy(options.policy, trust_code=options.trust_code)
+        tokenizer = saved.tokenizer
+        player = of.of_policy(saved, config, greedy=options.greedy, seed=options.seed)
+    else:
+        tokenizer = load_run_tokenizer(config)
+        player = of.by_hand(tokenizer, input, console)
+    if options.script:
+        player = of.scripted(of.replies_in(read_text(options.script)), tokenizer)
+    record = of.row_of(config, tokenizer, options.row, options.split)
+    of.play(config, tokenizer, record, player, console, seed=options.seed)

@@ -1,0 +1,277 @@
+"""One episode of a config's environment, played in this process and shown as it goes.
+
+Who plays is a function (the log's ids, how a turn is sampled) -> (the turn's ids, why it ended): a
+person, replies from a file, or a policy. What would be learned from stands in [[ ]], or green.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config
+from rljax.data.online.default_rewards import training_text
+from rljax.data.online.encoded import load_data
+from rljax.data.online.loader import make_loader
+from rljax.data.online.prompts import PromptRecord
+from rljax.data.rows.show import Shown, coloured
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.environments.episode import Episode
+from rljax.environments.messages import Limits, Step
+from rljax.errors import InputError
+from rljax.keys import fold_in
+from rljax.rewards.pool.calling import HOME, call_reward
+from rljax.sampler import Sampling
+from rljax.setup.policies import Policy, SavedPolicy, sample_all
+from rljax.setup.scoring import limits_of, turn_sampling
+from rljax.setup.setup import make_sampling
+
+Player = Callable[[Sequence[int], Sampling], tuple[list[int], str]]
+
+
+@dataclasses.dataclass
+class Log:
+    """One seat's tokens, and where it chose them."""
+
+    ids: list[int]
+    mask: list[int]
+
+
+@dataclasses.dataclass
+class Played:
+    """An episode that has ended. `outcome` is {seat: score}; `ended` says why: "stop", "turns",
+    "length", a limit, or "failed: ..."."""
+
+    logs: dict[str, Log]
+    ended: str
+    turns: int
+    rewards: list[float]  # of each turn, in the order of play
+    outcome: dict[str, float]
+    parts: dict[str, float]
+
+
+def play(
+    config: Config, tokenizer: Tokenizer, record: PromptRecord, player: Player, console: Console,
+    *, seed: int = 0,
+) -> Played:  # fmt: skip
+    """Plays one episode of the row `record` and prints every turn."""
+    component = resolve(config.environment.function, NAMESPACES["environment"])
+    limits = limits_of(config)
+    sampling = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
+    fields = {
+        **record.extra_info, "prompt": record.prompt, "ground_truth": record.ground_truth,
+        "data_source": record.data_source, "extra_info": record.extra_info,
+    }  # fmt: skip
+    messages = None if record.messages is None else list(record.messages)
+    episode = Episode(
+        0, component, fields, tokenizer, limits, seed=seed, sample_seed=seed + 1,
+        prompt_ids=record.token_ids.tolist(), messages=messages,
+    )  # fmt: skip
+    try:
+        played = _Table(tokenizer, limits, sampling, console).play(episode, player)
+    finally:
+        episode.close()
+    if played.ended == "stop" and not played.outcome:
+        _score(config, tokenizer, record, played)
+    _show_end(played, console)
+    return played
+
+
+class _Table:
+    """Where an episode is played: the logs of its seats, and the limits."""
+
+    def __init__(self, tokenizer, limits: Limits, sampling: Sampling, console: Console):
+        self.tokenizer, self.limits, self.sampling = tokenizer, limits, sampling
+        self.console = console
+        self.played = Played({}, "", 0, [], {}, {})
+
+    def play(self, episode: Episode, player: Player) -> Played:
+        step, played = episode.begin(), self.played
+        while not step.ended:
+            if played.turns >= self.limits.max_turns:
+                played.ended = "turns"
+                return played
+            log, room = self._read(step)
+            if room < 1:
+                played.ended = "length"
+                return played
+            most = min(self.sampling.max_response_tokens, room)
+            turn = dataclasses.replace(self.sampling, max_response_tokens=most)
+            ids, finish = player(log.ids, turn)
+            self._show(ids, 1)
+            log.ids, log.mask = [*log.ids, *ids], [*log.mask, *[1] * len(ids)]
+            played.turns += 1
+            left = self.limits.max_turns - played.turns, self.limits.max_tokens - len(log.ids)
+            step = episode.reply(ids, finish, *left)
+            self._credit(step)
+        played.ended = f"failed: {step.kind}: {step.failure}" if step.failure else "stop"
+        played.ended = step.limit or played.ended
+        played.outcome = dict(step.outcome or {})
+        played.parts |= step.outcome_parts
+        return played
+
+    def _read(self, step: Step) -> tuple[Log, int]:
+        """Puts what a step says behind its seat's log -> that log, and the tokens that are left."""
+        logs = self.played.logs
+        if step.new_row and step.seat in logs:
+            self.console.print(Text("--- the history is rewritten: a new row", style="bold"))
+        log = Log([], []) if step.new_row else logs[step.seat]
+        room = self.limits.max_tokens - len(log.ids) - len(step.ids)
+        if room >= 1:
+            if step.seat:
+                self.console.print(Text(f"--- {step.seat}", style="bold"))
+            self._show(step.ids, 0)
+            log.ids, log.mask = [*log.ids, *step.ids], [*log.mask, *[0] * len(step.ids)]
+            logs[step.seat] = log
+        return log, room
+
+    def _show(self, ids: Sequence[int], learned: int) -> None:
+        colours = self.console.is_terminal and not self.console.no_color
+        shown = Shown("", np.asarray(ids, np.int32), np.full(len(ids), learned), {})
+        self.console.print(coloured(shown, self.tokenizer, colours=colours), soft_wrap=True)
+
+    def _credit(self, step: Step) -> None:
+        """Says what a step says of the reply before it."""
+        self.played.rewards.append(step.reward)
+        for name, value in step.parts.items():
+            self.played.parts[name] = self.played.parts.get(name, 0.0) + value
+        told = [f"reward {step.reward:g}"] if step.reward else []
+        told += [f"{name} {value:g}" for name, value in step.parts.items()]
+        told += [f"tool calls: {step.calls}"] if step.calls else []
+        told += ["a call that cannot be read"] if step.bad_turn else []
+        told += [f"failed: {step.failed_calls}"] if step.failed_calls else []
+        if told:
+            self.console.print(Text(f"    ({', '.join(told)})", style="italic"))
+
+
+def _score(config: Config, tokenizer, record: PromptRecord, played: Played) -> None:
+    """The score that reward.function gives the last turn."""
+    text = training_text(config)
+    ((seat, log),) = played.logs.items()
+    begin = len(log.mask)
+    while begin and log.mask[begin - 1]:
+        begin -= 1
+    sample = dict(
+        response=tokenizer.decode(log.ids[begin:]), ground_truth=record.ground_truth,
+        data_source=record.data_source, prompt=record.prompt, extra_info=record.extra_info,
+        num_tokens=len(log.ids) - begin, finish_reason="stop",
+    )  # fmt: skip
+    score, parts = call_reward(resolve(text, HOME), sample)
+    own = {name: value for name, value in parts.items() if name != "score"}
+    played.outcome, played.parts = {seat: score}, {**played.parts, **own}
+
+
+def _show_end(played: Played, console: Console) -> None:
+    tokens = sum(len(log.ids) for log in played.logs.values())
+    learned = sum(sum(log.mask) for log in played.logs.values())
+    scores = [
+        f"{name or 'score'} {value + sum(played.rewards):g}"
+        for name, value in played.outcome.items()
+    ]
+    parts = [f"{name} {value:g}" for name, value in played.parts.items()]
+    told = [*scores, *parts, f"{played.turns} turns", f"{tokens} tokens, {learned} learned"]
+    console.print(Text(f"--- {played.ended}: {'; '.join(told)}", style="bold"), soft_wrap=True)
+
+
+def row_of(config: Config, tokenizer: Tokenizer, number: int, split: str) -> PromptRecord:
+    """Row `number` of a split, in the order of a run."""
+    data = load_data(config, tokenizer)
+    if split == "test":
+        rows = data.test_prompts[: number + 1]
+    else:
+        loader = make_loader(data.sources[0], batch_size=1, seed=config.seed)
+        endless = not isinstance(data.sources[0], list)
+        rows = loader.take(number + 1 if endless else min(number + 1, len(data.sources[0])))
+    if len(rows) <= number:
+        raise InputError(f"--row of the {split} rows", value=number, rule=f"below {len(rows)}")
+    return rows[number]
+
+
+# -- who plays --
+
+
+def turn_ids(text: str, sampling: Sampling, tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """A text as a turn of the policy: cut behind the first stop string or at the limit, else with
+    the end token, or the stop string that is white space. Raises InputError for text that the
+    tokenizer cannot write."""
+    stops = [s for s in sampling.stop_strings if s in text]
+    if not stops:
+        stops = [s for s in sampling.stop_strings if not s.strip()][:1]
+        text += "".join(stops)
+    end = min((text.index(s) + len(s) for s in stops), default=len(text))
+    ids = tokenizer.encode(text[:end])
+    if len(ids) >= sampling.max_response_tokens:
+        return ids[: sampling.max_response_tokens], "length"
+    return (ids, "stop") if stops else ([*ids, tokenizer.eos_ids[0]], "stop")
+
+
+def replies_in(text: str) -> list[str]:
+    """The replies of a script: what stands between lines of ---."""
+    return ["\n".join(part) for part in _parted(text.removesuffix("\n").split("\n"))]
+
+
+def _parted(lines: Sequence[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line == "---":
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return parts
+
+
+def scripted(replies: Sequence[str], tokenizer: Tokenizer) -> Player:
+    """Plays the replies one after the other."""
+    left = list(replies)
+
+    def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
+        if not left:
+            raise InputError(
+                "the script has too few replies", value=len(replies),
+                rule="one for each turn, parted by lines of ---",
+            )  # fmt: skip
+        return turn_ids(left.pop(0), sampling, tokenizer)
+
+    return player
+
+
+def by_hand(tokenizer: Tokenizer, ask: Callable[[str], str], console: Console) -> Player:
+    """Asks a person for every turn; a line that ends with a backslash goes on in the next."""
+
+    def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
+        while True:
+            try:
+                text = ask("> ")
+                while text.endswith("\\"):
+                    text = text[:-1] + "\n" + ask(". ")
+            except EOFError:
+                raise InputError("the episode was left before its end") from None
+            try:
+                return turn_ids(text, sampling, tokenizer)
+            except InputError as error:
+                console.print(Text(str(error)), soft_wrap=True)
+
+    return player
+
+
+def of_policy(saved: SavedPolicy, config: Config, *, greedy: bool, seed: int) -> Player:
+    """Samples every turn from a policy, as the config says, and cuts it where the episode ends."""
+    tokenizer = saved.tokenizer
+    how = turn_sampling(config, make_sampling(config, tokenizer), tokenizer)
+    how = how.greedy() if greedy else how
+    policy = Policy(saved.actor(), tokenizer, how, limits_of(config).max_tokens)
+    key, logs = jax.random.key(seed), []
+
+    def player(log: Sequence[int], sampling: Sampling) -> tuple[list[int], str]:
+        record = PromptRecord("", np.asarray(log, np.int32), "", "", {}, 0)
+        logs.append(log)
+        (sample,) = sample_all(policy, [record], key=fold_in(key, len(logs)))
+        most = sampling.max_response_tokens
+        cut = len(sample.ids) > most
+        return list(sample.ids[:most]), "length" if cut else sample.finish_reason
+
+    return player
