@@ -84,6 +84,10 @@ class Environment:
     def play(self, actor, prompts: Prompts, key, sampling, *, n: int) -> tuple[Batch, RewardReport]:
         """Plays n / rows episodes on each prompt, `rows` those of an episode -> the batch of
         prompts x n rows and the report, as `Reward` returns them."""
+        if prompts.images is not None:
+            raise InputError(
+                "rows with images cannot be played in episodes", fix="rows of text alone"
+            )
         each = self._episodes_of_a_prompt(n)
         with timed("generate"):
             rows = len(prompts.records) * n
