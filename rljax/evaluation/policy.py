@@ -12,7 +12,7 @@ from rljax.data.online.prompts import PromptRecord
 from rljax.errors import InputError
 from rljax.keys import root_key
 from rljax.rewards.text.rules import last_boxed
-from rljax.rollout import Reward, extraction_failed_fraction
+from rljax.rollout import Environment, Reward, extraction_failed_fraction
 from rljax.setup.policies import Policy, Sample, sample_all
 
 
@@ -141,6 +141,10 @@ def evaluate(
         "failed_rewards": int(np.sum(np.isnan(right))),
         **no_answer(responses),
     }
+    if isinstance(reward, Environment):
+        out |= {
+            name: bootstrap([getattr(r, name) for r in responses]) for name in ("turns", "calls")
+        }
     if samples:
         drawn = sample_all(policy, prompts, samples, reward, key=root_key(seed))
         scores = score_table(drawn, samples)

@@ -326,7 +326,7 @@ def _score(episode: Episode, seat: int, name: str, of_reward: dict[int, Score]) 
     else:
         outcome = of_reward[episode.number].value
         parts |= of_reward[episode.number].parts
-    parts |= {"outcome": outcome, "turns": float(sum(turns))}
+    parts |= {"outcome": outcome, "turn_rewards": float(sum(turns))}
     return Score(outcome + sum(turns), parts, "ok", episode.seconds)
 
 

@@ -243,6 +243,8 @@ class Sample:
     finish_reason: str  # the name of a FinishReason: stop, length, turns, ...
     reward: float = float("nan")
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    turns: int = 1  # of an episode: replies of the policy, and tool calls in them
+    calls: int = 0
 
     @property
     def truncated(self) -> bool:
@@ -320,7 +322,7 @@ def _episodes(
         zip(_read_rows(one, starts, policy.tokenizer), report.rows[::seats], strict=True)
     ):
         _, *numbers = fields
-        score = (row.score.value, row.score.parts)
+        score = (row.score.value, row.score.parts, row.sample["turns"], row.sample["calls"])
         samples.append(Sample(first + i // n, row.sample["response"], *numbers, *score))
     return samples
 

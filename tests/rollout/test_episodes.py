@@ -88,7 +88,7 @@ def test_turns_are_paid_where_they_end(actor, tmp_path):
         ends = [np.flatnonzero(batch.step_ids[row] == k).max() for k in (1, 2, 3)]
         assert set(np.flatnonzero(batch.rewards[row])) <= set(ends)
         paid = batch.rewards[row, ends[:2]].sum()
-        assert paid == pytest.approx(scored.score.parts["turns"])
+        assert paid == pytest.approx(scored.score.parts["turn_rewards"])
         assert batch.rewards[row].sum() == pytest.approx(batch.scores[row], abs=1e-6)
         assert batch.scores[row] == pytest.approx(scored.score.value)
         # The state of a turn is the one that it was played in: nothing was found before the first.
