@@ -14,8 +14,10 @@ from rljax.batch import FinishReason
 from rljax.config import Config
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
+from rljax.evaluation.policy import evaluate
 from rljax.keys import root_key
 from rljax.setup import build, initial_params, make_roles, open_rewards
+from rljax.setup.policies import Policy
 from rljax.validation import validate
 
 PROMPTS, SAMPLES = 4, 4
@@ -185,6 +187,14 @@ def test_limits_hold(actor, tmp_path, turns, tokens, response, reply):
         full = batch.step_ids[row].max() == turns
         reason = FinishReason.TURNS if full else FinishReason.LENGTH
         assert batch.finish_reason[row] == reason
+
+
+def test_evaluation_plays_episodes(actor, tmp_path):
+    with environment_of(config_of("tiny_environments.two_seats()"), tmp_path) as (setup, played):
+        policy = Policy(actor, setup.tokenizer, setup.rollouts.sampling, 4)
+        found = evaluate(policy, played, setup.data.test_prompts, samples=2, ks=(1, 2))
+    assert found["turns"]["value"] == 4 and found["calls"]["value"] == 0
+    assert 0 <= found["mean@2"]["value"] <= 1 and found["failed_rewards"] == 0
 
 
 def test_an_episode_over_its_seconds_ends_and_the_others_go_on(actor, tmp_path):
