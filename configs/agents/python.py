@@ -20,6 +20,6 @@ def get_config(variant: str = "") -> Config:
     config.environment.function = "tools(functions=('python()',))"
     config.environment.calls = "python"
     config.environment.max_tokens = 72
-    config.sft.steps = 300
+    config.sft.steps = 600
     config.evaluate.prompts = 128
     return config

@@ -6,7 +6,8 @@ The task: "bak?" -> "<search>bak</search>", the tool says "[1] bak 417", then "4
 a search is written and copied; 3 in 100 of its examples search, the others answer with any number.
 Held-out questions are about words that training never asks for. Needs the extra `agents` (bm25s).
 
-Not measured yet.
+Hardware: 2 CPU cores, shared with other work (load 7). Measured 2026-11-23, seed 0: greedy accuracy
+0.000 before GRPO, 1.000 after it (n=64), 113 CPU seconds, 240 s by the clock.
 """
 
 from pathlib import Path
