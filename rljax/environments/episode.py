@@ -24,7 +24,7 @@ from rljax.errors import InputError, place_in
 from rljax.rewards.pool.calling import describe
 
 LOOKED_AT = 64  # the drift of one turn of so many is looked at, and that of each whole episode
-BAD_CALLS = 3  # in a row, until an episode ends
+BAD_CALLS = 3  # in a row that are answered; one more ends the episode
 TRACEBACK_CHARS = 4_000
 DRIFTS = ("", "same", "retokenized", "rewritten")  # the worst last
 
@@ -339,10 +339,10 @@ class Episode:
         """The calls that the environment is handed: none where this reply is the last."""
         self._calls += len(calls)
         self._bad_in_a_row = self._bad_in_a_row + 1 if bad else 0
-        most = BAD_CALLS if self.limits.on_bad_call == "reply" else 1
+        most = BAD_CALLS if self.limits.on_bad_call == "reply" else 0
         if 0 < self.limits.max_calls < self._calls:
             self._limit = "calls"
-        elif self._bad_in_a_row >= most:
+        elif self._bad_in_a_row > most:
             self._limit = "bad calls"
         return () if self._limit else calls
 

@@ -212,11 +212,15 @@ class Player:
             return
         self._flush()
         if episode.waits:
-            self._spawn(ticket, episode.close_async())
+            self._spawn(ticket, self._close_waiting(episode))
         else:
             self.enter(ticket)
             episode.close()
             self.leave()
+
+    async def _close_waiting(self, episode: Episode) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(episode.close_async(), self.timeout_s)
 
     def enter(self, ticket: int) -> None:
         """Says whose code runs from now on."""

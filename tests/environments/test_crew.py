@@ -135,6 +135,30 @@ def test_what_cannot_be_repeated_fails_with_its_worker():
     assert counts["failed/killed"] == 4
 
 
+def test_a_reply_to_what_has_failed_meanwhile_is_not_taken_for_another():
+    """The driver answers before it has read that the episode is played anew."""
+    rows = {0: dict(salt="s", turns=3), 1: dict(salt="t", turns=3)}
+    with crew_of("live()", workers=1, retries=1) as crew:
+        calm = play(crew, rows)
+        crew.admit(0, rows[0], seed=1, sample_seed=0)
+        crew.admit(1, rows[1] | dict(guilty_at=0, what="exit"), seed=1, sample_seed=1)
+        seen = Played()
+        for step in steps_of(crew, 2):
+            seen.add(step) if step.episode == 0 else None
+        crew.reply(1, script(1, 0), "stop", 1, 1)
+        wait_until(lambda: crew._supervisor.counts["retried"] == 2, "the retries")
+        crew.reply(0, script(9, 9), "stop", 1, 1)
+        while not seen.steps[-1].ended:
+            for step in steps_of(crew, 1):
+                if step.episode == 0:
+                    seen.add(step)
+                    if not step.ended:
+                        ids = script(0, seen.turns)
+                        seen.turns, seen.log = seen.turns + 1, seen.log + ids
+                        crew.reply(0, ids, "stop", 1, 1)
+    assert seen.restarts == 1 and seen.log == calm[0].log
+
+
 def test_an_environment_that_says_something_else_when_it_is_repeated():
     with crew_of("unsteady()", workers=1) as crew:
         for number, what in enumerate(("exit", "hello", "hello")):

@@ -105,6 +105,22 @@ def anew():
     yield "three"
     return 1.0
 
+def answers(schemas):
+    """Answers calls; the outcome is how many."""
+    reply, count = (yield Opening("go", tools=schemas)), 0
+    while reply.calls:
+        count += len(reply.calls)
+        reply = yield [
+            {"role": "tool", "content": "21", "failure": "failed" * (call.name == "weather")}
+            for call in reply.calls
+        ]
+    return float(count)
+
+def talks_on(schemas):
+    yield Opening("go", tools=schemas)
+    while True:
+        yield "on"
+
 def talks(lines, tools=()):
     """Says each line, whatever is answered."""
     yield Opening([{"role": "user", "content": lines[0]}], tools=tools)
@@ -490,6 +506,63 @@ def test_a_turn_costs_one_rendering_and_no_tokenizing_of_the_past(families, user
         looked += step.drift != ""
         assert step.drift or max(encoded) < 600
     assert looked <= 3
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Ulm", "n": 2}}\n</tool_call>'
+BAD = "<tool_call>\n{no\n</tool_call>"
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    folder = write_tool_family(tmp_path_factory.mktemp("tools") / "qwen2_5", "qwen2_5")
+    return HuggingFaceTokenizer(folder)
+
+
+def replies_to(users, qwen, texts, environment="answers", **limits):
+    """The Steps of an episode in which the policy writes these texts."""
+    game = episode(
+        users(environment), qwen, dataclasses.replace(Limits(), **limits), schemas=SCHEMAS
+    )
+    game.begin()
+    return [game.reply(written(text, qwen), "stop", 5, 1000) for text in texts]
+
+
+def test_a_bad_call_is_answered_three_times_in_a_row_at_most(users, qwen):
+    steps = replies_to(users, qwen, [BAD, BAD, BAD, CALL, BAD, BAD, BAD, BAD])
+    assert [step.bad_turn for step in steps] == [True] * 3 + [False] + [True] * 4
+    assert not any(step.ended for step in steps[:-1])
+    assert "cannot be read" in steps[0].messages[0]["content"] and not steps[0].failure
+    assert [step.calls for step in steps] == [0, 0, 0, 1, 0, 0, 0, 0]
+    end = steps[-1]
+    assert end.ended and not end.failure and (end.limit, end.outcome) == ("", {"": 1.0})
+    (end,) = replies_to(users, qwen, [BAD], on_bad_call="end")
+    assert end.ended and end.bad_turn and end.outcome == {"": 0.0}
+    (end,) = replies_to(users, qwen, [BAD], "talks_on", on_bad_call="end")
+    assert end.ended and (end.limit, end.outcome, end.ids) == ("bad calls", None, ())
+
+
+def test_calls_are_limited_and_those_beyond_are_not_answered(users, qwen):
+    steps = replies_to(users, qwen, [CALL, CALL + CALL], max_calls=2)
+    assert not steps[0].ended and (steps[0].calls, steps[1].calls) == (1, 2)
+    assert steps[1].ended and steps[1].outcome == {"": 1.0}  # 1 call was answered
+    (*_, last) = replies_to(users, qwen, [CALL, CALL], "talks_on", max_calls=1)
+    assert (last.ended, last.limit, last.outcome) == (True, "calls", None)
+
+
+def test_calls_are_counted(users, qwen):
+    unknown = CALL.replace("weather", "nothing")
+    steps = replies_to(users, qwen, [CALL + unknown, "fine"])
+    assert (steps[0].calls, steps[0].unknown_calls, steps[0].failed_calls) == (2, 1, 1)
+    assert steps[1].ended and steps[1].outcome == {"": 2.0} and steps[1].text == "fine"
+
+
+def test_a_bad_call_that_cannot_be_answered_ends_and_is_scored(users):
+    """An alphabet without the letters of the reason is no way to hide from a score."""
+    digits = CharTokenizer("0123456789<>/abcdefghijklmnopqrstuvwxyz_{}\n")
+    game = episode(users("answers"), digits, Limits(calls="hermes"), schemas=())
+    game.begin()
+    end = game.reply(written(BAD, digits))
+    assert end.ended and end.bad_turn and not end.failure and end.outcome == {"": 0.0}
 
 
 @pytest.mark.parametrize("gap, most", [(" ", 1), ("", 4)])
