@@ -351,21 +351,28 @@ def test_auto_without_calls_in_the_template(tmp_path):
     assert parser("auto", load_tokenizer(folder)).name == ""
 
 
-def test_auto_reads_templates_as_they_are_published():
+PUBLISHED = {
+    "qwen2_5": "hermes", "qwen3": "hermes", "qwen3_vl": "hermes", "qwen3_5_think": "qwen3_coder",
+    "llama3_1": "llama3", "llama3_2": "llama3", "gptoss": "harmony", "gemma4": "gemma",
+    "gemma4_v5": "gemma", "deepseekv3": "deepseek_v3", "llama3": "", "phi3": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_auto_reads_templates_as_they_are_published(name):
     """Those that trl ships, where it is installed: models' own, not ours."""
     try:
         folder = Path(importlib.metadata.distribution("trl").locate_file("trl/chat_templates"))
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("trl is not installed")
-    expected = {
-        "qwen2_5": "hermes", "qwen3": "hermes", "qwen3_vl": "hermes",
-        "qwen3_5_think": "qwen3_coder",
-        "llama3_1": "llama3", "llama3_2": "llama3", "gptoss": "harmony", "gemma4": "gemma",
-        "deepseekv3": "deepseek_v3", "llama3": "", "phi3": "",
-    }  # fmt: skip
-    for name, form in expected.items():
-        tokenizer = PublishedTemplate((folder / f"{name}.jinja").read_text(encoding="utf-8"))
-        assert parser("auto", tokenizer).name == form, name
+    tokenizer = PublishedTemplate((folder / f"{name}.jinja").read_text(encoding="utf-8"))
+    form = parser("auto", tokenizer)
+    assert form.name == PUBLISHED[name]
+    rng = random.Random(name)
+    for _ in range(10 if form.name else 0):
+        calls = [(rng.choice(["weather", "a1"]), random_arguments(rng))]
+        parsed = form.parse(written(tokenizer, calls_message(calls)), SCHEMAS)
+        assert [(call.name, call.arguments) for call in parsed.calls] == calls
 
 
 class PublishedTemplate:

@@ -18,7 +18,7 @@ _STRING = re.compile(
 )
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
 _NAME = re.compile(r"[A-Za-z_][\w.]{0,255}")
-_KEY = re.compile(r"[^\s:,{}\[\]<>\"']{1,256}")
+_KEY = re.compile(r"[^:,{}\[\]<>\"'\n]{1,256}")
 _SPACE = re.compile(r"(?:\s|\\\n)*+")
 _CONSTANTS = {
     "True": True, "true": True, "False": False, "false": False, "None": None, "null": None,
@@ -112,7 +112,7 @@ class _Scanner:
         while not self.take(last):
             key = self._string()
             if key is None:
-                key = self.match(_KEY, "an object has a key that is none")
+                key = self.match(_KEY, "an object has a key that is none").rstrip()
             self._require(":")
             found[key] = self.value(depth)
             if not self.take(","):
