@@ -10,6 +10,7 @@ from rljax.environments.adapters import (
     program,
     textarena,
     tinker,
+    verifiers,
 )
 from rljax.environments.contract import Call, Done, Opening, Reply, Turn
 from rljax.environments.games import guess_number, kuhn_poker, tic_tac_toe
@@ -35,4 +36,5 @@ __all__ = [
     "tic_tac_toe",
     "tinker",
     "tools",
+    "verifiers",
 ]

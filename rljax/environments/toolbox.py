@@ -37,7 +37,7 @@ from rljax.contracts import contract, spec
 from rljax.environments.contract import Call, Opening, Reply
 from rljax.environments.schemas import checked_arguments, schema_of
 from rljax.errors import InputError
-from rljax.rewards.sandbox.tiers import SandboxError
+from rljax.rewards.sandbox.tiers import SandboxError, sandbox_tier
 
 __all__ = ["Toolbox", "answered", "described", "prepare_worker", "toolbox", "tools"]
 
@@ -63,9 +63,12 @@ def tools(*, functions: tuple[str, ...] = ()) -> Generator[object, Reply, None]:
         reply = yield [box.answer(call) for call in reply.calls]
 
 
-def prepare_worker(component: Component) -> None:
-    """Makes the tools of `tools` once, before the first clock starts: an index takes its time."""
-    toolbox(component.options.get("functions", ()))
+def prepare_worker(component: Component) -> dict[str, str]:
+    """Makes the tools of `tools` once, before the first clock starts: an index takes its time.
+    Returns the tier of the sandbox where one of them uses it."""
+    box = toolbox(component.options.get("functions", ()))
+    modules = {getattr(tool.function, "__module__", "") for tool in box.tools.values()}
+    return {"sandbox_tier": sandbox_tier()} if f"{HOME}.python_tool" in modules else {}
 
 
 def toolbox(functions: Sequence[str | Callable]) -> "Toolbox":

@@ -306,6 +306,76 @@ def test_a_message_environment_of_tinkers_cookbook():
     assert steps[-1].outcome == {"": 0.5} and steps[-1].outcome_parts == {"length": 3.0}
 
 
+# -- verifiers
+
+TASKSET = """
+import verifiers.v1 as vf
+
+class Words(vf.TaskData):
+    answer: str
+
+class WordsTask(vf.Task[Words]):
+    @vf.reward
+    async def right(self, trace: vf.Trace) -> float:
+        if self.data.answer == "break":
+            raise ValueError("no luck")
+        return float(self.data.answer in trace.last_reply)
+
+    @vf.metric
+    async def length(self, trace: vf.Trace) -> float:
+        return float(len(trace.last_reply))
+
+class WordsTaskset(vf.Taskset[WordsTask, vf.TasksetConfig]):
+    def load(self):
+        for word in ("red", "blue", "break"):
+            yield WordsTask(Words(prompt=f"Say {word}.", answer=word), self.config.task)
+
+__all__ = ["WordsTaskset"]
+"""
+HARNESS = """
+import sys
+import verifiers.v1 as vf
+
+PROGRAM = '''
+import sys
+from openai import OpenAI
+url, key, model, prompt = sys.argv[1:]
+client, log = OpenAI(base_url=url, api_key=key), [{"role": "user", "content": prompt}]
+for _ in range(2):
+    said = client.chat.completions.create(model=model, messages=log).choices[0].message.content
+    log += [{"role": "assistant", "content": said}, {"role": "user", "content": "Sure?"}]
+'''
+
+class DirectConfig(vf.HarnessConfig):
+    pass
+
+class Direct(vf.Harness[DirectConfig]):
+    EXECUTES_CODE = NEEDS_CONTAINER = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
+        command = [sys.executable, "-c", PROGRAM, endpoint, secret, ctx.model, data.prompt]
+        return await runtime.run(command, {})
+
+__all__ = ["Direct"]
+"""
+
+
+def test_a_taskset_of_verifiers(tmp_path, monkeypatch):
+    pytest.importorskip("verifiers")
+    (tmp_path / "words_taskset.py").write_text(TASKSET)
+    (tmp_path / "direct_harness.py").write_text(HARNESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "verifiers(id='words_taskset', harness='direct_harness')"
+    steps = play(text, ["red", "blue"], task=1)
+    assert texts(steps) == ["Say blue.", "Sure?"] and not steps[1].new_row
+    assert steps[-1].outcome == {"": 1.0} and steps[-1].outcome_parts == {"length": 4.0}
+    game = opened(text, task=2)
+    game.begin(), game.reply(CHARS.encode("a"))
+    end = game.reply(CHARS.encode("b"))
+    game.close()
+    assert end.kind == "raised" and "no luck" in end.failure
+
+
 # -- OpenEnv
 
 
@@ -571,6 +641,7 @@ def test_a_session_is_left_by_the_task_that_entered_it():
     ("openenv(url='http://x')", "openenv.core", "pip install openenv-core"),
     ("textarena(game='x')", "textarena", "pip install textarena"),
     ("tinker(env='x.y')", "tinker_cookbook.renderers.base", "pip install tinker-cookbook"),
+    ("verifiers(id='x')", "verifiers.v1", "pip install verifiers"),
 ])  # fmt: skip
 def test_a_library_that_is_missing_says_what_to_install(text, library, install, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)

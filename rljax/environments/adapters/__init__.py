@@ -8,6 +8,7 @@ from rljax.environments.adapters.openenv_servers import openenv
 from rljax.environments.adapters.programs import program
 from rljax.environments.adapters.textarena_games import textarena
 from rljax.environments.adapters.tinker_envs import tinker
+from rljax.environments.adapters.verifiers_tasks import verifiers
 
 __all__ = [
     "gymnasium",
@@ -18,4 +19,5 @@ __all__ = [
     "program",
     "textarena",
     "tinker",
+    "verifiers",
 ]

@@ -19,7 +19,7 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
     after a lost connection fails the episode, or with `reconnect`, for a server that remembers
     nothing of a session, is made in a new one.
     """
-    lib = library("mcp", "mcp", "'rljax[agents]'")
+    lib = prepare_worker()
     command, *arguments = shlex.split(server)
     own = lib.StdioServerParameters(command=command, args=arguments)
     where = server if "://" in server else own
@@ -36,6 +36,11 @@ async def mcp(*, server: str, timeout_s: float = 8.0, reconnect: bool = False):
                 answers.append(await _answer(session, call, [tool.name for tool in tools]))
             reply = yield answers
     yield Done(None)
+
+
+def prepare_worker(component=None):
+    """The library, imported before the first clock starts: it takes seconds."""
+    return library("mcp", "mcp", "'rljax[agents]'")
 
 
 async def _tools(client) -> list:

@@ -21,7 +21,7 @@ async def openenv(
     function observation -> text; "" = the observation as JSON. The first one is read behind the
     prompt of the row.
     """
-    client = library("openenv.core", "openenv", "openenv-core").GenericEnvClient
+    client = prepare_worker().GenericEnvClient
     home = "rljax.environments.adapters"
     action_of = resolve(act, home) if act else lambda reply: {field: str(reply)}
     show = resolve(render, home) if render else _as_json
@@ -33,6 +33,11 @@ async def openenv(
             text = show(result.observation)
             reply = yield Turn(text, reward=float(result.reward or 0.0), state=text)
     yield Done(float(result.reward or 0.0))
+
+
+def prepare_worker(component=None):
+    """The library, imported before the first clock starts: it takes seconds."""
+    return library("openenv.core", "openenv", "openenv-core")
 
 
 def _as_json(observation: dict) -> str:

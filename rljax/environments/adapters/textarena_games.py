@@ -15,7 +15,7 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
     `game`: its id, "GuessTheNumber-v0". A player reads what the game and the others have said
     since it last played. The outcome of a seat is TextArena's reward of the player.
     """
-    arena = library("textarena", "textarena", "textarena")
+    arena = prepare_worker()
     # Its own "-raw" form: without wrappers that repeat the whole history in each observation.
     env = arena.make(game if game.endswith("-raw") else f"{game}-raw")
     draws = _Draws(seed)
@@ -29,6 +29,11 @@ def textarena(seed: int, *, game: str, players: int = 1) -> Generator[Turn, Repl
             done, _ = env.step(str(reply))
     rewards, _ = env.close()
     return {str(player): float(rewards[player]) for player in range(players)}
+
+
+def prepare_worker(component=None):
+    """The library, imported before the first clock starts: it takes seconds."""
+    return library("textarena", "textarena", "textarena")
 
 
 def _text(env, arena, player: int, said: list) -> str:

@@ -15,8 +15,7 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
     as a text, so that the policy's own chat template writes them. A history that does not go on
     from what was read before begins another row.
     """
-    base = library("tinker_cookbook.renderers.base", "tinker", "tinker-cookbook")
-    renderer = _Messages(base.ParseTermination)
+    renderer = _Messages(prepare_worker().ParseTermination)
     make = resolve(env, "rljax.environments.adapters")
     made = make(**declared(make.function, {**row, "seed": seed, "renderer": renderer}))
     made = getattr(made, "message_env", made)  # EnvFromMessageEnv would count tokens
@@ -38,6 +37,11 @@ async def tinker(seed: int, *, env: str, **row) -> AsyncGenerator[object, Reply]
         goes = Turn(new[1:] or None, reward) if goes_on else Opening(history, reward=reward)
         reply = yield goes
     yield Done({"score": float(result.reward), **result.metrics})
+
+
+def prepare_worker(component=None):
+    """The library, imported before the first clock starts: it takes seconds."""
+    return library("tinker_cookbook.renderers.base", "tinker", "tinker-cookbook")
 
 
 class _Messages:
