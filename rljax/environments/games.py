@@ -9,10 +9,10 @@ import random
 from typing import Literal
 
 from rljax.contracts import contract
+from rljax.data.tasks.games import LINES
 from rljax.environments.contract import Turn
 from rljax.errors import InputError
 
-LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
 MARKS = ("x", "o")
 PLAYERS = ("first", "second")
 _HELP_TIC_TAC_TOE = "Tic-tac-toe. You are {}. Answer with the number of a free cell, 1 to 9.\n"

@@ -40,7 +40,7 @@ class Problem:
     completion: str
 
 
-def check_range(task: str, option: str, value: int, low: int, high: int) -> None:
+def check_range(task: str, option: str, value: float, low: float, high: float) -> None:
     """Raises InputError unless low <= value <= high."""
     if not low <= value <= high:
         raise InputError(f"{task}({option})", value=value, rule=f"{low} to {high}")
