@@ -7,6 +7,14 @@ python launchers/train.py --config=configs/presets/dr_tulu.py:tiny
 python launchers/train.py --config=configs/presets/dr_tulu.py --config.model=MODEL_FOLDER \\
     --config.data.train=train.parquet --config.data.test=test.parquet
 
+With its search tool, on rubrics that evolve (the rows bring extra_info["rubrics"]; corpus.jsonl has
+an object with "text" in each line; needs the extra `agents`):
+
+python launchers/train.py --config=configs/presets/dr_tulu.py:search --config.model=MODEL_FOLDER \\
+    --config.data.train=train.parquet --config.data.test=test.parquet \\
+    --config.reward.function="rubric(base_url='http://127.0.0.1:8000/v1', model='m')" \\
+    --config.reward.rubrics="evolving_rubrics(generator='my_rubrics.generate')"
+
 Settings are the published ones; hardware, time and accuracy at full size: not measured. `:tiny`:
 README, Methods.
 """
@@ -16,7 +24,8 @@ from rljax.config.tiny import tiny
 
 
 def get_config(variant: str = "") -> Config:
-    """`:tiny` is the same algorithm on an embedded task."""
+    """`:tiny` is the same algorithm on an embedded task, `:search` that of agents with a search
+    tool over corpus.jsonl."""
     config = Config(dataflow="grpo", steps=1000)
     config.data.max_prompt_tokens = 2048
     config.sampler.max_response_tokens = 16 * 1024
@@ -30,6 +39,12 @@ def get_config(variant: str = "") -> Config:
     config.reward.function = "exact_match()"
     config.model_settings.dtype = "bfloat16"
     config.evaluate.every_steps = 25
+    if variant == "search":
+        tool = "search(corpus='corpus.jsonl', k=5)"
+        config.environment.function = f"tools(functions=({tool!r},))"
+        config.environment.max_turns, config.environment.max_calls = 11, 10
+        config.environment.max_tokens = 18 * 1024
+        config.environment.turn_timeout_s = 30.0
     if variant == "tiny":
         tiny(config)
     return config

@@ -1,6 +1,7 @@
 """rljax play: an episode in the process, shown with what would be learned in [[ ]]."""
 
 import io
+import json
 import sys
 
 import pytest
@@ -10,10 +11,12 @@ from rich.console import Console
 from rljax.command import main
 from rljax.config.flags import load_config_file
 from rljax.data.online.encoded import load_run_tokenizer
+from rljax.data.tasks.tool_questions import fact_lines
 from rljax.data.text.tokenizer import CharTokenizer
 from rljax.errors import InputError
 from rljax.evaluation.play import by_hand, play, replies_in, row_of, scripted, turn_ids
 from rljax.sampler import Sampling
+from rljax.validation import validate
 
 
 def played(config, replies, row=0, **changes):
@@ -109,3 +112,23 @@ def test_the_command_by_a_script(tmp_path, capsys, monkeypatch):
         with pytest.raises(SystemExit) as end:
             main([*line[:2], *flags])
         assert end.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_the_search_tool_of_dr_tulu(tmp_path, monkeypatch):
+    """The preset's own environment over a corpus of the working folder; rubrics may evolve."""
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"text": line}) + "\n" for line in fact_lines()]
+    (tmp_path / "corpus.jsonl").write_text("".join(rows))
+    config = load_config_file(str(REPO / "configs/presets/dr_tulu.py:search"))
+    config.model = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)"
+    config.data.train, config.environment.calls = "facts()", "tag(name='search')"
+    config.reward.rubrics = "evolving_rubrics(generator='rubric_generators.two_by_visit')"
+    config.reward.function = "rubric(base_url='http://127.0.0.1:1/v1', model='m')"
+    validate(config)
+    config.reward.function = "exact_match()"
+    tokenizer, out = load_run_tokenizer(config), io.StringIO()
+    record = row_of(config, tokenizer, 0, "test")
+    word = record.prompt_text.removesuffix("?")
+    player = scripted([f"<search>{word}</search>", record.ground_truth], tokenizer)
+    made = play(config, tokenizer, record, player, Console(file=out, width=200))
+    assert made.outcome == {"": 1.0} and f"[1] {word} {record.ground_truth}" in out.getvalue()
