@@ -225,6 +225,13 @@ def test_a_hang_at_the_end_of_one_is_no_harm_to_others():
         assert crew.take_counts()["killed"] == 1
 
 
+def test_an_outcome_counts_whatever_comes_behind_it():
+    with crew_of("hangs_behind_its_outcome()", workers=1) as crew:
+        played = play(crew, {i: {} for i in range(3)})
+        wait_until(lambda: crew._supervisor.counts["killed"], "the kill")
+    assert [one.end.outcome for one in played.values()] == [{"": 1.0}] * 3
+
+
 def test_memory_is_limited():
     rows = {0: dict(prompt="a", size=1 << 31), 1: dict(prompt="b", size=1 << 10)}
     with crew_of("remembers()", workers=1, memory_gb=1.0) as crew:

@@ -133,6 +133,13 @@ def hangs_at_its_end(path):
     finally:
         time.sleep(600)
 
+async def hangs_behind_its_outcome():
+    try:
+        yield "?"
+        yield Done(1.0)
+    finally:
+        time.sleep(600)
+
 def remembers(prompt, size=0):
     kept = bytearray(size)
     yield f"{len(kept)} {prompt}"
