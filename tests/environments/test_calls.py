@@ -251,6 +251,16 @@ BAD = [
     ),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1", "no closing tag"),
     ("qwen3_coder", '<tool_call>{"name": "f"}</tool_call>', "no function tag"),
+    (
+        "qwen3_coder",
+        "<function=weather><parameter=rows>" + "[" * 99 + "]" * 99 + "</parameter></function>",
+        "deeper than 64",
+    ),
+    (
+        "qwen3_coder",
+        '<function=weather><parameter=rows>["\\ud800"]</parameter></function>',
+        "surrogate",
+    ),
     ("llama3", '{"name": "f", "parameters": {"a": 1}', "JSON is wrong"),
     ("llama3", "<|python_tag|>print(1)", "no object"),
     ("llama3", "<|python_tag|>f.call(a=b)", "no literal"),
@@ -277,6 +287,11 @@ def test_a_bad_call_is_told_in_words(name, text, words):
     # A problem goes back to the policy: no token of a format may be in it.
     assert not any(mark in parsed.problem for mark in ("<", "|", "[", "```"))
     assert assistant_message(text, parsed) == {"role": "assistant", "content": text}
+
+
+def test_many_brackets_are_not_depth():
+    flat = '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>' % ([[]] * 200)
+    assert parser("hermes", None).parse(flat).calls[0].arguments == {"a": [[]] * 200}
 
 
 def test_calls_before_a_bad_one_are_kept():

@@ -4,7 +4,7 @@ V3.2, Gemma, a block of Python, and a tag of one's own. Pure functions, linear i
 import re
 from collections.abc import Mapping, Sequence
 
-from rljax.environments.calls.format import CallReader, Parsed
+from rljax.environments.calls.format import CallReader, Parsed, read_json
 from rljax.environments.calls.literals import read_gemma_call, read_python_calls
 from rljax.environments.contract import Call
 from rljax.environments.schemas import coerced, parameters_of
@@ -33,7 +33,7 @@ def read_qwen3_coder(text: str, schemas: Sequence[Mapping]) -> Parsed:
                 break
             name, value = parameter[1].strip(), text[parameter.end() : end.start()]
             value = value.removeprefix("\n").removesuffix("\n")
-            arguments[name] = coerced(value, types.get(name, {"type": "string"}))
+            arguments[name] = _typed(reader, value, types.get(name, {"type": "string"}))
             at = end.end()
         if reader.open:
             reader.add(found[1], arguments)
@@ -43,6 +43,16 @@ def read_qwen3_coder(text: str, schemas: Sequence[Mapping]) -> Parsed:
     if reader.open:
         kept.append(text[at:] if at == 0 or text[at:].strip() else "")
     return reader.parsed("".join(kept))
+
+
+def _typed(reader: CallReader, text: str, schema: Mapping) -> object:
+    """The value that a text is by its schema; JSON has the bounds that it has elsewhere."""
+    value = coerced(text, schema)
+    if value is not text and isinstance(value, (dict, list, str)):
+        problem = read_json(text, 0)[2]
+        if problem:
+            reader.fail(problem)
+    return value
 
 
 # -- DeepSeek V3.2
@@ -69,7 +79,7 @@ def read_dsml(text: str, schemas: Sequence[Mapping]) -> Parsed:
                 break
             value = text[parameter.end() : end]
             kind = {"type": "string"} if parameter[2] == "true" else types.get(parameter[1], {})
-            arguments[parameter[1]] = coerced(value, kind)
+            arguments[parameter[1]] = _typed(reader, value, kind)
             at = end + len(_DSML_END)
         if reader.open:
             reader.add(found[1], arguments)
@@ -146,7 +156,9 @@ def read_tags(
         inside = text[found.end() : end].strip()
         types = parameters_of(name, schemas)
         wanted = argument or next(iter(types), "text")
-        reader.add(name, {wanted: coerced(inside, types.get(wanted, {"type": "string"}))})
+        value = _typed(reader, inside, types.get(wanted, {"type": "string"}))
+        if reader.open:
+            reader.add(name, {wanted: value})
         at = end + len(name) + 3
     kept.append(text[at:])
     return reader.parsed("".join(kept))
