@@ -18,6 +18,7 @@ from rljax.dataflows.preference import preference
 from rljax.dataflows.reinforce import reinforce
 from rljax.dataflows.remax import remax
 from rljax.dataflows.reward_model import process_reward_model, reward_model
+from rljax.dataflows.self_play import self_play
 from rljax.dataflows.sft import sft
 from rljax.dataflows.vapo import vapo
 
@@ -38,6 +39,7 @@ __all__ = [
     "reinforce",
     "remax",
     "reward_model",
+    "self_play",
     "sft",
     "sppo",
     "vapo",

@@ -8,7 +8,7 @@ from rljax.roles.layout import start_training, training_layout
 from rljax.roles.models import Actor, Critic, Reference, RewardModel
 from rljax.roles.program import program
 from rljax.roles.role import Role
-from rljax.roles.state import Baseline, KLController
+from rljax.roles.state import Baseline, KLController, SeatBaseline
 
 __all__ = [
     "Actor",
@@ -18,6 +18,7 @@ __all__ = [
     "Reference",
     "RewardModel",
     "Role",
+    "SeatBaseline",
     "program",
     "start_training",
     "training_layout",

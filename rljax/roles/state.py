@@ -1,4 +1,4 @@
-"""Small roles that hold what outlives a step: an adaptive KL coefficient, a running baseline."""
+"""Small roles that hold what outlives a step: an adaptive KL coefficient, running baselines."""
 
 import dataclasses
 
@@ -41,3 +41,24 @@ class Baseline(Role):
     def update(self, mean: jax.Array, decay: float) -> "Baseline":
         seen = jnp.stack([mean.astype(self.state.dtype), jnp.ones((), self.state.dtype)])
         return dataclasses.replace(self, state=decay * self.state + (1 - decay) * seen)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SeatBaseline(Role):
+    """The running mean of the returns of each seat of the environment: the baseline of self-play
+    (SPIRAL, arXiv 2506.24119), where siblings of a zero-sum game say nothing of each other. state:
+    [seats, 2], the decayed sum and its decayed weight of each."""
+
+    state: jax.Array
+
+    @property
+    def values(self) -> jax.Array:
+        """[seats]; 0 for a seat that has not been scored yet."""
+        return self.state[:, 0] / jnp.maximum(self.state[:, 1], 1e-8)
+
+    def update(self, means: jax.Array, scored: jax.Array, decay: float) -> "SeatBaseline":
+        """After a step with these mean returns [seats]; a seat that was not `scored` keeps its."""
+        seen = jnp.stack([means, jnp.ones_like(means)], axis=1).astype(self.state.dtype)
+        moved = decay * self.state + (1 - decay) * seen
+        return dataclasses.replace(self, state=jnp.where(scored[:, None], moved, self.state))

@@ -47,10 +47,12 @@ def rows_of(
     group = alone + place
     for at, episode in enumerate(episodes):
         of_seat = {log.seat: log for log in episode.logs}  # the last one of each
+        played = dict.fromkeys(of_seat, 0)
         for log in episode.logs:
-            _fill(fields, log, states, mask_bad_turns)
+            _fill(fields, log, states, mask_bad_turns, played[log.seat])
+            played[log.seat] += len(log.turns)
             lengths[log.row] = log.tokens
-            finish[log.row] = _finish_of(episode, log)
+            finish[log.row] = _finish_of(episode, of_seat[log.seat])
         own = slice(at * rules.rows, (at + 1) * rules.rows)
         if episode.failure:
             fields["mask"][own] = 0.0
@@ -73,8 +75,10 @@ def rows_of(
     return fetch(batch)
 
 
-def _fill(fields: dict, log: Log, states: dict[bytes, int], mask_bad_turns: bool) -> None:
-    """The tokens of a row, and what its turns say."""
+def _fill(
+    fields: dict, log: Log, states: dict[bytes, int], mask_bad_turns: bool, played: int
+) -> None:
+    """The tokens of a row, and what its turns say. `played`: turns of the seat in earlier rows."""
     sample, row, start = log.sample, log.row, len(log.sample.prompt)
     end = log.tokens
     fields["tokens"][row, :end] = sample.ids
@@ -84,12 +88,13 @@ def _fill(fields: dict, log: Log, states: dict[bytes, int], mask_bad_turns: bool
     last = log.turns[-1].end if log.turns else start
     mask[last:] = 0.0  # what was begun when a limit ended the episode
     fields["policy_version"][row] *= mask > 0
-    for number, turn in enumerate(log.turns, 1):
+    for number, turn in enumerate(log.turns, played + 1):
         at = slice(turn.start, turn.end)
         if turn.bad and mask_bad_turns:
             mask[at] = 0.0
         fields["step_ids"][row, at] = number
-        fields["state_ids"][row, at] = states.setdefault(turn.state, len(states))
+        if turn.state:  # 0 where the environment names none
+            fields["state_ids"][row, at] = states.setdefault(turn.state, len(states) + 1)
     for turn in log.turns:
         _reward(fields, row, turn.end, turn.reward)
 
@@ -104,7 +109,8 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 
 
 def _finish_of(episode: Episode, log: Log) -> FinishReason:
-    """Why a row ended: of a seat that did not speak last, why its own last turn did."""
+    """Why the rows of a seat ended, of which `log` is the last: where it did not speak last, why
+    its own last turn did."""
     if log is episode.speaker or log.sample.finish_reason is None:
         return episode.finish
     return FinishReason(int(log.sample.finish_reason))

@@ -30,6 +30,7 @@ from rljax.roles import (
     Reference,
     RewardModel,
     Role,
+    SeatBaseline,
     start_training,
     training_layout,
 )
@@ -211,6 +212,12 @@ def make_baseline(inputs: RoleInputs) -> Baseline:
     return Baseline(inputs.number([0.0, 0.0]))
 
 
+def make_seat_baseline(inputs: RoleInputs) -> SeatBaseline:
+    text = inputs.config.environment.function
+    seats = spec(resolve(text, NAMESPACES["environment"])).seats if text else ("",)
+    return SeatBaseline(inputs.number(np.zeros((len(seats), 2))))
+
+
 def needs_reference(setup: Setup) -> bool:
     """Of rollouts: some KL coefficient is above 0. Of files: the loss reads its log-probs, and they
     are not stored on disk."""
@@ -235,6 +242,7 @@ ROLES: dict[str, RoleSpec] = {
     "teacher": RoleSpec(make_teacher),
     "kl_controller": RoleSpec(make_kl_controller, needs_kl_controller),
     "baseline": RoleSpec(make_baseline),
+    "seat_baseline": RoleSpec(make_seat_baseline),
 }
 
 

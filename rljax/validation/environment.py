@@ -2,9 +2,11 @@
 
 import inspect
 
-from rljax.config import Config, EnvironmentConfig, row_tokens
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, EnvironmentConfig, row_tokens
 from rljax.config.checks import Problems
 from rljax.contracts import spec
+from rljax.errors import InputError
 from rljax.validation.problems import resolve_field
 
 
@@ -43,18 +45,28 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
 
 
 def _check_rows(config: Config, problems: Problems, seats: tuple[str, ...]) -> None:
-    """A prompt's rows are whole episodes, and what picks among them knows no seats."""
+    """A prompt's rows are whole episodes, as many as are compared, and what would take each row for
+    one is not used where an episode has several."""
     own, samples = config.environment, config.batch.samples_per_prompt
     rows = len(seats) * own.max_rows
     rule = f"an episode takes {len(seats)} seats x {own.max_rows} rows"
     field = "batch.samples_per_prompt"
     problems.check(samples % rows == 0, field, samples, rule, f"a multiple of {rows}")
-    collect = config.algorithm.collect
-    name = collect.partition("(")[0]
-    if rows > 1:
+    try:
+        advantage = resolve(config.algorithm.advantage, NAMESPACES["advantage"])
+        compares = spec(advantage).compares_samples
+    except InputError:  # which is said elsewhere
+        compares = False
+    rule = f"algorithm.advantage={config.algorithm.advantage!r} compares the episodes of a prompt"
+    problems.check(not compares or samples > rows, field, samples, rule, f"{2 * rows} or more")
+    for field, value, names, fix in (
+        ("algorithm.collect", config.algorithm.collect, ("first_live",), "dynamic()"),
+        ("algorithm.advantage", config.algorithm.advantage, ("optimal_token_baseline",), "rloo()"),
+        ("dataflow", config.dataflow, ("remax",), "grpo"),
+    ):
         rule = "compares single rows, and an episode has several here"
-        problems.check(name not in ("dynamic", "active", "first_live"), "algorithm.collect",
-                       collect, rule, "once()")  # fmt: skip
+        name = value.partition("(")[0]
+        problems.check(rows == 1 or name not in names, field, value, rule, fix)
 
 
 def _check_unread(own: EnvironmentConfig, problems: Problems) -> None:

@@ -4,7 +4,7 @@ import time
 
 from rljax.contracts import contract
 from rljax.data.tasks import Task
-from rljax.environments import Turn
+from rljax.environments import Opening, Turn
 
 LETTERS = "abcdefgh"
 
@@ -61,10 +61,28 @@ def two_seats(letter):
     return {"first": score, "second": -score}
 
 
+@contract(seats=("first", "second"))
+def toll(letter):
+    """The second pays the first 1, and 1 for each character that the first writes."""
+    reply = yield Turn(f"{letter}>", seat="first")
+    yield Turn(f"{letter}>", seat="second")
+    return {"first": 1.0 + len(reply.whole), "second": -1.0 - len(reply.whole)}
+
+
 def endless(letter):
     """Never ends by itself."""
     while True:
         yield "!"
+
+
+def begins_anew(letter):
+    """Four turns; before the third its history is written anew. The same states in each episode."""
+    for turn in range(4):
+        shown = f"{letter}>"
+        reply = yield (
+            Opening(shown, state=turn) if turn == 2 else Turn(shown, 0.5 * (turn > 0), state=turn)
+        )
+    return 1.0 + reply.whole.count(letter)
 
 
 def slow(letter, *, seconds: float = 0.3):

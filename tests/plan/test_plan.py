@@ -477,6 +477,7 @@ PAGES = {
     "reinforce": ({}, "actor baseline reference"),
     "remax": (dict(algorithm__advantage="remax()"), "actor reference"),
     "reward_model": ({}, "reward_model"),
+    "self_play": (dict(algorithm__advantage="reinforce()"), "actor reference seat_baseline"),
     "sft": ({}, "actor"),
     "sppo": (dict(algorithm__preference_loss="sppo()"), "actor reference"),
     "vapo": (dict(algorithm__advantage="vapo_gae()"), "actor critic reference"),
