@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib
 import json
+import random
 import sys
 import threading
 import time
@@ -188,7 +189,8 @@ def test_games_side_by_side_draw_for_themselves():
     alone = [texts(play(game, ["[Hit]"] * 4, seed=seed)) for seed in (1, 2)]
     one, two = opened(game, seed=1), opened(game, seed=2)
     mixed = [[one.begin()], [two.begin()]]
-    for _ in range(4):
+    for turn in range(4):
+        random.seed(turn)  # the worker's own generator is where it is
         mixed[0].append(one.reply(CHARS.encode("[Hit]")))
         mixed[1].append(two.reply(CHARS.encode("[Hit]")))
     assert [texts(steps) for steps in mixed] == alone and alone[0] != alone[1]
