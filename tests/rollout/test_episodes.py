@@ -18,6 +18,7 @@ from rljax.evaluation.policy import evaluate
 from rljax.keys import root_key
 from rljax.setup import build, initial_params, make_roles, open_rewards
 from rljax.setup.policies import Policy
+from rljax.training import train
 from rljax.validation import validate
 
 PROMPTS, SAMPLES = 4, 4
@@ -239,3 +240,22 @@ def test_a_row_that_lacks_a_field_is_named_before_anything_is_compiled(tmp_path)
     with environment_of(config, tmp_path) as (setup, environment):
         with pytest.raises(InputError, match="wants_more.*needs 'world'"):
             environment.first_exchange(setup.data.prompts[0])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_plays_the_same_episodes(tmp_path):
+    """Four steps, and two and two: the same weights to the last bit, the same episodes."""
+
+    def run(folder, steps, allow=()):
+        config = config_of("tiny_environments.count_letter()")
+        config.steps, config.run_dir = steps, str(tmp_path / folder)
+        config.checkpoint.every_steps, config.checkpoint.allow_changed = 2, allow
+        config.samples_every_steps = 1
+        train(config, devices=jax.devices()[:1])
+        lines = (tmp_path / folder / "episodes.jsonl").read_text().splitlines()
+        weights = (tmp_path / folder / "policy" / "model.safetensors").read_bytes()
+        return weights, [line for line in lines if '"step": 4' in line]
+
+    whole = run("whole", 4)
+    run("halves", 2)
+    assert run("halves", 4, ("steps",)) == whole and whole[1]
