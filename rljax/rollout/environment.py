@@ -29,7 +29,7 @@ from rljax.sampler.requests import stop_room
 from rljax.sampler.slots import forcing_room
 from rljax.tracking.timing import timed
 
-_PREFILL_TOKENS = 256  # of a prompt that are read at once
+_PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
 _TRIED = 2**30  # the number of an episode that is played before a run
 _SHOWN = 3  # failures in an error
 
@@ -172,7 +172,10 @@ class Environment:
             forcing_tokens=forcing_room([turn]) if turn.thinking_tokens else 0,
         )
         text = lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
-        return Sampler(engine, key=key, chunk_tokens=_PREFILL_TOKENS, decode=text)
+        return Sampler(
+            engine, key=key, chunk_tokens=_PREFILL_TOKENS, prefill_rows=min(rows, _PREFILL_ROWS),
+            decode=text,
+        )  # fmt: skip
 
     def _admit_all(self, driver: Driver, prompts: Prompts, key, each: int) -> None:
         """Siblings start from one seed, and each has one of its own, all functions of the key."""

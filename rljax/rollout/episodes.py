@@ -109,6 +109,8 @@ class Driver:
         self.episodes: dict[int, Episode] = {}
         self._of_sample: dict[int, Episode] = {}  # by the id of its sample, which is its row
         self._deliveries: list[tuple[Sample, tuple[int, ...], Sampling]] = []
+        # What begins with the same prompt and limit: (episode, seat, row, step) of each.
+        self._prompts: dict[tuple, list[tuple[Episode, int, int, Step]]] = {}
         self._left = 0
         self.held = self.parked = self.live = self.dispatches = 0
 
@@ -126,9 +128,7 @@ class Driver:
             for step in steps:
                 self._act(step, now, ended)
             self._check_clocks(now, ended)
-            if self._deliveries:
-                self.sampler.deliver(self._deliveries)
-                self._deliveries = []
+            self._submit()
             if self.sampler.pending:
                 self._dispatch(params, version)
         return list(self.episodes.values())
@@ -258,19 +258,33 @@ class Driver:
             self._end(episode, FinishReason.LENGTH)
             return
         most = min(rules.sampling.max_response_tokens, room)
-        sampling = dataclasses.replace(rules.sampling, max_response_tokens=most)
         if begins:
             if logs:
                 self.sampler.release(logs[-1].sample)
             row = episode.number * rules.rows + seat * rules.max_rows + len(logs)
-            (sample,) = self.sampler.submit(list(step.ids), sampling, request_ids=[row], hold=True)
-            episode.speaker = Log(seat, row, sample)
-            episode.logs.append(episode.speaker)
-            self._of_sample[row] = episode
-        else:
-            episode.speaker = logs[-1]
-            self._deliveries.append((logs[-1].sample, step.ids, sampling))
+            self._prompts.setdefault((step.ids, most), []).append((episode, seat, row, step))
+            return
+        episode.speaker = logs[-1]
         episode.speaker.next_state, episode.speaker.next_observation = step.state, step.messages
+        sampling = dataclasses.replace(rules.sampling, max_response_tokens=most)
+        self._deliveries.append((logs[-1].sample, step.ids, sampling))
+
+    def _submit(self) -> None:
+        """Hands the sampler what is new: observations all at once, and each prompt once for all
+        that begin with it, as siblings do."""
+        if self._deliveries:
+            self.sampler.deliver(self._deliveries)
+        for (ids, most), begun in self._prompts.items():
+            begun = [one for one in begun if one[0].finish is None]
+            sampling = dataclasses.replace(self.rules.sampling, max_response_tokens=most)
+            rows = [row for _, _, row, _ in begun]
+            options = dict(n=len(rows), request_ids=rows, hold=True)
+            samples = self.sampler.submit(ids, sampling, **options) if rows else []
+            for sample, (episode, seat, row, step) in zip(samples, begun, strict=True):
+                episode.speaker = Log(seat, row, sample, [], step.state, step.messages)
+                episode.logs.append(episode.speaker)
+                self._of_sample[row] = episode
+        self._deliveries, self._prompts = [], {}
 
     def _end(self, episode: Episode, reason: FinishReason, step: Step | None = None) -> None:
         """Ends an episode: with its own outcome, or by a limit."""
