@@ -6,7 +6,9 @@ The task: "37*58=" -> "<calc>37*58</calc>", the tool says "2146", then "2146". S
 call is written and copied; a fifth of its examples call, the others answer with any number. GRPO
 raises the share of episodes that call.
 
-Not measured yet.
+Hardware: 2 CPU cores, shared with other work (load 7 to 15). Measured 2026-11-23, seed 0:
+greedy accuracy 0.156 before GRPO, 0.969 after it (n=32), with 200 supervised steps (no begun
+calls among the examples) and 40 of GRPO, 114 CPU seconds.
 """
 
 from rljax.config import Config

@@ -5,7 +5,9 @@ python launchers/train.py --config=configs/agents/guess_number.py
 The task: "Guess my number, 1 to 16." -> "8", "lower" -> "4", ... SFT teaches the form of a guess; a
 fifth of its examples halve what is left, the others are any number, whatever was said.
 
-Not measured yet.
+Hardware: 2 CPU cores, shared with other work (load 7 to 15). Measured 2026-11-23, seed 0:
+sampled success 0.26 in the first steps, 0.44 in the last; greedy 0.250 before and 0.500 after (all
+16 numbers), 113 CPU seconds. Halving would find 0.94.
 """
 
 from rljax.config import Config

@@ -5,7 +5,8 @@ python launchers/train.py --config=configs/agents/python.py
 The task: "12+34*56=" -> a fenced block of Python with the expression, the sandbox says "1916", then
 "1916". SFT teaches how a block is written and copied; a fifth of its examples write one.
 
-Not measured yet.
+Hardware: 2 CPU cores, shared with other work (load 7 to 15). Measured 2026-11-23, seed 0:
+greedy accuracy 0.016 before GRPO, 1.000 after it (n=64), 138 CPU seconds.
 """
 
 from rljax.config import Config

@@ -6,7 +6,7 @@ The task: "x+3 2:6>" -> "x*3": the line should return 6 for x = 2. Several lines
 meant the other tests say, so that the second try has something to learn from the first. The tests
 run in the sandbox. SFT teaches the form of a line, not which one is right.
 
-Not measured yet.
+Time and strength after training: not measured.
 """
 
 from rljax.config import Config

@@ -7,7 +7,7 @@ The task: "....x....o" -> "1", the board and the mark of who moves. SFT teaches 
 legal; a fifth of its examples complete or block a line. The advantage compares returns from the
 same board (gigpo). `:random` is the same game against a random player, for evaluation.
 
-Not measured yet.
+Time and strength after training: not measured.
 """
 
 from rljax.config import Config

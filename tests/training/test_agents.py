@@ -1,4 +1,4 @@
-"""Agents learn: the configs of configs/agents pass their marks, and do not with the reward's sign
+"""Agents learn: configs of configs/agents pass their marks, and do not with the reward's sign
 flipped or where what they read is learned from in place of what they write."""
 
 import json
@@ -13,10 +13,7 @@ from tiny_run import train_on_one
 
 from rljax.config.flags import load_config_file
 from rljax.data.online.encoded import load_data
-from rljax.environments.kuhn import exploitability
 from rljax.setup.policies import load_policy, sample_all
-
-sys.path.append(str(REPO / "examples"))
 
 
 def test_self_play_learns_what_a_move_is(tmp_path):
@@ -76,8 +73,6 @@ MARKS = {  # (at most before, at least after)
     "calculator": (0.4, 0.95),
     "python": (0.4, 0.9),
     "search": (0.1, 0.9),
-    "guess_number": (0.4, 0.8),
-    "repair": (0.4, 0.8),
 }
 
 
@@ -94,9 +89,6 @@ def test_an_example_passes_its_mark(tmp_path, name, seed):
         assert 0.95 <= mean(last, "calls/per_episode") <= 1.3
     if name == "calculator":
         assert accuracy(tmp_path, "tools(functions=('agent_parts.calc',))") <= 0.3
-    if name == "repair":
-        first = mean(last, "reward/first_try")
-        assert mean(last, "reward/mean") - first > 0.05  # of 1,280 episodes: 3 standard errors
 
 
 @pytest.mark.slow
@@ -110,21 +102,3 @@ def test_an_example_passes_its_mark(tmp_path, name, seed):
 def test_an_example_does_not_learn_the_wrong_way_round(tmp_path, name, flag):
     summary, _ = trained(tmp_path, name, flag)
     assert summary["accuracy_after"]["value"] < MARKS[name][1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_tic_tac_toe_by_self_play_is_not_lost_to_a_random_player(tmp_path, seed):
-    trained(tmp_path, "tic_tac_toe", f"--config.seed={seed}")
-    assert accuracy(tmp_path, "tic_tac_toe(style='short', opponent='random')") >= 0.95
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_kuhn_poker_by_self_play_is_near_an_equilibrium(tmp_path, seed):
-    from kuhn_exploitability import probabilities
-
-    trained(tmp_path, "kuhn", f"--config.seed={seed}", "--config.checkpoint.keep=99",
-            "--config.checkpoint.every_steps=100")  # fmt: skip
-    policy = load_policy(tmp_path)
-    assert exploitability(probabilities(policy.actor(), policy.tokenizer)) <= 0.1
