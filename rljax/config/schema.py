@@ -189,12 +189,14 @@ class EnvironmentConfig(Settings):
     # Where a chat template drops old reasoning: "append" keeps what was read, "rewrite" begins
     # another row with what the template shows.
     history: str = "append"
-    # Rows that a seat of an episode may take: with "rewrite" a row for each new history.
+    # Rows that a seat of an episode may take: one for each history that "rewrite" begins, or that a
+    # later Opening of the environment does.
     max_rows: int = 1
     workers: int = 2  # processes that play, on each host; each holds hundreds of episodes
     memory_gb: float = 8.0  # of a worker (RLIMIT_DATA); 0 = no limit
     retries: int = 1  # how often a failed episode is played again before it is masked
-    max_failed: float = 0.05  # share of a step's episodes; a run ends where more fail
+    # Share of a step's episodes; a run ends where more fail (but not for one of several, unless 0).
+    max_failed: float = 0.05
 
 
 @dataclasses.dataclass

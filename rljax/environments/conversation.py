@@ -4,6 +4,8 @@ Ids that were read or sampled are never tokenized again; what comes is appended.
 without a chat template puts texts behind one another as they are. Lengths are in tokens.
 """
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
 
 from rljax.data.text.chat import appended_after, compare_log, encode_after
@@ -86,6 +88,7 @@ class Conversation:
 
 def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
     """Messages whose contents have `limit` tokens together at most."""
+    messages = [_without_control_tokens(tokenizer, message) for message in messages]
     texts = [message.get("content") or "" for message in messages]
     if sum(map(len, texts)) * 4 <= limit:  # no tokenizer makes more than four tokens of a character
         return [dict(message) for message in messages]
@@ -99,6 +102,23 @@ def shortened(tokenizer, messages: Sequence[Mapping], limit: int) -> list[dict]:
         dict(message) if size <= share else {**message, "content": _cut(tokenizer, text, share)}
         for message, text, size in zip(messages, texts, sizes, strict=True)
     ]
+
+
+def _without_control_tokens(tokenizer, message: Mapping) -> dict:
+    """A tool's message whose text cannot end a turn, or begin one: what would be read as a special
+    token gets a space behind its first letter. A search may find any text."""
+    content = message.get("content")
+    if message.get("role") != "tool" or not content or tokenizer.context_free:
+        return dict(message)
+    told = _special_texts(tokenizer).sub(lambda found: f"{found[0][0]} {found[0][1:]}", content)
+    return {**message, "content": told}
+
+
+@functools.lru_cache(maxsize=8)
+def _special_texts(tokenizer) -> re.Pattern:
+    texts = {tokenizer.decode([i], skip_special_tokens=False) for i in tokenizer.special_ids}
+    longest = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
 
 def _share(sizes: Sequence[int], limit: int) -> int:

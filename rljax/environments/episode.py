@@ -82,7 +82,7 @@ class Episode:
         self._loop: asyncio.AbstractEventLoop | None = None  # of a generator that shares none
         self._conversations: dict[str, Conversation] = {}
         self._schemas: dict[str, Sequence[Mapping]] = {}  # of the tools, by seat
-        self._seat = ""
+        self._seat, self._state = "", b""
         self._turns = self._calls = self._bad_in_a_row = 0
         self._said: dict = {}  # what the next Step says about the reply before
         self._limit = ""  # which has been passed: the environment is asked for the last time
@@ -171,7 +171,8 @@ class Episode:
             if reply.problem and not self._limit:
                 told = [{"role": "user", "content": f"The call cannot be read: {reply.problem}"}]
                 try:
-                    return self._step(Turn(told, seat=self._seat))
+                    step = self._step(Turn(told, seat=self._seat))
+                    return dataclasses.replace(step, state=self._state)  # the world has not moved
                 except InputError:  # an alphabet without these letters; no way to hide from a score
                     self._limit = "bad calls"
         except Exception as error:
@@ -212,7 +213,7 @@ class Episode:
             return self._failed(error, "raised", time.perf_counter() - began)
         try:
             if done:
-                return self._end(returned, seconds)
+                return self._end(returned, seconds, self._limit, returned=True)
             if yielded is None and self._conversations:
                 raise BadYield("it yielded nothing; Turn(None) is: nothing new to read")
             turn, opening = turn_of(yielded), isinstance(yielded, Opening)
@@ -233,16 +234,22 @@ class Episode:
         conversation, drift, new_row = self._conversations.get(turn.seat), "", True
         failures: list[str] = []
         if conversation is None or tools is not None:
-            ids, messages = self._first(turn, tools or ())
+            try:
+                ids, messages = self._first(turn, tools or ())
+            except _TooLong as error:
+                if not self._turns:
+                    raise BadYield(str(error)) from None
+                return self._end(None, seconds, "tokens")
         else:
             messages = conversation.shortened(turn.observation or ())
             # "failed" or "unknown", by Toolbox.answer: for the counts, not for the template.
             failures = [message.pop("failure", "") for message in messages]
             look = zlib.crc32(b"%d %d" % (self.sample_seed, self._turns)) % LOOKED_AT == 0
             ids, new_row, drift = conversation.append(messages, look=look)
+        self._state = state_hash(turn.state)
         return Step(
             self.number, turn.seat, tuple(ids), new_row, reward=turn.reward,
-            parts=dict(turn.parts), state=state_hash(turn.state), seconds=seconds, drift=drift,
+            parts=dict(turn.parts), state=self._state, seconds=seconds, drift=drift,
             failed_calls=failures.count("failed"), messages=tuple(messages), **self._told(),
         )  # fmt: skip
 
@@ -256,7 +263,7 @@ class Episode:
         limit = self.limits.max_tokens
         size = sum(len(message.get("content") or "") for message in messages or ())
         if ids is None and size > CHARACTERS_PER_TOKEN * limit:
-            raise BadYield(f"the first prompt has {size} characters; max_tokens is {limit}")
+            raise _TooLong(f"the first prompt has {size} characters; max_tokens is {limit}")
         conversation = Conversation(
             self.tokenizer, self.limits.max_reply_tokens, rewrite=self.limits.history == "rewrite"
         )
@@ -270,19 +277,23 @@ class Episode:
                     fix="set environment.calls, for instance \"tag(name='search')\" or 'python'",
                 )
         ids = conversation.begin(messages, ids, tools)
-        if not 0 < len(ids) < limit:
-            raise BadYield(f"the first prompt has {len(ids)} tokens; max_tokens is {limit}")
+        if not ids:
+            raise BadYield("the first prompt has no tokens")
+        if len(ids) >= limit:
+            raise _TooLong(f"the first prompt has {len(ids)} tokens; max_tokens is {limit}")
         self._conversations[turn.seat] = conversation
         return ids, [dict(message) for message in messages or ()]
 
-    def _end(self, returned: object, seconds: float, limit: str = "") -> Step:
+    def _end(
+        self, outcome: object, seconds: float, limit: str = "", *, returned: bool = False
+    ) -> Step:
         if not self._turns:
             raise BadYield("it returned before the policy wrote anything")
-        outcome, parts = outcome_of(returned, self.seats)
+        outcome, parts = outcome_of(outcome, self.seats)
         self.ended = True
         drift = max((c.final_drift() for c in self._conversations.values()), key=DRIFTS.index)
         return Step(
-            self.number, self._seat, ended=True, limit=limit, outcome=outcome,
+            self.number, self._seat, ended=True, limit=limit, returned=returned, outcome=outcome,
             outcome_parts=parts, seconds=seconds, drift=drift, **self._told(),
         )  # fmt: skip
 
@@ -345,6 +356,10 @@ class Episode:
         elif self._bad_in_a_row > most:
             self._limit = "bad calls"
         return () if self._limit else calls
+
+
+class _TooLong(Exception):
+    """A prompt that does not fit an episode."""
 
 
 def _let_through(error: BaseException) -> None:

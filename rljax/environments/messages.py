@@ -39,7 +39,8 @@ class Step:
     parts: dict = dataclasses.field(default_factory=dict)
     state: bytes = b""
     ended: bool = False
-    limit: str = ""  # the limit that ended it where that is seen here: "calls", "bad calls"
+    limit: str = ""  # that ended it where that is seen here: "calls", "bad calls", "tokens"
+    returned: bool = False  # the environment has come to its end by itself, maybe at a limit
     outcome: dict | None = None
     outcome_parts: dict = dataclasses.field(default_factory=dict)
     failure: str = ""  # why the episode failed; "" = it did not

@@ -16,6 +16,9 @@ from rljax.data.text.messages import validate_messages
 from rljax.environments.contract import Done, Opening, Turn
 from rljax.errors import InputError
 
+MOST = 1e30  # of a reward: sums of them are float32
+OWN_PARTS = ("outcome", "turn_rewards")  # which the rows of every episode have
+
 
 class BadYield(Exception):
     """An environment yielded, or returned, what no environment may."""
@@ -39,7 +42,7 @@ def turn_of(yielded: object) -> Turn:
         turn,
         observation=_messages(turn.observation),
         reward=finite(turn.reward, "the reward of a turn"),
-        parts={str(name): finite(value, name) for name, value in parts.items()},
+        parts=_parts(parts),
     )
 
 
@@ -90,20 +93,27 @@ def _with_parts(returned: object) -> tuple[float, dict[str, float]]:
     parts = returned if isinstance(returned, Mapping) else {"score": returned}
     if "score" not in parts:
         raise BadYield(f"an outcome of parts without 'score': {shown(list(parts))}")
-    checked = {str(name): finite(value, name) for name, value in parts.items()}
+    checked = _parts(parts)
     return checked.pop("score"), checked
+
+
+def _parts(parts: Mapping) -> dict[str, float]:
+    """Named parts as floats."""
+    if taken := [name for name in parts if name in OWN_PARTS]:
+        raise BadYield(f"a part is called {taken[0]!r}, as one that every episode has: rename it")
+    return {str(name): finite(value, name) for name, value in parts.items()}
 
 
 def finite(value: object, name: object) -> float:
     """The value as a float. Raises BadYield for no number, and for one that is not finite."""
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real | np.bool_):
         raise BadYield(f"{name} is {shown(value)} ({type(value).__name__}): not a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise BadYield(f"{name} is {shown(value)}: not a finite number")
+    if not abs(number) <= MOST:
+        raise BadYield(f"{name} is {shown(value)}: not a finite number of at most {MOST:g}")
     return number
 
 
@@ -126,7 +136,7 @@ def _digest(value: object) -> bytes:
 def _pieces(value: object) -> list[bytes]:
     if value is None:
         return [b"none"]
-    if isinstance(value, enum.Enum):
+    if isinstance(value, enum.Enum) and not isinstance(value, int | float | str):
         return [b"enum", type(value).__qualname__.encode(), value.name.encode()]
     if isinstance(value, np.generic):
         value = value.item()
@@ -136,6 +146,8 @@ def _pieces(value: object) -> list[bytes]:
         return [b"bytes", bytes(value)]
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return [b"number", b"%d" % int(value)]
+    if isinstance(value, complex) and not value.imag:
+        return _pieces(value.real)
     if isinstance(value, float | complex):
         return [b"number", repr(value).encode()]
     if isinstance(value, list | tuple):
@@ -146,7 +158,8 @@ def _pieces(value: object) -> list[bytes]:
     if isinstance(value, set | frozenset):
         return [b"set", *sorted(map(_digest, value))]
     if isinstance(value, np.ndarray) and value.dtype != object:
-        return [b"array", str(value.dtype).encode(), str(value.shape).encode(), value.tobytes()]
+        same = value + 0 if value.dtype.kind in "fc" else value  # -0.0 is 0.0
+        return [b"array", str(value.dtype).encode(), str(value.shape).encode(), same.tobytes()]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.compare]
         return [type(value).__qualname__.encode(), *(_digest(getattr(value, n)) for n in names)]

@@ -191,8 +191,9 @@ class Environment:
 
     def _refuse_failures(self, episodes: list[Episode]) -> None:
         """Raises InputError, the same on all hosts, where too many episodes have failed."""
-        broken = failed(episodes)
-        if len(broken) <= max(self.max_failed * len(episodes), 1):
+        broken, most = failed(episodes), self.max_failed * len(episodes)
+        one = len(broken) == 1 < len(episodes) and self.max_failed > 0
+        if len(broken) <= most or one:  # one of a few is more than any small share
             return
         reasons = {f"{one.kind}: {one.failure}" for one in broken}
         raise InputError(

@@ -52,18 +52,19 @@ def rows_of(
             _fill(fields, log, states, mask_bad_turns, played[log.seat])
             played[log.seat] += len(log.turns)
             lengths[log.row] = log.tokens
-            finish[log.row] = _finish_of(episode, of_seat[log.seat])
+            finish[log.row] = episode.finish
         own = slice(at * rules.rows, (at + 1) * rules.rows)
         if episode.failure:
-            fields["mask"][own] = 0.0
+            fields["mask"][own] = fields["rewards"][own] = 0.0
             continue
         group[own] = episode.prompt * len(rules.seats) + seat[own]
         for number, log in of_seat.items():
-            of_turns = sum(
-                turn.reward for one in episode.logs if one.seat == number for turn in one.turns
-            )
-            _reward(fields, log.row, log.tokens, scores[log.row] - of_turns)
-    known = fields["mask"].any(axis=1)
+            logs = [one for one in episode.logs if one.seat == number]
+            last = next((one for one in reversed(logs) if fields["mask"][one.row].any()), log)
+            paid = sum(fields["rewards"][one.row].sum() for one in logs)
+            _reward(fields, last.row, last.tokens, scores[log.row] - paid)
+    every = fields["mask"].reshape(-1, rules.max_rows * columns).any(axis=1)
+    known = np.repeat(every, rules.max_rows)  # whether any row of the episode and seat is learned
     batch = batch_from_rows(
         fields.pop("tokens"), lengths, fields.pop("mask"),
         group=np.where(known, group, alone + place).astype(np.int32),
@@ -106,14 +107,6 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
     if len(chosen):
         before = chosen[chosen < end]
         fields["rewards"][row, before[-1] if len(before) else chosen[0]] += reward
-
-
-def _finish_of(episode: Episode, log: Log) -> FinishReason:
-    """Why the rows of a seat ended, of which `log` is the last: where it did not speak last, why
-    its own last turn did."""
-    if log is episode.speaker or log.sample.finish_reason is None:
-        return episode.finish
-    return FinishReason(int(log.sample.finish_reason))
 
 
 def summaries(
@@ -179,6 +172,9 @@ def episode_metrics(episodes: Sequence[Episode], returns: Sequence[float], corre
         field = "bad_turns" if name == "bad" else f"{name}_calls"
         number = sum(getattr(episode, field) for episode in live)
         found[f"calls/{name}"] = number / max(calls + (number if name == "bad" else 0), 1)
+    seconds = [one for episode in live for one in episode.call_seconds]
+    for share in (50, 99) if seconds else ():
+        found[f"calls/seconds_p{share}"] = float(np.percentile(seconds, share))
     drift = [one for episode in live for one in episode.drift]
     for name in ("same", "retokenized", "rewritten") if drift else ():
         found[f"drift/{name}"] = drift.count(name) / len(drift)
@@ -187,6 +183,10 @@ def episode_metrics(episodes: Sequence[Episode], returns: Sequence[float], corre
         groups.setdefault(episode.prompt, []).append(episode)
     partial = [0 < sum(bool(e.failure) for e in group) < len(group) for group in groups.values()]
     found["group/partial"] = _mean(partial)
+    worth: dict[int, set] = {episode.prompt: set() for episode in episodes}
+    for value, episode in zip(returns, episodes, strict=True):
+        worth[episode.prompt] |= set() if episode.failure else {value}
+    found["group/dead"] = _mean([len(values) < 2 for values in worth.values()])
     if live:
         scored = [x for x, episode in zip(returns, episodes, strict=True) if not episode.failure]
         found |= {

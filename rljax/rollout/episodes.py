@@ -77,6 +77,7 @@ class Episode:
     seconds: float = 0.0  # from its first prompt to its end
     waited_s: float = 0.0  # of these, those of the environment
     drift: list[str] = dataclasses.field(default_factory=list)
+    call_seconds: list[float] = dataclasses.field(default_factory=list)  # of answers to calls
 
     @property
     def turns(self) -> int:
@@ -220,6 +221,8 @@ class Driver:
     def _credit(self, episode: Episode, step: Step) -> None:
         """What a step says of the reply before it."""
         episode.calls += step.calls
+        if step.calls:
+            episode.call_seconds.append(step.seconds / step.calls)
         episode.bad_turns += step.bad_turn
         episode.unknown_calls += step.unknown_calls
         episode.failed_calls += step.failed_calls
@@ -233,7 +236,7 @@ class Driver:
         """Of an episode that its environment ended. One that is scored by its last turn ended as
         that turn did: a cut answer is a cut episode."""
         if step.limit:
-            return FinishReason.TURNS
+            return FinishReason.LENGTH if step.limit == "tokens" else FinishReason.TURNS
         if step.outcome is not None or episode.speaker is None:
             return FinishReason.STOP
         return FinishReason(int(episode.speaker.sample.finish_reason))
@@ -288,7 +291,7 @@ class Driver:
 
     def _end(self, episode: Episode, reason: FinishReason, step: Step | None = None) -> None:
         """Ends an episode: with its own outcome, or by a limit."""
-        rules, said = self.rules, step is not None and not step.limit
+        rules, said = self.rules, step is not None and step.returned
         episode.finish = reason
         if said:
             episode.outcome = step.outcome

@@ -30,9 +30,6 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
     prompt, columns = config.data.max_prompt_tokens, row_tokens(config)
     rule = f"an episode begins with up to data.max_prompt_tokens={prompt} tokens"
     problems.check(columns > prompt, "environment.max_tokens", own.max_tokens, rule)
-    rows, field = own.max_rows, "environment.max_rows"
-    rule = "rows for rewritten histories, which history='append' never begins"
-    problems.check(own.history == "rewrite" or rows == 1, field, rows, rule, "1")
     for field, value in (
         ("reward.process_model", config.reward.process_model),
         ("reward.model", config.reward.model),

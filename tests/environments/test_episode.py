@@ -534,7 +534,7 @@ def test_a_bad_call_is_answered_three_times_in_a_row_at_most(users, qwen):
     assert "cannot be read" in steps[0].messages[0]["content"] and not steps[0].failure
     assert [step.calls for step in steps] == [0, 0, 0, 1, 0, 0, 0, 0]
     end = steps[-1]
-    assert end.ended and not end.failure and (end.limit, end.outcome) == ("", {"": 1.0})
+    assert end.ended and not end.failure and (end.limit, end.outcome) == ("bad calls", {"": 1.0})
     (end,) = replies_to(users, qwen, [BAD], on_bad_call="end")
     assert end.ended and end.bad_turn and end.outcome == {"": 0.0}
     (end,) = replies_to(users, qwen, [BAD], "talks_on", on_bad_call="end")

@@ -4,7 +4,8 @@ import time
 
 from rljax.contracts import contract
 from rljax.data.tasks import Task
-from rljax.environments import Opening, Turn
+from rljax.environments import Call, Opening, Turn
+from rljax.environments.calls import Format, Parsed
 
 LETTERS = "abcdefgh"
 
@@ -102,3 +103,35 @@ def first_letter_and_turns(response, turns, conversation) -> float:
     """A reward: ten for each turn, one for each a of the last."""
     assert conversation[-1]["role"] == "assistant"
     return 10.0 * turns + response.count("a")
+
+
+def pays_and_fails(letter):
+    """A reward for each turn, and then no end."""
+    for _ in range(3):
+        yield Turn(f"{letter}>", reward=1.0)
+    raise ValueError("no such world")
+
+
+def every() -> Format:
+    """Each reply is a call."""
+    return Format("every", lambda text, schemas: Parsed("", (Call("f", {}),)))
+
+
+def unreadable() -> Format:
+    """Each reply is a call that cannot be read."""
+    return Format("unreadable", lambda text, schemas: Parsed(text, (), "no brackets"))
+
+
+def until_no_call():
+    """Answers calls while there are any."""
+    reply = yield "a>"
+    while reply.calls:
+        reply = yield "!"
+    return 7.0
+
+
+def pays_then_anew():
+    """Five for the first reply, which is in a log of its own, one for all."""
+    yield "a>"
+    yield Opening("b>", reward=5.0)
+    return 1.0
