@@ -6,7 +6,8 @@ The task: "x+3 2:6>" -> "x*3": the line should return 6 for x = 2. Several lines
 meant the other tests say, so that the second try has something to learn from the first. The tests
 run in the sandbox. SFT teaches the form of a line, not which one is right.
 
-Time and strength after training: not measured.
+Hardware: 2 CPU cores, shared with other work. Measured 2026-11-23, seed 0: sampled 0.27 in the
+first steps and 0.38 in the last, greedy 0.18 after; 105 CPU seconds. It learns too little so far.
 """
 
 from rljax.config import Config
@@ -14,7 +15,7 @@ from rljax.config.tiny import tiny_agent
 
 
 def get_config(variant: str = "") -> Config:
-    config = tiny_agent(Config(dataflow="grpo", steps=120))
+    config = tiny_agent(Config(dataflow="grpo", steps=150))
     around = "def f(x):\n    return $line"
     config.data.train = "broken_lines()"
     config.data.max_prompt_tokens = 12
@@ -23,6 +24,7 @@ def get_config(variant: str = "") -> Config:
     config.environment.max_tokens = 32
     config.sft.steps = 60
     config.algorithm.policy_loss = "ppo_clip(clip_high=0.28)"
-    config.actor_optimizer.lr = 1e-3
+    config.algorithm.entropy_coef = 0.005
+    config.actor_optimizer.lr = 2e-3
     config.evaluate.prompts = 128
     return config
