@@ -14,12 +14,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rljax.components import Component, resolve
 from rljax.environments.episode import chosen_fields
 from rljax.environments.messages import Limits, Step
 from rljax.environments.play_worker import HOME
 from rljax.environments.supervisor import Played, Supervisor
 from rljax.errors import InputError
+from rljax.workers.function import resolve_for_workers
 from rljax.workers.prints import Prints
 
 
@@ -48,7 +48,7 @@ class EpisodeCrew:
     ):
         _check_options(workers, retries, memory_gb, limits.turn_timeout_s)
         self.text, self.limits, self.retries = text, limits, retries
-        self.component = _resolve_environment(text)
+        self.component = resolve_for_workers("environment", text, HOME)
         self._owner = os.getpid()
         self._supervisor = Supervisor(
             self.component, pickle.dumps(tokenizer), limits, workers, retries,
@@ -192,21 +192,3 @@ def _check_options(workers: int, retries: int, memory_gb: float, turn_timeout_s:
         raise InputError(
             "environment.turn_timeout_s", value=turn_timeout_s, rule="a positive number of seconds"
         )
-
-
-def _resolve_environment(text: str) -> Component:
-    """The environment, imported here once: a mistake in its name shows before a worker starts."""
-    if isinstance(text, str) and text.strip().startswith("__main__."):
-        raise InputError(
-            f"environment {text!r} lives in the running script or notebook",
-            rule="the workers do not import it",
-            fix="move the function to a file, my_games.py, and name it 'my_games.function'",
-        )
-    try:
-        return resolve(text, HOME)
-    except InputError:
-        raise
-    except Exception as error:  # the user's module ran and raised
-        raise InputError(
-            f"environment {text!r} cannot be imported", rule=f"{type(error).__name__}: {error}"
-        ) from error

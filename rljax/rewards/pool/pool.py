@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rljax.components import Component, resolve
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import (
@@ -34,6 +33,7 @@ from rljax.rewards.pool.calling import (
 from rljax.rewards.pool.jobs import Job, Score, Task
 from rljax.rewards.pool.supervisor import Supervisor
 from rljax.rewards.sandbox.tiers import LEFT_OPEN
+from rljax.workers.function import resolve_for_workers
 from rljax.workers.prints import Prints
 
 LOG = logging.getLogger("rljax")
@@ -96,7 +96,7 @@ class RewardPool:
         log: Path | None = None,
     ):
         _check_options(workers, timeout_s, memory_gb, max_tasks_per_worker)
-        self.component = _resolve_reward(reward)
+        self.component = resolve_for_workers("reward", reward, HOME)
         check_own_limit(self.component, timeout_s)
         if not callable(declared := spec(self.component).on_timeout) and declared is not None:
             late_score(self.component, {})  # refuses one that is no score
@@ -202,24 +202,6 @@ def _check_options(workers: int, timeout_s: float, memory_gb: float, max_tasks_p
         raise InputError(
             "RewardPool: timeout_s", value=timeout_s, rule="it is a positive number of seconds"
         )
-
-
-def _resolve_reward(text: str) -> Component:
-    """The reward, imported here once: a mistake in its name shows before any worker starts."""
-    if isinstance(text, str) and text.strip().startswith("__main__."):
-        raise InputError(
-            f"reward {text!r} lives in the running script or notebook",
-            rule="reward workers do not import it",
-            fix="move the function to a file, my_rewards.py, and name it 'my_rewards.function'",
-        )
-    try:
-        return resolve(text, HOME)
-    except InputError:
-        raise
-    except Exception as error:  # the user's module ran and raised
-        raise InputError(
-            f"reward {text!r} cannot be imported", rule=f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def _unpicklable(fields: dict) -> str | None:

@@ -1,0 +1,23 @@
+"""The function of a user's that workers run, as their parent resolves it."""
+
+from rljax.components import Component, resolve
+from rljax.errors import InputError
+
+
+def resolve_for_workers(kind: str, text: str, home: str) -> Component:
+    """The component `text`, a `kind` such as "reward", imported here once: a mistake in its name
+    shows before a worker starts. Raises InputError for what workers could not import."""
+    if isinstance(text, str) and text.strip().startswith("__main__."):
+        raise InputError(
+            f"{kind} {text!r} lives in the running script or notebook",
+            rule="workers do not import it",
+            fix=f"move the function to a file, my_{kind}s.py, and name it 'my_{kind}s.function'",
+        )
+    try:
+        return resolve(text, home)
+    except InputError:
+        raise
+    except Exception as error:  # the user's module ran and raised
+        raise InputError(
+            f"{kind} {text!r} cannot be imported", rule=f"{type(error).__name__}: {error}"
+        ) from error
