@@ -1,6 +1,7 @@
 """The house rules: imports point one way, names shadow nothing, nothing heavy happens at import."""
 
 import ast
+import collections
 import functools
 import json
 import os
@@ -385,3 +386,9 @@ def test_an_opening_is_found():
     for code in ("json.loads(path.read_text())", "with open(x) as f: pass", "os.open(x, 0)"):
         assert len(openings(ast.parse(code))) == 1, code
     assert openings(ast.parse("read_text(path)\nread_data(x)")) == []
+
+
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by their names alone: of two that are equal it collects one."""
+    names = collections.Counter(path.name for path in (REPO / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

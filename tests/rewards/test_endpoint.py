@@ -151,9 +151,9 @@ def test_every_fault_ends_in_time_with_its_kind_and_no_worker_is_lost():
         samples = [
             {"response": "r", "prompt": "p", "extra_info": url} for _, url in wanted.values()
         ]
-        before = {worker.process.pid for worker in pool._supervisor._workers}
+        before = {worker.process.pid for worker in pool._supervisor.workers}
         scores = dict(zip(wanted, pool.score(samples), strict=True))
-        assert {worker.process.pid for worker in pool._supervisor._workers} == before
+        assert {worker.process.pid for worker in pool._supervisor.workers} == before
         assert pool.score(samples[:1])[0].value == 0.5
     found = {n: "ok" if s.status == "ok" else error_kind(s.message) for n, s in scores.items()}
     assert found == {name: kind for name, (kind, _) in wanted.items()}

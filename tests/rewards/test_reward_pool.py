@@ -180,7 +180,7 @@ def test_a_limit_that_is_passed_while_the_pool_looks_away_counts_the_same(act):
     """The worker ends its call late, before it is killed: the clock decides, not the look at it."""
     for name, value, status in (("late", -2.0, "ok"), ("act", None, "timeout")):
         with RewardPool(act.replace("act", name), workers=1, timeout_s=0.5) as pool:
-            pool._supervisor._deadline = lambda worker: math.inf
+            pool._supervisor.deadline = lambda worker: math.inf
             (score,) = pool.score(samples("sleep 0.6"))
             assert score.status == status and (value is None or score.value == value)
 
