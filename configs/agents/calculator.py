@@ -6,9 +6,9 @@ The task: "37*58=" -> "<calc>37*58</calc>", the tool says "2146", then "2146". S
 call is written and copied; a fifth of its examples call, the others answer with any number. GRPO
 raises the share of episodes that call.
 
-Hardware: 2 CPU cores, shared with other work (load 7 to 15). Measured 2026-11-23, seed 0:
-greedy accuracy 0.156 before GRPO, 0.969 after it (n=32), with 200 supervised steps (no begun
-calls among the examples) and 40 of GRPO, 114 CPU seconds.
+Hardware: 2 CPU cores, shared with other work. Measured 2026-11-23: greedy accuracy above 0.95 after
+50 steps (seed 0, n=128), and below 0.3 where the tool's answers are shuffled; from 0.58 to 1.00
+and from 0.73 to 1.00 on seeds 1 and 2, in 69 and 38 s.
 """
 
 from rljax.config import Config

@@ -70,7 +70,7 @@ def accuracy(folder, environment: str) -> float:
 
 
 MARKS = {  # (at most before, at least after)
-    "calculator": (0.4, 0.95),
+    "calculator": (0.8, 0.95),  # greedy: a fifth of what it was shown are calls
     "python": (0.4, 0.9),
     "search": (0.1, 0.9),
 }
