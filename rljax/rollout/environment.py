@@ -21,7 +21,7 @@ from rljax.environments.messages import Step
 from rljax.errors import InputError
 from rljax.rewards.pool.pool import RewardPool, Score
 from rljax.rollout.episode_rows import episode_metrics, rows_of, summaries
-from rljax.rollout.episodes import Driver, Episode, Rules, failed
+from rljax.rollout.episodes import Driver, Episode, Rules
 from rljax.rollout.report import RewardReport, ScoredRow
 from rljax.rollout.reward import Reward, of_all_hosts, parts_of, sample_of
 from rljax.sampler import Engine, Sampler
@@ -191,7 +191,8 @@ class Environment:
 
     def _refuse_failures(self, episodes: list[Episode]) -> None:
         """Raises InputError, the same on all hosts, where too many episodes have failed."""
-        broken, most = failed(episodes), self.max_failed * len(episodes)
+        broken = [episode for episode in episodes if episode.failure]
+        most = self.max_failed * len(episodes)
         one = len(broken) == 1 < len(episodes) and self.max_failed > 0
         if len(broken) <= most or one:  # one of a few is more than any small share
             return

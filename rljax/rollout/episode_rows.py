@@ -11,7 +11,7 @@ import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason, batch_from_rows
-from rljax.rollout.episodes import FINISH, Episode, Log, Rules
+from rljax.rollout.episodes import Episode, Log, Rules
 from rljax.tracking.episodes import EpisodeSummary, episode_record, turn_record
 
 _PER_TOKEN = (
@@ -149,7 +149,7 @@ def _record(
             read = turn.end
     return episode_record(
         episode=episode.number, group=group, turns=turns, seat=seat, status=episode.kind or "ok",
-        finish=FINISH[int(episode.finish)], total=total, message=episode.failure,
+        finish=episode.finish.name.lower(), total=total, message=episode.failure,
     )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ e mod count, and what environments say is exchanged once per dispatch.
 
 import dataclasses
 import time
-from collections.abc import Sequence
 
 from rljax import beats, hosts
 from rljax.batch import FinishReason
@@ -23,7 +22,6 @@ from rljax.sampler.sample import Sample
 from rljax.tracking import timing
 
 _NOTHING_S = 0.02  # how long news are waited for where nothing decodes
-FINISH = tuple(reason.name.lower() for reason in FinishReason)
 
 
 @dataclasses.dataclass
@@ -178,7 +176,7 @@ class Driver:
         ids = [int(i) for i in sample.tokens[turn.start - len(sample.prompt) :]]
         if episode.number in hosts.mine(episode.number + 1):
             self.crew.reply(
-                episode.number, ids, FINISH[int(sample.finish_reason)],
+                episode.number, ids, sample.finish_reason.name.lower(),
                 self.rules.limits.max_turns - episode.turns,
                 self.rules.limits.max_tokens - log.tokens,
             )  # fmt: skip
@@ -346,8 +344,3 @@ def _step_of(told: dict) -> Step:
     """A step as another host has told it."""
     lists = {name: tuple(told[name]) for name in ("ids", "messages")}
     return Step(**{**told, **lists, "state": bytes.fromhex(told["state"])})
-
-
-def failed(episodes: Sequence[Episode]) -> list[Episode]:
-    """Those that have no outcome because their environment failed."""
-    return [episode for episode in episodes if episode.failure]

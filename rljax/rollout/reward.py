@@ -28,8 +28,6 @@ from rljax.rollout.report import RewardReport, Sample, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
-_FINISH = tuple(reason.name.lower() for reason in FinishReason)
-
 
 class ModelScorer:
     """A frozen reward model: the score after the last token of each row. It reads the policy's
@@ -218,7 +216,7 @@ def sample_of(
         "data_source": record.data_source,
         "extra_info": record.extra_info if rubrics is None else rubrics.extra_info(record),
         "num_tokens": num_tokens,
-        "finish_reason": _FINISH[int(finish)],
+        "finish_reason": FinishReason(int(finish)).name.lower(),
         "group": group,
     }
     return Sample(fields, text)

@@ -184,6 +184,21 @@ def test_masked_turns_leave_their_rewards_to_the_rest(actor, tmp_path, monkeypat
     assert not batch.mask[1::2].any()
 
 
+def test_an_episode_of_masked_turns_alone_is_in_nobodys_baseline(actor, tmp_path, monkeypatch):
+    """It keeps no score, and a group of its own, as a failed one does."""
+
+    def with_bad_turns(episodes, *rest, **options):
+        for turn in episodes[1].logs[0].turns:
+            turn.bad = True
+        return rows_of(episodes, *rest, **options)
+
+    monkeypatch.setattr("rljax.rollout.environment.rows_of", with_bad_turns)
+    config = config_of("tiny_environments.count_letter()", mask_bad_turns=True)
+    batch, _, _ = played(actor, config, tmp_path)
+    assert not batch.mask[1].any() and not batch.rewards[1].any() and batch.scores[1] == 0
+    assert batch.group[1] >= PROMPTS and (batch.group[[0, 2, 3]] == 0).all()
+
+
 def test_each_seat_has_a_row_and_a_return_of_its_own(actor, tmp_path):
     config = config_of("tiny_environments.two_seats()")
     batch, report, metrics = played(actor, config, tmp_path)
