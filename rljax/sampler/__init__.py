@@ -1,8 +1,19 @@
-"""Samples trajectories from prompts on the trainer's mesh, with its own parameter arrays."""
+"""Samples trajectories from prompts on the trainer's devices: with its own parameter arrays, or
+with a copy in a layout of its own."""
 
 from rljax.sampler.engine import Engine
 from rljax.sampler.generate import SecondModel, generate
+from rljax.sampler.layout import Layout, held_weights
 from rljax.sampler.requests import Decoding, Sampling
 from rljax.sampler.stream import Sampler
 
-__all__ = ["Decoding", "Engine", "SecondModel", "Sampler", "Sampling", "generate"]
+__all__ = [
+    "Decoding",
+    "Engine",
+    "Layout",
+    "SecondModel",
+    "Sampler",
+    "Sampling",
+    "generate",
+    "held_weights",
+]

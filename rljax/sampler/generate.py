@@ -21,6 +21,7 @@ from rljax.sampler import slots as slot
 from rljax.sampler.engine import Engine
 from rljax.sampler.host_rollout import host_rollout
 from rljax.sampler.keys import budgets, request_keys
+from rljax.sampler.layout import agree, reshard_program, weights_like
 from rljax.sampler.memory import check_memory
 from rljax.sampler.requests import Decoding, Sampling, rules_of
 from rljax.sampler.stop_strings import cut_at_stop_strings, cut_row
@@ -66,35 +67,49 @@ def generate(
     returns True, the rows that still decode end there, with FinishReason.ABORT. Neither is called
     where all rows may end in the same turn. On several hosts every one of them is told of every
     row, and `stop` returns the same on all.
+
+    The weights are read where they lie, or as `decoding.weights` brings them to the layout of
+    decoding; the batch lies on the mesh of `model`.
     """
-    model = decoding.of(model)
-    if second is not None:
-        second = dataclasses.replace(second, model=decoding.of(second.model))
+    home = model.mesh
+    model, params, second = _on_layout(model, params, second, decoding)
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
-    _check(model, prompts, lengths, sampling, n, decoding)
-    _check_second(model, second)
+    _check(model, prompts, lengths, sampling, n, decoding, second)
     prompts = prompts.astype(np.int32)
     rows = prompts.shape[0] * n
     if decoding.loop == "host":
         _refuse_on_host(images, second)
         inputs = (prompts, lengths, key, sampling)
         options = dict(n=n, version=version, decoding=decoding, finished=finished, stop=stop)
-        return host_rollout(model, params, *inputs, **options)
+        return _at_home(host_rollout(model, params, *inputs, **options), model, home)
     images = images and place(images, model.mesh)
     inputs = (prompts, lengths, key, sampling, n, decoding)
     arguments, shape = _arguments(model, params, *inputs, version, images, second)
+    stops = (sampling.stop_strings, decoding.decode)
     # Hosts that may be told to stop look up after every turn, too.
     if fits_a_turn(shape, rows) or finished is None and hosts.count() == 1:
         batch = rollout(*arguments)
     else:
-        stops, tell = (sampling.stop_strings, decoding.decode), lambda *_: None  # noqa: E731
+        tell = lambda *_: None  # noqa: E731
         if finished is not None:
             tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
         batch = in_turns(*arguments, finished=tell, stop=stop)
     if sampling.stop_strings:
-        starts = np.repeat(lengths, n)
-        batch = cut_at_stop_strings(batch, starts, sampling.stop_strings, decoding.decode)
-    return batch
+        batch = cut_at_stop_strings(batch, np.repeat(lengths, n), *stops)
+    return _at_home(batch, model, home)
+
+
+def _on_layout(model: Model, params, second: SecondModel | None, decoding: Decoding):
+    """The models as they decode, with the weights that they read."""
+    if second is not None:
+        other, weights = decoding.of(second.model), decoding.weights(second.model, second.params)
+        second = dataclasses.replace(second, model=other, params=weights)
+    return decoding.of(model), decoding.weights(model, params), second
+
+
+def _at_home(batch: Batch, model: Model, home) -> Batch:
+    """The batch of a model that decoded on the mesh of training, `home`."""
+    return batch if model.mesh == home else place(batch, home)
 
 
 def _arguments(
@@ -129,9 +144,11 @@ def planned_rollout(
 ) -> tuple[dict[str, tuple], Batch]:
     """What `generate` would run, for a plan: ({program: (jitted function, its arguments as shapes,
     turns of its loop at most)}, rows of zeros of this host, each with all its tokens)."""
-    model = decoding.of(model)
+    (model, params), resharding = _planned_weights(model, params, decoding)
     if second is not None:
-        second = dataclasses.replace(second, model=decoding.of(second.model))
+        (other, weights), programs = _planned_weights(second.model, second.params, decoding)
+        second = dataclasses.replace(second, model=other, params=weights)
+        resharding |= {f"{name} of the second model": call for name, call in programs.items()}
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
@@ -165,10 +182,22 @@ def planned_rollout(
         group=np.repeat(np.arange(count, dtype=np.int32), n),
     )
     here = make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1])
-    return programs, place(batch, here)
+    return resharding | programs, place(batch, here)
 
 
-def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -> None:
+def _planned_weights(model: Model, params, decoding: Decoding):
+    """((the model that decodes, the shapes of its weights), the program that makes them of
+    `params`, if one does)."""
+    target, kept = decoding.of(model), not decoding.weight_dtype
+    like = weights_like(target, params, keep_dtypes=kept)
+    if agree(model, target, params, like):
+        return (target, params), {}
+    return (target, like), {"reshard": (reshard_program(model, target, kept), (params,), 1)}
+
+
+def _check(
+    model, prompts, lengths, sampling: Sampling, n, decoding: Decoding, second: SecondModel | None
+) -> None:
     if n < 1:
         raise InputError("samples per prompt", value=n, rule=">= 1")
     if prompts.ndim != 2 or lengths.shape != prompts.shape[:1] or not prompts.size:
@@ -191,10 +220,6 @@ def _check(model, prompts, lengths, sampling: Sampling, n, decoding: Decoding) -
     if sampling.stop_strings and decoding.decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
     sampling.check_token_ids(vocab_size)
-
-
-def _check_second(model: Model, second: SecondModel | None) -> None:
-    vocab_size = model.config.vocab_size
     if second is not None and second.model.config.vocab_size != vocab_size:
         raise InputError(
             "vocabulary of the second model",

@@ -11,6 +11,7 @@ import numpy as np
 from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.sampler.draw import Rules
+from rljax.sampler.layout import WEIGHT_DTYPES, Layout, decode_model, decode_weights
 
 STOP_IDS = 16  # room for stop ids of a request, where none needs more
 LOOPS = ("device", "host")
@@ -103,10 +104,10 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How a whole batch is decoded: what sizes programs and memory. It changes no sample, but for
-    another dtype, and for keys and values held narrower than they are computed: what was read in
-    chunks, from a prefix or after a pause then attends to rounded ones where a whole prompt attends
-    to exact ones."""
+    """How a whole batch is decoded: what sizes programs and memory, and where they run. It changes
+    no sample, but for another dtype, and for keys and values held narrower than they are computed:
+    what was read in chunks, from a prefix or after a pause then attends to rounded ones where a
+    whole prompt attends to exact ones."""
 
     slots: int = 0  # rows that are decoded at a time; 0 = all
     loop: str = "device"  # who refills slots: "device" | "host"
@@ -115,6 +116,8 @@ class Decoding:
     dtype: str = ""  # what is computed in; "" = what the model computes in
     head_in_float32: str = ""  # on | off, "" = as the model
     look_every: int = 1  # steps after which all devices meet to look whether rows are live
+    layout: Layout | None = None  # of weights and rows; None = training's own
+    weight_dtype: str = ""  # float32 | bfloat16 | int8; "" = as the weights are
 
     def __post_init__(self):
         if self.slots < 0:
@@ -127,10 +130,22 @@ class Decoding:
         if self.head_in_float32 not in SWITCHES:
             value = self.head_in_float32
             raise InputError("sampler head_in_float32", value=value, rule="on, off, or ''")
+        if self.weight_dtype not in WEIGHT_DTYPES:
+            known = ", ".join(WEIGHT_DTYPES[1:])
+            value, rule = self.weight_dtype, f"one of {known}, or ''"
+            raise InputError("sampler weight_dtype", value=value, rule=rule)
 
     def of(self, model: Model) -> Model:
-        """The model as it computes while decoding."""
-        return model.in_dtype(self.dtype, self.head_in_float32)
+        """The model as it decodes: on the mesh of decoding, in its dtype, with the weights that
+        `weights` returns."""
+        model = model.in_dtype(self.dtype, self.head_in_float32)
+        return decode_model(model, self.layout, self.weight_dtype)
+
+    def weights(self, model: Model, params):
+        """What `of(model)` reads of the weights of `model`: `params` itself where nothing differs,
+        else a copy made by one program, once within `held_weights`."""
+        kept = not self.weight_dtype
+        return decode_weights(model, self.of(model), params, keep_dtypes=kept)
 
 
 def alike(one: Sampling) -> tuple:

@@ -23,6 +23,9 @@ class Timings:
     scoring: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # of each sample
     # By role and name: what roles on devices of their own moved, and how long they were waited for.
     moves: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    # Weights that were brought to the layout of decoding.
+    synced_bytes: int = 0
+    synced_s: float = 0.0
 
 
 _timings: contextvars.ContextVar[Timings | None] = contextvars.ContextVar("timings", default=None)
@@ -63,6 +66,14 @@ def scored(begun_s: float, ended_s: float) -> None:
     """Records that a sample was scored from `begun_s` to `ended_s`."""
     if (timings := _timings.get()) is not None:
         timings.scoring.append((begun_s, ended_s))
+
+
+def synced(size: int, seconds: float) -> None:
+    """Adds to the bytes and seconds of bringing weights to the layout of decoding."""
+    beats.beat()
+    if (timings := _timings.get()) is not None:
+        timings.synced_bytes += size
+        timings.synced_s += seconds
 
 
 def moved(role: str, **numbers: float) -> None:

@@ -1,0 +1,253 @@
+"""Layout: the mesh and the type of the weights while a model decodes, where they are not those of
+training; and the one program that brings the weights there.
+
+Training splits weights by fsdp, which at every token costs decoding an exchange of activations. A
+mesh of its own over the same devices (HybridFlow, arXiv 2409.19256) costs an exchange of weights
+per update of the policy, and the memory of the copy while it samples.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import math
+import time
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rljax.components import resolve
+from rljax.errors import InputError
+from rljax.mesh import MESH_AXES, RULES
+from rljax.models.adapters.quantise import KINDS, quantise
+from rljax.models.config import LoraConfig
+from rljax.models.model import Model
+from rljax.models.trees import flattened, nested
+from rljax.tracking import timing
+
+WEIGHT_DTYPES = ("", "float32", "bfloat16", "int8")
+AUTO = "auto"
+_FORM = '"" (training\'s own), "auto", or "mesh(data=4, fsdp=1, tensor=2)"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The sizes of a mesh over the devices of training. One may be -1: what is left; expert 0: as
+    training has it. Its context is 1."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    expert: int = 0
+
+    def mesh(self, training: Mesh) -> Mesh:
+        """The mesh, over the devices of `training` in their order. Raises InputError where the
+        sizes do not divide them."""
+        sizes = dict.fromkeys(MESH_AXES, 1) | dataclasses.asdict(self)
+        sizes["expert"] = self.expert or training.shape["expert"]
+        known = math.prod(size for size in sizes.values() if size > 0)
+        free = [name for name, size in sizes.items() if size == -1]
+        fits = training.size % known == 0 if free else training.size == known
+        if not fits:
+            raise InputError(
+                "sampler.layout does not fit the devices", value=str(self),
+                rule=f"its sizes divide the {training.size} devices of the mesh, and one of them "
+                "may be -1: what is left",
+            )  # fmt: skip
+        sizes |= {name: training.size // known for name in free}
+        grid = training.devices.reshape([sizes[name] for name in MESH_AXES])
+        return Mesh(grid, MESH_AXES, axis_types=training.axis_types)
+
+    def __str__(self):
+        named = {k: v for k, v in dataclasses.asdict(self).items() if k != "expert" or v}
+        return f"mesh({', '.join(f'{k}={v}' for k, v in named.items())})"
+
+
+def mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1, expert: int = 0) -> Layout:
+    """The layout of a config. Without `data` it is what the other sizes leave."""
+    if data is None:
+        data = 1 if -1 in (fsdp, tensor, expert) else -1
+    sizes = dict(data=data, fsdp=fsdp, tensor=tensor, expert=expert)
+    for name, size in sizes.items():
+        if type(size) is not int or size < -1 or size == 0 and name != "expert":
+            raise InputError(f"sampler.layout: {name}", value=size, rule="a size >= 1, or -1")
+    if list(sizes.values()).count(-1) > 1:
+        raise InputError("sampler.layout", value=sizes, rule="at most one size is -1")
+    return Layout(**sizes)
+
+
+def parsed(text: str) -> Layout | None:
+    """The layout that a config names; None for training's own, and for "auto", which depends on the
+    model. Raises InputError for any other text."""
+    if text in ("", AUTO):
+        return None
+    made = resolve(text, __name__)
+    if made.function is not mesh:
+        raise InputError("sampler.layout", value=text, rule=_FORM)
+    return made()
+
+
+# -- the model that decodes
+
+
+def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Model:
+    """`model` on the mesh of a layout, with weights of `weight_dtype`: "int8" are codes of the
+    linear maps, the rest being in what is computed in. A quantised base and adapters stay as they
+    are. Raises InputError where the layout does not fit the model."""
+    config, target = model.config, layout.mesh(model.mesh) if layout else model.mesh
+    held = config.lora.base if config.lora else ""
+    if weight_dtype == "int8" and held not in KINDS:
+        lora = config.lora or LoraConfig(rank=0)
+        lora = dataclasses.replace(lora, base="int8")
+        config = dataclasses.replace(config, lora=lora, weight_dtype=config.dtype)
+    elif weight_dtype and weight_dtype != "int8":
+        config = dataclasses.replace(config, weight_dtype=weight_dtype)
+    made = dataclasses.replace(model, config=config, mesh=target)
+    if layout:
+        _check_fits(made, layout)
+    return made
+
+
+def _check_fits(model: Model, layout: Layout) -> None:
+    """Raises InputError that names the sizes that would fit."""
+    sizes = dict(model.mesh.shape)
+    for axis in ("tensor", "fsdp", "expert"):
+        if not (wrong := _undivided(model, sizes, axis)):
+            continue
+        fit = [n for n in range(1, model.mesh.size + 1) if model.mesh.size % n == 0]
+        fit = [n for n in fit if not _undivided(model, sizes | {axis: n}, axis)]
+        raise InputError(
+            f"sampler.layout does not fit the model: {axis}={sizes[axis]}", value=str(layout),
+            rule=f"it divides {', '.join(wrong)}",
+            fix=f"{axis} of {', '.join(map(str, fit))}" if fit else "another split",
+        )  # fmt: skip
+
+
+def _undivided(model: Model, sizes: dict[str, int], mesh_axis: str) -> list[str]:
+    """The axes of weights that mesh axes of these sizes, `mesh_axis` among them, do not divide."""
+    wrong = {}
+    for shape, axes in model.shapes().values():
+        for size, axis in zip(shape, axes, strict=True):
+            targets = RULES[axis] if isinstance(RULES[axis], tuple) else (RULES[axis],)
+            parts = math.prod(sizes[target] for target in targets if target)
+            if mesh_axis in targets and size % parts:
+                wrong[f"{axis} of {size}"] = None
+    return list(wrong)
+
+
+# -- the weights that it reads
+
+
+def weights_like(model: Model, params, *, keep_dtypes: bool) -> dict:
+    """Shape, dtype and sharding of the weights of a model that decodes, made of `params`: their own
+    dtypes with `keep_dtypes`."""
+    like = model.abstract()
+    if not keep_dtypes:
+        return like
+    own = lambda x, p: jax.ShapeDtypeStruct(x.shape, p.dtype, sharding=x.sharding)  # noqa: E731
+    return jax.tree.map(own, like, params)
+
+
+def agree(source: Model, target: Model, params, like) -> bool:
+    """Whether `params`, on the layout of `source`, are what `target` reads, as they are."""
+    if source.mesh != target.mesh or jax.tree.structure(params) != jax.tree.structure(like):
+        return False
+    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(like), strict=True)
+    return all(x.dtype == y.dtype for x, y in leaves)
+
+
+def copied_bytes(like) -> int:
+    """The bytes of weights like these on all devices together."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * x.sharding.mesh.size
+        for x in jax.tree.leaves(like)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def reshard_program(source: Model, target: Model, keep_dtypes: bool):
+    """The program weights of `source` -> weights of `target`. Numbers are made narrow where they
+    lie and then sent. Layers go one after another, so that what a relayout holds beside its input
+    and its output is a layer of it."""
+    before, after = flattened(source.shardings()), flattened(target.shardings())
+    dtypes = {path: x.dtype for path, x in flattened(target.abstract()).items()}
+    axes = {path: named for path, (_, named) in target.shapes().items()}
+
+    def pinned(x, sharding: NamedSharding, stacked: bool):
+        spec = PartitionSpec(*sharding.spec[1:]) if stacked else sharding.spec
+        return jax.lax.with_sharding_constraint(x, NamedSharding(sharding.mesh, spec))
+
+    def encoded(path, x, stacked: bool) -> dict:
+        codes, scales = ((*path[:-1], name) for name in ("codes", "scales"))
+        made = quantise(x, target.config.lora.base, axes[scales].index(None) - stacked)
+        narrow = pinned(made[0], before[path], stacked)
+        both = zip((codes, scales), (narrow, made[1]), strict=True)
+        return {to: pinned(y, after[to], stacked) for to, y in both}
+
+    def moved(flat: dict, stacked: bool) -> dict:
+        out = {}
+        for path, x in flat.items():
+            if path not in after:
+                out |= encoded(path, x, stacked)
+                continue
+            narrow = x if keep_dtypes else pinned(x.astype(dtypes[path]), before[path], stacked)
+            out[path] = pinned(narrow, after[path], stacked)
+        return out
+
+    def reshard(params):
+        flat = flattened(params)
+        out = moved({path: x for path, x in flat.items() if path[0] != "layers"}, False)
+        for member in sorted({path[1] for path in flat if path[0] == "layers"}):
+            own = {path: x for path, x in flat.items() if path[:2] == ("layers", member)}
+            out |= jax.lax.scan(lambda _, layer: (None, moved(layer, True)), None, own)[1]
+        return nested(out)
+
+    return jax.jit(reshard, out_shardings=target.shardings())
+
+
+# The copies of the enclosing `held_weights`: (source model, target model, leaves of the source,
+# copy).
+_held: contextvars.ContextVar[list | None] = contextvars.ContextVar("held_weights", default=None)
+
+
+@contextlib.contextmanager
+def held_weights():
+    """Within the block each set of weights is brought to a layout once; at its end the copies are
+    dropped. Blocks inside it share its copies."""
+    if _held.get() is not None:
+        yield
+        return
+    copies: list = []
+    token = _held.set(copies)
+    try:
+        yield
+    finally:
+        copies.clear()
+        _held.reset(token)
+
+
+def decode_weights(source: Model, target: Model, params, *, keep_dtypes: bool):
+    """The weights that `target` reads: `params` itself where nothing differs, else a copy, which
+    the enclosing `held_weights` keeps.
+
+    A copy is found by the very arrays that it was made of, so one of older weights is never read.
+    """
+    like = weights_like(target, params, keep_dtypes=keep_dtypes)
+    if agree(source, target, params, like):
+        return params
+    leaves, copies = jax.tree.leaves(params), _held.get()
+    for of, to, made_of, copy in copies or ():
+        if (of, to) == (source, target) and _same(leaves, made_of):
+            return copy
+    if copies is not None:  # what was donated since is of an older version
+        copies[:] = [one for one in copies if not any(x.is_deleted() for x in one[2])]
+    begun = time.monotonic()
+    copy = jax.block_until_ready(reshard_program(source, target, keep_dtypes)(params))
+    timing.synced(copied_bytes(like), time.monotonic() - begun)
+    if copies is not None:
+        copies.append((source, target, leaves, copy))
+    return copy
+
+
+def _same(leaves: list, others: list) -> bool:
+    return len(leaves) == len(others) and all(x is y for x, y in zip(leaves, others, strict=True))

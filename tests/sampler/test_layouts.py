@@ -1,0 +1,123 @@
+"""Decoding on a layout of its own: equal samples, nothing copied where layouts agree, one copy per
+rollout and none after it, and never one of older weights."""
+
+import dataclasses
+import gc
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+from sampler_cases import EOS, prompts, tiny
+
+from rljax.mesh import make_mesh
+from rljax.models.trees import flattened
+from rljax.sampler import Decoding, Layout, Sampling, generate, held_weights
+from rljax.tracking.timing import collect
+
+VOCAB, N, NEW = 32, 2, 6
+TOKENS, LENGTHS = prompts(8, 5, vocab=VOCAB)
+ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
+FIELDS = ("tokens", "mask", "sampler_logprobs", "policy_version", "group", "finish_reason")
+
+
+def model_on(*sizes, **changes):
+    """A tiny model that every mesh of eight devices splits; sizes of data, fsdp and tensor."""
+    config = dict(vocab_size=VOCAB, heads=8, kv_heads=8, head_dim=4) | changes
+    return dataclasses.replace(tiny(**config), mesh=make_mesh(*sizes))
+
+
+def sampled(model, params, **how):
+    decoding = Decoding(**how)
+    return generate(
+        model, params, TOKENS, LENGTHS, jax.random.key(0), ASKED, n=N, decoding=decoding
+    )
+
+
+def put(model, params):
+    return jax.tree.map(jax.device_put, params, model.shardings())
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.device_get(model_on(1, 8, 1).init(jax.random.key(3)))
+
+
+@pytest.fixture(scope="module")
+def expected(params):
+    model = model_on(1, 8, 1)
+    return jax.device_get(sampled(model, put(model, params)))
+
+
+def bytes_of(arrays) -> int:
+    """On all devices together. (The data of a shard would be a further live array.)"""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize * len(x.sharding.device_set)
+        for x in arrays
+    )
+
+
+def held_bytes() -> int:
+    gc.collect()
+    return bytes_of(jax.live_arrays())
+
+
+TRAINED = [(1, 8, 1), (2, 2, 2)]
+DECODED = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(sizes) == 8]
+
+
+@pytest.mark.parametrize("decoded", DECODED, ids=str)
+def test_every_layout_samples_the_same(params, expected, decoded):
+    """From every layout of training; the batch lies where training expects it."""
+    for sizes in TRAINED:
+        model = model_on(*sizes)
+        batch = sampled(model, put(model, params), layout=Layout(*decoded))
+        for name in FIELDS:
+            ours, theirs = np.asarray(getattr(batch, name)), getattr(expected, name)
+            np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=f"{name} {sizes}")
+        assert batch.tokens.sharding.mesh == model.mesh
+
+
+@pytest.mark.parametrize("how", [{}, dict(layout=Layout(2, 2, 2)), dict(weight_dtype="float32")])
+def test_where_nothing_differs_the_very_arrays_are_read(params, how):
+    model = model_on(2, 2, 2)
+    placed = put(model, params)
+    with collect() as timings:
+        assert Decoding(**how).weights(model, placed) is placed
+    assert timings.synced_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["", "bfloat16", "int8"])
+def test_a_copy_holds_the_bytes_that_are_counted_and_is_dropped(params, dtype):
+    """One copy for all calls of a block, of all devices as many bytes as are logged."""
+    model = model_on(1, 8, 1)
+    placed, decoding = put(model, params), Decoding(layout=Layout(4, 1, 2), weight_dtype=dtype)
+    before = held_bytes()
+    with collect() as timings, held_weights():
+        copy = decoding.weights(model, placed)
+        assert decoding.weights(model, dict(placed)) is copy
+        with held_weights():
+            assert decoding.weights(model, placed) is copy
+        assert jax.tree.structure(copy) == jax.tree.structure(decoding.of(model).abstract())
+        assert held_bytes() - before == timings.synced_bytes > 0
+        del copy
+        assert held_bytes() - before == timings.synced_bytes
+    assert held_bytes() == before
+    assert timings.synced_s > 0
+
+
+def test_a_new_version_never_decodes_with_older_weights(params):
+    """Also inside one block, and where the update has donated what the copy was made of."""
+    model, decoding = model_on(1, 8, 1), Decoding(layout=Layout(4, 1, 2))
+    step = jax.jit(lambda p: jax.tree.map(lambda x: 2 * x, p), donate_argnums=0)
+    placed, before = put(model, params), held_bytes()
+    with held_weights():
+        for version in range(3):
+            copy = flattened(decoding.weights(model, placed))
+            for path, x in flattened(params).items():
+                np.testing.assert_array_equal(copy[path], 2**version * np.asarray(x))
+            del copy
+            placed = step(placed)
+        size = bytes_of(jax.tree.leaves(decoding.weights(model, placed)))
+        assert held_bytes() == before + size  # older copies are gone
