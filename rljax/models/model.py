@@ -34,6 +34,8 @@ from rljax.models.remat import layer_input, recomputed
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
+LOGITS_COLUMNS = 64  # of `likeliest`
+
 
 @functools.cache
 def _definition(config: ModelConfig, head: str):
@@ -222,6 +224,28 @@ class Model:
         hidden = self._hidden(decoder, batch)
         head = decoder.head_weight("lm")
         return _preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
+
+    def likeliest(self, params: dict, batch: Batch, count: int, temperature=1.0):
+        """The `count` likeliest choices after tokens[b, :t], the first one first: ids [B, S, count]
+        and their log-probs, and the log-prob of tokens[b, t] itself [B, S], of one log-softmax.
+        Column 0 means nothing. Logits of so many columns at a time are held: LOGITS_COLUMNS."""
+        decoder = self._bind(params)
+        hidden = _preceding(self._hidden(decoder, batch), batch)
+        head, (b, s, _) = decoder.head_weight("lm"), hidden.shape
+        size = min(LOGITS_COLUMNS, s)
+        whole = -(-s // size) * size
+        hidden = jnp.pad(hidden, ((0, 0), (0, whole - s), (0, 0)))
+        tokens = jnp.pad(batch.tokens, ((0, 0), (0, whole - s)))
+        columns = lambda x: x.reshape(b, -1, size, *x.shape[2:]).swapaxes(0, 1)  # noqa: E731
+
+        def some(part):
+            hidden, tokens = part
+            logp = jax.nn.log_softmax(self._head_logits(head, hidden) / temperature)
+            best, ids = jax.lax.top_k(logp, count)
+            return ids, best, jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
+
+        out = jax.lax.map(some, (columns(hidden), columns(tokens)))
+        return tuple(x.swapaxes(0, 1).reshape(b, whole, *x.shape[3:])[:, :s] for x in out)
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2

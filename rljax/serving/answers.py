@@ -7,6 +7,7 @@ import uuid
 
 from rljax.batch import FinishReason
 from rljax.data.text.tokenizer import Tokenizer
+from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import HALF
 from rljax.serving.call_stream import CallStream
 from rljax.serving.fields import ParsedRequest
@@ -55,6 +56,8 @@ class Answer:
         ]
         self.left = count  # choices that are not finished
         self.prompt_logprobs: list[list[float]] = []  # of each prompt, where they are asked for
+        # Of each choice's prompt and response, where others than the sampled tokens are asked for.
+        self.likeliest: list[tuple[list[float], list[list[tuple[int, float]]]]] = []
         self.completion_tokens = 0
         self._deltas: list[list[Delta]] = [[] for _ in range(count)]
         prefix = "chatcmpl" if request.chat else "cmpl"
@@ -94,6 +97,12 @@ class Answer:
         deltas = [Delta(i, "", [], [], [], REASONS[FinishReason.LENGTH]) for i in range(self.left)]
         self._deltas, self.left = [[delta] for delta in deltas], 0
         return deltas
+
+    def sequences(self) -> list[tuple[list[int], Sampling]]:
+        """Prompt and response of every choice, once nothing is left."""
+        said = [self._joined(deltas) for deltas in self._deltas]
+        asked = [self.request.requests[one.choice // self.request.n] for one in said]
+        return [([*ids, *one.tokens], s) for (ids, s), one in zip(asked, said, strict=True)]
 
     def encoded(self) -> str:
         """The answer as JSON, once nothing is left."""
@@ -157,7 +166,7 @@ class Answer:
                 choice["logprobs"] = {
                     "tokens": [self._token(token) for token in [*tokens, *piece.tokens]],
                     "token_logprobs": [*logprobs, *piece.logprobs],
-                    "top_logprobs": None,
+                    "top_logprobs": self._top_logprobs(piece, bool(tokens)),
                     "text_offset": [*offsets, *piece.offsets],
                 }
             return choice
@@ -173,22 +182,60 @@ class Answer:
             choice["logprobs"] = {
                 "content": [
                     self._chat_token(token, logprob)
-                    for token, logprob in zip(piece.tokens, piece.logprobs, strict=True)
+                    | {"top_logprobs": [self._chat_token(*one) for one in likeliest]}
+                    for token, logprob, likeliest in zip(
+                        piece.tokens, piece.logprobs, self._likeliest(piece), strict=True
+                    )
                 ]
             }
         return choice
 
     def _of_prompt(self, choice: int) -> tuple[list[int], list[float | None], list[int]]:
         """Tokens of an echoed prompt, their log-probs and places; nothing predicts the first."""
-        if not self.prompt_logprobs:
+        if not (self.prompt_logprobs or self.request.prompt_logprobs and self.likeliest):
             return [], [], []
         prompt = choice // self.request.n
+        scored = self.likeliest[choice][0] if self.likeliest else self.prompt_logprobs[prompt]
         ids, offsets = self.request.requests[prompt][0], []
         text = TextStream(self._tokenizer.decode, StopStrings())
         for token in ids:
             offsets.append(text.characters)
             text.push(token)
-        return list(ids), [None, *self.prompt_logprobs[prompt][1:]], offsets
+        return list(ids), [None, *scored[1 : len(ids)]], offsets
+
+    def _likeliest(self, piece: Delta) -> list[list[tuple[int, float]]]:
+        """The likeliest (token, log-prob) at each of a piece's tokens; none where none were asked
+        for, or the prompt and the whole response are not known yet."""
+        if not self.likeliest:
+            return [[] for _ in piece.tokens]
+        return self.likeliest[piece.choice][1][-len(piece.tokens) :] if piece.tokens else []
+
+    def _top_logprobs(self, piece: Delta, with_prompt: bool) -> list[dict | None] | None:
+        """{text: log-prob} at each token; a sampled one stands among them with its own number."""
+        if not self.likeliest:
+            return None
+        of_response = [
+            self._by_text([*likeliest, (token, logprob)])
+            for token, logprob, likeliest in zip(
+                piece.tokens, piece.logprobs, self._likeliest(piece), strict=True
+            )
+        ]
+        if not with_prompt:
+            return of_response
+        scored, tops = self.likeliest[piece.choice]
+        ids = self.request.requests[piece.choice // self.request.n][0]
+        of_prompt = [self._by_text([*tops[t], (ids[t], scored[t])]) for t in range(1, len(ids))]
+        return [None, *of_prompt, *of_response]
+
+    def _by_text(self, pairs: list[tuple[int, float]]) -> dict[str, float]:
+        """The log-probs by the tokens' texts, the last where texts are equal. Halves of characters
+        have one text for all of them: they go by token_id:NUMBER."""
+        found: dict[str, float] = {}
+        for token, logprob in pairs:
+            text = self._token(token)
+            text = f"token_id:{token}" if HALF in text else text
+            found[text] = logprob
+        return found
 
     def _token(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
@@ -197,4 +244,4 @@ class Answer:
         text = self._token(token)
         # Half a character has no bytes that could be told from its text.
         raw = None if HALF in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []}
+        return {"token": text, "logprob": logprob, "bytes": raw}

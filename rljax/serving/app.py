@@ -6,6 +6,7 @@ HTTP, server-sent events, and clients that hang up. Needs the extra `rljax[serve
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -162,13 +163,12 @@ class _Requests:
         try:
             if parsed.sampled:
                 await asyncio.wrap_future(worker.submit(ticket, parsed.requests, parsed.n))
-            if parsed.prompt_logprobs:  # beside the decode thread
-                answer.prompt_logprobs = await loop.run_in_executor(
-                    self._parsers, worker.prompt_logprobs, parsed.requests
-                )
+            beside = functools.partial(loop.run_in_executor, self._parsers)  # of decoding
+            if parsed.prompt_logprobs and not parsed.likeliest:
+                answer.prompt_logprobs = await beside(worker.prompt_logprobs, parsed.requests)
             if parsed.stream:
                 return _EventStream(_events(answer, pieces), lambda: worker.abort(ticket))
-            whole = await _until_gone(request.receive, _collect(answer, pieces))
+            whole = await _until_gone(request.receive, _collect(answer, pieces, worker, beside))
         except BaseException:
             worker.abort(ticket)
             raise
@@ -244,11 +244,13 @@ class _Ended(Exception):
     """A sample ended without an answer: the model gave no finite logits, or decoding stopped."""
 
 
-async def _collect(answer: Answer, pieces: asyncio.Queue) -> str:
+async def _collect(answer: Answer, pieces: asyncio.Queue, worker: Worker, beside: Callable) -> str:
     if not answer.request.sampled:
         answer.unsampled()
     while answer.left:
         answer.take(await _next(pieces))
+    if count := answer.request.likeliest:
+        answer.likeliest = await beside(worker.likeliest, answer.sequences(), count)
     return await asyncio.to_thread(answer.encoded)
 
 

@@ -13,8 +13,10 @@ from rljax.environments.calls import Format
 from rljax.environments.calls.format import read_json
 from rljax.errors import InputError
 from rljax.sampler import Sampling
+from rljax.serving.prompts import MOST_LIKELIEST
 
 COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens for completions
+COMPLETION_LIKELIEST = 5  # OpenAI's limit of logprobs for completions
 STOPS, STOP_CHARACTERS = 16, 1000
 MESSAGES = 4096
 TOOLS = 128
@@ -43,6 +45,7 @@ class ParsedRequest:
     stream: bool
     include_usage: bool
     logprobs: bool
+    likeliest: int  # tokens at each place, with their log-probs
     echo: list[str]  # the prompts' texts where they are to be repeated, else ""
     stops: tuple[str, ...]  # stop strings of the client, the same for all prompts
     prompt_logprobs: bool = False  # log-probs of the prompts' tokens, too
@@ -153,15 +156,15 @@ def _bias(name, value) -> tuple[tuple[int, float], ...]:
     return tuple((int(token), _number(name, bias)) for token, bias in value.items())
 
 
-def _completion_logprobs(name, value) -> bool:
-    if _whole(name, value) > 0:
-        _refuse(name, value, "0: the log-prob of each sampled token; others are not returned")
-    return True
+def _completion_logprobs(name, value) -> int:
+    if not 0 <= _whole(name, value) <= COMPLETION_LIKELIEST:
+        _refuse(name, value, f"from 0 (the sampled tokens' own) to {COMPLETION_LIKELIEST}")
+    return value
 
 
 def _top_logprobs(name, value) -> int:
-    if _whole(name, value) > 0:
-        _refuse(name, value, "0: only the sampled token's log-prob is returned")
+    if not 0 <= _whole(name, value) <= MOST_LIKELIEST:
+        _refuse(name, value, f"from 0 to {MOST_LIKELIEST}")
     return value
 
 
@@ -230,7 +233,7 @@ _BOTH: dict[str, tuple[object, Callable]] = {
 _COMPLETIONS = _BOTH | {
     "prompt": (None, _prompts),
     "echo": (False, _flag),
-    "logprobs": (False, _completion_logprobs),
+    "logprobs": (None, _completion_logprobs),
     "best_of": (None, _whole),
 }
 _CHAT = _BOTH | {
@@ -278,8 +281,10 @@ def read_completion(body: object, tokenizer: Tokenizer, name: str, limits: Limit
     echo = [""] * len(requests)
     if fields["echo"]:
         echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts]
+    likeliest = fields["logprobs"] or 0
+    fields["logprobs"] = fields["logprobs"] is not None
     more = dict(prompt_logprobs=fields["echo"] and fields["logprobs"], sampled=sampled)
-    return _parsed(False, requests, fields, echo, **more)
+    return _parsed(False, requests, fields, likeliest, echo, **more)
 
 
 def read_chat(
@@ -306,7 +311,11 @@ def read_chat(
     limit = given[0] if given else max(1, limits.tokens - len(ids))
     form = calls if tools or (calls and calls.channels) else None
     sampling = _sampling(fields, tokenizer, limit, form)
-    return _parsed(True, [(ids, sampling)], fields, [""], calls=form, tools=tools or None)
+    likeliest = fields["top_logprobs"]
+    if likeliest and not fields["logprobs"]:
+        _refuse("top_logprobs", likeliest, "beside logprobs=true")
+    more = dict(calls=form, tools=tools or None)
+    return _parsed(True, [(ids, sampling)], fields, likeliest, [""], **more)
 
 
 def for_template(messages: object) -> object:
@@ -346,10 +355,15 @@ def _as_object(call: object) -> object:
     return {**call, "function": {"name": function.get("name"), "arguments": value, **rest}}
 
 
-def _parsed(chat: bool, requests, fields: dict, echo: list[str], **more) -> ParsedRequest:
+def _parsed(
+    chat: bool, requests, fields: dict, likeliest: int, echo: list[str], **more
+) -> ParsedRequest:
+    if likeliest and fields["stream"]:
+        rule = "0 in a stream: others than the sampled tokens are scored when a response is whole"
+        _refuse("top_logprobs" if chat else "logprobs", likeliest, rule)
     return ParsedRequest(
         chat, requests, fields["n"], fields["stream"], fields["stream_options"],
-        fields["logprobs"], echo, fields["stop"], **more,
+        fields["logprobs"], likeliest, echo, fields["stop"], **more,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Log-probs of a prompt's own tokens, which the sampler reads without scoring them."""
+"""Log-probs that the sampler does not record: of a prompt's own tokens, and of the likeliest tokens
+at each place of a prompt and its response."""
 
 import functools
 from collections.abc import Sequence
@@ -12,12 +13,31 @@ from rljax.errors import InputError
 from rljax.models.model import Model
 
 SHORTEST = 128  # columns of a pass; a longer one has a power of two of them, so few are compiled
+MOST_LIKELIEST = 20  # tokens at a place, the most that OpenAI's API allows
 
 
 def prompt_logprobs(
     model: Model, params, ids: Sequence[int], temperature: float, room: int
 ) -> list[float]:
     """log softmax(logits / temperature)[ids[t]] after ids[:t], full vocabulary; 0 for the first."""
+    batch = _one_row(model, ids, room)
+    return fetch(_logprobs(model, params, batch, np.float32(temperature)))[0, : len(ids)].tolist()
+
+
+def likeliest(
+    model: Model, params, ids: Sequence[int], temperature: float, room: int, count: int
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """(`prompt_logprobs`, the `count` likeliest (token, log-prob) at each place, the first one
+    first), of one pass: where a token is the likeliest one, both numbers are the same."""
+    batch = _one_row(model, ids, room)
+    best, logps, own = fetch(_likeliest(model, params, batch, np.float32(temperature)))
+    end = len(ids)
+    pairs = zip(best[0, :end, :count].tolist(), logps[0, :end, :count].tolist(), strict=True)
+    tops = [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
+    return [0.0, *own[0, 1:end].tolist()], tops
+
+
+def _one_row(model: Model, ids: Sequence[int], room: int) -> Batch:
     if not len(ids):
         raise InputError("prompt", value=list(ids), rule="at least one token id")
     if min(ids) < 0 or max(ids) >= model.config.vocab_size:
@@ -31,12 +51,17 @@ def prompt_logprobs(
     real = place < len(ids)
     tokens = np.zeros((1, columns), np.int32)
     tokens[0, : len(ids)] = ids
-    batch = Batch(
+    return Batch(
         tokens, real.astype(np.int32), np.where(real, place, 0), np.zeros((1, columns), np.float32)
     )
-    return fetch(_logprobs(model, params, batch, np.float32(temperature)))[0, : len(ids)].tolist()
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logprobs(model: Model, params, batch: Batch, temperature):
     return model.logprobs(params, batch, temperature)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _likeliest(model: Model, params, batch: Batch, temperature):
+    count = min(MOST_LIKELIEST, model.config.vocab_size)
+    return model.likeliest(params, batch, count, temperature)

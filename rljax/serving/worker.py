@@ -16,7 +16,7 @@ from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler import Sampler, Sampling
 from rljax.sampler.sample import Event, Sample
-from rljax.serving.prompts import prompt_logprobs
+from rljax.serving.prompts import likeliest, prompt_logprobs
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,6 +97,16 @@ class Worker:
             return [
                 prompt_logprobs(model, self._params, ids, sampling.temperature or 1.0, room)
                 for ids, sampling in requests
+            ]
+
+    def likeliest(self, sequences: Sequence[tuple[Sequence[int], Sampling]], count: int) -> list:
+        """`prompts.likeliest` of each sequence, at its temperature as `prompt_logprobs`, by the
+        parameters that are served now. On the caller's thread."""
+        model, room = self.sampler.engine.model, self.sampler.engine.tokens
+        with self._scoring:
+            return [
+                likeliest(model, self._params, ids, sampling.temperature or 1.0, room, count)
+                for ids, sampling in sequences
             ]
 
     def statistics(self) -> dict[str, float]:

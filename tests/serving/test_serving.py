@@ -164,7 +164,8 @@ def bad_requests(client) -> list:
         (ask(top_p=0), "top_p"),
         (ask(seed=2**32), "seed"),
         (ask(stop=[""]), "no empty string"),
-        (ask(logprobs=3), "logprobs: got 3"),
+        (ask(logprobs=6), "logprobs: got 6"),
+        (ask(logprobs=2, stream=True), "logprobs: got 2"),
         (ask(max_tokens=0), "max_response_tokens"),
         (ask(best_of=4), "best_of"),
         (ask(logit_bias={"100000": 1}), "logit_bias"),
@@ -204,7 +205,7 @@ def test_each_of_many_mixed_requests_gets_what_the_engine_gives_it_alone(
         answers = [threads.submit(ask, i) for i in range(24)]
         refusals = list(threads.map(refused, bad_requests(client)))
         answers = [answer.result(timeout=120) for answer in answers]
-    assert len(refusals) == 19
+    assert len(refusals) == 20
     reasons, groups = set(), []
     for request, answer in zip(requests, answers, strict=True):
         samples = alone(**in_sampling(request))
@@ -404,7 +405,8 @@ def test_chat_without_a_limit_fills_the_slot(client, tokenizer):
         ({"messages": []}, "message"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"content": "x"}]}, "role"),
-        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
