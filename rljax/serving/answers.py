@@ -142,7 +142,9 @@ class Answer:
 
     def _chunked(self, kind: str, choices: list) -> dict:
         framed = self._framed(kind, choices)
-        return framed | {"usage": None} if self.request.include_usage else framed
+        if not self.request.usage:
+            return framed
+        return framed | {"usage": self.usage() if self.request.usage == "each" else None}
 
     def _echo(self, choice: int) -> str:
         return self.request.echo[choice // self.request.n]

@@ -270,7 +270,7 @@ async def _events(answer: Answer, pieces: asyncio.Queue) -> AsyncIterator[str]:
     except _Ended as error:
         yield json.dumps(error_body(str(error), "server_error"))
         return
-    if answer.request.include_usage:
+    if answer.request.usage:
         yield json.dumps(answer.usage_chunk())
     yield "[DONE]"
 

@@ -43,7 +43,7 @@ class ParsedRequest:
     requests: list[tuple[list[int], Sampling]]
     n: int
     stream: bool
-    include_usage: bool
+    usage: str  # of a stream: "last" = in a chunk of its own, "each" = so far in every one, too
     logprobs: bool
     likeliest: int  # tokens at each place, with their log-probs
     echo: list[str]  # the prompts' texts where they are to be repeated, else ""
@@ -139,12 +139,14 @@ def _object(name, value) -> dict:
     return value
 
 
-def _stream_options(name, value) -> bool:
-    unknown = sorted(set(_object(name, value)) - {"include_usage"})
+def _stream_options(name, value) -> str:
+    known = ("include_usage", "continuous_usage_stats")
+    unknown = sorted(set(_object(name, value)) - set(known))
     if unknown:
         field = unknown[0][:NAME_CHARACTERS]
-        _refuse(f"{name}.{field}", value[unknown[0]], "only include_usage is known")
-    return _flag(f"{name}.include_usage", value.get("include_usage", False))
+        _refuse(f"{name}.{field}", value[unknown[0]], f"known are {', '.join(known)}")
+    last, each = (_flag(f"{name}.{field}", value.get(field, False)) for field in known)
+    return ("each" if each else "last") if last else ""
 
 
 def _bias(name, value) -> tuple[tuple[int, float], ...]:
@@ -227,7 +229,8 @@ _BOTH: dict[str, tuple[object, Callable]] = {
     "stop": ((), _stops),
     "logit_bias": ((), _bias),
     "stream": (False, _flag),
-    "stream_options": (False, _stream_options),
+    "stream_options": ("", _stream_options),
+    "ignore_eos": (False, _flag),
     "user": (None, _text),
 }
 _COMPLETIONS = _BOTH | {
@@ -383,13 +386,14 @@ def _sampling(
     fields: dict, tokenizer: Tokenizer, limit: int, calls: Format | None = None
 ) -> Sampling:
     more = calls.stop_strings if calls else ()
+    ends = calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids)
     return Sampling(
         temperature=fields["temperature"],
         top_k=fields["top_k"],
         top_p=fields["top_p"],
         min_p=fields["min_p"],
         max_response_tokens=limit,
-        stop_ids=calls.stop_ids(tokenizer) if calls else tuple(tokenizer.eos_ids),
+        stop_ids=() if fields["ignore_eos"] else ends,
         stop_strings=(*fields["stop"], *more),
         logit_bias=fields["logit_bias"],
         seed=fields["seed"],

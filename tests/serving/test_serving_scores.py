@@ -96,6 +96,20 @@ def test_a_chat_lists_the_likeliest_tokens_in_order(client):
         np.testing.assert_allclose(one.logprob, tops[0], atol=1e-4)
 
 
+def test_what_load_generators_ask_for(client):
+    """Responses of a set length, and the tokens so far in every chunk of a stream."""
+    request = dict(
+        model=NAME, messages=[{"role": "user", "content": "how many"}], max_tokens=30, stream=True,
+        extra_body={"ignore_eos": True}, seed=1,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )  # fmt: skip
+    told = [chunk.usage.completion_tokens for chunk in client.chat.completions.create(**request)]
+    assert told == sorted(told) and told[-1] == 30 and len(set(told)) > 3
+    del request["extra_body"]
+    *_, last = client.chat.completions.create(**request, logit_bias={"1": 100})  # an end token
+    assert last.usage.completion_tokens == 1
+
+
 def test_swaps_at_random_times_tear_no_weights(served, tokenizer, scores):
     """Six versions, swapped from a thread while eight others ask. Each token's log-prob is that of
     the version that it names after all tokens before it, and of no other version."""
