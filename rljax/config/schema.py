@@ -111,7 +111,7 @@ class SamplerConfig(Settings):
     """temperature is that of the sampler and of every log-prob of the trainer."""
 
     # What decoding computes in: float32 | bfloat16, "" = model_settings.dtype, as the trainer does.
-    # It reads the trainer's own weights; the log-probs that it records are its own.
+    # The log-probs that it records are its own.
     dtype: str = ""
     # Whether its logits are a float32 product: on | off, "" = model_settings.head_in_float32.
     head_in_float32: str = ""
@@ -121,6 +121,13 @@ class SamplerConfig(Settings):
     min_p: float = 0.0  # drop tokens less likely than min_p x the top token; 0 = off
     max_response_tokens: int = 512  # where a response is cut
     stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
+    # The mesh of decoding, over the same devices: "" = training's own, "mesh(data=4, tensor=2)", or
+    # "auto" = what the plan finds fastest within memory. Another one is a copy of the weights, made
+    # after each update and dropped after the rollout (README, sampler).
+    layout: str = ""
+    # How decoding holds the weights: float32 | bfloat16 | int8, "" = as they are. int8: codes of
+    # the linear maps, of a quantised base its own; the rest is in sampler.dtype.
+    weight_dtype: str = ""
     # Rows that are decoded at a time; they are refilled as they end. 0: all rows of a round.
     slots: int = 0
     # Where slots are refilled: on the "device", inside one program, or by the "host", between

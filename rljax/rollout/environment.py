@@ -96,9 +96,8 @@ class Environment:
             early = _Outcomes(self, prompts)
             self._admit_all(driver, prompts, key, each)
             try:
-                episodes = driver.run(
-                    actor.state.weights, int(fetch(actor.state.step)), early.ended
-                )
+                weights = actor.decoding.weights(actor.model, actor.state.weights)
+                episodes = driver.run(weights, int(fetch(actor.state.step)), early.ended)
             except BaseException:  # a Ctrl-C, say
                 driver.close()
                 early.cancel()

@@ -17,7 +17,7 @@ from rljax.components import Component
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, place_in, place_of
 from rljax.rollout.report import RewardReport
-from rljax.sampler import Sampling
+from rljax.sampler import Sampling, held_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Rollout:
 
 def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available) -> Rollout:
     """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names.
+    Weights are brought to the layout of decoding once, and the copy is dropped at the end.
 
     Raises InputError where it returns no Rollout, and for what a line of the user's own raises.
     """
@@ -58,7 +59,8 @@ def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available)
     function = rollout.function if isinstance(rollout, Component) else rollout
     named = f"algorithm.collect={rollout.text if isinstance(rollout, Component) else function!r}"
     try:
-        done = rollout(prompts, key, cfg, **given)
+        with held_weights():
+            done = rollout(prompts, key, cfg, **given)
     except InputError:
         raise
     except Exception as error:

@@ -11,6 +11,7 @@ import contextvars
 import dataclasses
 import functools
 import math
+import re
 import time
 
 import jax
@@ -81,10 +82,18 @@ def parsed(text: str) -> Layout | None:
     model. Raises InputError for any other text."""
     if text in ("", AUTO):
         return None
-    made = resolve(text, __name__)
-    if made.function is not mesh:
-        raise InputError("sampler.layout", value=text, rule=_FORM)
-    return made()
+    if not re.fullmatch(r"mesh *\(.*\)", text.strip(), re.DOTALL):
+        raise InputError("sampler.layout", value=text, rule=f"one of {_FORM}")
+    return resolve(text.strip(), __name__)()
+
+
+def check_slices(mesh: Mesh, slices: int) -> None:
+    """Raises InputError where a mesh of decoding splits weights over several slices."""
+    if mesh.shape["data"] % slices:
+        raise InputError(
+            "sampler.layout: data", value=mesh.shape["data"],
+            rule=f"a multiple of the {slices} slices: data alone reaches from one to another",
+        )  # fmt: skip
 
 
 # -- the model that decodes

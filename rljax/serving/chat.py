@@ -21,8 +21,8 @@ from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler
 from rljax.sampler.sample import Sample
 from rljax.serving.call_stream import CallStream
+from rljax.setup.decoding import decoding_of
 from rljax.setup.policies import SavedPolicy
-from rljax.setup.setup import decoding_of
 
 # A text of the policy, a call that it made, what a tool or the environment answers, how it ended.
 TEXT, CALL, ANSWER, END = "text", "call", "answer", "end"
@@ -62,6 +62,7 @@ class Chat:
             stop_strings=(*turn.stop_strings, *self._format.stop_strings),
         )
         decoding = decoding_of(policy.config, policy.tokenizer)
+        self._params = decoding.weights(policy.model, policy.params)
         engine = Engine(
             decoding.of(policy.model), 1, self.limits.max_tokens, steps=options.steps,
             stop_ids=max(16, len(self.turn.stop_ids)),
@@ -128,7 +129,7 @@ class Chat:
         ids: list[int] = []
         ended = False
         while not ended:
-            for event in self._sampler.step(self._policy.params):
+            for event in self._sampler.step(self._params):
                 new = event.sample.tokens[len(event.sample.tokens) - event.count :].tolist()
                 ids += new
                 for token in new:

@@ -17,8 +17,8 @@ from rljax.environments.calls import parser
 from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.serving.worker import Worker
+from rljax.setup.decoding import decoding_of
 from rljax.setup.policies import SavedPolicy, load_policy
-from rljax.setup.setup import decoding_of
 
 
 def require_packages() -> None:
@@ -44,9 +44,10 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         steps=options.steps,
         stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer)),
     )
-    warm_up(engine, policy.params, options, policy.tokenizer.decode)
+    params = decoding.weights(policy.model, policy.params)
+    warm_up(engine, params, options, policy.tokenizer.decode)
     sampler = _sampler(engine, options, policy.tokenizer.decode)
-    return Worker(sampler, policy.params, max_waiting=options.max_waiting)
+    return Worker(sampler, params, max_waiting=options.max_waiting)
 
 
 def _sampler(engine: Engine, options: ServeOptions, decode: Callable) -> Sampler:

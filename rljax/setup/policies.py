@@ -27,11 +27,12 @@ from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.roles import Actor
 from rljax.rollout import Environment, Reward, sample_scored
-from rljax.sampler import Sampling
+from rljax.sampler import Sampling, held_weights
 from rljax.setup.checkpoint import Checkpoints, Damaged
+from rljax.setup.decoding import decoding_of
 from rljax.setup.rewards import model_scorer, text_scorer
 from rljax.setup.scoring import make_environment
-from rljax.setup.setup import check_length, decoding_of, load_model, make_sampling
+from rljax.setup.setup import check_length, load_model, make_sampling
 from rljax.setup.weights import initial_params
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import is_folder
@@ -159,7 +160,9 @@ def _run_policy(
     config = from_dict(saved, str(path))
     if not trust_code:
         refuse_own_code(config, str(path))
-    config = dataclasses.replace(config, mesh=MeshConfig())
+    # The run's layouts were for its devices.
+    sampler = dataclasses.replace(config.sampler, layout="")
+    config = dataclasses.replace(config, mesh=MeshConfig(), sampler=sampler)
     found = Checkpoints(checkpoints, best_metric=config.checkpoint.best_metric)
     number = _find_step(found, step)
     tokenizer = load_run_tokenizer(config)
@@ -264,6 +267,7 @@ def filled_chunks(items: Sequence, size: int) -> Iterator[tuple[int, list]]:
         yield start, chunk + [chunk[-1]] * (size - len(chunk))
 
 
+@held_weights()
 def sample_all(
     policy: Policy,
     prompts: Sequence[PromptRecord],

@@ -5,7 +5,6 @@ compile.
 """
 
 import dataclasses
-import functools
 
 import jax
 
@@ -30,12 +29,13 @@ from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.learn import Steps
 from rljax.learn.packing import packing_for
-from rljax.mesh import check_host_memory, make_mesh, row_shards, slice_count
+from rljax.mesh import check_host_memory, make_mesh, row_shards
 from rljax.models.config import LoraConfig
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.rollout import RolloutConfig
 from rljax.sampler import Decoding, Sampling
+from rljax.setup.decoding import decoding_on
 from rljax.setup.placement import Group, divided, dividing
 
 
@@ -252,27 +252,6 @@ def make_sampling(config: Config, tokenizer: Tokenizer) -> Sampling:
     )
 
 
-# Decode steps of several slices between two looks at which rows have ended: a look waits for the
-# data center's network, and so many steps at most decode nothing at the end of a batch.
-LOOK_EVERY = 16
-
-
-def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decoding:
-    """How whole batches are decoded."""
-    sampler = config.sampler
-    # A stop string may be a special token's.
-    decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
-    return Decoding(
-        slots=sampler.slots,
-        loop="host" if config.environment.function else sampler.loop,  # turns come one by one
-        kv_dtype=sampler.kv_dtype,
-        decode=decode if sampler.stop_strings else None,
-        dtype=sampler.dtype,
-        head_in_float32=sampler.head_in_float32,
-        look_every=1 if slices == 1 else LOOK_EVERY,
-    )
-
-
 def prompt_order(config: Config, data: Data) -> Loader | StreamLoader | Curriculum:
     """The order of the training data: a shuffled loader, or a curriculum if the config asks for
     a mixture or for prompts to be retired."""
@@ -427,8 +406,7 @@ def assemble(
     )
     return Setup(
         config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts,
-        decoding_of(config, tokenizer, slice_count(model.mesh, config.mesh.slices)), row, together,
-        groups,
+        decoding_on(model, config, tokenizer), row, together, groups,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from rljax.config.checks import Problems, check_bounds
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.models.cache import DTYPES as KV_DTYPES
+from rljax.sampler.layout import WEIGHT_DTYPES, parsed
 from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
 from rljax.sampler.requests import LOOPS, SWITCHES
 from rljax.validation.problems import resolve_field
@@ -25,6 +26,7 @@ _CHOICES = {
     "sampler.loop": LOOPS,
     "sampler.dtype": SAMPLER_DTYPES,
     "sampler.head_in_float32": SWITCHES,
+    "sampler.weight_dtype": WEIGHT_DTYPES,
     "sampler.kv_dtype": KV_DTYPES,
     "environment.on_bad_call": ("reply", "end"),
     "environment.history": ("append", "rewrite"),
@@ -200,6 +202,10 @@ def _check_mesh(config: Config, problems: Problems) -> None:
         f"must divide by mesh.slices={slices}: data alone reaches from one slice to another",
         f"mesh.data={slices}",
     )  # fmt: skip
+    try:
+        parsed(config.sampler.layout)
+    except InputError as error:
+        problems.add("sampler.layout", config.sampler.layout, error)
 
 
 def check_devices(config: Config, devices: int, problems: Problems, apart: int = 0) -> None:

@@ -15,6 +15,7 @@ from rljax.correction.ratios import log_ratio
 from rljax.errors import InputError
 from rljax.evaluation.saved import load_policy
 from rljax.sampler import Sampling, generate
+from rljax.setup import build
 from rljax.training import train
 from rljax.validation import validate
 
@@ -74,6 +75,11 @@ def test_the_sampler_may_compute_in_another_dtype_than_the_trainer(tmp_path):
         ("slots", -1),
         ("loop", "hosts"),
         ("kv_dtype", "int4"),
+        ("weight_dtype", "int4"),
+        ("layout", "data=8"),
+        ("layout", "mesh(data=0)"),
+        ("layout", "mesh(data=-1, fsdp=-1)"),
+        ("layout", "os.getcwd()"),
         ("dtype", "float16"),
         ("head_in_float32", "yes"),
         ("stop_strings", ("",)),
@@ -102,3 +108,32 @@ def test_the_correction_weighs_by_the_mass_that_was_kept():
         np.testing.assert_allclose(ratio, want, rtol=1e-4)
         drawn = np.asarray(behaviour_logprobs(batch, by="test"))
         assert (drawn >= np.asarray(batch.sampler_logprobs) - 1e-6).all()
+
+
+def test_a_run_whose_decoding_has_a_layout_samples_the_same(whole, tmp_path):
+    """One reshard in a step, its bytes logged; and none where decoding reads training's arrays."""
+    samples, metrics = run(
+        tmp_path / "run", mesh__data=1, mesh__fsdp=8, sampler__layout="mesh(data=4, fsdp=2)"
+    )
+    assert [x["response"] for x in samples] == [x["response"] for x in whole[0]]
+    for ours, theirs in zip(metrics, whole[1], strict=True):
+        np.testing.assert_allclose(ours["loss"], theirs["loss"], atol=1e-4)
+    model = load_policy(tmp_path / "run").model
+    size = sum(x.size * 4 for x in jax.tree.leaves(model.abstract()))
+    assert {row["sync/bytes"] for row in whole[1]} == {0.0}
+    (copied,) = {row["sync/bytes"] for row in metrics}
+    # Split over fsdp or not split at all: norms are whole on each of the eight.
+    assert 4 * size <= copied < 4.2 * size
+    assert all(0 < row["sync/seconds"] < row["time/generate_s"] for row in metrics)
+
+
+@pytest.mark.parametrize(
+    "layout, said",
+    [
+        ("mesh(data=3)", "its sizes divide the 8 devices"),
+        ("mesh(tensor=8)", r"tensor=8.*divides vocab of 13.*heads of 3.*tensor of 1"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_before_anything_is_compiled(layout, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        build(tiny_config(tmp_path, sampler__layout=layout))

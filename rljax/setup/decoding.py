@@ -1,0 +1,41 @@
+"""How a config decodes: its slots, loop, types, and the layout of its weights."""
+
+import functools
+
+from rljax.config import Config
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.mesh import slice_count
+from rljax.models.model import Model
+from rljax.sampler import Decoding
+from rljax.sampler.layout import check_slices, parsed
+
+# Decode steps of several slices between two looks at which rows have ended: a look waits for the
+# data center's network, and so many steps at most decode nothing at the end of a batch.
+LOOK_EVERY = 16
+
+
+def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decoding:
+    """How whole batches are decoded."""
+    sampler = config.sampler
+    # A stop string may be a special token's.
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
+    return Decoding(
+        slots=sampler.slots,
+        loop="host" if config.environment.function else sampler.loop,  # turns come one by one
+        kv_dtype=sampler.kv_dtype,
+        decode=decode if sampler.stop_strings else None,
+        dtype=sampler.dtype,
+        head_in_float32=sampler.head_in_float32,
+        look_every=1 if slices == 1 else LOOK_EVERY,
+        layout=parsed(sampler.layout),
+        weight_dtype=sampler.weight_dtype,
+    )
+
+
+def decoding_on(model: Model, config: Config, tokenizer: Tokenizer) -> Decoding:
+    """How a run with this model decodes. Raises InputError where its layout does not fit the
+    devices or the model."""
+    slices = slice_count(model.mesh, config.mesh.slices)
+    decoding = decoding_of(config, tokenizer, slices)
+    check_slices(decoding.of(model).mesh, slices)
+    return decoding
