@@ -7,7 +7,7 @@ is shown (grey). /new forgets what was said, an empty line or Ctrl-D ends.
 import sys
 from collections.abc import Iterable, Iterator
 
-from rljax.config.options import ChatOptions
+from rljax.config.serve_options import ChatOptions
 
 SHOWN = 600  # characters of what a tool answers
 

@@ -11,6 +11,7 @@ from rljax.command.launch import Command, complain, launch
 from rljax.config import options as of
 from rljax.config.declare import Options
 from rljax.config.play_options import PlayOptions
+from rljax.config.serve_options import ChatOptions, ServeOptions
 from rljax.errors import InputError
 from rljax.tracking.signals import quit_now
 
@@ -35,8 +36,8 @@ COMMANDS = {
         Command("replay", "find what made a step's loss or gradient not finite", "replay",
                 of.ReplayOptions, one_host=True),
         Command("serve", "an OpenAI-compatible endpoint for a run or model", "serve",
-                of.ServeOptions, one_host=True),
-        Command("chat", "talk to a run or model, with tools", "chat", of.ChatOptions,
+                ServeOptions, one_host=True),
+        Command("chat", "talk to a run or model, with tools", "chat", ChatOptions,
                 one_host=True),
         Command("sweep", "run what a config's sweep() yields", "sweep", of.SweepOptions, "needed"),
         Command("pod", "several hosts: here, TPU VMs, SLURM, Kubernetes, SkyPilot", "pod",

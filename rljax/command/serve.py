@@ -4,7 +4,7 @@ An OpenAI-compatible endpoint: POST /v1/completions and /v1/chat/completions (st
 seed, logprobs), GET /v1/models, /health, /metrics. Needs `pip install 'rljax[serve]'`.
 """
 
-from rljax.config.options import ServeOptions
+from rljax.config.serve_options import ServeOptions
 
 
 def main(options: ServeOptions) -> None:

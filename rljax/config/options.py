@@ -12,7 +12,7 @@ __all__ = ["check_options", "whole_numbers"]
 # -- options that several commands have --
 
 
-def _step():
+def step_option():
     return option(
         "latest", "Of a run: latest, best, or the number of a checkpoint",
         fits=lambda step: step in ("latest", "best") or step.isdecimal(),
@@ -28,11 +28,11 @@ def _prompt_tokens():
     return option(None, "Longer prompts are dropped; default: the run's, or 512", low=1)
 
 
-def _response_tokens():
+def response_tokens_option():
     return option(None, "Of a response; default: the run's, or 512", low=1)
 
 
-def _dtype(help: str, *known: str):
+def dtype_option(help: str, *known: str):
     return option(
         "", f"{help}: {', '.join(known)}", fits=lambda dtype: dtype in ("", *known),
         rule=f"one of {', '.join(known)}",
@@ -81,8 +81,8 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     )
     temperature: float | None = _temperature()
     max_prompt_tokens: int | None = _prompt_tokens()
-    max_response_tokens: int | None = _response_tokens()
-    step: str = _step()
+    max_response_tokens: int | None = response_tokens_option()
+    step: str = step_option()
     seed: int = option(0, "Of the samples", low=0)
     out: str = option("", "Write the result to this file, as JSON")
 
@@ -102,7 +102,7 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     out: str = option(
         "", "The .jsonl file of demonstrations; with --iterations, a folder", required=True
     )
-    step: str = _step()
+    step: str = step_option()
     data: str | None = option(None, "File or task with prompts; default: the run's")
     split: str = option("train", "Of the data")
     reward: str | None = option(None, "Reward function; default: the run's")
@@ -110,7 +110,7 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     prompts: int | None = option(None, "The first so many prompts; default: all", low=1)
     temperature: float | None = _temperature()
     max_prompt_tokens: int | None = _prompt_tokens()
-    max_response_tokens: int | None = _response_tokens()
+    max_response_tokens: int | None = response_tokens_option()
     select: typing.Literal["best", "top_k", "threshold"] = option(
         "best", "What is kept of a prompt's samples", choices=("best", "top_k", "threshold")
     )
@@ -164,7 +164,7 @@ class LabelOptions(CompilerOptions, TrustOptions):
     replay: bool = option(False, "Ask every probe once more, to see how far it can be trusted")
     temperature: float | None = _temperature()
     max_prompt_tokens: int | None = _prompt_tokens()
-    max_response_tokens: int | None = _response_tokens()
+    max_response_tokens: int | None = response_tokens_option()
     rows_at_once: int = option(256, "Sequences sampled together", low=1)
     seed: int = option(0, "Of prompts, programs and completions", low=0)
 
@@ -181,7 +181,7 @@ class PreferenceOptions(CompilerOptions, TrustOptions):
     samples: int = option(2, "Completions per prompt; all pairs of them are compared", low=2)
     temperature: float | None = _temperature()
     max_prompt_tokens: int | None = _prompt_tokens()
-    max_response_tokens: int | None = _response_tokens()
+    max_response_tokens: int | None = response_tokens_option()
     max_tokens: int = option(4096, "Prompt and completion, for --reward_model", low=1)
     ties: typing.Literal["drop", "keep"] = option(
         "drop", "Pairs on which the orders do not agree", choices=("drop", "keep")
@@ -227,58 +227,6 @@ class ComparisonOptions(CompilerOptions, TrustOptions):
             yield "out", self.out, "needed: the folder of the comparison"
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds", self.seeds, "each once"
-
-
-@dataclasses.dataclass(frozen=True)
-class ServeOptions(CompilerOptions, TrustOptions):
-    """rljax serve."""
-
-    model: str = option("", "A run folder, or a Hugging Face folder", required=True, first=True)
-    step: str = _step()
-    name: str = option("", "What clients call the model; default: the folder's name")
-    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 = every interface")
-    port: int = option(8000, "0 = a free one, which is printed", low=0, high=65535)
-    slots: int = option(16, "Samples that decode at a time", low=1)
-    tokens: int = option(2048, "Of a slot: prompt and response together", low=2)
-    dtype: str = _dtype("Computed in; default: as the run sampled", "float32", "bfloat16")
-    kv_dtype: str = _dtype(
-        "Of keys and values; default: the model's", "float32", "bfloat16", "int8"
-    )
-    chunk_tokens: int = option(256, "Of a prompt, read between two dispatches", low=1)
-    steps: int = option(8, "Tokens per dispatch: how often streams get text", low=1)
-    max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)
-    prefix_cache_tokens: int = option(0, "Of prompts kept for later requests; 0 = off", low=0)
-    calls: str = option("auto", "How tool calls are written; auto = as the chat template does")
-    seed: int = option(0, "Of requests without a seed of their own", low=0, high=2**32 - 1)
-    allowed_hosts: tuple[str, ...] = option(
-        (), "Names by which clients reach this server, beside addresses and its own; * = any"
-    )
-    allowed_origins: tuple[str, ...] = option(
-        (), "Web pages that may ask, such as http://localhost:3000; * = any"
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatOptions(CompilerOptions, TrustOptions):
-    """rljax chat."""
-
-    model: str = option("", "A run folder, or a Hugging Face folder", required=True, first=True)
-    step: str = _step()
-    environment: str = option(
-        "", "What the policy plays with, \"tools(functions=('search(corpus=...)',))\"; default: "
-        "the run's"
-    )  # fmt: skip
-    calls: str = option("", "How tool calls are written, as environment.calls; default: the run's")
-    question: str = option("", "Asked alone; default: lines of the terminal, or of standard input")
-    system: str = option("", "A system message; without a chat template the beginning of a prompt")
-    tokens: int = option(4096, "Of a conversation; at most the model's context", low=2)
-    max_turns: int = option(0, "Of the policy for a question; 0 = the run's, or 8", low=0)
-    temperature: float | None = option(
-        None, "Of the samples, 0 = greedy; default: the run's, or 1.0", low=0
-    )
-    max_response_tokens: int | None = _response_tokens()
-    steps: int = option(8, "Tokens per dispatch: how often text is shown", low=1)
-    seed: int = option(0, "Of the draws", low=0, high=2**32 - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import jax
 from rljax.batch import FinishReason
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.config.options import ChatOptions
+from rljax.config.serve_options import ChatOptions
 from rljax.environments.calls import parser
 from rljax.environments.episode import Episode
 from rljax.environments.messages import Limits, Step

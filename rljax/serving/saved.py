@@ -1,6 +1,7 @@
 """Serving a policy on disk: from the options of `rljax serve` to a running server."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import shlex
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import jax
 
-from rljax.config.options import ServeOptions, check_options
+from rljax.config.options import check_options
+from rljax.config.serve_options import ServeOptions
 from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.environments.calls import parser
 from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler, Sampling
+from rljax.sampler.layout import held_weights, parsed
 from rljax.serving.worker import Worker
 from rljax.setup.decoding import decoding_of
 from rljax.setup.policies import SavedPolicy, load_policy
@@ -35,7 +38,11 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         rule = f"the model's context is {context} tokens"
         raise InputError("--tokens", value=options.tokens, rule=rule)
     decoding = decoding_of(policy.config, policy.tokenizer)
-    decoding = dataclasses.replace(decoding, dtype=options.dtype or decoding.dtype)
+    decoding = dataclasses.replace(
+        decoding, dtype=options.dtype or decoding.dtype, layout=parsed(options.layout),
+        weight_dtype=options.weight_dtype or decoding.weight_dtype,
+    )  # fmt: skip
+    weights = functools.partial(decoding.weights, policy.model)
     engine = Engine(
         decoding.of(policy.model),
         options.slots,
@@ -44,10 +51,10 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         steps=options.steps,
         stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer)),
     )
-    params = decoding.weights(policy.model, policy.params)
-    warm_up(engine, params, options, policy.tokenizer.decode)
     sampler = _sampler(engine, options, policy.tokenizer.decode)
-    return Worker(sampler, params, max_waiting=options.max_waiting)
+    with held_weights():  # made once
+        warm_up(engine, weights(policy.params), options, policy.tokenizer.decode)
+        return Worker(sampler, policy.params, max_waiting=options.max_waiting, weights=weights)
 
 
 def _sampler(engine: Engine, options: ServeOptions, decode: Callable) -> Sampler:
@@ -102,11 +109,13 @@ def serve(options: ServeOptions) -> None:
             worker = make_worker(policy, options)
             guard = dict(hosts=options.allowed_hosts, origins=options.allowed_origins)
             how = dict(calls=options.calls, **guard)
-            loading.app = make_app(worker, policy.tokenizer, name, **how)
+            tokenizer = policy.tokenizer
+            del policy  # with its weights, where decoding has others
+            loading.app = make_app(worker, tokenizer, name, **how)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stop.set())
             print(f"serving {name} at {address}/v1")
-            print(example_request(address, policy.tokenizer), flush=True)
+            print(example_request(address, tokenizer), flush=True)
             stop.wait()
             print("stopping: what is running has 10 s", flush=True)
     finally:

@@ -52,14 +52,18 @@ class Ticket:
 class Worker:
     """One thread that owns a Sampler and the parameters it decodes with."""
 
-    def __init__(self, sampler: Sampler, params, *, version: int = 0, max_waiting: int = 256):
-        """At most `max_waiting` samples wait beyond those that the slots hold."""
+    def __init__(
+        self, sampler: Sampler, params, *, version: int = 0, max_waiting: int = 256,
+        weights: Callable = lambda params: params,
+    ):  # fmt: skip
+        """At most `max_waiting` samples wait beyond those that the slots hold. `weights` makes of
+        the parameters of training those that the sampler reads (rljax.sampler.layout)."""
         if max_waiting < 0:
             raise InputError("max_waiting", value=max_waiting, rule=">= 0")
         self.sampler, self.version = sampler, version
         self.room = sampler.engine.slots + max_waiting
         self.failure: Exception | None = None
-        self._params, self._keep_cache = params, True
+        self._weights, self._params, self._keep_cache = weights, weights(params), True
         self._tickets: dict[int, tuple[Ticket, int]] = {}  # by id() of a sample
         self._commands: queue.SimpleQueue = queue.SimpleQueue()
         self._scoring = threading.Lock()  # who reads the parameters beside the decode thread
@@ -82,7 +86,8 @@ class Worker:
     def swap(self, params, version: int | None = None, *, keep_cache: bool = True) -> int:
         """Decodes with `params` from the next dispatch on; `version` names them (by default the
         next number). keep_cache as in Sampler.step. Returns the version; nothing reads the old
-        parameters then."""
+        parameters then. They are brought to the layout of decoding on the caller's thread."""
+        params = self._weights(params)
         with self._scoring:
             return self._call(lambda: self._swap(params, version, keep_cache)).result()
 

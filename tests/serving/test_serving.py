@@ -25,13 +25,14 @@ from tiny_tokenizer import write_tokenizer
 
 from rljax.batch import FinishReason
 from rljax.config import Config
+from rljax.config.serve_options import ServeOptions
 from rljax.data.text.tokenizer import CharTokenizer, load_tokenizer
 from rljax.errors import InputError
 from rljax.evaluation.saved import SavedPolicy
 from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import text_before_stop
 from rljax.serving.fields import Limits, read_chat, read_completion
-from rljax.serving.saved import ServeOptions, check_options, example_request, make_worker, serve
+from rljax.serving.saved import check_options, example_request, make_worker, serve
 from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import Ticket, Worker
 from rljax.tracking import compiles
