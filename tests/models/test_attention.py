@@ -3,6 +3,7 @@ many."""
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -341,6 +342,18 @@ def test_decoding_against_a_cache_equals_the_full_rows(name):
     np.testing.assert_allclose(got, here(want), rtol=1e-5, atol=1e-6)
     empty = jnp.zeros_like(allowed[:, None])  # a slot that holds no request
     assert np.isfinite(step(here(q), *caches, empty, sinks=sinks)).all()
+
+
+def test_a_decode_step_multiplies_as_libraries_do():
+    """Of each product of a step the batch comes first, then the rows, which are the queries of one
+    kv head, then what the keys or the values give: no operand is turned around."""
+    b, heads, kv_heads, tokens, e, f = 3, 8, 2, 40, 16, 24
+    q, k = jnp.ones((b, 1, heads, e)), jnp.ones((b, kv_heads, tokens, e))
+    v = jnp.ones((b, kv_heads, tokens, f))
+    step = jax.jit(functools.partial(attention_cached, scale=1.0))
+    text = step.lower(q, k, v, jnp.ones((b, 1, tokens), bool)).compile().as_text()
+    products = sorted(re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text))
+    assert products == sorted(f"{b},{kv_heads},{heads // kv_heads},{n}" for n in (tokens, f))
 
 
 def test_what_cannot_be_run_is_refused_with_the_fix():
