@@ -77,7 +77,7 @@ def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> 
         for ids in prompts:
             sampler.submit(ids[: engine.tokens - 1], sampling)
         list(sampler.run(params))
-    sampling = dataclasses.replace(sampling, max_response_tokens=engine.tokens - 1)
+    sampling = Sampling(max_response_tokens=engine.tokens - 1)  # and no seed
     samples = sampler.submit([0], sampling)
     sampler.step(params)
     if samples[0].finish_reason is None:
