@@ -23,6 +23,7 @@ from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import attention_paths as paths
 from rljax.models.attention_splash import splash
 from rljax.models.attention_xla import xla
+from rljax.models.cache import Cache
 from rljax.models.remat import ATTENTION
 
 IMPLS = ("auto", "reference", "xla", "cudnn", "splash")
@@ -109,7 +110,7 @@ def attention_cached(
 
 def attention_paired(
     q: jax.Array,
-    pairs: jax.Array,
+    cache: Cache,
     allowed: jax.Array,
     held: jax.Array,
     *,
@@ -117,19 +118,21 @@ def attention_paired(
     scale: float,
     soft_cap: float = 0.0,
 ) -> jax.Array:
-    """`attention_cached` where one cache holds keys and values, pairs [B, T, 2 K, E]: head k's keys
+    """`attention_cached` where one array holds keys and values, pairs [B, T, 2 K, E]: head k's keys
     at 2k, its values at 2k + 1. q [B, S, H, E] -> [B, S, H, E].
 
     Several queries go by `allowed` [B, S, T]. A single one sees the first held [B] tokens of its
-    slot, and on TPU reads no others: there it is JAX's ragged paged attention, where slots are made
-    of whole pages.
+    slot, and on TPU reads no others: there it is JAX's ragged paged attention, on pages of a pool
+    [N, page, 2 K, E] and their table as they are, or on slots that are made of whole pages.
     """
+    pairs, pool, table = cache.parts[0], cache.pool, cache.table
     q = paths.pad_axis(q, 3, pairs.shape[-1])
     if q.shape[1] > 1:
         k, v = paths.unpaired(pairs)
         return attention_cached(q, k, v, allowed, scale=scale, soft_cap=soft_cap, order="tokens")
     on_tpu = mesh.devices.flat[0].platform == "tpu"
-    fits = q.dtype == pairs.dtype and paths.page_tokens(pairs.shape[1])
+    page = paths.page_tokens(pairs.shape[1])
+    fits = q.dtype == pairs.dtype and (page == pairs.shape[1] if pool else page)
     path = paths.paged if on_tpu and fits else paths.first_held
     path = functools.partial(path, scale=scale, soft_cap=soft_cap)
     # As the cache is split (rljax.models.cache); where that is not by heads, every device of a
@@ -142,13 +145,14 @@ def attention_paired(
         mesh=mesh,
         in_specs=(
             PartitionSpec(rows, heads),
-            PartitionSpec(rows, None, heads),
+            PartitionSpec(pool.rows if pool else rows, None, heads),
+            PartitionSpec(rows),
             PartitionSpec(rows),
         ),
         out_specs=PartitionSpec(rows, heads),
         check_vma=False,  # Pallas kernels do not declare what they vary over
     )
-    return mapped(q[:, 0], pairs, held)[:, None]
+    return mapped(q[:, 0], pairs, held, table)[:, None]
 
 
 def _check(q, k, v, segments, sinks, window) -> None:

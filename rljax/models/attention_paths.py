@@ -186,9 +186,15 @@ def unpaired(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
     return apart[:, :, :, 0], apart[:, :, :, 1]
 
 
-def first_held(q, pairs, held, *, scale, soft_cap) -> jax.Array:
-    """One query a slot against its first held [B] tokens: q [B, H, E], pairs [B, T, 2 K, E] ->
-    [B, H, E]."""
+def first_held(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
+    """One query a slot against its first held [B] tokens: q [B, H, E], pairs [B, T, 2 K, E], or
+    pages [N, page, 2 K, E] and their table [B, P] -> [B, H, E]."""
+    if table is not None:
+        held = jnp.minimum(held, pairs.shape[1] * jnp.sum(table < len(pairs), axis=1))
+        pairs = jnp.take(pairs, table, axis=0, mode="clip")
+        pairs = pairs.reshape(len(table), -1, *pairs.shape[3:])
+        filled = jnp.arange(pairs.shape[1])[None, :] < held[:, None]
+        pairs = jnp.where(filled[..., None, None], pairs, 0)
     filled = jnp.arange(pairs.shape[1])[None, :] < held[:, None]
     how = dict(scale=scale, soft_cap=soft_cap, order="tokens")
     return plain(q[:, None], *unpaired(pairs), filled[:, None], None, **how)[:, 0]
@@ -217,34 +223,43 @@ def paged_takes(heads: int, kv_heads: int, size: int, dtype) -> bool:
     return sublanes % 8 == 0 and heads // (sublanes // 8) % 8 == 0
 
 
-def paged(q, pairs, held, *, scale, soft_cap) -> jax.Array:
+def paged(q, pairs, held, table=None, *, scale, soft_cap) -> jax.Array:
     """`first_held` as JAX's ragged paged attention for TPU; held [B] >= 1. Blocks of tokens behind
     those are not read.
     """
     # Imported here: Pallas takes a second to import, and only this path needs it.
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 
-    columns, heads, e = pairs.shape[1:]
-    page = page_tokens(columns)
+    arguments = paged_arguments(q, pairs, held, table)
+    page, heads, e = arguments[1].shape[1:]
+    pages = arguments[3].shape[1]
     room = PAGE_BYTES // (2 * page * heads * e * pairs.dtype.itemsize)  # two blocks are in flight
     return ragged_paged_attention(
-        *paged_arguments(q, pairs, held),
+        *arguments,
         sm_scale=scale,
         soft_cap=soft_cap or None,
-        num_kv_pages_per_block=max(1, min(columns // page, PAGE_TOKENS // page, room)),
+        num_kv_pages_per_block=max(1, min(pages, PAGE_TOKENS // page, room)),
         num_queries_per_block=min(q.shape[0], PAGED_QUERIES),
     )
 
 
-def paged_arguments(q, pairs, held):
+def paged_arguments(q, pairs, held, table=None):
     """The kernel's arguments: queries, pages, tokens held, the pages of every slot, where each
-    slot's queries begin, how many slots. A slot is a run of pages, so nothing is looked up."""
-    slots, columns, *head = pairs.shape
-    page = page_tokens(columns)
-    table = jnp.arange(slots * (columns // page), dtype=jnp.int32).reshape(slots, -1)
+    slot's queries begin, how many slots. Without a table a slot is a run of pages, so nothing is
+    looked up; with one, a slot holds no more tokens than its pages do."""
+    slots, held = len(q), held.astype(jnp.int32)
+    if table is None:
+        columns, *head = pairs.shape[1:]
+        page = page_tokens(columns)
+        table = jnp.arange(slots * (columns // page), dtype=jnp.int32).reshape(slots, -1)
+        pairs = pairs.reshape(-1, page, *head)
+    else:
+        whole = table < len(pairs)
+        room = pairs.shape[1] * jnp.sum(whole, axis=1, dtype=jnp.int32)
+        held = jnp.clip(held, 1, jnp.maximum(room, 1))
+        table = jnp.where(whole, table, 0)
     starts = jnp.arange(slots + 1, dtype=jnp.int32)
-    count = jnp.full((1,), slots, jnp.int32)
-    return q, pairs.reshape(-1, page, *head), held.astype(jnp.int32), table, starts, count
+    return q, pairs, held, table, starts, jnp.full((1,), slots, jnp.int32)
 
 
 def pad_axis(x: jax.Array, axis: int, size: int) -> jax.Array:

@@ -13,6 +13,9 @@ and turn the whole cache around in a second copy at each.) Order "pairs" is [B, 
 values of a head side by side: the pages that TPU's ragged paged attention reads, where it can say
 what a layer asks. int8 keeps one float32 scale per token and head.
 
+Where slots share a pool of pages (rljax.models.cache_pages), layers without a window are made of
+them; a call needs their table.
+
 Axes: B slots, S tokens of one call, K kv heads, T columns, E size of a head (of keys or values).
 """
 
@@ -24,7 +27,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
 from rljax.mesh import BATCH_AXES, row_shards
+from rljax.models import cache_pages
 from rljax.models.attention_paths import LANES, pad_axis, paged_takes, whole_pages
+from rljax.models.cache_pages import Pool, token_axis
 from rljax.models.config import ModelConfig
 
 DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
@@ -40,10 +45,15 @@ class Cache:
     scales: tuple[jax.Array, ...]  # of int8 parts, without the last axis; else ()
     order: str = dataclasses.field(metadata={"static": True})
     window: int = dataclasses.field(metadata={"static": True})  # of the layer; 0 = all
+    # Where `parts` and `scales` are pages: those of each slot [B, P] int32, None between calls.
+    table: jax.Array | None = None
+    pool: Pool | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def columns(self) -> int:
-        return self.parts[0].shape[2 if self.order == "heads" else 1]
+        """Tokens of a slot; without their table those of a page."""
+        tokens = self.parts[0].shape[token_axis(self.order)]
+        return tokens if self.table is None else tokens * self.table.shape[1]
 
     @property
     def is_ring(self) -> bool:
@@ -79,10 +89,6 @@ def _room(columns: int, window: int, order: str) -> int:
     return min(columns, window or columns)
 
 
-def _token_axis(order: str) -> int:
-    return 2 if order == "heads" else 1
-
-
 def _widths(config: ModelConfig) -> tuple[int, tuple[int, ...]]:
     """(kv heads, size of a head in every part)."""
     if config.latent:
@@ -99,17 +105,33 @@ def widths_for(config: ModelConfig, mesh: Mesh) -> tuple[int, ...]:
 def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | None = None) -> int:
     """Bytes that one slot of `columns` tokens takes, over all layers and devices; without a mesh,
     those of the numbers alone."""
+    order = _order(config, mesh, dtype) if mesh else ""
+    held = sum(_room(columns, kind.window, order) for kind in config.kinds)
+    return held * _token_bytes(config, dtype, mesh)
+
+
+def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: Pool) -> int:
+    """Bytes of a pool's pages, and of the rings of so many slots, over all layers and devices."""
+    order = _order(config, pool.mesh, dtype)
+    held = [
+        slots * _room(columns, kind.window, order) if kind.window else pool.count * pool.page_tokens
+        for kind in config.kinds
+    ]
+    return sum(held) * _token_bytes(config, dtype, pool.mesh)
+
+
+def _token_bytes(config: ModelConfig, dtype: str, mesh: Mesh | None) -> int:
+    """Of one token in one layer."""
     heads, widths = _widths(config)
     widths = widths_for(config, mesh) if mesh else widths
     size = jnp.dtype(dtype or config.dtype).itemsize
-    per_token = heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
-    order = _order(config, mesh, dtype) if mesh else ""
-    return sum(_room(columns, kind.window, order) * per_token for kind in config.kinds)
+    return heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
 
 
-def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
-    """Slots over the axes of rows, kv heads over tensor, where they divide."""
+def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str, pool: Pool | None) -> NamedSharding:
+    """Slots, or pages, over the axes of rows, kv heads over tensor, where they divide."""
     rows = BATCH_AXES if shape[0] % row_shards(mesh) == 0 else None
+    rows = pool.rows if pool else rows
     kv_heads = {"heads": shape[1], "tokens": shape[2], "pairs": shape[2] // 2}[order]
     heads = "tensor" if kv_heads % mesh.shape["tensor"] == 0 else None
     spec = (rows, heads, None) if order == "heads" else (rows, None, heads)
@@ -118,7 +140,9 @@ def _sharding(mesh: Mesh, shape: tuple[int, ...], order: str) -> NamedSharding:
 
 def shardings(caches: list[Cache], mesh: Mesh) -> list[Cache]:
     """The sharding of every array of the caches."""
-    return [jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order), c) for c in caches]
+    return [
+        jax.tree.map(lambda x, c=c: _sharding(mesh, x.shape, c.order, c.pool), c) for c in caches
+    ]
 
 
 def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
@@ -127,16 +151,24 @@ def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
     return jax.lax.with_sharding_constraint(caches, shardings(caches, mesh))
 
 
-def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = ""):
-    """One empty cache per layer (inside a program)."""
+def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = "", pool=None):
+    """One empty cache per layer (inside a program), of pages where there is a Pool."""
     check_dtype(dtype)
     heads, widths = _widths(config)[0], widths_for(config, mesh)
     caches, order = [], _order(config, mesh, dtype)
     for kind in config.kinds:
         held = _room(columns, kind.window, order)
-        parts = [jnp.zeros((slots, held, heads, width), config.dtype) for width in widths]
-        caches.append(_encode(parts, dtype, order, kind.window))
+        paged = pool if pool and not kind.window else None
+        rows = (paged.count, paged.page_tokens) if paged else (slots, held)
+        parts = [jnp.zeros((*rows, heads, width), config.dtype) for width in widths]
+        one = _encode(parts, dtype, order, kind.window)
+        caches.append(dataclasses.replace(one, pool=paged))
     return constrain(caches, mesh)
+
+
+def with_table(caches: list[Cache], table: jax.Array | None) -> list[Cache]:
+    """The caches as a call needs them, those of pages with their table; None takes it away."""
+    return [dataclasses.replace(one, table=table) if one.pool else one for one in caches]
 
 
 def check_dtype(dtype: str) -> None:
@@ -190,7 +222,7 @@ def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dty
     lengths [B], of a layer with `window`."""
     parts = _filled(parts, widths_for(config, mesh))
     cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
-    held, axis = min(columns, window or columns), _token_axis(cache.order)
+    held, axis = min(columns, window or columns), token_axis(cache.order)
     tokens = cache.columns
     if tokens <= held:
         room = [(0, held - tokens if i == axis else 0) for i in range(4)]
@@ -219,6 +251,11 @@ def remember(cache: Cache, parts, columns: jax.Array, counts: jax.Array | None):
     tokens = parts[0].shape[1]
     place = columns[:, None] + jnp.arange(tokens)[None, :]
     new = _like(cache, parts)
+    if cache.pool:  # (A single query of pairs reads pages: rljax.models.attention.)
+        behind = place[:, :, None] - jnp.arange(cache.columns)[None, None, :]
+        held = columns + (tokens if counts is None else counts)
+        view = cache.order != "pairs" or tokens > 1
+        return *cache_pages.remember(cache, new, place, held, view=view), behind >= 0
     if cache.is_ring and tokens > 1:
         return _remember_in_ring(cache, new, columns, counts, place)
     at = place % cache.columns if cache.is_ring else place
@@ -248,7 +285,7 @@ def _write(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Arr
 def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
     """`remember` in a ring: the tokens of a call may overwrite what its first ones still see, so
     queries look at both and the write comes after."""
-    axis, tokens, held = _token_axis(cache.order), place.shape[1], cache.columns
+    axis, tokens, held = token_axis(cache.order), place.shape[1], cache.columns
     counts = jnp.full_like(columns, tokens) if counts is None else counts
     before = _newest(columns, held)
     distance = place[:, :, None] - before[:, None, :]
@@ -272,7 +309,7 @@ def forget(cache: Cache, tokens: jax.Array) -> Cache:
     at = (tokens % cache.columns)[:, None]
 
     def zero(x):
-        axis = _token_axis(cache.order)
+        axis = token_axis(cache.order)
         return _write(x, jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis)), at, cache.order)
 
     return jax.tree.map(zero, cache)
@@ -284,7 +321,7 @@ def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
     filled = (held >= 0) & (held < counts[:, None])
     if cache.window:
         filled &= held > (counts - cache.window)[:, None]
-    axis = _token_axis(cache.order)
+    axis = token_axis(cache.order)
 
     def keep(x):
         shape = [
@@ -295,12 +332,32 @@ def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
     return jax.tree.map(keep, cache)
 
 
-def place_rows(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
+def take_rows(cache: Cache, slots: jax.Array, length: jax.Array) -> Cache:
+    """Slots [M] of `cache`, of which `length` [M] tokens count, on one device; a slot out of range
+    gives some row."""
+    pick = lambda x: jnp.take(x, slots, axis=0, mode="clip")  # noqa: E731
+    if not cache.pool:
+        return jax.tree.map(pick, cache)
+    return cache_pages.side_by_side(dataclasses.replace(cache, table=pick(cache.table)), length)
+
+
+def resized(cache: Cache, columns: int) -> Cache:
+    """A contiguous cache cut or filled with zeros to so many columns."""
+    axis = token_axis(cache.order)
+    cut = lambda x: x[:, :columns] if axis == 1 else x[:, :, :columns]  # noqa: E731
+    return jax.tree.map(lambda x: pad_axis(cut(x), axis, columns), cache)
+
+
+def place_rows(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array, first=None) -> Cache:
     """Rows source [M] of `rows` into slots [M] of `cache`; a slot out of range is dropped. `rows`
-    may have fewer columns; what is behind them stays garbage."""
+    may have fewer columns; what is behind them stays garbage. Of pages, those of the `first` [M]
+    tokens are left as they are."""
+    if cache.pool:
+        first = jnp.zeros_like(slots) if first is None else first
+        return cache_pages.place_rows(cache, rows, slots, source, first)
 
     def put(old, new):
-        axis = _token_axis(cache.order)
+        axis = token_axis(cache.order)
         picked = jnp.take(new, source, axis=0).astype(old.dtype)
         if picked.shape == (len(slots), *old.shape[1:]):
             return old.at[slots].set(picked, mode="drop")

@@ -126,7 +126,7 @@ class Attention(nnx.Module):
         if pairs.order == "pairs":  # a layer without sinks
             held = jnp.minimum(call.columns + 1, pairs.columns)
             how.pop("sinks")
-            out = attention_paired(q, pairs.parts[0], allowed, held, mesh=call.mesh, **how)
+            out = attention_paired(q, pairs, allowed, held, mesh=call.mesh, **how)
         else:
             how |= dict(
                 zip(("k_scales", "v_scales"), pairs.scales, strict=False), order=pairs.order

@@ -296,9 +296,10 @@ class Model:
 
     # -- decoding: layers unrolled over per-layer caches
 
-    def empty_caches(self, slots: int, columns: int, kv_dtype: str = "") -> list[Cache]:
-        """Caches of `slots` slots with room for `columns` tokens (inside a program)."""
-        return cache.empty(self.config, self.mesh, slots, columns, kv_dtype)
+    def empty_caches(self, slots: int, columns: int, kv_dtype: str = "", pool=None) -> list[Cache]:
+        """Caches of `slots` slots with room for `columns` tokens, or of a pool of pages (inside a
+        program)."""
+        return cache.empty(self.config, self.mesh, slots, columns, kv_dtype, pool)
 
     def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = ""):
         """The caches of every layer after right-padded prompts, with room for `columns` tokens."""

@@ -15,16 +15,17 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from rljax.arrays import fetch
+from rljax.arrays import fetch, put_whole
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
-from rljax.mesh import BATCH_AXES, row_shards
+from rljax.mesh import row_shards
 from rljax.models import cache
+from rljax.models.cache_pages import Pool
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
-from rljax.sampler.memory import check_memory
+from rljax.sampler.memory import check_memory, check_pages, pool_for
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import Entry, Slots, Tokens
 
@@ -62,15 +63,23 @@ class Engine:
     steps: int = 32  # at most, per dispatch of generate
     stop_ids: int = STOP_IDS  # room for those of one request
     forcing_tokens: int = 0  # room for the phrases of interruptions; 0 = none can be asked for
+    page_tokens: int = 0  # of a page of keys and values; 0 = each slot has its columns to itself
+    pages: int = 0  # of all slots together; 0 = as many as their columns take
 
     def __post_init__(self):
         for name in ("slots", "tokens", "steps", "stop_ids"):
             if getattr(self, name) < 1:
                 raise InputError(f"sampler {name}", value=getattr(self, name), rule=">= 1")
+        check_pages(self.page_tokens, self.pages)
         if self.tokens > self.model.config.max_tokens:
             rule = f"at most the model's context, {self.model.config.max_tokens}"
             raise InputError("sampler tokens", value=self.tokens, rule=rule)
-        check_memory(self.model, self.slots, self.tokens, self.kv_dtype)
+        check_memory(self.model, self.slots, self.tokens, self.kv_dtype, self.pool)
+
+    @property
+    def pool(self) -> Pool | None:
+        """The pages of the slots, split as they are; None where slots are contiguous."""
+        return pool_for(self.model, self.slots, self.tokens, self.page_tokens, self.pages)
 
     # -- what a request is, as arrays
 
@@ -159,14 +168,27 @@ class Engine:
         a long prompt, a shared beginning, a tool's reply. `prefix` is donated."""
         return _append(self, params, prefix, tokens, counts)
 
+    def gather(self, state: Slots, shard: int, pages: np.ndarray, length: int) -> Prefix:
+        """The first `length` tokens of pages [P] of a shard as one sequence with a slot's room."""
+        return _gather(self, state, shard * self.slots // self.pool.shards, pages, length)
+
     def widen(self, prefix: Prefix, row, length) -> Prefix:
         """Row `row` of a prefix cut to `length` read tokens, as one sequence with a slot's room."""
         return _widen(self, prefix, row, length)
 
-    def insert(self, prefix: Prefix, state: Slots, slots, source, entry: Entry) -> Slots:
+    def with_table(self, state: Slots, table: np.ndarray) -> Slots:
+        """The state with the pages [B, P] of every slot, counted from the first of its device; a
+        number that is no page is none. Other slots must not write a page of several."""
+        rows = NamedSharding(self.model.mesh, PartitionSpec(self.pool.rows))
+        return dataclasses.replace(state, table=put_whole(table, rows))
+
+    def insert(
+        self, prefix: Prefix, state: Slots, slots, source, entry: Entry, first=None
+    ) -> Slots:
         """Puts row source [M] of `prefix` into slots [M], live; a slot out of range is dropped. The
-        samples of a group are one row into many slots. `state` is donated."""
-        return _insert(self, prefix, state, slots, source, entry)
+        samples of a group are one row into many slots. Pages of their `first` [M] tokens are not
+        written, as they hold them (None: 0). `state` is donated."""
+        return _insert(self, prefix, state, slots, source, entry, first)
 
     def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
         """Decodes up to `steps` tokens in every live slot, or until `enough_free` slots are
@@ -242,8 +264,8 @@ def _program(*, donate=()):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _init_state(engine: Engine, rules, forcing) -> Slots:
-    made = slot.empty([engine.model], engine.slots, engine.tokens, engine.kv_dtype, rules, forcing)
-    return _pinned(engine, made)
+    room = (engine.slots, engine.tokens, engine.kv_dtype, rules, forcing, engine.pool)
+    return _pinned(engine, slot.empty([engine.model], *room))
 
 
 @_program()
@@ -296,9 +318,20 @@ def _widen(engine: Engine, prefix: Prefix, row, length) -> Prefix:
     return Prefix(caches, length, jnp.full((1,), -1, jnp.int32), prefix.shift[source])
 
 
+@_program()
+def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
+    at = jnp.reshape(at, (1,))
+    table, held = state.table.at[at].set(pages), state.length.at[at].set(length)
+    rows = slot.take(dataclasses.replace(state, table=table, length=held), at, engine.model.mesh)
+    blank = engine.model.empty_caches(1, engine.tokens, engine.kv_dtype)
+    caches = [cache.resized(one, old.columns) for one, old in zip(rows, blank, strict=True)]
+    number = lambda value: jnp.full((1,), value, jnp.int32)  # noqa: E731
+    return Prefix(caches, number(length), number(-1), number(0))
+
+
 @_program(donate=2)
-def _insert(engine: Engine, prefix: Prefix, state: Slots, slots, source, entry: Entry) -> Slots:
-    state = slot.place(state, (prefix.caches,), slots, source)
+def _insert(engine: Engine, prefix: Prefix, state: Slots, slots, source, entry, first) -> Slots:
+    state = slot.place(state, (prefix.caches,), slots, source, first)
     return _pinned(engine, slot.enter(state, entry, slots))
 
 
@@ -319,8 +352,9 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, 
         state = slot.enter(state, entry, slots, live)
     if len(slots) * row_shards(engine.model.mesh) >= engine.slots:
         return _pinned(engine, _extended_in_place(engine, params, state, slots, tokens, counts))
-    prefix = _appended(engine, params, _taken(engine, state, slots), tokens, counts)
-    state = slot.place(state, (prefix.caches,), slots, jnp.arange(len(slots)))
+    taken = _taken(engine, state, slots)
+    prefix = _appended(engine, params, taken, tokens, counts)
+    state = slot.place(state, (prefix.caches,), slots, jnp.arange(len(slots)), taken.length)
     put = lambda old, new: old.at[slots].set(new, mode="drop")  # noqa: E731
     length, token = put(state.length, prefix.length), put(state.token, prefix.token)
     return _pinned(engine, dataclasses.replace(state, length=length, token=token))
@@ -332,11 +366,11 @@ def _extended_in_place(engine: Engine, params, state: Slots, slots, tokens, coun
     line = jnp.zeros((engine.slots, tokens.shape[1]), jnp.int32).at[slots].set(tokens, mode="drop")
     count = jnp.zeros((engine.slots,), jnp.int32).at[slots].set(counts, mode="drop")
     line, count = _on_mesh((line, count), engine.model.mesh)
-    whole = Prefix(state.caches[0], state.length, state.token, state.shift)
+    caches = cache.with_table(state.caches[0], state.table)
+    whole = Prefix(caches, state.length, state.token, state.shift)
     whole = _appended(engine, params, whole, line, count)
-    return dataclasses.replace(
-        state, caches=(whole.caches,), length=whole.length, token=whole.token
-    )
+    caches = (cache.with_table(whole.caches, None),)
+    return dataclasses.replace(state, caches=caches, length=whole.length, token=whole.token)
 
 
 @_program(donate=2)
@@ -383,39 +417,16 @@ def _release(engine: Engine, state: Slots, slots) -> Slots:
 @_program(donate=1)
 def _clear(engine: Engine, state: Slots, slots) -> Slots:
     zero = lambda x: x.at[slots].set(0, mode="drop")  # noqa: E731
-    caches, length, token = jax.tree.map(zero, (state.caches, state.length, state.token))
+    # (What is read of pages is zero behind a slot's tokens, so theirs can be used as they are.)
+    caches = [one if one.pool else jax.tree.map(zero, one) for one in state.caches[0]]
+    caches, length, token = (caches,), zero(state.length), zero(state.token)
     live = state.live.at[slots].set(False, mode="drop")
     state = dataclasses.replace(state, caches=caches, length=length, token=token, live=live)
     return _pinned(engine, state)
 
 
 def _taken(engine: Engine, state: Slots, slots) -> Prefix:
-    """The rows of the slots as a prefix. Where slots are split over devices, each device gives its
-    own and a sum joins them: indexing would gather the whole cache on every device."""
-    mesh = engine.model.mesh
-    # (A slot out of range gives some row, which nobody keeps; not one of NaN.)
+    """The rows of the slots as a prefix; a slot out of range gives some row."""
     pick = lambda x: jnp.take(x, slots, axis=0, mode="clip")  # noqa: E731
     rows = jax.tree.map(pick, (state.length, state.token, state.shift))
-    if row_shards(mesh) == 1 or engine.slots % row_shards(mesh):
-        return Prefix(jax.tree.map(pick, state.caches[0]), *rows)
-
-    def own(caches, slots):
-        first = jax.lax.axis_index(BATCH_AXES) * jax.tree.leaves(caches)[0].shape[0]
-
-        def give(x):
-            at = slots - first
-            inside = (at >= 0) & (at < x.shape[0])
-            mine = jnp.take(x, jnp.clip(at, 0, x.shape[0] - 1), axis=0)
-            mine = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), mine, 0)
-            return jax.lax.psum(mine, BATCH_AXES)
-
-        return jax.tree.map(give, caches)
-
-    caches = jax.shard_map(
-        own,
-        mesh=mesh,
-        in_specs=(PartitionSpec(BATCH_AXES), PartitionSpec()),
-        out_specs=PartitionSpec(),
-        axis_names=set(BATCH_AXES),
-    )(state.caches[0], slots)
-    return Prefix(caches, *rows)
+    return Prefix(slot.take(state, slots, engine.model.mesh), *rows)

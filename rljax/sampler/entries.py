@@ -4,10 +4,11 @@ Axes: M pairs of a slot and a sample; rows behind the samples are padding.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rljax.errors import InputError
 from rljax.sampler.engine import Engine
 from rljax.sampler.keys import budgets
 from rljax.sampler.requests import Sampling, alike
@@ -15,6 +16,37 @@ from rljax.sampler.sample import Sample
 from rljax.sampler.slots import Entry, Forcing
 
 _SHARED_RULES = 8  # rows of rules, where no more requests differ
+
+
+def checked(
+    engine: Engine, prompt: Sequence[int], sampling: Sampling, n: int, decode: Callable | None
+) -> np.ndarray:
+    """The ids of a request that the engine can serve; else InputError."""
+    try:
+        ids = np.asarray(prompt)
+    except ValueError:
+        raise InputError("prompt", value=type(prompt), rule="one list of token ids") from None
+    vocab_size, room = engine.model.config.vocab_size, engine.tokens
+    if n < 1:
+        raise InputError("samples per prompt", value=n, rule=">= 1")
+    if ids.ndim != 1 or not len(ids):
+        raise InputError("prompt", value=ids.shape, rule="at least one token id")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise InputError("prompt", value=ids.dtype, rule="token ids, which are integers")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        bad = ids[(ids < 0) | (ids >= vocab_size)][0]
+        raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {vocab_size - 1}")
+    if len(ids) + sampling.max_response_tokens > room:
+        raise InputError(
+            "a prompt and its response do not fit a slot",
+            value=f"{len(ids)} + {sampling.max_response_tokens} tokens",
+            rule=f"at most the {room} of a slot",
+            fix="a shorter prompt, a lower max_response_tokens, or longer slots",
+        )
+    if sampling.stop_strings and decode is None:
+        raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")
+    engine.check(sampling)
+    return ids.astype(np.int32)
 
 
 def entry_of(

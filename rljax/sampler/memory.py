@@ -7,6 +7,7 @@ import jax
 from rljax.errors import InputError
 from rljax.mesh import row_shards
 from rljax.models import cache
+from rljax.models.cache_pages import Pool
 from rljax.models.model import Model
 from rljax.tracking.charts import human_bytes
 
@@ -31,28 +32,71 @@ def _host_bytes() -> int | None:
     return int(sizes[0]) * 1024 if sizes else None
 
 
-def slots_bytes(model: Model, slots: int, columns: int, kv_dtype: str = "") -> int:
-    """Bytes per device of `slots` slots of `columns` tokens."""
+def check_pages(page_tokens: int, pages: int) -> None:
+    """Raises InputError where these cannot be pages."""
+    if page_tokens < 0 or page_tokens >= 2**30:
+        raise InputError("sampler page_tokens", value=page_tokens, rule=">= 1, or 0: no pages")
+    if pages < 0 or pages >= 2**30:
+        rule = ">= 1, or 0: as many as slots x tokens take"
+        raise InputError("sampler pages", value=pages, rule=rule)
+    if pages and not page_tokens:
+        raise InputError("sampler pages without page_tokens", value=pages, fix="page_tokens=128")
+
+
+def pool_for(model: Model, slots: int, columns: int, page_tokens: int, pages: int) -> Pool | None:
+    """The pages of so many slots of so many tokens, split over devices where the slots are; None
+    where page_tokens is 0."""
+    if not page_tokens:
+        return None
+    shards = row_shards(model.mesh)
+    shards = 1 if slots % shards else shards
+    if pages and pages < shards:
+        rule = f"at least one for each of the {shards} devices that slots are split over"
+        raise InputError("sampler pages", value=pages, rule=rule)
+    count = pages // shards * shards or slots * -(-columns // page_tokens)
+    return Pool(page_tokens, count, shards, model.mesh)
+
+
+def slots_bytes(
+    model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None
+) -> int:
+    """Bytes per device of `slots` slots of `columns` tokens, or of their pages."""
     whole = slots * cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
+    if pool:
+        whole = cache.pool_bytes(model.config, slots, columns, kv_dtype, pool)
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
     heads = 1 if model.config.latent else model.config.kv_heads
     split = shards if slots % shards == 0 else 1
     return whole // (split * (tensor if heads % tensor == 0 else 1))
 
 
-def plan(model: Model, slots: int, columns: int, kv_dtype: str = "") -> str:
+def plan(
+    model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None
+) -> str:
     """The sizes in one sentence."""
+    need = slots_bytes(model, slots, columns, kv_dtype, pool)
+    dtype = kv_dtype or model.config.dtype
+    if pool:
+        pages = f"{pool.count} pages of {pool.page_tokens} tokens"
+        return f"{slots} slots and {pages} need {human_bytes(need)} per device ({dtype})"
     each = cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
-    need = slots_bytes(model, slots, columns, kv_dtype)
     return (
         f"{slots} slots of {columns} tokens need {human_bytes(need)} per device "
-        f"({human_bytes(each)} a slot, {kv_dtype or model.config.dtype})"
+        f"({human_bytes(each)} a slot, {dtype})"
     )
 
 
-def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> None:
-    """Raises InputError where the slots alone are larger than what the devices have left. A host
-    of several that raises it ends the run on all, with its words."""
+def check_memory(
+    model: Model,
+    slots: int,
+    columns: int,
+    kv_dtype: str = "",
+    pool: Pool | None = None,
+    beside: int = 0,
+) -> None:
+    """Raises InputError where the slots alone are larger than what the devices have left: `beside`
+    of them are contiguous even where the others are pages. A host of several that raises it ends
+    the run on all, with its words."""
     cache.check_dtype(kv_dtype)
     # A device of another host, or one that is only compiled for, does not report its memory.
     here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
@@ -60,12 +104,15 @@ def check_memory(model: Model, slots: int, columns: int, kv_dtype: str = "") -> 
         return
     # The devices that a CPU pretends to have share its memory.
     local = len(here) if here[0].platform == "cpu" else 1
-    need = slots_bytes(model, slots, columns, kv_dtype) * local
+    need = slots_bytes(model, slots - beside, columns, kv_dtype, pool)
+    need += slots_bytes(model, beside, columns, kv_dtype) if beside else 0
+    need *= local
     have = device_bytes(here[0])
     if have is not None and need > have:
-        fit = int(slots * have / need)
+        fit = int((pool.count if pool else slots) * have / need)
         raise InputError(
-            plan(model, slots, columns, kv_dtype),
+            plan(model, slots, columns, kv_dtype, pool),
             value=f"{human_bytes(have)} left for {local} device(s)",
-            fix=f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
-        )
+            fix=f"about {fit} pages, or kv_dtype bfloat16 or int8" if pool else
+            f"at most {fit} slots, fewer tokens, or kv_dtype bfloat16 or int8",
+        )  # fmt: skip

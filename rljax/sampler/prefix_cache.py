@@ -66,9 +66,13 @@ class PrefixCache:
             whole = shared == len(kept.tokens) or not 0 < self._window <= len(kept.tokens)
             if shared > most and whole:
                 best, most = key, shared
+        self.note(most)
         if best is None:
-            self.misses += 1
             return None
-        self.hits, self.reused_tokens = self.hits + 1, self.reused_tokens + most
         self._kept.move_to_end(best)
         return self._kept[best], most
+
+    def note(self, tokens: int) -> None:
+        """Counts a prompt of which `tokens` tokens were found."""
+        self.hits, self.misses = self.hits + (tokens > 0), self.misses + (tokens == 0)
+        self.reused_tokens += tokens

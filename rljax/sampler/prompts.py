@@ -3,13 +3,15 @@ beginnings that others share once."""
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from rljax.sampler.engine import Engine, Prefix
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.sample import Sample
+from rljax.sampler.seats import Seats
+from rljax.sampler.slots import Slots
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,8 +39,15 @@ class Admitted:
 class Prompts:
     """The queue of prompts, in the order in which they came."""
 
-    def __init__(self, engine: Engine, cache: PrefixCache, chunk_tokens: int, prefill_rows: int):
-        self.engine, self.cache = engine, cache
+    def __init__(
+        self,
+        engine: Engine,
+        cache: PrefixCache,
+        seats: Seats,
+        chunk_tokens: int,
+        prefill_rows: int,
+    ):
+        self.engine, self.cache, self.seats = engine, cache, seats
         self.chunk_tokens, self.prefill_rows = chunk_tokens, prefill_rows
         self._groups: collections.deque[_Group] = collections.deque()
 
@@ -72,9 +81,9 @@ class Prompts:
             group.read = 0
         self.cache.at_version(version)
 
-    def read(self, params, free: int) -> None:
+    def read(self, params, state: Slots, free: int) -> None:
         """Reads prompts for `free` slots: the short ones that come first together, or one chunk of
-        a long one."""
+        a long one. What pages of `state` hold of them is not read again."""
         ready = sum(len(g.waiting) for g in self._groups if g.prefix is not None)
         unread = [group for group in self._groups if group.prefix is None]
         short, slots_left = [], free - ready
@@ -82,7 +91,7 @@ class Prompts:
             if slots_left <= 0 or len(short) == self.prefill_rows:
                 break
             slots_left -= len(group.waiting)
-            if group.partial is None and not self._shares(group):
+            if group.partial is None and not self._shares(state, group):
                 if len(group.ids) <= self.chunk_tokens:
                     short.append(group)
                     continue
@@ -98,10 +107,12 @@ class Prompts:
         elif short:
             self._read_together(params, short)
 
-    def _shares(self, group: _Group) -> bool:
+    def _shares(self, state: Slots, group: _Group) -> bool:
         """Start from a cached beginning, if there is one."""
         if not self.cache.capacity or len(group.ids) < 2:
             return False
+        if self.seats.stays:
+            return self._shares_pages(state, group)
         hit = self.cache.find(group.ids[:-1])
         if hit is None:
             return False
@@ -117,6 +128,17 @@ class Prompts:
             group.read = shared
         return True
 
+    def _shares_pages(self, state: Slots, group: _Group) -> bool:
+        shard, pages, shared = self.seats.find(group.ids[:-1])
+        if 4 * shared < len(group.ids):
+            self.cache.note(0)
+            return False
+        self.cache.note(shared)
+        group.partial, group.read = self.engine.gather(state, shard, pages, shared), shared
+        if shared == len(group.ids) - 1:
+            group.prefix, group.partial = group.partial, None
+        return True
+
     def _read_chunk(self, params, group: _Group) -> None:
         chunk = group.ids[group.read : group.read + self.chunk_tokens]
         if len(chunk):
@@ -127,7 +149,7 @@ class Prompts:
             group.read += len(chunk)
         if group.read == len(group.ids):
             group.prefix, group.row, group.partial = group.partial, 0, None
-            self.cache.put(group.ids[:-1], group.prefix, 0)
+            self._keep(group)
 
     def _read_together(self, params, groups: list[_Group]) -> None:
         rows = self.prefill_rows
@@ -138,15 +160,26 @@ class Prompts:
         prefix = self.engine.prefill(params, tokens, lengths)
         for row, group in enumerate(groups):
             group.prefix, group.row = prefix, row
-            self.cache.put(group.ids[:-1], prefix, row)
+            self._keep(group)
 
-    def admit(self, free: list[int]) -> list[tuple[Prefix, list[Admitted]]]:
+    def _keep(self, group: _Group) -> None:
+        if not self.seats.stays:  # else its pages are found
+            self.cache.put(group.ids[:-1], group.prefix, group.row)
+
+    def admit(
+        self, free: list[int], make_room: Callable[[int], bool]
+    ) -> list[tuple[Prefix, list[Admitted]]]:
         """Takes samples whose prompt was read out of the queue, in its order, for the slots `free`
-        (which become fewer): by prefix, so that each is put into all its slots at once."""
+        (which become fewer): by prefix, so that each is put into all its slots at once. Ends at the
+        first one that no device has pages for (`Seats.take`)."""
         placed: dict[int, tuple[Prefix, list[Admitted]]] = {}
         for group in list(self._groups):
             while group.prefix is not None and group.waiting and free:
-                one = Admitted(group.waiting.popleft(), free.pop(0), group.row)
+                at = self.seats.take(group.waiting[0], free, make_room, fresh=True)
+                if at is None:
+                    return list(placed.values())
+                one = Admitted(group.waiting.popleft(), at, group.row)
+                self.seats.read(one.sample, one.sample.size - 1)
                 placed.setdefault(id(group.prefix), (group.prefix, []))[1].append(one)
             if not group.waiting:
                 self._groups.remove(group)

@@ -13,9 +13,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from rljax.batch import FinishReason
-from rljax.mesh import replicated, row_sharding, row_shards
+from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler.draw import Rules, any_ruled, sample
@@ -55,6 +56,7 @@ class Slots:
     reason: jax.Array  # [B] int32 FinishReason, once not live
     rules: Rules
     forcing: Forcing | None
+    table: jax.Array | None = None  # [B, P] int32: the pages of each slot; None: contiguous
 
 
 @_struct
@@ -69,13 +71,16 @@ class Tokens:
     valid: jax.Array  # bool
 
 
-def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, forcing) -> Slots:
-    """Empty slots (inside a program). `rules` and `forcing` are templates of any number of rows."""
+def empty(
+    models: list[Model], slots: int, columns: int, kv_dtype: str, rules, forcing, pool=None
+) -> Slots:
+    """Empty slots (inside a program), of a Pool of pages where there is one. `rules` and `forcing`
+    are templates of any number of rows."""
     whole = lambda value, dtype: jnp.full((slots,), value, dtype)  # noqa: E731
     blank = lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype)  # noqa: E731
     rules, forcing = jax.tree.map(blank, (rules, forcing))
     return Slots(
-        caches=tuple(one.empty_caches(slots, columns, kv_dtype) for one in models),
+        caches=tuple(one.empty_caches(slots, columns, kv_dtype, pool) for one in models),
         length=whole(0, jnp.int32),
         token=whole(0, jnp.int32),
         live=whole(False, bool),
@@ -85,6 +90,7 @@ def empty(models: list[Model], slots: int, columns: int, kv_dtype: str, rules, f
         reason=whole(jnp.int32(FinishReason.ABORT), jnp.int32),
         rules=rules,
         forcing=forcing,
+        table=jnp.full((slots, pool.pages_for(columns)), pool.count, jnp.int32) if pool else None,
     )
 
 
@@ -210,14 +216,15 @@ def step(models, weight, slots: Slots, is_ruled=None) -> tuple[Slots, Tokens]:
 
 def _next_logits(models, weight, slots: Slots):
     """The logits [B, V] of the one model, or of the mixture, and the new caches of each."""
+    tabled = [cache.with_table(caches, slots.table) for caches in slots.caches]
     outputs = [
         model.decode_step(weights, slots.token, slots.length, caches, slots.shift)
-        for (model, weights), caches in zip(models, slots.caches, strict=True)
+        for (model, weights), caches in zip(models, tabled, strict=True)
     ]
     logits = outputs[0][0]
     if len(outputs) > 1:
         logits = (1 - weight) * logits + weight * outputs[1][0]
-    return logits, tuple(caches for _, caches in outputs)
+    return logits, tuple(cache.with_table(caches, None) for _, caches in outputs)
 
 
 def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, look_every: int = 1):
@@ -289,10 +296,45 @@ def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
     return dataclasses.replace(slots, live=live, reason=reason, **fields)
 
 
-def place(slots: Slots, caches: tuple, at: jax.Array, source: jax.Array) -> Slots:
-    """Puts rows source [M] of a prefix's caches into slots at [M]."""
-    placed = tuple(
-        [cache.place_rows(old, new, at, source) for old, new in zip(a, b, strict=True)]
-        for a, b in zip(slots.caches, caches, strict=True)
-    )
-    return dataclasses.replace(slots, caches=placed)
+def place(slots: Slots, caches: tuple, at: jax.Array, source: jax.Array, first=None) -> Slots:
+    """Puts rows source [M] of a prefix's caches into slots at [M]; of pages all but those of their
+    `first` [M] tokens (None: 0)."""
+    tabled = [cache.with_table(of_model, slots.table) for of_model in slots.caches]
+    placed = [
+        [cache.place_rows(old, new, at, source, first) for old, new in zip(a, b, strict=True)]
+        for a, b in zip(tabled, caches, strict=True)
+    ]
+    caches = tuple(cache.with_table(of_model, None) for of_model in placed)
+    return dataclasses.replace(slots, caches=caches)
+
+
+def take(slots: Slots, at: jax.Array, mesh) -> list:
+    """Rows at [M] of the first model's caches, contiguous; a slot out of range gives some row.
+    Where slots are split over devices, each device gives its own and a sum joins them: indexing
+    would gather the whole cache on every device."""
+    caches = cache.with_table(slots.caches[0], slots.table)
+    count = slots.token.shape[0]
+    # (Not a row of NaN.)
+    length = jnp.take(slots.length, at, mode="clip")
+    if row_shards(mesh) == 1 or count % row_shards(mesh):
+        return [cache.take_rows(one, at, length) for one in caches]
+
+    def own(caches, at, length):
+        each = count // row_shards(mesh)
+        at = at - jax.lax.axis_index(BATCH_AXES) * each
+        inside = (at >= 0) & (at < each)
+
+        def give(x):
+            mine = jnp.where(inside.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+            return jax.lax.psum(mine, BATCH_AXES)
+
+        rows = [cache.take_rows(one, jnp.clip(at, 0, each - 1), length) for one in caches]
+        return jax.tree.map(give, rows)
+
+    return jax.shard_map(
+        own,
+        mesh=mesh,
+        in_specs=(PartitionSpec(BATCH_AXES), PartitionSpec(), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        axis_names=set(BATCH_AXES),
+    )(caches, at, length)

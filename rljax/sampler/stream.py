@@ -23,16 +23,15 @@ from rljax.arrays import fetch, told_to_stop
 from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler.engine import Engine
-from rljax.sampler.entries import entry_of
+from rljax.sampler.entries import checked, entry_of
 from rljax.sampler.keys import Keys, request_key
 from rljax.sampler.memory import check_memory
+from rljax.sampler.places import FREE_SHARE, Places
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.prompts import Prompts
 from rljax.sampler.requests import Sampling
 from rljax.sampler.sample import RECORD, Event, Partial, Sample
-from rljax.sampler.turns import Parked, Return, put_back, read_together
-
-FREE_SHARE = 8  # while requests wait, a dispatch ends when slots / FREE_SHARE of them are free
+from rljax.sampler.turns import Return
 
 
 class Sampler:
@@ -61,27 +60,26 @@ class Sampler:
             if value < least:
                 raise InputError(f"sampler {name}", value=value, rule=f">= {least}")
         self.engine, self.decode = engine, decode
-        beside = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
-        check_memory(engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
+        self._places = Places(engine, parked_tokens)
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)
+        if not self._places.seats.stays:  # else pages hold what is kept
+            beside = -(-prefix_cache_tokens // engine.tokens) + parked_tokens // engine.tokens
+            kind = (engine.model, engine.slots + beside, engine.tokens, engine.kv_dtype)
+            check_memory(*kind, engine.pool, beside)
         self._keys = Keys(jax.random.key(0) if key is None else key)
         self._ids = itertools.count()
         chunk_tokens = min(chunk_tokens, engine.tokens)
-        self._prompts = Prompts(engine, self.cache, chunk_tokens, prefill_rows)
-        self._returns: list[Return] = []  # what goes on in any slot, first come first
-        self._slots: list[Sample | None] = [None] * engine.slots
-        self._held: dict[Sample, int] = {}  # samples that wait for `deliver`, and their slots
-        self._beside: set[Sample] = set()  # as well, without a slot
-        self._unread: dict[int, Sample] = {}  # slots whose samples have tokens that were not read
-        self._parked = Parked(engine, parked_tokens)
-        self._state = engine.init_state()
-        self._version: int | None = None
+        self._prompts = Prompts(engine, self.cache, self._places.seats, chunk_tokens, prefill_rows)
         # Of the decode steps done so far: slot-steps, and how many of them gave a token.
         self.slot_steps = self.live_slot_steps = self.dispatches = 0
-        self.reread_tokens = 0  # read again, as their caches had to go
         self.host_s = self.device_s = 0.0
 
     # -- requests
+
+    def _checked(self, prompt: Sequence[int], sampling: Sampling, n: int) -> np.ndarray:
+        ids = checked(self.engine, prompt, sampling, n, self.decode)
+        self._places.seats.check(len(ids) + sampling.max_response_tokens)
+        return ids
 
     def submit(
         self,
@@ -101,7 +99,7 @@ class Sampler:
         others need these, until `deliver` or `release`. A request that cannot be served raises
         InputError and leaves the others alone.
         """
-        ids = self._check(prompt, sampling, n)
+        ids = self._checked(prompt, sampling, n)
         if keep and hold:
             raise InputError("keep and hold", value=(keep, hold), rule="one of both")
         if request_ids is None:
@@ -119,49 +117,29 @@ class Sampler:
         self._prompts.add(ids, samples)
         return samples
 
-    def _check(self, prompt: Sequence[int], sampling: Sampling, n: int) -> np.ndarray:
-        """The ids of a request that can be served."""
-        try:
-            ids = np.asarray(prompt)
-        except ValueError:
-            raise InputError("prompt", value=type(prompt), rule="one list of token ids") from None
-        vocab_size, room = self.engine.model.config.vocab_size, self.engine.tokens
-        if n < 1:
-            raise InputError("samples per prompt", value=n, rule=">= 1")
-        if ids.ndim != 1 or not len(ids):
-            raise InputError("prompt", value=ids.shape, rule="at least one token id")
-        if not np.issubdtype(ids.dtype, np.integer):
-            raise InputError("prompt", value=ids.dtype, rule="token ids, which are integers")
-        if ids.min() < 0 or ids.max() >= vocab_size:
-            bad = ids[(ids < 0) | (ids >= vocab_size)][0]
-            raise InputError("prompt", value=int(bad), rule=f"ids from 0 to {vocab_size - 1}")
-        if len(ids) + sampling.max_response_tokens > room:
-            raise InputError(
-                "a prompt and its response do not fit a slot",
-                value=f"{len(ids)} + {sampling.max_response_tokens} tokens",
-                rule=f"at most the {room} of a slot",
-                fix="a shorter prompt, a lower max_response_tokens, or longer slots",
-            )
-        if sampling.stop_strings and self.decode is None:
-            raise InputError("sampler stop_strings need a tokenizer", fix="pass decode=")
-        self.engine.check(sampling)
-        return ids.astype(np.int32)
-
     @property
     def pending(self) -> int:
         """Samples that are not finished."""
-        slots = sum(sample is not None for sample in self._slots)
-        return len(self._prompts) + len(self._returns) + slots - len(self._held)
+        return len(self._prompts) + len(self._places.returns) + self._places.live
 
     @property
     def held(self) -> int:
         """Samples that keep a slot for their next turn."""
-        return len(self._held)
+        return len(self._places.held)
 
     @property
     def parked(self) -> int:
         """Samples that wait for their next turn without a slot."""
-        return len(self._beside)
+        return len(self._places.beside)
+
+    @property
+    def reread_tokens(self) -> int:
+        """Tokens that were read again, as what was read of them had to go."""
+        return self._places.reread_tokens
+
+    def page_metrics(self) -> dict[str, float]:
+        """How full the pages were, by dispatch; {} without pages."""
+        return self._places.seats.metrics()
 
     def abort(self, sample: Sample, error: str = "aborted by the caller") -> Sample:
         """End a sample where it stands."""
@@ -173,13 +151,10 @@ class Sampler:
     def pause(self, sample: Sample) -> Partial:
         """Take a sample out of its slot; `resume` goes on as if it had stayed."""
         prefix = None
-        if sample in self._slots:
-            at = self._slots.index(sample)
-            prefix = self.engine.extract(self._state, np.array([at], np.int32))
-            if at not in self._unread:
-                sample.cached = sample.size - 1
+        if sample in self._places.slots:
+            prefix = self._places.kept(self._places.slots.index(sample))
         self._remove(sample)
-        return Partial(sample, prefix, self._version, sample.copy())
+        return Partial(sample, prefix, self._places.version, sample.copy())
 
     def resume(
         self, partial: Partial, more: Sequence[int] = (), sampling: Sampling | None = None
@@ -195,13 +170,13 @@ class Sampler:
             sample.sampling,
             max_response_tokens=sample.sampling.max_response_tokens - sample.drawn,
         )
-        ids = self._check([*sample.ids.tolist(), *more], left, 1)
-        sample.append_observation(more, self._version or 0)
+        ids = self._checked([*sample.ids.tolist(), *more], left, 1)
+        sample.append_observation(more, self._places.version or 0)
         if sampling is not None:
             sample.limit(sampling)
         sample.cached = partial.then.cached
         if sample.cached or len(sample.tokens):
-            self._returns.insert(0, Return(sample, partial))
+            self._places.returns.insert(0, Return(sample, partial))
         else:
             self._prompts.add(ids, [sample], first=True)
         return sample
@@ -211,44 +186,32 @@ class Sampler:
         choose, with the limits of its next turn. Nothing is changed if one of them cannot be.
 
         What is new is read in the next step, by a few programs whatever the number of replies."""
-        given: set[Sample] = set()
+        given, places = set(), self._places
         for sample, more, sampling in replies:
-            if sample in given or sample not in self._held and sample not in self._beside:
+            if sample in given or sample not in places.held and sample not in places.beside:
                 rule = "samples that are held, once each"
                 raise InputError("deliver", value=f"sample {sample.id}", rule=rule)
             given.add(sample)
-            self._check(np.concatenate([sample.ids, np.asarray(more, np.int32)]), sampling, 1)
+            self._checked(np.concatenate([sample.ids, np.asarray(more, np.int32)]), sampling, 1)
         for sample, more, sampling in replies:
-            sample.append_observation(more, self._version or 0)
+            sample.append_observation(more, places.version or 0)
             sample.limit(sampling)
-            if sample in self._held:
-                self._unread[self._held.pop(sample)] = sample
+            if sample in places.held:
+                places.unread[places.held.pop(sample)] = sample
             else:
-                self._beside.remove(sample)
-                self._returns.append(Return(sample))
+                del places.beside[sample]
+                places.returns.append(Return(sample))
 
     def release(self, sample: Sample) -> None:
         """Lets go of a finished sample: frees the slot, or the room beside the slots, that it holds
         if it does."""
-        if sample in self._held or sample in self._beside:
+        if sample in self._places.held or sample in self._places.beside:
             self._remove(sample)
         elif sample.finish_reason is None:
             raise InputError("release", value=f"sample {sample.id}", rule="finished", fix="abort")
 
     def _remove(self, sample: Sample) -> None:
-        if sample in self._slots:
-            at = self._slots.index(sample)
-            self._slots[at] = None
-            self._unread.pop(at, None)
-            if self._held.pop(sample, None) is None:
-                self._state = self.engine.release(self._state, np.array([at], np.int32))
-            return
-        if sample in self._beside or any(one.sample is sample for one in self._returns):
-            self._beside.discard(sample)
-            self._returns = [one for one in self._returns if one.sample is not sample]
-            self._parked.drop(sample)
-            sample.forget()
-        elif not self._prompts.remove(sample):
+        if not self._places.remove(sample) and not self._prompts.remove(sample):
             raise InputError("this sample is not in the sampler", value=sample.id)
 
     # -- steps
@@ -262,26 +225,28 @@ class Sampler:
         over new ones of their tokens so far (AReaL, arXiv 2505.24298).
         """
         started = time.perf_counter()
-        if version != self._version:
-            self._on_new_version(version, keep_cache)
-        self._make_room()
-        self._return()
-        self._prompts.read(params, self._slots.count(None))
-        self._admit()
-        self._read_unread(params)
-        live = len(self._slots) - self._slots.count(None) - len(self._held)
-        if not live:
+        places, slots = self._places, len(self._places.slots)
+        if version != places.version:
+            self._prompts.at_version(version)
+            places.at_version(version, keep_cache)
+        places.make_room(self._prompts)
+        if places.bring_back():
+            self._prompts.read(params, places.state, places.slots.count(None))
+            self._admit()
+        places.grow()
+        places.read(params)
+        if not places.live:
             return []
-        waiting = bool(self._returns) or len(self._prompts) > 0
-        idle = len(self._slots) - live
-        enough = idle + max(1, len(self._slots) // FREE_SHARE) if waiting else None
+        waiting = bool(places.returns) or len(self._prompts) > 0
+        enough = slots - places.live + max(1, slots // FREE_SHARE) if waiting else None
+        places.seats.count()
         ready = time.perf_counter()
-        self._state, tokens, done = self.engine.generate(
-            params, self._state, self.engine.steps, enough
+        places.state, tokens, done = self.engine.generate(
+            params, places.state, self.engine.steps, enough
         )
         told = told_to_stop(self.engine.model.mesh)
         told = None if told is None else _any(told)
-        ended = (tokens, done, self._state.live, self._state.reason, told)
+        ended = (tokens, done, places.state.live, places.state.reason, told)
         tokens, done, live, reason, told = fetch(ended)
         if told:
             hosts.stop_here()
@@ -298,95 +263,32 @@ class Sampler:
                 if event.sample.finish_reason is not None:
                     yield event.sample
 
-    def _on_new_version(self, version: int, keep_cache: bool) -> None:
-        self._prompts.at_version(version)
-        if self._version is not None and not keep_cache:
-            for at, sample in enumerate(self._slots):
-                if sample is None:
-                    continue
-                if sample not in self._held and at not in self._unread:
-                    sample.cached = sample.size - 1
-                    self._unread[at] = sample
-                sample.forget()
-            for sample in [*self._beside, *(one.sample for one in self._returns)]:
-                self._parked.drop(sample)
-                sample.forget()
-        self._version = version
-
-    def _make_room(self) -> None:
-        """Takes slots from held samples for others that wait for one: from the held sample with the
-        highest request id, as long as that is above the id of the one that waits. Where all slots
-        are held, also from lower ones: what they wait for may depend on what waits here."""
-        free, held = self._slots.count(None), sorted(self._held, key=lambda sample: sample.id)
-        self._returns.sort(key=lambda one: one.sample.id)
-        waiting = itertools.chain((one.sample for one in self._returns), self._prompts)
-        chosen: list[Sample] = []
-        for sample in itertools.islice(waiting, free, free + len(held)):
-            if held[-1].id <= sample.id:
-                break
-            chosen.append(held.pop())
-        else:
-            sample = None
-        if len(self._held) == len(self._slots) and not chosen and sample is not None:
-            chosen = held[-max(1, len(self._slots) // FREE_SHARE) :]
-        if chosen:
-            self._park(chosen)
-
-    def _park(self, samples: list[Sample]) -> None:
-        moved = {self._held.pop(sample): sample for sample in samples}
-        self._parked.put(self._state, moved)
-        for at, sample in moved.items():
-            self._slots[at] = None
-            self._beside.add(sample)
-
-    def _return(self) -> None:
-        """Puts samples that go on into free slots, with what is kept of them."""
-        free = [at for at, sample in enumerate(self._slots) if sample is None]
-        count = min(len(free), len(self._returns))
-        some, self._returns = self._returns[:count], self._returns[count:]
-        placed, prefixes = {}, {}
-        for at, one in zip(free, some, strict=False):
-            sample = self._slots[at] = self._unread[at] = placed[at] = one.sample
-            if one.partial is None and sample.cached:
-                continue
-            if one.partial is not None and one.partial.prefix is not None:
-                if one.partial.version == self._version:
-                    prefixes[at] = one.partial.prefix
-                    continue
-            sample.forget()
-        self._state = self._parked.take(self._state, placed)
-        self._state = put_back(self.engine, self._state, prefixes)
-
-    def _read_unread(self, params) -> None:
-        """Reads what is new of samples that go on."""
-        for sample in self._unread.values():
-            self.reread_tokens += sample.lost
-            sample.lost = 0
-        self._state = read_together(self.engine, params, self._state, self._unread)
-        self._unread = {}
-
     def _admit(self) -> None:
         """Fills free slots with prompts that were read, one insert per prefix."""
-        free = [at for at, sample in enumerate(self._slots) if sample is None]
-        rows = len(self._slots)
-        for prefix, some in self._prompts.admit(free):
+        places, rows = self._places, len(self._places.slots)
+        admitted = self._prompts.admit(places.free(), places.evict)
+        places.state = places.seats.put(places.state)
+        for prefix, some in admitted:
             slots, source = np.full(rows, rows, np.int32), np.zeros(rows, np.int32)
+            first = np.zeros(rows, np.int32) if places.seats.pages else None
             for i, one in enumerate(some):
                 slots[i], source[i] = one.at, one.row
-                self._slots[one.at] = one.sample
+                places.slots[one.at] = one.sample
+                if first is not None:
+                    first[i] = places.seats.shared(one.sample)
             samples = [one.sample for one in some]
             length = [sample.size - 1 for sample in samples]
             token = [sample.ids[-1] for sample in samples]
             entry = entry_of(self.engine, samples, length, token, rows)
-            self._state = self.engine.insert(prefix, self._state, slots, source, entry)
+            places.state = self.engine.insert(prefix, places.state, slots, source, entry, first)
 
     def _collect(self, tokens, done: int, live, reason, version: int) -> list[Event]:
         """Hand each slot's new tokens to its sample, and free the slots of what finished."""
         self.dispatches += 1
-        self.slot_steps += done * len(self._slots)
+        self.slot_steps += done * len(self._places.slots)
         counts, now, events = tokens.valid.sum(axis=0), time.monotonic(), []
         self.live_slot_steps += int(counts.sum())
-        records = np.zeros((len(self._slots), done), RECORD)
+        records = np.zeros((len(self._places.slots), done), RECORD)
         for name, values in (
             ("ids", tokens.ids), ("logprobs", tokens.logp), ("log_kept", tokens.log_kept),
             ("entropy", tokens.entropy), ("chosen", tokens.chosen),
@@ -396,8 +298,8 @@ class Sampler:
         forced = (tokens.valid & ~tokens.chosen).sum(axis=0).tolist()
         counts, live, reason = counts.tolist(), live.tolist(), reason.tolist()
         freed: list[int] = []
-        for at, sample in enumerate(self._slots):
-            if sample is None or sample in self._held:
+        for at, sample in enumerate(self._places.slots):
+            if sample is None or sample in self._places.held:
                 continue
             count = counts[at]
             sample.drawn += count
@@ -413,16 +315,14 @@ class Sampler:
             if sample.finish_reason == FinishReason.ABORT:
                 sample.error = "the model's logits are not finite"
             if broken:
-                self._state = self.engine.clear(self._state, np.array([at], np.int32))
+                self._places.state = self.engine.clear(self._places.state, np.array([at], np.int32))
             if sample.finish_reason is not None:
                 if live[at]:
                     freed.append(at)
                 self._finish(sample, at, 0 if broken else reached, now)
             events.append(Event(sample, count))
         if freed:
-            slots = np.full(len(self._slots), len(self._slots), np.int32)
-            slots[: len(freed)] = freed
-            self._state = self.engine.release(self._state, slots)
+            self._places.state = self.engine.release(self._places.state, self._places.padded(freed))
         return events
 
     def _finish(self, sample: Sample, at: int, reached: int, now: float) -> None:
@@ -432,17 +332,16 @@ class Sampler:
         beyond = reached > sample.cached and not self.engine.can_go_back(reached)
         if beyond or reached < sample.cached:
             sample.forget()  # the slot went further than the sample, over what it needs
+        self._places.seats.read(sample, sample.cached)
         if sample.keep:
-            prefix = None
-            if sample.cached:
-                prefix = self.engine.extract(self._state, np.array([at], np.int32))
-            sample.partial = Partial(sample, prefix, self._version, sample.copy())
+            prefix = self._places.copied(at)
+            sample.partial = Partial(sample, prefix, self._places.version, sample.copy())
         if sample.hold and sample.finish_reason != FinishReason.ABORT:
             if sample.cached:
-                self._held[sample] = at
+                self._places.held[sample] = at
                 return
-            self._beside.add(sample)
-        self._slots[at] = None
+            self._places.beside[sample] = None
+        self._places.leave(at)
 
 
 _any = jax.jit(jnp.any)

@@ -302,7 +302,7 @@ def test_engine_verbs(engine, params):
     tokens = lambda state, steps: jax.device_get(  # noqa: E731
         engine.generate(params, jax.tree.map(jnp.copy, state), steps)[1]
     )
-    state = sampler._state
+    state = sampler._places.state
     want = tokens(state, 4)
     at = lambda found, slot: (found.ids[:4, slot].tolist(), found.logp[:4, slot])  # noqa: E731
     prefix = engine.extract(state, np.array([0]))
@@ -416,7 +416,7 @@ def test_interruptions_are_those_of_the_device_loop(params, engine):
     plain = sampler.submit([3, 4], ASKED)[0]
     while sampler.pending:
         sampler.step(params)
-        for sample in [s for s in sampler._slots if s is not None]:
+        for sample in [s for s in sampler._places.slots if s is not None]:
             if rng.random() < 0.5:
                 inside += 0 < sample.interrupted < 4
                 sampler.resume(sampler.pause(sample))

@@ -3,12 +3,12 @@ each turn is what a fresh request of the same tokens and key would have drawn.""
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import numpy as np
 import pytest
-from sampler_cases import EOS, VOCAB, forward, log_softmax, tiny, weights
+from sampler_cases import VOCAB, forward, log_softmax, tiny, weights
+from turn_cases import ASKED, ROOM, assert_fresh, play
 
 from rljax.batch import FinishReason
 from rljax.errors import InputError
@@ -17,9 +17,7 @@ from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.turns import calls
 from rljax.tracking import compiles
 
-ROOM = 80
 LETTERS = "_abcdefghijklmnopqrstuvwxyz01"
-ASKED = Sampling(max_response_tokens=6, stop_ids=(EOS,))
 THINK = Sampling(
     max_response_tokens=7, thinking_tokens=(1, 4), end_of_thinking_ids=(7,), interrupt_ids=(9, 7),
     stop_strings=("b", "e", "m", "xy"),
@@ -36,69 +34,6 @@ WINDOWS = [4, pytest.param(0, marks=pytest.mark.slow)]
 @pytest.fixture(scope="module", params=WINDOWS, ids=["window", "whole"])
 def model(request):
     return tiny(window=request.param)
-
-
-@dataclasses.dataclass(frozen=True)
-class Turn:
-    """A finished turn: tokens first to end of the response of a sample, and why it ended."""
-
-    sample: object
-    sampling: Sampling
-    first: int
-    end: int
-    reason: FinishReason
-
-
-def play(sampler, params, rng, *, samples=10, turns=3, asked=ASKED, on_step=None) -> list[Turn]:
-    """Random episodes: `turns` turns of each request; replies come late, of 0 to 23 tokens."""
-    begun, owed, left, done = {}, {}, {}, []
-    for i in rng.permutation(samples).tolist():
-        prompt = rng.integers(2, VOCAB, rng.integers(1, 9))
-        [sample] = sampler.submit(prompt, asked, request_ids=[i], hold=True)
-        left[sample], begun[sample] = turns - 1, 0
-    for step in itertools.count(1):
-        if not sampler.pending and not owed:
-            break
-        how = on_step(step) if on_step else dict(params=params)
-        for event in sampler.step(**how):
-            sample = event.sample
-            if sample.finish_reason is not None:
-                owed[sample] = step + int(rng.integers(0, 5))
-                first, end = begun[sample], len(sample.tokens)
-                done.append(Turn(sample, sample.sampling, first, end, sample.finish_reason))
-        replies = []
-        for sample in [s for s, due in owed.items() if due <= step]:
-            del owed[sample]
-            if not left[sample]:
-                sampler.release(sample)
-                continue
-            left[sample] -= 1
-            more = rng.integers(2, VOCAB, rng.integers(0, 24) if rng.random() < 0.3 else 3)
-            reply = dataclasses.replace(asked, max_response_tokens=int(rng.integers(2, 8)))
-            replies.append((sample, more.tolist(), reply))
-        sampler.deliver(replies)
-        begun |= {sample: len(sample.tokens) for sample, _, _ in replies}
-        assert step < 1000
-    assert sampler.held == sampler.parked == sampler.pending == 0
-    assert len(done) == turns * samples
-    return done
-
-
-def assert_fresh(sampler, params, turns) -> None:
-    """Each turn again, as a request whose prompt is all that came before it."""
-    again = []
-    for turn in turns:
-        prompt = turn.sample.ids[: len(turn.sample.prompt) + turn.first]
-        again += sampler.submit(prompt, turn.sampling, request_ids=[turn.sample.id])
-    list(sampler.run(params))
-    for turn, fresh in zip(turns, again, strict=True):
-        where = slice(turn.first, turn.end)
-        assert fresh.tokens.tolist() == turn.sample.tokens[where].tolist(), turn
-        assert fresh.chosen.tolist() == turn.sample.chosen[where].tolist(), turn
-        assert fresh.finish_reason == turn.reason, turn
-        for name in ("logprobs", "log_kept", "entropy"):
-            ours, theirs = getattr(turn.sample, name)[where], getattr(fresh, name)
-            np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=f"{turn} {name}")
 
 
 @pytest.mark.parametrize(
@@ -170,12 +105,13 @@ def test_the_highest_request_id_gives_way_to_lower_ones(model):
     assert (sampler.held, sampler.parked) == (3, 0)
     low = ask(2)
     sampler.step(params)
-    assert first[9] not in sampler._slots and {first[5], first[7]} <= set(sampler._slots)
+    slots = sampler._places.slots
+    assert first[9] not in slots and {first[5], first[7]} <= set(slots)
     finished(sampler, params)
     assert (sampler.held, sampler.parked) == (3, 1)
     high = ask(11)
     finished(sampler, params)
-    assert first[7] not in sampler._slots and high.finish_reason is not None
+    assert first[7] not in sampler._places.slots and high.finish_reason is not None
     dropped = first[7].size - 1  # there was room for one
     sampler.deliver([(first[9], [5], ASKED), (first[7], [5], ASKED)])
     finished(sampler, params)
@@ -184,7 +120,7 @@ def test_the_highest_request_id_gives_way_to_lower_ones(model):
         sampler.release(sample)
         sampler.release(sample)  # nothing is left to free
     sampler.abort(high)
-    assert sampler.held == sampler.parked == 0 and sampler._slots == [None] * 3
+    assert sampler.held == sampler.parked == 0 and sampler._places.slots == [None] * 3
 
 
 def test_paused_samples_come_back_together(model):

@@ -1,0 +1,146 @@
+"""A layer's keys and values in pages: a pool that slots share, and a table that says which pages
+are a slot's, in order (arXiv 2309.06180).
+
+Token p of slot b lives in page table[b, p // page] at p % page. An entry that is no page of the
+pool drops what is written and reads as zeros. Which slot has which page is the host's to say
+(rljax.sampler.pages). Where slots are split over devices the pool is, too: a slot's pages are on
+its own device, and tables count them from that device's first.
+
+Axes: B slots, S tokens of one call, M pairs of a slot and a row, P pages of a slot, N pages of a
+device. A page is [page, K, E], or [K, page, E] for order "heads", without E for scales.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from rljax.mesh import BATCH_AXES
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """`count` pages of `page_tokens` tokens, on all devices together; split like the slots over
+    `shards` of the mesh's rows."""
+
+    page_tokens: int
+    count: int
+    shards: int
+    mesh: Mesh
+
+    @property
+    def rows(self):
+        """The mesh axes that the pages, and the slots, are split over."""
+        return BATCH_AXES if self.shards > 1 else None
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_tokens)
+
+
+def token_axis(order: str) -> int:
+    return 2 if order == "heads" else 1
+
+
+def on_each_device(pool: Pool, function, cache, *args, by_slot: bool):
+    """function(cache, first slot of this device, *args) -> cache, with this device's own pages;
+    args have a row for each slot, or are whole on every device."""
+    if pool.shards == 1:
+        return function(cache, 0, *args)
+    rows = PartitionSpec(BATCH_AXES)
+
+    def local(cache, *args):
+        slots = cache.table.shape[0]
+        return function(cache, jax.lax.axis_index(BATCH_AXES) * slots, *args)
+
+    return jax.shard_map(
+        local,
+        mesh=pool.mesh,
+        in_specs=(rows, *[rows if by_slot else PartitionSpec()] * len(args)),
+        out_specs=rows,
+        axis_names=set(BATCH_AXES),
+    )(cache, *args)
+
+
+def _each(cache, function, *others):
+    """The cache with function(array, its counterparts) in place of every part and scale."""
+    parts = tuple(map(function, cache.parts, *[one.parts for one in others]))
+    scales = tuple(map(function, cache.scales, *[one.scales for one in others]))
+    return dataclasses.replace(cache, parts=parts, scales=scales)
+
+
+def side_by_side(cache, held: jax.Array):
+    """The slots' tokens in contiguous columns (on one device); zeros behind the first held [B]:
+    another slot may have left NaN there, which is NaN in a weighted sum even where it is masked."""
+    axis, count, page = token_axis(cache.order), cache.parts[0].shape[0], cache.pool.page_tokens
+    filled = jnp.repeat(cache.table < count, page, axis=1)
+    filled &= jnp.arange(filled.shape[1])[None, :] < held[:, None]
+
+    def gathered(pool):
+        pages = jnp.take(pool, cache.table, axis=0, mode="clip")
+        pages = jnp.moveaxis(pages, 1, axis)
+        wide = pages.reshape(*pages.shape[:axis], -1, *pages.shape[axis + 2 :])
+        shape = [wide.shape[i] if i in (0, axis) else 1 for i in range(wide.ndim)]
+        return jnp.where(filled.reshape(shape), wide, 0)
+
+    return dataclasses.replace(_each(cache, gathered), table=None, pool=None)
+
+
+def written(cache, new, place: jax.Array):
+    """New tokens (a contiguous Cache of S columns) at place [B, S] of the slots (on one device)."""
+    count, page = cache.parts[0].shape[0], cache.pool.page_tokens
+    index = place // page
+    ids = jnp.take_along_axis(cache.table, index, axis=1, mode="fill", fill_value=count)
+    beyond = jnp.arange(place.size, dtype=ids.dtype).reshape(place.shape)
+    ids = jnp.where(ids < count, ids, count + beyond)  # all different, as is promised below
+    at, how = place % page, dict(mode="drop", unique_indices=True)
+
+    def put(pool, tokens):
+        if cache.order == "heads":
+            if place.shape[1] == 1:
+                return pool.at[ids[:, 0], :, at[:, 0]].set(tokens[:, :, 0], **how)
+            return pool.at[ids, :, at].set(tokens.swapaxes(1, 2), **how)
+        if place.shape[1] == 1:
+            return pool.at[ids[:, 0], at[:, 0]].set(tokens[:, 0], **how)
+        return pool.at[ids, at].set(tokens, **how)
+
+    return _each(cache, put, new)
+
+
+def remember(cache, new, place: jax.Array, held: jax.Array, *, view: bool):
+    """(the cache after new tokens at place [B, S], what queries look at): the first held [B] tokens
+    in contiguous columns, or the pages as they are."""
+    pool = cache.pool
+    cache = on_each_device(pool, lambda c, _, *a: written(c, *a), cache, new, place, by_slot=True)
+    if not view:
+        return cache, cache
+    look = lambda c, _, held: side_by_side(c, held)  # noqa: E731
+    return cache, on_each_device(pool, look, cache, held, by_slot=True)
+
+
+def place_rows(cache, rows, slots: jax.Array, source: jax.Array, first: jax.Array):
+    """Whole pages of rows source [M] of contiguous `rows` into the pages of slots [M], but for
+    those of their first `first` [M] tokens, which others may share."""
+    page, axis = cache.pool.page_tokens, token_axis(cache.order)
+
+    def placed(cache, begin, rows, slots, source, first):
+        own, count = cache.table.shape[0], cache.parts[0].shape[0]
+        columns = min(rows.columns, page * cache.table.shape[1])
+        pages = -(-columns // page)
+        at = slots - begin
+        inside = (at >= 0) & (at < own)
+        ids = cache.table[jnp.clip(at, 0, own - 1), :pages]
+        fresh = inside[:, None] & (jnp.arange(pages)[None, :] >= (first // page)[:, None])
+        ids = jnp.where(fresh, ids, count)
+
+        def put(pool, wide):
+            wide = jax.lax.slice_in_dim(wide, 0, columns, axis=axis)
+            wide = jnp.take(wide, source, axis=0)
+            room = [(0, pages * page - columns if i == axis else 0) for i in range(wide.ndim)]
+            wide = jnp.pad(wide, room)
+            wide = wide.reshape(*wide.shape[:axis], pages, page, *wide.shape[axis + 1 :])
+            return pool.at[ids].set(jnp.moveaxis(wide, axis, 1).astype(pool.dtype), mode="drop")
+
+        return _each(cache, put, rows)
+
+    return on_each_device(cache.pool, placed, cache, rows, slots, source, first, by_slot=False)
