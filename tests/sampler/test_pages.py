@@ -6,15 +6,17 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from conftest import lanes
+from conftest import golden, lanes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_cases import EOS, LONGEST, NEW, VOCAB, prompts, tiny, weights
-from turn_cases import ASKED, ROOM, assert_fresh, play
+from sampler_cases import prompts, tiny, weights
+from turn_cases import ROOM, assert_fresh, play
 
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.cache_pages import Pool
+from rljax.models.huggingface import load_config, load_params
+from rljax.models.model import Model
 from rljax.sampler import Engine, Sampler, Sampling
 from rljax.sampler.pages import Pages
 
@@ -94,7 +96,7 @@ def emptied(sampler) -> bool:
 CASES = [
     # window, slots, a page, pages in all (0: enough)
     (0, 3, 4, 0),
-    (0, 6, 4, 45),  # too few for 6 slots of 80 tokens: 120
+    (0, 6, 4, 26),  # too few for 6 slots of 80 tokens: 120
     (4, 3, 5, 18),
     (4, 12, 16, 0),
     (0, 12, 4, 21),  # enough for one
@@ -115,5 +117,149 @@ def test_turns_in_pages_are_those_of_a_fresh_request(case):
     assert_fresh(Sampler(Engine(model, 9, ROOM, steps=8), chunk_tokens=32), weights(model), turns)
     metrics = sampler.page_metrics()
     assert 0 < metrics["pages/fill"] <= 1 and 0 < metrics["pages/occupancy"] <= 1
-    short = bool(pages) and slots > 1
-    assert (metrics["pages/preemptions"] > 0) == short, metrics
+    if pages:
+        assert metrics["pages/preemptions"] + sampler.reread_tokens > 0
+    elif not window:
+        assert sampler.reread_tokens == 0  # what left its slot kept its pages
+
+
+def ask(sampler, count=6, n=2, most=30):
+    """`count` prompts of n samples each, of very different lengths."""
+    tokens, lengths = prompts(count)
+    samples = []
+    for p in range(count):
+        asked = Sampling(max_response_tokens=4 + (most * p) // count)
+        ids = range(n * p, n * p + n)
+        samples += sampler.submit(tokens[p, : lengths[p]], asked, n=n, request_ids=ids)
+    return samples
+
+
+def assert_equal(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist() and one.id == other.id
+        assert one.finish_reason == other.finish_reason
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def run(engine, params, **how):
+    sampler = Sampler(engine, chunk_tokens=8, key=jax.random.key(1), **how)
+    samples = ask(sampler)
+    assert len(list(sampler.run(params))) == len(samples)
+    return sampler, samples
+
+
+def test_a_full_pool_changes_no_draw():
+    model = tiny()
+    params = weights(model)
+    _, want = run(Engine(model, 5, ROOM, steps=3), params)
+    few, samples = run(engine_of(model, 5, pages=13), params)
+    enough, others = run(engine_of(model, 5), params)
+    assert_equal(samples, want)
+    assert_equal(others, want)
+    assert emptied(few) and emptied(enough)
+    assert few.page_metrics()["pages/preemptions"] > 0 == enough.page_metrics()["pages/preemptions"]
+    assert few.page_metrics()["pages/occupancy_max"] == 1.0
+    assert enough.page_metrics()["pages/shared"] > 0
+    # Requests that fit the slots alone: one of more tokens than the pages hold is refused.
+    with pytest.raises(InputError, match="13 pages of 4 tokens"):
+        few.submit([5] * 30, Sampling(max_response_tokens=24))
+    [last] = few.submit([5] * 30, Sampling(max_response_tokens=23))
+    list(few.run(params))
+    assert len(last.tokens) == 23
+
+
+def test_a_group_has_the_full_pages_of_its_prompt_once():
+    model = tiny()
+    sampler = Sampler(engine_of(model, 4, steps=1), chunk_tokens=16)
+    sampler.submit(np.arange(2, 13), Sampling(max_response_tokens=3), n=4)
+    sampler.step(weights(model))
+    pages = sampler._places.seats.pages
+    assert (pages.shared, pages.used) == (2, 2 + 4)  # of 10 tokens that were read, and 1 more
+    list(sampler.run(weights(model)))
+    assert emptied(sampler)
+
+
+def test_a_finished_response_is_found_again():
+    """The next request of a conversation reads its new tokens alone, and draws what it would have
+    drawn; a paused sample goes on from its pages."""
+    model = tiny()
+    params = weights(model)
+    sampler = Sampler(engine_of(model, 3), chunk_tokens=8, prefix_cache_tokens=1)
+    [first] = sampler.submit(np.arange(2, 9), Sampling(max_response_tokens=10))
+    list(sampler.run(params))
+    prompt = [*first.ids.tolist(), 3, 4, 5]
+    asked = Sampling(max_response_tokens=8, seed=5)
+    [second] = sampler.submit(prompt, asked)
+    for _ in range(2):
+        sampler.step(params)
+    assert (sampler.cache.hits, sampler.cache.reused_tokens) == (1, 16)
+    paused = sampler.pause(second)
+    assert sampler._places.seats.pages.used == 0
+    sampler.resume(paused)
+    list(sampler.run(params))
+    assert sampler.reread_tokens < PAGE
+    other = Sampler(Engine(model, 2, ROOM), chunk_tokens=32)
+    [fresh] = other.submit(prompt, asked)
+    list(other.run(params))
+    assert_equal([second], [fresh])
+    sampler.submit(prompt, asked)
+    sampler.step(params, version=1)  # other parameters: nothing is found
+    assert sampler.cache.hits == 1
+
+
+def test_refilled_slots_take_fewer_steps_than_static_batches():
+    """Counted: batches of as many samples, each as long as its longest (rows of the checklist)."""
+    model, rng = tiny(), np.random.default_rng(0)
+    sampler = Sampler(engine_of(model, 4, steps=2), chunk_tokens=8)
+    lengths = np.minimum(rng.geometric(0.1, 32), 60)
+    for length in lengths.tolist():
+        sampler.submit([2, 3, 4], Sampling(max_response_tokens=length))
+    done = list(sampler.run(weights(model)))
+    assert sorted(len(one.tokens) for one in done) == sorted(lengths)
+    static = lengths.reshape(-1, 4).max(axis=1).sum()
+    steps = sampler.slot_steps // 4
+    assert lengths.sum() / 4 <= steps < 0.75 * static
+
+
+@pytest.mark.parametrize(
+    "how",
+    [dict(page_tokens=-1), dict(pages=3), dict(page_tokens=4, pages=-1), dict(page_tokens=0.5)],
+)
+def test_bad_pages_are_refused_by_name(how):
+    with pytest.raises(InputError, match="page"):
+        Engine(tiny(), 2, ROOM, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [0, 6])
+def test_on_eight_devices_too(window):
+    """Slots over 4 devices, each with pages of its own, and kv heads over 2."""
+    one = tiny(window=window, vocab_size=32)
+    model = dataclasses.replace(one, mesh=make_mesh(2, 2, 2))
+    params = jax.device_put(weights(one), model.shardings())
+    _, want = run(Engine(one, 8, ROOM, steps=3), weights(one))
+    few, samples = run(engine_of(model, 8, pages=4 * 13), params)
+    assert_equal(samples, want)
+    assert emptied(few) and few.page_metrics()["pages/preemptions"] > 0
+    with pytest.raises(InputError, match="at least one for each of the 4"):
+        engine_of(model, 8, pages=3)
+    with pytest.raises(InputError, match="13 pages of 4 tokens"):
+        few.submit([5] * 30, Sampling(max_response_tokens=24))
+    turns = play(few, params, np.random.default_rng(0))
+    assert emptied(few)
+    assert_fresh(Sampler(Engine(one, 9, ROOM, steps=8), chunk_tokens=32), weights(one), turns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["", "int8"])
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "gemma2", "qwen2"])
+def test_families(name, kv_dtype):
+    """Sinks and windows, latents, soft caps; heads that are no whole lanes."""
+    folder, mesh = golden("hf", name), make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    model = Model(load_config(folder, remat="none"), mesh)
+    params = load_params(folder, model)
+    _, want = run(Engine(model, 5, ROOM, kv_dtype=kv_dtype, steps=3), params)
+    # (What is read again attends to rounded keys and values, of which a draw may be another one.)
+    few, samples = run(engine_of(model, 5, pages=0 if kv_dtype else 13, kv_dtype=kv_dtype), params)
+    assert_equal(samples, want)
+    assert emptied(few) and bool(few.page_metrics()["pages/preemptions"]) == (not kv_dtype)
