@@ -86,6 +86,8 @@ _POSITIVE = (
     "hosts.heartbeat_s",
 )
 _NOT_NEGATIVE = (
+    "sampler.page_tokens",
+    "sampler.pages",
     "hosts.stall_s",
     "reward.memory_gb",
     "environment.max_calls",

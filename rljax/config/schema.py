@@ -135,6 +135,10 @@ class SamplerConfig(Settings):
     loop: str = "device"
     # How keys and values are held: float32 | bfloat16 | int8, "" = as decoding computes.
     kv_dtype: str = ""
+    # Tokens of a page of keys and values: slots take pages of a pool as they grow, and share those
+    # of a prompt (with loop="host", and in environments). 0 = each slot has its columns to itself.
+    page_tokens: int = 0
+    pages: int = 0  # of all slots together; 0 = as many as their columns take
     # (low, high): each sample may think for a number of tokens drawn from this range; where
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes
     # on (ALGORITHMS H2). () = off.

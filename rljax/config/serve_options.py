@@ -34,6 +34,8 @@ class ServeOptions(CompilerOptions, TrustOptions):
     weight_dtype: str = dtype_option(
         "Of the weights while decoding; default: as the run sampled", "float32", "bfloat16", "int8"
     )
+    page_tokens: int = option(0, "Of a page of keys and values; 0 = slots of their own", low=0)
+    pages: int = option(0, "Of all slots together; 0 = as many as they take", low=0)
     chunk_tokens: int = option(256, "Of a prompt, read between two dispatches", low=1)
     steps: int = option(8, "Tokens per dispatch: how often streams get text", low=1)
     max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)

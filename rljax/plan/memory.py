@@ -27,7 +27,7 @@ from rljax.plan.groups import (
     of_mesh,
 )
 from rljax.roles import Actor, Critic, RewardModel
-from rljax.sampler.memory import device_bytes, slots_bytes
+from rljax.sampler.memory import device_bytes, pool_for, slots_bytes
 from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.setup import Setup, assemble, load_model
 from rljax.tracking.charts import human_bytes
@@ -186,6 +186,8 @@ def _generate(setup: Setup) -> dict[str, int]:
     batch, dtype = config.batch, config.sampler.kv_dtype
     rows = batch.prompts_per_step * batch.samples_per_prompt
     slots = min(config.sampler.slots or rows, rows)
+    paged = (config.sampler.page_tokens, config.sampler.pages)
+    pool = pool_for(model, slots, setup.row_tokens, *paged)
     prompts, columns = batch.prompts_per_step, setup.data.prompt_tokens
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
     on_tpu = model.mesh.devices.flat[0].platform == "tpu"
@@ -199,7 +201,7 @@ def _generate(setup: Setup) -> dict[str, int]:
     tokens = _split(prompts, shards) * columns
     logits = 4 * 4 * _split(slots, shards) * sizes.vocab_size // tensor
     return {
-        "keys and values": slots_bytes(model, slots, setup.row_tokens, dtype),
+        "keys and values": slots_bytes(model, slots, setup.row_tokens, dtype, pool),
         "prompts": slots_bytes(model, prompts, columns, dtype)
         + tokens * (6 * sizes.embed + 4 * sizes.mlp // tensor) * size,
         "weights as used": copied,

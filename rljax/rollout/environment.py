@@ -167,6 +167,8 @@ class Environment:
             min(decoding.slots or rows, rows),
             self.rules.limits.max_tokens,
             kv_dtype=decoding.kv_dtype,
+            page_tokens=decoding.page_tokens,
+            pages=decoding.pages,
             stop_ids=stop_room([turn]),
             forcing_tokens=forcing_room([turn]) if turn.thinking_tokens else 0,
         )
@@ -242,6 +244,7 @@ class Environment:
             "slots/held": driver.held / dispatches,
             "slots/parked": driver.parked / dispatches,
             "slots/reread_tokens": float(driver.sampler.reread_tokens),
+            **driver.sampler.page_metrics(),
         }
 
 

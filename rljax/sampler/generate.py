@@ -170,7 +170,10 @@ def planned_rollout(
     turns = -(-rows // slots) * response
     programs = {"generate": (rollout, arguments, turns)}
     if decoding.loop == "host":
-        engine = Engine(model, slots, columns + response, kv_dtype=decoding.kv_dtype)
+        engine = Engine(
+            model, slots, columns + response, kv_dtype=decoding.kv_dtype,
+            page_tokens=decoding.page_tokens, pages=decoding.pages,
+        )  # fmt: skip
         hosts = engine.programs(params, count, columns)
         programs = {"prefill": (*hosts["prefill"], 1), "generate": (*hosts["generate"], turns)}
     batch = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])

@@ -39,6 +39,8 @@ def host_rollout(
         min(decoding.slots or count * n, count * n),
         columns + sampling.max_response_tokens,
         kv_dtype=decoding.kv_dtype,
+        page_tokens=decoding.page_tokens,
+        pages=decoding.pages,
         stop_ids=stop_room([sampling]),
         forcing_tokens=forcing_room([sampling]) if sampling.thinking_tokens else 0,
     )
@@ -59,6 +61,7 @@ def host_rollout(
             for sample in samples:
                 if sample.finish_reason is None:
                     sampler.abort(sample)
+    timing.paged(sampler.page_metrics())
     return place(_batch(samples, engine.tokens, n), model.mesh)
 
 

@@ -118,12 +118,19 @@ class Decoding:
     look_every: int = 1  # steps after which all devices meet to look whether rows are live
     layout: Layout | None = None  # of weights and rows; None = training's own
     weight_dtype: str = ""  # float32 | bfloat16 | int8; "" = as the weights are
+    page_tokens: int = 0  # of a page of keys and values; 0 = contiguous slots
+    pages: int = 0  # of all slots together; 0 = as many as slots x columns take
 
     def __post_init__(self):
         if self.slots < 0:
             raise InputError("sampler slots", value=self.slots, rule=">= 1, or 0: one per row")
         if self.loop not in LOOPS:
             raise InputError("sampler loop", value=self.loop, rule=f"one of {', '.join(LOOPS)}")
+        if self.page_tokens and self.loop != "host":
+            raise InputError(
+                "sampler page_tokens", value=self.page_tokens,
+                rule="pages are given out by the host, between dispatches", fix="loop='host'",
+            )  # fmt: skip
         if self.dtype not in DTYPES:
             known = ", ".join(DTYPES[1:])
             raise InputError("sampler dtype", value=self.dtype, rule=f"one of {known}, or ''")

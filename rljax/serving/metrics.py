@@ -19,6 +19,13 @@ METRICS = {
     "prefix_cache_reused_tokens": (
         "prefix_cache_reused_tokens_total", "counter", "Tokens that were not read again",
     ),
+    "pages/occupancy": ("pages_used_ratio", "gauge", "Share of the pages in use, mean"),
+    "pages/occupancy_max": ("pages_used_max_ratio", "gauge", "The same, at most"),
+    "pages/fill": ("pages_filled_ratio", "gauge", "Tokens held by those of the pages in use"),
+    "pages/shared": ("pages_shared_ratio", "gauge", "Pages in use that several samples read"),
+    "pages/preemptions": (
+        "preemptions_total", "counter", "Samples that were taken out of their slots for pages",
+    ),
     "version": ("parameters_version", "gauge", "Version of the parameters"),
 }  # fmt: skip
 

@@ -49,6 +49,8 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         options.tokens,
         options.kv_dtype,
         steps=options.steps,
+        page_tokens=options.page_tokens,
+        pages=options.pages,
         stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer)),
     )
     sampler = _sampler(engine, options, policy.tokenizer.decode)

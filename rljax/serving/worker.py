@@ -130,6 +130,7 @@ class Worker:
             "prefix_cache_hits": sampler.cache.hits,
             "prefix_cache_reused_tokens": sampler.cache.reused_tokens,
             "version": self.version,
+            **sampler.page_metrics(),
         }
 
     def close(self) -> None:

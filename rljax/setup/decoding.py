@@ -29,6 +29,8 @@ def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decodi
         look_every=1 if slices == 1 else LOOK_EVERY,
         layout=parsed(sampler.layout),
         weight_dtype=sampler.weight_dtype,
+        page_tokens=sampler.page_tokens,
+        pages=sampler.pages,
     )
 
 

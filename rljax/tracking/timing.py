@@ -26,6 +26,7 @@ class Timings:
     # Weights that were brought to the layout of decoding.
     synced_bytes: int = 0
     synced_s: float = 0.0
+    pages: dict[str, float] = dataclasses.field(default_factory=dict)  # of the last rollout
 
 
 _timings: contextvars.ContextVar[Timings | None] = contextvars.ContextVar("timings", default=None)
@@ -60,6 +61,12 @@ def decoding(live: int) -> None:
     beats.beat()
     if (timings := _timings.get()) is not None:
         timings.live.append((time.monotonic(), live))
+
+
+def paged(metrics: dict[str, float]) -> None:
+    """Records how full the pages of a rollout were."""
+    if (timings := _timings.get()) is not None:
+        timings.pages = metrics
 
 
 def scored(begun_s: float, ended_s: float) -> None:

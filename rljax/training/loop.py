@@ -71,6 +71,7 @@ def one_step(run: Run) -> dict:
     metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in PARTS}
     if phase.samples:
         metrics |= {"sync/bytes": float(timings.synced_bytes), "sync/seconds": timings.synced_s}
+        metrics |= timings.pages
     for role, sums in timings.moves.items():
         metrics |= {f"placement/{role}/{name}": number for name, number in sums.items()}
     if timings.scoring:

@@ -54,6 +54,16 @@ def check_ranges(config: Config, problems: Problems) -> None:
     problems.check(0 <= min_p <= 1, "sampler.min_p", min_p, "from 0 (off) to 1")
     stops = config.sampler.stop_strings
     problems.check(all(stops), "sampler.stop_strings", stops, "no empty string")
+    paged = config.sampler.page_tokens
+    problems.check(
+        not paged or config.sampler.loop == "host" or bool(config.environment.function),
+        "sampler.page_tokens", paged,
+        "pages are given out by the host, between dispatches", "sampler.loop='host'",
+    )  # fmt: skip
+    rule, fix = "nothing reads it: sampler.page_tokens is 0", "sampler.page_tokens=128"
+    problems.check(
+        paged or not config.sampler.pages, "sampler.pages", config.sampler.pages, rule, fix
+    )
     temperature = config.sampler.temperature
     problems.check(
         temperature != 0,
