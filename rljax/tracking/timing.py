@@ -28,6 +28,11 @@ class Timings:
     synced_s: float = 0.0
     pages: dict[str, float] = dataclasses.field(default_factory=dict)  # of the last rollout
 
+    def decoding_metrics(self) -> dict[str, float]:
+        """What bringing weights to decoding took, and how full its pages were."""
+        synced = {"sync/bytes": float(self.synced_bytes), "sync/seconds": self.synced_s}
+        return synced | self.pages
+
 
 _timings: contextvars.ContextVar[Timings | None] = contextvars.ContextVar("timings", default=None)
 

@@ -70,8 +70,7 @@ def one_step(run: Run) -> dict:
     seconds["rest"] = step_s - sum(seconds.values())
     metrics |= {f"time/{name}_s": seconds.get(name, 0.0) for name in PARTS}
     if phase.samples:
-        metrics |= {"sync/bytes": float(timings.synced_bytes), "sync/seconds": timings.synced_s}
-        metrics |= timings.pages
+        metrics |= timings.decoding_metrics()
     for role, sums in timings.moves.items():
         metrics |= {f"placement/{role}/{name}": number for name, number in sums.items()}
     if timings.scoring:
