@@ -11,7 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-BLOCK = 64  # tokens per block of the two-level inverse CDF
+# Tokens of a block and of a group of the inverse CDF; the lanes of a TPU, and whole blocks.
+BLOCK, GROUP = 128, 4096
 _ONE = 0x3F800000  # the bits of float32 1.0
 
 
@@ -45,25 +46,37 @@ class Drawn:
 def _inverse_cdf(probs: jax.Array, u: jax.Array) -> jax.Array:
     """The token at which the cumulative sum of probs [B, V] passes u [B] in [0, 1) of its total.
 
-    Two levels (blocks, then tokens of one block): one uniform per row instead of V Gumbels, and far
-    cheaper than one cumulative sum over V.
+    Three levels (groups, the blocks of one group, the tokens of one block): one uniform per row
+    instead of V Gumbels, and far cheaper than one cumulative sum over V.
     """
+    size = min(GROUP, probs.shape[1] + -probs.shape[1] % BLOCK)
+    probs = jnp.pad(probs, ((0, 0), (0, max(0, size - probs.shape[1]))))
     rows, vocab = probs.shape
-    blocks = jnp.pad(probs, ((0, 0), (0, -vocab % BLOCK))).reshape(rows, -1, BLOCK)
-    block_cdf = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
-    target = u * block_cdf[:, -1]
-    # The first block whose running sum exceeds the target; it has mass, so token 0 is never a
-    # default.
-    block = jnp.sum(block_cdf <= target[:, None], axis=-1)
-    block = jnp.minimum(block, block_cdf.shape[1] - 1)
-    before = jnp.where(
-        block > 0, jnp.take_along_axis(block_cdf, block[:, None] - 1, axis=1)[:, 0], 0.0
-    )
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    token = jnp.sum(jnp.cumsum(inside, axis=-1) <= (target - before)[:, None], axis=-1)
-    # Rounding may push the target past the block's own sum: stay on its last token that has mass.
-    last = jnp.max(jnp.where(inside > 0, jnp.arange(BLOCK)[None, :], 0), axis=-1)
-    return block * BLOCK + jnp.minimum(token, last)
+    # Slice by slice: of one sum over a reshaped array a TPU's compiler makes a far slower one.
+    firsts = range(0, vocab, size)
+    sums = jnp.stack([jnp.sum(probs[:, i : i + size], axis=-1) for i in firsts], axis=1)
+    group, target = _passed(sums, u * jnp.sum(sums, axis=-1))
+    # The last group may be short: it is cut with the end of the one before, and without its mass.
+    first = jnp.minimum(group * size, vocab - size)
+    cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (size,)))(probs, first)
+    own = first[:, None] + jnp.arange(size)[None, :] >= group[:, None] * size
+    blocks = jnp.where(own, cut, 0.0).reshape(rows, -1, BLOCK)
+    block, target = _passed(jnp.sum(blocks, axis=-1), target)
+    tokens = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    token, _ = _passed(tokens, target)
+    return first + block * BLOCK + token
+
+
+def _passed(masses: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first of masses [B, N] whose running sum exceeds target [B]: its index, and the target
+    less the sum before it."""
+    index = jnp.arange(masses.shape[1])[None, :]
+    sums = jnp.cumsum(masses, axis=-1)
+    # Rounding may push the target past all of them: stay on the last one that has mass.
+    last = jnp.max(jnp.where(masses > 0, index, 0), axis=-1)
+    first = jnp.minimum(jnp.sum(sums <= target[:, None], axis=-1), last)
+    before = jnp.max(jnp.where(index < first[:, None], sums, 0.0), axis=-1)
+    return first, target - before
 
 
 def _at_least(weights: jax.Array, holds) -> jax.Array:
@@ -116,9 +129,11 @@ def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
     return logits
 
 
-def any_ruled(rules: Rules) -> jax.Array:
-    """Whether any row's draw is not from the plain softmax."""
-    return jnp.any(_is_ruled(rules))
+def mode_of(rules: Rules) -> jax.Array:
+    """What rows ask of a draw, int32: 0 = the softmax alone, 1 = some row is greedy, 2 = some row
+    is ruled. A program does no more than that."""
+    greedy = jnp.any(rules.temperature <= 0).astype(jnp.int32)
+    return jnp.where(jnp.any(_is_ruled(rules)), 2, greedy)
 
 
 def _is_ruled(rules: Rules) -> jax.Array:
@@ -133,10 +148,10 @@ def _is_ruled(rules: Rules) -> jax.Array:
 
 
 def sample(
-    logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules, is_ruled=None
+    logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules, mode=None
 ) -> Drawn:
     """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
-    the tokens. `is_ruled` is any_ruled(rules), where it is known.
+    the tokens. `mode` is mode_of(rules), where it is known.
 
     The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
     position)). temperature 0 is greedy; its log-prob is reported at temperature 1.
@@ -149,26 +164,39 @@ def sample(
     total = jnp.sum(plain, axis=-1)
     lse = jnp.log(total) + top[:, 0]
     weighted = jnp.sum(jnp.where(plain > 0, plain * scaled, 0.0), axis=-1)
+    u = jax.vmap(_uniform)(keys, positions)
+    at = lambda x, ids: jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]  # noqa: E731
+
+    # Of each mode: the tokens, and logp minus the log-prob with which each was drawn.
+    def softmax(rules):
+        return _inverse_cdf(plain, u), jnp.zeros_like(lse)
+
+    def greedy_too(rules):
+        likeliest = _first_of(scaled, top)
+        return jnp.where(greedy, likeliest, _inverse_cdf(plain, u)), jnp.zeros_like(lse)
 
     def ruled(rules):
         shaped = _with_bias(logits, rules) / warmth
         peak = jnp.max(shaped, axis=-1, keepdims=True)
         weights = _truncate(jnp.exp(shaped - peak), rules)
         lse_kept = jnp.log(jnp.sum(weights, axis=-1)) + peak[:, 0]
-        return weights, shaped - scaled, lse_kept, jnp.argmax(shaped, axis=-1)
+        ids = jnp.where(greedy, _first_of(shaped, peak), _inverse_cdf(weights, u))
+        # log p - log q = (z - lse) - (z + gain - lse_kept)
+        log_kept = lse_kept - lse - at(shaped - scaled, ids)
+        return ids, jnp.where(_is_ruled(rules), log_kept, 0.0)
 
-    def unruled(rules):
-        return plain, jnp.zeros_like(scaled), lse, jnp.argmax(logits, axis=-1)
-
-    is_ruled = any_ruled(rules) if is_ruled is None else is_ruled
-    weights, gain, lse_kept, likeliest = jax.lax.cond(is_ruled, ruled, unruled, rules)
-    u = jax.vmap(_uniform)(keys, positions)
-    ids = jnp.where(greedy, likeliest, _inverse_cdf(weights, u)).astype(jnp.int32)
-    at = lambda x: jnp.take_along_axis(x, ids[:, None], axis=-1)[:, 0]  # noqa: E731
-    logp = at(scaled) - lse
-    # log p - log q = (z - lse) - (z + gain - lse_kept), and q of a greedy choice is 1.
-    log_kept = jnp.where(greedy, logp, jnp.where(_is_ruled(rules), lse_kept - lse - at(gain), 0.0))
+    mode = mode_of(rules) if mode is None else mode
+    ids, log_kept = jax.lax.switch(mode, (softmax, greedy_too, ruled), rules)
+    ids = ids.astype(jnp.int32)
+    logp = at(scaled, ids) - lse
+    log_kept = jnp.where(greedy, logp, log_kept)  # the log-prob of a greedy choice is 0
     return Drawn(ids, logp, log_kept, lse - weighted / total, jnp.isfinite(lse))
+
+
+def _first_of(x: jax.Array, top: jax.Array) -> jax.Array:
+    """argmax of x [B, V], whose maxima top [B, 1] are known: five times as fast on CPU."""
+    index = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
+    return jnp.min(jnp.where(x == top, index, x.shape[1] - 1), axis=-1)
 
 
 def _uniform(key: jax.Array, position: jax.Array) -> jax.Array:

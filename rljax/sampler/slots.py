@@ -19,7 +19,7 @@ from rljax.batch import FinishReason
 from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
-from rljax.sampler.draw import Rules, any_ruled, sample
+from rljax.sampler.draw import Rules, mode_of, sample
 from rljax.sampler.requests import Sampling
 
 
@@ -175,12 +175,12 @@ def _note(forcing: Forcing, ids, emitted) -> Forcing:
 # -- decoding
 
 
-def step(models, weight, slots: Slots, is_ruled=None) -> tuple[Slots, Tokens]:
+def step(models, weight, slots: Slots, mode=None) -> tuple[Slots, Tokens]:
     """Reads each live slot's token and draws the next one. models: [(Model, unstacked weights)] of
-    one model, or of two whose logits are mixed by `weight`. `is_ruled`: see `sample`."""
+    one model, or of two whose logits are mixed by `weight`. `mode`: see `sample`."""
     logits, caches = _next_logits(models, weight, slots)
     total = slots.length + 1
-    drawn = sample(logits, slots.key, total, slots.rules, is_ruled)
+    drawn = sample(logits, slots.key, total, slots.rules, mode)
     emitted = slots.live & drawn.finite
     ids, forcing = drawn.ids, slots.forcing
     forced = jnp.zeros_like(emitted)
@@ -236,7 +236,7 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, loo
     """
     count = slots.token.shape[0]
     enough_free = count if enough_free is None else enough_free
-    is_ruled = any_ruled(slots.rules)  # here: in the loop all devices would meet at each step
+    mode = mode_of(slots.rules)  # here: in the loop all devices would meet at each step
 
     def more(carry):
         done, slots, _ = carry
@@ -245,7 +245,7 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, loo
 
     def one(carry):
         done, slots, tokens = carry
-        slots, new = step(models, weight, slots, is_ruled)
+        slots, new = step(models, weight, slots, mode)
         return done + 1, slots, jax.tree.map(lambda a, x: a.at[done].set(x), tokens, new)
 
     def several(carry):

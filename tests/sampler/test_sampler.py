@@ -175,6 +175,44 @@ def test_the_law_of_the_samples_is_the_softmax():
     np.testing.assert_allclose(logp, np.log(p[ids]), atol=1e-5)
 
 
+@pytest.mark.parametrize("vocab", [7, 128, 4096, 4500, 9001])
+def test_a_draw_inverts_the_running_sum_of_the_probabilities(vocab):
+    """Vocabularies of one block, of one group of blocks, and with a short last group: the token is
+    where float64 puts it, but for targets within the rounding of a border; and it has mass."""
+    rng, rows = np.random.default_rng(vocab), 500
+    probs = rng.gamma(0.1, size=(1, vocab)).astype(np.float32)
+    probs[:, rng.random(vocab) < 0.3] = 0
+    probs[:, -1] = 0
+    u = np.append(rng.random(rows - 2), [0, 1 - 2**-23]).astype(np.float32)
+    ids = np.asarray(jax.jit(draw._inverse_cdf)(np.repeat(probs, rows, axis=0), u))
+    sums = np.cumsum(probs[0], dtype=np.float64)
+    low = np.searchsorted(sums, (u - 1e-6) * sums[-1], side="right")
+    high = np.searchsorted(sums, (u + 1e-6) * sums[-1], side="right")
+    assert ((low <= ids) & (ids <= high)).all()
+    assert (low == high).mean() > 0.9 and (probs[0, ids] > 0).all()
+
+
+def test_a_program_that_does_more_than_rows_ask_draws_the_same():
+    """Modes 1 (some row is greedy) and 2 (some row is ruled) give other rows the draw of mode 0."""
+    rows, vocab = 64, 300
+    logits = 3 * jax.random.normal(jax.random.key(1), (rows, vocab))
+    logits = logits.at[:, 9].set(logits[:, 4])  # of equal ones the first is the most likely
+    keys = jax.vmap(jax.random.key_data)(jax.random.split(jax.random.key(2), rows))
+    places = jnp.arange(rows)
+    plain = rules_of([Sampling(temperature=0.7)] * rows, vocab)
+    greedy = rules_of([Sampling(temperature=0.7), Sampling(temperature=0.0)] * 32, vocab)
+    assert [int(draw.mode_of(rules)) for rules in (plain, greedy)] == [0, 1]
+    step = jax.jit(draw.sample)
+    first, *others = [step(logits, keys, places, plain, mode) for mode in (0, 1, 2)]
+    for other in others:
+        assert np.array_equal(first.ids, other.ids)
+        np.testing.assert_allclose(other.log_kept, 0, atol=1e-5)
+    for mode in (1, 2):
+        mixed = step(logits, keys, places, greedy, mode)
+        assert np.array_equal(mixed.ids[::2], first.ids[::2])
+        assert np.array_equal(mixed.ids[1::2], np.argmax(logits, axis=1)[1::2])
+
+
 def test_the_rules_keep_the_sets_that_sorting_keeps():
     """The order of Hugging Face's and vLLM's samplers: top-k, then top-p of what is left."""
     rng = np.random.default_rng(0)
