@@ -117,7 +117,7 @@ class Timed(hlo._Walk):
     """Every instruction that runs, with its turns, and whether it grows with the layers."""
 
     def __init__(self, text, mesh, layers: int):
-        super().__init__(text, mesh, 1)
+        super().__init__(text, mesh, 1, 1)
         self.layers = layers
 
     def instructions(self, name=None, times=1.0, of_layers=False):

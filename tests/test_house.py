@@ -17,7 +17,7 @@ LAUNCHERS = sorted((REPO / "launchers").glob("*.py"))
 ORDER = [
     ("errors", "beats"),
     ("tracking", "files", "components", "hosts", "pods"),
-    ("config", "mesh", "keys"),
+    ("config", "mesh", "keys", "chips"),
     ("arrays", "contracts", "workers"),
     ("kernels", "rewards", "report"),
     ("batch",),

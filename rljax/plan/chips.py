@@ -1,4 +1,4 @@
-"""Published figures of chips, and devices of a topology ("v5p:4x4x4") that need not be there."""
+"""Devices of a topology ("v5p:4x4x4") that need not be there, and what each of them has."""
 
 import dataclasses
 import itertools
@@ -8,40 +8,9 @@ import re
 
 import jax
 
+from rljax.chips import TPUS, Chip, chip_of
 from rljax.errors import InputError
 from rljax.pods import VERSIONS
-
-GIB = 2**30
-
-
-@dataclasses.dataclass(frozen=True)
-class Chip:
-    """Figures of one device, as JAX counts devices. `link_bytes_per_s` is one link's, one way;
-    `dcn_bytes_per_s` its share of its host's way to the data center's network."""
-
-    name: str
-    hbm_bytes: float
-    flops_per_s: float  # of bfloat16 products
-    hbm_bytes_per_s: float
-    link_bytes_per_s: float
-    dcn_bytes_per_s: float = 0.0  # 0 = not known
-
-
-# HBM is what the compiler lets the programs of a chip have (libtpu 0.0.50 says it of one that is
-# too large): of 32, 16, 95, 32 and 192 published GiB. The rest is of the Cloud TPU documentation,
-# "System architecture" page of each version, read for 2026-11: peak bfloat16 FLOP/s, HBM bandwidth,
-# and the interconnect's bandwidth of a chip, half of it each way, over its links (4 of a 2D torus,
-# 6 of a 3D one): 600, 400, 1200, 800 and 1200 GB/s. The data center's network is published per chip
-# of v5p, v6e and TPU7x (50, 100 and 100 Gbit/s), per pod of v5e (6.4 Tbit/s for 256 chips), and not
-# at all of v4, which is counted as v5p is.
-_TPUS = {
-    "v4": Chip("v4", 30.5 * GIB, 275e12, 1228e9, 50e9, 6.25e9),
-    "v5e": Chip("v5e", 15.75 * GIB, 197e12, 819e9, 50e9, 3.125e9),
-    "v5p": Chip("v5p", 95.73 * GIB, 459e12, 2765e9, 100e9, 6.25e9),
-    "v6e": Chip("v6e", 31.24 * GIB, 918e12, 1638e9, 100e9, 12.5e9),
-    "tpu7x": Chip("tpu7x", 189.48 * GIB, 2307e12, 7380e9, 100e9, 12.5e9),
-}
-
 
 # Of a whole pod, and of a chip, as JAX counts devices.
 _MOST_CHIPS = {name: version.most_chips for name, version in VERSIONS.items()}
@@ -101,10 +70,10 @@ def _parsed(topology: str) -> tuple[int, str, list[int]]:
     name = {"v7x": "tpu7x"}.get(name, name)
     shape = [int(n) for n in sizes.split("x") if re.fullmatch("[1-9][0-9]{0,4}", n)]
     # A size of 0 would end the process inside of libtpu.
-    if name not in _TPUS or len(shape) != len(sizes.split("x")):
+    if name not in TPUS or len(shape) != len(sizes.split("x")):
         raise InputError(
             "topology", value=topology,
-            rule=f"VERSION:AxB or AxBxC, of {', '.join(_TPUS)}; Nx before it are N such slices",
+            rule=f"VERSION:AxB or AxBxC, of {', '.join(TPUS)}; Nx before it are N such slices",
             fix="such as v5e:2x4, v5p:4x4x4 or 2xv5e:16x16",
         )  # fmt: skip
     shape += [1] * (3 - len(shape) if name in ("v4", "v5p", "tpu7x") else 0)
@@ -127,7 +96,7 @@ def stand_ins(topology: str) -> tuple[list[StandIn], Chip]:
         StandIn(i, f"TPU {name}", (x, y, z), core, index)
         for i, (index, z, y, x, core) in enumerate(places)
     ]
-    return devices, _part(_TPUS[name], each)
+    return devices, TPUS[name].part(each)
 
 
 def topology_devices(topology: str) -> tuple[list, Chip]:
@@ -149,23 +118,10 @@ def topology_devices(topology: str) -> tuple[list, Chip]:
             fix='pip install "jax[tpu]", and a shape that this version has; without it --nocompile '
             "counts memory",
         ) from error
-    return list(devices), _part(_TPUS[name], len(devices) // slices // math.prod(shape))
-
-
-def _part(chip: Chip, devices: int) -> Chip:
-    """One of the devices of a chip that JAX sees as several."""
-    if devices <= 1:
-        return chip
-    return dataclasses.replace(
-        chip, hbm_bytes=chip.hbm_bytes / devices, flops_per_s=chip.flops_per_s / devices,
-        hbm_bytes_per_s=chip.hbm_bytes_per_s / devices,
-        link_bytes_per_s=chip.link_bytes_per_s / devices,
-        dcn_bytes_per_s=chip.dcn_bytes_per_s / devices,
-    )  # fmt: skip
+    return list(devices), TPUS[name].part(len(devices) // slices // math.prod(shape))
 
 
 def local_devices() -> tuple[list, Chip | None]:
     """The devices of this process, and what each has where that is known."""
     devices = jax.devices()
-    kinds = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
-    return devices, _TPUS.get(kinds.get(devices[0].device_kind, ""))
+    return devices, chip_of(devices)

@@ -18,23 +18,24 @@ from rljax.errors import InputError
 from rljax.mesh import slice_count
 from rljax.plan.chips import Chip
 from rljax.plan.flops import Work, work
-from rljax.plan.groups import of_mesh
 from rljax.plan.hlo import DCN, Collective, traffic
 from rljax.plan.memory import (
+    COPY,
     Estimate,
     Training,
     available_bytes,
     estimate,
     fewest_microbatches,
-    held_bytes,
-    held_parts,
     nearest_fit,
     training_bytes,
     zero_stages,
 )
-from rljax.plan.programs import Call, programs_of
+from rljax.plan.programs import RESHARD, Call, programs_of
+from rljax.sampler.layout_cost import LayoutCost
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
+from rljax.setup.decode_layout import decode_costs, free_bytes, samples
+from rljax.setup.held import held_bytes, held_parts, of_mesh
 
 LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
 # The TPU compiler's messages about a program that needs too much memory.
@@ -49,7 +50,7 @@ _UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 class Report:
     """Figures of one program. `beside` is what the run holds and the program does not read; `total`
     adds it. `seconds`: the least by each limit, "compute", "HBM", "ICI ..." and "DCN". `error`: why
-    the compiler refused it."""
+    the compiler refused it. `instead`: no step of the run calls it."""
 
     name: str
     compile_s: float
@@ -70,6 +71,7 @@ class Report:
     warnings: list[str] = dataclasses.field(default_factory=list)
     error: str = ""
     needs: int = 0  # of a refused one, where the compiler reports it
+    instead: bool = False
 
     @property
     def total(self) -> int:
@@ -110,6 +112,16 @@ class Plan:
     training: Training | None = None  # what training that model takes in this config
     slices: int = 1
     host_devices: int = 1
+    # Of decoding, by the counts of rljax.sampler.layout_cost, the fastest first; and what a device
+    # has left for it.
+    layouts: list[LayoutCost] = dataclasses.field(default_factory=list)
+    decode_mesh: dict[str, int] = dataclasses.field(default_factory=dict)
+    free: float = 0.0
+
+    @property
+    def run(self) -> list[Report]:
+        """The programs of a step."""
+        return [r for r in self.reports if not r.instead]
 
     @property
     def limit(self) -> float | None:
@@ -118,18 +130,18 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return max(r.total for r in self.reports) if self.reports else self.estimate.total
+        return max(r.total for r in self.run) if self.run else self.estimate.total
 
     @property
     def fits(self) -> bool:
         peaks = [self.total, *(sum(parts.values()) for parts in self.estimate.groups.values())]
         within = self.limit is None or max(peaks) <= self.limit
-        return within and not any(r.error for r in self.reports)
+        return within and not any(r.error for r in self.run)
 
     @property
     def least_s(self) -> float:
         """The least seconds of a step: its programs one after the other."""
-        return sum(r.least_s for r in self.reports if r.name != "sft")
+        return sum(r.least_s for r in self.run if r.name != "sft")
 
 
 def make_plan(
@@ -148,7 +160,7 @@ def make_plan(
             raise InputError("no such program", value=sorted(unknown), rule=", ".join(known))
         for call in calls:
             if not only or call.name in only:
-                reports.append(report(call, held, mesh, chip, slices))
+                reports.append(report(call, held, call.mesh or mesh, chip, slices))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     left = available_bytes(setup) if chip is None else None
     plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)
@@ -156,6 +168,10 @@ def make_plan(
         plan.groups[group.name] = {name: n for name, n in group.mesh.shape.items() if n > 1}
     plan.slices, hosts = slices, {device.process_index for device in mesh.devices.flat}
     plan.host_devices = mesh.size // len(hosts)
+    if chip is not None and samples(setup):
+        plan.layouts = decode_costs(setup, chip, roles)
+        plan.free = free_bytes(setup, chip, roles)
+        plan.decode_mesh = dict(setup.decoding.of(setup.model).mesh.shape)
     if not config.batch.tokens_per_microbatch:
         plan.microbatch_tokens = setup.algorithm.steps.microbatch_rows * setup.row_tokens
     if trained := roles.get(setup.main.trains):  # a dataflow may train roles of the user's alone
@@ -194,12 +210,15 @@ def report(call: Call, held: dict, mesh: Mesh, chip: Chip | None, slices: int = 
         host=memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes,
         beside=beside, parts=parts, turns=call.turns,
         flops=done.flops / mesh.size, kernel_flops=done.kernel_flops / mesh.size,
-        hbm_bytes=hbm, sent_bytes=moved.by_axis(),
+        hbm_bytes=hbm, sent_bytes=moved.by_axis(), instead=call.instead,
     )  # fmt: skip
     if chip is not None:
         out.seconds = roofline(done, hbm, out.sent_bytes, mesh, chip)
-    out.warnings += replicated_arrays(call) + lost_donations(lowered, program)
-    out.warnings += needless_gathers(moved.collectives, held) + crossings(moved.collectives)
+    out.warnings += lost_donations(lowered, program) + crossings(moved.collectives)
+    if call.copy is not None:  # a layout may hold it whole on every device: that is its choice
+        out.warnings += needless_gathers(moved.collectives, {"actor weights": call.copy})
+    elif not call.name.startswith(RESHARD):
+        out.warnings += replicated_arrays(call) + needless_gathers(moved.collectives, held)
     return out
 
 
@@ -210,8 +229,9 @@ def _refused(call: Call, held: dict, text: str, seconds: float) -> Report:
     what = next((line for line in text.splitlines() if match and match[0] in line), text)
     what = what.splitlines()[0]
     return Report(
-        call.name, seconds, beside=beside, parts=parts, turns=call.turns, needs=needs, error=what
-    )
+        call.name, seconds, beside=beside, parts=parts, turns=call.turns, needs=needs, error=what,
+        instead=call.instead,
+    )  # fmt: skip
 
 
 def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:
@@ -224,6 +244,8 @@ def _held(call: Call, held: dict) -> tuple[int, dict[str, int]]:
         beside += held_bytes([x for x in leaves if id(x) not in read])
         if mine:
             parts[name] = held_bytes(mine)
+    if call.copy is not None:
+        parts[COPY] = held_bytes(call.copy)
     return beside, parts
 
 

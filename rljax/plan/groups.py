@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 from rljax.config import microbatch_tokens
 from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
-from rljax.mesh import HOST_MEMORY, row_shards
+from rljax.mesh import row_shards
+from rljax.setup.held import held_bytes, of_mesh
 from rljax.setup.setup import Setup
 from rljax.tracking.charts import human_bytes
 
@@ -17,32 +18,11 @@ FETCHED = "fetched weights"
 USE = "one use"
 
 
-def held_bytes(tree, *, on_host: bool = False) -> int:
-    """Bytes of abstract arrays in the memory of one device, or in that of its host."""
-    total = 0
-    for x in jax.tree.leaves(tree):
-        waits = x.sharding is not None and x.sharding.memory_kind == HOST_MEMORY
-        if waits == on_host:
-            shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
-            total += math.prod(shape) * x.dtype.itemsize  # of keys, too
-    return total
-
-
 def fetched_bytes(parts: dict[str, object]) -> dict[str, int]:
     """{FETCHED: bytes} of a device for the weights that wait on the host between their uses: the
     largest of them, because they come one after the other."""
     most = max((held_bytes(tree, on_host=True) for tree in parts.values()), default=0)
     return {FETCHED: most} if most else {}
-
-
-def of_mesh(mesh: Mesh, parts: dict[str, object]) -> dict[str, object]:
-    """Those of the parts that the devices of a mesh hold."""
-
-    def own(tree) -> bool:
-        layouts = (x.sharding for x in jax.tree.leaves(tree))
-        return next((layout.mesh for layout in layouts if layout is not None), mesh) == mesh
-
-    return {name: tree for name, tree in parts.items() if own(tree)}
 
 
 def group_bytes(setup: Setup, parts: dict[str, object]) -> dict[str, dict[str, int]]:

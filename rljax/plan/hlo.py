@@ -314,33 +314,60 @@ class _Walk:
         return result + sum(size(n) for n in one.operands)
 
     def _fusion_bytes(self, called: str, one: Instruction, types: dict) -> float:
-        body = self.parts[called]
-        users: dict[str, list[Instruction]] = {}
-        for each in body:
-            for operand in each.operands:
-                users.setdefault(operand, []).append(each)
-        inner, total = self.types[called], 0.0
-        params = {int(re.match(r"(\d+)\)", i.rest)[1]): i for i in body if i.op == "parameter"}
-        for at, operand in enumerate(one.operands):
-            if array_bytes(types.get(operand, ""), in_hbm=True) and at in params:
-                total += self._read(params[at], users, inner)
-        [root] = [i for i in body if i.root] or [None]
-        written = {i.name: i for i in body}
-        ends = [written[n] for n in root.operands] if root.op == "tuple" else [root]
+        parameters = self._parameters(called)
+        total = sum(
+            self._read(called, at)
+            for at, operand in enumerate(one.operands)
+            if array_bytes(types.get(operand, ""), in_hbm=True) and at in parameters
+        )
+        [root] = [i for i in self.parts[called] if i.root] or [None]
+        named = {i.name: i for i in self.parts[called]}
+        ends = [named[n] for n in root.operands] if root.op == "tuple" else [root]
         for types_of_end, end in zip(_members(one.types), ends, strict=False):
             if array_bytes(types_of_end, in_hbm=True):
-                while end.op == "bitcast":
-                    end = written[end.operands[0]]
-                part = _IN_PLACE.get(end.op)
-                written_type = inner.get(end.operands[part], "") if part else types_of_end
-                total += array_bytes(written_type)
+                total += self._written(called, end, types_of_end)
         return total
 
-    def _read(self, param: Instruction, users: dict, inner: dict) -> float:
-        """Bytes of a fusion's operand that are read: of one that is only sliced, the slices."""
-        whole, part = array_bytes(param.types), 0
-        todo = list(users.get(param.name, ()))
-        names = {param.name}
+    @functools.cache  # noqa: B019  (a walk lives as long as its text is read)
+    def _parameters(self, name: str) -> dict[int, Instruction]:
+        """A computation's parameters by their numbers."""
+        every = (i for i in self.parts[name] if i.op == "parameter")
+        return {int(re.match(r"(\d+)\)", i.rest)[1]): i for i in every}
+
+    @functools.cache  # noqa: B019
+    def _users(self, name: str) -> dict[str, list[Instruction]]:
+        """Who reads what in a computation."""
+        users: dict[str, list[Instruction]] = {}
+        for each in self.parts[name]:
+            for operand in each.operands:
+                users.setdefault(operand, []).append(each)
+        return users
+
+    def _written(self, name: str, end: Instruction, types: str) -> int:
+        """Bytes that a result of a fusion writes: of an update in place, the part alone."""
+        named = {i.name: i for i in self.parts[name]}
+        while end.op == "bitcast":
+            end = named[end.operands[0]]
+        if end.op == "fusion" and self._called(end):
+            inner = self._called(end)[0]
+            return self._written(inner, next(i for i in self.parts[inner] if i.root), types)
+        part = _IN_PLACE.get(end.op)
+        return array_bytes(self.types[name].get(end.operands[part], "") if part else types)
+
+    def _passed_on(self, name: str) -> int | None:
+        """The number of the parameter that a fusion is but another view of."""
+        named = {i.name: i for i in self.parts[name]}
+        end = next(i for i in self.parts[name] if i.root)
+        while end.op == "bitcast":
+            end = named[end.operands[0]]
+        return next((n for n, x in self._parameters(name).items() if x is end), None)
+
+    def _read(self, name: str, at: int) -> float:
+        """Bytes of a fusion's operand that are read: of one that is only sliced, there or in a
+        fusion inside of it, the slices."""
+        users, param = self._users(name), self._parameters(name)[at]
+        whole, part = array_bytes(param.types), 0.0
+        todo, names = list(users.get(param.name, ())), {param.name}
         while todo:
             use = todo.pop()
             if use.op == "bitcast":
@@ -348,6 +375,13 @@ class _Walk:
                 todo += users.get(use.name, ())
             elif use.op in ("dynamic-slice", "slice", "gather") and use.operands[0] in names:
                 part += array_bytes(use.types)
+            elif use.op == "fusion" and self._called(use):
+                inner = self._called(use)[0]
+                mine = [i for i, x in enumerate(use.operands) if x in names]
+                part += sum(self._read(inner, i) for i in mine)
+                if self._passed_on(inner) in mine:  # what the fusion hands on is the operand itself
+                    names.add(use.name)
+                    todo += users.get(use.name, ())
             elif use.op in _IN_PLACE and use.operands[0] in names:
                 continue
             else:

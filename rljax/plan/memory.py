@@ -23,19 +23,18 @@ from rljax.plan.groups import (
     check_groups_fit,
     fetched_bytes,
     group_bytes,
-    held_bytes,
-    of_mesh,
 )
 from rljax.roles import Actor, Critic, RewardModel
-from rljax.sampler.memory import device_bytes, pool_for, slots_bytes
+from rljax.sampler.layout import agree, weights_like
+from rljax.sampler.layout_cost import FACTOR, decode_bytes
+from rljax.sampler.memory import device_bytes
 from rljax.setup import abstract_roles, abstract_scorers
+from rljax.setup.decode_layout import with_decode_layout, workload
+from rljax.setup.held import held_bytes, held_parts, of_mesh
 from rljax.setup.setup import Setup, assemble, load_model
 from rljax.tracking.charts import human_bytes
 
-# The estimate of what programs need besides arguments and caches is within this factor of the
-# compiler's own count (tests/plan/test_plan.py). A run is refused only where the lower end of that
-# range does not fit.
-FACTOR = 3.0
+COPY = "weights in the layout of decoding"
 
 
 def split_bytes(
@@ -86,19 +85,6 @@ def training_bytes(role) -> Training:
     return Training(held_bytes(weights), held_bytes(gradients), held_bytes(parts["optimizer"]))
 
 
-def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
-    """{name of what a run holds from start to end: its abstract arrays}. Roles share one base under
-    adapters, except that of critic_model."""
-    parts = abstract_scorers(setup)
-    for name, role in roles.items():
-        for part, arrays in role.parts().items():
-            own = name != "actor" and bool(setup.config.critic_model)
-            shared = part == "base" and not own and any(n.endswith("base") for n in parts)
-            if not shared:
-                parts[f"{name} {part}".rstrip()] = arrays
-    return parts
-
-
 @dataclasses.dataclass(frozen=True)
 class Estimate:
     """Bytes of one device: `held` from start to end of the run, `generate` and `learn` in addition
@@ -128,7 +114,7 @@ class Estimate:
     def least(self) -> int:
         """The lowest that the peak can be: caches and gradients are exact, the rest may be less by
         FACTOR."""
-        exact = ("keys and values", "gradients", FETCHED)
+        exact = ("keys and values", "gradients", COPY, FETCHED)
         parts = []
         for program in (self.generate, self.learn, self.score):
             sure = sum(size for name, size in program.items() if name in exact)
@@ -146,6 +132,7 @@ class Estimate:
         for name, count in self.held.items():
             groups["optimizer" if name.endswith("optimizer") else "weights"] += count
         groups["keys and values"] = self.generate.get("keys and values", 0)
+        groups["weights while decoding"] = self.generate.get(COPY, 0)
         groups["gradients"] = self.learn.get("gradients", 0)
         groups["activations"] = sum(self.learn.values()) - groups["gradients"]
         shown = ", ".join(f"{name} {human_bytes(count)}" for name, count in groups.items() if count)
@@ -167,7 +154,7 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     held = {name: held_bytes(tree) for name, tree in parts.items()}
     generate, learn = {}, {}
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
-        generate = _generate(setup)
+        generate = _generate(setup, roles)
     for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
         update = _learn(setup, role)
         if sum(update.values()) > sum(learn.values()):
@@ -180,33 +167,15 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     return Estimate(held, generate, learn, waiting, score=score, groups=groups)
 
 
-def _generate(setup: Setup) -> dict[str, int]:
-    """Bytes that decoding a whole batch needs in addition to what is held."""
-    config, model = setup.config, setup.decoding.of(setup.model)
-    batch, dtype = config.batch, config.sampler.kv_dtype
-    rows = batch.prompts_per_step * batch.samples_per_prompt
-    slots = min(config.sampler.slots or rows, rows)
-    paged = (config.sampler.page_tokens, config.sampler.pages)
-    pool = pool_for(model, slots, setup.row_tokens, *paged)
-    prompts, columns = batch.prompts_per_step, setup.data.prompt_tokens
-    shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
-    on_tpu = model.mesh.devices.flat[0].platform == "tpu"
-    weights = sum(_weight_bytes(model).values())
-    sizes = model.config
-    size = jnp.dtype(sizes.dtype).itemsize
-    # CPU and GPU programs copy the layers before the loop; all keep the weights in the dtype of
-    # their products.
-    copied = _layers_bytes(model) if not on_tpu else 0
-    copied += weights * size // 4 if size < 4 else 0
-    tokens = _split(prompts, shards) * columns
-    logits = 4 * 4 * _split(slots, shards) * sizes.vocab_size // tensor
-    return {
-        "keys and values": slots_bytes(model, slots, setup.row_tokens, dtype, pool),
-        "prompts": slots_bytes(model, prompts, columns, dtype)
-        + tokens * (6 * sizes.embed + 4 * sizes.mlp // tensor) * size,
-        "weights as used": copied,
-        "logits": logits,
-    }  # fmt: skip
+def _generate(setup: Setup, roles: dict) -> dict[str, int]:
+    """Bytes that decoding a whole batch needs in addition to what is held, a copy of the weights in
+    the layout of decoding among them."""
+    decoding, model = setup.decoding, setup.decoding.of(setup.model)
+    needs = decode_bytes(model, workload(setup), decoding)
+    weights = roles["actor"].state.weights if "actor" in roles else setup.model.abstract()
+    like = weights_like(model, weights, keep_dtypes=not decoding.weight_dtype)
+    copied = 0 if agree(setup.model, model, weights, like) else held_bytes(like)
+    return {COPY: copied, **needs} if copied else needs
 
 
 def _learn(setup: Setup, role) -> dict[str, int]:
@@ -356,7 +325,8 @@ def changed(setup: Setup, config: Config) -> Setup:
     """The setup of another config of the same data, model and dataflow."""
     devices = list(setup.model.mesh.devices.flat)
     model = load_model(config, setup.tokenizer, devices)
-    return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
+    inputs = (config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
+    return with_decode_layout(assemble(*inputs))
 
 
 def fewest_microbatches(setup: Setup, hbm_bytes: float | None, roles: dict | None = None) -> Setup:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from rljax.arrays import fetch
 from rljax.batch import Batch, last_token
@@ -21,21 +22,28 @@ from rljax.rewards.pool.pool import Score
 from rljax.roles import Actor, Reference
 from rljax.rollout import RewardReport, ScoredRow, run_rollout
 from rljax.sampler.generate import planned_rollout
+from rljax.sampler.layout import weights_like
 from rljax.setup import Phase, Setup, abstract_roles
 from rljax.setup.dry_run import abstract_batch, abstract_key, roles_read
 from rljax.setup.setup import sampled_prompts
+
+RESHARD = "reshard"  # what planned_rollout calls the program that brings weights to a layout
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
     """A jitted function and its arguments. `turns` is the greatest number of iterations of a loop
-    whose end depends on the data."""
+    whose end depends on the data. `mesh`: what it runs on where that is not training's; `copy`: the
+    weights that it reads there. `instead`: no step runs it, it stands beside the one that does."""
 
     name: str
     function: Any
     arguments: tuple
     turns: int = 1
     static: dict = dataclasses.field(default_factory=dict)
+    mesh: Mesh | None = None
+    copy: Any = None
+    instead: bool = False
 
 
 def programs_of(setup: Setup, roles: dict) -> list[Call]:
@@ -130,17 +138,32 @@ class _Planned:
         weights = role.state.weights if isinstance(role, Actor) else role.params
         if second is not None:  # its model is this host's: the planned one has the same layout
             second = dataclasses.replace(second, model=role.model)
-        programs, batch = planned_rollout(
-            role.model,
-            weights,
-            prompts.tokens,
-            sampling,
-            n=n,
-            decoding=role.decoding,
-            second=second,
-        )
-        self.calls.extend(Call(name, *program) for name, program in programs.items())
+        inputs = (role.model, weights, prompts.tokens, sampling)
+        how = dict(n=n, decoding=role.decoding, second=second)
+        programs, batch = planned_rollout(*inputs, **how)
+        self.calls.extend(_calls(role, weights, programs))
+        if RESHARD in programs:
+            own = dataclasses.replace(role.decoding, layout=None, weight_dtype="")
+            programs, _ = planned_rollout(*inputs, **how | dict(decoding=own))
+            self.calls.extend(
+                Call(f"{name} as trained", *program, instead=True)
+                for name, program in programs.items()
+            )
         return batch
+
+
+def _calls(role: Actor | Reference, weights, programs: dict[str, tuple]) -> list[Call]:
+    """The programs of one `generate` of a role; those that decode run on the mesh of decoding."""
+    if RESHARD not in programs:
+        return [Call(name, *program) for name, program in programs.items()]
+    target = role.decoding.of(role.model)
+    copy = weights_like(target, weights, keep_dtypes=not role.decoding.weight_dtype)
+    return [
+        Call(name, *program)
+        if name.startswith(RESHARD)
+        else Call(name, *program, mesh=target.mesh, copy=copy)
+        for name, program in programs.items()
+    ]
 
 
 def _prompts(setup: Setup, count: int) -> Prompts:
@@ -172,10 +195,11 @@ def _each_once(calls: list[Call]) -> list[Call]:
     for call in calls:
         leaves, structure = jax.tree.flatten(call.arguments)
         arrays = [x for x in leaves if hasattr(x, "shape")]
-        same = (id(call.function), structure, *((x.shape, str(x.dtype)) for x in arrays))
+        same = (id(call.function), structure, call.mesh, call.instead)
+        same += tuple((x.shape, str(x.dtype)) for x in arrays)
         if same not in known:
             known.add(same)
-            count = sum(call.name == k.name.partition(" ")[0] for k in kept) + 1
+            count = sum(call.name == k.name.rstrip(" 0123456789") for k in kept) + 1
             name = f"{call.name} {count}" if count > 1 else call.name
             kept.append(dataclasses.replace(call, name=name))
     return kept
@@ -184,16 +208,17 @@ def _each_once(calls: list[Call]) -> list[Call]:
 def _placed(calls: list[Call], setup: Setup) -> list[Call]:
     """The calls with this host's arrays replaced by shapes, whose rows are split over the mesh
     where they divide."""
-    mesh = setup.model.mesh
 
-    def shape_of(x):
+    def shape_of(x, mesh: Mesh):
         if isinstance(x, jax.ShapeDtypeStruct) or not hasattr(x, "shape"):
             return x
         fits = np.ndim(x) > 0 and x.shape[0] % row_shards(mesh) == 0
         layout = row_sharding(mesh) if fits else replicated(mesh)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout)
 
-    return [
-        dataclasses.replace(call, arguments=jax.tree.map(shape_of, call.arguments))
-        for call in calls
-    ]
+    def placed(call: Call) -> Call:
+        mesh = call.mesh or setup.model.mesh
+        shapes = jax.tree.map(lambda x: shape_of(x, mesh), call.arguments)
+        return dataclasses.replace(call, arguments=shapes)
+
+    return [placed(call) for call in calls]

@@ -26,8 +26,10 @@ from rljax.plan.chips import Chip
 from rljax.plan.compiled import Plan, make_plan
 from rljax.plan.memory import as_flags, estimate
 from rljax.roles import Actor, Critic, RewardModel
+from rljax.sampler.layout_cost import layout_cost
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
+from rljax.setup.decode_layout import samples, workload
 from rljax.setup.setup import Setup, assemble
 
 LOG = logging.getLogger("rljax")
@@ -87,7 +89,8 @@ def _with(setup: Setup, config: Config) -> Setup:
     """The setup under another remat policy and microbatch."""
     model_config = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
     model = dataclasses.replace(setup.model, config=model_config)
-    return assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
+    made = assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
+    return dataclasses.replace(made, decoding=setup.decoding)  # neither changes how it decodes
 
 
 def _of_remat(role, remat: str):
@@ -141,8 +144,20 @@ def _likely(config: Config, devices, chip: Chip) -> list[tuple[float, dict[str, 
     return sorted(ordered, key=lambda pair: pair[0])
 
 
-def _rough_s(setup, chip: Chip) -> float:
-    """A rough estimate of the seconds that a step spends learning; it only orders candidates."""
+def _rough_s(setup: Setup, chip: Chip) -> float:
+    """A rough estimate of the seconds of a step; it only orders candidates."""
+    return _rough_decode_s(setup, chip) + _rough_learn_s(setup, chip)
+
+
+def _rough_decode_s(setup: Setup, chip: Chip) -> float:
+    """Of sampling, in the layout of decoding that the candidate has."""
+    if not samples(setup):
+        return 0.0
+    inputs = (setup.model, setup.model.abstract(), setup.decoding, workload(setup), chip)
+    return layout_cost(*inputs).rollout_s
+
+
+def _rough_learn_s(setup: Setup, chip: Chip) -> float:
     model_config, mesh, steps = setup.model.config, setup.model.mesh, setup.algorithm.steps
     weights = sum(math.prod(shape) for shape, _ in setup.model.shapes().values())
     batch = setup.config.batch

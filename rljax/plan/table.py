@@ -7,10 +7,13 @@ import operator
 from rljax.plan.compiled import Plan, Report
 from rljax.plan.hlo import DCN
 from rljax.plan.memory import as_flags
+from rljax.plan.programs import RESHARD
 from rljax.plan.search import Candidate
+from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
 from rljax.tracking.charts import human_bytes
 
 GIB = 2**30
+LAYOUTS = 6  # of decoding that are shown, beside training's own and the chosen one
 
 
 def _gib(size: float) -> str:
@@ -45,15 +48,12 @@ def plan_text(plan: Plan) -> str:
         lines += ["", *_groups(plan)]
     if plan.training:
         lines += ["", *_training(plan)]
+    if plan.layouts:
+        lines += ["", *_layouts(plan)]
     if plan.reports:
         lines += ["", "GiB per device", *_memory(plan)]
         lines += ["", "per device and run of the program", *_costs(plan), *_between_slices(plan)]
-        lines.append(
-            "reshard: none, decoding reads the arrays of training where they lie; "
-            "generate reads the prompts, too"
-            if any(r.name == "generate" for r in plan.reports)
-            else "reshard: none"
-        )
+        lines += _resharding(plan)
     lines += [f"error: {r.name}: {r.error}" for r in plan.reports if r.error]
     lines += [f"warning: {r.name}: {text}" for r in plan.reports for text in r.warnings]
     return "\n".join([*lines, "", _verdict(plan)])
@@ -97,6 +97,42 @@ def _training(plan: Plan) -> list[str]:
         sizes = (x.weights, x.gradients, x.optimizer, x.total)
         rows.append([name, *(f"{size / 1e9:.4g}" for size in sizes)])
     return [f"GB per device to train {plan.weights:.4g} weights on all devices", *_rows(rows)]
+
+
+def _resharding(plan: Plan) -> list[str]:
+    """What it takes to bring weights to the layout of decoding."""
+    reshards = [r for r in plan.reports if r.name.startswith(RESHARD) and not r.error]
+    if not reshards:
+        return ["reshard: none, decoding reads the arrays of training where they lie"]
+    return [
+        f"{r.name}: sends "
+        + (", ".join(f"{n / 1e9:.3g} GB along {a}" for a, n in r.sent_bytes.items()) or "nothing")
+        + f"; {_gib(r.temporaries)} GiB of temporaries; once per rollout"
+        + (f", at least {_seconds(r.least_s)}" if r.seconds else "")
+        for r in reshards
+    ]
+
+
+def _layouts(plan: Plan) -> list[str]:
+    """The layouts of decoding, counted and not compiled, the chosen one marked with a star."""
+    chosen = lambda one: all(plan.decode_mesh[a] == one.mesh.get(a, 1) for a in plan.decode_mesh)  # noqa: E731
+    shown = [
+        one for i, one in enumerate(plan.layouts)
+        if i < LAYOUTS or one.layout is None or chosen(one)
+    ]  # fmt: skip
+    rows = [["mesh of decoding", "copy GiB", "HBM ms", "ICI ms", "latency ms", "reshard ms",
+             "rollout", "bound by", ""]]  # fmt: skip
+    for one in shown:
+        name = _mesh(one.mesh) + ("" if one.layout else ", training's own")
+        times = (one.hbm_s, sum(one.ici_s.values()), one.latency_s, one.reshard_s)
+        fits = "" if one.most_bytes <= plan.free else "may not fit"
+        rows.append([
+            f"{'* ' if chosen(one) else ''}{name}", _gib(one.copy_bytes),
+            *(f"{seconds * 1e3:.3g}" for seconds in times), _seconds(one.rollout_s), one.binding,
+            fits,
+        ])  # fmt: skip
+    title = f"decoding in {len(plan.layouts)} layouts, a step of it and the rollout, counted"
+    return [f"{title} ({LATENCY_S * 1e6:g} us per collective assumed)", *_rows(rows)]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -165,7 +201,12 @@ def plan_json(plan: Plan) -> dict:
         | {"total": estimate.total, "least": estimate.least},
         "groups": plan.groups, "programs": [one(r) for r in plan.reports], "config": plan.config,
         "slices": plan.slices, "host_devices": plan.host_devices,
+        "layouts": [_layout(one) for one in plan.layouts], "decode_mesh": plan.decode_mesh,
     }  # fmt: skip
+
+
+def _layout(one: LayoutCost) -> dict:
+    return {**dataclasses.asdict(one), "step_s": one.step_s, "rollout_s": one.rollout_s}
 
 
 def _value(config: dict, name: str):
@@ -177,7 +218,7 @@ def search_text(candidates: list[Candidate], tried: int, left: int) -> str:
     names = sorted({name for one in candidates for name in one.changes})
     rows = [[*names, "GiB", "step at least", "bound by"]]
     for one in candidates:
-        slowest = max(one.plan.reports, key=lambda r: r.least_s)
+        slowest = max(one.plan.run, key=lambda r: r.least_s)
         rows.append([
             *[str(_value(one.plan.config, name)) for name in names], _gib(one.plan.total),
             _seconds(one.plan.least_s), f"{slowest.name}: {slowest.binding}",

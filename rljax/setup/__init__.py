@@ -2,6 +2,7 @@
 roles. rewards: what scores samples. dry_run: the programs on shapes alone.
 """
 
+from rljax.setup.from_config import build
 from rljax.setup.rewards import abstract_scorers, reward_role, text_scorer
 from rljax.setup.role_table import (
     RoleInputs,
@@ -17,7 +18,6 @@ from rljax.setup.scoring import make_environment, open_rewards
 from rljax.setup.setup import (
     Phase,
     Setup,
-    build,
     check_length,
     load_model,
     make_sampling,

@@ -8,6 +8,7 @@ from rljax.config import NAMESPACES, Config, is_path
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.data.online.encoded import Data, load_run_tokenizer
+from rljax.setup.decode_layout import with_decode_layout
 from rljax.setup.placement import divided
 from rljax.setup.setup import Setup, assemble, load_model
 
@@ -34,4 +35,4 @@ def abstract_setup(config: Config, devices=None) -> Setup:
     devices, groups = divided(config, jax.devices() if devices is None else devices)
     model = load_model(config, tokenizer, devices)
     row = row if kind in SAMPLED else config.offline.max_tokens
-    return assemble(config, tokenizer, data, model, row, groups)
+    return with_decode_layout(assemble(config, tokenizer, data, model, row, groups))

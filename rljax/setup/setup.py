@@ -6,8 +6,6 @@ compile.
 
 import dataclasses
 
-import jax
-
 from rljax.components import Component, resolve
 from rljax.config import (
     NAMESPACES,
@@ -15,13 +13,11 @@ from rljax.config import (
     OptimizerConfig,
     is_path,
     microbatch_rows,
-    row_tokens,
 )
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
-from rljax.data.offline.batches import longest_row
 from rljax.data.online.curriculum import Curriculum
-from rljax.data.online.encoded import Data, load_data, load_run_tokenizer
+from rljax.data.online.encoded import Data
 from rljax.data.online.loader import Loader, make_loader
 from rljax.data.online.stream import StreamLoader
 from rljax.data.text.tokenizer import Tokenizer
@@ -36,7 +32,7 @@ from rljax.models.model import Model
 from rljax.rollout import RolloutConfig
 from rljax.sampler import Decoding, Sampling
 from rljax.setup.decoding import decoding_on
-from rljax.setup.placement import Group, divided, dividing
+from rljax.setup.placement import Group, dividing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,29 +321,10 @@ def rollout_of(config: Config, dataflow: Component) -> Component:
     return resolve(f"{name}({text})", NAMESPACES["collect"])
 
 
-def _check_context(what: str, tokens: int, model: Model, fix: str) -> None:
+def check_context(what: str, tokens: int, model: Model, fix: str) -> None:
     if tokens > model.config.max_tokens:
         rule = f"the model's context is {model.config.max_tokens} tokens"
         raise InputError(f"the longest {what}, in tokens", value=tokens, rule=rule, fix=fix)
-
-
-def build(config: Config, devices=None) -> Setup:
-    """Everything but the weights, on `devices` (default: all there are). Raises InputError for bad
-    data, tokenizer or model folders."""
-    devices, groups = divided(config, jax.devices() if devices is None else devices)
-    tokenizer = load_run_tokenizer(config)
-    kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
-    data = load_data(config, tokenizer, kind)
-    model = load_model(config, tokenizer, devices)
-    row = data.prompt_tokens + config.sampler.max_response_tokens
-    if config.environment.function:
-        row = row_tokens(config)
-        _check_context("episode", row, model, "lower environment.max_tokens or max_turns")
-    if kind not in SAMPLED:
-        every = [x["item"] for source in data.sources for x in source]
-        every += [x["item"] for x in data.held_out]
-        row = longest_row(kind, every)
-    return assemble(config, tokenizer, data, model, row, groups)
 
 
 def assemble(
@@ -371,7 +348,7 @@ def assemble(
         generated = batch.prompts_per_step * batch.samples_per_prompt
         optimizer_steps *= batch.epochs * (generated // rows)
     else:
-        _check_context("row", row, model, "lower offline.max_tokens, or shorten the rows")
+        check_context("row", row, model, "lower offline.max_tokens, or shorten the rows")
         together = example_rows(config, dataflow, data.kind)
         rows = config.offline.examples_per_step * (1 if data.kind == "unpaired" else together)
         unit = 1 if data.kind == "unpaired" else together
@@ -385,7 +362,7 @@ def assemble(
     phases = (main,)
     if config.sft.steps:
         fix = "shorten the examples, or lower data.max_prompt_tokens"
-        _check_context("demonstration", data.example_tokens, model, fix)
+        check_context("demonstration", data.example_tokens, model, fix)
         steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
         phases = (
             Phase(

@@ -24,10 +24,10 @@ from rljax.models.huggingface import load_config
 from rljax.models.layers import Linear
 from rljax.models.model import Model
 from rljax.models.trees import flattened, nested
-from rljax.plan.memory import held_bytes
 from rljax.roles import start_training, training_layout
 from rljax.setup import build, role_arrays
 from rljax.setup.checkpoint import Checkpoints
+from rljax.setup.held import held_bytes
 from rljax.training import train
 from rljax.training.run import Run
 

@@ -13,10 +13,11 @@ from rljax.learn.optimizers import make_optimizer
 from rljax.learn.state import Spread, optimizer_step
 from rljax.mesh import make_mesh
 from rljax.models.model import Model
-from rljax.plan.memory import held_bytes, split_bytes
+from rljax.plan.memory import split_bytes
 from rljax.roles import start_training, training_layout
 from rljax.roles.layout import step_layout
 from rljax.setup.checkpoint import Checkpoints
+from rljax.setup.held import held_bytes
 
 SPLIT = Spread(moments=True)
 MESHES = {"data=8": dict(data=8, fsdp=1), "data=2,fsdp=2,tensor=2": dict(data=2, fsdp=2, tensor=2)}

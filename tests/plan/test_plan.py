@@ -36,6 +36,7 @@ from rljax.roles import program, start_training
 from rljax.setup import abstract_roles
 from rljax.setup import build as build_setup
 from rljax.setup.abstract import abstract_setup
+from rljax.setup.held import held_parts
 from rljax.training import run
 
 QWEN = str(REPO / "configs/models/qwen2_5_0_5b")
@@ -268,6 +269,65 @@ def test_bytes_of_memory_are_those_that_a_program_must_touch():
     # Of the stack a slice is read at each turn, and x is read and written: not the stack each time.
     found = traffic(text_of(add_all, x, stack), mesh).hbm_bytes
     assert 3 * layers * 4 * n * n <= found <= 1.5 * 3 * layers * 4 * n * n
+
+
+SLICED_WITHIN = """HloModule x
+
+%slice_of (stack: bf16[4,8,16]) -> bf16[8,16] {
+  %stack = bf16[4,8,16]{2,1,0} parameter(0)
+  %slice = bf16[1,8,16]{2,1,0} slice(%stack), slice={[2:3], [0:8], [0:16]}
+  ROOT %squeezed = bf16[8,16]{1,0} bitcast(%slice)
+}
+
+%view_of (table: bf16[32,16]) -> bf16[32,16] {
+  %table = bf16[32,16]{1,0} parameter(0)
+  ROOT %view = bf16[32,16]{1,0} bitcast(%table)
+}
+
+%update (state: f32[64,16], part: f32[1,16], at: s32[]) -> f32[64,16] {
+  %state = f32[64,16]{1,0} parameter(0)
+  %part = f32[1,16]{1,0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %updated = f32[64,16]{1,0} dynamic-update-slice(%state, %part, %at, %at)
+}
+
+%products (x: bf16[4,8], stack: bf16[4,8,16], table: bf16[32,16]) -> bf16[4,32] {
+  %x = bf16[4,8]{1,0} parameter(0)
+  %stack = bf16[4,8,16]{2,1,0} parameter(1)
+  %table = bf16[32,16]{1,0} parameter(2)
+  %weight = bf16[8,16]{1,0} fusion(%stack), kind=kLoop, calls=%slice_of
+  %head = bf16[32,16]{1,0} fusion(%table), kind=kLoop, calls=%view_of
+  %inner = bf16[4,16]{1,0} convolution(%x, %weight), dim_labels=bf_io->bf
+  ROOT %out = bf16[4,32]{1,0} convolution(%inner, %head), dim_labels=bf_oi->bf
+}
+
+%in_place (state: f32[64,16], part: f32[1,16], at: s32[]) -> f32[64,16] {
+  %state = f32[64,16]{1,0} parameter(0)
+  %part = f32[1,16]{1,0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %nested = f32[64,16]{1,0} fusion(%state, %part, %at), kind=kLoop, calls=%update
+}
+
+ENTRY %main (x: bf16[4,8], stack: bf16[4,8,16], table: bf16[32,16], state: f32[64,16], part: f32[1,16], at: s32[]) -> (bf16[4,32], f32[64,16]) {
+  %x = bf16[4,8]{1,0} parameter(0)
+  %stack = bf16[4,8,16]{2,1,0} parameter(1)
+  %table = bf16[32,16]{1,0} parameter(2)
+  %state = f32[64,16]{1,0} parameter(3)
+  %part = f32[1,16]{1,0} parameter(4)
+  %at = s32[] parameter(5)
+  %product = bf16[4,32]{1,0} fusion(%x, %stack, %table), kind=kOutput, calls=%products
+  %kept = f32[64,16]{1,0} fusion(%state, %part, %at), kind=kLoop, calls=%in_place
+  ROOT %both = (bf16[4,32]{1,0}, f32[64,16]{1,0}) tuple(%product, %kept)
+}
+"""  # noqa: E501
+
+
+def test_a_slice_or_an_update_in_a_fusion_within_a_fusion_is_all_that_is_touched(mesh):
+    """As a TPU reads a layer of stacked weights: x, one of four layers, the whole table; of the
+    state one row, and its number."""
+    product = 4 * 8 * 2 + 8 * 16 * 2 + 32 * 16 * 2 + 4 * 32 * 2
+    update = 16 * 4 + 16 * 4 + 4  # the part is read, and written in its place
+    assert traffic(SLICED_WITHIN, mesh).hbm_bytes == product + update
 
 
 # -- what a traced program computes
@@ -708,7 +768,7 @@ def test_memory_follows_what_the_config_asks_for():
 
 def test_gathers_that_a_better_layout_spares_are_said():
     setup = abstract_setup(tiny())
-    held = memory.held_parts(setup, abstract_roles(setup))
+    held = held_parts(setup, abstract_roles(setup))
     matrix, stack = 2 * 64 * 192, 2 * 2 * 64 * 192  # bytes of an mlp's, and of both layers'
 
     def said(**facts):

@@ -11,7 +11,7 @@ from test_plan import CHIP, tiny
 from rljax.config import with_overrides
 from rljax.errors import InputError
 from rljax.mesh import replicated
-from rljax.plan import compiled, memory, table
+from rljax.plan import compiled, table
 from rljax.plan.chips import Chip
 from rljax.plan.compiled import make_plan, needless_gathers
 from rljax.plan.hlo import Collective
@@ -19,6 +19,7 @@ from rljax.plan.programs import programs_of
 from rljax.plan.search import search
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
+from rljax.setup.held import held_parts
 
 
 def counted(config, chip=None):
@@ -73,13 +74,13 @@ def test_a_row_of_the_search_is_all_that_has_to_be_set(monkeypatch):
 
 def test_neither_biases_nor_adapters_make_small_gathers_large():
     setup = abstract_setup(tiny(lora__rank=2, mesh__tensor=1, mesh__fsdp=8))
-    held = memory.held_parts(setup, abstract_roles(setup))
+    held = held_parts(setup, abstract_roles(setup))
     small = Collective("all-gather", ("fsdp",), 1.0, 2 * 64 * 16, 3.0, "dot", True)
     matrix = dataclasses.replace(small, result_bytes=2 * 64 * 192)
     assert needless_gathers([small], held) == []
     assert len(needless_gathers([matrix], held)) == 1
     setup = abstract_setup(tiny())
-    held = memory.held_parts(setup, abstract_roles(setup))
+    held = held_parts(setup, abstract_roles(setup))
     layers, whole = held["actor weights"]["layers"], replicated(setup.model.mesh)
     bias = jax.ShapeDtypeStruct((2, 2, 16), "float32", sharding=whole)
     held["actor weights"] = {"layers": {**layers, "q": {"bias": bias}}}

@@ -11,9 +11,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from test_plan import tiny
 
+from rljax.chips import GIB
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
-from rljax.plan.chips import GIB, topology_devices
+from rljax.plan.chips import topology_devices
 from rljax.plan.compiled import Plan, make_plan, report
 from rljax.plan.memory import FACTOR, Estimate
 from rljax.plan.programs import Call

@@ -15,7 +15,6 @@ from tiny_run import checkpoint_bytes, metrics_rows, tiny_config
 
 from rljax.batch import batch_from_rows
 from rljax.errors import InputError
-from rljax.plan.memory import held_parts
 from rljax.plan.programs import programs_of
 from rljax.setup import (
     RoleInputs,
@@ -26,6 +25,7 @@ from rljax.setup import (
     role_arrays,
 )
 from rljax.setup.dry_run import check_fields_read
+from rljax.setup.held import held_parts
 from rljax.setup.role_makers import frozen_policy, trained_values
 from rljax.training import train
 from rljax.validation import validate

@@ -1,0 +1,32 @@
+"""`build`: the setup of a config with its data read."""
+
+import jax
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES, Config, row_tokens
+from rljax.contracts import spec
+from rljax.data.kinds import SAMPLED
+from rljax.data.offline.batches import longest_row
+from rljax.data.online.encoded import load_data, load_run_tokenizer
+from rljax.setup.decode_layout import with_decode_layout
+from rljax.setup.placement import divided
+from rljax.setup.setup import Setup, assemble, check_context, load_model
+
+
+def build(config: Config, devices=None) -> Setup:
+    """Everything but the weights, on `devices` (default: all there are). Raises InputError for bad
+    data, tokenizer or model folders."""
+    devices, groups = divided(config, jax.devices() if devices is None else devices)
+    tokenizer = load_run_tokenizer(config)
+    kind = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data
+    data = load_data(config, tokenizer, kind)
+    model = load_model(config, tokenizer, devices)
+    row = data.prompt_tokens + config.sampler.max_response_tokens
+    if config.environment.function:
+        row = row_tokens(config)
+        check_context("episode", row, model, "lower environment.max_tokens or max_turns")
+    if kind not in SAMPLED:
+        every = [x["item"] for source in data.sources for x in source]
+        every += [x["item"] for x in data.held_out]
+        row = longest_row(kind, every)
+    return with_decode_layout(assemble(config, tokenizer, data, model, row, groups))

@@ -1,0 +1,44 @@
+"""What a run holds on its devices from start to end, as shapes, and its bytes."""
+
+import math
+
+import jax
+from jax.sharding import Mesh
+
+from rljax.mesh import HOST_MEMORY
+from rljax.setup.rewards import abstract_scorers
+from rljax.setup.setup import Setup
+
+
+def held_bytes(tree, *, on_host: bool = False) -> int:
+    """Bytes of abstract arrays in the memory of one device, or in that of its host."""
+    total = 0
+    for x in jax.tree.leaves(tree):
+        waits = x.sharding is not None and x.sharding.memory_kind == HOST_MEMORY
+        if waits == on_host:
+            shape = x.sharding.shard_shape(x.shape) if x.sharding is not None else x.shape
+            total += math.prod(shape) * x.dtype.itemsize  # of keys, too
+    return total
+
+
+def of_mesh(mesh: Mesh, parts: dict[str, object]) -> dict[str, object]:
+    """Those of the parts that the devices of a mesh hold."""
+
+    def own(tree) -> bool:
+        layouts = (x.sharding for x in jax.tree.leaves(tree))
+        return next((layout.mesh for layout in layouts if layout is not None), mesh) == mesh
+
+    return {name: tree for name, tree in parts.items() if own(tree)}
+
+
+def held_parts(setup: Setup, roles: dict) -> dict[str, object]:
+    """{name of what a run holds from start to end: its abstract arrays}. Roles share one base under
+    adapters, except that of critic_model."""
+    parts = abstract_scorers(setup)
+    for name, role in roles.items():
+        for part, arrays in role.parts().items():
+            own = name != "actor" and bool(setup.config.critic_model)
+            shared = part == "base" and not own and any(n.endswith("base") for n in parts)
+            if not shared:
+                parts[f"{name} {part}".rstrip()] = arrays
+    return parts
