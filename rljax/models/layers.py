@@ -39,6 +39,19 @@ def project(x: jax.Array, matrix: jax.Array, contract: int = 1) -> jax.Array:
     return out.reshape(*rows, *outside)
 
 
+def project_turned(x: jax.Array, matrix: jax.Array, **how) -> jax.Array:
+    """x [..., in] times the transpose of `matrix` [out, in].
+
+    For a few rows on CPU, where the library packs the second operand anew at every call and reads
+    the first as it is: with the weights first a product of 32 rows is 1.2 to 1.4 times as fast.
+    """
+    flat = x.reshape(-1, matrix.shape[1])
+    out = jax.lax.dot_general(matrix, flat, (((1,), (1,)), ((), ())), **how)
+    # Without it XLA swaps the operands back.
+    out = jax.lax.optimization_barrier(out)
+    return out.T.reshape(*x.shape[:-1], matrix.shape[0])
+
+
 def add_last(x: jax.Array, value: jax.Array) -> jax.Array:
     """x + value, which is broadcast over the leading axes of x."""
     return x + jnp.expand_dims(value.astype(x.dtype), tuple(range(x.ndim - value.ndim)))
@@ -55,6 +68,7 @@ class Linear(nnx.Module):
         if bias:
             self.bias = weight(rngs, config, outside, axes[self.contract :], init="zeros")
         self.codec, self.boost = "", 0.0
+        self.turned = False  # see `turn`
         self.gathered_on: Mesh | None = None  # see `gather_weights`
 
     def adapt(self, rngs, rank: int, boost: float) -> None:
@@ -76,6 +90,11 @@ class Linear(nnx.Module):
         self.scales = nnx.Param(scales, axes=whole)
         del self.weight
         self.codec = codec
+
+    def turn(self) -> None:
+        """Holds the weight as [out, in], for `project_turned`."""
+        flat = self.weight[...].reshape(math.prod(self.shape[: self.contract]), -1)
+        self.weight, self.turned = nnx.Param(flat.T), True
 
     def matrix(self, dtype) -> jax.Array:
         """The whole map as one weight, its adapter included."""
@@ -108,7 +127,12 @@ class Linear(nnx.Module):
         return add_last(y, self.bias[...]) if self.biased else y
 
     def _multiply(self, x: jax.Array) -> jax.Array:
-        y = project(x, self._base(x.dtype), self.contract)
+        if self.turned:
+            flat = x.reshape(*x.shape[:2], -1)
+            y = project_turned(flat, self.weight[...].astype(x.dtype))
+            y = y.reshape(*x.shape[:2], *self.shape[self.contract :])
+        else:
+            y = project(x, self._base(x.dtype), self.contract)
         if self.boost:
             low = project(x, self._whole(self.lora_a, x.dtype), self.contract)
             up = project(low, self._whole(self.lora_b, x.dtype))
@@ -127,6 +151,15 @@ def gather_weights(block: nnx.Module, mesh: Mesh) -> nnx.Module:
         for _, module in nnx.iter_modules(block):
             if isinstance(module, Linear):
                 module.gathered_on = mesh
+    return block
+
+
+def turn_weights(block: nnx.Module) -> nnx.Module:
+    """The block, whose linear maps multiply by `project_turned`."""
+    for path, module in nnx.iter_modules(block):
+        # Decoding multiplies parts of kv_up (LatentAttention), and codes are read as they are.
+        if isinstance(module, Linear) and not module.codec and path[-1] != "kv_up":
+            module.turn()
     return block
 
 

@@ -20,7 +20,14 @@ from jax.sharding import Mesh
 from rljax.batch import Batch, at_last_token
 from rljax.errors import InputError
 from rljax.kernels.logprob import token_logprobs
-from rljax.kernels.logprob.options import Options, head_product, logits
+from rljax.kernels.logprob.options import (
+    Options,
+    capped,
+    gradient_dtype,
+    head_product,
+    logits,
+    wide_dtype,
+)
 from rljax.mesh import constrain_vocab, embedded, runs_once, weight_sharding
 from rljax.models import cache
 from rljax.models.adapters import lora
@@ -28,13 +35,16 @@ from rljax.models.attention_paths import Prefix
 from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
-from rljax.models.layers import add_last, gather_weights
+from rljax.models.layers import add_last, gather_weights, project_turned, turn_weights
 from rljax.models.multimodal import add_features, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
 LOGITS_COLUMNS = 64  # of `likeliest`
+
+# Steps of a program from which on turning the weights, 3 to 4 times a copy of them, is repaid.
+TURNED_STEPS = 16
 
 
 @functools.cache
@@ -286,11 +296,16 @@ class Model:
         decoder = self._bind(params)
         return self._head_logits(decoder.head_weight("lm"), self._hidden(decoder, batch))
 
-    def _head_logits(self, head, hidden):
-        """The sampler's head: the same rules of precision and cap as the trainer's."""
+    def _head_logits(self, head, hidden, turned=False):
+        """The sampler's head: the same rules of precision and cap as the trainer's. `turned`: it is
+        [V, D], and few rows meet it (layers.project_turned)."""
         config = self.config
         how = (config.head_in_float32, config.head_dtype)
         hidden, head, precision = head_product(hidden, head, *how)
+        if turned:
+            wide = wide_dtype(gradient_dtype(hidden, head))
+            how = dict(precision=precision, preferred_element_type=wide)
+            return capped(project_turned(hidden, head, **how), config.final_soft_cap)
         options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
         return logits(hidden, head, 1.0, options)
 
@@ -314,22 +329,31 @@ class Model:
         ]
         return cache.constrain(caches, self.mesh)
 
-    def unstack(self, params: dict):
+    def unstack(self, params: dict, steps: int = 1):
         """Everything decode_step reads: (decoder, [(graph, weights, index)] of every layer).
+        `steps`: how many times at most the program reads it.
 
         Slicing stacked weights inside the decode loop doubles a step on CPU, so they are sliced
         here, before the loop, and index is None. On TPU that would be a copy of every weight: there
         a slice is read by the product itself, and index says which layer of the stack to slice.
+        Where a CPU reads them often they are turned, too (layers.project_turned).
         """
         decoder = self._bind(params)
         late = self.mesh.devices.flat[0].platform == "tpu"
+        turned = self._is_one_cpu and steps >= TURNED_STEPS
         layers = {}
         for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
                 for repeat, layer in enumerate(stack.layers_of(member)):
                     one = weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
+                    if turned:
+                        graph, one = nnx.split(turn_weights(nnx.merge(graph, one)))
                     layers[layer] = (graph, one, repeat if late else None)
         return decoder, [layers[layer] for layer in sorted(layers)]
+
+    @property
+    def _is_one_cpu(self) -> bool:
+        return self.mesh.size == 1 and self.mesh.devices.flat[0].platform == "cpu"
 
     def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches, shift=0):
         """Read one token per row, tokens [B], as token columns [B] of its slot -> logits [B, V]
@@ -337,7 +361,8 @@ class Model:
         positions than tokens."""
         x, caches = self._read(unstacked, tokens[:, None], columns, None, caches, shift)
         decoder, _ = unstacked
-        logits = self._head_logits(decoder.head_weight("lm"), decoder.norm(x))
+        head, hidden = decoder.head_weight("lm"), decoder.norm(x)
+        logits = self._head_logits(head, hidden, self._is_one_cpu and self.config.tie_embeddings)
         return constrain_vocab(logits[:, 0], self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):

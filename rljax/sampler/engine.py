@@ -337,7 +337,7 @@ def _insert(engine: Engine, prefix: Prefix, state: Slots, slots, source, entry, 
 
 @_program(donate=2)
 def _generate(engine: Engine, params, state: Slots, steps, enough_free):
-    models = [(engine.model, engine.model.unstack(params))]
+    models = [(engine.model, engine.model.unstack(params, engine.steps))]
     steps = jnp.minimum(steps, engine.steps)
     state, tokens, done = slot.decode(models, 0.0, state, steps, engine.steps, enough_free)
     return _pinned(engine, state), tokens, done

@@ -73,7 +73,7 @@ def rollout(
     prompt_batch, queue, carry = _start(
         model, shape, params, prompts, lengths, keys, rules, forcing, images, second
     )
-    models = _unstacked(model, params, second)
+    models = _unstacked(model, params, second, shape.response_tokens)
     whole = count == rows
     room = shape.response_tokens if whole else min(REFILL_STEPS, shape.response_tokens)
     shards = shard_count(model, prompts.shape[0], count)
@@ -107,9 +107,9 @@ def _start(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, 
     return prompt_batch, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
 
 
-def _unstacked(model, params, second):
+def _unstacked(model, params, second, steps: int):
     models = [(model, params)] + ([(second.model, second.params)] if second else [])
-    return [(one, one.unstack(weights)) for one, weights in models]
+    return [(one, one.unstack(weights, steps)) for one, weights in models]
 
 
 def _refill_all(carry, queue: "_Queue", shape: Shape, shards: int):
@@ -162,7 +162,7 @@ def _turn(model, shape: Shape, params, second, queue: "_Queue", carry, told):
     if shape.slots < queue.keys.shape[0]:
         carry = _refill_all(carry, queue, shape, shards)
     room = min(TURN_STEPS, shape.response_tokens)
-    models = _unstacked(model, params, second)
+    models = _unstacked(model, params, second, room)
     carry, tokens = _decode(models, second, carry, shape, room, shards)
     slots, owner, taken, out = carry
     waiting = jnp.min(taken) < out.length.shape[0] // shards

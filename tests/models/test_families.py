@@ -21,7 +21,7 @@ from rljax.data.images.rows import image_rows, mrope_positions
 from rljax.mesh import make_mesh
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params
-from rljax.models.model import Model
+from rljax.models.model import TURNED_STEPS, Model
 from rljax.models.names import disk_pieces
 
 FOLDERS = {p.parent.name: p.parent for r in (GOLDEN, FURTHER) for p in r.glob("hf/*/config.json")}
@@ -170,7 +170,9 @@ def test_greedy_continuation_with_the_cache(language):
         params, rows(prompts, vision=model.config.vision), columns + new
     )
     shift = jnp.asarray(io["rope_deltas"][:, 0] if "rope_deltas" in io else 0, jnp.int32)
-    step = jax.jit(lambda p, *args: model.decode_step(model.unstack(p), *args))
+    # The weights as a long dispatch reads them.
+    unstack = lambda p: model.unstack(p, TURNED_STEPS)  # noqa: E731
+    step = jax.jit(lambda p, *args: model.decode_step(unstack(p), *args))
     last = prompts["input_ids"][np.arange(len(lengths)), lengths - 1]
     token = jnp.asarray(last, jnp.int32)
     at, got = jnp.asarray(lengths - 1, jnp.int32), []

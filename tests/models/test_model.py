@@ -3,6 +3,7 @@ to disk."""
 
 import dataclasses
 import json
+import re
 import shutil
 
 import jax
@@ -16,7 +17,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.families import from_hf_config, to_hf_config
 from rljax.models.huggingface import load_config, load_params, save_params
-from rljax.models.model import Model
+from rljax.models.model import TURNED_STEPS, Model
 
 FAMILIES = ["llama3", "qwen2", "qwen3"]
 
@@ -69,6 +70,27 @@ def test_cached_decoding_equals_the_full_forward(family):
         keep = io["attention_mask"][:, t, None] > 0
         want = np.where(keep, io["logits"][:, t], 0)
         np.testing.assert_allclose(np.where(keep, logits, 0), want, atol=3e-4)
+
+
+def test_on_one_cpu_the_weights_of_a_long_dispatch_are_the_first_operands(family):
+    """As [out, in], which the library of products reads as it is: each gives [out, rows]."""
+    _, model, params, batch, io = family
+    if model.config.family != "qwen3":
+        pytest.skip("one family is enough: the others share its linear maps")
+    caches = model.empty_caches(batch.rows, 8)
+    at = jnp.full((batch.rows,), 3, jnp.int32)
+    step = lambda steps: lambda p, t, c, k: model.decode_step(model.unstack(p, steps), t, c, k)  # noqa: E731
+    by, first = {}, {}
+    for steps in (1, TURNED_STEPS):
+        compiled = jax.jit(step(steps)).lower(params, batch.tokens[:, 3], at, caches).compile()
+        by[steps] = compiled(params, batch.tokens[:, 3], at, caches)[0]
+        products = re.findall(r"= f32\[(\d+),\d+\]\S* dot\(", compiled.as_text())
+        first[steps] = {int(x) for x in products} - {batch.rows}
+    np.testing.assert_allclose(by[1], by[TURNED_STEPS], atol=1e-5)
+    config = model.config
+    wide = {config.heads * config.head_dim, config.kv_heads * config.head_dim}
+    assert first[TURNED_STEPS] >= wide | {config.mlp, config.embed}
+    assert not first[1] & wide
 
 
 def test_remat_changes_memory_not_numbers(family):
