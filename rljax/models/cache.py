@@ -348,13 +348,18 @@ def resized(cache: Cache, columns: int) -> Cache:
     return jax.tree.map(lambda x: pad_axis(cut(x), axis, columns), cache)
 
 
-def place_rows(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array, first=None) -> Cache:
+def place_rows(
+    cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array, first=None, *, alone=False
+) -> Cache:
     """Rows source [M] of `rows` into slots [M] of `cache`; a slot out of range is dropped. `rows`
     may have fewer columns; what is behind them stays garbage. Of pages, those of the `first` [M]
-    tokens are left as they are."""
+    tokens are left as they are. `alone`: one device has all slots, so that they can be written one
+    after the other, and what is dropped costs nothing."""
     if cache.pool:
         first = jnp.zeros_like(slots) if first is None else first
         return cache_pages.place_rows(cache, rows, slots, source, first)
+    if alone and cache.order == "heads":
+        return _place_in_turn(cache, rows, slots, source)
 
     def put(old, new):
         axis = token_axis(cache.order)
@@ -365,3 +370,18 @@ def place_rows(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array, f
         return old.at[(slots, *head)].set(picked, mode="drop")
 
     return jax.tree.map(put, cache, rows)
+
+
+def _place_in_turn(cache: Cache, rows: Cache, slots: jax.Array, source: jax.Array) -> Cache:
+    inside = (slots >= 0) & (slots < cache.parts[0].shape[0])
+    order = jnp.argsort(~inside, stable=True)
+
+    def one(i, cache):
+        def put(old, new):
+            row = jax.lax.dynamic_slice_in_dim(new, source[order[i]], 1).astype(old.dtype)
+            start = (slots[order[i]],) + (0,) * (old.ndim - 1)
+            return jax.lax.dynamic_update_slice(old, row, start)
+
+        return jax.tree.map(put, cache, rows)
+
+    return jax.lax.fori_loop(0, jnp.sum(inside), one, cache)

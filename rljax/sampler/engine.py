@@ -331,7 +331,7 @@ def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
 
 @_program(donate=2)
 def _insert(engine: Engine, prefix: Prefix, state: Slots, slots, source, entry, first) -> Slots:
-    state = slot.place(state, (prefix.caches,), slots, source, first)
+    state = slot.place(state, (prefix.caches,), slots, source, engine.model.mesh, first)
     return _pinned(engine, slot.enter(state, entry, slots))
 
 
@@ -354,7 +354,8 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, 
         return _pinned(engine, _extended_in_place(engine, params, state, slots, tokens, counts))
     taken = _taken(engine, state, slots)
     prefix = _appended(engine, params, taken, tokens, counts)
-    state = slot.place(state, (prefix.caches,), slots, jnp.arange(len(slots)), taken.length)
+    where = (slots, jnp.arange(len(slots)), engine.model.mesh)
+    state = slot.place(state, (prefix.caches,), *where, taken.length)
     put = lambda old, new: old.at[slots].set(new, mode="drop")  # noqa: E731
     length, token = put(state.length, prefix.length), put(state.token, prefix.token)
     return _pinned(engine, dataclasses.replace(state, length=length, token=token))
@@ -387,14 +388,14 @@ def _park(engine: Engine, state: Slots, beside: Prefix, slots, rows) -> Prefix:
 @_program(donate=2)
 def _restore(engine: Engine, caches: tuple, state: Slots, slots, source) -> Slots:
     joined = jax.tree.map(lambda *rows: jnp.concatenate(rows), *caches)
-    return _pinned(engine, slot.place(state, (joined,), slots, source))
+    return _pinned(engine, slot.place(state, (joined,), slots, source, engine.model.mesh))
 
 
 @_program(donate=1)
 def _fork(engine: Engine, state: Slots, source, slots, keys) -> Slots:
     taken = _taken(engine, state, jnp.reshape(source, (1,)))
     zeros = jnp.zeros(slots.shape, jnp.int32)
-    state = slot.place(state, (taken.caches,), slots, zeros)
+    state = slot.place(state, (taken.caches,), slots, zeros, engine.model.mesh)
     rows = dataclasses.replace(state, caches=())
     copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
     copied = dataclasses.replace(

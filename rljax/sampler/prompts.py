@@ -82,13 +82,13 @@ class Prompts:
         self.cache.at_version(version)
 
     def read(self, params, state: Slots, free: int) -> None:
-        """Reads prompts for `free` slots: the short ones that come first together, or one chunk of
-        a long one. What pages of `state` hold of them is not read again."""
+        """Reads prompts for `free` slots: all short ones that come first, some together, and one
+        chunk of a long one. What pages of `state` hold of them is not read again."""
         ready = sum(len(g.waiting) for g in self._groups if g.prefix is not None)
         unread = [group for group in self._groups if group.prefix is None]
         short, slots_left = [], free - ready
         for group in unread:
-            if slots_left <= 0 or len(short) == self.prefill_rows:
+            if slots_left <= 0:
                 break
             slots_left -= len(group.waiting)
             if group.partial is None and not self._shares(state, group):
@@ -101,11 +101,16 @@ class Prompts:
                 break
             while group.prefix is None:
                 self._read_chunk(params, group)
-        if len(short) == 1:  # alone it is read faster than as one row of many
-            short[0].partial = self.engine.empty_prefix()
-            self._read_chunk(params, short[0])
-        elif short:
-            self._read_together(params, short)
+        for at in range(0, len(short), self.prefill_rows):
+            self._read_short(params, short[at : at + self.prefill_rows])
+
+    def unread(self, free: int) -> bool:
+        """Whether a prompt that was not read to its end would get one of `free` slots."""
+        for group in self._groups:
+            if free <= 0 or group.prefix is None:
+                return free > 0
+            free -= len(group.waiting)
+        return False
 
     def _shares(self, state: Slots, group: _Group) -> bool:
         """Start from a cached beginning, if there is one."""
@@ -151,7 +156,12 @@ class Prompts:
             group.prefix, group.row, group.partial = group.partial, 0, None
             self._keep(group)
 
-    def _read_together(self, params, groups: list[_Group]) -> None:
+    def _read_short(self, params, groups: list[_Group]) -> None:
+        """Reads prompts of a chunk at most in one pass."""
+        if len(groups) == 1:  # alone it is read faster than as one row of many
+            groups[0].partial = self.engine.empty_prefix()
+            self._read_chunk(params, groups[0])
+            return
         rows = self.prefill_rows
         tokens = np.zeros((rows, self.chunk_tokens), np.int32)
         lengths = np.ones(rows, np.int32)

@@ -296,12 +296,13 @@ def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
     return dataclasses.replace(slots, live=live, reason=reason, **fields)
 
 
-def place(slots: Slots, caches: tuple, at: jax.Array, source: jax.Array, first=None) -> Slots:
+def place(slots: Slots, caches: tuple, at, source, mesh, first=None) -> Slots:
     """Puts rows source [M] of a prefix's caches into slots at [M]; of pages all but those of their
     `first` [M] tokens (None: 0)."""
+    how = dict(first=first, alone=mesh.size == 1)
     tabled = [cache.with_table(of_model, slots.table) for of_model in slots.caches]
     placed = [
-        [cache.place_rows(old, new, at, source, first) for old, new in zip(a, b, strict=True)]
+        [cache.place_rows(old, new, at, source, **how) for old, new in zip(a, b, strict=True)]
         for a, b in zip(tabled, caches, strict=True)
     ]
     caches = tuple(cache.with_table(of_model, None) for of_model in placed)

@@ -33,6 +33,9 @@ from rljax.sampler.requests import Sampling
 from rljax.sampler.sample import RECORD, Event, Partial, Sample
 from rljax.sampler.turns import Return
 
+# Decode steps at most between two chunks of a prompt that has a slot to go to.
+STEPS_BETWEEN_CHUNKS = 8
+
 
 class Sampler:
     """Continuous batching over an engine's slots. One thread. On several hosts all of them make the
@@ -240,10 +243,11 @@ class Sampler:
         waiting = bool(places.returns) or len(self._prompts) > 0
         enough = slots - places.live + max(1, slots // FREE_SHARE) if waiting else None
         places.seats.count()
+        steps = self.engine.steps
+        if self._prompts.unread(places.slots.count(None)):
+            steps = min(steps, STEPS_BETWEEN_CHUNKS)
         ready = time.perf_counter()
-        places.state, tokens, done = self.engine.generate(
-            params, places.state, self.engine.steps, enough
-        )
+        places.state, tokens, done = self.engine.generate(params, places.state, steps, enough)
         told = told_to_stop(self.engine.model.mesh)
         told = None if told is None else _any(told)
         ended = (tokens, done, places.state.live, places.state.reason, told)

@@ -24,7 +24,7 @@ from tokenizers import decoders
 
 from rljax.batch import FinishReason
 from rljax.models import cache
-from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate, stream
 from rljax.sampler.stop_strings import find_stop, text_before_stop
 
 ASKED = Sampling(max_response_tokens=NEW, stop_ids=(EOS,))
@@ -460,3 +460,39 @@ def test_another_turn_thinks_anew():
     for tokens, chosen in turns:
         if 3 not in tokens[:2]:
             assert tokens[2:4] == [4, 5] and chosen[2:4] == [False, False]
+
+
+def test_prompts_with_slots_are_read_in_one_step_and_long_ones_between_few(
+    engine, params, monkeypatch
+):
+    """Three short prompts with room for two in a pass, and one of three chunks beside them: what
+    each draws is what it draws alone."""
+    monkeypatch.setattr(stream, "STEPS_BETWEEN_CHUNKS", 2)  # of the 4 of a dispatch
+    limit, alone = Sampling(max_response_tokens=NEW, seed=3), []
+    texts = [[5, 6], [7, 8, 9], [10], [3 + i % 9 for i in range(LONGEST)]]
+    for text in texts:
+        sampler = Sampler(engine, chunk_tokens=4, prefill_rows=2)
+        [sample] = sampler.submit(text, limit)
+        alone += [one.tokens.tolist() for one in sampler.run(params)]
+    sampler = Sampler(engine, chunk_tokens=4, prefill_rows=2)
+    *short, long = [sampler.submit(text, limit)[0] for text in texts]
+    drawn = []
+    while not long.drawn:
+        sampler.step(params)
+        drawn.append([sample.drawn for sample in short])
+    assert drawn == [[2] * 3, [4] * 3, [8] * 3]
+    list(sampler.run(params))
+    assert [sample.tokens.tolist() for sample in [*short, long]] == alone
+
+
+def test_rows_are_placed_one_after_the_other_as_all_at_once(engine):
+    """Of pairs of which some are dropped; a prefix has fewer columns than a slot."""
+    blank = engine.model.empty_caches(5, ROOM)[0]
+    old = jax.tree.map(lambda x: jnp.ones_like(x), blank)
+    rows = jax.tree.map(lambda x: 2 + jnp.arange(x.size).reshape(x.shape).astype(x.dtype), blank)
+    rows = jax.tree.map(lambda x: x[:3, :, :3], rows)
+    slots, source = jnp.array([5, 3, 0, 7, 1]), jnp.array([0, 2, 0, 1, 2])
+    both = [cache.place_rows(old, rows, slots, source, alone=alone) for alone in (False, True)]
+    for a, b in zip(*map(jax.tree.leaves, both), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_array_equal(b[4], 1)
