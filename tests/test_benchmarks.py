@@ -13,10 +13,14 @@ from rljax.batch import Batch
 from rljax.learn import Steps
 from rljax.learn.packing import Packing
 from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.sampler import Decoding, Layout
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import grpo_step
 import peers
+import sync
 from step_shapes import SHAPES, Cost, Decoder, Shape, lap
 
 TINY = Shape(  # a row for each of the tests' devices
@@ -170,3 +174,34 @@ def test_an_environment_that_cannot_be_made_is_reported(tmp_path):
     installed = "\n".join(x.format(jax=jax.__version__) for x in peers.PACKAGES["tunix"])
     (tmp_path / "tunix" / "installed.txt").write_text(installed)
     assert peers.python_of("tunix", tmp_path) == str(tmp_path / "tunix" / "bin" / "python")
+
+
+def test_every_way_of_synchronising_brings_the_same_weights_to_the_same_place():
+    config = decoder(64, layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)
+    model, decoding = Model(config, make_mesh(fsdp=8)), Decoding(layout=Layout(data=4, tensor=2))
+    params = model.init(jax.random.key(0))
+    assert sync.colocated(model, params, decoding)[1:] == (params, 0, 0)
+    (one, ours, written, none), (other, theirs, again, through) = (
+        way(model, params, decoding) for way in (sync.resharded, sync.naive)
+    )
+    assert one == other and (none, written) == (0, again)
+    assert through == written + sum(x.nbytes for x in jax.tree.leaves(params))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert a.sharding == b.sharding
+        np.testing.assert_array_equal(a, b)
+
+
+def test_ratios_of_synchronisation_are_of_medians():
+    times = dict(written_bytes=[8], host_bytes=[0], sync_s=[1.0, 2.0, 9.0])
+    found = {
+        "colocated": times | dict(rollout_s=[4.0, 5.0, 60.0], written_bytes=[0]),
+        "resharded": times | dict(rollout_s=[1.0, 2.5, 3.0]),
+        "naive": times | dict(rollout_s=[10.0], sync_s=[6.0], host_bytes=[12]),
+    }
+    assert sync.summary(found)["ratios"] == {
+        "rollout: resharded / colocated": 0.5,
+        "rollout: naive / colocated": 2.0,
+        "rollout: naive / resharded": 4.0,
+        "sync: naive / resharded": 3.0,
+        "bytes: naive / resharded": 2.5,
+    }

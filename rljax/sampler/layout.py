@@ -24,6 +24,7 @@ from rljax.models.adapters.quantise import KINDS, quantise
 from rljax.models.config import LoraConfig
 from rljax.models.model import Model
 from rljax.models.trees import flattened, nested
+from rljax.sampler.relayout import sent
 from rljax.tracking import timing
 
 WEIGHT_DTYPES = ("", "float32", "bfloat16", "int8")
@@ -182,16 +183,17 @@ def reshard_program(source: Model, target: Model, keep_dtypes: bool):
     dtypes = {path: x.dtype for path, x in flattened(target.abstract()).items()}
     axes = {path: named for path, (_, named) in target.shapes().items()}
 
-    def pinned(x, sharding: NamedSharding, stacked: bool):
-        spec = PartitionSpec(*sharding.spec[1:]) if stacked else sharding.spec
-        return jax.lax.with_sharding_constraint(x, NamedSharding(sharding.mesh, spec))
+    def of(sharding: NamedSharding, stacked: bool) -> NamedSharding:
+        """Of a layer, where weights of several are stacked."""
+        spec = PartitionSpec(*sharding.spec[stacked:])
+        return NamedSharding(sharding.mesh, spec)
 
     def encoded(path, x, stacked: bool) -> dict:
         codes, scales = ((*path[:-1], name) for name in ("codes", "scales"))
         made = quantise(x, target.config.lora.base, axes[scales].index(None) - stacked)
-        narrow = pinned(made[0], before[path], stacked)
-        both = zip((codes, scales), (narrow, made[1]), strict=True)
-        return {to: pinned(y, after[to], stacked) for to, y in both}
+        narrow = sent(made[0], of(before[path], stacked), of(after[codes], stacked))
+        few = jax.lax.with_sharding_constraint(made[1], of(after[scales], stacked))
+        return {codes: narrow, scales: few}
 
     def moved(flat: dict, stacked: bool) -> dict:
         out = {}
@@ -199,8 +201,8 @@ def reshard_program(source: Model, target: Model, keep_dtypes: bool):
             if path not in after:
                 out |= encoded(path, x, stacked)
                 continue
-            narrow = x if keep_dtypes else pinned(x.astype(dtypes[path]), before[path], stacked)
-            out[path] = pinned(narrow, after[path], stacked)
+            narrow = x if keep_dtypes else x.astype(dtypes[path])
+            out[path] = sent(narrow, of(before[path], stacked), of(after[path], stacked))
         return out
 
     def reshard(params):

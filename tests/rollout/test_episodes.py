@@ -17,8 +17,10 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
 from rljax.keys import root_key
 from rljax.rollout.episode_rows import rows_of
+from rljax.sampler import Layout, held_weights
 from rljax.setup import build, initial_params, make_roles, open_rewards
 from rljax.setup.policies import Policy
+from rljax.tracking.timing import collect
 from rljax.training import train
 from rljax.validation import validate
 
@@ -107,6 +109,24 @@ def test_no_draw_depends_on_slots(actor, tmp_path, slots):
     for name in ("tokens", "mask", "rewards", "scores", "step_ids", "finish_reason"):
         np.testing.assert_array_equal(getattr(few, name), getattr(whole, name), err_msg=name)
     np.testing.assert_allclose(few.sampler_logprobs, whole.sampler_logprobs, atol=1e-5)
+
+
+def test_no_draw_depends_on_the_layout(actor, tmp_path):
+    """Weights split over two devices decode whole on each of them, brought there once."""
+    config = config_of("tiny_environments.count_letter()")
+    whole, _, _ = played(actor, config, tmp_path)
+    setup = build(config, jax.devices()[:2])
+    two = make_roles(setup, setup.main, initial_params(config, setup.model))["actor"]
+    layout = dataclasses.replace(two.decoding, layout=Layout(data=2))
+    with collect() as timings, held_weights():
+        for _ in range(2):
+            batch, _, _ = played(
+                dataclasses.replace(two, decoding=layout), config, tmp_path, slots=4
+            )
+    for name in ("tokens", "mask", "rewards", "scores", "step_ids", "finish_reason"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(whole, name), err_msg=name)
+    np.testing.assert_allclose(batch.sampler_logprobs, whole.sampler_logprobs, atol=1e-5)
+    assert timings.synced_bytes == sum(2 * x.nbytes for x in jax.tree.leaves(two.state.params))
 
 
 def test_failures_are_masked_and_siblings_stay(actor, tmp_path):

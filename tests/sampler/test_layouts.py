@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import itertools
 import math
+import re
 
 import jax
 import numpy as np
@@ -12,8 +13,12 @@ import pytest
 from sampler_cases import EOS, prompts, tiny
 
 from rljax.mesh import make_mesh
+from rljax.models.adapters.quantise import dequantise
+from rljax.models.config import LatentConfig, LayerKind, LoraConfig
+from rljax.models.experts import ExpertsConfig
 from rljax.models.trees import flattened
 from rljax.sampler import Decoding, Layout, Sampling, generate, held_weights
+from rljax.sampler.layout import reshard_program
 from rljax.tracking.timing import collect
 
 VOCAB, N, NEW = 32, 2, 6
@@ -77,6 +82,87 @@ def test_every_layout_samples_the_same(params, expected, decoded):
             ours, theirs = np.asarray(getattr(batch, name)), getattr(expected, name)
             np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=f"{name} {sizes}")
         assert batch.tokens.sharding.mesh == model.mesh
+
+
+def test_the_hosts_loop_samples_the_same(params, expected):
+    """Two slots for each row of the mesh, refilled, on weights that are gathered over fsdp."""
+    model = model_on(1, 8, 1)
+    how = dict(loop="host", slots=8, layout=Layout(2, 1, 4))
+    batch = sampled(model, put(model, params), **how)
+    for name in FIELDS:
+        ours, theirs = np.asarray(getattr(batch, name)), getattr(expected, name)
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+    assert batch.tokens.sharding.mesh == model.mesh
+
+
+KINDS = {
+    "tied": dict(tie_embeddings=True),
+    "adapters": dict(lora=LoraConfig(2)),
+    "codes": dict(lora=LoraConfig(2, base="int8")),
+    "four bits": dict(lora=LoraConfig(2, base="nf4")),
+    "latent": dict(latent=LatentConfig(16, 4, 4, 4), family="deepseek_v3", qk_norm=False),
+    "experts": dict(
+        family="deepseek_v3",
+        experts=ExpertsConfig(8, 2, 8, shared_mlp=8),
+        kinds=(LayerKind(experts=True),) * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_weight_gets_to_its_place(name, dtype):
+    """Values as they are or rounded once; a quantised base and adapters stay what they are."""
+    model = model_on(1, 4, 2, **KINDS[name])
+    decoding = Decoding(layout=Layout(2, 2, 2), weight_dtype=dtype)
+    placed = model.init(jax.random.key(0))
+    target, copy = decoding.of(model), flattened(decoding.weights(model, placed))
+    like, given = flattened(target.abstract()), flattened(placed)
+    assert set(copy) == set(like)
+    for path, x in copy.items():
+        assert x.sharding == like[path].sharding and x.dtype == like[path].dtype, path
+        if path in given:
+            expect = np.asarray(given[path].astype(x.dtype))
+            np.testing.assert_array_equal(np.asarray(x), expect, err_msg=str(path))
+            continue
+        assert dtype == "int8" and path[-1] in ("codes", "scales")
+        whole = given[(*path[:-1], "weight")]
+        axis = target.shapes()[(*path[:-1], "scales")][1].index(None)
+        codes, scales = (copy[(*path[:-1], part)] for part in ("codes", "scales"))
+        again = dequantise(codes, scales, "int8", axis, np.float32)
+        # Half a step of 1/127 of the largest number of each block.
+        blocks = np.asarray(scales).repeat(codes.shape[axis] // scales.shape[axis], axis)
+        assert (np.abs(np.asarray(again - whole)) <= blocks / 254 * 1.01).all()
+    if dtype:
+        trained = [path for path in given if path[-1] in ("lora_a", "lora_b")]
+        assert all(copy[path].dtype == np.float32 for path in trained)
+
+
+@pytest.mark.parametrize(
+    "trained, decoded", [((1, 8, 1), (4, 1, 2)), ((2, 2, 2), (1, 1, 8)), ((1, 4, 2), (2, 2, 2))]
+)
+@pytest.mark.parametrize("dtype", ["", "int8"])
+def test_nothing_is_sent_that_a_device_does_not_keep(trained, decoded, dtype):
+    """What an exchange gives a device is at most what it holds of the array afterwards; and codes
+    are sent, not what they are made of."""
+    model = model_on(*trained, embed=256, mlp=512, vocab_size=64)
+    decoding = Decoding(layout=Layout(*decoded), weight_dtype=dtype)
+    target = decoding.of(model)
+    program = reshard_program(model, target, not dtype)
+    text = program.lower(model.abstract()).compile().as_text()
+    pattern = r"= \(?(\w+)\[([\d,]*)\]\S* (all-gather|all-to-all|all-reduce|collective-permute)\("
+    sent = [
+        (kind, math.prod(int(n) for n in shape.split(",") if n))
+        for kind, shape, _ in re.findall(pattern, text)
+    ]
+    held = {
+        math.prod(x.sharding.shard_shape(x.shape)) // (2 if path[0] == "layers" else 1)
+        for path, x in flattened(target.abstract()).items()
+    }
+    assert sent and max(size for _, size in sent) <= max(held)
+    if dtype == "int8":
+        most = {kind: max(size for k, size in sent if k == kind) for kind, _ in sent}
+        assert most["s8"] >= 8 * most["f32"] or most["f32"] <= 64 * 256
 
 
 @pytest.mark.parametrize("how", [{}, dict(layout=Layout(2, 2, 2)), dict(weight_dtype="float32")])

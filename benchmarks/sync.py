@@ -1,0 +1,135 @@
+"""What it costs to decode in another layout than training's, and what it spares: prints JSON.
+
+python benchmarks/sync.py [--train="mesh(fsdp=8)"] [--decode="mesh(data=4, tensor=2)"]
+    [--weight_dtype=] [--rows=64] [--new=32] [--repeats=5] [--layers=4] [--embed=256]
+
+One rollout of a step, after an update that made new weights, in three ways, taken in turns:
+colocated (decoding reads training's own arrays), resharded (one program brings them to the layout
+of decoding on the devices), naive (they are fetched to the host and put to the devices in that
+layout, as between a trainer and an engine that know nothing of each other). Seconds of the
+synchronisation and of the rollout with it (median, least and most), bytes of the synchronisation:
+those that are written on the devices, all of them together, and those that pass through the host.
+Ratios compare medians with colocated and with naive. Without accelerators there are eight virtual
+devices of the CPU, whose exchanges are copies in its memory: no wire is measured there.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+
+if "jax" not in sys.modules:
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import jax
+import numpy as np
+
+from rljax.mesh import make_mesh
+from rljax.models.builtin import decoder
+from rljax.models.model import Model
+from rljax.sampler import Decoding, Sampling, generate, held_weights
+from rljax.sampler.layout import copied_bytes, parsed
+from rljax.tracking.timing import collect
+
+PROMPT, GROUP = 32, 8
+
+
+def colocated(model, params, decoding):
+    """(the model that decodes, its weights, bytes written on devices, bytes through the host)."""
+    own = Decoding()
+    return own.of(model), own.weights(model, params), 0, 0
+
+
+def resharded(model, params, decoding):
+    with collect() as timings, held_weights():
+        weights = decoding.weights(model, params)
+    return decoding.of(model), weights, timings.synced_bytes, 0
+
+
+def naive(model, params, decoding):
+    """In the type of training: an engine of its own narrows them where they arrive."""
+    target = Decoding(layout=decoding.layout).of(model)
+    host = jax.device_get(params)
+    weights = jax.block_until_ready(jax.tree.map(jax.device_put, host, target.shardings()))
+    written = copied_bytes(target.abstract())
+    return target, weights, written, written + sum(x.nbytes for x in jax.tree.leaves(host))
+
+
+WAYS = (colocated, resharded, naive)
+
+
+def measured(model: Model, decoding: Decoding, *, rows: int, new: int, repeats: int) -> dict:
+    """{way: {sync_s, rollout_s, written_bytes, host_bytes}}, a list of `repeats` numbers each."""
+    params, key = model.init(jax.random.key(0)), jax.random.key(1)
+    update = jax.jit(lambda p: jax.tree.map(lambda x: x * 0.999, p), donate_argnums=0)
+    tokens = np.random.default_rng(0).integers(2, 64, (rows // GROUP, PROMPT)).astype(np.int32)
+    lengths, asked = np.full(len(tokens), PROMPT, np.int32), Sampling(max_response_tokens=new)
+    rounds: dict = {way.__name__: [] for way in WAYS}
+    for turn in range(repeats + 1):
+        for way in WAYS:
+            params = jax.block_until_ready(update(params))
+            begun = time.perf_counter()
+            target, weights, written, through = way(model, params, decoding)
+            synced = time.perf_counter()
+            jax.block_until_ready(generate(target, weights, tokens, lengths, key, asked, n=GROUP))
+            ended = time.perf_counter()
+            if turn:  # the first one compiles
+                one = dict(sync_s=synced - begun, rollout_s=ended - begun)
+                one |= dict(written_bytes=written, host_bytes=through)
+                rounds[way.__name__].append(one)
+    return {
+        name: {field: [one[field] for one in every] for field in every[0]}
+        for name, every in rounds.items()
+    }
+
+
+def summary(found: dict) -> dict:
+    """Medians with least and most, and the ratios of medians."""
+    spread = lambda x: [round(f(x), 5) for f in (statistics.median, min, max)]  # noqa: E731
+    out = {
+        name: {
+            field: spread(values) if field.endswith("_s") else values[-1]
+            for field, values in fields.items()
+        }
+        for name, fields in found.items()
+    }
+    median = lambda name, field: statistics.median(found[name][field])  # noqa: E731
+    share = lambda a, b, field: round(median(a, field) / median(b, field), 4)  # noqa: E731
+    sent = {name: one["written_bytes"] + one["host_bytes"] for name, one in out.items()}
+    out["ratios"] = {
+        "rollout: resharded / colocated": share("resharded", "colocated", "rollout_s"),
+        "rollout: naive / colocated": share("naive", "colocated", "rollout_s"),
+        "rollout: naive / resharded": share("naive", "resharded", "rollout_s"),
+        "sync: naive / resharded": share("naive", "resharded", "sync_s"),
+        "bytes: naive / resharded": round(sent["naive"] / max(sent["resharded"], 1), 3),
+    }
+    return out
+
+
+def main() -> None:
+    args = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    args.add_argument("--train", default="mesh(fsdp=8)")
+    args.add_argument("--decode", default="mesh(data=4, tensor=2)")
+    args.add_argument("--weight_dtype", default="")
+    sizes = dict(rows=64, new=32, repeats=5, layers=4, embed=256)
+    for name, default in sizes.items():
+        args.add_argument(f"--{name}", type=int, default=default)
+    asked = args.parse_args()
+    devices = make_mesh()
+    mesh = parsed(asked.train).mesh(devices)
+    config = decoder(
+        4096, layers=asked.layers, embed=asked.embed, mlp=3 * asked.embed, heads=8, kv_heads=4,
+        head_dim=asked.embed // 8,
+    )  # fmt: skip
+    decoding = Decoding(layout=parsed(asked.decode), weight_dtype=asked.weight_dtype)
+    how = dict(rows=asked.rows, new=asked.new, repeats=asked.repeats)
+    found = summary(measured(Model(config, mesh), decoding, **how))
+    print(json.dumps({"settings": vars(asked), "load": os.getloadavg()[0], **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
