@@ -15,7 +15,7 @@ from rljax import hosts
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.errors import InputError
-from rljax.mesh import make_mesh, replicated, row_sharding
+from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler.engine import Engine
@@ -109,7 +109,16 @@ def _on_layout(model: Model, params, second: SecondModel | None, decoding: Decod
 
 def _at_home(batch: Batch, model: Model, home) -> Batch:
     """The batch of a model that decoded on the mesh of training, `home`."""
-    return batch if model.mesh == home else place(batch, home)
+    if model.mesh == home:
+        return batch
+    fits = batch.rows % row_shards(home) == 0
+    return _with_layout((row_sharding if fits else replicated)(home))(batch)
+
+
+@functools.lru_cache(maxsize=8)
+def _with_layout(sharding):
+    """The program that gives a batch a layout: one, and not one for each of its arrays."""
+    return jax.jit(lambda batch: batch, out_shardings=sharding)
 
 
 def _arguments(
