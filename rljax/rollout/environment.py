@@ -25,6 +25,7 @@ from rljax.rollout.episodes import Driver, Episode, Rules
 from rljax.rollout.report import RewardReport, ScoredRow
 from rljax.rollout.reward import Reward, of_all_hosts, parts_of, sample_of
 from rljax.sampler import Engine, Sampler
+from rljax.sampler.memory import check_whole_rows
 from rljax.sampler.requests import stop_room
 from rljax.sampler.slots import forcing_room
 from rljax.tracking.timing import timed
@@ -172,6 +173,7 @@ class Environment:
             stop_ids=stop_room([turn]),
             forcing_tokens=forcing_room([turn]) if turn.thinking_tokens else 0,
         )
+        check_whole_rows(engine.pool, engine.tokens)
         text = lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
         return Sampler(
             engine, key=key, chunk_tokens=_PREFILL_TOKENS, prefill_rows=min(rows, _PREFILL_ROWS),

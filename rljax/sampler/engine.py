@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from rljax.arrays import fetch, put_whole
 from rljax.batch import batch_from_rows
@@ -80,6 +79,14 @@ class Engine:
     def pool(self) -> Pool | None:
         """The pages of the slots, split as they are; None where slots are contiguous."""
         return pool_for(self.model, self.slots, self.tokens, self.page_tokens, self.pages)
+
+    @property
+    def request_tokens(self) -> int:
+        """Tokens, prompt and response, that one request may have: a slot's, or those that the pages
+        of a device hold and one more, which is not read."""
+        if (pool := self.pool) is None:
+            return self.tokens
+        return min(self.tokens, pool.count // pool.shards * pool.page_tokens + 1)
 
     # -- what a request is, as arrays
 
@@ -179,8 +186,9 @@ class Engine:
     def with_table(self, state: Slots, table: np.ndarray) -> Slots:
         """The state with the pages [B, P] of every slot, counted from the first of its device; a
         number that is no page is none. Other slots must not write a page of several."""
-        rows = NamedSharding(self.model.mesh, PartitionSpec(self.pool.rows))
-        return dataclasses.replace(state, table=put_whole(table, rows))
+        # (As programs return it: another sharding of the same would compile them again.)
+        layout = slot.rows_layout(table, self.model.mesh)
+        return dataclasses.replace(state, table=put_whole(table, layout))
 
     def insert(
         self, prefix: Prefix, state: Slots, slots, source, entry: Entry, first=None
@@ -330,7 +338,7 @@ def _gather(engine: Engine, state: Slots, at, pages, length) -> Prefix:
 
 
 @_program(donate=2)
-def _insert(engine: Engine, prefix: Prefix, state: Slots, slots, source, entry, first) -> Slots:
+def _insert(engine, prefix: Prefix, state: Slots, slots, source, entry, first=None) -> Slots:
     state = slot.place(state, (prefix.caches,), slots, source, engine.model.mesh, first)
     return _pinned(engine, slot.enter(state, entry, slots))
 

@@ -11,6 +11,7 @@ from rljax.arrays import fetch, place
 from rljax.batch import Batch, batch_from_rows
 from rljax.models.model import Model
 from rljax.sampler.engine import Engine
+from rljax.sampler.memory import check_whole_rows
 from rljax.sampler.requests import Decoding, Sampling, stop_room
 from rljax.sampler.sample import Sample
 from rljax.sampler.slots import forcing_room
@@ -44,6 +45,7 @@ def host_rollout(
         stop_ids=stop_room([sampling]),
         forcing_tokens=forcing_room([sampling]) if sampling.thinking_tokens else 0,
     )
+    check_whole_rows(engine.pool, engine.tokens)
     sampler = Sampler(engine, key=key, chunk_tokens=columns, decode=decoding.decode)
     samples = []
     for p in range(count):

@@ -57,6 +57,13 @@ def pool_for(model: Model, slots: int, columns: int, page_tokens: int, pages: in
     return Pool(page_tokens, count, shards, model.mesh)
 
 
+def check_whole_rows(pool: Pool | None, tokens: int) -> None:
+    """Raises InputError where a row of so many tokens needs more pages than there are."""
+    if pool and pool.count < (least := pool.pages_for(tokens - 1) * pool.shards):
+        rule = f"at least {least}: {pool.shards} x those of one row of {tokens} tokens"
+        raise InputError("sampler pages", value=pool.count, rule=rule)
+
+
 def slots_bytes(
     model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None
 ) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from rljax.sampler.engine import Engine, Prefix
 from rljax.sampler.sample import Sample
 from rljax.sampler.seats import Seats, highest
-from rljax.sampler.turns import Parked, Return, put_back, read_together
+from rljax.sampler.turns import Parked, Return, put_back, read_together, reread_nothing
 
 FREE_SHARE = 8  # while requests wait, a dispatch ends when slots / FREE_SHARE of them are free
 
@@ -71,6 +71,14 @@ class Places:
                 self.parked.drop(sample)
                 self.seats.forget(sample)
         self.version = version
+
+    def warm_up(self, params) -> None:
+        """Compiles what is needed where pages are short, or found again."""
+        none = self.padded([])
+        self.state = self.engine.release(self.state, none)
+        self.state = reread_nothing(self.engine, params, self.state)
+        if self.seats.stays:
+            self.engine.gather(self.state, *self.seats.find(none[:0]))
 
     # -- out of slots
 

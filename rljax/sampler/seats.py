@@ -47,10 +47,7 @@ class Seats:
 
     def check(self, tokens: int) -> None:
         """Raises InputError where a request of so many tokens needs more pages than there are."""
-        if self.pages is None:
-            return
-        most = self.pages.each * self.pages.page_tokens
-        if tokens - 1 > most:  # the last token is not read
+        if tokens > self.engine.request_tokens:
             raise InputError(
                 "a prompt and its response need more pages than there are",
                 value=f"{tokens} tokens",

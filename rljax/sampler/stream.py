@@ -144,6 +144,10 @@ class Sampler:
         """How full the pages were, by dispatch; {} without pages."""
         return self._places.seats.metrics()
 
+    def warm_up_pages(self, params) -> None:
+        """Compiles what is needed where pages are short, or found again."""
+        self._places.warm_up(params)
+
     def abort(self, sample: Sample, error: str = "aborted by the caller") -> Sample:
         """End a sample where it stands."""
         self._remove(sample)

@@ -64,6 +64,15 @@ def read_together(engine: Engine, params, state: Slots, waiting: dict[int, Sampl
     return state
 
 
+def reread_nothing(engine: Engine, params, state: Slots) -> Slots:
+    """Compiles the programs that read what is new, by reading nothing."""
+    for rows, columns in sorted(
+        {(min(r, engine.slots), min(s, engine.tokens)) for r, s in _SHAPES}
+    ):
+        state = _read(engine, params, state, [], rows, columns)
+    return state
+
+
 def _read(engine: Engine, params, state: Slots, some: list, rows: int, columns: int) -> Slots:
     slots = np.full(rows, engine.slots, np.int32)
     tokens, counts = np.zeros((rows, columns), np.int32), np.zeros(rows, np.int32)

@@ -148,7 +148,7 @@ class _Requests:
 
     def __init__(self, worker: Worker, tokenizer: Tokenizer, name: str, calls: Format):
         self._worker, self._tokenizer, self._name, self._calls = worker, tokenizer, name, calls
-        self._limits = Limits(worker.sampler.engine.tokens, worker.room)
+        self._limits = Limits(worker.sampler.engine.request_tokens, worker.room)
         self._parsers = ThreadPoolExecutor(PARSERS, "rljax-parse")
         self._held = 0  # bytes of bodies
         self._loading = threading.Lock()

@@ -130,6 +130,11 @@ class JetStreamEngine:
     ):
         """`load`: () -> parameters, for load_params. `sampling` is everyone's, by default greedy;
         its max_response_tokens is not used: JetStream ends responses, or a full slot does."""
+        if engine.page_tokens:
+            rule = "0: JetStream's orchestrator says nothing of pages"
+            raise InputError(
+                "page_tokens of JetStream's engine", value=engine.page_tokens, rule=rule
+            )
         fits = [bucket for bucket in BUCKETS if bucket < engine.tokens]
         if not fits:
             rule = f"more than {BUCKETS[0]}, the shortest prompt that JetStream pads to"

@@ -77,13 +77,15 @@ def warm_up(engine: Engine, params, options: ServeOptions, decode: Callable) -> 
     rounds = [[0] * 3], [[0] * 2], [[0]] * 2, [[0]] * (engine.slots + 1)
     for prompts in rounds:
         for ids in prompts:
-            sampler.submit(ids[: engine.tokens - 1], sampling)
+            sampler.submit(ids[: engine.request_tokens - 1], sampling)
         list(sampler.run(params))
-    sampling = Sampling(max_response_tokens=engine.tokens - 1)  # and no seed
+    sampling = Sampling(max_response_tokens=engine.request_tokens - 1)  # and no seed
     samples = sampler.submit([0], sampling)
     sampler.step(params)
     if samples[0].finish_reason is None:
         sampler.abort(samples[0])  # as one whose client has gone
+    if engine.page_tokens:
+        sampler.warm_up_pages(params)
 
 
 def example_request(address: str, tokenizer: Tokenizer) -> str:

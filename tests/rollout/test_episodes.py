@@ -62,9 +62,9 @@ def environment_of(config, tmp_path):
         yield setup, environment
 
 
-def played(actor, config, tmp_path, *, n=SAMPLES, seed=0, slots=0):
+def played(actor, config, tmp_path, *, n=SAMPLES, seed=0, **decoding):
     """(host batch, report, metrics) of one step's episodes."""
-    actor = dataclasses.replace(actor, decoding=dataclasses.replace(actor.decoding, slots=slots))
+    actor = dataclasses.replace(actor, decoding=dataclasses.replace(actor.decoding, **decoding))
     with environment_of(config, tmp_path) as (setup, environment):
         prompts = Prompts.from_records(setup.data.prompts[:PROMPTS], length=4)
         batch, report = environment.play(
@@ -101,11 +101,14 @@ def test_turns_are_paid_where_they_end(actor, tmp_path):
         assert batch.state_ids[row, ends[0]] == 0
 
 
-@pytest.mark.parametrize("slots", [3, 7])
-def test_no_draw_depends_on_slots(actor, tmp_path, slots):
+@pytest.mark.parametrize(
+    "how", [dict(slots=3), dict(slots=7), dict(slots=7, page_tokens=4, pages=20)]
+)
+def test_no_draw_depends_on_slots(actor, tmp_path, how):
     config = config_of("tiny_environments.count_letter()")
     whole, _, _ = played(actor, config, tmp_path)
-    few, _, metrics = played(actor, config, tmp_path, slots=slots)
+    few, _, metrics = played(actor, config, tmp_path, **how)
+    assert ("pages/occupancy" in metrics) == ("pages" in how)
     for name in ("tokens", "mask", "rewards", "scores", "step_ids", "finish_reason"):
         np.testing.assert_array_equal(getattr(few, name), getattr(whole, name), err_msg=name)
     np.testing.assert_allclose(few.sampler_logprobs, whole.sampler_logprobs, atol=1e-5)

@@ -17,8 +17,10 @@ from rljax.mesh import make_mesh
 from rljax.models.cache_pages import Pool
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
-from rljax.sampler import Engine, Sampler, Sampling
+from rljax.report.meanings import meaning
+from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
 from rljax.sampler.pages import Pages
+from rljax.tracking import compiles, timing
 
 PAGE = 4
 
@@ -214,11 +216,36 @@ def test_refilled_slots_take_fewer_steps_than_static_batches():
     lengths = np.minimum(rng.geometric(0.1, 32), 60)
     for length in lengths.tolist():
         sampler.submit([2, 3, 4], Sampling(max_response_tokens=length))
+    compiles.watch()
+    before = compiles.count()
     done = list(sampler.run(weights(model)))
+    assert compiles.names(before).count("jit(_generate)") <= 1  # whatever slots hold which pages
     assert sorted(len(one.tokens) for one in done) == sorted(lengths)
     static = lengths.reshape(-1, 4).max(axis=1).sum()
     steps = sampler.slot_steps // 4
     assert lengths.sum() / 4 <= steps < 0.75 * static
+
+
+def test_a_rollout_by_the_hosts_loop_says_how_full_its_pages_were():
+    model = tiny()
+    tokens, lengths = prompts(4)
+    draw = lambda **how: generate(  # noqa: E731
+        model, weights(model), tokens, lengths, jax.random.key(2), Sampling(max_response_tokens=9),
+        n=2, decoding=Decoding(loop="host", slots=3, **how),
+    )  # fmt: skip
+    with timing.collect() as timings:
+        got = draw(page_tokens=PAGE, pages=9)
+    want = draw()
+    assert (got.tokens == want.tokens).all()
+    np.testing.assert_allclose(got.sampler_logprobs, want.sampler_logprobs, atol=1e-5)
+    metrics = timings.decoding_metrics()
+    assert 0 < metrics["pages/occupancy"] < metrics["pages/occupancy_max"] <= 1 and all(
+        meaning(name) for name in metrics if name.startswith("pages/")
+    )
+    with pytest.raises(InputError, match="sampler pages: got 4; at least 5"):
+        draw(page_tokens=PAGE, pages=4)
+    with pytest.raises(InputError, match="loop='host'"):
+        Decoding(page_tokens=PAGE)
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def prefix(one: Engine, rows: int, tokens: int):
 
 def entry(one: Engine, rows: int):
     state = one.abstract_state()
-    names = [f.name for f in dataclasses.fields(engines.Entry)]
+    names = [f.name for f in dataclasses.fields(engines.Entry) if f.name != "which"]
     pick = lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype)  # noqa: E731
     return engines.Entry(**{name: jax.tree.map(pick, getattr(state, name)) for name in names})
 
@@ -239,6 +239,46 @@ def test_insert_writes_in_place_and_extract_moves_the_rows_alone(chips, mesh):
     assert moved(taken.as_text(), cache_bytes(state.caches) // 8) == []
     assert taken.memory_analysis().temp_size_in_bytes < 2 * row
     assert taken.memory_analysis().alias_size_in_bytes == 0
+
+
+PAGED = {"v5e:2x4": "fsdp=2 x tensor=4", "v5p:2x2x1": "data=2 x tensor=2", "v6e:2x4": "fsdp=8"}
+
+
+@pytest.mark.parametrize("kind", PAGED)
+def test_pages_are_written_in_place_and_read_by_the_kernel_as_they_are(devices_of, kind):
+    """Half the pages that the columns of all slots would take; no chip holds or sends another's."""
+    sizes = MESHES | {"data=2 x tensor=2": dict(data=2, fsdp=1, tensor=2)}
+    model = Model(config(), make_mesh(**sizes[PAGED[kind]], devices=devices_of(kind)))
+    one = Engine(model, 2 * SLOTS, TOKENS, steps=8, page_tokens=128, pages=SLOTS * TOKENS // 128)
+    state = one.abstract_state()
+    check_in_place(generate(one), state, model)
+    assert kernels(generate(one), "ragged_paged_attention") == LAYERS
+
+
+def test_insert_writes_whole_pages_in_place(chips):
+    """The rows of prompts go to all chips, as each has slots of its own; no page does."""
+    one, slots = engine(chips, "fsdp=8", page_tokens=128), jax.ShapeDtypeStruct((8,), jnp.int32)
+    state = one.abstract_state()
+    args = (prefix(one, 8, 512), state, slots, slots, entry(one, 8), slots)
+    program = engines._insert.lower(one, *args).compile()
+    held, each = held_bytes(state.caches), cache_bytes(state.caches)
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes >= held
+    assert memory.temp_size_in_bytes < 0.2 * held, (memory.temp_size_in_bytes, held)
+    assert moved(program.as_text(), each // 8) == []
+    assert written(program.as_text(), each // 2) == []
+
+
+@pytest.mark.parametrize("how", [dict(family="latent"), dict(kv_dtype="int8")])
+def test_without_a_kernel_pages_are_gathered_and_still_aliased(chips, how):
+    """The kernel has neither sinks (it returns no sums of its softmax, into which they could go),
+    nor scales, nor one array for keys and values: these layers gather what their slots hold."""
+    one = engine(chips, "fsdp=2 x tensor=4", page_tokens=128, **how)
+    memory = generate(one).memory_analysis()
+    held = held_bytes(one.abstract_state().caches)
+    assert memory.alias_size_in_bytes >= held
+    assert kernels(generate(one), "ragged_paged_attention") == 0
+    assert moved(generate(one).as_text(), least_weight(one.model)) == []
 
 
 def test_a_whole_batch_holds_its_cache_once(chips):

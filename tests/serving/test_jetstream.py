@@ -251,6 +251,8 @@ def test_limits_that_jetstream_must_know(engine, params):
     assert adapter.mesh is engine.model.mesh and adapter.colocated_cpus is None
     with pytest.raises(InputError, match="more than 16"):
         JetStreamEngine(dataclasses.replace(engine, tokens=16), lambda: params)
+    with pytest.raises(InputError, match="says nothing of pages"):
+        JetStreamEngine(dataclasses.replace(engine, page_tokens=8), lambda: params)
     with pytest.raises(InputError, match="without a tokenizer"):
         adapter.build_tokenizer(None)
     with pytest.raises(InputError, match="no stop strings"):

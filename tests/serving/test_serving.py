@@ -32,6 +32,7 @@ from rljax.evaluation.saved import SavedPolicy
 from rljax.sampler import Sampling
 from rljax.sampler.stop_strings import text_before_stop
 from rljax.serving.fields import Limits, read_chat, read_completion
+from rljax.serving.metrics import prometheus_text
 from rljax.serving.saved import check_options, example_request, make_worker, serve
 from rljax.serving.text import StopStrings, TextStream
 from rljax.serving.worker import Ticket, Worker
@@ -696,13 +697,13 @@ def test_the_command_that_is_printed_asks_in_the_alphabet_of_the_model(alphabet)
     assert tokenizer.encode(json.loads(body)["prompt"])
 
 
-@pytest.mark.parametrize("cache", [0, 96])
-def test_the_first_requests_compile_nothing(served, tokenizer, cache):
+@pytest.mark.parametrize("cache, paged", [(0, {}), (96, {}), (96, dict(page_tokens=4, pages=15))])
+def test_the_first_requests_compile_nothing(served, tokenizer, cache, paged):
     """What a client waits for is its own tokens: alone, with others, with every option."""
     engine, params, *_ = served
     policy = SavedPolicy(Config(), engine.model, params, tokenizer, None)
     options = ServeOptions("-", slots=3, tokens=48, steps=2, chunk_tokens=8)
-    options = dataclasses.replace(options, prefix_cache_tokens=cache)
+    options = dataclasses.replace(options, prefix_cache_tokens=cache, **paged)
     worker, pieces = make_worker(policy, options), []
     statistics = worker.statistics()
     assert statistics["tokens"] == statistics["dispatches"] == 0  # those of clients alone
@@ -726,6 +727,9 @@ def test_the_first_requests_compile_nothing(served, tokenizer, cache):
     worker.close()
     assert len(pieces) > 20 and compiles.count() == before, compiles.names(before)
     assert (worker.sampler.cache.hits > 0) == bool(cache)
+    if paged:  # fewer than the slots would take: 36
+        named = prometheus_text(worker.statistics())
+        assert "rljax_pages_used_ratio" in named and "rljax_preemptions_total" in named
 
 
 def health(port: int) -> tuple[int, dict]:
