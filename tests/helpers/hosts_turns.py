@@ -31,9 +31,9 @@ def drawn(samples) -> dict:
     }
 
 
-def play(model, versions, *, slots: int, parked: int, keep_cache: bool) -> dict:
+def play(model, versions, *, slots: int, parked: int, keep_cache: bool, **pages) -> dict:
     """Turns of 10 episodes, with replies that come late, new parameters, a pause and an abort."""
-    engine = Engine(model, slots, 64, steps=3, forcing_tokens=8)
+    engine = Engine(model, slots, 64, steps=3, forcing_tokens=8, **pages)
     sampler = Sampler(engine, chunk_tokens=6, decode=decode, parked_tokens=parked)
     asked = Sampling(
         max_response_tokens=6, stop_ids=(1,), stop_strings=("b", "cd"), thinking_tokens=(3, 4),
@@ -88,6 +88,7 @@ def whole(model, params) -> dict:
 def main() -> None:
     hosts.start(init_timeout_s=120)
     model = dataclasses.replace(tiny(window=4), mesh=make_mesh(4, 1, 1))
+    flat = dataclasses.replace(tiny(), mesh=model.mesh)
     versions = [model.init(jax.random.key(seed)) for seed in (3, 4)]
     print(
         json.dumps(
@@ -95,6 +96,10 @@ def main() -> None:
                 "kept": play(model, versions, slots=8, parked=0, keep_cache=True),
                 "parked": play(model, versions, slots=4, parked=256, keep_cache=True),
                 "reread": play(model, versions, slots=3, parked=0, keep_cache=False),
+                # Each of 4 devices has 2 slots and pages for little more than one of them.
+                "paged": play(
+                    flat, versions, slots=8, parked=0, keep_cache=True, page_tokens=4, pages=72
+                ),
                 "whole": whole(model, versions[0]),
             }
         )

@@ -2,6 +2,7 @@
 the size of a page, what is shared, parked, found again, or taken away when pages are short."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sampler_cases import prompts, tiny, weights
 from turn_cases import ROOM, assert_fresh, play
 
+from rljax.config import Config
 from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.cache_pages import Pool
@@ -19,8 +21,11 @@ from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.report.meanings import meaning
 from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
+from rljax.sampler.memory import slots_bytes
 from rljax.sampler.pages import Pages
 from rljax.tracking import compiles, timing
+from rljax.validation.fields import check_ranges
+from rljax.validation.problems import Problems
 
 PAGE = 4
 
@@ -255,6 +260,39 @@ def test_a_rollout_by_the_hosts_loop_says_how_full_its_pages_were():
 def test_bad_pages_are_refused_by_name(how):
     with pytest.raises(InputError, match="page"):
         Engine(tiny(), 2, ROOM, **how)
+
+
+def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated():
+    with pytest.raises(InputError, match=f"{2**26} pages of 4096 tokens need .* about .* pages"):
+        Engine(tiny(), 2, ROOM, page_tokens=4096, pages=2**26)
+
+
+@pytest.mark.parametrize("kv_dtype", ["", "int8"])
+def test_the_bytes_of_a_pool_are_counted_as_they_are_held(kv_dtype):
+    engine = engine_of(tiny(window=6), 3, pages=17, kv_dtype=kv_dtype)
+    held = jax.tree.leaves(engine.abstract_state().caches)
+    size = slots_bytes(engine.model, 3, ROOM, kv_dtype, engine.pool)
+    assert size == sum(x.size * x.dtype.itemsize for x in held)
+    assert size < slots_bytes(engine.model, 3, ROOM, kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "pages", "loop", "problem"),
+    [
+        (16, 0, "device", "sampler.page_tokens.*sampler.loop='host'"),
+        (0, 9, "host", "sampler.pages.*nothing reads it"),
+        (-1, 0, "host", "sampler.page_tokens"),
+        (16, 9, "host", ""),
+    ],
+)
+def test_a_config_says_what_pages_need(page_tokens, pages, loop, problem):
+    config = Config()
+    config.sampler.page_tokens, config.sampler.pages = page_tokens, pages
+    config.sampler.loop = loop
+    problems = Problems()
+    check_ranges(config, problems)
+    said = [line for line in problems if "page" in line]
+    assert bool(said) == bool(problem) and all(re.search(problem, line) for line in said)
 
 
 @pytest.mark.slow
