@@ -17,8 +17,8 @@ from rljax.models.adapters.quantise import dequantise
 from rljax.models.config import LatentConfig, LayerKind, LoraConfig
 from rljax.models.experts import ExpertsConfig
 from rljax.models.trees import flattened
-from rljax.sampler import Decoding, Layout, Sampling, generate, held_weights
-from rljax.sampler.layout import reshard_program
+from rljax.sampler import Decoding, Layout, Sampling, SecondModel, generate, held_weights
+from rljax.sampler.layout import copied_bytes, reshard_program
 from rljax.tracking.timing import collect
 
 VOCAB, N, NEW = 32, 2, 6
@@ -33,11 +33,9 @@ def model_on(*sizes, **changes):
     return dataclasses.replace(tiny(**config), mesh=make_mesh(*sizes))
 
 
-def sampled(model, params, **how):
-    decoding = Decoding(**how)
-    return generate(
-        model, params, TOKENS, LENGTHS, jax.random.key(0), ASKED, n=N, decoding=decoding
-    )
+def sampled(model, params, second=None, **how):
+    inputs = (model, params, TOKENS, LENGTHS, jax.random.key(0), ASKED)
+    return generate(*inputs, n=N, decoding=Decoding(**how), second=second)
 
 
 def put(model, params):
@@ -93,6 +91,22 @@ def test_the_hosts_loop_samples_the_same(params, expected):
         ours, theirs = np.asarray(getattr(batch, name)), getattr(expected, name)
         np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
     assert batch.tokens.sharding.mesh == model.mesh
+
+
+def test_a_mixture_of_two_models_decodes_in_the_layout(params):
+    """Both sets of weights are brought there, each once."""
+    model = model_on(1, 8, 1)
+    placed = put(model, params)
+    second = SecondModel(model, jax.tree.map(lambda x: x * 0.9, placed), 0.5)
+    own = sampled(model, placed, second)
+    with collect() as timings, held_weights():
+        for _ in range(2):
+            batch = sampled(model, placed, second, layout=Layout(2, 1, 4))
+    for name in FIELDS:
+        ours, theirs = (np.asarray(getattr(one, name)) for one in (batch, own))
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+    copy = Decoding(layout=Layout(2, 1, 4)).of(model).abstract()
+    assert timings.synced_bytes == 2 * copied_bytes(copy)
 
 
 KINDS = {
