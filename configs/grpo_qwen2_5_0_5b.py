@@ -24,6 +24,7 @@ def get_config() -> Config:
     config.data.max_prompt_tokens = 512
     config.sampler.max_response_tokens = 1024
     config.sampler.slots = 256
+    config.sampler.layout, config.sampler.weight_dtype = "auto", "bfloat16"
     config.batch.prompts_per_step = 32
     config.batch.samples_per_prompt = 8
     config.batch.sequences_per_optimizer_step = 128

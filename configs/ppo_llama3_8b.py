@@ -23,6 +23,7 @@ def get_config() -> Config:
     config.mesh.tensor = 4
     config.data.max_prompt_tokens = 1024
     config.sampler.max_response_tokens = 1024
+    config.sampler.layout, config.sampler.weight_dtype = "auto", "bfloat16"
     config.batch.prompts_per_step = 512
     config.batch.samples_per_prompt = 1
     config.batch.sequences_per_optimizer_step = 256
