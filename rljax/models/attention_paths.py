@@ -54,7 +54,14 @@ def plain(
     q = q.reshape(b, s, kv_heads, group, e).transpose(0, 2, 3, 1, 4)
     q = q.reshape(b, kv_heads, group * s, e)
     k, v = k.astype(q.dtype), v.astype(q.dtype)
-    scores = jnp.einsum(f"bkne,{held}e->bknt", q, k, preferred_element_type=wide)
+    if s == 1 and order == "heads":
+        # A step's keys are the first operand, which is read as it is: the library packs the other
+        # anew. Without the barrier XLA swaps them back.
+        batch = ((3,), (3,)), ((0, 1), (0, 1))
+        scores = jax.lax.dot_general(k, q, batch, preferred_element_type=wide)
+        scores = jax.lax.optimization_barrier(scores).swapaxes(2, 3)
+    else:
+        scores = jnp.einsum(f"bkne,{held}e->bknt", q, k, preferred_element_type=wide)
     scores = scores.reshape(b, kv_heads, group, s, -1)
     if k_scales is not None:
         scores = scores * _per_key(k_scales, order)

@@ -345,15 +345,17 @@ def test_decoding_against_a_cache_equals_the_full_rows(name):
 
 
 def test_a_decode_step_multiplies_as_libraries_do():
-    """Of each product of a step the batch comes first, then the rows, which are the queries of one
-    kv head, then what the keys or the values give: no operand is turned around."""
+    """The keys are the first operand of their product, which is read as it is; of the product with
+    the values the rows are the queries of one kv head."""
     b, heads, kv_heads, tokens, e, f = 3, 8, 2, 40, 16, 24
     q, k = jnp.ones((b, 1, heads, e)), jnp.ones((b, kv_heads, tokens, e))
     v = jnp.ones((b, kv_heads, tokens, f))
     step = jax.jit(functools.partial(attention_cached, scale=1.0))
     text = step.lower(q, k, v, jnp.ones((b, 1, tokens), bool)).compile().as_text()
     products = sorted(re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text))
-    assert products == sorted(f"{b},{kv_heads},{heads // kv_heads},{n}" for n in (tokens, f))
+    group = heads // kv_heads
+    want = [f"{b},{kv_heads},{tokens},{group}", f"{b},{kv_heads},{group},{f}"]
+    assert products == sorted(want)
 
 
 def test_what_cannot_be_run_is_refused_with_the_fix():
