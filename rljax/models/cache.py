@@ -7,11 +7,12 @@ columns are a ring, and token p lives in column p mod T. What stands behind a sl
 garbage that is overwritten before it is read.
 
 Order "heads" is [B, K, T, E], "tokens" is [B, T, K, E]. On CPU the first is twice as fast to attend
-to; on TPU a write per slot is in place in the second alone, and if E is whole lanes of 128: zeros
-fill it up there. (Of another E the compiler would hold the tokens in the lanes between programs,
-and turn the whole cache around in a second copy at each.) Order "pairs" is [B, T, 2 K, E], keys and
-values of a head side by side: the pages that TPU's ragged paged attention reads, where it can say
-what a layer asks. int8 keeps one float32 scale per token and head.
+to; on TPU a write per slot is in place in the second alone, and if E is whole lanes of 128. (Of
+another E the compiler would hold the tokens in the lanes between programs, and turn the whole cache
+around in a second copy at each.) So smaller heads share lanes there (`shared_lanes`: two of 64 are
+stored as one of 128), and zeros fill up the rest. Order "pairs" is [B, T, 2 K, E], keys and values
+of a head side by side: the pages that TPU's ragged paged attention reads, where it can say what a
+layer asks. int8 keeps one float32 scale per token and head, which then shares its lanes with none.
 
 Where slots share a pool of pages (rljax.models.cache_pages), layers without a window are made of
 them; a call needs their table.
@@ -20,9 +21,11 @@ Axes: B slots, S tokens of one call, K kv heads, T columns, E size of a head (of
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rljax.errors import InputError
@@ -50,6 +53,12 @@ class Cache:
     pool: Pool | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
+    def heads(self) -> int:
+        """Of keys, and of values, as they are stored."""
+        shape = self.parts[0].shape
+        return {"heads": shape[1], "tokens": shape[2], "pairs": shape[2] // 2}[self.order]
+
+    @property
     def columns(self) -> int:
         """Tokens of a slot; without their table those of a page."""
         tokens = self.parts[0].shape[token_axis(self.order)]
@@ -73,9 +82,13 @@ def pairs_for(config: ModelConfig, mesh: Mesh, dtype: str) -> bool:
     which has no sinks and no scales."""
     if config.latent or config.sinks or mesh.devices.flat[0].platform != "tpu":
         return False
-    shards = mesh.shape["tensor"] if config.kv_heads % mesh.shape["tensor"] == 0 else 1
-    heads, kv_heads = config.heads // shards, config.kv_heads // shards
-    return paged_takes(heads, kv_heads, widths_for(config, mesh)[0], dtype or config.dtype)
+    shards, (kv_heads, widths) = _shards(config, mesh), _stored(config, mesh, dtype)
+    return paged_takes(config.heads // shards, kv_heads // shards, widths[0], dtype or config.dtype)
+
+
+def _shards(config: ModelConfig, mesh: Mesh) -> int:
+    """Over how many devices the kv heads are split."""
+    return mesh.shape["tensor"] if config.kv_heads % mesh.shape["tensor"] == 0 else 1
 
 
 def _order(config: ModelConfig, mesh: Mesh, dtype: str) -> str:
@@ -96,10 +109,21 @@ def _widths(config: ModelConfig) -> tuple[int, tuple[int, ...]]:
     return config.kv_heads, (config.head_dim, config.head_dim)
 
 
-def widths_for(config: ModelConfig, mesh: Mesh) -> tuple[int, ...]:
-    """The sizes of a head as every part is stored on a mesh."""
-    lanes = LANES if mesh.devices.flat[0].platform == "tpu" else 1
-    return tuple(-(-width // lanes) * lanes for width in _widths(config)[1])
+def lanes_for(mesh: Mesh) -> int:
+    """What the stored size of a head is a multiple of."""
+    return LANES if mesh.devices.flat[0].platform == "tpu" else 1
+
+
+def _stored(config: ModelConfig, mesh: Mesh | None, dtype: str) -> tuple[int, tuple[int, ...]]:
+    """`_widths` as they are stored on a mesh: kv heads share lanes, as many as fit and a device has
+    all of."""
+    heads, widths = _widths(config)
+    if mesh is None:
+        return heads, widths
+    lanes, together = lanes_for(mesh), 1
+    if dtype != "int8" and not config.latent:
+        together = math.gcd(max(1, lanes // widths[0]), heads // _shards(config, mesh))
+    return heads // together, tuple(-(-together * w // lanes) * lanes for w in widths)
 
 
 def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | None = None) -> int:
@@ -122,8 +146,7 @@ def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: 
 
 def _token_bytes(config: ModelConfig, dtype: str, mesh: Mesh | None) -> int:
     """Of one token in one layer."""
-    heads, widths = _widths(config)
-    widths = widths_for(config, mesh) if mesh else widths
+    heads, widths = _stored(config, mesh, dtype)
     size = jnp.dtype(dtype or config.dtype).itemsize
     return heads * sum(width * size + (4 if dtype == "int8" else 0) for width in widths)
 
@@ -154,7 +177,7 @@ def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
 def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = "", pool=None):
     """One empty cache per layer (inside a program), of pages where there is a Pool."""
     check_dtype(dtype)
-    heads, widths = _widths(config)[0], widths_for(config, mesh)
+    heads, widths = _stored(config, mesh, dtype)
     caches, order = [], _order(config, mesh, dtype)
     for kind in config.kinds:
         held = _room(columns, kind.window, order)
@@ -197,16 +220,40 @@ def _encode(parts, dtype: str, order: str, window: int) -> Cache:
     return Cache(tuple(parts), tuple(scales), order, window)
 
 
-def _filled(parts, widths):
-    """Parts [B, S, K, E], each with zeros up to its stored width."""
-    return [pad_axis(x, 3, width) for x, width in zip(parts, widths, strict=True)]
+def _as_stored(parts, heads: int, widths):
+    """Parts [B, S, K, E] with so many heads that share lanes, and zeros up to their widths."""
+    wide = [x.reshape(*x.shape[:2], heads, -1) for x in parts]
+    return [pad_axis(x, 3, width) for x, width in zip(wide, widths, strict=True)]
+
+
+def shared_lanes(q: jax.Array, kv_heads: int, cache: Cache):
+    """Queries [B, S, H, E] for a cache whose kv heads share lanes, and what gives the [B, S, H, E]
+    of its attention's output.
+
+    Where kv heads 0 and 1 are stored as one, keys [k0 | k1] and values [v0 | v1], the queries of
+    the first are [q | 0] and those of the second [0 | q]: q.k is what it was. The output is
+    [out | .] and [. | out].
+    """
+    together, heads, size = kv_heads // cache.heads, q.shape[2], q.shape[3]
+    if together == 1:
+        return q, lambda out: out
+    of_head = np.arange(heads) // (heads // kv_heads) % together
+    own = (of_head[:, None] == np.arange(together)).reshape(1, 1, heads, together, 1)
+    wide = jnp.where(own, q[:, :, :, None], 0).reshape(*q.shape[:3], together * size)
+
+    def apart(out):
+        out = out[..., : together * size].reshape(*out.shape[:3], together, size)
+        return jnp.sum(jnp.where(own, out, 0), axis=3)
+
+    return wide, apart
 
 
 def _like(cache: Cache, parts) -> Cache:
     """Parts [B, S, K, E] in the layout of `cache`."""
     dtype = str(cache.parts[0].dtype)
     wide = [x.shape[-1] for x in cache.parts]
-    parts = _filled(parts, wide * 2 if cache.order == "pairs" else wide)
+    wide = wide * 2 if cache.order == "pairs" else wide
+    parts = _as_stored(parts, cache.heads, wide)
     return _encode(parts, dtype, cache.order, cache.window)
 
 
@@ -220,7 +267,7 @@ def _newest(total: jax.Array, columns: int) -> jax.Array:
 def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dtype: str, window):
     """The cache of right-padded prompts, with room for `columns` tokens: parts [B, S, K, E],
     lengths [B], of a layer with `window`."""
-    parts = _filled(parts, widths_for(config, mesh))
+    parts = _as_stored(parts, *_stored(config, mesh, dtype))
     cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
     held, axis = min(columns, window or columns), token_axis(cache.order)
     tokens = cache.columns

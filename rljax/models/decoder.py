@@ -18,7 +18,7 @@ from rljax.mesh import constrain_step, constrain_tokens
 from rljax.models.adapters import lora
 from rljax.models.attention import attention, attention_cached, attention_paired
 from rljax.models.attention_paths import Prefix
-from rljax.models.cache import remember
+from rljax.models.cache import remember, shared_lanes
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
 from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, weight
@@ -123,6 +123,7 @@ class Attention(nnx.Module):
             how |= dict(mesh=call.mesh, window=self.kind.window, prefix=call.prefix)
             return self.o(attention(q, k, v, call.segments, **how)), (k, v)
         cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts)
+        q, apart = shared_lanes(q, k.shape[2], pairs)
         if pairs.order == "pairs":  # a layer without sinks
             held = jnp.minimum(call.columns + 1, pairs.columns)
             how.pop("sinks")
@@ -133,7 +134,7 @@ class Attention(nnx.Module):
             )
             out = attention_cached(q, *pairs.parts, allowed, **how)
         # What is stored may be wider than a head (rljax.models.cache).
-        return self.o(out[..., : v.shape[-1]]), cache
+        return self.o(apart(out)[..., : v.shape[-1]]), cache
 
 
 class LatentAttention(nnx.Module):

@@ -84,23 +84,24 @@ def test_a_step_on_a_mesh_says_what_one_device_says(case):
     np.testing.assert_allclose(eight, one, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("family", lanes(["latent"], ["dense"]))
-def test_heads_that_are_filled_up_to_the_lanes_of_a_tpu_say_the_same(family, monkeypatch):
+@pytest.mark.parametrize("family", ["latent", "dense"])
+def test_heads_that_share_or_fill_the_lanes_of_a_tpu_say_the_same(family, monkeypatch):
     plain = logits(family, 3)
-    wide = tuple(128 for _ in cache.widths_for(config(family), make_mesh(fsdp=8)))
     monkeypatch.setattr(cache, "order_for", lambda mesh: "tokens")
-    monkeypatch.setattr(cache, "widths_for", lambda config, mesh: wide)
+    monkeypatch.setattr(cache, "lanes_for", lambda mesh: 128)
     np.testing.assert_allclose(logits(family, 3), plain, atol=2e-5, rtol=2e-5)
 
 
-PAIRS = lanes(["fsdp=2 x tensor=4"], ["fsdp=8", "data=2 x fsdp=2 x expert=2"])
+PAIRS = lanes(["fsdp=2 x expert=2 x tensor=2"], ["fsdp=2 x tensor=4", "fsdp=8"])
 
 
 @pytest.mark.parametrize("mesh", PAIRS)
 def test_keys_and_values_in_one_array_say_the_same(mesh, monkeypatch):
-    """The cache of a TPU, split by rows and kv heads; 3 rows are whole on every device."""
+    """The cache of a TPU, split by rows and kv heads, of which two share 16 lanes where a device
+    has two; 3 rows are whole on every device."""
     rows = 3 if mesh == "fsdp=8" else 8
     plain = logits("dense", rows)
     monkeypatch.setattr(cache, "order_for", lambda mesh: "tokens")
     monkeypatch.setattr(cache, "pairs_for", lambda *asked: True)
+    monkeypatch.setattr(cache, "lanes_for", lambda mesh: 16)
     np.testing.assert_allclose(logits("dense", rows, **MESHES[mesh]), plain, atol=2e-5, rtol=2e-5)

@@ -10,8 +10,10 @@ import pytest
 from conftest import lanes
 from sampler_cases import LONGEST, NEW, prompts, tiny, weights
 
+from rljax.mesh import make_mesh
 from rljax.models import attention_paths as paths
 from rljax.models import cache
+from rljax.models.builtin import decoder
 from rljax.models.model import Model
 from rljax.sampler import Sampling, generate
 from rljax.sampler.engine import Engine
@@ -22,10 +24,12 @@ ASKED = Sampling(max_response_tokens=NEW)
 
 
 def paired(monkeypatch, model: Model) -> Model:
-    """The same model, its cache in the order of a TPU. (Of another `remat`, which decoding does not
-    read: programs of the first are not taken for its own.)"""
+    """The same model, its cache in the order of a TPU, its two kv heads of 8 as one of 16 lanes.
+    (Of another `remat`, which decoding does not read: programs of the first are not taken for its
+    own.)"""
     monkeypatch.setattr(cache, "order_for", lambda mesh: "tokens")
     monkeypatch.setattr(cache, "pairs_for", lambda *asked: True)
+    monkeypatch.setattr(cache, "lanes_for", lambda mesh: 16)
     assert model.config.remat != "none"
     return dataclasses.replace(model, config=dataclasses.replace(model.config, remat="none"))
 
@@ -87,8 +91,24 @@ def test_slots_of_whole_pages_are_counted_as_they_are_held(monkeypatch):
     model = paired(monkeypatch, tiny(window=4))
     caches = jax.eval_shape(lambda: model.empty_caches(3, 150))
     assert [one.columns for one in caches] == [4, 256]
+    assert caches[0].parts[0].shape == (3, 4, 2, 16)  # (two kv heads of 8)
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches))
     assert 3 * cache.slot_bytes(model.config, 150, "", model.mesh) == held
+
+
+def test_heads_that_share_lanes_take_no_more_than_their_numbers(monkeypatch):
+    """Of Qwen2.5-0.5B, two kv heads of 64: two share 128 lanes where a device has both, and what is
+    counted is what is held."""
+    made = decoder(64, layers=2, embed=896, mlp=64, heads=14, kv_heads=2, head_dim=64)
+    made = dataclasses.replace(made, dtype="bfloat16")
+    own = cache.slot_bytes(made, 256)
+    monkeypatch.setattr(cache, "order_for", lambda mesh: "tokens")
+    monkeypatch.setattr(cache, "lanes_for", lambda mesh: 128)
+    for tensor, dtype, times in ((1, "", 1), (2, "", 2), (1, "float32", 2), (1, "int8", 33 / 32)):
+        mesh = make_mesh(fsdp=1, tensor=tensor, devices=jax.devices()[:tensor])
+        empty = jax.eval_shape(lambda m=mesh, d=dtype: cache.empty(made, m, 3, 256, d))
+        held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(empty))
+        assert held == 3 * cache.slot_bytes(made, 256, dtype, mesh) == 3 * times * own
 
 
 # -- the kernel

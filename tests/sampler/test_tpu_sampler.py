@@ -42,6 +42,8 @@ def config(family: str = "dense"):
     if family == "latent":
         latent = LatentConfig(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
         return dataclasses.replace(made, latent=latent, head_dim=64, qk_norm=False)
+    if family == "small heads":
+        return dataclasses.replace(made, kv_heads=16, head_dim=64)
     if family == "experts":
         kinds = tuple(dataclasses.replace(kind, experts=True) for kind in made.kinds)
         return dataclasses.replace(made, experts=ExpertsConfig(8, 2, 768), kinds=kinds)
@@ -180,12 +182,12 @@ def test_generate_gathers_no_weight_and_writes_its_cache_in_place(chips, mesh):
     assert kernels(generate(one), "ragged_paged_attention") == LAYERS
 
 
-@pytest.mark.parametrize("family", ["latent", "experts"])
+@pytest.mark.parametrize("family", ["latent", "experts", "small heads"])
 def test_so_do_the_families(chips, family):
     one = engine(chips, "fsdp=2 x tensor=4", family)
     check_in_place(generate(one), one.abstract_state(), one.model)
     experts = family == "experts"
-    assert kernels(generate(one), "ragged_paged_attention") == (LAYERS if experts else 0)
+    assert kernels(generate(one), "ragged_paged_attention") == (0 if family == "latent" else LAYERS)
     # gate, up and down, and the order of the blocks of all three
     assert kernels(generate(one), "ragged-dot") == (4 * LAYERS if experts else 0)
 
