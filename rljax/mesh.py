@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -258,8 +259,7 @@ def constrain_step(x: jax.Array, mesh: Mesh) -> jax.Array:
     """
     if mesh.shape["fsdp"] == 1 or x.shape[-1] % mesh.shape["fsdp"]:
         return constrain_rows(x, mesh)
-    shards = mesh.shape["data"] * mesh.shape["expert"]
-    rows = None if x.shape[0] % shards else ("data", "expert")
+    rows = _apart_from_fsdp(mesh, x.shape[0])
     spec = NamedSharding(mesh, PartitionSpec(rows, None, "fsdp"))
     return jax.lax.with_sharding_constraint(x, spec)
 
@@ -289,11 +289,53 @@ def embedded(embed: Callable, tokens: jax.Array, mesh: Mesh) -> jax.Array:
     return constrain_tokens(x, mesh)
 
 
-def constrain_vocab(x: jax.Array, mesh: Mesh) -> jax.Array:
-    """Inside a program: keep logits [B, V] split by rows, and over tensor by vocabulary."""
+def _vocab_split(mesh: Mesh, vocab: int) -> tuple[str, ...] | None:
+    """The mesh axes of a head that is split by vocabulary alone; None where it stays as it is
+    stored: fsdp splits nothing, or the vocabulary does not divide."""
+    parts = mesh.shape["tensor"] * mesh.shape["fsdp"]
+    return ("tensor", "fsdp") if mesh.shape["fsdp"] > 1 and vocab % parts == 0 else None
+
+
+def head_by_vocab(head: jax.Array, mesh: Mesh, axis: int, dtype) -> jax.Array:
+    """Before a decode loop: the head with its vocabulary, `axis`, over tensor x fsdp and its embed
+    axis whole; sent as `dtype` where that is smaller.
+
+    As it is stored each device has a part of every logit's sum: they would be all-reduced over fsdp
+    at every token, [B, V]. Of a head that is moved once, each device has whole logits of its part
+    of the vocabulary, and an exchange brings them to their rows: 1 / (2 fsdp) of the bytes.
+    """
+    if (split := _vocab_split(mesh, head.shape[axis])) is None:
+        return head
+    head = head.astype(dtype) if jnp.dtype(dtype).itemsize < head.dtype.itemsize else head
+    spec = PartitionSpec(*[split if i == axis else None for i in range(2)])
+    return jax.lax.with_sharding_constraint(head, NamedSharding(mesh, spec))
+
+
+def before_head(hidden: jax.Array, mesh: Mesh, vocab: int) -> jax.Array:
+    """Inside a decode step: hidden [B, 1, D] whole over fsdp, as a head that `head_by_vocab` has
+    split reads it."""
+    if _vocab_split(mesh, vocab) is None:
+        return hidden
+    spec = PartitionSpec(_apart_from_fsdp(mesh, hidden.shape[0]))
+    return jax.lax.with_sharding_constraint(hidden, NamedSharding(mesh, spec))
+
+
+def _apart_from_fsdp(mesh: Mesh, rows: int) -> tuple[str, ...] | None:
+    """The axes of the rows of a decode step, where fsdp splits something else."""
+    return None if rows % (mesh.shape["data"] * mesh.shape["expert"]) else ("data", "expert")
+
+
+def logits_by_rows(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Inside a decode step: the head's logits [B, V] split by rows. A draw looks at all of a row:
+    slices of a vocabulary over tensor would each be moved."""
     if mesh.size == 1:
         return x
     rows = None if x.shape[0] % row_shards(mesh) else BATCH_AXES
     vocab = None if x.shape[1] % mesh.shape["tensor"] else "tensor"
-    spec = NamedSharding(mesh, PartitionSpec(rows, vocab))
-    return jax.lax.with_sharding_constraint(x, spec)
+    specs = [PartitionSpec(rows, vocab)]
+    if split := _vocab_split(mesh, x.shape[1]):
+        # As the product gives them: without it XLA gathers the head. Then one exchange per axis.
+        specs.insert(0, PartitionSpec(_apart_from_fsdp(mesh, x.shape[0]), split))
+    for spec in (*specs, PartitionSpec(rows)):
+        x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    return x

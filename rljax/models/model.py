@@ -26,9 +26,17 @@ from rljax.kernels.logprob.options import (
     gradient_dtype,
     head_product,
     logits,
+    product_dtypes,
     wide_dtype,
 )
-from rljax.mesh import constrain_vocab, embedded, runs_once, weight_sharding
+from rljax.mesh import (
+    before_head,
+    embedded,
+    head_by_vocab,
+    logits_by_rows,
+    runs_once,
+    weight_sharding,
+)
 from rljax.models import cache
 from rljax.models.adapters import lora
 from rljax.models.attention_paths import Prefix
@@ -330,8 +338,9 @@ class Model:
         return cache.constrain(caches, self.mesh)
 
     def unstack(self, params: dict, steps: int = 1):
-        """Everything decode_step reads: (decoder, [(graph, weights, index)] of every layer).
-        `steps`: how many times at most the program reads it.
+        """Everything decode_step reads: (decoder, [(graph, weights, index)] of every layer, the
+        head as `mesh.head_by_vocab` splits it). `steps`: how many times at most the program reads
+        it.
 
         Slicing stacked weights inside the decode loop doubles a step on CPU, so they are sliced
         here, before the loop, and index is None. On TPU that would be a copy of every weight: there
@@ -349,7 +358,18 @@ class Model:
                     if turned:
                         graph, one = nnx.split(turn_weights(nnx.merge(graph, one)))
                     layers[layer] = (graph, one, repeat if late else None)
-        return decoder, [layers[layer] for layer in sorted(layers)]
+        head, config = None, self.config
+        if self.head == "lm":
+            head = decoder.head_weight("lm")
+            kinds = (config.head_in_float32, config.head_dtype)
+            sent = product_dtypes(jnp.dtype(config.dtype), head.dtype, *kinds)[1]
+            head = head_by_vocab(head, self.mesh, self._vocab_axis, sent)
+        return decoder, [layers[layer] for layer in sorted(layers)], head
+
+    @property
+    def _vocab_axis(self) -> int:
+        """Of the head: the embedding [V, D] where it is tied, else [D, V]."""
+        return 0 if self.config.tie_embeddings else 1
 
     @property
     def _is_one_cpu(self) -> bool:
@@ -359,18 +379,18 @@ class Model:
         """Read one token per row, tokens [B], as token columns [B] of its slot -> logits [B, V]
         float32 of the next, new caches. Positions are columns + shift [B]: an image takes fewer
         positions than tokens."""
-        x, caches = self._read(unstacked, tokens[:, None], columns, None, caches, shift)
-        decoder, _ = unstacked
-        head, hidden = decoder.head_weight("lm"), decoder.norm(x)
+        decoder, layers, head = unstacked
+        x, caches = self._read(decoder, layers, tokens[:, None], columns, None, caches, shift)
+        hidden = before_head(decoder.norm(x), self.mesh, self.config.vocab_size)
         logits = self._head_logits(head, hidden, self._is_one_cpu and self.config.tie_embeddings)
-        return constrain_vocab(logits[:, 0], self.mesh), caches
+        return logits_by_rows(logits[:, 0], self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
-        return self._read(unstacked, tokens, columns, counts, caches, shift)[1]
+        decoder, layers, _ = unstacked
+        return self._read(decoder, layers, tokens, columns, counts, caches, shift)[1]
 
-    def _read(self, unstacked, tokens, columns, counts, caches, shift):
-        decoder, layers = unstacked
+    def _read(self, decoder: Decoder, layers, tokens, columns, counts, caches, shift):
         ahead = jnp.arange(tokens.shape[1])
         positions = (columns + shift)[:, None] + ahead[None, :]
         real = jnp.ones_like(tokens)
