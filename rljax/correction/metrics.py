@@ -15,6 +15,7 @@ from rljax.correction.ratios import (
     finite_logprobs,
     log_ratio,
     masked_min,
+    masked_quantiles,
     segment_mean,
     sequence_share,
     weighted_mean,
@@ -62,7 +63,7 @@ def mismatch_metrics(batch: Batch) -> dict:
 
     kl = mean -x; k3_kl = mean(e^x - 1 - x); chi2 = mean of ratio^2 - 1, over tokens and sequences;
     perplexities exp(-mean log-prob), their logs and ratios averaged over sequences; Pearson
-    correlation and difference of the probabilities; mean and max |x|.
+    correlation and difference of the probabilities; mean, 99th percentile and max of |x|.
     """
     x = log_ratio(batch, by="mismatch_metrics")
     mask, share = batch.mask, sequence_share(batch)
@@ -78,14 +79,16 @@ def mismatch_metrics(batch: Batch) -> dict:
         **perplexity_metrics(training, rollout, share),
     }
     p, q = jnp.exp(old), jnp.exp(sampler)
+    size = jnp.abs(x)
     distance = jnp.abs(p - q)
     return {f"mismatch/mismatch_{name}": value for name, value in found.items()} | {
         "mismatch/probability_correlation": _correlation(p, q, mask),
         "mismatch/probability_diff_mean": masked_mean(distance, mask),
         "mismatch/probability_diff_max": masked_max(distance, mask),
         "mismatch/probability_diff_std": jnp.sqrt(masked_variance(distance, mask, ddof=1)),
-        "mismatch/abs_logprob_diff_mean": masked_mean(jnp.abs(x), mask),
-        "mismatch/abs_logprob_diff_max": masked_max(jnp.abs(x), mask),
+        "mismatch/abs_logprob_diff_mean": masked_mean(size, mask),
+        "mismatch/abs_logprob_diff_p99": masked_quantiles(size, mask, (0.99,))[0],
+        "mismatch/abs_logprob_diff_max": masked_max(size, mask),
     }
 
 

@@ -14,15 +14,18 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 
-def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, platform: str) -> jax.Array:
+def grouped_matmul(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, *, platform: str, block: int = 0
+) -> jax.Array:
     """y[m] = x[m] w[group of m]: x [M, D], w [X, D, F], sizes [X] int32 -> [M, F] like x.
 
     The first sizes[0] rows are group 0, and so on. Rows after the last group give 0, and what they
     hold reaches nothing. `platform` is the mesh's: a program that is compiled for a TPU on a CPU
-    host gets the TPU's product. Inside shard_map, x and w vary over the same mesh axes.
+    host gets the TPU's product. Inside shard_map, x and w vary over the same mesh axes. `block` is
+    how many rows a CPU multiplies at a time (0: what suits their number).
     """
     if platform == "cpu":
-        return _looped(x, w, sizes)
+        return _looped(x, w, sizes, block)
     if platform == "tpu":
         return _on_tpu(x, w, sizes, False)
     return _ragged(x, w, sizes)
@@ -137,9 +140,11 @@ def _rows_at(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
     return jax.lax.dynamic_slice(x, (start, jnp.zeros_like(start)), (count, x.shape[1]))
 
 
-def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transposed: bool) -> jax.Array:
+def _multiply(
+    x: jax.Array, w: jax.Array, sizes: jax.Array, block: int, transposed: bool
+) -> jax.Array:
     """x [M, D] -> [M, F] with w [X, D, F], or with w [X, F, D] transposed."""
-    block = _block_rows(x.shape[0], w.shape[0])
+    block = block or _block_rows(x.shape[0], w.shape[0])
     group, start, _, count = _blocks(sizes, block, x.shape[0])
     inside, outside = (1, 0) if transposed else (0, 1)
     padded = jnp.pad(x, ((0, block), (0, 0)))
@@ -178,18 +183,18 @@ def _outer(x: jax.Array, g: jax.Array, sizes: jax.Array, dtype) -> jax.Array:
     return jax.lax.fori_loop(0, count, one, total).astype(dtype)
 
 
-@jax.custom_vjp
-def _looped(x, w, sizes):
-    return _multiply(x, w, sizes, transposed=False)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _looped(x, w, sizes, block: int):
+    return _multiply(x, w, sizes, block, transposed=False)
 
 
-def _looped_forward(x, w, sizes):
-    return _looped(x, w, sizes), (x, w, sizes)
+def _looped_forward(x, w, sizes, block):
+    return _looped(x, w, sizes, block), (x, w, sizes)
 
 
-def _looped_backward(saved, g):
+def _looped_backward(block, saved, g):
     x, w, sizes = saved
-    return _multiply(g, w, sizes, transposed=True), _outer(x, g, sizes, w.dtype), None
+    return _multiply(g, w, sizes, block, transposed=True), _outer(x, g, sizes, w.dtype), None
 
 
 _looped.defvjp(_looped_forward, _looped_backward)

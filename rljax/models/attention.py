@@ -19,8 +19,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from rljax.errors import InputError
+from rljax.kernels.row_tiles import with_gradient_of
 from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import attention_paths as paths
+from rljax.models import invariant
 from rljax.models.attention_splash import splash
 from rljax.models.attention_xla import xla
 from rljax.models.cache import Cache
@@ -42,6 +44,7 @@ def attention(
     sinks: jax.Array | None = None,
     prefix: paths.Prefix | None = None,
     impl: str = "auto",
+    apart: bool = False,
 ) -> jax.Array:
     """Causal attention within segments: q [B, S, H, E], k [B, S, K, E], v [B, S, K, F] -> [B, S,
     H, F].
@@ -56,6 +59,8 @@ def attention(
 
     impl "auto" goes by the devices of `mesh`, so a program compiled ahead of time for a TPU takes
     splash wherever it is traced; "splash" off TPU is interpreted, for tests.
+
+    `apart`: each query's numbers depend on nothing but its own keys (rljax.models.invariant).
     """
     _check(q, k, v, segments, sinks, window)
     device = mesh.devices.flat[0]
@@ -73,7 +78,10 @@ def attention(
         path = lambda *args, **how: checkpoint_name(plain(*args, **how), ATTENTION)  # noqa: E731
     else:
         raise InputError("attention impl", value=impl, rule=f"one of {', '.join(IMPLS)}")
-    path = functools.partial(path, scale=scale, window=window, soft_cap=soft_cap)
+    how = dict(scale=scale, window=window, soft_cap=soft_cap)
+    path = functools.partial(path, **how)
+    if apart:
+        path = with_gradient_of(functools.partial(invariant.whole_rows, **how), path)
     if mesh.size == 1:
         return path(q, k, v, segments, sinks, prefix)
     return _over_mesh(path, mesh, q, k, v, segments, sinks, prefix)
@@ -91,14 +99,18 @@ def attention_cached(
     order: str = "heads",
     k_scales: jax.Array | None = None,
     v_scales: jax.Array | None = None,
+    apart: bool = False,
 ) -> jax.Array:
     """Decoding: q [B, S, H, E] against caches k [B, K, T, E], v [B, K, T, F] -> [B, S, H, F].
 
     `allowed` [B, S, T] bool says which cached columns a query sees; the window is the caller's to
     put there. A row that may see nothing comes out finite. order "tokens": caches are [B, T, K, .].
     Scales [B, K, T] (or [B, T, K]) are those of int8 keys and values. Keys may be stored wider
-    than E, filled up with zeros.
+    than E, filled up with zeros. `apart` is as in `attention`, for caches that are no rings.
     """
+    if apart:
+        how = dict(scale=scale, soft_cap=soft_cap, order=order)
+        return invariant.cached(q, k, v, allowed, sinks, **how)
     q = paths.pad_axis(q, 3, k.shape[-1])
     columns = k.shape[2 if order == "heads" else 1]
     assert allowed.shape == (*q.shape[:2], columns), (allowed.shape, q.shape, k.shape)

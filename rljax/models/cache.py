@@ -67,7 +67,7 @@ class Cache:
     @property
     def is_ring(self) -> bool:
         """Whether a token may have overwritten an older one."""
-        return 0 < self.window <= self.columns
+        return 0 < self.window == self.columns
 
     def arrays(self) -> tuple[jax.Array, ...]:
         return self.parts + self.scales
@@ -96,9 +96,11 @@ def _order(config: ModelConfig, mesh: Mesh, dtype: str) -> str:
     return "pairs" if order == "tokens" and pairs_for(config, mesh, dtype) else order
 
 
-def _room(columns: int, window: int, order: str) -> int:
+def _room(config: ModelConfig, columns: int, window: int, order: str = "") -> int:
     """Columns of a slot in a layer, for so many tokens."""
     columns = whole_pages(columns) if order == "pairs" else columns
+    if config.batch_invariant:  # no rings: keys are read in the order of their columns
+        return columns + (columns == window)
     return min(columns, window or columns)
 
 
@@ -130,7 +132,7 @@ def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | 
     """Bytes that one slot of `columns` tokens takes, over all layers and devices; without a mesh,
     those of the numbers alone."""
     order = _order(config, mesh, dtype) if mesh else ""
-    held = sum(_room(columns, kind.window, order) for kind in config.kinds)
+    held = sum(_room(config, columns, kind.window, order) for kind in config.kinds)
     return held * _token_bytes(config, dtype, mesh)
 
 
@@ -138,7 +140,9 @@ def pool_bytes(config: ModelConfig, slots: int, columns: int, dtype: str, pool: 
     """Bytes of a pool's pages, and of the rings of so many slots, over all layers and devices."""
     order = _order(config, pool.mesh, dtype)
     held = [
-        slots * _room(columns, kind.window, order) if kind.window else pool.count * pool.page_tokens
+        slots * _room(config, columns, kind.window, order)
+        if kind.window
+        else pool.count * pool.page_tokens
         for kind in config.kinds
     ]
     return sum(held) * _token_bytes(config, dtype, pool.mesh)
@@ -176,11 +180,11 @@ def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
 
 def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = "", pool=None):
     """One empty cache per layer (inside a program), of pages where there is a Pool."""
-    check_dtype(dtype)
+    check_dtype(config, dtype)
     heads, widths = _stored(config, mesh, dtype)
     caches, order = [], _order(config, mesh, dtype)
     for kind in config.kinds:
-        held = _room(columns, kind.window, order)
+        held = _room(config, columns, kind.window, order)
         paged = pool if pool and not kind.window else None
         rows = (paged.count, paged.page_tokens) if paged else (slots, held)
         parts = [jnp.zeros((*rows, heads, width), config.dtype) for width in widths]
@@ -194,9 +198,14 @@ def with_table(caches: list[Cache], table: jax.Array | None) -> list[Cache]:
     return [dataclasses.replace(one, table=table) if one.pool else one for one in caches]
 
 
-def check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise InputError("sampler kv_dtype", value=dtype, rule=f"one of {', '.join(DTYPES)}")
+def check_dtype(config: ModelConfig, dtype: str) -> None:
+    """Raises InputError where keys and values of the model cannot be held in this type."""
+    known, where = DTYPES, ""
+    if config.batch_invariant:
+        known, where = ("", "float32"), ", with model_settings.batch_invariant"
+    if dtype not in known:
+        rule = f"one of {', '.join(known)}{where}"
+        raise InputError("sampler kv_dtype", value=dtype, rule=rule)
 
 
 def _encode(parts, dtype: str, order: str, window: int) -> Cache:
@@ -269,7 +278,7 @@ def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dty
     lengths [B], of a layer with `window`."""
     parts = _as_stored(parts, *_stored(config, mesh, dtype))
     cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
-    held, axis = min(columns, window or columns), token_axis(cache.order)
+    held, axis = _room(config, columns, window), token_axis(cache.order)
     tokens = cache.columns
     if tokens <= held:
         room = [(0, held - tokens if i == axis else 0) for i in range(4)]

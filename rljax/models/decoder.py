@@ -6,6 +6,7 @@ Axes: B rows, S query tokens, D embed, H heads, K kv heads, E head_dim, R kv_ran
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -14,7 +15,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from rljax.kernels.row_tiles import in_tiles
 from rljax.mesh import constrain_step, constrain_tokens
+from rljax.models import invariant
 from rljax.models.adapters import lora
 from rljax.models.attention import attention, attention_cached, attention_paired
 from rljax.models.attention_paths import Prefix
@@ -104,29 +107,32 @@ class Attention(nnx.Module):
         out = ("heads", "head_dim", "embed")
         self.o = Linear(rngs, config, (h, e), (d,), out, bias=config.output_bias)
         self.kind, self.scale, self.soft_cap = kind, config.scale, config.attention_soft_cap
-        self.normed, self.sunk = config.qk_norm, config.sinks
+        self.normed, self.sunk, self.apart = config.qk_norm, config.sinks, config.batch_invariant
         if self.normed:
             self.q_norm = RMSNorm(rngs, config, e, "head_dim")
             self.k_norm = RMSNorm(rngs, config, e, "head_dim")
         if self.sunk:
             self.sinks = weight(rngs, config, (h,), ("heads",), init="zeros")
 
-    def __call__(self, x, call: Pass, cache=None):
+    def project(self, x, cos, sin):
+        """Queries, keys and values of x [B, S, D]."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        cos, sin = call.angles[self.kind.rope]
-        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        how = dict(scale=self.scale, soft_cap=self.soft_cap)
+        return apply_rope(q, cos, sin), apply_rope(k, cos, sin), v
+
+    def attend(self, q, k, v, call: Pass, cache=None):
+        """What the heads read [B, S, H, E], and what the layer remembers."""
+        how = dict(scale=self.scale, soft_cap=self.soft_cap, apart=self.apart)
         how["sinks"] = self.sinks[...].astype(jnp.float32) if self.sunk else None
         if cache is None:
             how |= dict(mesh=call.mesh, window=self.kind.window, prefix=call.prefix)
-            return self.o(attention(q, k, v, call.segments, **how)), (k, v)
+            return attention(q, k, v, call.segments, **how), (k, v)
         cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts)
         q, apart = shared_lanes(q, k.shape[2], pairs)
         if pairs.order == "pairs":  # a layer without sinks
             held = jnp.minimum(call.columns + 1, pairs.columns)
-            how.pop("sinks")
+            how = dict(scale=self.scale, soft_cap=self.soft_cap)
             out = attention_paired(q, pairs, allowed, held, mesh=call.mesh, **how)
         else:
             how |= dict(
@@ -134,7 +140,7 @@ class Attention(nnx.Module):
             )
             out = attention_cached(q, *pairs.parts, allowed, **how)
         # What is stored may be wider than a head (rljax.models.cache).
-        return self.o(apart(out)[..., : v.shape[-1]]), cache
+        return apart(out)[..., : v.shape[-1]], cache
 
 
 class LatentAttention(nnx.Module):
@@ -166,41 +172,57 @@ class LatentAttention(nnx.Module):
         out = ("heads", "head_dim", "embed")
         self.o = Linear(rngs, config, (h, lat.value_dim), (d,), out, bias=config.output_bias)
         self.latent, self.kind, self.scale = lat, kind, config.scale
+        self.apart = config.batch_invariant
 
     def _rotate(self, x, angles):
         if self.latent.interleaved:  # neighbours to halves; q and k alike, so products stay
             x = x.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)
         return apply_rope(x, *angles)
 
-    def __call__(self, x, call: Pass, cache=None):
+    def project(self, x, cos, sin):
+        """Queries of x [B, S, D], and what is stored: one head."""
         lat = self.latent
         q = self.q_up(self.q_latent_norm(self.q_down(x))) if lat.q_rank else self.q(x)
         q_nope, q_rope = jnp.split(q, [lat.nope_dim], axis=-1)
         c, k_rope = jnp.split(self.kv_down(x), [lat.kv_rank], axis=-1)
-        c = self.kv_norm(c)
-        angles = call.angles[self.kind.rope]
-        q_rope, k_rope = self._rotate(q_rope, angles), self._rotate(k_rope[:, :, None], angles)
-        stored = jnp.concatenate([c[:, :, None], k_rope], axis=-1)
+        q_rope = self._rotate(q_rope, (cos, sin))
+        k_rope = self._rotate(k_rope[:, :, None], (cos, sin))
+        stored = jnp.concatenate([self.kv_norm(c)[:, :, None], k_rope], axis=-1)
+        return jnp.concatenate([q_nope, q_rope], axis=-1), stored
+
+    def expand(self, stored):
+        """Keys and values of every head from what is stored [B, S, 1, R + rope]."""
+        lat = self.latent
+        c, k_rope = jnp.split(stored, [lat.kv_rank], axis=-1)
+        k_nope, v = jnp.split(self.kv_up(c[:, :, 0]), [lat.nope_dim], axis=-1)
+        k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], lat.rope_dim))
+        return jnp.concatenate([k_nope, k_rope], axis=-1), v
+
+    def attend(self, q, stored, call: Pass, cache=None):
+        """What the heads read [B, S, H, F], and what the layer remembers."""
+        lat, expand = self.latent, LatentAttention.expand
         if cache is None:
-            k_nope, v = jnp.split(self.kv_up(c), [lat.nope_dim], axis=-1)
-            k_rope = jnp.broadcast_to(k_rope, (*k_nope.shape[:3], lat.rope_dim))
-            out = attention(
-                jnp.concatenate([q_nope, q_rope], axis=-1),
-                jnp.concatenate([k_nope, k_rope], axis=-1),
-                v, call.segments, mesh=call.mesh, window=self.kind.window, scale=self.scale,
-                prefix=call.prefix,
-            )  # fmt: skip
-            return self.o(out), (stored,)
+            k, v = invariant.of_module(self.apart, self, expand, stored)
+            how = dict(window=self.kind.window, scale=self.scale, prefix=call.prefix)
+            how |= dict(mesh=call.mesh, apart=self.apart)
+            return attention(q, k, v, call.segments, **how), (stored,)
         cache, pairs, allowed = remember(cache, (stored,), call.columns, call.counts)
         joint, scales = pairs.parts[0], pairs.scales[0] if pairs.scales else None
-        up = self.kv_up.matrix(x.dtype)
+        how = dict(scale=self.scale, order=pairs.order)
+        if self.apart:  # the trainer's products in the trainer's order
+            joint = joint.swapaxes(1, 2) if pairs.order == "heads" else joint
+            k, v = invariant.of_module(True, self, expand, joint)
+            return attention_cached(
+                q, k, v, allowed, **how | dict(order="tokens", apart=True)
+            ), cache
+        q_nope, q_rope = jnp.split(q, [lat.nope_dim], axis=-1)
+        up = self.kv_up.matrix(q.dtype)
         q_latent = jnp.einsum("bshn,rhn->bshr", q_nope, up[..., : lat.nope_dim])
         out = attention_cached(
             jnp.concatenate([q_latent, q_rope], axis=-1),
-            joint, joint, allowed, scale=self.scale, order=pairs.order,
-            k_scales=scales, v_scales=scales,
+            joint, joint, allowed, k_scales=scales, v_scales=scales, **how,
         )[..., : lat.kv_rank]  # fmt: skip
-        return self.o(jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :])), cache
+        return jnp.einsum("bshr,rhv->bshv", out, up[..., lat.nope_dim :]), cache
 
 
 class MLP(nnx.Module):
@@ -225,23 +247,35 @@ class Block(nnx.Module):
         self.attention = (LatentAttention if config.latent else Attention)(rngs, config, kind)
         self.mlp_norm = RMSNorm(rngs, config, config.embed)
         self.mlp = Experts(rngs, config) if kind.experts else MLP(rngs, config)
-        self.kind, self.post_norms = kind, config.post_norms
+        self.kind, self.post_norms, self.apart = kind, config.post_norms, config.batch_invariant
         if self.post_norms:
             self.attention_post_norm = RMSNorm(rngs, config, config.embed)
             self.mlp_post_norm = RMSNorm(rngs, config, config.embed)
 
     def __call__(self, x, call: Pass, cache=None):
         """x [B, S, D] -> x, this layer's keys and values, statistics of its experts."""
-        out, cache = self.attention(self.attention_norm(x), call, cache)
-        x = x + (self.attention_post_norm(out) if self.post_norms else out)
-        x = call.split(x)
-        stats = {}
-        if self.kind.experts:
-            out, stats = self.mlp(self.mlp_norm(x), call.mesh, call.segments > 0, call.is_step)
-        else:
-            out = self.mlp(self.mlp_norm(x))
-        x = x + (self.mlp_post_norm(out) if self.post_norms else out)
-        return call.split(x), cache, stats
+        rows = functools.partial(invariant.of_module, self.apart, self)
+        asked = rows(Block._before_attention, x, *call.angles[self.kind.rope])
+        out, cache = self.attention.attend(*asked, call, cache)
+        x = call.split(rows(Block._after_attention, x, out))
+        if not self.kind.experts:
+            return call.split(rows(Block._after_mlp, x)), cache, {}
+        normed = rows(lambda block, x: block.mlp_norm(x), x)
+        out, stats = self.mlp(normed, call.mesh, call.segments > 0, call.is_step)
+        return call.split(rows(Block._added, x, out)), cache, stats
+
+    def _before_attention(self, x, cos, sin):
+        return self.attention.project(self.attention_norm(x), cos, sin)
+
+    def _after_attention(self, x, out):
+        out = self.attention.o(out)
+        return x + (self.attention_post_norm(out) if self.post_norms else out)
+
+    def _after_mlp(self, x):
+        return self._added(x, self.mlp(self.mlp_norm(x)))
+
+    def _added(self, x, out):
+        return x + (self.mlp_post_norm(out) if self.post_norms else out)
 
 
 def _stacked(rngs, config: ModelConfig, kind: LayerKind, repeats: int, names: set[str]) -> Block:
@@ -286,8 +320,11 @@ class Decoder(nnx.Module):
             self.head = weight(rngs, config, (d, v), ("embed", "vocab"))
 
     def embed(self, tokens):
-        x = jnp.take(self.embedding[...], tokens, axis=0).astype(self.config.dtype)
-        return x * jnp.asarray(self.config.embed_scale, x.dtype)
+        def rows(table, tokens):
+            x = jnp.take(table, tokens, axis=0).astype(self.config.dtype)
+            return x * jnp.asarray(self.config.embed_scale, x.dtype)
+
+        return in_tiles(self.config.batch_invariant, rows, self.embedding[...], tokens)
 
     def members(self) -> list[list]:
         """(static definition, stacked weights) of every member of each stack's unit, stack by

@@ -29,7 +29,9 @@ from jax.sharding import PartitionSpec as P
 
 from rljax.errors import InputError
 from rljax.kernels.grouped_matmul import grouped_matmul
+from rljax.kernels.row_tiles import TILE, in_tiles
 from rljax.mesh import BATCH_AXES
+from rljax.models.invariant import of_module
 from rljax.models.layers import Linear, activate, weight
 
 _LARGEST_SIZE = 2**24
@@ -200,18 +202,20 @@ _permute.defvjp(
 
 
 def _run_experts(
-    x, ids, weights, matrices: dict, first, config: ExpertsConfig, platform: str, total=lambda y: y
-):
+    x, ids, weights, matrices: dict, first, config: ExpertsConfig, platform: str, total=lambda y: y,
+    apart: bool = False,
+):  # fmt: skip
     """sum over a token's experts of weight * expert(x), of the experts first, first + 1, ... that
     `matrices` holds: x [N, D], ids and weights [N, k] -> [N, D]. `total` makes sums over a part of
-    D whole."""
+    D whole; `apart`: a token's result depends on nothing else (rljax.models.invariant)."""
     count, k = matrices["gate"].shape[0], ids.shape[1]
     local = ids.reshape(-1) - first
     local = jnp.where((local >= 0) & (local < count), local, count)  # others are sorted last
     order = jnp.argsort(local, stable=True)
     inverse = jnp.argsort(order)
     sizes = jnp.bincount(local, length=count + 1)[:count].astype(jnp.int32)
-    product = functools.partial(grouped_matmul, sizes=sizes, platform=platform)
+    block = TILE if apart else 0
+    product = functools.partial(grouped_matmul, sizes=sizes, platform=platform, block=block)
 
     def bias(name, y):
         if name not in matrices:
@@ -222,9 +226,11 @@ def _run_experts(
     rows = _permute(jnp.repeat(x, k, axis=0), order, inverse)
     gate = bias("gate_bias", total(product(rows, matrices["gate"])))
     up = bias("up_bias", total(product(rows, matrices["up"])))
-    out = bias("down_bias", product(_gate(gate, up, config), matrices["down"]))
+    gated = in_tiles(apart, lambda _, *x: _gate(*x, config), (), gate, up, axes=1)
+    out = bias("down_bias", product(gated, matrices["down"]))
     out = _permute(out, inverse, order).reshape(*ids.shape, -1)
-    return jnp.einsum("nkd,nk->nd", out.astype(jnp.float32), weights).astype(x.dtype)
+    mixed = lambda _, out, w: jnp.einsum("nkd,nk->nd", out, w)  # noqa: E731
+    return in_tiles(apart, mixed, (), out.astype(jnp.float32), weights, axes=1).astype(x.dtype)
 
 
 class Experts(nnx.Module):
@@ -233,7 +239,7 @@ class Experts(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, config):
         e, d = config.experts, config.embed
         x, f = e.count, e.mlp
-        self.config = e
+        self.config, self.apart = e, config.batch_invariant
         self.router = weight(rngs, config, (d, x), ("embed", "router"))
         self.gate = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
         self.up = weight(rngs, config, (x, d, f), ("experts", "embed", "mlp"))
@@ -266,10 +272,16 @@ class Experts(nnx.Module):
         names = ["gate", "up", "down"]
         names += ["gate_bias", "up_bias", "down_bias"] if e.expert_bias else []
         matrices = {name: getattr(self, name)[...].astype(x.dtype) for name in names}
-        y, stats = _routed(x, keep, router, matrices, e, mesh, step)
+        if self.apart:  # on one device
+            y, stats = _routed_here(x, keep, router, matrices, e, "cpu", True)
+        else:
+            y, stats = _routed(x, keep, router, matrices, e, mesh, step)
         if e.shared_mlp:
-            y = y + self.shared_down(_gate(self.shared_gate(x), self.shared_up(x), e))
+            y = y + of_module(self.apart, self, Experts._shared, x)
         return y, stats
+
+    def _shared(self, x):
+        return self.shared_down(_gate(self.shared_gate(x), self.shared_up(x), self.config))
 
 
 def _choose(x: jax.Array, router: dict, config: ExpertsConfig):
@@ -284,14 +296,20 @@ def _choose(x: jax.Array, router: dict, config: ExpertsConfig):
     return logits, *route(logits, router.get("correction"), config)
 
 
+def _routed_here(x, keep, router: dict, matrices: dict, config, platform: str, apart: bool = False):
+    """`_routed` on one device."""
+    flat = x.reshape(-1, x.shape[-1])
+    choose = lambda router, x: _choose(x, router, config)  # noqa: E731
+    logits, ids, weights = in_tiles(apart, choose, router, flat, axes=1)
+    y = _run_experts(flat, ids, weights, matrices, 0, config, platform, apart=apart)
+    return y.reshape(x.shape), _load(logits, ids, keep.reshape(-1), config)
+
+
 def _routed(x, keep, router: dict, matrices: dict, config: ExpertsConfig, mesh: Mesh, step: bool):
     """The routed experts over the mesh: x [B, S, D], keep [B, S] -> ([B, S, D], statistics)."""
     platform = mesh.devices.flat[0].platform
     if mesh.size == 1:
-        flat = x.reshape(-1, x.shape[-1])
-        logits, ids, weights = _choose(flat, router, config)
-        y = _run_experts(flat, ids, weights, matrices, 0, config, platform)
-        return y.reshape(x.shape), _load(logits, ids, keep.reshape(-1), config)
+        return _routed_here(x, keep, router, matrices, config, platform)
     _check_mesh(config, mesh)
     # One row, or one token of each row (decoding), may not divide: every shard then has them all.
     inside = "fsdp" if step and mesh.shape["fsdp"] > 1 else None

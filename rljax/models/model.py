@@ -29,6 +29,7 @@ from rljax.kernels.logprob.options import (
     product_dtypes,
     wide_dtype,
 )
+from rljax.kernels.row_tiles import in_tiles
 from rljax.mesh import (
     before_head,
     embedded,
@@ -37,14 +38,20 @@ from rljax.mesh import (
     runs_once,
     weight_sharding,
 )
-from rljax.models import cache
+from rljax.models import cache, invariant
 from rljax.models.adapters import lora
 from rljax.models.attention_paths import Prefix
 from rljax.models.cache import Cache
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
-from rljax.models.layers import add_last, gather_weights, project_turned, turn_weights
-from rljax.models.multimodal import add_features, place_features, vision_tokens
+from rljax.models.layers import (
+    RMSNorm,
+    add_last,
+    gather_weights,
+    project_turned,
+    turn_weights,
+)
+from rljax.models.multimodal import add_level, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
@@ -75,6 +82,10 @@ class Model:
     config: ModelConfig
     mesh: Mesh
     head: str = "lm"  # "lm" | "scalar"
+
+    def __post_init__(self):
+        if self.config.batch_invariant:
+            invariant.check(self.config, self.mesh)
 
     def in_dtype(self, dtype: str, head_in_float32: str = "") -> "Model":
         """The same model on the same parameters, computing in `dtype`, with logits from a
@@ -133,7 +144,7 @@ class Model:
                 out = []
                 for member, (graph, one) in enumerate(zip(graphs, weights, strict=True)):
                     x, returned = self._layer(graph, one, x, call, keep)
-                    x = _add_level(x, call, first + repeat * len(graphs) + member)
+                    x = add_level(x, call, first + repeat * len(graphs) + member)
                     out.append(returned)
                 return x, out
 
@@ -172,8 +183,12 @@ class Model:
         )
 
     def _angles(self, positions: jax.Array):
-        dims = self.config.rope_dims
-        return tuple(rope_angles(positions, rope, dims) for rope in self.config.ropes)
+        dims, apart = self.config.rope_dims, self.config.batch_invariant
+        angles = lambda rope: lambda _, positions: rope_angles(positions, rope, dims)  # noqa: E731
+        return tuple(in_tiles(apart, angles(rope), (), positions) for rope in self.config.ropes)
+
+    def _normed(self, decoder: Decoder, x: jax.Array) -> jax.Array:
+        return invariant.of_module(self.config.batch_invariant, decoder.norm, RMSNorm.__call__, x)
 
     def _hidden(self, decoder: Decoder, batch: Batch) -> jax.Array:
         """Final normalised hidden states [B, S, D]; a token sees its own segment, causally."""
@@ -185,7 +200,7 @@ class Model:
         x, loads = self._layers(decoder, *self._start(decoder, batch), keep="stats")
         loads = [stats for stats in loads if stats]
         load = jax.tree.map(lambda *layers: jnp.stack(layers), *loads) if loads else {}
-        return decoder.norm(x), load
+        return self._normed(decoder, x), load
 
     def hidden_states(self, params: dict, batch: Batch) -> list[jax.Array]:
         """The embeddings, what leaves each layer but the last, and the final normalised states:
@@ -222,6 +237,9 @@ class Model:
         """The outputs of kernels.logprob at the tokens that follow each hidden state, or of the
         states that precede each token where `batch.previous` says which."""
         targets = jnp.roll(batch.tokens, -1, axis=1) if batch.previous is None else batch.tokens
+        apart = self.config.batch_invariant
+        if apart:  # the sampler's, too, is divided in float32
+            temperature = jnp.asarray(temperature, jnp.float32)
         return token_logprobs(
             hidden if batch.previous is None else _preceding(hidden, batch),
             decoder.head_weight("lm"),
@@ -232,6 +250,7 @@ class Model:
             float32_head=self.config.head_in_float32,
             head_dtype=self.config.head_dtype,
             mesh=self.mesh,
+            impl="invariant" if apart else None,
             **wanted,
         )
 
@@ -315,7 +334,8 @@ class Model:
             how = dict(precision=precision, preferred_element_type=wide)
             return capped(project_turned(hidden, head, **how), config.final_soft_cap)
         options = Options(config.final_soft_cap, config.tie_embeddings, precision=precision)
-        return logits(hidden, head, 1.0, options)
+        rows = lambda head, hidden: logits(hidden, head, 1.0, options)  # noqa: E731
+        return in_tiles(config.batch_invariant, rows, head, hidden, axes=hidden.ndim - 1)
 
     # -- decoding: layers unrolled over per-layer caches
 
@@ -329,7 +349,7 @@ class Model:
         decoder = self._bind(params)
         _, kept = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
         lengths = jnp.sum(prompts.segment_ids > 0, axis=1)
-        cache.check_dtype(kv_dtype)
+        cache.check_dtype(self.config, kv_dtype)
         how = (lengths, self.config, self.mesh, columns, kv_dtype)
         caches = [
             cache.from_prompt(parts, *how, kind.window)
@@ -349,7 +369,7 @@ class Model:
         """
         decoder = self._bind(params)
         late = self.mesh.devices.flat[0].platform == "tpu"
-        turned = self._is_one_cpu and steps >= TURNED_STEPS
+        turned = self._turns_weights and steps >= TURNED_STEPS
         layers = {}
         for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
             for member, (graph, weights) in enumerate(members):
@@ -372,8 +392,10 @@ class Model:
         return 0 if self.config.tie_embeddings else 1
 
     @property
-    def _is_one_cpu(self) -> bool:
-        return self.mesh.size == 1 and self.mesh.devices.flat[0].platform == "cpu"
+    def _turns_weights(self) -> bool:
+        """Whether decoding may multiply in another order than training, which is faster."""
+        ordered = self.mesh.size > 1 or self.config.batch_invariant
+        return not ordered and self.mesh.devices.flat[0].platform == "cpu"
 
     def decode_step(self, unstacked, tokens: jax.Array, columns: jax.Array, caches, shift=0):
         """Read one token per row, tokens [B], as token columns [B] of its slot -> logits [B, V]
@@ -381,8 +403,8 @@ class Model:
         positions than tokens."""
         decoder, layers, head = unstacked
         x, caches = self._read(decoder, layers, tokens[:, None], columns, None, caches, shift)
-        hidden = before_head(decoder.norm(x), self.mesh, self.config.vocab_size)
-        logits = self._head_logits(head, hidden, self._is_one_cpu and self.config.tie_embeddings)
+        hidden = before_head(self._normed(decoder, x), self.mesh, self.config.vocab_size)
+        logits = self._head_logits(head, hidden, self._turns_weights and self.config.tie_embeddings)
         return logits_by_rows(logits[:, 0], self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
@@ -405,16 +427,6 @@ class Model:
             x, one, _ = nnx.merge(graph, weights)(x, call, one)
             new_caches.append(one)
         return x, new_caches
-
-
-def _add_level(x: jax.Array, call: Pass, layer) -> jax.Array:
-    """Adds the vision tower's features at the tokens of images, after each of the first
-    layers (deepstack)."""
-    if call.levels is None:
-        return x
-    count = call.levels.shape[0]
-    level = call.levels[jnp.minimum(layer, count - 1)]
-    return add_features(x, call.where, jnp.where(layer < count, level, 0))
 
 
 def _prefix(batch: Batch) -> Prefix | None:

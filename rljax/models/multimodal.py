@@ -87,3 +87,13 @@ def add_features(x: jax.Array, where: jax.Array, features: jax.Array) -> jax.Arr
     2406.04334), after the decoder layer of the same number."""
     placed, inside = _features_at(where, features)
     return x + jnp.where(inside[..., None], placed.astype(x.dtype), 0)
+
+
+def add_level(x: jax.Array, call, layer) -> jax.Array:
+    """Adds the vision tower's features at the tokens of images, after each of the first
+    layers (deepstack); `call` is the decoder's Pass."""
+    if call.levels is None:
+        return x
+    count = call.levels.shape[0]
+    level = call.levels[jnp.minimum(layer, count - 1)]
+    return add_features(x, call.where, jnp.where(layer < count, level, 0))

@@ -6,7 +6,8 @@ import functools
 import re
 from collections.abc import Mapping
 
-from rljax.report.glossary import METRICS, MISMATCH, UPDATE
+from rljax.config import Config
+from rljax.report.glossary import LARGEST_DIFFERENCE, METRICS, MISMATCH, OTHER_POLICY, UPDATE
 
 SLACK = 1e-6  # a correlation of 1 may be rounded to a little more
 
@@ -68,9 +69,10 @@ def _made(entry: tuple, star: str = "") -> Meaning:
     return Meaning(text, unit, f"{low:g} to {high:g}", (low, high), advice)
 
 
-def health_warnings(metrics: Mapping[str, float]) -> list[str]:
+def health_warnings(metrics: Mapping[str, float], numbers: str = "") -> list[str]:
     """One text per metric of the mismatch and the correction outside its healthy range: name,
-    value, range and where to look."""
+    value, range and where to look. `numbers`: float32, bfloat16 or int8, the narrowest that sampler
+    and trainer compute with or hold; "" where they are not one policy, as with stored rollouts."""
     warnings = []
     for name in MISMATCH:
         known, value = meaning(f"mismatch/{name}"), metrics.get(f"mismatch/{name}")
@@ -79,4 +81,24 @@ def health_warnings(metrics: Mapping[str, float]) -> list[str]:
         warnings.append(
             f"mismatch/{name} is {float(value):.4g}, healthy is {known.healthy}: {known.advice}"
         )
+    for name, largest in LARGEST_DIFFERENCE.items() if numbers else ():
+        value = metrics.get(f"mismatch/{name}")
+        if value is not None and not value <= largest[numbers]:  # NaN, too
+            warnings.append(
+                f"mismatch/{name} is {float(value):.4g}, healthy is at most {largest[numbers]:g} "
+                f"with {numbers}: {OTHER_POLICY}"
+            )
     return warnings
+
+
+def narrowest_numbers(config: Config, mesh) -> str:
+    """The `numbers` of `health_warnings` for a run of this config. On accelerators products of
+    float32 are coarser by default, about as those of bfloat16."""
+    sampler = config.sampler
+    held = (config.model_settings.dtype, sampler.dtype, sampler.kv_dtype, sampler.weight_dtype)
+    if config.rollouts.replay:
+        return ""
+    if "int8" in held:
+        return "int8"
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return "float32" if on_cpu and "bfloat16" not in held else "bfloat16"

@@ -11,6 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from rljax.kernels.logprob.invariant import chosen_logprobs
+
 # Tokens of a block and of a group of the inverse CDF; the lanes of a TPU, and whole blocks.
 BLOCK, GROUP = 128, 4096
 _ONE = 0x3F800000  # the bits of float32 1.0
@@ -148,10 +150,12 @@ def _is_ruled(rules: Rules) -> jax.Array:
 
 
 def sample(
-    logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules, mode=None
-) -> Drawn:
+    logits: jax.Array, keys: jax.Array, positions: jax.Array, rules: Rules, mode=None,
+    batch_invariant: bool = False,
+) -> Drawn:  # fmt: skip
     """Draws one token per row: logits [B, V] float32, keys [B, 2] uint32, positions [B] of
-    the tokens. `mode` is mode_of(rules), where it is known.
+    the tokens. `mode` is mode_of(rules), where it is known. `batch_invariant`: the log-probs are
+    those of a trainer that is (rljax.models.invariant).
 
     The draw is a function of (key of the request, position) alone: u = uniform(fold_in(key,
     position)). temperature 0 is greedy; its log-prob is reported at temperature 1.
@@ -189,6 +193,8 @@ def sample(
     ids, log_kept = jax.lax.switch(mode, (softmax, greedy_too, ruled), rules)
     ids = ids.astype(jnp.int32)
     logp = at(scaled, ids) - lse
+    if batch_invariant:
+        logp = chosen_logprobs(logits, ids, warmth[:, 0])
     log_kept = jnp.where(greedy, logp, log_kept)  # the log-prob of a greedy choice is 0
     return Drawn(ids, logp, log_kept, lse - weighted / total, jnp.isfinite(lse))
 

@@ -104,7 +104,7 @@ def check_memory(
     """Raises InputError where the slots alone are larger than what the devices have left: `beside`
     of them are contiguous even where the others are pages. A host of several that raises it ends
     the run on all, with its words."""
-    cache.check_dtype(kv_dtype)
+    cache.check_dtype(model.config, kv_dtype)
     # A device of another host, or one that is only compiled for, does not report its memory.
     here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
     if not here:

@@ -180,7 +180,8 @@ def step(models, weight, slots: Slots, mode=None) -> tuple[Slots, Tokens]:
     one model, or of two whose logits are mixed by `weight`. `mode`: see `sample`."""
     logits, caches = _next_logits(models, weight, slots)
     total = slots.length + 1
-    drawn = sample(logits, slots.key, total, slots.rules, mode)
+    apart = models[0][0].config.batch_invariant and len(models) == 1
+    drawn = sample(logits, slots.key, total, slots.rules, mode, apart)
     emitted = slots.live & drawn.finite
     ids, forcing = drawn.ids, slots.forcing
     forced = jnp.zeros_like(emitted)

@@ -22,7 +22,7 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import bootstrap
 from rljax.report import timeline
 from rljax.report.live import renewed_report
-from rljax.report.meanings import health_warnings
+from rljax.report.meanings import health_warnings, narrowest_numbers
 from rljax.report.page import write_report
 from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
 from rljax.report.starts import last_start, peak_memory, record_start
@@ -110,7 +110,7 @@ def _scoring_times(timings: Timings) -> dict:
 
 def _count_faults(run: Run, metrics: dict) -> None:
     faults = run.progress.faults
-    for text in health_warnings(metrics):
+    for text in health_warnings(metrics, narrowest_numbers(run.config, run.setup.model.mesh)):
         name = f"unhealthy/{text.split()[0]}"
         faults[name] = faults.get(name, 0.0) + 1
         if faults[name] == 1:  # each once, and counted from then on

@@ -34,6 +34,25 @@ _CHOICES = {
 }
 
 
+# What model_settings.batch_invariant takes. Devices and images: rljax.models.invariant.check.
+_EXACT = {
+    "model_settings.dtype": ("float32",),
+    "model_settings.head_in_float32": (True,),
+    "model_settings.head_dtype": ("",),
+    "sampler.dtype": ("", "float32"),
+    "sampler.head_in_float32": ("", "on"),
+    "sampler.kv_dtype": ("", "float32"),
+    "sampler.weight_dtype": ("",),
+}
+
+
+def _check_batch_invariant(config: Config, problems: Problems) -> None:
+    for name, choices in _EXACT.items():
+        value = value_of(config, name)
+        rule = f"{' or '.join(map(repr, choices))} with model_settings.batch_invariant"
+        problems.check(value in choices, name, value, rule)
+
+
 def check_ranges(config: Config, problems: Problems) -> None:
     check_bounds(config, problems)
     for name, choices in _CHOICES.items():
@@ -46,6 +65,8 @@ def check_ranges(config: Config, problems: Problems) -> None:
     for name in ("reward.timeout_s", "environment.turn_timeout_s"):
         seconds = value_of(config, name)
         problems.check(seconds > 0, name, seconds, "must be > 0 seconds")
+    if config.model_settings.batch_invariant:
+        _check_batch_invariant(config, problems)
     share = config.environment.max_failed
     problems.check(0 <= share <= 1, "environment.max_failed", share, "a share, from 0 to 1")
     top_p = config.sampler.top_p

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from rljax.errors import InputError
-from rljax.kernels.logprob import reference, xla
+from rljax.kernels.logprob import invariant, reference, xla
 from rljax.kernels.logprob.options import Options, Statistics, gradient_dtype
 
-IMPLS = ("reference", "xla", "pallas_tpu", "pallas_gpu")
+IMPLS = ("reference", "xla", "invariant", "pallas_tpu", "pallas_gpu")
 
 
 def check(impl: str | None) -> None:
@@ -45,7 +45,7 @@ def _module(impl: str):
         from rljax.kernels.logprob import pallas_gpu
 
         return pallas_gpu
-    return reference if impl == "reference" else xla
+    return {"reference": reference, "invariant": invariant}.get(impl, xla)
 
 
 def _run(impl: str | None, function: str, options: Options, *arrays):
