@@ -360,13 +360,32 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
     return jax.tree.map(turned, cache, new), joined, jnp.concatenate([old, own], axis=2)
 
 
-def forget(cache: Cache, tokens: jax.Array) -> Cache:
-    """Zeros in the column of token tokens [B] of each slot."""
-    at = (tokens % cache.columns)[:, None]
+def taken_back(before: Cache, after: Cache, columns: jax.Array, counts: jax.Array) -> Cache:
+    """`after` has read tokens behind the first columns [B] of each slot, at most as many as a ring
+    has columns: the same with counts [B] of them, by what was there `before`. (Where no token
+    overwrites another, the rest stands behind the slot's last token.)"""
+    if not after.is_ring:
+        return after
+    fresh = _newest(columns + counts, after.columns) >= columns[:, None]
+    axis = token_axis(after.order)
+
+    def turned(old, new):
+        shape = [x if i in (0, axis) else 1 for i, x in enumerate(old.shape)]
+        return jnp.where(fresh.reshape(shape), new, old)
+
+    return jax.tree.map(turned, before, after)
+
+
+def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
+    """Zeros in the columns of token tokens [B] of each slot and of the next ones, `count` in all;
+    what is out of range is dropped."""
+    at = tokens[:, None] + jnp.arange(count)[None, :]
+    at = at % cache.columns if cache.is_ring else at
 
     def zero(x):
         axis = token_axis(cache.order)
-        return _write(x, jnp.zeros_like(jax.lax.slice_in_dim(x, 0, 1, axis=axis)), at, cache.order)
+        shape = [count if i == axis else size for i, size in enumerate(x.shape)]
+        return _write(x, jnp.zeros(shape, x.dtype), at, cache.order)
 
     return jax.tree.map(zero, cache)
 

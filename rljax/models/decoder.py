@@ -44,11 +44,7 @@ class Pass:
     # [levels, B, M, D] (deepstack).
     where: jax.Array | None = None
     levels: jax.Array | None = None
-
-    @property
-    def is_step(self) -> bool:
-        """Whether every row reads one token."""
-        return self.columns is not None and self.segments.shape[1] == 1
+    is_step: bool = False  # whether every row reads one token, or a few, to draw the next
 
     def split(self, x: jax.Array) -> jax.Array:
         """The residual stream [B, S, D] as the mesh holds it between layers."""

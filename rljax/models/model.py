@@ -401,24 +401,33 @@ class Model:
         """Read one token per row, tokens [B], as token columns [B] of its slot -> logits [B, V]
         float32 of the next, new caches. Positions are columns + shift [B]: an image takes fewer
         positions than tokens."""
+        return self.decode_tokens(unstacked, tokens[:, None], columns, None, caches, shift)
+
+    def decode_tokens(self, unstacked, tokens: jax.Array, columns, counts, caches, shift=0):
+        """`decode_step` of a few tokens per row, tokens [B, S] of which counts [B] are real (None:
+        all) -> logits of the token behind each, row after row [B S, V], new caches."""
         decoder, layers, head = unstacked
-        x, caches = self._read(decoder, layers, tokens[:, None], columns, None, caches, shift)
+        inputs = (tokens, columns, counts, caches, shift)
+        x, caches = self._read(decoder, layers, *inputs, is_step=True)
         hidden = before_head(self._normed(decoder, x), self.mesh, self.config.vocab_size)
         logits = self._head_logits(head, hidden, self._turns_weights and self.config.tie_embeddings)
-        return logits_by_rows(logits[:, 0], self.mesh), caches
+        return logits_by_rows(logits.reshape(-1, logits.shape[-1]), self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
         decoder, layers, _ = unstacked
         return self._read(decoder, layers, tokens, columns, counts, caches, shift)[1]
 
-    def _read(self, decoder: Decoder, layers, tokens, columns, counts, caches, shift):
+    def _read(
+        self, decoder: Decoder, layers, tokens, columns, counts, caches, shift, is_step=False
+    ):
         ahead = jnp.arange(tokens.shape[1])
         positions = (columns + shift)[:, None] + ahead[None, :]
         real = jnp.ones_like(tokens)
         if counts is not None:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
-        call = Pass(self.mesh, self._angles(positions), real, columns, counts)
+        is_step = is_step or tokens.shape[1] == 1
+        call = Pass(self.mesh, self._angles(positions), real, columns, counts, is_step=is_step)
         x = call.split(decoder.embed(tokens))
         new_caches = []
         for (graph, weights, index), one in zip(layers, caches, strict=True):

@@ -24,6 +24,7 @@ from rljax.models import cache
 from rljax.models.cache_pages import Pool
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
+from rljax.sampler import speculation
 from rljax.sampler.memory import check_memory, check_pages, pool_for
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import Entry, Slots, Tokens
@@ -64,6 +65,7 @@ class Engine:
     forcing_tokens: int = 0  # room for the phrases of interruptions; 0 = none can be asked for
     page_tokens: int = 0  # of a page of keys and values; 0 = each slot has its columns to itself
     pages: int = 0  # of all slots together; 0 = as many as their columns take
+    draft_tokens: int = 0  # that a step reads beside the newest one (rljax.sampler.speculation)
 
     def __post_init__(self):
         for name in ("slots", "tokens", "steps", "stop_ids"):
@@ -73,6 +75,7 @@ class Engine:
         if self.tokens > self.model.config.max_tokens:
             rule = f"at most the model's context, {self.model.config.max_tokens}"
             raise InputError("sampler tokens", value=self.tokens, rule=rule)
+        speculation.check(self.model.config, self.draft_tokens)
         check_memory(self.model, self.slots, self.tokens, self.kv_dtype, self.pool)
 
     @property
@@ -199,9 +202,9 @@ class Engine:
         return _insert(self, prefix, state, slots, source, entry, first)
 
     def generate(self, params, state: Slots, steps, enough_free=None) -> tuple[Slots, Tokens, int]:
-        """Decodes up to `steps` tokens in every live slot, or until `enough_free` slots are
-        not live. Returns the state, Tokens of `self.steps` rows, and the steps done. `state`
-        is donated."""
+        """Does up to `steps` steps, each a token (with drafts: or more) in every live slot, or
+        until `enough_free` slots are not live. Returns the state, Tokens of `self.steps` rows (or
+        more), and the steps done. `state` is donated."""
         enough_free = self.slots if enough_free is None else enough_free
         return _generate(self, params, state, steps, enough_free)
 
@@ -273,7 +276,7 @@ def _program(*, donate=()):
 @functools.partial(jax.jit, static_argnums=0)
 def _init_state(engine: Engine, rules, forcing) -> Slots:
     room = (engine.slots, engine.tokens, engine.kv_dtype, rules, forcing, engine.pool)
-    return _pinned(engine, slot.empty([engine.model], *room))
+    return _pinned(engine, slot.empty([engine.model], *room, engine.draft_tokens))
 
 
 @_program()
@@ -347,6 +350,7 @@ def _insert(engine, prefix: Prefix, state: Slots, slots, source, entry, first=No
 def _generate(engine: Engine, params, state: Slots, steps, enough_free):
     models = [(engine.model, engine.model.unstack(params, engine.steps))]
     steps = jnp.minimum(steps, engine.steps)
+    state = dataclasses.replace(state, drafts=speculation.uncounted(state.drafts))
     state, tokens, done = slot.decode(models, 0.0, state, steps, engine.steps, enough_free)
     return _pinned(engine, state), tokens, done
 
@@ -358,6 +362,8 @@ def _extend(engine: Engine, params, state: Slots, slots, tokens, counts, entry, 
         state = dataclasses.replace(state, live=live)
     else:
         state = slot.enter(state, entry, slots, live)
+    drafts = speculation.extended(state.drafts, slots, state.length, tokens, counts)
+    state = dataclasses.replace(state, drafts=drafts)
     if len(slots) * row_shards(engine.model.mesh) >= engine.slots:
         return _pinned(engine, _extended_in_place(engine, params, state, slots, tokens, counts))
     taken = _taken(engine, state, slots)

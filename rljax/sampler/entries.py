@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
 from rljax.sampler.keys import budgets
 from rljax.sampler.requests import Sampling, alike
@@ -64,9 +65,12 @@ def entry_of(
     for i, sample in enumerate(samples):
         key[i] = sample.key
     rules, which = _rules(engine, requests)
+    history = None
+    if engine.draft_tokens:
+        history = speculation.histories(rows, engine.tokens, [sample.ids for sample in samples])
     return Entry(
         _column(length, rows), _column(token, rows), _column(limit, rows),
-        np.zeros(rows, np.int32), key, rules, _forcing(engine, requests, samples), which,
+        np.zeros(rows, np.int32), key, rules, _forcing(engine, requests, samples), which, history,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax import hosts
-from rljax.arrays import place
+from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
@@ -33,6 +33,7 @@ from rljax.sampler.whole_batch import (
     rollout,
     shard_count,
 )
+from rljax.tracking import timing
 
 WHOLE_BATCH = Decoding()
 
@@ -88,12 +89,14 @@ def generate(
     stops = (sampling.stop_strings, decoding.decode)
     # Hosts that may be told to stop look up after every turn, too.
     if fits_a_turn(shape, rows) or finished is None and hosts.count() == 1:
-        batch = rollout(*arguments)
+        batch, drafted = rollout(*arguments)
     else:
         tell = lambda *_: None  # noqa: E731
         if finished is not None:
             tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
-        batch = in_turns(*arguments, finished=tell, stop=stop)
+        batch, drafted = in_turns(*arguments, finished=tell, stop=stop)
+    if drafted is not None:
+        timing.drafted(*fetch(drafted).tolist())
     if sampling.stop_strings:
         batch = cut_at_stop_strings(batch, np.repeat(lengths, n), *stops)
     return _at_home(batch, model, home)
@@ -127,7 +130,7 @@ def _arguments(
     """The program's arguments, placed on the mesh, and its shape."""
     rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
-    shape = Shape(n, slots, sampling.max_response_tokens, decoding.kv_dtype, decoding.look_every)
+    shape = _shape(n, slots, sampling, decoding)
     columns = prompts.shape[1] + sampling.max_response_tokens
     check_memory(model, slots, columns, decoding.kv_dtype)
     key = key if sampling.seed is None else jax.random.key(sampling.seed)
@@ -148,6 +151,11 @@ def _arguments(
     return (model, shape, params, *placed, version, forcing, images, second), shape
 
 
+def _shape(n: int, slots: int, sampling: Sampling, decoding: Decoding) -> Shape:
+    how = (decoding.kv_dtype, decoding.look_every, decoding.draft_tokens)
+    return Shape(n, slots, sampling.max_response_tokens, *how)
+
+
 def planned_rollout(
     model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, second=None
 ) -> tuple[dict[str, tuple], Batch]:
@@ -161,7 +169,7 @@ def planned_rollout(
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
-    shape = Shape(n, slots, response, decoding.kv_dtype, decoding.look_every)
+    shape = _shape(n, slots, sampling, decoding)
     requests = [sampling] * rows
     forcing = None
     if sampling.thinking_tokens:
@@ -182,10 +190,11 @@ def planned_rollout(
         engine = Engine(
             model, slots, columns + response, kv_dtype=decoding.kv_dtype,
             page_tokens=decoding.page_tokens, pages=decoding.pages,
+            draft_tokens=decoding.draft_tokens,
         )  # fmt: skip
         hosts = engine.programs(params, count, columns)
         programs = {"prefill": (*hosts["prefill"], 1), "generate": (*hosts["generate"], turns)}
-    batch = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
+    batch, _ = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
     chosen = np.arange(columns + response) >= columns
     batch = batch.replace(

@@ -42,6 +42,7 @@ def host_rollout(
         kv_dtype=decoding.kv_dtype,
         page_tokens=decoding.page_tokens,
         pages=decoding.pages,
+        draft_tokens=decoding.draft_tokens,
         stop_ids=stop_room([sampling]),
         forcing_tokens=forcing_room([sampling]) if sampling.thinking_tokens else 0,
     )

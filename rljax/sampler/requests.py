@@ -120,6 +120,9 @@ class Decoding:
     weight_dtype: str = ""  # float32 | bfloat16 | int8; "" = as the weights are
     page_tokens: int = 0  # of a page of keys and values; 0 = contiguous slots
     pages: int = 0  # of all slots together; 0 = as many as slots x columns take
+    # Tokens that a step reads beside the newest one, copied from where a row's newest tokens have
+    # stood before, and kept where they are what is drawn; 0 = off.
+    draft_tokens: int = 0
 
     def __post_init__(self):
         if self.slots < 0:

@@ -19,8 +19,10 @@ from rljax.batch import FinishReason
 from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
-from rljax.sampler.draw import Rules, mode_of, sample
+from rljax.sampler import speculation
+from rljax.sampler.draw import Drawn, Rules, mode_of, sample
 from rljax.sampler.requests import Sampling
+from rljax.sampler.speculation import Drafts
 
 
 def _struct(cls):
@@ -57,6 +59,7 @@ class Slots:
     rules: Rules
     forcing: Forcing | None
     table: jax.Array | None = None  # [B, P] int32: the pages of each slot; None: contiguous
+    drafts: Drafts | None = None  # where several tokens are read at a time
 
 
 @_struct
@@ -72,8 +75,9 @@ class Tokens:
 
 
 def empty(
-    models: list[Model], slots: int, columns: int, kv_dtype: str, rules, forcing, pool=None
-) -> Slots:
+    models: list[Model], slots: int, columns: int, kv_dtype: str, rules, forcing, pool=None,
+    draft_tokens=0,
+) -> Slots:  # fmt: skip
     """Empty slots (inside a program), of a Pool of pages where there is one. `rules` and `forcing`
     are templates of any number of rows."""
     whole = lambda value, dtype: jnp.full((slots,), value, dtype)  # noqa: E731
@@ -91,6 +95,7 @@ def empty(
         rules=rules,
         forcing=forcing,
         table=jnp.full((slots, pool.pages_for(columns)), pool.count, jnp.int32) if pool else None,
+        drafts=speculation.empty(slots, columns, draft_tokens),
     )
 
 
@@ -148,9 +153,9 @@ def forcing_room(requests: list[Sampling]) -> int:
 def _force(forcing: Forcing, ids, total, live):
     """Replaces the sampled next tokens by those of an interruption, where slots have `total` [B]
     tokens. Returns ids [B], forced [B] bool, and forcing."""
-    begins = forcing.thinking & (total >= forcing.budget)
+    begins = live & forcing.thinking & (total >= forcing.budget)
     inside = (forcing.forced > 0) & (forcing.forced < forcing.phrase_tokens)
-    forced = live & (begins | inside)
+    forced = begins | (live & inside)
     at = jnp.where(begins, 0, forcing.forced)
     width = forcing.phrase.shape[1]
     token = jnp.take_along_axis(forcing.phrase, jnp.minimum(at, width - 1)[:, None], axis=1)[:, 0]
@@ -178,11 +183,22 @@ def _note(forcing: Forcing, ids, emitted) -> Forcing:
 def step(models, weight, slots: Slots, mode=None) -> tuple[Slots, Tokens]:
     """Reads each live slot's token and draws the next one. models: [(Model, unstacked weights)] of
     one model, or of two whose logits are mixed by `weight`. `mode`: see `sample`."""
-    logits, caches = _next_logits(models, weight, slots)
+    read = slots.token[:, None]
+    logits, caches = _next_logits(models, weight, slots, read, None)
+    drawn = sample(logits, slots.key, slots.length + 1, slots.rules, mode, _apart(models))
+    return _emit(dataclasses.replace(slots, caches=caches), drawn, slots.live)
+
+
+def _apart(models) -> bool:
+    """Whether draws record the very log-probs of training."""
+    return models[0][0].config.batch_invariant and len(models) == 1
+
+
+def _emit(slots: Slots, drawn: Drawn, going: jax.Array) -> tuple[Slots, Tokens]:
+    """The slots `going` [B], which are live, get the token that was drawn for their next place, or
+    the one that is forced."""
     total = slots.length + 1
-    apart = models[0][0].config.batch_invariant and len(models) == 1
-    drawn = sample(logits, slots.key, total, slots.rules, mode, apart)
-    emitted = slots.live & drawn.finite
+    emitted = going & drawn.finite
     ids, forcing = drawn.ids, slots.forcing
     forced = jnp.zeros_like(emitted)
     if forcing is not None:
@@ -197,10 +213,9 @@ def step(models, weight, slots: Slots, mode=None) -> tuple[Slots, Tokens]:
     reason = jnp.where(full, FinishReason.LENGTH, reason)
     slots = dataclasses.replace(
         slots,
-        caches=caches,
         length=slots.length + emitted,
         token=jnp.where(emitted, ids, slots.token),
-        live=emitted & ~stopped & ~full,
+        live=jnp.where(going, emitted & ~stopped & ~full, slots.live),
         reason=reason.astype(jnp.int32),
         forcing=forcing,
     )
@@ -215,11 +230,59 @@ def step(models, weight, slots: Slots, mode=None) -> tuple[Slots, Tokens]:
     )
 
 
-def _next_logits(models, weight, slots: Slots):
-    """The logits [B, V] of the one model, or of the mixture, and the new caches of each."""
+def step_with_drafts(models, weight, slots: Slots, mode=None, *, always=False):
+    """`step` that reads a draft, too (rljax.sampler.speculation), and draws behind all of it. The
+    Tokens are [1 + D, B]. Where no slot has a draft it reads one token, unless `always`: devices
+    meet to know."""
+    total = slots.length + 1
+    room = jnp.where(slots.live, slots.limit - total - 1, 0)  # the last token is never read
+    draft, count = speculation.look_up(slots.drafts, total, room)
+
+    def alone(slots: Slots):
+        slots, new = step(models, weight, slots, mode)
+        behind = ((0, draft.shape[1]), (0, 0))
+        return slots, jax.tree.map(lambda x: jnp.pad(x[None], behind), new)
+
+    along = lambda slots: _read_along(models, weight, slots, mode, draft, count)  # noqa: E731
+    if always:
+        slots, tokens = along(slots)
+    else:
+        slots, tokens = jax.lax.cond(jnp.any(count > 0), along, alone, slots)
+    drafts = speculation.recorded(slots.drafts, total, count, tokens.ids, tokens.valid)
+    return dataclasses.replace(slots, drafts=drafts), tokens
+
+
+def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots, Tokens]:
+    """Reads each slot's token and the first count [B] of draft [B, D]; draws at every place, and
+    keeps what was drawn as long as it is what was read."""
+    rows, size = draft.shape[0], 1 + draft.shape[1]
+    read = jnp.concatenate([slots.token[:, None], draft], axis=1)
+    logits, caches = _next_logits(models, weight, slots, read, 1 + count)
+    places = (slots.length + 1)[:, None] + jnp.arange(size)[None, :]
+    key, rules = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), (slots.key, slots.rules))
+    drawn = sample(logits, key, places.reshape(-1), rules, mode)
+    drawn = jax.tree.map(lambda x: x.reshape(rows, size), drawn)
+    after, going, tokens = dataclasses.replace(slots, caches=caches), slots.live, []
+    for at in range(size):
+        after, new = _emit(after, jax.tree.map(lambda x, i=at: x[:, i], drawn), going)
+        tokens.append(new)
+        if at < size - 1:
+            going = new.valid & after.live & (at < count) & (new.ids == draft[:, at])
+    kept = after.length - slots.length
+    caches = tuple(
+        [cache.taken_back(*one, slots.length, kept) for one in zip(*each, strict=True)]
+        for each in zip(slots.caches, after.caches, strict=True)
+    )
+    tokens = jax.tree.map(lambda *x: jnp.stack(x), *tokens)
+    return dataclasses.replace(after, caches=caches), tokens
+
+
+def _next_logits(models, weight, slots: Slots, read, counts):
+    """The logits [B S, V] behind tokens read [B, S], of which counts [B] are real, of the one
+    model, or of the mixture, and the new caches of each."""
     tabled = [cache.with_table(caches, slots.table) for caches in slots.caches]
     outputs = [
-        model.decode_step(weights, slots.token, slots.length, caches, slots.shift)
+        model.decode_tokens(weights, read, slots.length, counts, caches, slots.shift)
         for (model, weights), caches in zip(models, tabled, strict=True)
     ]
     logits = outputs[0][0]
@@ -230,7 +293,8 @@ def _next_logits(models, weight, slots: Slots):
 
 def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, look_every: int = 1):
     """Decodes up to `steps` <= room steps. Ends early when no slot is live, or when `enough_free`
-    of them are not. Returns the slots, Tokens of `room` steps, and how many steps were done.
+    of them are not. Returns the slots, Tokens of `room` steps (with drafts: of all tokens that they
+    may give a slot), and how many steps were done.
 
     All devices meet to look whether it ends. Between slices that takes long: they do it every
     `look_every` steps, and some steps at the end decode nothing.
@@ -238,6 +302,9 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, loo
     count = slots.token.shape[0]
     enough_free = count if enough_free is None else enough_free
     mode = mode_of(slots.rules)  # here: in the loop all devices would meet at each step
+    before, drafts = slots.length, slots.drafts
+    if drafts is not None:
+        room = min(room * (1 + drafts.tokens), drafts.history.shape[1])
 
     def more(carry):
         done, slots, _ = carry
@@ -246,6 +313,11 @@ def decode(models, weight, slots: Slots, steps, room: int, enough_free=None, loo
 
     def one(carry):
         done, slots, tokens = carry
+        if drafts is not None:
+            given, how = slots.length - before, dict(always=look_every > 1)
+            slots, new = step_with_drafts(models, weight, slots, mode, **how)
+            put = lambda old, x: speculation.put(old, x, new.valid, given)  # noqa: E731
+            return done + 1, slots, jax.tree.map(put, tokens, new)
         slots, new = step(models, weight, slots, mode)
         return done + 1, slots, jax.tree.map(lambda a, x: a.at[done].set(x), tokens, new)
 
@@ -275,6 +347,7 @@ class Entry:
     rules: Rules
     forcing: Forcing | None
     which: jax.Array | None = None  # the row of `rules` of each; None: its own
+    history: jax.Array | None = None  # [M, columns]: its tokens, for slots that draft
 
 
 def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
@@ -290,8 +363,9 @@ def enter(slots: Slots, entry: Entry, at: jax.Array, live=True) -> Slots:
             getattr(entry, f.name),
         )
         for f in dataclasses.fields(Entry)
-        if f.name != "which"
+        if f.name not in ("which", "history")
     }
+    fields["drafts"] = speculation.entered(slots.drafts, at, entry.history)
     live = slots.live.at[at].set(live, mode="drop")
     reason = slots.reason.at[at].set(jnp.int32(FinishReason.ABORT), mode="drop")
     return dataclasses.replace(slots, live=live, reason=reason, **fields)

@@ -22,6 +22,7 @@ from rljax import hosts
 from rljax.arrays import fetch, told_to_stop
 from rljax.batch import FinishReason
 from rljax.errors import InputError
+from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
 from rljax.sampler.entries import checked, entry_of
 from rljax.sampler.keys import Keys, request_key
@@ -75,6 +76,7 @@ class Sampler:
         self._prompts = Prompts(engine, self.cache, self._places.seats, chunk_tokens, prefill_rows)
         # Of the decode steps done so far: slot-steps, and how many of them gave a token.
         self.slot_steps = self.live_slot_steps = self.dispatches = 0
+        self.drafted = self.kept_drafts = 0  # tokens; each that is kept is one more of its step
         self.host_s = self.device_s = 0.0
 
     # -- requests
@@ -254,10 +256,14 @@ class Sampler:
         places.state, tokens, done = self.engine.generate(params, places.state, steps, enough)
         told = told_to_stop(self.engine.model.mesh)
         told = None if told is None else _any(told)
-        ended = (tokens, done, places.state.live, places.state.reason, told)
-        tokens, done, live, reason, told = fetch(ended)
+        drafts = speculation.totals(places.state.drafts)
+        ended = (tokens, done, places.state.live, places.state.reason, told, drafts)
+        tokens, done, live, reason, told, drafts = fetch(ended)
         if told:
             hosts.stop_here()
+        if drafts is not None:
+            self.drafted, self.kept_drafts = self.drafted + int(drafts[1]), self.kept_drafts + int(drafts[2])
+            self.live_slot_steps -= int(drafts[2])
         decoded = time.perf_counter()
         events = self._collect(tokens, int(done), live, reason, version)
         self.host_s += ready - started + time.perf_counter() - decoded
@@ -296,12 +302,13 @@ class Sampler:
         self.slot_steps += done * len(self._places.slots)
         counts, now, events = tokens.valid.sum(axis=0), time.monotonic(), []
         self.live_slot_steps += int(counts.sum())
-        records = np.zeros((len(self._places.slots), done), RECORD)
+        most = int(counts.max())
+        records = np.zeros((len(self._places.slots), most), RECORD)
         for name, values in (
             ("ids", tokens.ids), ("logprobs", tokens.logp), ("log_kept", tokens.log_kept),
             ("entropy", tokens.entropy), ("chosen", tokens.chosen),
         ):  # fmt: skip
-            records[name] = values[:done].T
+            records[name] = values[:most].T
         records["versions"] = version
         forced = (tokens.valid & ~tokens.chosen).sum(axis=0).tolist()
         counts, live, reason = counts.tolist(), live.tolist(), reason.tolist()

@@ -26,6 +26,7 @@ from rljax.mesh import constrain_rows, replicated, row_shards
 from rljax.models import cache
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
+from rljax.sampler import speculation
 from rljax.tracking import timing
 
 # Steps between two refills at most, and how many slots of B wait for one: B / REFILL.
@@ -60,6 +61,7 @@ class Shape:
     response_tokens: int
     kv_dtype: str
     look_every: int = 1
+    draft_tokens: int = 0
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
@@ -68,7 +70,8 @@ def rollout(
     second,
 ):  # fmt: skip
     """The program of a whole batch. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of
-    R rows; forcing, images and second are None, or arrays."""
+    R rows; forcing, images and second are None, or arrays. Returns the batch, and the
+    counts of drafts (speculation.totals)."""
     rows, count = prompts.shape[0] * shape.n, shape.slots
     prompt_batch, queue, carry = _start(
         model, shape, params, prompts, lengths, keys, rules, forcing, images, second
@@ -86,8 +89,9 @@ def rollout(
         carry = _refill_all(carry, queue, shape, shards)
         return _decode(models, second, carry, shape, room, shards)[0]
 
-    out = jax.lax.while_loop(more, once, carry)[3]
-    return _batch(model, shape, out, lengths, version, images, prompt_batch, queue.shift)
+    slots, *_, out = jax.lax.while_loop(more, once, carry)
+    batch = _batch(model, shape, out, lengths, version, images, prompt_batch, queue.shift)
+    return batch, speculation.totals(slots.drafts)
 
 
 def _start(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second):
@@ -101,7 +105,8 @@ def _start(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, 
         one.prefill(p, prompt_batch, prompts.shape[1], shape.kv_dtype) for one, p in models
     )
     queue = _Queue(prefix, prompts, lengths, shift, keys, rules, forcing)
-    first = slot.empty([one for one, _ in models], count, total, shape.kv_dtype, rules, forcing)
+    how = (count, total, shape.kv_dtype, rules, forcing, shape.draft_tokens)
+    first = slot.empty([one for one, _ in models], *how)
     out = _empty_record(jnp.repeat(prompts, shape.n, axis=0), jnp.repeat(lengths, shape.n), shape)
     taken = jnp.zeros((shard_count(model, prompts.shape[0], count),), jnp.int32)
     return prompt_batch, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
@@ -189,8 +194,8 @@ def _pinned(carry, model: Model):
 def in_turns(
     model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
     second, finished: Callable[[int, list[int], int], None], stop: Callable[[], bool] | None,
-) -> Batch:  # fmt: skip
-    """The batch of `rollout`. `finished(row, ids, reason)` is called as rows end, on every host for
+):  # fmt: skip
+    """What `rollout` returns. `finished(row, ids, reason)` is called as rows end, on every host for
     every row, while the devices decode the next turn; once `stop` says so, that turn is the
     last. Where hosts were told to stop, all of them do so between the same two turns."""
     start = (prompts, lengths, keys, rules, forcing, images, second)
@@ -210,7 +215,8 @@ def in_turns(
         for row, said, why in responses.take(owner, live, reason, ids, valid):
             finished(row, said, why)
         if not going or (stop is not None and stop()):
-            return _finish(model, shape, carry[3], queue, version, images, prompt_batch)
+            batch = _finish(model, shape, carry[3], queue, version, images, prompt_batch)
+            return batch, speculation.totals(carry[0].drafts)
 
 
 class _Responses:
@@ -295,9 +301,10 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
         head = tuple(slice(0, size) for size in new.shape)
         return old.at[head].set(jnp.where(where, new, old[head]))
 
-    # Where a row ended for logits that are not finite, its last column is not, either; those before
-    # it were finite or lie in the prompt's columns.
-    clean = tuple([cache.forget(one, slots.length) for one in each] for each in slots.caches)
+    # Where a row ended for logits that are not finite, its last column is not, either, nor are those
+    # of a draft; those before it were finite or lie in the prompt's columns.
+    read = 1 + shape.draft_tokens
+    clean = tuple([cache.forget(one, slots.length, read) for one in each] for each in slots.caches)
     caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)
     length = pick(queue.lengths, prompt)
     last = pick(
@@ -317,6 +324,9 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
         rules=jax.tree.map(lambda a, b: choose(a, pick(b, row)), slots.rules, queue.rules),
         forcing=jax.tree.map(lambda a, b: choose(a, pick(b, row)), slots.forcing, queue.forcing),
     )
+    if (drafts := slots.drafts) is not None:
+        history = choose(drafts.history, pick(queue.prompts, prompt))
+        fresh = dataclasses.replace(fresh, drafts=dataclasses.replace(drafts, history=history))
     return fresh, owner, taken
 
 

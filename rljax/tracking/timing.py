@@ -21,6 +21,8 @@ class Timings:
     spans: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
     live: list[tuple[float, int]] = dataclasses.field(default_factory=list)  # sequences decoding
     scoring: list[tuple[float, float]] = dataclasses.field(default_factory=list)  # of each sample
+    # Of decoding with drafts: steps of a sequence, tokens drafted, drafts kept.
+    drafts: dict[str, int] = dataclasses.field(default_factory=dict)
     # By role and name: what roles on devices of their own moved, and how long they were waited for.
     moves: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     # Weights that were brought to the layout of decoding.
@@ -72,6 +74,14 @@ def paged(metrics: dict[str, float]) -> None:
     """Records how full the pages of a rollout were."""
     if (timings := _timings.get()) is not None:
         timings.pages = metrics
+
+
+def drafted(steps: int, drafted: int, kept: int) -> None:
+    """Adds to the steps of sequences that decoded with drafts, the tokens drafted, and the drafts
+    that were kept."""
+    if (timings := _timings.get()) is not None:
+        for name, number in (("steps", steps), ("drafted", drafted), ("kept", kept)):
+            timings.drafts[name] = timings.drafts.get(name, 0) + number
 
 
 def scored(begun_s: float, ended_s: float) -> None:

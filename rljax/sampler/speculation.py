@@ -1,0 +1,142 @@
+"""Speculative decoding by prompt lookup: what may come next is copied from what the slot holds.
+
+A decode step reads a slot's newest token and, behind it, a draft: the tokens that followed the
+latest earlier occurrence of its newest n-gram, in its own prompt and response (arXiv 2304.04487;
+J. Saxena, prompt lookup decoding, 2023). Each place's token is drawn as without drafts, from the
+model's distribution there and with the place's own uniform; a draft is kept while it is what was
+drawn. So samples, and their distribution, are those of plain decoding (of exact speculative
+sampling, arXiv 2211.17192, the case of a draft that is certain, with the draws coupled).
+
+The step itself is in `slots`. Axes: B slots, C columns of a slot, D tokens of a draft.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.errors import InputError
+from rljax.models.config import ModelConfig
+
+N_GRAMS = (3, 2)  # sizes that are looked up, the first that occurs decides
+MOST_TOKENS = 64  # of a draft; logits of all of them are held at once
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drafts:
+    """What decoding with drafts holds beside the caches."""
+
+    history: jax.Array  # [B, C] int32: the tokens of each slot, prompt and response
+    counts: jax.Array  # [B, 3] uint32: steps that gave a token, tokens drafted, drafts kept
+    tokens: int = dataclasses.field(metadata={"static": True})  # D
+
+
+def check(config: ModelConfig, draft_tokens: int) -> None:
+    """Raises InputError where so long a draft cannot be read at once."""
+    if not 0 <= draft_tokens <= MOST_TOKENS:
+        raise InputError(
+            "sampler draft_tokens", value=draft_tokens, rule=f"from 0 (off) to {MOST_TOKENS}"
+        )
+    windows = [kind.window for kind in config.kinds if kind.window]
+    if draft_tokens and draft_tokens >= min(windows, default=draft_tokens + 1):
+        raise InputError(
+            "sampler draft_tokens",
+            value=draft_tokens,
+            rule=f"below the model's smallest sliding window, {min(windows)}",
+        )
+
+
+def empty(slots: int, columns: int, draft_tokens: int) -> Drafts | None:
+    """Of empty slots (inside a program); None where nothing is drafted."""
+    if not draft_tokens:
+        return None
+    history = jnp.zeros((slots, columns), jnp.int32)
+    return Drafts(history, jnp.zeros((slots, 3), jnp.uint32), draft_tokens)
+
+
+def look_up(drafts: Drafts, total: jax.Array, room: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The draft of each slot of total [B] tokens, of at most room [B]: (ids [B, D], how many [B],
+    0 where its newest tokens have not occurred before).
+
+    Behind the newest token a draft goes on with its own beginning: what repeats, repeats again.
+    """
+    history = drafts.history
+    place = jnp.arange(history.shape[1])[None, :]
+    end, same = jnp.full(total.shape, -1), place <= (total - 2)[:, None]
+    for back in range(max(N_GRAMS)):
+        one = jnp.take_along_axis(history, jnp.maximum(total - 1 - back, 0)[:, None], axis=1)
+        same &= (jnp.roll(history, back, axis=1) == one) & (place >= back)
+        if back + 1 in N_GRAMS:  # longer ones come later, and decide
+            latest = jnp.max(jnp.where(same, place, -1), axis=1)
+            end = jnp.where(latest >= 0, latest, end)
+    distance = total - 1 - end
+    ahead = jnp.arange(drafts.tokens)[None, :] % jnp.maximum(distance, 1)[:, None]
+    ids = jnp.take_along_axis(history, end[:, None] + 1 + ahead, axis=1)
+    return ids, jnp.where(end >= 0, jnp.clip(room, 0, drafts.tokens), 0)
+
+
+def recorded(drafts: Drafts, total, drafted, ids, valid) -> Drafts:
+    """With the new tokens ids [S, B] behind total [B] of each slot, of which the valid ones [S, B]
+    come first; drafted [B] of them were guessed."""
+    added = jnp.sum(valid, axis=0)
+    gave = (added > 0).astype(jnp.int32)
+    new = jnp.stack([gave, drafted, added - gave], axis=1)
+    counts = drafts.counts + new.astype(jnp.uint32)
+    history = _appended(drafts.history, total, ids.T, added)
+    return dataclasses.replace(drafts, history=history, counts=counts)
+
+
+def _appended(history, total, ids, added):
+    """History [B, C] with ids [B, S], the first added [B] of them, behind its first total [B]."""
+    at = jnp.arange(history.shape[1])[None, :] - total[:, None]
+    new = jnp.take_along_axis(ids, jnp.clip(at, 0, ids.shape[1] - 1), axis=1)
+    return jnp.where((at >= 0) & (at < added[:, None]), new, history)
+
+
+def entered(drafts: Drafts | None, slots, history) -> Drafts | None:
+    """Slots [M] hold the tokens history [M, C] from here on; one out of range is dropped."""
+    if drafts is None:
+        return None
+    if history is None:
+        raise InputError("an entry without its tokens", fix="Entry(history=) where slots draft")
+    new = drafts.history.at[slots].set(history, mode="drop")
+    return dataclasses.replace(drafts, history=new)
+
+
+def extended(drafts: Drafts | None, slots, length, tokens, counts) -> Drafts | None:
+    """With tokens [M, S], of which counts [M] are real, behind the next token of slots [M], of
+    which length [B] are read."""
+    if drafts is None:
+        return None
+    some = jnp.take(drafts.history, slots, axis=0, mode="clip")
+    total = jnp.take(length, slots, mode="clip") + 1
+    return entered(drafts, slots, _appended(some, total, tokens, counts))
+
+
+def uncounted(drafts: Drafts | None) -> Drafts | None:
+    """With counts that begin anew."""
+    return drafts and dataclasses.replace(drafts, counts=jnp.zeros_like(drafts.counts))
+
+
+def put(old: jax.Array, new: jax.Array, valid, given) -> jax.Array:
+    """A dispatch's tokens old [k, B] with the valid ones of new [S, B] behind the first given [B]
+    of each slot."""
+    at = given[None, :] + jnp.arange(new.shape[0])[:, None]
+    at = jnp.where(valid, at, old.shape[0])
+    write = lambda old, at, new: old.at[at].set(new, mode="drop")  # noqa: E731
+    return jax.vmap(write, in_axes=1, out_axes=1)(old, at, new)
+
+
+def histories(rows: int, columns: int, ids) -> np.ndarray:
+    """Sequences of ids as host rows [rows, C]; those behind them are blank."""
+    out = np.zeros((rows, columns), np.int32)
+    for row, one in enumerate(ids):
+        out[row, : len(one)] = one
+    return out
+
+
+def totals(drafts: Drafts | None) -> jax.Array | None:
+    """The counts of all slots: [3]; None where nothing is drafted."""
+    return None if drafts is None else jnp.sum(drafts.counts, axis=0)
