@@ -88,6 +88,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "sampler.page_tokens",
     "sampler.pages",
+    "sampler.draft_tokens",
     "hosts.stall_s",
     "reward.memory_gb",
     "environment.max_calls",

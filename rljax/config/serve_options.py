@@ -36,6 +36,10 @@ class ServeOptions(CompilerOptions, TrustOptions):
     )
     page_tokens: int = option(0, "Of a page of keys and values; 0 = slots of their own", low=0)
     pages: int = option(0, "Of all slots together; 0 = as many as they take", low=0)
+    draft_tokens: int = option(
+        0, "Read in a step, copied from where the newest tokens have stood before; 0 = off",
+        low=0, high=64
+    )  # fmt: skip
     chunk_tokens: int = option(256, "Of a prompt, read between two dispatches", low=1)
     steps: int = option(8, "Tokens per dispatch: how often streams get text", low=1)
     max_waiting: int = option(256, "Samples that may wait for a slot; more get a 503", low=0)

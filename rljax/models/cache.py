@@ -377,8 +377,10 @@ def taken_back(before: Cache, after: Cache, columns: jax.Array, counts: jax.Arra
 
 
 def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
-    """Zeros in the columns of token tokens [B] of each slot and of the next ones, `count` in all;
-    what is out of range is dropped."""
+    """Zeros in the columns of token tokens [B] of each slot and of the next ones, `count` in all.
+    Of a ring only the first, as the others hold what is seen still; what is out of range is
+    dropped."""
+    count = 1 if cache.is_ring else count
     at = tokens[:, None] + jnp.arange(count)[None, :]
     at = at % cache.columns if cache.is_ring else at
 

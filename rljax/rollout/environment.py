@@ -170,6 +170,7 @@ class Environment:
             kv_dtype=decoding.kv_dtype,
             page_tokens=decoding.page_tokens,
             pages=decoding.pages,
+            draft_tokens=decoding.draft_tokens,
             stop_ids=stop_room([turn]),
             forcing_tokens=forcing_room([turn]) if turn.thinking_tokens else 0,
         )
@@ -247,6 +248,7 @@ class Environment:
             "slots/parked": driver.parked / dispatches,
             "slots/reread_tokens": float(driver.sampler.reread_tokens),
             **driver.sampler.page_metrics(),
+            **driver.sampler.draft_metrics(),
         }
 
 

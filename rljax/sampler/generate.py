@@ -18,6 +18,7 @@ from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
+from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
 from rljax.sampler.host_rollout import host_rollout
 from rljax.sampler.keys import budgets, request_keys
@@ -241,6 +242,12 @@ def _check(
     if sampling.stop_strings and decoding.decode is None:
         raise InputError("sampler stop_strings need a tokenizer", fix="pass Decoding(decode=)")
     sampling.check_token_ids(vocab_size)
+    speculation.check(model.config, decoding.draft_tokens)
+    if second is not None and decoding.draft_tokens:
+        raise InputError(
+            "sampler draft_tokens", value=decoding.draft_tokens,
+            rule="0 where two models decode together", fix="sampler.draft_tokens=0",
+        )  # fmt: skip
     if second is not None and second.model.config.vocab_size != vocab_size:
         raise InputError(
             "vocabulary of the second model",

@@ -65,6 +65,8 @@ def host_rollout(
                 if sample.finish_reason is None:
                     sampler.abort(sample)
     timing.paged(sampler.page_metrics())
+    if engine.draft_tokens:
+        timing.drafted(sampler.live_slot_steps, sampler.drafted, sampler.kept_drafts)
     return place(_batch(samples, engine.tokens, n), model.mesh)
 
 

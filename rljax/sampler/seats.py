@@ -117,7 +117,8 @@ class Seats:
     def _needed(self, sample: Sample) -> int:
         """Pages: for what is there, and what one dispatch may read."""
         left = sample.sampling.max_response_tokens - sample.drawn
-        tokens = sample.size - 1 + min(self.engine.steps, left)
+        most = self.engine.steps * (1 + self.engine.draft_tokens) + self.engine.draft_tokens
+        tokens = sample.size - 1 + min(most, left)
         return max(1, -(-tokens // self.pages.page_tokens))
 
     def shared(self, sample: Sample) -> int:

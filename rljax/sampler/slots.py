@@ -258,22 +258,26 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
     rows, size = draft.shape[0], 1 + draft.shape[1]
     read = jnp.concatenate([slots.token[:, None], draft], axis=1)
     logits, caches = _next_logits(models, weight, slots, read, 1 + count)
-    places = (slots.length + 1)[:, None] + jnp.arange(size)[None, :]
+    columns = (slots.length + 1)[:, None] + jnp.arange(size)[None, :]
     key, rules = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), (slots.key, slots.rules))
-    drawn = sample(logits, key, places.reshape(-1), rules, mode)
-    drawn = jax.tree.map(lambda x: x.reshape(rows, size), drawn)
-    after, going, tokens = dataclasses.replace(slots, caches=caches), slots.live, []
-    for at in range(size):
-        after, new = _emit(after, jax.tree.map(lambda x, i=at: x[:, i], drawn), going)
-        tokens.append(new)
-        if at < size - 1:
-            going = new.valid & after.live & (at < count) & (new.ids == draft[:, at])
+    drawn = sample(logits, key, columns.reshape(-1), rules, mode)
+    drawn = jax.tree.map(lambda x: x.reshape(rows, size).T, drawn)
+
+    def one(carry, place):
+        after, going = carry
+        at, drawn, ahead = place
+        after, new = _emit(after, drawn, going)
+        return (after, new.valid & after.live & (at < count) & (new.ids == ahead)), new
+
+    # (Behind the last place nothing was read.)
+    places = (jnp.arange(size), drawn, jnp.pad(draft.T, ((0, 1), (0, 0)), constant_values=-1))
+    start = (dataclasses.replace(slots, caches=()), slots.live)
+    (after, _), tokens = jax.lax.scan(one, start, places)
     kept = after.length - slots.length
     caches = tuple(
         [cache.taken_back(*one, slots.length, kept) for one in zip(*each, strict=True)]
-        for each in zip(slots.caches, after.caches, strict=True)
+        for each in zip(slots.caches, caches, strict=True)
     )
-    tokens = jax.tree.map(lambda *x: jnp.stack(x), *tokens)
     return dataclasses.replace(after, caches=caches), tokens
 
 

@@ -33,6 +33,7 @@ from rljax.sampler.prompts import Prompts
 from rljax.sampler.requests import Sampling
 from rljax.sampler.sample import RECORD, Event, Partial, Sample
 from rljax.sampler.turns import Return
+from rljax.tracking import timing
 
 # Decode steps at most between two chunks of a prompt that has a slot to go to.
 STEPS_BETWEEN_CHUNKS = 8
@@ -150,6 +151,11 @@ class Sampler:
         """Compiles what is needed where pages are short, or found again."""
         self._places.warm_up(params)
 
+    def draft_metrics(self) -> dict[str, float]:
+        """What drafts gave so far; {} without drafts."""
+        steps = self.live_slot_steps if self.engine.draft_tokens else 0
+        return timing.draft_metrics(steps, self.drafted, self.kept_drafts)
+
     def abort(self, sample: Sample, error: str = "aborted by the caller") -> Sample:
         """End a sample where it stands."""
         self._remove(sample)
@@ -262,7 +268,8 @@ class Sampler:
         if told:
             hosts.stop_here()
         if drafts is not None:
-            self.drafted, self.kept_drafts = self.drafted + int(drafts[1]), self.kept_drafts + int(drafts[2])
+            self.drafted += int(drafts[1])
+            self.kept_drafts += int(drafts[2])
             self.live_slot_steps -= int(drafts[2])
         decoded = time.perf_counter()
         events = self._collect(tokens, int(done), live, reason, version)

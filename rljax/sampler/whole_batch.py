@@ -105,7 +105,7 @@ def _start(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, 
         one.prefill(p, prompt_batch, prompts.shape[1], shape.kv_dtype) for one, p in models
     )
     queue = _Queue(prefix, prompts, lengths, shift, keys, rules, forcing)
-    how = (count, total, shape.kv_dtype, rules, forcing, shape.draft_tokens)
+    how = (count, total, shape.kv_dtype, rules, forcing, None, shape.draft_tokens)
     first = slot.empty([one for one, _ in models], *how)
     out = _empty_record(jnp.repeat(prompts, shape.n, axis=0), jnp.repeat(lengths, shape.n), shape)
     taken = jnp.zeros((shard_count(model, prompts.shape[0], count),), jnp.int32)
@@ -301,8 +301,8 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
         head = tuple(slice(0, size) for size in new.shape)
         return old.at[head].set(jnp.where(where, new, old[head]))
 
-    # Where a row ended for logits that are not finite, its last column is not, either, nor are those
-    # of a draft; those before it were finite or lie in the prompt's columns.
+    # Where a row ended for logits that are not finite, its last column is not, either, nor are
+    # those of a draft; those before it were finite or lie in the prompt's columns.
     read = 1 + shape.draft_tokens
     clean = tuple([cache.forget(one, slots.length, read) for one in each] for each in slots.caches)
     caches = jax.tree.map(lambda old, new: choose(old, pick(new, prompt)), clean, queue.prefix)

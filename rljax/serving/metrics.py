@@ -26,6 +26,10 @@ METRICS = {
     "pages/preemptions": (
         "preemptions_total", "counter", "Samples that were taken out of their slots for pages",
     ),
+    "drafts/kept": ("drafts_kept_ratio", "gauge", "Share of the drafted tokens that were kept"),
+    "drafts/tokens_per_step": (
+        "tokens_per_step_ratio", "gauge", "Tokens that a step of a slot gave, mean",
+    ),
     "version": ("parameters_version", "gauge", "Version of the parameters"),
 }  # fmt: skip
 

@@ -51,6 +51,7 @@ def make_worker(policy: SavedPolicy, options: ServeOptions) -> Worker:
         steps=options.steps,
         page_tokens=options.page_tokens,
         pages=options.pages,
+        draft_tokens=options.draft_tokens,
         stop_ids=len(parser(options.calls, policy.tokenizer).stop_ids(policy.tokenizer)),
     )
     sampler = _sampler(engine, options, policy.tokenizer.decode)

@@ -122,7 +122,7 @@ class Worker:
             "slot_tokens": sampler.engine.tokens,
             "pending_samples": sampler.pending,
             "room_samples": self.room,
-            "tokens": sampler.live_slot_steps,
+            "tokens": sampler.live_slot_steps + sampler.kept_drafts,
             "slot_occupancy": sampler.live_slot_steps / max(1, sampler.slot_steps),
             "dispatches": sampler.dispatches,
             "host_s": sampler.host_s,
@@ -131,6 +131,7 @@ class Worker:
             "prefix_cache_reused_tokens": sampler.cache.reused_tokens,
             "version": self.version,
             **sampler.page_metrics(),
+            **sampler.draft_metrics(),
         }
 
     def close(self) -> None:

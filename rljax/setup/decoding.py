@@ -30,6 +30,7 @@ def decoding_of(config: Config, tokenizer: Tokenizer, slices: int = 1) -> Decodi
         layout=parsed(sampler.layout),
         weight_dtype=sampler.weight_dtype,
         page_tokens=sampler.page_tokens,
+        draft_tokens=sampler.draft_tokens,
         pages=sampler.pages,
     )
 

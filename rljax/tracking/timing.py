@@ -31,9 +31,17 @@ class Timings:
     pages: dict[str, float] = dataclasses.field(default_factory=dict)  # of the last rollout
 
     def decoding_metrics(self) -> dict[str, float]:
-        """What bringing weights to decoding took, and how full its pages were."""
+        """What bringing weights to decoding took, how full its pages were, what drafts gave."""
         synced = {"sync/bytes": float(self.synced_bytes), "sync/seconds": self.synced_s}
-        return synced | self.pages
+        return synced | self.pages | draft_metrics(**self.drafts)
+
+
+def draft_metrics(steps: int = 0, drafted: int = 0, kept: int = 0) -> dict[str, float]:
+    """Of decoding with drafts: steps of a sequence, tokens drafted, drafts kept; {} of none."""
+    if not steps:
+        return {}
+    per_step = (steps + kept) / steps
+    return {"drafts/kept": kept / max(drafted, 1), "drafts/tokens_per_step": per_step}
 
 
 _timings: contextvars.ContextVar[Timings | None] = contextvars.ContextVar("timings", default=None)
