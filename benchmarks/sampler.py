@@ -1,6 +1,6 @@
 """The cost of decoding against the machine's floor: prints JSON.
 
-python benchmarks/sampler.py [--model=27m] [--parts=a,b,c,d] [--slots=32,128] [--repeats=3]
+python benchmarks/sampler.py [--model=27m] [--parts=a,b,c,d,e] [--slots=32,128] [--repeats=3]
 
 Models: 27m (that of grpo_step.py, float32), 1b (8 layers, bfloat16), 8b (36 layers, bfloat16), with
 random weights. Prompts of 32 tokens, temperature 1.
@@ -8,7 +8,8 @@ random weights. Prompts of 32 tokens, temperature 1.
 (a) 128 new tokens in every slot. (b) 256 requests, groups of 8, over 32 slots, lengths geometric
 with mean 32 and at most 128 (1 token in 32 stops a response): slots that refill (on the device, and
 from the host) against batches of 32 that wait for their longest row. (c) as (a) behind 896 tokens.
-(d) time to the first token of one request alone, prompts of 32 and 896 tokens.
+(d) time to the first token of one request alone, prompts of 32 and 896 tokens. (e) decoding with
+drafts against decoding without, on text that repeats itself and on text that does not.
 
 The floor of a step is compute plus memory: FLOPs (2 per weight but the embedding, and per cached
 number) over the rate of a matmul of 4,096 rows of the model's own sizes, plus bytes (weights,
@@ -18,6 +19,7 @@ same process. CPU seconds are of the process.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import time
@@ -219,11 +221,55 @@ class Bench:
             }
         return rows
 
+    def drafted(self) -> dict:
+        """(e): one slot and eight, with drafts of 0, 4 and 8 tokens in turn. Text that repeats
+        itself: greedy, of a model without attention, whose next token depends on the newest alone.
+        Text that does not: temperature 1 of the random model."""
+        zero = lambda path, x: x * ("['o']" not in jax.tree_util.keystr(path))  # noqa: E731
+        circles = jax.tree_util.tree_map_with_path(zero, self.params)
+        texts = {"repeats": (circles, 0.0), "does_not_repeat": (self.params, 1.0)}
+        rows: dict = {name: [] for name in texts}
+        for (name, (params, temperature)), slots in itertools.product(texts.items(), (1, 8)):
+            prompts = self.prompts(slots, PROMPT)[0]
+            how = Sampling(max_response_tokens=NEW, temperature=temperature)
+            runs = {d: self._drafting(params, prompts, how, d) for d in (0, 4, 8)}
+            for run in runs.values():
+                run()  # compiles
+            found = {d: [] for d in runs}
+            for _ in range(self.repeats):
+                for d, run in runs.items():
+                    found[d].append(run())
+            for d, all_runs in found.items():
+                wall, cpu = (statistics.median(one[i] for one in all_runs) for i in (0, 1))
+                plain = [statistics.median(one[i] for one in found[0]) for i in (0, 1)]
+                rows[name].append({
+                    "slots": slots, "draft_tokens": d, "steps_of_a_slot": all_runs[0][2] / slots,
+                    "wall_s": wall, "plain_over_wall": plain[0] / wall,
+                    "plain_over_cpu": plain[1] / cpu,
+                })  # fmt: skip
+        return rows
+
+    def _drafting(self, params, prompts, how: Sampling, draft_tokens: int):
+        """A run of one sample of each prompt: -> (wall seconds, CPU seconds, slot-steps)."""
+        slots = len(prompts)
+        engine = Engine(self.model, slots, PROMPT + NEW, steps=NEW, draft_tokens=draft_tokens)
+
+        def run():
+            sampler = Sampler(engine, chunk_tokens=PROMPT, prefill_rows=slots)
+            for prompt in prompts:
+                sampler.submit(prompt, how)
+            start, used = time.perf_counter(), time.process_time()
+            list(sampler.run(params))
+            used = time.process_time() - used
+            return time.perf_counter() - start, used, sampler.live_slot_steps
+
+        return run
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=SIZES, default="27m")
-    parser.add_argument("--parts", default="a,b,c,d")
+    parser.add_argument("--parts", default="a,b,c,d,e")
     parser.add_argument("--slots", default="32,128")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -244,6 +290,8 @@ def main() -> None:
         report["c_long_context"] = [bench.fixed(slots[0], LONG)]
     if "d" in parts:
         report["d_first_token"] = bench.first_token()
+    if "e" in parts:
+        report["e_drafts"] = bench.drafted()
     print(json.dumps(report, indent=2))
 
 
