@@ -33,6 +33,7 @@ from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import cache_pages
 from rljax.models.attention_paths import LANES, pad_axis, paged_takes, whole_pages
 from rljax.models.cache_pages import Pool, token_axis
+from rljax.models.cache_ring import newest, take
 from rljax.models.config import ModelConfig
 
 DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
@@ -266,13 +267,6 @@ def _like(cache: Cache, parts) -> Cache:
     return _encode(parts, dtype, cache.order, cache.window)
 
 
-def _newest(total: jax.Array, columns: int) -> jax.Array:
-    """The token that a ring of T columns holds in each column after `total` [B] tokens: [B, T],
-    below 0 where none."""
-    last = total[:, None] - 1
-    return last - (last - jnp.arange(columns)[None, :]) % columns
-
-
 def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dtype: str, window):
     """The cache of right-padded prompts, with room for `columns` tokens: parts [B, S, K, E],
     lengths [B], of a layer with `window`."""
@@ -285,16 +279,8 @@ def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dty
         return jax.tree.map(lambda x: jnp.pad(x, room[: x.ndim]), cache)
     if not window:
         raise InputError("prompt columns", value=tokens, rule=f"at most the {columns} of the cache")
-    kept = jnp.maximum(_newest(lengths, held), 0)
-    return jax.tree.map(lambda x: _take(x, kept, axis), cache)
-
-
-def _take(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
-    """x's tokens at index [B, T], row by row."""
-    shape = [
-        index.shape[0] if i == 0 else index.shape[1] if i == axis else 1 for i in range(x.ndim)
-    ]
-    return jnp.take_along_axis(x, index.reshape(shape), axis=axis)
+    kept = jnp.maximum(newest(lengths, held), 0)
+    return jax.tree.map(lambda x: take(x, kept, axis), cache)
 
 
 def remember(cache: Cache, parts, columns: jax.Array, counts: jax.Array | None):
@@ -317,7 +303,7 @@ def remember(cache: Cache, parts, columns: jax.Array, counts: jax.Array | None):
     at = place % cache.columns if cache.is_ring else place
     cache = jax.tree.map(lambda c, x: _write(c, x, at, cache.order), cache, new)
     if cache.is_ring:
-        held = _newest(columns + 1, cache.columns)
+        held = newest(columns + 1, cache.columns)
         return cache, cache, (held >= 0)[:, None, :]
     behind = place[:, :, None] - jnp.arange(cache.columns)[None, None, :]
     allowed = behind >= 0
@@ -343,37 +329,21 @@ def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
     queries look at both and the write comes after."""
     axis, tokens, held = token_axis(cache.order), place.shape[1], cache.columns
     counts = jnp.full_like(columns, tokens) if counts is None else counts
-    before = _newest(columns, held)
+    before = newest(columns, held)
     distance = place[:, :, None] - before[:, None, :]
     old = (before >= 0)[:, None, :] & (distance < cache.window)
     near = jnp.arange(tokens)[:, None] - jnp.arange(tokens)[None, :]
     own = jnp.broadcast_to((near >= 0) & (near < cache.window), (len(columns), tokens, tokens))
     joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=axis), cache, new)
-    after = _newest(columns + counts, held)
+    after = newest(columns + counts, held)
     fresh = after >= columns[:, None]
     index = jnp.clip(after - columns[:, None], 0, tokens - 1)
 
     def turned(old, new):
         shape = [fresh.shape[0] if i == 0 else held if i == axis else 1 for i in range(old.ndim)]
-        return jnp.where(fresh.reshape(shape), _take(new, index, axis), old)
+        return jnp.where(fresh.reshape(shape), take(new, index, axis), old)
 
     return jax.tree.map(turned, cache, new), joined, jnp.concatenate([old, own], axis=2)
-
-
-def taken_back(before: Cache, after: Cache, columns: jax.Array, counts: jax.Array) -> Cache:
-    """`after` has read tokens behind the first columns [B] of each slot, at most as many as a ring
-    has columns: the same with counts [B] of them, by what was there `before`. (Where no token
-    overwrites another, the rest stands behind the slot's last token.)"""
-    if not after.is_ring:
-        return after
-    fresh = _newest(columns + counts, after.columns) >= columns[:, None]
-    axis = token_axis(after.order)
-
-    def turned(old, new):
-        shape = [x if i in (0, axis) else 1 for i, x in enumerate(old.shape)]
-        return jnp.where(fresh.reshape(shape), new, old)
-
-    return jax.tree.map(turned, before, after)
 
 
 def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
@@ -394,7 +364,7 @@ def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
 
 def first_tokens(cache: Cache, counts: jax.Array) -> Cache:
     """The cache after its first counts [B] tokens, zeros in what no later token sees."""
-    held = _newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
+    held = newest(counts, cache.columns) if cache.is_ring else jnp.arange(cache.columns)[None, :]
     filled = (held >= 0) & (held < counts[:, None])
     if cache.window:
         filled &= held > (counts - cache.window)[:, None]

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from rljax.batch import FinishReason
 from rljax.mesh import BATCH_AXES, replicated, row_sharding, row_shards
 from rljax.models import cache
+from rljax.models.cache_ring import taken_back
 from rljax.models.model import Model
 from rljax.sampler import speculation
 from rljax.sampler.draw import Drawn, Rules, mode_of, sample
@@ -275,7 +276,7 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
     (after, _), tokens = jax.lax.scan(one, start, places)
     kept = after.length - slots.length
     caches = tuple(
-        [cache.taken_back(*one, slots.length, kept) for one in zip(*each, strict=True)]
+        [taken_back(*one, slots.length, kept) for one in zip(*each, strict=True)]
         for each in zip(slots.caches, caches, strict=True)
     )
     return dataclasses.replace(after, caches=caches), tokens
