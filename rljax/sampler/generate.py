@@ -96,8 +96,7 @@ def generate(
         if finished is not None:
             tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
         batch, drafted = in_turns(*arguments, finished=tell, stop=stop)
-    if drafted is not None:
-        timing.drafted(*fetch(drafted).tolist())
+    timing.drafted(*() if drafted is None else fetch(drafted).tolist())
     if sampling.stop_strings:
         batch = cut_at_stop_strings(batch, np.repeat(lengths, n), *stops)
     return _at_home(batch, model, home)

@@ -84,7 +84,7 @@ def paged(metrics: dict[str, float]) -> None:
         timings.pages = metrics
 
 
-def drafted(steps: int, drafted: int, kept: int) -> None:
+def drafted(steps: int = 0, drafted: int = 0, kept: int = 0) -> None:
     """Adds to the steps of sequences that decoded with drafts, the tokens drafted, and the drafts
     that were kept."""
     if (timings := _timings.get()) is not None:
