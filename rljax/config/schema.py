@@ -139,9 +139,8 @@ class SamplerConfig(Settings):
     # of a prompt (with loop="host", and in environments). 0 = each slot has its columns to itself.
     page_tokens: int = 0
     pages: int = 0  # of all slots together; 0 = as many as their columns take
-    # Speculative decoding: so many tokens are read beside the newest one in a step, copied from
-    # where a response's newest tokens have stood before, in it or its prompt, and kept where they
-    # are what is drawn. Samples stay what they are; for text that repeats itself. 0 = off.
+    # Speculative decoding: so many tokens, copied from where the newest ones have stood before, are
+    # read in a step and kept where they are what is drawn; samples stay what they are. 0 = off.
     draft_tokens: int = 0
     # (low, high): each sample may think for a number of tokens drawn from this range; where
     # end_of_thinking has not come by then, interrupt_phrase is forced (mask 0) and the answer goes

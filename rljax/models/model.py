@@ -56,8 +56,6 @@ from rljax.models.remat import layer_input, recomputed
 from rljax.models.trees import nested, split
 from rljax.models.vision.names import STACKED
 
-LOGITS_COLUMNS = 64  # of `likeliest`
-
 # Steps of a program from which on turning the weights, 3 to 4 times a copy of them, is repaid.
 TURNED_STEPS = 16
 
@@ -262,28 +260,6 @@ class Model:
         head = decoder.head_weight("lm")
         return _preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
 
-    def likeliest(self, params: dict, batch: Batch, count: int, temperature=1.0):
-        """The `count` likeliest choices after tokens[b, :t], the first one first: ids [B, S, count]
-        and their log-probs, and the log-prob of tokens[b, t] itself [B, S], of one log-softmax.
-        Column 0 means nothing. Logits of so many columns at a time are held: LOGITS_COLUMNS."""
-        decoder = self._bind(params)
-        hidden = _preceding(self._hidden(decoder, batch), batch)
-        head, (b, s, _) = decoder.head_weight("lm"), hidden.shape
-        size = min(LOGITS_COLUMNS, s)
-        whole = -(-s // size) * size
-        hidden = jnp.pad(hidden, ((0, 0), (0, whole - s), (0, 0)))
-        tokens = jnp.pad(batch.tokens, ((0, 0), (0, whole - s)))
-        columns = lambda x: x.reshape(b, -1, size, *x.shape[2:]).swapaxes(0, 1)  # noqa: E731
-
-        def some(part):
-            hidden, tokens = part
-            logp = jax.nn.log_softmax(self._head_logits(head, hidden) / temperature)
-            best, ids = jax.lax.top_k(logp, count)
-            return ids, best, jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
-
-        out = jax.lax.map(some, (columns(hidden), columns(tokens)))
-        return tuple(x.swapaxes(0, 1).reshape(b, whole, *x.shape[3:])[:, :s] for x in out)
-
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2
         logsumexp(z)): [B, S]."""
@@ -316,14 +292,14 @@ class Model:
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         hidden = jnp.take_along_axis(hidden, columns[:, None, None], axis=1)[:, 0]
-        return self._head_logits(decoder.head_weight("lm"), hidden)
+        return self.head_logits(decoder.head_weight("lm"), hidden)
 
     def logits(self, params: dict, batch: Batch) -> jax.Array:
         """[B, S, V] float32: for parity tests and probes only; training never builds it."""
         decoder = self._bind(params)
-        return self._head_logits(decoder.head_weight("lm"), self._hidden(decoder, batch))
+        return self.head_logits(decoder.head_weight("lm"), self._hidden(decoder, batch))
 
-    def _head_logits(self, head, hidden, turned=False):
+    def head_logits(self, head, hidden, turned=False):
         """The sampler's head: the same rules of precision and cap as the trainer's. `turned`: it is
         [V, D], and few rows meet it (layers.project_turned)."""
         config = self.config
@@ -410,7 +386,7 @@ class Model:
         inputs = (tokens, columns, counts, caches, shift)
         x, caches = self._read(decoder, layers, *inputs, is_step=True)
         hidden = before_head(self._normed(decoder, x), self.mesh, self.config.vocab_size)
-        logits = self._head_logits(head, hidden, self._turns_weights and self.config.tie_embeddings)
+        logits = self.head_logits(head, hidden, self._turns_weights and self.config.tie_embeddings)
         return logits_by_rows(logits.reshape(-1, logits.shape[-1]), self.mesh), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):

@@ -77,16 +77,15 @@ def generate(
     model, params, second = _on_layout(model, params, second, decoding)
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding, second)
-    prompts = prompts.astype(np.int32)
-    rows = prompts.shape[0] * n
+    prompts, rows = prompts.astype(np.int32), prompts.shape[0] * n
     if decoding.loop == "host":
         _refuse_on_host(images, second)
         inputs = (prompts, lengths, key, sampling)
         options = dict(n=n, version=version, decoding=decoding, finished=finished, stop=stop)
         return _at_home(host_rollout(model, params, *inputs, **options), model, home)
     images = images and place(images, model.mesh)
-    inputs = (prompts, lengths, key, sampling, n, decoding)
-    arguments, shape = _arguments(model, params, *inputs, version, images, second)
+    inputs = (prompts, lengths, key, sampling, n, decoding, version, images, second)
+    arguments, shape = _arguments(model, params, *inputs)
     stops = (sampling.stop_strings, decoding.decode)
     # Hosts that may be told to stop look up after every turn, too.
     if fits_a_turn(shape, rows) or finished is None and hosts.count() == 1:

@@ -261,7 +261,7 @@ def _read_along(models, weight, slots: Slots, mode, draft, count) -> tuple[Slots
     logits, caches = _next_logits(models, weight, slots, read, 1 + count)
     columns = (slots.length + 1)[:, None] + jnp.arange(size)[None, :]
     key, rules = jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), (slots.key, slots.rules))
-    drawn = sample(logits, key, columns.reshape(-1), rules, mode)
+    drawn = sample(logits, key, columns.reshape(-1), rules, mode, _apart(models))
     drawn = jax.tree.map(lambda x: x.reshape(rows, size).T, drawn)
 
     def one(carry, place):

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rljax.arrays import fetch
@@ -14,6 +15,7 @@ from rljax.models.model import Model
 
 SHORTEST = 128  # columns of a pass; a longer one has a power of two of them, so few are compiled
 MOST_LIKELIEST = 20  # tokens at a place, the most that OpenAI's API allows
+LOGITS_COLUMNS = 64  # whose logits are held at a time
 
 
 def prompt_logprobs(
@@ -63,5 +65,22 @@ def _logprobs(model: Model, params, batch: Batch, temperature):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _likeliest(model: Model, params, batch: Batch, temperature):
-    count = min(MOST_LIKELIEST, model.config.vocab_size)
-    return model.likeliest(params, batch, count, temperature)
+    """The likeliest choices after tokens[b, :t], the first one first: ids and their log-probs
+    [B, S, MOST_LIKELIEST], and the log-prob of tokens[b, t] itself [B, S], of one log-softmax.
+    Column 0 means nothing."""
+    hidden, head = model.readout(params, batch)
+    b, s = batch.tokens.shape
+    size = min(LOGITS_COLUMNS, s)
+    whole = -(-s // size) * size
+    hidden = jnp.pad(hidden, ((0, 0), (0, whole - s), (0, 0)))
+    tokens = jnp.pad(batch.tokens, ((0, 0), (0, whole - s)))
+    columns = lambda x: x.reshape(b, -1, size, *x.shape[2:]).swapaxes(0, 1)  # noqa: E731
+
+    def some(part):
+        hidden, tokens = part
+        logp = jax.nn.log_softmax(model.head_logits(head, hidden) / temperature)
+        best, ids = jax.lax.top_k(logp, min(MOST_LIKELIEST, model.config.vocab_size))
+        return ids, best, jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
+
+    out = jax.lax.map(some, (columns(hidden), columns(tokens)))
+    return tuple(x.swapaxes(0, 1).reshape(b, whole, *x.shape[3:])[:, :s] for x in out)
