@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sampler_cases import prompts, tiny, weights
-from tiny_run import tiny_config
+from tiny_run import metrics_rows, policy_bytes, tiny_config
 
 from rljax.batch import behaviour_logprobs
 from rljax.correction.ratios import log_ratio
 from rljax.errors import InputError
 from rljax.evaluation.saved import load_policy
 from rljax.sampler import Sampling, generate
+from rljax.sampler.layout import copied_bytes
 from rljax.setup import build
+from rljax.setup.policies import sample_all
+from rljax.tracking.timing import collect
 from rljax.training import train
 from rljax.validation import validate
 
@@ -125,6 +128,32 @@ def test_a_run_whose_decoding_has_a_layout_samples_the_same(whole, tmp_path):
     # Split over fsdp or not split at all: norms are whole on each of the eight.
     assert 4 * size <= copied < 4.2 * size
     assert all(0 < row["sync/seconds"] < row["time/generate_s"] for row in metrics)
+
+
+def test_a_run_with_a_layout_and_narrow_weights_resumes_bitwise(tmp_path):
+    """One step and one more are two; what the sampler rounded shows in the mismatch. Evaluation,
+    with several calls, brings the weights there once."""
+    fields = dict(
+        mesh__data=1, mesh__fsdp=8, sampler__layout="mesh(data=8)", sampler__weight_dtype="int8",
+        sft__steps=0, steps=2, checkpoint__every_steps=1, evaluate__every_steps=0,
+    )  # fmt: skip
+    train(tiny_config(tmp_path / "whole", **fields))
+    train(tiny_config(tmp_path / "parts", **{**fields, "steps": 1}))
+    train(tiny_config(tmp_path / "parts", **fields))
+    assert policy_bytes(tmp_path / "parts") == policy_bytes(tmp_path / "whole")
+    rows = metrics_rows(tmp_path / "whole")
+    assert rows[-1] == metrics_rows(tmp_path / "parts")[-1]
+    assert all(1e-4 < row["mismatch/abs_logprob_diff_mean"] < 0.1 for row in rows)
+
+    policy = load_policy(tmp_path / "whole")  # on any devices: the layout was that of the run's
+    assert policy.actor().decoding.layout is None
+    row = dict(prompt="12>", ground_truth="", data_source="", extra_info={}, index=0)
+    records, _ = policy.encode([row] * 3)
+    ready = policy.ready(records, max_response_tokens=2)
+    with collect() as timings:
+        samples = sample_all(ready, records, key=jax.random.key(0), prompts_per_call=1)
+    like = policy.actor().decoding.of(policy.model).abstract()
+    assert len(samples) == 3 and timings.synced_bytes == copied_bytes(like)
 
 
 @pytest.mark.parametrize(
