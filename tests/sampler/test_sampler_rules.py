@@ -226,7 +226,8 @@ def test_slots_that_cannot_fit_are_refused_with_numbers(model):
 
 
 def test_logits_that_are_not_finite_end_their_request_alone():
-    """One token's embedding is NaN: a request that reads it ends; its slot's next is unharmed."""
+    """One token's embedding is NaN: a request that reads it ends; its slot's next is unharmed, and
+    so is who gets its pages."""
     model, poison = tiny(window=3), VOCAB - 1
     params = dict(weights(model))
     params["embedding"] = params["embedding"].at[poison].set(np.nan)
@@ -244,10 +245,15 @@ def test_logits_that_are_not_finite_end_their_request_alone():
     for i, line in enumerate(lines):
         want.submit([5 if token == poison else token for token in line], asked, request_ids=[i])
     want = {s.id: s for s in want.run(weights(model))}
-    for how in (dict(chunk_tokens=16, prefill_rows=4), dict(chunk_tokens=3)):
+    paged = dict(page_tokens=4, pages=14)
+    for pages, how in (
+        ({}, dict(chunk_tokens=16, prefill_rows=4)), ({}, dict(chunk_tokens=3)),
+        (paged, dict(chunk_tokens=3)),
+    ):  # fmt: skip
         sampler = Sampler(
-            Engine(model, 3, ROOM, steps=3), key=jax.random.key(1), prefix_cache_tokens=200, **how
-        )
+            Engine(model, 3, ROOM, steps=3, **pages),
+            key=jax.random.key(1), prefix_cache_tokens=200, **how,
+        )  # fmt: skip
         for i, line in enumerate(lines):
             sampler.submit(line, asked, request_ids=[i])
             if i % 4 == 0:  # these draw it, sooner or later, in mid-response
