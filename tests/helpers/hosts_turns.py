@@ -89,6 +89,7 @@ def main() -> None:
     hosts.start(init_timeout_s=120)
     model = dataclasses.replace(tiny(window=4), mesh=make_mesh(4, 1, 1))
     flat = dataclasses.replace(tiny(), mesh=model.mesh)
+    flat_versions = [flat.init(jax.random.key(seed)) for seed in (3, 4)]
     versions = [model.init(jax.random.key(seed)) for seed in (3, 4)]
     print(
         json.dumps(
@@ -98,7 +99,7 @@ def main() -> None:
                 "reread": play(model, versions, slots=3, parked=0, keep_cache=False),
                 # Each of 4 devices has 2 slots and pages for little more than one of them.
                 "paged": play(
-                    flat, versions, slots=8, parked=0, keep_cache=True, page_tokens=4, pages=72
+                    flat, flat_versions, slots=8, parked=0, keep_cache=True, page_tokens=4, pages=72
                 ),
                 "whole": whole(model, versions[0]),
             }
