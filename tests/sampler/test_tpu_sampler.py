@@ -270,12 +270,12 @@ PAGED = {"v5e:2x4": "fsdp=2 x tensor=4", "v5p:2x2x1": "data=2 x tensor=2", "v6e:
 
 @pytest.mark.parametrize("kind", PAGED)
 def test_pages_are_written_in_place_and_read_by_the_kernel_as_they_are(devices_of, kind):
-    """Half the pages that the columns of all slots would take; no chip holds or sends another's."""
+    """No chip holds another's pages, or sends any."""
     sizes = MESHES | {"data=2 x tensor=2": dict(data=2, fsdp=1, tensor=2)}
     model = Model(config(), make_mesh(**sizes[PAGED[kind]], devices=devices_of(kind)))
-    one = Engine(model, 2 * SLOTS, TOKENS, steps=8, page_tokens=128, pages=SLOTS * TOKENS // 128)
+    one = Engine(model, SLOTS, TOKENS, steps=8, page_tokens=128)
     state = one.abstract_state()
-    check_in_place(generate(one), state, model)
+    check_in_place(generate(one), state, model, exchanges=int(model.mesh.shape["fsdp"] > 1))
     assert kernels(generate(one), "ragged_paged_attention") == LAYERS
 
 
@@ -299,10 +299,10 @@ def test_without_a_kernel_pages_are_gathered_and_still_aliased(chips, how):
     nor scales, nor one array for keys and values: these layers gather what their slots hold."""
     one = engine(chips, "fsdp=2 x tensor=4", page_tokens=128, **how)
     memory = generate(one).memory_analysis()
-    caches = one.abstract_state().caches
-    assert memory.alias_size_in_bytes >= held_bytes(caches)
+    held = held_bytes(one.abstract_state().caches)
+    assert memory.alias_size_in_bytes >= held
     assert kernels(generate(one), "ragged_paged_attention") == 0
-    assert moved(generate(one).as_text(), cache_bytes(caches) // 8) == []
+    assert moved(generate(one).as_text(), held // 16) == []
 
 
 def test_a_whole_batch_holds_its_cache_once(chips):
