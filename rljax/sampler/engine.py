@@ -25,7 +25,7 @@ from rljax.models.cache_pages import Pool
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
-from rljax.sampler.memory import check_memory, check_pages, pool_for
+from rljax.sampler.memory import check_memory, check_pages, check_whole, pool_for
 from rljax.sampler.requests import STOP_IDS, Sampling, rules_of
 from rljax.sampler.slots import Entry, Slots, Tokens
 
@@ -69,8 +69,7 @@ class Engine:
 
     def __post_init__(self):
         for name in ("slots", "tokens", "steps", "stop_ids"):
-            if getattr(self, name) < 1:
-                raise InputError(f"sampler {name}", value=getattr(self, name), rule=">= 1")
+            check_whole(name, getattr(self, name), 1)
         check_pages(self.page_tokens, self.pages)
         if self.tokens > self.model.config.max_tokens:
             rule = f"at most the model's context, {self.model.config.max_tokens}"
@@ -410,12 +409,12 @@ def _fork(engine: Engine, state: Slots, source, slots, keys) -> Slots:
     taken = _taken(engine, state, jnp.reshape(source, (1,)))
     zeros = jnp.zeros(slots.shape, jnp.int32)
     state = slot.place(state, (taken.caches,), slots, zeros, engine.model.mesh)
-    rows = dataclasses.replace(state, caches=())
+    rows = dataclasses.replace(state, caches=(), table=None)
     copied = jax.tree.map(lambda x: x.at[slots].set(x[source], mode="drop"), rows)
-    copied = dataclasses.replace(
-        copied, caches=state.caches, key=copied.key.at[slots].set(keys, mode="drop")
-    )
-    return _pinned(engine, copied)
+    key = copied.key.at[slots].set(keys, mode="drop")
+    # The slots keep pages of their own.
+    own = dict(caches=state.caches, table=state.table, key=key)
+    return _pinned(engine, dataclasses.replace(copied, **own))
 
 
 @_program()

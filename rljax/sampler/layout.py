@@ -42,6 +42,14 @@ class Layout:
     tensor: int = 1
     expert: int = 0
 
+    def __post_init__(self):
+        sizes = dataclasses.asdict(self)
+        for name, size in sizes.items():
+            if type(size) is not int or size < -1 or size == 0 and name != "expert":
+                raise InputError(f"sampler.layout: {name}", value=size, rule="a size >= 1, or -1")
+        if list(sizes.values()).count(-1) > 1:
+            raise InputError("sampler.layout", value=sizes, rule="at most one size is -1")
+
     def mesh(self, training: Mesh) -> Mesh:
         """The mesh, over the devices of `training` in their order. Raises InputError where the
         sizes do not divide them."""
@@ -69,13 +77,7 @@ def mesh(*, data: int | None = None, fsdp: int = 1, tensor: int = 1, expert: int
     """The layout of a config. Without `data` it is what the other sizes leave."""
     if data is None:
         data = 1 if -1 in (fsdp, tensor, expert) else -1
-    sizes = dict(data=data, fsdp=fsdp, tensor=tensor, expert=expert)
-    for name, size in sizes.items():
-        if type(size) is not int or size < -1 or size == 0 and name != "expert":
-            raise InputError(f"sampler.layout: {name}", value=size, rule="a size >= 1, or -1")
-    if list(sizes.values()).count(-1) > 1:
-        raise InputError("sampler.layout", value=sizes, rule="at most one size is -1")
-    return Layout(**sizes)
+    return Layout(data, fsdp, tensor, expert)
 
 
 def parsed(text: str) -> Layout | None:
@@ -105,6 +107,9 @@ def decode_model(model: Model, layout: Layout | None, weight_dtype: str) -> Mode
     linear maps, the rest being in what is computed in. A quantised base and adapters stay as they
     are. Raises InputError where the layout does not fit the model."""
     config, target = model.config, layout.mesh(model.mesh) if layout else model.mesh
+    if config.batch_invariant and weight_dtype:
+        rule = "'' with model_settings.batch_invariant: the trainer's own weights"
+        raise InputError("sampler.weight_dtype", value=weight_dtype, rule=rule)
     held = config.lora.base if config.lora else ""
     if weight_dtype == "int8" and held not in KINDS:
         lora = config.lora or LoraConfig(rank=0)

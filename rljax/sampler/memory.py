@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from rljax.errors import InputError
 from rljax.mesh import row_shards
@@ -32,13 +33,16 @@ def _host_bytes() -> int | None:
     return int(sizes[0]) * 1024 if sizes else None
 
 
+def check_whole(name: str, value: int, least: int = 0) -> None:
+    """Raises InputError where a setting of the sampler is no number of things."""
+    if not isinstance(value, (int, np.integer)) or not least <= value < 2**30:
+        raise InputError(f"sampler {name}", value=value, rule=f"a whole number >= {least}")
+
+
 def check_pages(page_tokens: int, pages: int) -> None:
     """Raises InputError where these cannot be pages."""
-    if page_tokens < 0 or page_tokens >= 2**30:
-        raise InputError("sampler page_tokens", value=page_tokens, rule=">= 1, or 0: no pages")
-    if pages < 0 or pages >= 2**30:
-        rule = ">= 1, or 0: as many as slots x tokens take"
-        raise InputError("sampler pages", value=pages, rule=rule)
+    check_whole("page_tokens", page_tokens)
+    check_whole("pages", pages)
     if pages and not page_tokens:
         raise InputError("sampler pages without page_tokens", value=pages, fix="page_tokens=128")
 

@@ -12,6 +12,7 @@ from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.sampler.draw import Rules
 from rljax.sampler.layout import WEIGHT_DTYPES, Layout, decode_model, decode_weights
+from rljax.sampler.memory import check_pages, check_whole
 
 STOP_IDS = 16  # room for stop ids of a request, where none needs more
 LOOPS = ("device", "host")
@@ -125,8 +126,12 @@ class Decoding:
     draft_tokens: int = 0
 
     def __post_init__(self):
-        if self.slots < 0:
-            raise InputError("sampler slots", value=self.slots, rule=">= 1, or 0: one per row")
+        check_whole("slots", self.slots)
+        check_whole("look_every", self.look_every, 1)
+        check_pages(self.page_tokens, self.pages)
+        if not isinstance(self.layout, Layout | None):
+            rule = "a Layout: rljax.sampler.layout.parsed makes one of a config's text"
+            raise InputError("sampler layout", value=self.layout, rule=rule)
         if self.loop not in LOOPS:
             raise InputError("sampler loop", value=self.loop, rule=f"one of {', '.join(LOOPS)}")
         if self.page_tokens and self.loop != "host":

@@ -35,7 +35,7 @@ class Drafts:
 
 def check(config: ModelConfig, draft_tokens: int) -> None:
     """Raises InputError where so long a draft cannot be read at once."""
-    if not 0 <= draft_tokens <= MOST_TOKENS:
+    if not isinstance(draft_tokens, (int, np.integer)) or not 0 <= draft_tokens <= MOST_TOKENS:
         raise InputError(
             "sampler draft_tokens", value=draft_tokens, rule=f"from 0 (off) to {MOST_TOKENS}"
         )

@@ -26,7 +26,7 @@ from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
 from rljax.sampler.entries import checked, entry_of
 from rljax.sampler.keys import Keys, request_key
-from rljax.sampler.memory import check_memory
+from rljax.sampler.memory import check_memory, check_whole
 from rljax.sampler.places import FREE_SHARE, Places
 from rljax.sampler.prefix_cache import PrefixCache
 from rljax.sampler.prompts import Prompts
@@ -60,10 +60,9 @@ class Sampler:
         read of held samples whose slots others need. `decode`: ids -> text, for stop strings."""
         for name, value, least in (
             ("chunk_tokens", chunk_tokens, 1), ("prefill_rows", prefill_rows, 1),
-            ("parked_tokens", parked_tokens, 0),
+            ("parked_tokens", parked_tokens, 0), ("prefix_cache_tokens", prefix_cache_tokens, 0),
         ):  # fmt: skip
-            if value < least:
-                raise InputError(f"sampler {name}", value=value, rule=f">= {least}")
+            check_whole(name, value, least)
         self.engine, self.decode = engine, decode
         self._places = Places(engine, parked_tokens)
         self.cache = PrefixCache(engine.model.config, prefix_cache_tokens)

@@ -135,6 +135,11 @@ class JetStreamEngine:
             raise InputError(
                 "page_tokens of JetStream's engine", value=engine.page_tokens, rule=rule
             )
+        if engine.draft_tokens:
+            rule = "0: JetStream's orchestrator takes one token a step"
+            raise InputError(
+                "draft_tokens of JetStream's engine", value=engine.draft_tokens, rule=rule
+            )
         fits = [bucket for bucket in BUCKETS if bucket < engine.tokens]
         if not fits:
             rule = f"more than {BUCKETS[0]}, the shortest prompt that JetStream pads to"

@@ -18,7 +18,8 @@ from rljax.data.text.tokenizer import CharTokenizer, Tokenizer
 from rljax.environments.calls import parser
 from rljax.errors import InputError
 from rljax.sampler import Engine, Sampler, Sampling
-from rljax.sampler.layout import held_weights, parsed
+from rljax.sampler.layout import AUTO, held_weights, parsed
+from rljax.sampler.memory import check_pages
 from rljax.serving.worker import Worker
 from rljax.setup.decoding import decoding_of
 from rljax.setup.policies import SavedPolicy, load_policy
@@ -99,6 +100,11 @@ def example_request(address: str, tokenizer: Tokenizer) -> str:
 def serve(options: ServeOptions) -> None:
     """Load, listen, and serve until SIGINT or SIGTERM."""
     check_options(options)
+    check_pages(options.page_tokens, options.pages)
+    if options.layout == AUTO:
+        rule = "a mesh: what is fastest depends on the load, which nobody knows beforehand"
+        raise InputError("--layout", value=AUTO, rule=rule, fix='--layout="mesh(tensor=2)"')
+    parsed(options.layout)
     require_packages()
     # After the check: the extra may be absent.
     from rljax.serving.app import Loading, in_background, make_app

@@ -38,11 +38,16 @@ def one_device():
     return make_mesh(1, 1, 1, devices=jax.devices()[:1])
 
 
+def sizes(config: ExpertsConfig, weight_dtype="float32"):
+    """What a layer of experts reads of its model's config."""
+    return types.SimpleNamespace(
+        embed=EMBED, experts=config, weight_dtype=weight_dtype, init_std=0.02, batch_invariant=False
+    )
+
+
 def build(config: ExpertsConfig, *, seed=0, weight_dtype="float32"):
     """(apply(params, x, mesh, keep), params) with every weight random, biases too."""
-    model = types.SimpleNamespace(
-        embed=EMBED, experts=config, weight_dtype=weight_dtype, init_std=0.02
-    )
+    model = sizes(config, weight_dtype)
     graph, state = nnx.split(Experts(nnx.Rngs(0), model))
     rng = np.random.default_rng(seed)
     params = jax.tree.map(
@@ -293,9 +298,7 @@ MESHES = {
 
 def placed(params, mesh, config):
     """The parameters where rljax.mesh's rules put them."""
-    model = types.SimpleNamespace(
-        embed=EMBED, experts=config, weight_dtype="float32", init_std=0.02
-    )
+    model = sizes(config)
     state = nnx.split(nnx.eval_shape(lambda: Experts(nnx.Rngs(0), model)))[1]
     axes = {path: leaf.get_metadata()["axes"] for path, leaf in nnx.to_flat_state(state)}
 
@@ -422,9 +425,7 @@ def test_impossible_configs_are_refused():
 
 
 def test_every_logical_axis_has_a_rule():
-    model = types.SimpleNamespace(
-        embed=EMBED, experts=EVERYTHING, weight_dtype="float32", init_std=0.02
-    )
+    model = sizes(EVERYTHING)
     state = nnx.split(nnx.eval_shape(lambda: Experts(nnx.Rngs(0), model)))[1]
     for _, leaf in nnx.to_flat_state(state):
         axes = leaf.get_metadata()["axes"]

@@ -20,6 +20,7 @@ from rljax.errors import InputError
 from rljax.kernels.row_tiles import in_tiles
 from rljax.mesh import make_mesh
 from rljax.models.model import Model
+from rljax.sampler import Decoding
 from rljax.validation import validate
 
 TEXT = [name for name in FAMILIES if not name.endswith("_vl")]
@@ -169,5 +170,7 @@ def test_where_it_was_not_shown_it_is_refused():
         exact(plain).in_dtype("bfloat16")
     with pytest.raises(InputError, match="kv_dtype.*bfloat16"):
         jax.eval_shape(lambda: exact(plain).empty_caches(2, 8, "bfloat16"))
+    with pytest.raises(InputError, match="sampler.weight_dtype: got 'int8'"):
+        Decoding(weight_dtype="int8").of(exact(plain))
     with pytest.raises(InputError, match="text alone"):
         exact(family("qwen2_5_vl")[1])

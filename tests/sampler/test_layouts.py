@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sampler_cases import EOS, prompts, tiny
 
+from rljax.errors import InputError
 from rljax.mesh import make_mesh
 from rljax.models.adapters.quantise import dequantise
 from rljax.models.config import LatentConfig, LayerKind, LoraConfig
@@ -231,3 +232,11 @@ def test_a_new_version_never_decodes_with_older_weights(params):
             placed = step(placed)
         size = bytes_of(jax.tree.leaves(decoding.weights(model, placed)))
         assert held_bytes() == before + size  # older copies are gone
+
+
+@pytest.mark.parametrize("sizes", [dict(data=0), dict(data=-1, fsdp=-1), dict(data=-2)])
+def test_sizes_that_are_none_are_refused(sizes):
+    with pytest.raises(InputError, match="sampler.layout"):
+        Layout(**sizes)
+    with pytest.raises(InputError, match="sampler layout"):
+        Decoding(layout="mesh(data=1)")

@@ -5,6 +5,7 @@ import dataclasses
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import golden, lanes
@@ -255,11 +256,34 @@ def test_a_rollout_by_the_hosts_loop_says_how_full_its_pages_were():
 
 @pytest.mark.parametrize(
     "how",
-    [dict(page_tokens=-1), dict(pages=3), dict(page_tokens=4, pages=-1)],
+    [dict(page_tokens=-1), dict(pages=3), dict(page_tokens=4, pages=-1), dict(page_tokens=1.5)],
 )
 def test_bad_pages_are_refused_by_name(how):
     with pytest.raises(InputError, match="page"):
         Engine(tiny(), 2, ROOM, **how)
+    with pytest.raises(InputError, match="page"):
+        Decoding(loop="host", **how)
+
+
+def test_a_fork_writes_its_own_pages():
+    """The fork and its source go on as the source would have alone, each on pages of its own."""
+    model, params = tiny(), weights(tiny())
+    engine = engine_of(model, 3)
+    sampler = Sampler(engine, chunk_tokens=8)
+    sampler.submit([5, 6, 7, 8, 9], Sampling(max_response_tokens=20))
+    sampler.step(params)
+    state, first = sampler._places.state, engine.pool.pages_for(ROOM)
+    table = np.array(state.table)
+    table[0, 2:] = np.arange(2, first)  # two hold the prompt
+    table[2] = np.arange(first) + first
+    state = engine.with_table(state, table)
+    want = engine.generate(params, jax.tree.map(jnp.copy, state), 3)[1]
+    forked = engine.fork(state, 0, np.array([2]), np.asarray(state.key)[:1])
+    np.testing.assert_array_equal(forked.table, table)
+    found = engine.generate(params, forked, 3)[1]
+    for slot in (0, 2):
+        assert found.ids[:3, slot].tolist() == want.ids[:3, 0].tolist()
+        np.testing.assert_allclose(found.logp[:3, slot], want.logp[:3, 0], atol=1e-6)
 
 
 def test_a_pool_that_does_not_fit_is_refused_before_it_is_allocated():

@@ -188,7 +188,8 @@ def test_a_draft_is_what_followed_the_latest_occurrence_of_the_newest_tokens():
 
 def test_what_cannot_be_drafted_is_refused_by_name():
     model = tiny(window=4)
-    for drafts, words in ((-1, "from 0"), (65, "to 64"), (4, "smallest sliding window, 4")):
+    cases = ((-1, "from 0"), (65, "to 64"), (1.5, "1.5"), (4, "smallest sliding window, 4"))
+    for drafts, words in cases:
         with pytest.raises(InputError, match=words):
             Engine(model, 2, ROOM, draft_tokens=drafts)
     params = weights(tiny())

@@ -253,6 +253,8 @@ def test_limits_that_jetstream_must_know(engine, params):
         JetStreamEngine(dataclasses.replace(engine, tokens=16), lambda: params)
     with pytest.raises(InputError, match="says nothing of pages"):
         JetStreamEngine(dataclasses.replace(engine, page_tokens=8), lambda: params)
+    with pytest.raises(InputError, match="draft_tokens"):
+        JetStreamEngine(dataclasses.replace(engine, draft_tokens=3), lambda: params)
     with pytest.raises(InputError, match="without a tokenizer"):
         adapter.build_tokenizer(None)
     with pytest.raises(InputError, match="no stop strings"):
