@@ -43,6 +43,9 @@ class Contract:
     data: str = "rollouts"  # what a dataflow learns from: rljax.data.kinds
     rollout: str = ""  # the rollout around algorithm.collect that a dataflow needs
     needs_groups: bool = False  # a rollout that selects groups by unequal scores
+    # In flight, a rollout whose dead groups are replaced as they end: how many steps' groups may be
+    # dropped for one step, and what then ("error", "fill"). None: every group is learned from.
+    drops_dead: tuple[float, str] | None = None
     # Rewards: what one counts as having returned for a sample that passes its limits of time or
     # memory; or a function of that sample. None: the sample is masked, because what it asks (a
     # server, a model) may be slow by itself.

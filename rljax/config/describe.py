@@ -1,5 +1,5 @@
 """The config as text for --help: every field with its default, its type and its comment, which is
-read from the source of rljax.config.schema."""
+read from the source of rljax.config.schema and rollout_settings."""
 
 import ast
 import dataclasses
@@ -10,13 +10,19 @@ import types
 import typing
 from pathlib import Path
 
-from rljax.config import schema
+from rljax.config import rollout_settings, schema
 from rljax.config.schema import Config
 
 
 def field_comments() -> dict[str, dict[str, str]]:
     """{class: {field: comment}}: the comment lines above a field, and those behind it."""
-    source = Path(schema.__file__).read_text(encoding="utf-8")
+    out = {}
+    for module in (schema, rollout_settings):
+        out |= _comments_of(Path(module.__file__).read_text(encoding="utf-8"))
+    return out
+
+
+def _comments_of(source: str) -> dict[str, dict[str, str]]:
     behind, alone = {}, {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and not token.string.startswith("# fmt:"):

@@ -7,6 +7,7 @@ Rules are checked by rljax.validation. Components are calls written as text (rlj
 import dataclasses
 
 from rljax.config.names import Settings
+from rljax.config.rollout_settings import RolloutSettings
 
 
 @dataclasses.dataclass
@@ -244,16 +245,6 @@ class AlgorithmConfig(Settings):
     filters: tuple[str, ...] = ()  # rows that leave the loss only
     # Stop a batch's optimizer steps once its ppo_k3 exceeds this; 0 = off.
     trust_region: float = 0.0
-
-
-@dataclasses.dataclass
-class RolloutSettings(Settings):
-    """Stored rollouts, trained on beside the policy's own samples or instead of them."""
-
-    # A file of trajectories with their log-probs (rljax sample --trajectories);
-    # "" = none.
-    replay: str = ""
-    replay_share: float = 1.0  # of the prompts of a step that come from it; 1 = all: off-policy
 
 
 @dataclasses.dataclass

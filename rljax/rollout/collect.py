@@ -33,7 +33,9 @@ def once(prompts, key, cfg, *, actor, reward):
     return Rollout(batch, prompts, report)
 
 
-@contract(needs_groups=True)
+@contract(
+    needs_groups=True, drops_dead=lambda o: (o["oversample"] * o["max_rounds"], o["if_short"])
+)
 def dynamic(
     prompts, key, cfg, *, actor, reward, draw,
     oversample: float = 3.0,
@@ -53,7 +55,9 @@ def dynamic(
     )  # fmt: skip
 
 
-@contract(needs_groups=True)
+@contract(
+    needs_groups=True, drops_dead=lambda o: (1 + o["refill"] * o["max_rounds"], o["if_short"])
+)
 def active(
     prompts, key, cfg, *, actor, reward, draw,
     refill: float = 0.25,
@@ -70,7 +74,7 @@ def active(
     )  # fmt: skip
 
 
-@contract(needs_groups=True)
+@contract(needs_groups=True, drops_dead=lambda o: (o["oversample"], o["if_short"]))
 def first_live(
     prompts, key, cfg, *, actor, reward, draw,
     oversample: float = 2.0,

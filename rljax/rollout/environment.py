@@ -24,10 +24,8 @@ from rljax.rollout.episode_rows import episode_metrics, rows_of, summaries
 from rljax.rollout.episodes import Driver, Episode, Rules
 from rljax.rollout.report import RewardReport, ScoredRow
 from rljax.rollout.reward import Reward, of_all_hosts, parts_of, sample_of
-from rljax.sampler import Engine, Sampler
-from rljax.sampler.memory import check_whole_rows
-from rljax.sampler.requests import stop_room
-from rljax.sampler.slots import forcing_room
+from rljax.sampler import Sampler
+from rljax.sampler.host_rollout import engine_of_rows
 from rljax.tracking.timing import timed
 
 _PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
@@ -162,19 +160,10 @@ class Environment:
         return dataclasses.replace(self.rules, sampling=turn)
 
     def _sampler(self, actor, key, rows: int) -> Sampler:
-        decoding, turn = actor.decoding, self.rules.sampling
-        engine = Engine(
-            decoding.of(actor.model),
-            min(decoding.slots or rows, rows),
-            self.rules.limits.max_tokens,
-            kv_dtype=decoding.kv_dtype,
-            page_tokens=decoding.page_tokens,
-            pages=decoding.pages,
-            draft_tokens=decoding.draft_tokens,
-            stop_ids=stop_room([turn]),
-            forcing_tokens=forcing_room([turn]) if turn.thinking_tokens else 0,
+        decoding, rules = actor.decoding, self.rules
+        engine = engine_of_rows(
+            decoding.of(actor.model), rows, rules.limits.max_tokens, rules.sampling, decoding
         )
-        check_whole_rows(engine.pool, engine.tokens)
         text = lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
         return Sampler(
             engine, key=key, chunk_tokens=_PREFILL_TOKENS, prefill_rows=min(rows, _PREFILL_ROWS),

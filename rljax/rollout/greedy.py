@@ -8,13 +8,16 @@ from rljax.arrays import fetch
 from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import contract
+from rljax.contracts import Contract, contract, spec
 from rljax.rollout.rollout import run_rollout
 from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
 
 
-@contract(fills=("values",))
+@contract(
+    fills=("values",),
+    drops_dead=lambda o: spec(resolve(o["inner"], NAMESPACES["collect"])).drops_dead,
+)
 def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: str = "once()"):
     """The rollout `inner` with values: the score of the prompt's greedy response, shaped like those
     of the samples (arXiv 2310.10505)."""
@@ -27,6 +30,10 @@ def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: str = "onc
     of_known = np.compress(*fetch((known, greedy.scores)))
     mean = float(of_known.mean()) if of_known.size else 0.0
     return done.replace(batch=batch, metrics={**done.metrics, "remax/greedy_reward": mean})
+
+
+def _inner(text: str) -> Contract:
+    return spec(resolve(text, NAMESPACES["collect"]))
 
 
 @jax.jit

@@ -112,24 +112,31 @@ class Reward:
             samples, scores = self._scores(
                 batch, prompts, ids, group.tolist(), finish.tolist(), early
             )
-            for score in scores:
-                if np.isfinite(score.ended_s):
-                    timing.scored(score.ended_s - score.seconds, score.ended_s)
-            rows = tuple(
-                ScoredRow(sample, score, prompts.records[g], int(g))
-                for sample, score, g in zip(samples, scores, group, strict=True)
-                if score.status != "aborted"
-            )
-            ok = np.array([s.status == "ok" for s in scores])
-            values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
-            # A failed row gets a group of its own, so that it is not in its siblings' baseline.
-            alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
-            host = (values, parts_of(scores), ok, np.where(ok, group, alone))
-            batch = _place_rewards(batch, *place(host, self.mesh))
-            if self.process is None:
-                return batch, RewardReport(rows)
-            batch, metrics = self.process(batch)
-            return batch, RewardReport(rows, (metrics,))
+            return self.rewarded(batch, prompts, samples, scores)
+
+    def rewarded(
+        self, batch: Batch, prompts: Prompts, samples: list[Sample], scores: list[Score]
+    ) -> tuple[Batch, RewardReport]:
+        """The batch and the report, where the score of every row is known."""
+        group = fetch(batch.group)
+        for score in scores:
+            if np.isfinite(score.ended_s):
+                timing.scored(score.ended_s - score.seconds, score.ended_s)
+        rows = tuple(
+            ScoredRow(sample, score, prompts.records[g], int(g))
+            for sample, score, g in zip(samples, scores, group, strict=True)
+            if score.status != "aborted"
+        )
+        ok = np.array([s.status == "ok" for s in scores])
+        values = np.array([s.value if s.status == "ok" else 0.0 for s in scores], np.float32)
+        # A failed row gets a group of its own, so that it is not in its siblings' baseline.
+        alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
+        host = (values, parts_of(scores), ok, np.where(ok, group, alone))
+        batch = _place_rewards(batch, *place(host, self.mesh))
+        if self.process is None:
+            return batch, RewardReport(rows)
+        batch, metrics = self.process(batch)
+        return batch, RewardReport(rows, (metrics,))
 
     def _scores(
         self, batch: Batch, prompts: Prompts, ids, group, finish, early: "EarlyScores | None"

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 
 from rljax.batch import Batch
 from rljax.components import Component
+from rljax.contracts import spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError, place_in, place_of
+from rljax.rollout.ready import Ready
 from rljax.rollout.report import RewardReport
 from rljax.sampler import Sampling, held_weights
 
@@ -50,10 +52,15 @@ class Rollout:
 
 def run_rollout(rollout, prompts: Prompts, key, cfg: RolloutConfig, **available) -> Rollout:
     """Calls rollout(prompts, key, cfg, ...) with those of `available` that its signature names.
-    Weights are brought to the layout of decoding once, and the copy is dropped at the end.
+    Weights are brought to the layout of decoding once, and the copy is dropped at the end. Where
+    the samples were decoded in flight, dead groups have been replaced already (`drops_dead`).
 
     Raises InputError where it returns no Rollout, and for what a line of the user's own raises.
     """
+    ready = available.get("reward")
+    if isinstance(ready, Ready) and spec(rollout).needs_groups:
+        batch, report = ready.take()
+        return Rollout(batch, prompts, report)
     names = rollout.parameters if isinstance(rollout, Component) else signature(rollout).parameters
     given = {name: value for name, value in available.items() if name in names}
     function = rollout.function if isinstance(rollout, Component) else rollout

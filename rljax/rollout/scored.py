@@ -7,6 +7,7 @@ import jax
 from rljax.batch import Batch
 from rljax.data.online.prompts import Prompts
 from rljax.rollout.environment import Environment
+from rljax.rollout.ready import Ready
 from rljax.rollout.report import RewardReport
 from rljax.rollout.reward import EarlyScores, Reward
 
@@ -21,8 +22,13 @@ def sample_scored(
     that all of them stop at the same turn.
 
     `reward` may be any function (batch, prompts) -> (batch, report); only a `Reward` scores early.
-    With an `Environment` every sample is an episode, and all are played to their ends.
+    With an `Environment` every sample is an episode, and all are played to their ends. `Ready`
+    brings samples of these prompts that were decoded in flight.
     """
+    if isinstance(reward, Ready):
+        if prompts is reward.prompts and not reward.taken:
+            return reward.take()
+        reward = reward.reward
     if isinstance(reward, Environment):
         return reward.play(actor, prompts, key, sampling, n=n)
     early = reward.start_early(prompts, n) if isinstance(reward, Reward) else None

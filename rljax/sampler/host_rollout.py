@@ -35,18 +35,8 @@ def host_rollout(
 ) -> Batch:
     """The batch of rljax.sampler.generate, whose arguments were checked, by the host's loop."""
     count, columns = prompts.shape
-    engine = Engine(
-        model,
-        min(decoding.slots or count * n, count * n),
-        columns + sampling.max_response_tokens,
-        kv_dtype=decoding.kv_dtype,
-        page_tokens=decoding.page_tokens,
-        pages=decoding.pages,
-        draft_tokens=decoding.draft_tokens,
-        stop_ids=stop_room([sampling]),
-        forcing_tokens=forcing_room([sampling]) if sampling.thinking_tokens else 0,
-    )
-    check_whole_rows(engine.pool, engine.tokens)
+    tokens = columns + sampling.max_response_tokens
+    engine = engine_of_rows(model, count * n, tokens, sampling, decoding)
     sampler = Sampler(engine, key=key, chunk_tokens=columns, decode=decoding.decode)
     samples = []
     for p in range(count):
@@ -67,10 +57,29 @@ def host_rollout(
     timing.paged(sampler.page_metrics())
     if engine.draft_tokens:
         timing.drafted(sampler.live_slot_steps, sampler.drafted, sampler.kept_drafts)
-    return place(_batch(samples, engine.tokens, n), model.mesh)
+    return place(batch_of(samples, engine.tokens, n), model.mesh)
 
 
-def _batch(samples: list[Sample], columns: int, n: int) -> Batch:
+def engine_of_rows(
+    model: Model, rows: int, tokens: int, sampling: Sampling, decoding: Decoding
+) -> Engine:
+    """The engine of `rows` rows of at most `tokens` tokens each, at most decoding.slots at once."""
+    engine = Engine(
+        model,
+        min(decoding.slots or rows, rows),
+        tokens,
+        kv_dtype=decoding.kv_dtype,
+        page_tokens=decoding.page_tokens,
+        pages=decoding.pages,
+        draft_tokens=decoding.draft_tokens,
+        stop_ids=stop_room([sampling]),
+        forcing_tokens=forcing_room([sampling]) if sampling.thinking_tokens else 0,
+    )
+    check_whole_rows(engine.pool, engine.tokens)
+    return engine
+
+
+def batch_of(samples: list[Sample], columns: int, n: int) -> Batch:
     """Finished samples, in the order of their rows, as a host batch [R, S]."""
     rows = len(samples)
     tokens, versions = (np.zeros((rows, columns), np.int32) for _ in range(2))

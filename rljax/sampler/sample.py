@@ -3,6 +3,7 @@
 Callers of the stream hold these; slots and queues are in `stream`.
 """
 
+import base64
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,7 @@ RECORD = np.dtype(
     align=True,
 )  # fmt: skip
 _FIRST_ROOM = 64  # tokens
+_COUNTS = ("turn", "begun", "drawn", "resumed", "interrupted")  # of a Sample's state
 
 
 @dataclasses.dataclass(eq=False)  # equal by identity: two requests may be the same
@@ -98,6 +100,32 @@ class Sample:
     def copy(self) -> "Sample":
         """The same request, at the same point."""
         return dataclasses.replace(self, _records=self._records.copy())
+
+    def get_state(self) -> dict:
+        """Where the sample stands, as JSON: `from_state` makes it again."""
+        most = self.sampling.max_response_tokens
+        return {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "id": self.id, "hold": self.hold, "key": self.key.tolist(),
+            "prompt": self.prompt.tolist(), "max_response_tokens": most,
+            "finish_reason": None if self.finish_reason is None else int(self.finish_reason),
+            "tokens": base64.b64encode(self._records[: self._count].tobytes()).decode(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: dict, sampling: Sampling) -> "Sample":
+        """The sample of a state, with the rules that it was sampled by."""
+        most, reason = int(state["max_response_tokens"]), state["finish_reason"]
+        records = np.frombuffer(base64.b64decode(state["tokens"], validate=True), RECORD)
+        sample = cls(
+            int(state["id"]), np.array(state["prompt"], np.int32),
+            dataclasses.replace(sampling, max_response_tokens=most),
+            np.array(state["key"], np.uint32), hold=bool(state["hold"]),
+            finish_reason=None if reason is None else FinishReason(reason),
+            **{name: int(state[name]) for name in _COUNTS},
+        )  # fmt: skip
+        sample.record(records)
+        return sample
 
     def record(self, new: np.ndarray) -> None:
         """Appends the records [N] of tokens."""

@@ -93,16 +93,18 @@ class Sampler:
         *,
         n: int = 1,
         request_ids: Sequence[int] | None = None,
+        keys: np.ndarray | None = None,
         keep: bool = False,
         hold: bool = False,
     ) -> list[Sample]:
         """Submits n samples of one prompt, which is read once; returns them.
 
         Sample i draws with fold_in(key, request_ids[i]), by default the next free numbers; with a
-        seed, fold_in(key(seed), i). `keep`: finished samples can go on (`resume`) without being
-        read again. `hold`: finished samples keep their slots, or a place beside the slots while
-        others need these, until `deliver` or `release`. A request that cannot be served raises
-        InputError and leaves the others alone.
+        seed, fold_in(key(seed), i); with `keys` [n, 2], keys[i]. Lower ids come first where slots
+        are short. `keep`: finished samples can go on (`resume`) without being read again. `hold`:
+        finished samples keep their slots, or a place beside the slots while others need these,
+        until `deliver` or `release`. A request that cannot be served raises InputError and leaves
+        the others alone.
         """
         ids = self._checked(prompt, sampling, n)
         if keep and hold:
@@ -113,14 +115,35 @@ class Sampler:
         elif len(request_ids) != n or not all(0 <= i < 2**31 for i in request_ids):
             rule = f"one per sample, {n}, from 0 to 2**31 - 1"
             raise InputError("request_ids", value=list(request_ids)[:8], rule=rule)
-        keys = self._keys.of
-        if sampling.seed is not None:
-            root = jax.random.key(sampling.seed)
-            keys = lambda i: fetch(request_key(root, i))  # noqa: E731
+        if keys is None:
+            keys = [self._key(i, sampling.seed) for i in request_ids]
         now, how = time.monotonic(), dict(keep=keep, hold=hold)
-        samples = [Sample(i, ids, sampling, keys(i), submitted_s=now, **how) for i in request_ids]
+        samples = [
+            Sample(i, ids, sampling, key, submitted_s=now, **how)
+            for i, key in zip(request_ids, keys, strict=True)
+        ]
         self._prompts.add(ids, samples)
         return samples
+
+    def _key(self, request_id: int, seed: int | None) -> np.ndarray:
+        if seed is None:
+            return self._keys.of(request_id)
+        return fetch(request_key(jax.random.key(seed), request_id))
+
+    def restore(self, samples: Sequence[Sample]) -> None:
+        """Takes over samples of another sampler, of a checkpoint, say, each at the point where it
+        stands: what they have read is read again. One that is finished is held, if it says so."""
+        new: dict[bytes, list[Sample]] = {}
+        for sample in samples:
+            sample.forget()
+            if sample.finish_reason is not None:
+                self._places.beside[sample] = None
+            elif len(sample.tokens):
+                self._places.returns.append(Return(sample))
+            else:
+                new.setdefault(sample.prompt.tobytes(), []).append(sample)
+        for group in new.values():
+            self._prompts.add(group[0].prompt, group)
 
     @property
     def pending(self) -> int:

@@ -272,6 +272,8 @@ class Run:
             state["half_step"] = self.half_step
         with beats.phase("save"):
             self.checkpoints.start_save(self.progress.step, build.role_arrays(self.roles), state)
+        for name, source in self.sources.items():
+            source.saved(state["sources"][name])
         self.saved_step = self.progress.step
 
     @property

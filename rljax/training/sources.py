@@ -5,7 +5,7 @@ file, rollouts of the policy, stored rollouts, or a mixture of both. A dataflow 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.loader import make_loader
-from rljax.data.online.prompts import Prompts, pad_examples
+from rljax.data.online.prompts import PromptRecord, Prompts, pad_examples
+from rljax.data.online.stream import Stream
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.roles.placed import PlacedReference
@@ -31,6 +32,7 @@ from rljax.rollout import (
     run_rollout,
     widened,
 )
+from rljax.rollout.in_flight import Clock, InFlight, Ready, Responses, Tickets
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
 
@@ -64,7 +66,20 @@ def positions(sources: dict, reward: Reward | None) -> dict:
     }
 
 
-class FileSource:
+class LoaderSource:
+    """A source whose state is that of its loader."""
+
+    def get_state(self) -> dict:
+        return self.loader.get_state()
+
+    def set_state(self, state: dict) -> None:
+        self.loader.set_state(state)
+
+    def saved(self, state: dict) -> None:
+        """A checkpoint has this state: a run that goes on does what a resumed one will."""
+
+
+class FileSource(LoaderSource):
     """The next examples of a file, as many as the loader's batch; `rows` makes a Batch of them."""
 
     def __init__(self, loader, rows: Callable[[list], Batch], mesh: Mesh, names: tuple[str, ...]):
@@ -80,14 +95,8 @@ class FileSource:
         }
         return place(batch, self.mesh), {**metrics, **_chances(self.loader, self.names)}
 
-    def get_state(self) -> dict:
-        return self.loader.get_state()
 
-    def set_state(self, state: dict) -> None:
-        self.loader.set_state(state)
-
-
-class RolloutSource:
+class RolloutSource(LoaderSource):
     """Scored trajectories of the current policy on the next `count` prompts. `report` is what the
     reward said of the last step's samples."""
 
@@ -98,6 +107,19 @@ class RolloutSource:
         self.report: RewardReport | None = None
         # Every row that is scored is learned from: its reference log-probs may begin before.
         self.ahead = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
+        self.in_flight = self._flight() if setup.config.rollouts.max_staleness else None
+        self._saved_flight: dict | None = None  # to go on from, once there is an actor
+
+    def _flight(self) -> InFlight:
+        setup, settings = self.setup, self.setup.config.rollouts
+        cfg = setup.rollouts.replace(prompts_per_step=self.count)
+        clock = Clock.parsed(settings.clock)
+        flight = Responses(self.score, cfg, setup.data.prompt_tokens, clock)
+        return InFlight(
+            Tickets(self.count, settings.max_staleness, settings.steps_ahead), flight, self.draw,
+            setup.rollout, self.key, reread=settings.in_flight_cache == "reread",
+            partial_mask=settings.partial_mask,
+        )  # fmt: skip
 
     def draw(self, count: int) -> Prompts:
         """The next prompts of the data."""
@@ -109,13 +131,23 @@ class RolloutSource:
         score, reference = self.score, roles.get("reference")
         if self.ahead and score is self.reward and isinstance(reference, PlacedReference):
             score = BesideReference(score, reference)
+        flown: dict[str, float] = {}
+        if self.in_flight is None:
+            prompts = self.draw(self.count)
+        else:
+            self._resume_flight(roles["actor"])
+            prompts, score, flown = self.in_flight.take(roles["actor"], step, score)
         done = run_rollout(
-            setup.rollout, self.draw(self.count), stream(self.key, "rollout", step), cfg,
+            setup.rollout, prompts, stream(self.key, "rollout", step), cfg,
             **{**roles, "reward": score}, draw=self.draw, tokenizer=setup.tokenizer,
         )  # fmt: skip
         drawn = self.loader.position - before
+        if self.in_flight is not None:
+            _require_taken(score, setup)
+            drawn = self.count + int(flown["queue/dropped"])
         metrics = {
             **done.metrics,
+            **flown,
             "batch/prompts": float(drawn),
             "batch/completions": float(drawn * cfg.samples_per_prompt),
             "data/epoch": self.loader.epoch,
@@ -139,13 +171,61 @@ class RolloutSource:
         return metrics
 
     def get_state(self) -> dict:
-        return self.loader.get_state()
+        if self.in_flight is None:
+            return self.loader.get_state()
+        saved = self._saved_flight or self.in_flight.get_state()
+        return {**self.loader.get_state(), "in_flight": saved}
 
     def set_state(self, state: dict) -> None:
+        saved = (state := dict(state)).pop("in_flight", None)
+        if saved is not None and self.in_flight is None:
+            rule = f"the checkpoint has {len(saved['groups'])} prompts in flight"
+            raise InputError("rollouts.max_staleness", value=0, rule=rule, fix="as it was")
+        self._saved_flight = saved
         self.loader.set_state(state)
 
+    def saved(self, state: dict) -> None:
+        self._saved_flight = state.get("in_flight")
 
-class ReplaySource:
+    def _resume_flight(self, actor) -> None:
+        if self._saved_flight is not None:
+            self.in_flight.set_state(self._saved_flight, actor, self._prompt)
+            self._saved_flight = None
+
+    def _prompt(self, saved: dict) -> Prompts:
+        """The prompt that a state of what is in flight speaks of."""
+        record = find_record(self.setup.data.sources, saved)
+        return Prompts.from_records([record], length=self.setup.data.prompt_tokens)
+
+
+def find_record(sources: Sequence, saved: dict) -> PromptRecord:
+    """The record of the data with this prompt_id, index and source."""
+    for source in sources:
+        if isinstance(source, Stream):
+            record = source[saved["index"]]
+        else:
+            record = next((one for one in source if one.prompt_id == saved["prompt_id"]), None)
+        if record is not None and record.source == saved["source"]:
+            return record
+    raise InputError(
+        "a prompt in flight is not in the data", value=saved,
+        rule="a run goes on with the data that it began with",
+    )  # fmt: skip
+
+
+def _require_taken(ready: Ready, setup: Setup) -> None:
+    """Raises InputError where a rollout made samples of its own."""
+    if not ready.taken:
+        raise InputError(
+            f"algorithm.collect={setup.rollout.text!r} with rollouts.max_staleness",
+            value=setup.config.rollouts.max_staleness,
+            rule="it did not ask for samples of the prompts that it was given, by "
+            "sample_scored(actor, reward, prompts, key, cfg.sampling, n=cfg.samples_per_prompt)",
+            fix="rollouts.max_staleness=0",
+        )  # fmt: skip
+
+
+class ReplaySource(LoaderSource):
     """Stored rollouts: `count` prompts a step with their recorded samples, rewards and log-probs.
 
     A group is samples_per_prompt trajectories of equal prompts; what is left over is not used. The
@@ -181,12 +261,6 @@ class ReplaySource:
             "batch/tokens": float(np.sum(arrays["segment_ids"] > 0)),
         }
         return place(batch, self.setup.model.mesh), metrics
-
-    def get_state(self) -> dict:
-        return self.loader.get_state()
-
-    def set_state(self, state: dict) -> None:
-        self.loader.set_state(state)
 
 
 def _groups(items: list, n: int, file: str) -> list[list]:
@@ -235,6 +309,9 @@ class MixedSource:
         theirs, more = self.stored.next(step, roles)
         more.pop("batch/tokens")
         return _joined(ours, theirs, self.mesh), {**metrics, **more}
+
+    def saved(self, state: dict) -> None:
+        self.sampled.saved(state["sampled"])
 
     def get_state(self) -> dict:
         return {"sampled": self.sampled.get_state(), "stored": self.stored.get_state()}

@@ -1,0 +1,46 @@
+"""Clock: when what comes from outside, a score or a reply of an environment, counts."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable
+
+from rljax.errors import InputError
+
+_NOTHING_S = 0.01  # how long news are waited for where nothing decodes
+
+
+@dataclasses.dataclass
+class Clock:
+    """Counts dispatches of decoding. turns 0, the wall's clock: what comes counts as soon as it is
+    there. Otherwise it counts from the turns-th dispatch on after it was asked for, and the loop
+    waits where it is late: a run is then the same whatever the speed of the outside."""
+
+    turns: int = 0
+    now: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> "Clock":
+        """ "wall" or "logical(2)"."""
+        if text == "wall":
+            return cls()
+        found = re.fullmatch(r"logical\((\d{1,6})\)", text)
+        if not found or int(found[1]) < 1:
+            rule = "'wall', or 'logical(2)': what comes counts from the second dispatch on"
+            raise InputError("rollouts.clock", value=text, rule=rule)
+        return cls(int(found[1]))
+
+    def tick(self) -> None:
+        """A dispatch was done."""
+        self.now += 1
+
+    def idle(self) -> None:
+        """Nothing decodes: waits a little, or counts on."""
+        if self.turns:
+            self.now += 1
+        else:
+            time.sleep(_NOTHING_S)
+
+    def due(self, asked: int, done: Callable[[], bool]) -> bool:
+        """Whether what was asked for at `asked` counts now; it may have to be waited for."""
+        return self.now >= asked + self.turns if self.turns else done()

@@ -1,0 +1,175 @@
+"""InFlight: groups of samples that outlive the step in which they began.
+
+A step takes the groups that are due, and what has not ended goes on under the next weights: no
+unfinished response is thrown away. One thread, no queue beside the sampler's, no copy of weights:
+parameters are arrays, an argument of every dispatch. How old a token may be is decided as its group
+is admitted (`tickets`).
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rljax.arrays import fetch, place
+from rljax.batch import Batch
+from rljax.components import Component
+from rljax.contracts import spec
+from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
+from rljax.keys import stream
+from rljax.rollout.in_flight.responses import Responses
+from rljax.rollout.in_flight.tickets import Broken, Tickets
+from rljax.rollout.ready import Ready
+from rljax.sampler import held_weights
+
+PARTIAL_MASKS = ("none", "stale")
+
+
+class InFlight:
+    """The groups of a run that began and were not learned from yet.
+
+    `draw` gives the next prompts of the data, `key` is the run's; `rollout` is the function that
+    will be called with what `take` returns. `reread`: new weights read again what is in flight.
+    `partial_mask` "stale": of a response that several versions wrote, only the newest part is
+    learned from.
+    """
+
+    def __init__(
+        self,
+        tickets: Tickets,
+        flight: Responses,
+        draw: Callable[[int], Prompts],
+        rollout: Component,
+        key,
+        *,
+        reread: bool = False,
+        partial_mask: str = "none",
+    ):
+        self.tickets, self.flight, self.draw, self.key = tickets, flight, draw, key
+        self.reread, self.partial_mask = reread, partial_mask
+        self.drops = spec(rollout).drops_dead
+        if self.drops is not None and not flight.scores_early:
+            raise InputError(
+                f"algorithm.collect={rollout.text!r} in flight",
+                rule="it needs a group's scores as soon as its samples have ended",
+                fix="a reward function or a judge that asks a server, or rollouts.max_staleness=0",
+            )
+        self._step_of: dict[int, int] = {}  # version of weights -> the last step that had them
+        self._dropped = self._dropped_tokens = 0  # since the last step was taken
+
+    def take(self, actor, step: int, reward) -> tuple[Prompts, Ready, dict[str, float]]:
+        """Decodes until the groups of this step are complete -> their prompts, what a rollout
+        finds their batch by, and metrics."""
+        tickets, flight = self.tickets, self.flight
+        if not tickets.admitted:
+            tickets.begin_at(step)
+        if tickets.step != step:
+            raise Broken(f"step {step} of a source that is at step {tickets.step}")
+        version = int(fetch(actor.state.step))
+        # The last step that has them: one whose update was skipped leaves the weights as they are.
+        self._step_of[version] = step
+        flight.prepare(actor, tickets.groups_per_step * flight.n)
+        with held_weights():
+            weights = actor.decoding.weights(actor.model, actor.state.weights)
+            while (chosen := self._ready()) is None:
+                flight.dispatch(weights, version, not self.reread)
+                self._look()
+        oldest = min(tickets.open.values(), default=step)
+        batch, report, prompts = flight.collect(chosen, actor.model.mesh)
+        batch, metrics = self._aged(batch, step, actor.model.mesh)
+        known = np.any(np.asarray(fetch(batch.mask)) > 0, axis=1)
+        failed = int(np.sum(~known.reshape(len(chosen), -1).any(axis=1)))
+        tickets.train(chosen, failed)
+        metrics |= {
+            "queue/open": float(len(tickets.open)),
+            "queue/complete": float(len(tickets.complete)),
+            "queue/oldest_steps": float(step - oldest),
+            "queue/dropped": float(self._dropped),
+            "queue/dropped_tokens": float(self._dropped_tokens),
+            **flight.metrics(),
+        }
+        self._dropped = self._dropped_tokens = 0
+        return prompts, Ready(reward, prompts, batch, report), metrics
+
+    def _ready(self) -> list[int] | None:
+        """The groups of this step; begins what may begin meanwhile."""
+        tickets = self.tickets
+        if room := tickets.room:
+            prompts = self.draw(room)
+            for i in range(room):
+                ticket = tickets.admit()
+                of_step, at = divmod(ticket, tickets.groups_per_step)
+                key = stream(self.key, "rollout", of_step)
+                self.flight.begin(ticket, at, prompts.select([i]), key)
+        return tickets.ready()
+
+    def _look(self) -> None:
+        """Notes which groups are complete, and drops the dead ones."""
+        for ticket in self.flight.ended():
+            dead = self.drops is not None and not self.flight.is_live(ticket)
+            if dead and self._may_drop():
+                self._dropped += 1
+                self._dropped_tokens += self.flight.tokens(ticket)
+                self.tickets.drop(ticket)
+                self.flight.drop(ticket)
+            else:
+                self.tickets.completed(ticket)
+
+    def _may_drop(self) -> bool:
+        """Whether one more dead group may be dropped for this step. Raises InputError where the
+        rollout says that too many are an error."""
+        steps, if_short = self.drops
+        if self._dropped < steps * self.tickets.groups_per_step:
+            return True
+        if if_short == "error":
+            raise InputError(
+                f"{self._dropped} dead groups were dropped before one step was full",
+                rule="a group whose scores are all equal has no advantage",
+                fix="other prompts, more samples per prompt, or if_short='fill'",
+            )
+        return False
+
+    def _aged(self, batch: Batch, step: int, mesh) -> tuple[Batch, dict[str, float]]:
+        """How many steps old the tokens are; stale parts masked, if the config says so."""
+        mask, versions = (np.asarray(x) for x in fetch((batch.mask, batch.policy_version)))
+        known, chosen = np.array(sorted(self._step_of)), mask > 0
+        steps = np.array([self._step_of[int(version)] for version in known])
+        at = np.searchsorted(known, versions).clip(0, len(known) - 1)
+        age = np.where(chosen, step - steps[at], 0)
+        newest = np.where(chosen, age, step + 1).min(axis=1, keepdims=True)
+        older = chosen & (age > newest)  # than the newest part of its response
+        count = max(int(chosen.sum()), 1)
+        metrics = {
+            "staleness/steps_mean": float(age.sum()) / count,
+            "staleness/steps_max": float(age.max(initial=0)),
+            "staleness/span_max": float(np.where(older, age - newest, 0).max(initial=0)),
+            "staleness/partial_fraction": float(np.mean(older.any(axis=1))),
+        }
+        if age.max(initial=0) > self.tickets.max_staleness:
+            raise Broken(f"a token is {age.max()} steps old: {self.tickets}")
+        if self.partial_mask == "stale":
+            metrics["staleness/masked_fraction"] = float(older.sum()) / count
+            batch = batch.replace(mask=place(np.where(older, 0, mask).astype(np.float32), mesh))
+        first = step - self.tickets.max_staleness
+        self._step_of = {v: s for v, s in self._step_of.items() if s >= first}
+        return batch, metrics
+
+    def get_state(self) -> dict:
+        """Every group that began and was not learned from, and where the tickets are: JSON."""
+        return {
+            "tickets": self.tickets.get_state(),
+            "steps": list(self._step_of.items()),
+            "dropped": [self._dropped, self._dropped_tokens],
+            "groups": self.flight.get_state(),
+        }
+
+    def set_state(self, state: dict, actor, find: Callable[[dict], Prompts]) -> None:
+        """Goes on from `get_state`. `find` brings the prompt that a state speaks of. All that was
+        decoded is read again, by a run that went on, too: both then do the same."""
+        self.tickets.set_state(state["tickets"])
+        self._step_of = {int(version): int(step) for version, step in state["steps"]}
+        self._dropped, self._dropped_tokens = state["dropped"]
+        self.flight.prepare(actor, self.tickets.groups_per_step * self.flight.n)
+        self.flight.set_state(state["groups"], find)
+        if self.flight.tickets != self.tickets.open.keys():
+            raise Broken(f"groups {sorted(self.flight.tickets)} were saved with {self.tickets}")

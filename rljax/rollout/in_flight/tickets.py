@@ -1,0 +1,135 @@
+"""Tickets: which groups of samples may begin, and which a step learns from, so that no token is
+older than a bound.
+
+A group is the samples of one prompt. Tickets number the groups in the order of the data; P of them
+make a step. `max_staleness` = eta and `ahead` = c <= eta are in steps. At step v a group is
+admitted where fewer than (v + c + 1) P groups come before it, those that were trained included,
+those that were dropped not. A group that was admitted at step u is trained at step u + eta at the
+latest, by when its oldest token is eta steps old; so nothing is ever discarded for its age:
+
+- c = eta: step v trains the P lowest tickets that are open. If a < (u + eta + 1) P groups came
+  before a group then, it is trained at step floor(a / P) <= u + eta: drops only lower a.
+- c < eta: step v may train any P complete groups that leave, for every u <= v, at most
+  (u + eta - v) P open ones of those that were admitted by step u: they fit into the steps up to
+  u + eta. Those admitted first are taken first, which keeps this for every u if anything does.
+"""
+
+import dataclasses
+
+from rljax.errors import InputError
+
+
+class Broken(AssertionError):
+    """A group was lost, trained twice, or trained too late: a fault of ours."""
+
+
+@dataclasses.dataclass
+class Tickets:
+    """The groups of a run that began and were not trained yet, and how many there were."""
+
+    groups_per_step: int
+    max_staleness: int = 0
+    ahead: int = 0
+    step: int = 0  # the one that is trained next
+    admitted: int = 0  # so many tickets were given out
+    trained: int = 0
+    dropped: int = 0
+    failed: int = 0  # groups that took a place in a step, and in which no sample could be scored
+    # Ticket -> the step at which it was admitted, of all that are open, lowest first.
+    open: dict[int, int] = dataclasses.field(default_factory=dict)
+    complete: set[int] = dataclasses.field(default_factory=set)  # of the open ones
+
+    def __post_init__(self):
+        if self.groups_per_step < 1:
+            raise InputError("groups per step", value=self.groups_per_step, rule=">= 1")
+        if self.max_staleness < 0:
+            rule = ">= 0 steps; 0: every step samples with the newest weights"
+            raise InputError("rollouts.max_staleness", value=self.max_staleness, rule=rule)
+        if not 0 <= self.ahead <= self.max_staleness:
+            rule = f"from 0 to rollouts.max_staleness, {self.max_staleness}"
+            raise InputError("rollouts.ahead", value=self.ahead, rule=rule)
+
+    def begin_at(self, step: int) -> None:
+        """Begins in the middle of a run, whose steps so far had no groups in flight."""
+        self.step, self.admitted = step, step * self.groups_per_step
+        self.trained = self.admitted
+
+    @property
+    def room(self) -> int:
+        """How many groups may be admitted now."""
+        most = (self.step + self.ahead + 1) * self.groups_per_step
+        return most - self.trained - self.failed - len(self.open)
+
+    def admit(self) -> int:
+        """The next ticket."""
+        if self.room < 1:
+            raise Broken(f"ticket {self.admitted} is admitted too early")
+        ticket = self.admitted
+        self.admitted += 1
+        self.open[ticket] = self.step
+        return ticket
+
+    def completed(self, ticket: int) -> None:
+        """All samples of the group have ended and been scored."""
+        if ticket not in self.open or ticket in self.complete:
+            raise Broken(f"ticket {ticket} is not open, or was complete")
+        self.complete.add(ticket)
+
+    def drop(self, ticket: int) -> None:
+        """A group that no step is to learn from; another one takes its place."""
+        del self.open[ticket]
+        self.complete.discard(ticket)
+        self.dropped += 1
+
+    def ready(self) -> list[int] | None:
+        """The groups that this step trains; None: more have to be complete first."""
+        if self.ahead == self.max_staleness:
+            first = list(self.open)[: self.groups_per_step]
+            whole = len(first) == self.groups_per_step and self.complete.issuperset(first)
+            return first if whole else None
+        chosen = [ticket for ticket in self.open if ticket in self.complete]
+        chosen = sorted(chosen, key=lambda ticket: (self.open[ticket], ticket))
+        chosen = chosen[: self.groups_per_step]
+        enough = len(chosen) == self.groups_per_step and self._leaves_room(chosen)
+        return sorted(chosen) if enough else None
+
+    def _leaves_room(self, chosen: list[int]) -> bool:
+        """Whether the groups that stay open can all be trained in time."""
+        left = [at for ticket, at in self.open.items() if ticket not in set(chosen)]
+        return all(
+            sum(at <= u for at in left)
+            <= (u + self.max_staleness - self.step) * self.groups_per_step
+            for u in set(left)
+        )
+
+    def train(self, tickets: list[int], failed: int = 0) -> None:
+        """A step has taken these groups; in `failed` of them no sample was scored."""
+        for ticket in tickets:
+            if self.step - self.open[ticket] > self.max_staleness or ticket not in self.complete:
+                raise Broken(f"ticket {ticket} is trained at step {self.step}: {self}")
+            del self.open[ticket]
+            self.complete.discard(ticket)
+        self.trained += len(tickets) - failed
+        self.failed += failed
+        self.step += 1
+        self.check()
+
+    def check(self) -> None:
+        """Raises Broken unless admitted = trained + dropped + failed + open."""
+        known = self.trained + self.dropped + self.failed + len(self.open)
+        if self.admitted != known or not self.complete <= self.open.keys():
+            raise Broken(f"{self.admitted} groups were admitted, {known} are known of: {self}")
+
+    def get_state(self) -> dict:
+        """JSON. What is complete shows in the groups themselves."""
+        self.check()
+        names = ("step", "admitted", "trained", "dropped", "failed")
+        return {name: getattr(self, name) for name in names} | {"open": list(self.open.items())}
+
+    def set_state(self, state: dict) -> None:
+        """Goes on from `get_state`, with no group complete yet."""
+        for name in ("step", "admitted", "trained", "dropped", "failed"):
+            setattr(self, name, int(state[name]))
+        self.open = {int(ticket): int(step) for ticket, step in state["open"]}
+        self.complete = set()
+        self.check()
