@@ -35,8 +35,9 @@ def _host_bytes() -> int | None:
 
 def check_whole(name: str, value: int, least: int = 0) -> None:
     """Raises InputError where a setting of the sampler is no number of things."""
-    if not isinstance(value, (int, np.integer)) or not least <= value < 2**30:
-        raise InputError(f"sampler {name}", value=value, rule=f"a whole number >= {least}")
+    if not isinstance(value, (int, np.integer)) or not least <= value < 2**31:
+        rule = f"a whole number >= {least}, below 2**31"
+        raise InputError(f"sampler {name}", value=value, rule=rule)
 
 
 def check_pages(page_tokens: int, pages: int) -> None:

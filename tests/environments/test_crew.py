@@ -102,7 +102,8 @@ def test_a_hang_ends_soon_after_its_deadline():
         began = time.monotonic()
         assert crew.pending == 1 and crew.news() == [] and time.monotonic() - began < 0.05
         (step,) = crew.news(20.0)
-        assert 1.0 <= time.monotonic() - began < 2.0 and 1.0 <= step.seconds < 2.0
+        # (The worker's clock began a little before this one.)
+        assert 0.9 <= time.monotonic() - began < 2.0 and 1.0 <= step.seconds < 2.0
 
 
 def test_a_failed_episode_is_played_anew_with_its_seeds(tmp_path):

@@ -30,7 +30,7 @@ class Scripted:
     asked."""
 
     failure, room = None, 64
-    sampler = types.SimpleNamespace(engine=types.SimpleNamespace(tokens=4096))
+    sampler = types.SimpleNamespace(engine=types.SimpleNamespace(tokens=4096, request_tokens=4096))
 
     def __init__(self, size: int = 1):
         self.size, self.ids, self.asked = size, [], []
