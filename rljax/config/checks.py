@@ -89,6 +89,7 @@ _NOT_NEGATIVE = (
     "sampler.page_tokens",
     "sampler.pages",
     "sampler.draft_tokens",
+    "rollouts.max_staleness",
     "hosts.stall_s",
     "reward.memory_gb",
     "environment.max_calls",

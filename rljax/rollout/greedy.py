@@ -8,7 +8,7 @@ from rljax.arrays import fetch
 from rljax.batch import Batch, row_scores
 from rljax.components import resolve
 from rljax.config import NAMESPACES
-from rljax.contracts import Contract, contract, spec
+from rljax.contracts import contract, spec
 from rljax.rollout.rollout import run_rollout
 from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
@@ -30,10 +30,6 @@ def greedy_baseline(prompts, key, cfg, *, actor, reward, draw, inner: str = "onc
     of_known = np.compress(*fetch((known, greedy.scores)))
     mean = float(of_known.mean()) if of_known.size else 0.0
     return done.replace(batch=batch, metrics={**done.metrics, "remax/greedy_reward": mean})
-
-
-def _inner(text: str) -> Contract:
-    return spec(resolve(text, NAMESPACES["collect"]))
 
 
 @jax.jit

@@ -6,15 +6,27 @@ from collections.abc import Callable
 from rljax.batch import Batch
 from rljax.data.online.prompts import Prompts
 from rljax.rollout.report import RewardReport
+from rljax.sampler import Sampling
 
 
 class Ready:
-    """The scored batch of `prompts`; of anything else the `reward` itself. Every rollout that
-    samples by `sample_scored` finds the batch by its prompts, and knows nothing of it."""
+    """The scored batch of `prompts`, `n` samples of `actor` by `sampling`; of anything else the
+    `reward` itself. Every rollout that asks `sample_scored` for these finds the batch, and knows
+    nothing of it."""
 
-    def __init__(self, reward: Callable, prompts: Prompts, batch: Batch, report: RewardReport):
+    def __init__(
+        self, reward: Callable, prompts: Prompts, batch: Batch, report: RewardReport, *,
+        actor, sampling: Sampling, n: int,
+    ):  # fmt: skip
         self.reward, self.prompts = reward, prompts
+        self.actor, self.sampling, self.n = actor, sampling, n
         self._done: tuple[Batch, RewardReport] | None = (batch, report)
+
+    def has(self, actor, prompts: Prompts, sampling: Sampling, n: int) -> bool:
+        """Whether the batch is what somebody asks for. (The greedy responses of the same prompts,
+        and those of an opponent, are not.)"""
+        same = actor is self.actor and prompts is self.prompts
+        return same and (sampling, n) == (self.sampling, self.n) and not self.taken
 
     @property
     def taken(self) -> bool:

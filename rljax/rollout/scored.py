@@ -26,7 +26,7 @@ def sample_scored(
     brings samples of these prompts that were decoded in flight.
     """
     if isinstance(reward, Ready):
-        if prompts is reward.prompts and not reward.taken:
+        if reward.has(actor, prompts, sampling, n):
             return reward.take()
         reward = reward.reward
     if isinstance(reward, Environment):

@@ -10,6 +10,7 @@ from rljax.config.checks import Problems, check_names, check_paths, check_types
 from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
+from rljax.validation.asynchrony import flight_warnings
 from rljax.validation.fields import (
     check_batch,
     check_data_and_model,
@@ -106,6 +107,12 @@ _READ_WITH = {
     "reward.judge_model": ("reward.judge_grades",),
     "reward.process_model": ("reward.process_reward", "reward.process_lines"),
     "rollouts.replay": ("rollouts.replay_share",),
+    "rollouts.max_staleness": (
+        "rollouts.ahead",
+        "rollouts.in_flight_cache",
+        "rollouts.partial_mask",
+        "rollouts.clock",
+    ),
     "actor_optimizer.warmup_steps": ("actor_optimizer.warmup_from",),
 }
 
@@ -179,7 +186,7 @@ def _warnings(config: Config) -> list[str]:
             "advantage=gdpo reads the parts of the reward: algorithm.reward_shaping and "
             "kl_in_reward do not reach it"
         )
-    found += _loss_warnings(config.algorithm)
+    found += _loss_warnings(config.algorithm) + flight_warnings(config)
     specs = (config.data.train, *config.data.sources)
     held_out = config.data.test or not all(is_path(spec) for spec in specs)
     if not held_out and (config.evaluate.every_steps or config.sft.stop_at_accuracy):

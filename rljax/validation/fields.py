@@ -9,9 +9,11 @@ from rljax.config.checks import Problems, check_bounds
 from rljax.errors import InputError
 from rljax.learn.optimizers import handed, learning_rate, make_optimizer, rule_fields
 from rljax.models.cache import DTYPES as KV_DTYPES
+from rljax.rollout.in_flight import PARTIAL_MASKS
 from rljax.sampler.layout import WEIGHT_DTYPES, parsed
 from rljax.sampler.requests import DTYPES as SAMPLER_DTYPES
 from rljax.sampler.requests import LOOPS, SWITCHES
+from rljax.validation.asynchrony import check_flight_ranges
 from rljax.validation.problems import resolve_field
 
 _CHOICES = {
@@ -31,6 +33,8 @@ _CHOICES = {
     "environment.on_bad_call": ("reply", "end"),
     "environment.history": ("append", "rewrite"),
     "lora.base": ("float32", "bfloat16", "int8", "nf4"),
+    "rollouts.in_flight_cache": ("keep", "reread"),
+    "rollouts.partial_mask": PARTIAL_MASKS,
 }
 
 
@@ -77,7 +81,8 @@ def check_ranges(config: Config, problems: Problems) -> None:
     problems.check(all(stops), "sampler.stop_strings", stops, "no empty string")
     paged = config.sampler.page_tokens
     problems.check(
-        not paged or config.sampler.loop == "host" or bool(config.environment.function),
+        not paged or config.sampler.loop == "host" or bool(config.environment.function)
+        or config.rollouts.max_staleness > 0,
         "sampler.page_tokens", paged,
         "pages are given out by the host, between dispatches", "sampler.loop='host'",
     )  # fmt: skip
@@ -105,6 +110,7 @@ def check_ranges(config: Config, problems: Problems) -> None:
     problems.check(free, "memory.reference_on_host", moves, rule, "memory.reference_on_host=False")
     horizon = config.algorithm.kl_horizon
     problems.check(horizon > 0, "algorithm.kl_horizon", horizon, "must be > 0 sequences")
+    check_flight_ranges(config, problems)
     _check_profile(config, problems)
     _check_prompt_rules(config, problems)
     _check_optimizers(config, problems)

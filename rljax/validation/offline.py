@@ -19,6 +19,7 @@ _OF_ROLLOUTS = {
     "reward.model": "",
     "reward.process_model": "",
     "rollouts.replay": "",
+    "rollouts.max_staleness": 0,
 }
 _OF_ROWS = {
     "offline.reference_logprobs": "",

@@ -11,6 +11,7 @@ from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
+from rljax.validation.asynchrony import check_in_flight
 from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
 from rljax.validation.offline import check_file, check_online
@@ -83,6 +84,7 @@ def check_components(config: Config, problems: Problems) -> str:
     _check_kl(config, problems, dataflow)
     if "collect" in components:
         _check_groups(config, problems, dataflow, components["collect"])
+        check_in_flight(config, problems, dataflow, components["collect"])
     check_online(config, problems, dataflow)
     check_environment(config, problems, kind)
     return kind

@@ -2,10 +2,11 @@
 
 import dataclasses
 
+from rljax.contracts import contract
 from rljax.data.tasks import Task, first_letter
 from rljax.learn import Objective
 from rljax.losses.policy import Policy, ppo_clip
-from rljax.rollout import once
+from rljax.rollout import Rollout, once, sample_scored
 from rljax.setup.policies import Policy as SamplingPolicy
 from rljax.setup.policies import sample_all
 
@@ -60,3 +61,10 @@ def scored_once_more(prompts, key, cfg, *, actor, reward, tokenizer):
     more = sample_all(policy, prompts.records, 1, reward, key=key)
     mean = sum(sample.reward for sample in more) / len(more)
     return done.replace(metrics={"once_more/reward": mean})
+
+
+@contract(needs_groups=True)
+def chooses_groups(prompts, key, cfg, *, actor, reward):
+    """A rollout that would choose groups, and says nothing of those in flight."""
+    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=2)
+    return Rollout(batch, prompts, report)

@@ -89,7 +89,8 @@ class InFlight:
             **flight.metrics(),
         }
         self._dropped = self._dropped_tokens = 0
-        return prompts, Ready(reward, prompts, batch, report), metrics
+        asked = dict(actor=actor, sampling=flight.cfg.sampling, n=flight.n)
+        return prompts, Ready(reward, prompts, batch, report, **asked), metrics
 
     def _ready(self) -> list[int] | None:
         """The groups of this step; begins what may begin meanwhile."""
