@@ -6,7 +6,7 @@ import operator
 
 from rljax.plan.compiled import Plan, Report
 from rljax.plan.hlo import DCN
-from rljax.plan.memory import as_flags
+from rljax.plan.memory import COPY, as_flags
 from rljax.plan.programs import RESHARD
 from rljax.plan.search import Candidate
 from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
@@ -102,6 +102,8 @@ def _training(plan: Plan) -> list[str]:
 def _resharding(plan: Plan) -> list[str]:
     """What it takes to bring weights to the layout of decoding."""
     reshards = [r for r in plan.reports if r.name.startswith(RESHARD) and not r.error]
+    if not reshards and COPY in plan.estimate.generate:
+        return ["reshard: weights are brought to the layout of decoding; not compiled here"]
     if not reshards:
         return ["reshard: none, decoding reads the arrays of training where they lie"]
     return [

@@ -72,7 +72,7 @@ def test_a_step_takes_what_the_compiled_programs_were_counted_to(case):
 
 @pytest.mark.parametrize(
     ("config", "topology", "slots", "chosen"),
-    [(QWEN, "v5e:2x4", 64, Layout(4, 1, 2)), (QWEN, "v5e:2x4", 256, Layout(4, 1, 2)),
+    [(QWEN, "v5e:2x4", 64, Layout(4, 1, 2)), (QWEN, "v5e:2x4", 256, Layout(8, 1, 1)),
      (LLAMA, "v5p:4x4x4", 0, Layout(8, 1, 8)), (LARGE, "v5p:8x8x8", 0, Layout(16, 4, 8))],
 )  # fmt: skip
 def test_auto_takes_the_fastest_mesh_and_its_copy_is_counted(config, topology, slots, chosen):
