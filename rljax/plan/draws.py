@@ -1,0 +1,44 @@
+"""What a simulated run draws: lengths of responses in tokens, turns of an episode, seconds of a
+tool. A function of (rng, count) gives count positive numbers; `mean` is that without the cap."""
+
+import math
+
+import numpy as np
+
+from rljax.errors import InputError
+
+
+def lognormal(rng, count: int, *, mean: float, sigma: float, cap: float = math.inf) -> np.ndarray:
+    """exp(N(ln(mean) - sigma^2 / 2, sigma)), at most `cap`."""
+    _check("lognormal", mean=mean, cap=cap)
+    if not 0 <= sigma < math.inf:
+        raise InputError("sigma of lognormal", value=sigma, rule=">= 0")
+    return np.minimum(rng.lognormal(math.log(mean) - sigma**2 / 2, sigma, count), cap)
+
+
+def geometric(rng, count: int, *, mean: float, cap: float = math.inf) -> np.ndarray:
+    """Of a policy that stops at every token with a chance of 1 / mean; at most `cap`."""
+    _check("geometric", mean=mean, cap=cap)
+    if mean < 1:
+        raise InputError("mean of geometric", value=mean, rule=">= 1")
+    return np.minimum(rng.geometric(1 / mean, count), cap)
+
+
+def uniform(rng, count: int, *, low: float, high: float) -> np.ndarray:
+    """From `low` to `high`, each number as likely as the others."""
+    _check("uniform", low=low, high=high)
+    if high < low:
+        raise InputError("high of uniform", value=high, rule=f"at least low, {low}")
+    return rng.uniform(low, high, count)
+
+
+def fixed(rng, count: int, *, value: float) -> np.ndarray:
+    """The same every time."""
+    _check("fixed", value=value)
+    return np.full(count, float(value))
+
+
+def _check(name: str, **positive: float) -> None:
+    for option, value in positive.items():
+        if not value > 0:
+            raise InputError(f"{option} of {name}", value=value, rule="above 0")
