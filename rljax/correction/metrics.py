@@ -12,6 +12,7 @@ from rljax.batch import Batch, masked_max, masked_mean, masked_variance, segment
 from rljax.contracts import contract
 from rljax.correction.ratios import (
     bounded_exp,
+    effective_sample_size,
     finite_logprobs,
     log_ratio,
     masked_min,
@@ -62,7 +63,8 @@ def mismatch_metrics(batch: Batch) -> dict:
     """With x = old - sampler on policy tokens: how far the two programs are apart.
 
     kl = mean -x; k3_kl = mean(e^x - 1 - x); chi2 = mean of ratio^2 - 1, over tokens and sequences;
-    perplexities exp(-mean log-prob), their logs and ratios averaged over sequences; Pearson
+    perplexities exp(-mean log-prob), their logs and ratios averaged over sequences; effective
+    sample size of the ratios, (sum w)^2 / (N sum w^2) (PipelineRL, arXiv 2509.19128); Pearson
     correlation and difference of the probabilities; mean, 99th percentile and max of |x|.
     """
     x = log_ratio(batch, by="mismatch_metrics")
@@ -82,6 +84,7 @@ def mismatch_metrics(batch: Batch) -> dict:
     size = jnp.abs(x)
     distance = jnp.abs(p - q)
     return {f"mismatch/mismatch_{name}": value for name, value in found.items()} | {
+        "mismatch/eff_sample_size": effective_sample_size(bounded_exp(x), mask),
         "mismatch/probability_correlation": _correlation(p, q, mask),
         "mismatch/probability_diff_mean": masked_mean(distance, mask),
         "mismatch/probability_diff_max": masked_max(distance, mask),

@@ -80,6 +80,14 @@ def masked_min(x: jax.Array, mask: jax.Array) -> jax.Array:
     return -masked_max(-x, mask)
 
 
+def effective_sample_size(weights: jax.Array, mask: jax.Array) -> jax.Array:
+    """(sum w)^2 / (N sum w^2) over the N tokens of the mask: 1 for equal weights, 1 / N where one
+    has it all, 0 without any."""
+    squares = masked_sum(weights * weights, mask) * jnp.sum(mask)
+    total = masked_sum(weights, mask)
+    return jnp.where(squares > 0, total**2 / jnp.maximum(squares, 1e-30), 0.0)
+
+
 def population_std(x: jax.Array, mask: jax.Array) -> jax.Array:
     """sqrt(mean (x - mean)^2) over the mask."""
     centred = x - masked_mean(x, mask)

@@ -6,12 +6,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch, masked_max, masked_mean, masked_sum, segment_sum
+from rljax.batch import Batch, masked_max, masked_mean, segment_sum
 from rljax.contracts import contract
 from rljax.correction.metrics import mismatch_metrics
 from rljax.correction.ratios import (
     BOUND,
     bounded_exp,
+    effective_sample_size,
     log_ratio,
     log_weights,
     masked_min,
@@ -151,7 +152,7 @@ def mean_weight(weights: jax.Array, batch: Batch, share: jax.Array, level: str) 
 def weight_metrics(w, per_sequence, log_w, mask, share, level: str, bounds) -> dict:
     """Spread, effective sample size and quantiles of the weights before bounding (G1).
 
-    ESS = 1 / mean((v / mean v)^2), v = clamp(w, lower, upper): 1 for equal weights.
+    ESS = (sum v)^2 / (N sum v^2), v = clamp(w, lower, upper): 1 for equal weights.
     """
     by_sequence = level == "sequence"
     numbers = spread(
@@ -165,8 +166,6 @@ def weight_metrics(w, per_sequence, log_w, mask, share, level: str, bounds) -> d
     numbers["max"] = jnp.where(some, jnp.exp(jnp.minimum(masked_max(log_w, mask), BOUND)), 0.0)
     numbers["min"] = jnp.where(some, jnp.exp(jnp.maximum(masked_min(log_w, mask), floor)), 0.0)
     clamped = jnp.where(mask > 0, jnp.clip(w, *bounds), 0.0)
-    squares = masked_sum(clamped * clamped, mask) * jnp.sum(mask)
-    total = masked_sum(clamped, mask)
-    numbers["eff_sample_size"] = jnp.where(squares > 0, total**2 / jnp.maximum(squares, 1e-30), 0.0)
+    numbers["eff_sample_size"] = effective_sample_size(clamped, mask)
     quantiles = masked_quantiles(w, mask, tuple(q / 100 for q in QUANTILES))
     return numbers | {f"p{q}": value for q, value in zip(QUANTILES, quantiles, strict=True)}

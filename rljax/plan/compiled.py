@@ -26,6 +26,7 @@ from rljax.plan.memory import (
     available_bytes,
     estimate,
     fewest_microbatches,
+    in_flight_parts,
     nearest_fit,
     training_bytes,
     zero_stages,
@@ -155,12 +156,13 @@ def make_plan(
     setup = fewest_microbatches(setup, chip and chip.hbm_bytes, roles)
     if compile:
         calls, held = programs_of(setup, roles), of_mesh(mesh, held_parts(setup, roles))
-        known = [call.name for call in calls]
+        known, in_flight = [call.name for call in calls], in_flight_parts(setup, roles)
         if unknown := set(only) - set(known):
             raise InputError("no such program", value=sorted(unknown), rule=", ".join(known))
         for call in calls:
             if not only or call.name in only:
-                reports.append(report(call, held, call.mesh or mesh, chip, slices))
+                flown = in_flight if call.name == "learn" else {}
+                reports.append(report(call, held | flown, call.mesh or mesh, chip, slices))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     left = available_bytes(setup) if chip is None else None
     plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)

@@ -31,10 +31,13 @@ from rljax.sampler.memory import device_bytes
 from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.decode_layout import with_decode_layout, workload
 from rljax.setup.held import held_bytes, held_parts, of_mesh
+from rljax.setup.policies import ROWS_PER_CALL
 from rljax.setup.setup import Setup, assemble, load_model
 from rljax.tracking.charts import human_bytes
 
 COPY = "weights in the layout of decoding"
+KV = "keys and values"
+IN_FLIGHT = "keys and values in flight"
 
 
 def split_bytes(
@@ -114,7 +117,7 @@ class Estimate:
     def least(self) -> int:
         """The lowest that the peak can be: caches and gradients are exact, the rest may be less by
         FACTOR."""
-        exact = ("keys and values", "gradients", COPY, FETCHED)
+        exact = (KV, "gradients", COPY, FETCHED)
         parts = []
         for program in (self.generate, self.learn, self.score):
             sure = sum(size for name, size in program.items() if name in exact)
@@ -130,8 +133,10 @@ class Estimate:
         """The estimate in one sentence."""
         groups = {"weights": 0, "optimizer": 0}
         for name, count in self.held.items():
-            groups["optimizer" if name.endswith("optimizer") else "weights"] += count
-        groups["keys and values"] = self.generate.get("keys and values", 0)
+            kind = "optimizer" if name.endswith("optimizer") else "weights"
+            kind = name if name == IN_FLIGHT else kind
+            groups[kind] = groups.get(kind, 0) + count
+        groups[KV] = self.generate.get(KV, 0)
         groups["weights while decoding"] = self.generate.get(COPY, 0)
         groups["gradients"] = self.learn.get("gradients", 0)
         groups["activations"] = sum(self.learn.values()) - groups["gradients"]
@@ -155,6 +160,10 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
     generate, learn = {}, {}
     if setup.needs_reward or "actor" in roles and not setup.learns_offline:
         generate = _generate(setup, roles)
+    if setup.config.rollouts.max_staleness and KV in generate:
+        # What is in flight keeps its slots while the run learns, and while it evaluates.
+        held[IN_FLIGHT] = generate[KV]
+        generate[KV] = _evaluation_slots(setup)
     for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
         update = _learn(setup, role)
         if sum(update.values()) > sum(learn.values()):
@@ -176,6 +185,20 @@ def _generate(setup: Setup, roles: dict) -> dict[str, int]:
     like = weights_like(model, weights, keep_dtypes=not decoding.weight_dtype)
     copied = 0 if agree(setup.model, model, weights, like) else held_bytes(like)
     return {COPY: copied, **needs} if copied else needs
+
+
+def in_flight_parts(setup: Setup, roles: dict) -> dict[str, jax.ShapeDtypeStruct]:
+    """What samples in flight hold while the run learns, as one array of bytes; {} without any."""
+    size = estimate(setup, roles).held.get(IN_FLIGHT, 0)
+    return {IN_FLIGHT: jax.ShapeDtypeStruct((size,), jnp.uint8)} if size else {}
+
+
+def _evaluation_slots(setup: Setup) -> int:
+    """Keys and values of an evaluation (sample_all), which begins beside what is in flight."""
+    work = workload(setup)
+    prompts = min(ROWS_PER_CALL, setup.config.evaluate.prompts)
+    work = dataclasses.replace(work, prompts=prompts, samples=1)
+    return decode_bytes(setup.decoding.of(setup.model), work, setup.decoding)[KV]
 
 
 def _learn(setup: Setup, role) -> dict[str, int]:

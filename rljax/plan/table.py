@@ -6,7 +6,7 @@ import operator
 
 from rljax.plan.compiled import Plan, Report
 from rljax.plan.hlo import DCN
-from rljax.plan.memory import COPY, as_flags
+from rljax.plan.memory import COPY, KV, as_flags
 from rljax.plan.programs import RESHARD
 from rljax.plan.search import Candidate
 from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
@@ -141,7 +141,7 @@ def _memory(plan: Plan) -> list[str]:
     kinds = ("weights", "optimizer", "other arguments", "new outputs", "temporaries", "held beside",
              "total", "on host")  # fmt: skip
     rows = [["program", "compile", *kinds]]
-    kv = plan.estimate.generate.get("keys and values", 0)
+    kv = plan.estimate.generate.get(KV, 0)
     for r in plan.reports:
         optimizer = sum(size for name, size in r.parts.items() if name.endswith("optimizer"))
         weights = sum(r.parts.values()) - optimizer

@@ -82,6 +82,16 @@ GROUPS = (
               from_zero=True, by_phase=True),
         Chart("Learning rate", "", ("lr",), from_zero=True, by_phase=True),
     )),
+    ("In flight", (
+        Chart("Age of the tokens", "steps",
+              ("staleness/steps_mean", "staleness/steps_max", "staleness/span_max"),
+              from_zero=True),
+        Chart("Written by weights of several steps", "share of responses, masked tokens",
+              ("staleness/partial_fraction", "staleness/masked_fraction"), from_zero=True),
+        Chart("Groups in flight", "groups", ("queue/open", "queue/complete", "queue/dropped"),
+              from_zero=True),
+        Chart("Busy slots", "share", ("slots/live_share",), from_zero=True),
+    )),
     ("Sampler against trainer", (
         Chart("", "", tuple(MISMATCH), most=3),
         Chart("", "", ("mismatch/*", "variance_proxy/*"), most=99, folded=True),

@@ -7,6 +7,7 @@ are of another role (critic/, NAME/) or of held-out rows (eval/). rljax.report.m
 """
 
 from rljax.report.episode_glossary import EPISODES
+from rljax.report.flight_glossary import IN_FLIGHT
 
 # fmt: off
 SHARE = "share"
@@ -215,9 +216,9 @@ SAMPLES = {
                                     "at a limit of theirs", SHARE,
                                     "below 0.1; more: a higher limit, or the end is not learned"),
     "response/interrupted_fraction": ("responses interrupted before their end", SHARE, "near 0"),
-    "staleness/mean": ("optimizer steps that the sampler's weights are behind", "steps",
+    "staleness/mean": ("optimizer steps that the sampler's weights are behind", "optimizer steps",
                        "0 on-policy"),
-    "staleness/max": ("most steps behind, of any token", "steps", "below 8"),
+    "staleness/max": ("most optimizer steps behind, of any token", "optimizer steps", "below 8"),
     "value/mean": ("mean value by the critic", "score", "near return/mean"),
     "return/mean": ("mean return that the critic learns", "score", "rises"),
     "baseline": ("running mean of the scores that is subtracted", "score", "follows reward/mean"),
@@ -371,6 +372,9 @@ MISMATCH = {
     "mismatch_log_ppl_diff_min": ("trainer's log perplexity minus the sampler's, lowest", "nats",
                                   "above -0.1"),
     "mismatch_ppl_ratio": ("trainer's perplexity over the sampler's", "ratio", "near 1"),
+    "eff_sample_size": ("share of the tokens that carry an update in which each weighs as the "
+                        "trainer's probability of it over the sampler's", SHARE,
+                        (0.8, 1.0, OTHER_POLICY)),
     "probability_correlation": ("correlation of the sampler's and the trainer's probabilities",
                                 "-1 to 1", (0.99, 1.0, "sampler and trainer disagree about "
                                 "probabilities: float32 output head on both sides, and the same "
@@ -429,5 +433,5 @@ VARIANCE = {
     "variance_proxy/expected_w": ("mean weighted squared norm of the scores", "", ""),
 }
 
-METRICS = UPDATE | SAMPLES | RUN | VARIANCE | EPISODES
+METRICS = UPDATE | SAMPLES | RUN | VARIANCE | EPISODES | IN_FLIGHT
 METRICS |= {f"mismatch/{k}": v for k, v in MISMATCH.items()}

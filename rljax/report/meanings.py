@@ -72,15 +72,18 @@ def _made(entry: tuple, star: str = "") -> Meaning:
 def health_warnings(metrics: Mapping[str, float], numbers: str = "") -> list[str]:
     """One text per metric of the mismatch and the correction outside its healthy range: name,
     value, range and where to look. `numbers`: float32, bfloat16 or int8, the narrowest that sampler
-    and trainer compute with or hold; "" where they are not one policy, as with stored rollouts."""
-    warnings = []
+    and trainer compute with or hold; "" where they are not one policy (stored
+    rollouts, old weights)."""
+    warnings, of_age = [], ""
+    if age := metrics.get("staleness/steps_mean"):
+        of_age = f"; the tokens are {float(age):.2g} steps old, mean: lower rollouts.max_staleness "
+        of_age += "or rollouts.ahead"
     for name in MISMATCH:
         known, value = meaning(f"mismatch/{name}"), metrics.get(f"mismatch/{name}")
         if value is None or known.is_healthy(float(value)):
             continue
-        warnings.append(
-            f"mismatch/{name} is {float(value):.4g}, healthy is {known.healthy}: {known.advice}"
-        )
+        text = f"mismatch/{name} is {float(value):.4g}, healthy is {known.healthy}: {known.advice}"
+        warnings.append(text + of_age)
     for name, largest in LARGEST_DIFFERENCE.items() if numbers else ():
         value = metrics.get(f"mismatch/{name}")
         if value is not None and not value <= largest[numbers]:  # NaN, too
@@ -96,7 +99,7 @@ def narrowest_numbers(config: Config, mesh) -> str:
     float32 are coarser by default, about as those of bfloat16."""
     sampler = config.sampler
     held = (config.model_settings.dtype, sampler.dtype, sampler.kv_dtype, sampler.weight_dtype)
-    if config.rollouts.replay:
+    if config.rollouts.replay or config.rollouts.max_staleness:
         return ""
     if "int8" in held:
         return "int8"

@@ -37,6 +37,7 @@ from rljax.setup.weights import initial_params
 from rljax.tracking.mirror import local_copy
 from rljax.tracking.store import is_folder
 
+ROWS_PER_CALL = 256  # sampled at once, where nobody says how many
 _SCORED_ROWS = 8  # by a reward model at once, on each device
 
 
@@ -283,12 +284,13 @@ def sample_all(
 
     `prompts` are encoded records. `starts`, in tokens, says where the response begins that the
     reward reads: before the prompt's end where a prompt ends with the beginning of a response.
-    `prompts_per_call` bounds memory; None: so many that about 256 rows are sampled at once. With an
-    environment a completion is an episode: its first seat's row, and the text of its last turn.
+    `prompts_per_call` bounds memory; None: so many that about ROWS_PER_CALL rows are sampled at
+    once. With an environment a completion is an episode: its first seat's row, and the text of its
+    last turn.
     """
     if not prompts:
         raise InputError("there are no prompts to sample", fix="check the data and its split")
-    size = prompts_per_call or min(max(256 // n, 1), len(prompts))
+    size = prompts_per_call or min(max(ROWS_PER_CALL // n, 1), len(prompts))
     begins = [len(prompt.token_ids) for prompt in prompts] if starts is None else starts
     samples = []
     for first, chunk in filled_chunks(list(zip(prompts, begins, strict=True)), size):

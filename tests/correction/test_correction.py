@@ -16,6 +16,7 @@ from rljax.correction import (
     rollout_correction,
     variance_proxy_metrics,
 )
+from rljax.correction.ratios import effective_sample_size
 from rljax.correction.rejection import STATISTICS
 from rljax.errors import InputError
 from rljax.learn import token_mean, weighted_loss
@@ -273,6 +274,29 @@ def test_bypass_takes_the_samplers_log_probs_and_no_weights():
     np.testing.assert_array_equal(bypassed.old_logprobs, batch.sampler_logprobs)
     again, _ = rollout_correction(bypassed)
     np.testing.assert_array_equal(again.weights, batch.mask)  # nothing is counted twice
+
+
+def test_effective_sample_size():
+    example = worked_example("async.ess")
+    weights = jnp.asarray(example["inputs"]["w"])
+    ess = effective_sample_size(weights, jnp.ones(4))
+    assert float(ess) == pytest.approx(example["outputs"]["ess"], abs=1e-6)
+    wider = jnp.concatenate([weights, 9.0 * jnp.ones(2)]), jnp.array([1.0, 1, 1, 1, 0, 0])
+    assert float(effective_sample_size(wider[0] * wider[1], wider[1])) == pytest.approx(float(ess))
+    # As it is logged: of the trainer's probability over the sampler's, token by token.
+    logs = jnp.log(weights)[None]
+    batch = make(logs - 3.0, jnp.full((1, 4), -3.0), np.ones((1, 4)), jnp.float32)
+    logged = mismatch_metrics(batch)["mismatch/eff_sample_size"]
+    assert float(logged) == pytest.approx(example["outputs"]["ess"], abs=1e-5)
+
+
+def test_health_warnings_say_how_old_the_tokens_are():
+    low = {"mismatch/eff_sample_size": 0.5}
+    (plain,) = health_warnings(low)
+    (aged,) = health_warnings({**low, "staleness/steps_mean": 1.5})
+    assert aged.startswith(plain) and "1.5 steps old" in aged and "rollouts.ahead" in aged
+    fine = {"mismatch/eff_sample_size": 0.9, "staleness/steps_mean": 1.5}
+    assert health_warnings(fine) == [] == health_warnings({"staleness/steps_mean": 3.0})
 
 
 def test_health_warnings_name_metric_value_range_and_remedy():

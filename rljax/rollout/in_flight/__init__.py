@@ -1,7 +1,7 @@
 """Samples that outlive the step in which they began, with a bound on how old a token may be.
 
 tickets: which groups may begin, and which a step learns from. responses: groups of one response
-each. in_flight: both, as the source of a run asks for them.
+each. in_flight: both, as the source of a run asks for them. ages: how old their tokens are.
 clock: when what comes from outside counts.
 """
 

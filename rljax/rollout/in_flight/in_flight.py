@@ -17,6 +17,7 @@ from rljax.contracts import spec
 from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
+from rljax.rollout.in_flight.ages import ages
 from rljax.rollout.in_flight.responses import Responses
 from rljax.rollout.in_flight.tickets import Broken, Tickets
 from rljax.rollout.ready import Ready
@@ -133,23 +134,11 @@ class InFlight:
     def _aged(self, batch: Batch, step: int, mesh) -> tuple[Batch, dict[str, float]]:
         """How many steps old the tokens are; stale parts masked, if the config says so."""
         mask, versions = (np.asarray(x) for x in fetch((batch.mask, batch.policy_version)))
-        known, chosen = np.array(sorted(self._step_of)), mask > 0
-        steps = np.array([self._step_of[int(version)] for version in known])
-        at = np.searchsorted(known, versions).clip(0, len(known) - 1)
-        age = np.where(chosen, step - steps[at], 0)
-        newest = np.where(chosen, age, step + 1).min(axis=1, keepdims=True)
-        older = chosen & (age > newest)  # than the newest part of its response
-        count = max(int(chosen.sum()), 1)
-        metrics = {
-            "staleness/steps_mean": float(age.sum()) / count,
-            "staleness/steps_max": float(age.max(initial=0)),
-            "staleness/span_max": float(np.where(older, age - newest, 0).max(initial=0)),
-            "staleness/partial_fraction": float(np.mean(older.any(axis=1))),
-        }
-        if age.max(initial=0) > self.tickets.max_staleness:
-            raise Broken(f"a token is {age.max()} steps old: {self.tickets}")
+        older, metrics = ages(mask, versions, self._step_of, step)
+        if (oldest := metrics["staleness/steps_max"]) > self.tickets.max_staleness:
+            raise Broken(f"a token is {oldest} steps old: {self.tickets}")
         if self.partial_mask == "stale":
-            metrics["staleness/masked_fraction"] = float(older.sum()) / count
+            metrics["staleness/masked_fraction"] = float(older.sum() / max((mask > 0).sum(), 1))
             batch = batch.replace(mask=place(np.where(older, 0, mask).astype(np.float32), mesh))
         first = step - self.tickets.max_staleness
         self._step_of = {v: s for v, s in self._step_of.items() if s >= first}

@@ -70,8 +70,8 @@ class Responses:
     def _new_sampler(self, engine, decode) -> None:
         self.sampler = None  # before the new one takes its memory
         self.sampler = Sampler(engine, chunk_tokens=self.columns, decode=decode)
-        # Dispatches, steps of slots, and those that gave a token, when `metrics` last looked.
-        self._seen = 0, 0, 0
+        # What `metrics` saw last: dispatches, steps of slots, those that gave a token, rereads.
+        self._seen = 0, 0, 0, 0
 
     # -- groups come
 
@@ -172,14 +172,16 @@ class Responses:
 
     def metrics(self) -> dict[str, float]:
         """How busy the slots were since the last call, and how full pages and drafts were."""
-        sampler, (dispatches, steps, live) = self.sampler, self._seen
-        self._seen = sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps
+        sampler, (dispatches, steps, live, reread) = self.sampler, self._seen
+        self._seen = (
+            sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps, sampler.reread_tokens
+        )  # fmt: skip
         busy = (sampler.live_slot_steps - live) / max(sampler.slot_steps - steps, 1)
         return {
             "slots/live_share": busy,
             "slots/dispatches": float(sampler.dispatches - dispatches),
             "slots/decode_steps": float((sampler.slot_steps - steps) // sampler.engine.slots),
-            "slots/reread_tokens": float(sampler.reread_tokens),
+            "slots/reread_tokens": float(sampler.reread_tokens - reread),
             **sampler.page_metrics(),
             **sampler.draft_metrics(),
         }

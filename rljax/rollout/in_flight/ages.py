@@ -1,0 +1,26 @@
+"""How many steps old the tokens of a batch are. Axes: B rows, S tokens in a row."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def ages(
+    mask: np.ndarray, versions: np.ndarray, step_of: Mapping[int, int], step: int
+) -> tuple[np.ndarray, dict[str, float]]:
+    """(Which policy tokens are older than the newest of their row: [B, S], metrics in steps).
+
+    A token of a version v is step - step_of[v] steps old; `versions` [B, S] count optimizer steps.
+    """
+    known, chosen = np.array(sorted(step_of)), mask > 0
+    steps = np.array([step_of[int(version)] for version in known])
+    at = np.searchsorted(known, versions).clip(0, len(known) - 1)
+    age = np.where(chosen, step - steps[at], 0)
+    newest = np.where(chosen, age, step + 1).min(axis=1, keepdims=True)
+    older = chosen & (age > newest)
+    return older, {
+        "staleness/steps_mean": float(age.sum()) / max(int(chosen.sum()), 1),
+        "staleness/steps_max": float(age.max(initial=0)),
+        "staleness/span_max": float(np.where(older, age - newest, 0).max(initial=0)),
+        "staleness/partial_fraction": float(np.mean(older.any(axis=1))),
+    }
