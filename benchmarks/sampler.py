@@ -36,7 +36,7 @@ from rljax.sampler import Decoding, Engine, Sampler, Sampling, generate
 from rljax.sampler.requests import STOP_IDS
 from rljax.tracking import compiles
 
-PROMPT, NEW, LONG = 32, 128, 896
+PROMPT, NEW, LONG, COPIED = 32, 128, 896, 256
 SIZES = {
     "27m": dict(vocab=4096, layers=8, embed=512, mlp=1536, heads=8, kv_heads=4, head_dim=64),
     "1b": dict(vocab=32768, layers=8, embed=3072, mlp=8192, heads=24, kv_heads=8, head_dim=128),
@@ -223,15 +223,18 @@ class Bench:
 
     def drafted(self) -> dict:
         """(e): one slot and eight, with drafts of 0, 4 and 8 tokens in turn. Text that repeats
-        itself: greedy, of a model without attention, whose next token depends on the newest alone.
-        Text that does not: temperature 1 of the random model."""
+        itself: greedy, of a model without attention, whose next token depends on the newest alone,
+        so that it goes round in a circle, behind a prompt that holds the circle, as what is copied
+        stands in a prompt. Text that does not: temperature 1 of the random model."""
         zero = lambda path, x: x * ("['o']" not in jax.tree_util.keystr(path))  # noqa: E731
         circles = jax.tree_util.tree_map_with_path(zero, self.params)
         texts = {"repeats": (circles, 0.0), "does_not_repeat": (self.params, 1.0)}
         rows: dict = {name: [] for name in texts}
         for (name, (params, temperature)), slots in itertools.product(texts.items(), (1, 8)):
-            prompts = self.prompts(slots, PROMPT)[0]
+            prompts = list(self.prompts(slots, PROMPT)[0])
             how = Sampling(max_response_tokens=NEW, temperature=temperature)
+            if name == "repeats":
+                prompts = self._circles(params, prompts)
             runs = {d: self._drafting(params, prompts, how, d) for d in (0, 4, 8)}
             for run in runs.values():
                 run()  # compiles
@@ -249,13 +252,21 @@ class Bench:
                 })  # fmt: skip
         return rows
 
+    def _circles(self, params, prompts) -> list:
+        """What the model writes behind each prompt once it goes round: COPIED tokens."""
+        sampler = Sampler(Engine(self.model, len(prompts), PROMPT + 3 * COPIED))
+        how = Sampling(max_response_tokens=3 * COPIED, temperature=0.0)
+        samples = [sampler.submit(prompt, how)[0] for prompt in prompts]
+        list(sampler.run(params))
+        return [sample.tokens[-COPIED:] for sample in samples]
+
     def _drafting(self, params, prompts, how: Sampling, draft_tokens: int):
         """A run of one sample of each prompt: -> (wall seconds, CPU seconds, slot-steps)."""
-        slots = len(prompts)
-        engine = Engine(self.model, slots, PROMPT + NEW, steps=NEW, draft_tokens=draft_tokens)
+        slots, length = len(prompts), len(prompts[0])
+        engine = Engine(self.model, slots, length + NEW, steps=NEW, draft_tokens=draft_tokens)
 
         def run():
-            sampler = Sampler(engine, chunk_tokens=PROMPT, prefill_rows=slots)
+            sampler = Sampler(engine, chunk_tokens=length, prefill_rows=slots)
             for prompt in prompts:
                 sampler.submit(prompt, how)
             start, used = time.perf_counter(), time.process_time()
