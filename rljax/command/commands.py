@@ -10,6 +10,7 @@ import rljax
 from rljax.command.launch import Command, complain, launch
 from rljax.config import options as of
 from rljax.config.declare import Options
+from rljax.config.plan_options import PlanOptions
 from rljax.config.play_options import PlayOptions
 from rljax.config.serve_options import ChatOptions, ServeOptions
 from rljax.errors import InputError
@@ -28,7 +29,7 @@ COMMANDS = {
         Command("play", "one episode of a config's environment: by hand, or by a policy", "play",
                 PlayOptions, "needed", one_host=True),
         Command("plan", "memory and time of a config, on chips that need not be there", "plan",
-                of.PlanOptions, "needed"),
+                PlanOptions, "needed"),
         Command("evaluate", "accuracy, pass@k and majority@k of a run or model", "evaluate",
                 of.EvaluateOptions, one_host=True),
         Command("report", "write the report of a run anew, or compare several", "report",

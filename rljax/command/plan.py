@@ -4,7 +4,9 @@ Compiles the config's own programs for a TPU that need not be there (`pip instal
 without --topology for the devices of this host, from shapes alone: no weights, data or tokenizer
 are read. Prints bytes per device, FLOPs, traffic by mesh axis, the least time by each limit, and
 what looks wrong; exit code 1 where it does not fit. --search tries other meshes, remat policies and
-microbatches. --nocompile counts memory from shapes in a second, and needs no `jax[tpu]`.
+microbatches. --nocompile counts memory from shapes in a second, and needs no `jax[tpu]`. --simulate
+plays the run by its dispatches, compiling nothing: seconds of a step by rollouts.max_staleness, on
+one mesh and split, and how old the tokens are (docs/asynchronous.md).
 """
 
 import json
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from rljax.command.launch import Given
 from rljax.config.checks import refuse_early
-from rljax.config.options import PlanOptions
+from rljax.config.plan_options import PlanOptions
 from rljax.errors import InputError
 
 
@@ -24,19 +26,23 @@ def main(options: PlanOptions, given: Given) -> int:
 
     if options.topology:  # nothing runs on a device of this host
         jax.config.update("jax_platforms", "cpu")
-    from rljax.plan import chips, compiled, search, table
+    from rljax.plan import chips, compiled, expected, search, simulated, table
     from rljax.validation import validate_sizes
 
     config, topology = given.config, options.topology
     validate_sizes(config)
-    if topology and (options.compile or options.search):
+    if topology and not options.simulate and (options.compile or options.search):
         # What is compiled for chips that are not there cannot be read back from the cache on disk.
         jax.config.update("jax_enable_compilation_cache", False)
         devices, chip = chips.topology_devices(topology)
     else:
         devices, chip = chips.stand_ins(topology) if topology else chips.local_devices()
     topology = topology or f"{len(devices)} x {devices[0].device_kind}"
-    if options.search:
+    if options.simulate:
+        outcome = simulated.simulated(config, devices, chip, topology, options)
+        print(expected.expected_text(outcome))
+        out, fits = expected.expected_json(outcome), True
+    elif options.search:
         if chip is None:
             raise InputError("--search needs a chip whose figures are known", fix="--topology=...")
         limits = dict(compiles=options.compiles, seconds=options.seconds, only=options.programs)

@@ -303,22 +303,6 @@ class TrainOptions(TrustOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanOptions(TrustOptions):
-    """rljax plan."""
-
-    topology: str = option(
-        "",
-        "Such as v5e:2x4, v5p:4x4x4, 2xv5e:16x16 (two slices); default: the devices of this host",
-    )
-    json: str = option("", "Where everything is written as JSON")
-    programs: tuple[str, ...] = option((), "Compile these alone: sft, generate, learn, ...")
-    compile: bool = option(True, "Compile; else (--nocompile) the estimate from shapes alone")
-    search: bool = option(False, "Try other meshes, remat and tokens_per_microbatch")
-    compiles: int = option(8, "Of --search: how many configs are compiled", low=0)
-    seconds: float = option(3600.0, "Of --search: no compile begins after so many", low=0)
-
-
-@dataclasses.dataclass(frozen=True)
 class ReplayOptions(CompilerOptions, TrustOptions):
     """rljax replay."""
 

@@ -56,11 +56,12 @@ def programs_of(setup: Setup, roles: dict) -> list[Call]:
         own = roles if main else abstract_roles(setup, phase)
         if phase.samples and sampled_prompts(setup.config):
             calls += _decoding(setup, own)
-        calls.append(_learning(setup, phase, own, "learn" if main else phase.name))
+        calls.append(learning_call(setup, phase, own, "learn" if main else phase.name))
     return calls
 
 
-def _learning(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
+def learning_call(setup: Setup, phase: Phase, roles: dict, name: str) -> Call:
+    """The program that learns from a step's batch, every row at full length."""
     function = phase.dataflow.function
     if "arguments" not in vars(function):
         raise InputError(

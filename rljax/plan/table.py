@@ -20,11 +20,11 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.2f}"
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
-def _rows(rows: list[list[str]]) -> list[str]:
+def rows_text(rows: list[list[str]]) -> list[str]:
     """Cells in columns, the first aligned to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
@@ -64,7 +64,7 @@ def _verdict(plan: Plan) -> str:
         return f"at the peak {human_bytes(plan.total)} per device"
     share = plan.total / max(plan.limit, 1)
     what = "fits" if plan.fits else "does not fit"
-    step = f"; a step of responses at full length takes at least {_seconds(plan.least_s)}"
+    step = f"; a step of responses at full length takes at least {seconds_text(plan.least_s)}"
     line = f"{what}: {human_bytes(plan.total)} of {human_bytes(plan.limit)}, {share:.0%}"
     near = ""
     if plan.microbatch_tokens:
@@ -81,7 +81,7 @@ def _groups(plan: Plan) -> list[str]:
     for name, parts in plan.estimate.groups.items():
         what = ", ".join(f"{part} {_gib(size)}" for part, size in parts.items())
         rows.append([name, _mesh(plan.groups[name]), what, _gib(sum(parts.values()))])
-    return _rows(rows)
+    return rows_text(rows)
 
 
 def _training(plan: Plan) -> list[str]:
@@ -96,7 +96,7 @@ def _training(plan: Plan) -> list[str]:
     for name, x in named.items():
         sizes = (x.weights, x.gradients, x.optimizer, x.total)
         rows.append([name, *(f"{size / 1e9:.4g}" for size in sizes)])
-    return [f"GB per device to train {plan.weights:.4g} weights on all devices", *_rows(rows)]
+    return [f"GB per device to train {plan.weights:.4g} weights on all devices", *rows_text(rows)]
 
 
 def _resharding(plan: Plan) -> list[str]:
@@ -110,7 +110,7 @@ def _resharding(plan: Plan) -> list[str]:
         f"{r.name}: sends "
         + (", ".join(f"{n / 1e9:.3g} GB along {a}" for a, n in r.sent_bytes.items()) or "nothing")
         + f"; {_gib(r.temporaries)} GiB of temporaries; once per rollout"
-        + (f", at least {_seconds(r.least_s)}" if r.seconds else "")
+        + (f", at least {seconds_text(r.least_s)}" if r.seconds else "")
         for r in reshards
     ]
 
@@ -130,11 +130,11 @@ def _layouts(plan: Plan) -> list[str]:
         fits = "" if one.most_bytes <= plan.free else "may not fit"
         rows.append([
             f"{'* ' if chosen(one) else ''}{name}", _gib(one.copy_bytes),
-            *(f"{seconds * 1e3:.3g}" for seconds in times), _seconds(one.rollout_s), one.binding,
-            fits,
+            *(f"{seconds * 1e3:.3g}" for seconds in times), seconds_text(one.rollout_s),
+            one.binding, fits,
         ])  # fmt: skip
     title = f"decoding in {len(plan.layouts)} layouts, a step of it and the rollout, counted"
-    return [f"{title} ({LATENCY_S * 1e6:g} us per collective assumed)", *_rows(rows)]
+    return [f"{title} ({LATENCY_S * 1e6:g} us per collective assumed)", *rows_text(rows)]
 
 
 def _memory(plan: Plan) -> list[str]:
@@ -151,7 +151,7 @@ def _memory(plan: Plan) -> list[str]:
         cells = ["refused" if r.error and i in (2, 3, 4) else _gib(n) for i, n in enumerate(sizes)]
         rows.append([r.name, f"{r.compile_s:.0f} s", *cells])
     notes = [f"of generate's temporaries {_gib(kv)} are keys and values"] if kv else []
-    return _rows(rows) + notes
+    return rows_text(rows) + notes
 
 
 def _costs(plan: Plan) -> list[str]:
@@ -164,14 +164,14 @@ def _costs(plan: Plan) -> list[str]:
         rows.append([
             r.name, str(r.turns), f"{r.flops / 1e12:.4g}", f"{r.kernel_flops / 1e12:.3g}",
             f"{r.hbm_bytes / 1e9:.4g}", *[f"{r.sent_bytes.get(a, 0) / 1e9:.3g}" for a in axes],
-            _seconds(r.least_s) if r.seconds else "", r.binding,
+            seconds_text(r.least_s) if r.seconds else "", r.binding,
         ])  # fmt: skip
     seconds = [
-        f"{r.name}: " + ", ".join(f"{name} {_seconds(s)}" for name, s in r.seconds.items())
+        f"{r.name}: " + ", ".join(f"{name} {seconds_text(s)}" for name, s in r.seconds.items())
         for r in plan.reports
         if r.seconds
     ]
-    return _rows(rows) + seconds
+    return rows_text(rows) + seconds
 
 
 def _between_slices(plan: Plan) -> list[str]:
@@ -183,7 +183,7 @@ def _between_slices(plan: Plan) -> list[str]:
         size = r.sent_bytes.get(DCN, 0.0) * plan.host_devices
         rows.append([r.name, f"{size / 1e9:.4g}", f"{r.seconds.get(DCN, 0.0):.4g}"])
     title = f"per host of {plan.host_devices} devices, to the other of {plan.slices} slices"
-    return ["", title, *_rows(rows)]
+    return ["", title, *rows_text(rows)]
 
 
 def plan_json(plan: Plan) -> dict:
@@ -223,7 +223,7 @@ def search_text(candidates: list[Candidate], tried: int, left: int) -> str:
         slowest = max(one.plan.run, key=lambda r: r.least_s)
         rows.append([
             *[str(_value(one.plan.config, name)) for name in names], _gib(one.plan.total),
-            _seconds(one.plan.least_s), f"{slowest.name}: {slowest.binding}",
+            seconds_text(one.plan.least_s), f"{slowest.name}: {slowest.binding}",
         ])  # fmt: skip
     summary = f"{tried} compiled, {len(candidates)} fit, {left} not tried"
-    return "\n".join([*_rows(rows), summary]) if candidates else f"nothing fits: {summary}"
+    return "\n".join([*rows_text(rows), summary]) if candidates else f"nothing fits: {summary}"

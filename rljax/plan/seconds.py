@@ -1,0 +1,84 @@
+"""Seconds of the parts of a run, for rljax.plan.simulate: counted for a chip, or measured."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rljax.chips import Chip
+from rljax.errors import InputError
+from rljax.plan.flops import work
+from rljax.plan.programs import learning_call
+from rljax.plan.simulate import Seconds
+from rljax.report.run_folder import read_run
+from rljax.sampler.layout_cost import layout_cost
+from rljax.sampler.memory import slots_bytes
+from rljax.setup import Setup, abstract_roles
+from rljax.setup.decode_layout import workload
+
+_FIRST = 3  # steps of a run that compile
+_DISPATCHES, _STEPS = "slots/dispatches", "slots/decode_steps"
+
+
+def learning_passes(setup: Setup) -> float:
+    """FLOPs of a step's learning on all devices together, every row at full length, counted in the
+    traced program (rljax.plan.flops)."""
+    call = learning_call(setup, setup.main, abstract_roles(setup), "learn")
+    traced = call.function.trace(*call.arguments, **call.static)
+    return work(traced.jaxpr, turns=call.turns, platform="tpu").passes
+
+
+def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -> Seconds:
+    """The least that the chips of `setup` can take, by their published figures: of a decode step
+    what it reads, multiplies and sends (rljax.sampler.layout_cost), of learning its products, where
+    rows are packed for the tokens alone that responses of these lengths have."""
+    lengths = np.asarray(lengths, float)
+    behind = np.square(lengths).sum() / (
+        2 * lengths.sum()
+    )  # tokens of a response, while it decodes
+    load = dataclasses.replace(workload(setup), response_tokens=max(1, round(2 * behind)))
+    roles, decoding = abstract_roles(setup), setup.decoding
+    cost = layout_cost(setup.model, roles["actor"].state.weights, decoding, load, chip)
+    slots, context = load.slots(decoding), load.prompt_tokens + load.response_tokens // 2
+    held = slots_bytes(decoding.of(setup.model), slots, context, decoding.kv_dtype)
+    idle_hbm_s = cost.hbm_s - held / chip.hbm_bytes_per_s
+    rest_s = sum(cost.ici_s.values()) + cost.latency_s
+    share = 1.0
+    if setup.algorithm.steps.packing is not None:
+        share = (load.prompt_tokens + lengths.mean()) / setup.row_tokens
+    return Seconds(
+        step_s=cost.step_s + cost.latency_s,
+        idle_s=max(idle_hbm_s, cost.compute_s) + rest_s,
+        learn_s=share * passes / setup.model.mesh.size / chip.flops_per_s,
+        read_s=cost.compute_s / slots * load.prompt_tokens,
+        publish_s=cost.reshard_s,
+    )
+
+
+def measured(folder: str) -> Seconds:
+    """Those of a run with samples in flight: of its decoding by least squares over its steps, as so
+    much for each dispatch and for each decode step, whatever the slots that were live."""
+    rows = read_run(Path(folder)).rows
+    known = [row for row in rows if _STEPS in row and "time/generate_s" in row][_FIRST:]
+    if len(known) < 2:
+        raise InputError(
+            f"--measured={folder}", value=f"{len(known)} steps of use",
+            rule=f"metrics.jsonl has {_DISPATCHES} and {_STEPS} of steps behind the first {_FIRST}",
+            fix="the folder of a run with rollouts.max_staleness above 0",
+        )  # fmt: skip
+    column = lambda name: np.array([row.get(name, 0.0) for row in known])  # noqa: E731
+    return fitted(
+        column(_DISPATCHES), column(_STEPS), column("time/generate_s"),
+        column("time/learn_s") + column("time/reward_s") + column("time/rest_s"),
+    )  # fmt: skip
+
+
+def fitted(dispatches, decode_steps, decode_s, learn_s) -> Seconds:
+    """The seconds by which steps [N] with so many dispatches and decode steps come nearest to what
+    they took."""
+    counts = np.stack([dispatches, decode_steps], axis=1).astype(float)
+    each, step = np.linalg.lstsq(counts, np.asarray(decode_s, float), rcond=None)[0]
+    if min(each, step) < 0:  # they grow together: all of it is the steps'
+        each, step = 0.0, float(np.sum(decode_s) / np.sum(decode_steps))
+    return Seconds(float(step), float(step), float(np.mean(learn_s)), dispatch_s=float(each))

@@ -1,0 +1,142 @@
+"""The run of a config in simulation: its load, its seconds, the bounds and splits to compare."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from rljax.chips import Chip
+from rljax.components import resolve
+from rljax.config import Config, with_overrides
+from rljax.config.plan_options import PlanOptions
+from rljax.errors import InputError
+from rljax.plan.expected import Expected, drawn_lengths, expect, modes
+from rljax.plan.memory import estimate, fewest_microbatches
+from rljax.plan.seconds import counted, learning_passes, measured
+from rljax.plan.simulate import Draw, Load, Seconds
+from rljax.rollout.in_flight import Clock
+from rljax.setup import Setup, abstract_roles
+from rljax.setup.abstract import abstract_setup
+from rljax.setup.decode_layout import samples, workload
+
+_EIGHTHS = range(1, 8)  # of the devices, that sample in a split
+
+
+def draw_of(text: str, flag: str) -> Draw:
+    """The draw that a flag names. Raises InputError that names the flag."""
+    try:
+        component = resolve(text, "rljax.plan.draws")
+        numbers = np.asarray(component(np.random.default_rng(0), 8), float)
+    except (InputError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"--{flag}", value=text, rule=str(error),
+            fix="such as 'lognormal(mean=2500, sigma=0.9, cap=8192)', 'geometric(mean=33, "
+            "cap=128)', 'uniform(low=1, high=4)', 'fixed(value=100)'",
+        ) from None  # fmt: skip
+    if numbers.shape != (8,) or not np.isfinite(numbers).all() or numbers.min() <= 0:
+        raise InputError(f"--{flag}", value=text, rule="draws that are finite and above 0")
+    return component
+
+
+def simulated(
+    config: Config, devices, chip: Chip | None, topology: str, options: PlanOptions
+) -> Expected:
+    """The run of `config` on `devices` at the bounds of --etas, on one mesh and split."""
+    setup = abstract_setup(config, devices)
+    if not samples(setup):
+        raise InputError("--simulate", value=config.dataflow, rule="a dataflow that samples")
+    load, shown = _load(setup, options)
+    lengths = drawn_lengths(load.lengths) if load.turns is None else _whole(load)
+    seconds, source = _given(options, len(devices))
+    if not seconds and chip is None:
+        raise InputError(
+            "--simulate needs the seconds of decoding and learning", value=topology,
+            rule="the figures of this device are not known",
+            fix="--topology=v5p:4x4x4, --measured=RUN_DIR, or --decode_step_s and --learn_s",
+        )  # fmt: skip
+    if not seconds:
+        seconds, source = _of_chip(setup, chip, lengths), f"of {topology}, the least by the chip's "
+        source += "published figures: not validated, nothing was measured on one"
+    own = config.rollouts.max_staleness, config.rollouts.steps_ahead
+    with_host = {
+        split: dataclasses.replace(one, dispatch_s=one.dispatch_s + options.dispatch_s)
+        for split, one in seconds.items()
+    }
+    chosen = modes(options.etas, own, [split for split in with_host if split])
+    rows = expect(load, with_host, chosen)
+    return Expected(load, with_host, source, len(devices), shown, rows)
+
+
+def _load(setup: Setup, options: PlanOptions) -> tuple[Load, str]:
+    """The load of the config with the lengths of the flags, and how these are told."""
+    whole, most = workload(setup), setup.rollouts.sampling.max_response_tokens
+    lengths = functools.partial(_at_most, draw_of(options.lengths, "lengths"), most)
+    turns = draw_of(options.turns, "turns") if options.turns else None
+    tools = draw_of(options.tools, "tools") if options.tools else None
+    mean = drawn_lengths(lengths).mean()
+    what = "turns" if turns else "responses"
+    shown = f"{what} {options.lengths}, at most {most} tokens: mean {mean:.4g}"
+    if turns:
+        shown += f"; {options.turns} turns"
+    if tools:
+        shown += f"; tools {options.tools} seconds"
+    clock = Clock.parsed(setup.config.rollouts.clock)
+    slots = whole.slots(setup.decoding)
+    how = dict(turns=turns, tools=tools, score_dispatches=clock.turns)
+    return Load(whole.prompts, whole.samples, slots, lengths, **how), shown
+
+
+def _at_most(draw: Draw, most: int, rng, count: int) -> np.ndarray:
+    return np.minimum(draw(rng, count), most)
+
+
+def _whole(load: Load) -> np.ndarray:
+    """Tokens of whole episodes."""
+    rng = np.random.default_rng(0)
+    turns = np.ceil(load.turns(rng, 2000)).astype(int)
+    return np.array([np.ceil(load.lengths(rng, count)).sum() for count in turns])
+
+
+def _given(options: PlanOptions, devices: int) -> tuple[dict[int, Seconds], str]:
+    """The seconds of flags or of a run, and where they come from; {} where neither says any. A
+    split is taken to be as much slower as it has fewer devices."""
+    if options.measured:
+        one, source = measured(options.measured), f"measured in {options.measured}"
+    elif options.learn_s is not None:
+        idle = options.decode_step_s if options.decode_idle_s is None else options.decode_idle_s
+        one, source = Seconds(options.decode_step_s, idle, options.learn_s), "as the flags say"
+    else:
+        return {}, ""
+    out = {0: one}
+    for split in _splits(devices):
+        slower = devices / split
+        out[split] = dataclasses.replace(
+            one, step_s=slower * one.step_s, idle_s=slower * one.idle_s,
+            learn_s=devices / (devices - split) * one.learn_s,
+        )  # fmt: skip
+    return out, source + (", in proportion to the devices where they are split" * (len(out) > 1))
+
+
+def _splits(devices: int) -> list[int]:
+    return sorted({devices * n // 8 for n in _EIGHTHS} - {0, devices})
+
+
+def _of_chip(setup: Setup, chip: Chip, lengths: np.ndarray) -> dict[int, Seconds]:
+    """Counted for one mesh, and for every split whose meshes divide the model and hold it."""
+    setup = fewest_microbatches(setup, chip.hbm_bytes, abstract_roles(setup))
+    passes = learning_passes(setup)
+    out = {0: counted(setup, chip, passes, lengths)}
+    devices = list(setup.model.mesh.devices.flat)
+    for split in _splits(len(devices)):
+        changes = {"rollouts.sampler_devices": split, "rollouts.max_staleness": 1}
+        try:
+            one = abstract_setup(with_overrides(setup.config, changes, "--simulate"), devices)
+            roles = abstract_roles(one)
+            one = fewest_microbatches(one, chip.hbm_bytes, roles)
+            needs = estimate(one, roles)
+            peaks = [needs.total, *(sum(parts.values()) for parts in needs.groups.values())]
+            if max(peaks) <= chip.hbm_bytes:
+                out[split] = counted(one, chip, passes, lengths)
+        except InputError:  # no mesh of so many devices
+            continue
+    return out
