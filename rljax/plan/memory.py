@@ -32,7 +32,7 @@ from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.decode_layout import with_decode_layout, workload
 from rljax.setup.held import held_bytes, held_parts, of_mesh
 from rljax.setup.policies import ROWS_PER_CALL
-from rljax.setup.setup import Setup, assemble, load_model
+from rljax.setup.setup import Setup, assemble, load_model, sampled_prompts
 from rljax.tracking.charts import human_bytes
 
 COPY = "weights in the layout of decoding"
@@ -162,8 +162,8 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
         generate = _generate(setup, roles)
     if setup.config.rollouts.max_staleness and KV in generate:
         # What is in flight keeps its slots while the run learns, and while it evaluates.
-        held[IN_FLIGHT] = generate[KV]
-        generate[KV] = _evaluation_slots(setup)
+        held[IN_FLIGHT] = _slots_in_flight(setup)
+        generate[KV] = _slots(setup, min(ROWS_PER_CALL, setup.config.evaluate.prompts), 1)
     for role in [r for r in roles.values() if isinstance(r, (Actor, Critic, RewardModel))]:
         update = _learn(setup, role)
         if sum(update.values()) > sum(learn.values()):
@@ -193,11 +193,19 @@ def in_flight_parts(setup: Setup, roles: dict) -> dict[str, jax.ShapeDtypeStruct
     return {IN_FLIGHT: jax.ShapeDtypeStruct((size,), jnp.uint8)} if size else {}
 
 
-def _evaluation_slots(setup: Setup) -> int:
-    """Keys and values of an evaluation (sample_all), which begins beside what is in flight."""
-    work = workload(setup)
-    prompts = min(ROWS_PER_CALL, setup.config.evaluate.prompts)
-    work = dataclasses.replace(work, prompts=prompts, samples=1)
+def _slots_in_flight(setup: Setup) -> int:
+    """Keys and values of the slots of what is in flight: those of a step's rows, or, where the
+    config says so, up to those of all that has begun."""
+    batch, ahead = setup.config.batch, setup.config.rollouts.steps_ahead
+    prompts = sampled_prompts(setup.config)
+    rows = prompts * batch.samples_per_prompt
+    slots = min(setup.decoding.slots or rows, (1 + ahead) * rows)
+    return _slots(setup, slots, 1)
+
+
+def _slots(setup: Setup, prompts: int, samples: int) -> int:
+    """Keys and values of the slots for so many prompts at once."""
+    work = dataclasses.replace(workload(setup), prompts=prompts, samples=samples)
     return decode_bytes(setup.decoding.of(setup.model), work, setup.decoding)[KV]
 
 

@@ -33,6 +33,9 @@ def test_slots_in_flight_are_held_beside_learning():
     # The greedy responses of an evaluation have slots of their own.
     assert now.generate[KV] == slots_bytes(model, 8, columns)
     assert "keys and values in flight" in now.line()
+    # Up to all that has begun: a step's rows, and those of the step ahead.
+    most = estimate(setup_of(**FLIGHT, sampler__slots=10**6)).held[IN_FLIGHT]
+    assert most == slots_bytes(model, 2 * rows, columns)
     # The compiled plan counts them beside the program that learns.
     (part,) = in_flight_parts(flown, abstract_roles(flown)).values()
     assert part.size == now.held[IN_FLIGHT]

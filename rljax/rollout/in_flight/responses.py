@@ -29,6 +29,7 @@ class _Group:
     prompts: Prompts  # one
     samples: list[Sample]
     scores: dict[int, Score] = dataclasses.field(default_factory=dict)  # by sample
+    told: bool = False  # that all have ended, where that counts and not each sample
 
     @property
     def ended(self) -> bool:
@@ -98,13 +99,14 @@ class Responses:
                 self._sample_ended(self._groups[event.sample.id // self.n], event.sample)
 
     def _sample_ended(self, group: _Group, sample: Sample) -> None:
-        if not self.scores_early:
-            if group.ended:
-                self._complete.append(group.ticket)
-        elif not self.pool.grouped:
+        if self.scores_early and not self.pool.grouped:
             self._ask(group, [sample.id % self.n])
-        elif group.ended:
-            self._ask(group, list(range(self.n)))
+        elif group.ended and not group.told:  # several may have ended in one dispatch
+            group.told = True
+            if self.scores_early:
+                self._ask(group, list(range(self.n)))
+            else:
+                self._complete.append(group.ticket)
 
     def _ask(self, group: _Group, which: list[int]) -> None:
         if group.ticket % hosts.count() == hosts.index():
