@@ -5,6 +5,7 @@ the ids of a turn and answers with the ids of what the environment says, so that
 and tools never hold up the thread that decodes.
 """
 
+import collections
 import math
 import os
 import pickle
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from rljax.environments.episode import chosen_fields
 from rljax.environments.messages import Limits, Step
-from rljax.environments.play_worker import HOME
+from rljax.environments.play_worker import HOME, Reply
 from rljax.environments.supervisor import Played, Supervisor
 from rljax.errors import InputError
 from rljax.workers.function import resolve_for_workers
@@ -57,6 +58,7 @@ class EpisodeCrew:
         self._played: dict[int, Played] = {}
         self._attempts: dict[int, int] = {}  # the one whose Step was last handed out
         self._owing: set[int] = set()
+        self._kept: list[tuple[Played, int, Step]] = []  # came while others were asked for
         self._finalizer = weakref.finalize(self, self._supervisor.stop)
 
     def start(self) -> None:
@@ -88,9 +90,16 @@ class EpisodeCrew:
         sample_seed: int,
         prompt_ids: Sequence[int] | None = None,
         messages: Sequence[Mapping] | None = None,
+        attempt: int = 0,
+        replies: Sequence[Reply] = (),
+        marks: Sequence[bytes] = (),
     ) -> None:
         """Begins an episode; the numbers of those that are open differ. Never waits. Raises
-        InputError for a field that the row lacks, or that cannot be sent."""
+        InputError for a field that the row lacks, or that cannot be sent.
+
+        One of another crew, of a checkpoint, say, is played up to where it stood by the `replies`
+        that it had in this `attempt`; what it says must have the `marks` of what it said.
+        """
         assert number not in self._played, f"episode {number} is open"
         self._require_own_process()
         chosen = chosen_fields(self.component, fields, seed=seed, sample_seed=sample_seed)
@@ -108,8 +117,11 @@ class EpisodeCrew:
                 rule=f"{type(error).__name__}: {error}",
                 fix="use plain values: text, numbers, lists, dicts",
             ) from error
-        played = self._played[number] = Played(number, blob)
-        self._owing.add(number)
+        replies = [([int(i) for i in ids], *left) for ids, *left in replies]
+        played = self._played[number] = Played(number, blob, attempt, replies, list(marks))
+        self._attempts[number] = attempt
+        if played.owes:
+            self._owing.add(number)
         self._supervisor.order("open", played)
 
     def reply(
@@ -120,17 +132,21 @@ class EpisodeCrew:
         reply = ([int(i) for i in ids], finish, turns_left, tokens_left)
         self._owing.add(number)
         # Where it has failed meanwhile, and is played anew, this reply is to what is over.
-        attempt = self._attempts.get(number, 0)
-        self._supervisor.order("reply", self._played[number], attempt, reply)
+        order = self._played[number], self._attempts[number], reply
+        self._supervisor.order("reply", *order)
 
-    def news(self, wait_s: float = 0.0) -> list[Step]:
-        """The steps that have come since the last call; waits so long at most for the first."""
+    def news(self, wait_s: float = 0.0, numbers: range | None = None) -> list[Step]:
+        """The steps of episodes with these `numbers`, by default of all, that have come since the
+        last call; waits so long at most for the first. Those of others stay for who asks for
+        them."""
         steps: list[Step] = []
         until = time.monotonic() + wait_s
+        kept, self._kept = collections.deque(self._kept), []
         while True:
-            left = 0.0 if steps else until - time.monotonic()
+            left = 0.0 if steps or kept else until - time.monotonic()
             try:
-                one = self._supervisor.news.get(block=left > 0, timeout=max(left, 0.0) or None)
+                wait = dict(block=left > 0, timeout=max(left, 0.0) or None)
+                one = kept.popleft() if kept else self._supervisor.news.get(**wait)
             except queue.Empty:
                 return steps
             if isinstance(one, BaseException):
@@ -138,6 +154,9 @@ class EpisodeCrew:
             played, attempt, step = one
             if self._played.get(step.episode) is not played:
                 continue  # it was dropped
+            if numbers is not None and step.episode not in numbers:
+                self._kept.append(one)
+                continue
             self._owing.discard(step.episode)
             self._attempts[step.episode] = attempt
             if step.ended:
@@ -171,8 +190,7 @@ class EpisodeCrew:
         return dict.fromkeys(names, 0.0) | taken
 
     def _close(self, number: int) -> None:
-        del self._played[number]
-        self._attempts.pop(number, None)
+        del self._played[number], self._attempts[number]
         self._owing.discard(number)
 
     def _require_own_process(self) -> None:

@@ -53,3 +53,4 @@ class Step:
     drift: str = ""  # "same" | "retokenized" | "rewritten", where it was looked at
     messages: tuple[dict, ...] = ()  # the messages behind `ids`, for transcripts and rewards
     text: str = ""  # the reply before, as it was parsed
+    mark: bytes = b""  # equal for steps that say the same: compared where it is played again

@@ -169,7 +169,8 @@ class Supervisor(Crew):
         played.strikes = 0
         if step.ended:
             self._forget(played, told=False)
-        self.news.put((played, played.attempt, dataclasses.replace(step, restart=restart)))
+        step = dataclasses.replace(step, restart=restart, mark=mark)
+        self.news.put((played, played.attempt, step))
 
     def _fail_attempt(self, played: Played, step: Step) -> None:
         """An episode has failed: it is played anew, with the same seeds, or that is its end."""

@@ -19,17 +19,20 @@ from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.environments.crew import EpisodeCrew
 from rljax.environments.messages import Step
 from rljax.errors import InputError
-from rljax.rewards.pool.pool import RewardPool, Score
+from rljax.rewards.pool.pool import Score
+from rljax.rollout.episode_log import Episode, Rules
 from rljax.rollout.episode_rows import episode_metrics, rows_of, summaries
-from rljax.rollout.episodes import Driver, Episode, Rules
-from rljax.rollout.report import RewardReport, ScoredRow
-from rljax.rollout.reward import Reward, of_all_hosts, parts_of, sample_of
-from rljax.sampler import Sampler
+from rljax.rollout.episodes import AT_ONCE, Driver
+from rljax.rollout.outcomes import Outcomes, episode_sample, seat_scores
+from rljax.rollout.report import RewardReport, Sample, ScoredRow
+from rljax.rollout.reward import Reward, parts_of
+from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import engine_of_rows
+from rljax.sampler.keys import Keys
 from rljax.tracking.timing import timed
 
 _PREFILL_TOKENS, _PREFILL_ROWS = 256, 16  # of a prompt, and prompts, that are read at once
-_TRIED = 2**30  # the number of an episode that is played before a run
+_TRIED = AT_ONCE.stop  # the number of an episode that is played before a run
 _SHOWN = 3  # failures in an error
 
 
@@ -83,17 +86,13 @@ class Environment:
     def play(self, actor, prompts: Prompts, key, sampling, *, n: int) -> tuple[Batch, RewardReport]:
         """Plays n / rows episodes on each prompt, `rows` those of an episode -> the batch of
         prompts x n rows and the report, as `Reward` returns them."""
-        if prompts.images is not None:
-            raise InputError(
-                "rows with images cannot be played in episodes", fix="rows of text alone"
-            )
-        each = self._episodes_of_a_prompt(n)
         with timed("generate"):
-            rows = len(prompts.records) * n
-            sampler = self._sampler(actor, key, rows)
-            driver = Driver(sampler, self.crew, self._rules(sampling))
-            early = _Outcomes(self, prompts)
-            self._admit_all(driver, prompts, key, each)
+            sampler = self.sampler(self.engine(actor, len(prompts.records) * n))
+            driver, early = Driver(sampler, self.crew, self.rules_of(sampling)), Outcomes(self)
+            keys = Keys(key)
+            for p in range(len(prompts.records)):
+                for episode in self.episodes(prompts.select([p]), p, p, keys, n):
+                    driver.admit(episode)
             try:
                 weights = actor.decoding.weights(actor.model, actor.state.weights)
                 episodes = driver.run(weights, int(fetch(actor.state.step)), early.ended)
@@ -101,10 +100,9 @@ class Environment:
                 driver.close()
                 early.cancel()
                 raise
-        self._refuse_failures(episodes)
+        self.refuse_failures(episodes)
         with timed("reward"):
-            scores = early.scores(episodes, actor)
-            return self._reported(driver, episodes, scores, prompts)
+            return self.reported(driver, episodes, early.scores(episodes), len(prompts.records))
 
     def first_exchange(self, record: PromptRecord) -> list[Step]:
         """One exchange on a row with a scripted policy, whose reply is the row's ground truth, as
@@ -116,8 +114,8 @@ class Environment:
         self.crew.admit(_TRIED, _fields(record), seed=0, sample_seed=0, **prompt)
         try:
             while True:
-                step = next(iter(self.crew.news(1.0)), None)
-                if step is None or step.episode != _TRIED:
+                step = next(iter(self.crew.news(1.0, range(_TRIED, _TRIED + 1))), None)
+                if step is None:
                     continue
                 if step.failure:
                     raise InputError(
@@ -142,7 +140,35 @@ class Environment:
         most = self.rules.sampling.max_response_tokens - 1
         return [*ids[:most], *self.tokenizer.eos_ids[:1]]
 
-    def _episodes_of_a_prompt(self, n: int) -> int:
+    def sample(self, episode: Episode) -> Sample:
+        """What a reward function may read of an episode."""
+        return episode_sample(episode, self.tokenizer, self.rubrics)
+
+    def episodes(self, prompts: Prompts, group: int, at: int, keys: Keys, n: int) -> list[Episode]:
+        """The n / rows episodes of one prompt, still to be played. Siblings start from one seed,
+        and each has one of its own: functions of the key of the step and of `at`, the prompt's
+        number in it. `group`: its number among all prompts whose episodes are played together."""
+        if prompts.images is not None:
+            raise InputError(
+                "rows with images cannot be played in episodes", fix="rows of text alone"
+            )
+        each, rows = self.episodes_of_a_prompt(n), self.rules.rows
+        drawn = np.asarray(fetch(jax.random.key_data(keys.root))).tobytes()
+        record = prompts.records[0]
+        start = dict(
+            fields=_fields(record), messages=_messages_of(record), seed=_seed(drawn, at),
+            prompt_ids=prompts.tokens[0, : prompts.lengths[0]].tolist(),
+        )  # fmt: skip
+        made = []
+        for s in range(each):
+            first = (at * each + s) * rows
+            of_rows = np.stack([keys.of(first + row) for row in range(rows)])
+            own = {**start, "sample_seed": _seed(drawn, at, s)}
+            made.append(Episode(group * each + s, group, record, own, of_rows))
+        return made
+
+    def episodes_of_a_prompt(self, n: int) -> int:
+        """How many episodes n rows are. Raises InputError where that is no whole number."""
         if n % self.rules.rows:
             seats, rows = len(self.rules.seats), self.rules.max_rows
             raise InputError(
@@ -152,37 +178,29 @@ class Environment:
             )  # fmt: skip
         return n // self.rules.rows
 
-    def _rules(self, sampling) -> Rules:
+    def rules_of(self, sampling) -> Rules:
         """The rules of a rollout whose turns are sampled so: greedy ones, say."""
         own = self.rules.sampling
         stops = dict(stop_ids=own.stop_ids, stop_strings=own.stop_strings)
         turn = dataclasses.replace(sampling, **stops)
         return dataclasses.replace(self.rules, sampling=turn)
 
-    def _sampler(self, actor, key, rows: int) -> Sampler:
-        decoding, rules = actor.decoding, self.rules
-        engine = engine_of_rows(
-            decoding.of(actor.model), rows, rules.limits.max_tokens, rules.sampling, decoding
-        )
+    def engine(self, actor, rows: int) -> Engine:
+        """Slots for `rows` logs, or as many as the config says."""
+        model, rules = actor.decoding.of(actor.model), self.rules
+        return engine_of_rows(
+            model, rows, rules.limits.max_tokens, rules.sampling, actor.decoding
+        )  # fmt: skip
+
+    def sampler(self, engine: Engine) -> Sampler:
+        """A sampler that has read nothing."""
         text = lambda ids: self.tokenizer.decode(ids, skip_special_tokens=False)  # noqa: E731
         return Sampler(
-            engine, key=key, chunk_tokens=_PREFILL_TOKENS, prefill_rows=min(rows, _PREFILL_ROWS),
+            engine, chunk_tokens=_PREFILL_TOKENS, prefill_rows=min(engine.slots, _PREFILL_ROWS),
             decode=text,
         )  # fmt: skip
 
-    def _admit_all(self, driver: Driver, prompts: Prompts, key, each: int) -> None:
-        """Siblings start from one seed, and each has one of its own, all functions of the key."""
-        drawn = np.asarray(fetch(jax.random.key_data(key))).tobytes()
-        for p, record in enumerate(prompts.records):
-            fields, messages = _fields(record), _messages_of(record)
-            ids = prompts.tokens[p, : prompts.lengths[p]].tolist()
-            for s in range(each):
-                driver.admit(
-                    p * each + s, p, fields, seed=_seed(drawn, p), sample_seed=_seed(drawn, p, s),
-                    prompt_ids=ids, messages=messages,
-                )  # fmt: skip
-
-    def _refuse_failures(self, episodes: list[Episode]) -> None:
+    def refuse_failures(self, episodes: list[Episode]) -> None:
         """Raises InputError, the same on all hosts, where too many episodes have failed."""
         broken = [episode for episode in episodes if episode.failure]
         most = self.max_failed * len(episodes)
@@ -197,32 +215,34 @@ class Environment:
             fix="mend the environment (rljax play plays it alone), or raise environment.max_failed",
         )
 
-    def _reported(
-        self, driver: Driver, episodes: list[Episode], scores: dict, prompts: Prompts
+    def reported(
+        self, driver: Driver, episodes: list[Episode], of_reward: dict[int, Score], prompts: int
     ) -> tuple[Batch, RewardReport]:
+        """The batch and the report of the episodes of so many `prompts`, in their order;
+        `of_reward` has the scores of those that a reward function scores."""
         rules, rows = self.rules, len(episodes) * self.rules.rows
-        values, found = np.zeros(rows, np.float32), []
+        values, found, each = np.zeros(rows, np.float32), [], len(episodes) // prompts
         every: list[Score] = []
-        for episode in episodes:
-            for seat in range(len(rules.seats)):
-                first = episode.number * rules.rows + seat * rules.max_rows
-                score, sample = scores[episode.number, seat]
+        totals: list[list[float]] = []
+        for at, episode in enumerate(episodes):
+            sample, scores = self.sample(episode), seat_scores(episode, rules, of_reward)
+            totals.append([score.value for score in scores])
+            for seat, score in enumerate(scores):
+                first = at * rules.rows + seat * rules.max_rows
                 own = slice(first, first + rules.max_rows)
                 values[own] = score.value if score.status == "ok" else 0.0
                 every += [score] * rules.max_rows
-                record = prompts.records[episode.prompt]
-                group = episode.prompt * len(rules.seats) + seat
-                found.append(ScoredRow(sample, score, record, group))
+                group = at // each * len(rules.seats) + seat
+                found.append(ScoredRow(sample, score, episode.record, group))
                 if score.status != "ok" and not episode.failure:
                     episode.failure, episode.kind = score.message or score.status, "reward"
         batch = rows_of(
-            episodes, rules, values, parts_of(every), len(prompts.records),
-            mask_bad_turns=self.mask_bad_turns,
-        )  # fmt: skip
-        returns = [float(scores[episode.number, 0][0].value) for episode in episodes]
-        metrics = episode_metrics(episodes, returns, self.correct_at) | self._counts(driver)
-        totals = {which: score.value for which, (score, _) in scores.items()}
-        shown = summaries(episodes, rules, totals, self.tokenizer)
+            episodes, rules, values, parts_of(every), prompts, mask_bad_turns=self.mask_bad_turns
+        )
+        returns = [float(of_seats[0]) for of_seats in totals]
+        metrics = episode_metrics(episodes, prompts, returns, self.correct_at)
+        metrics |= self._counts(driver)
+        shown = summaries(episodes, rules, prompts, totals, self.tokenizer)
         return place(batch, self.mesh), RewardReport(tuple(found), (metrics,), shown)
 
     def _counts(self, driver: Driver) -> dict[str, float]:
@@ -230,104 +250,12 @@ class Environment:
         told = hosts.gather(self.crew.take_counts())
         again = ("retried", "replayed", "killed")
         found = {f"env/{name}": float(sum(counts[name] for counts in told)) for name in again}
-        dispatches = max(driver.dispatches, 1)
         return found | {
-            "slots/live": driver.live / dispatches,
-            "slots/held": driver.held / dispatches,
-            "slots/parked": driver.parked / dispatches,
+            **driver.take_use(),
             "slots/reread_tokens": float(driver.sampler.reread_tokens),
             **driver.sampler.page_metrics(),
             **driver.sampler.draft_metrics(),
         }
-
-
-class _Outcomes:
-    """The score of every episode and seat. Those that a reward function gives are asked for as
-    episodes end, by the host that played them."""
-
-    def __init__(self, environment: Environment, prompts: Prompts):
-        self.environment, self.prompts = environment, prompts
-        self._pending: dict[int, tuple] = {}  # episode -> (pending, sample)
-
-    def ended(self, episode: Episode) -> None:
-        """Submits an episode that a reward function scores."""
-        if episode.failure or episode.outcome is not None:
-            return
-        reward = self.environment.open_reward()
-        early = isinstance(reward.pool, RewardPool) and reward.model is None
-        if early and not reward.pool.grouped and episode.number in hosts.mine(episode.number + 1):
-            sample = self._sample(episode)
-            self._pending[episode.number] = reward.pool.submit([sample]), sample
-
-    def cancel(self) -> None:
-        for pending, _ in self._pending.values():
-            pending.cancel()
-
-    def scores(self, episodes: list[Episode], actor) -> dict[tuple[int, int], tuple]:
-        """{(episode, seat): (its Score: the total return with its parts, its sample)}."""
-        asked = [e for e in episodes if not e.failure and e.outcome is None]
-        of_reward = self._of_reward(asked) if asked else {}
-        found = {}
-        for episode in episodes:
-            sample = self._sample(episode)
-            for seat, name in enumerate(self.environment.rules.seats):
-                found[episode.number, seat] = _score(episode, seat, name, of_reward), sample
-        return found
-
-    def _of_reward(self, asked: list[Episode]) -> dict[int, Score]:
-        reward = self.environment.open_reward()
-        if not isinstance(reward.pool, RewardPool) or reward.model is not None:
-            raise InputError(
-                "a reward model or a judge on the mesh cannot score episodes",
-                value=reward.pool and type(reward.pool).__name__,
-                rule="it reads whole batches of single responses",
-                fix="a reward function, a judge that asks a server, or an outcome of the "
-                "environment's own",
-            )
-        mine = [e for e in asked if e.number in hosts.mine(e.number + 1)]
-        if reward.pool.grouped:  # a group is scored where its first sample is
-            mine = [e for e in asked if e.prompt in hosts.mine(e.prompt + 1)]
-        late = [e for e in mine if e.number not in self._pending]
-        scored = reward.pool.score([self._sample(e) for e in late])
-        own = {e.number: score for e, score in zip(late, scored, strict=True)}
-        own |= {number: of.result()[0] for number, (of, _) in self._pending.items()}
-        return own if hosts.count() == 1 else of_all_hosts(own)
-
-    def _sample(self, episode: Episode):
-        """What a reward function may read of an episode: its last turn, and the whole of it."""
-        log = episode.speaker
-        ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
-        environment, record = self.environment, self.prompts.records[episode.prompt]
-        text = lambda: environment.tokenizer.decode([int(i) for i in ids])  # noqa: E731
-        sample = sample_of(
-            record, text, len(ids), episode.finish, episode.prompt, environment.rubrics
-        )
-        turns = [turn for one in episode.logs for turn in one.turns]
-        said = [
-            message
-            for turn in turns
-            for message in (*turn.observation, {"role": "assistant", "content": turn.text})
-        ]
-        return sample.adding(conversation=said, turns=len(turns), calls=episode.calls)
-
-
-def _score(episode: Episode, seat: int, name: str, of_reward: dict[int, Score]) -> Score:
-    """The total return of a seat: the rewards of its turns, and the outcome."""
-    if episode.failure:
-        why = f"{episode.kind}: {episode.failure}"
-        return Score(np.nan, {}, "error", episode.seconds, why)
-    parts, turns = dict(episode.parts), [
-        turn.reward for log in episode.logs if log.seat == seat for turn in log.turns
-    ]  # fmt: skip
-    if episode.outcome is not None:
-        outcome = float(episode.outcome.get(name, 0.0))
-    elif of_reward[episode.number].status != "ok":
-        return of_reward[episode.number]
-    else:
-        outcome = of_reward[episode.number].value
-        parts |= of_reward[episode.number].parts
-    parts |= {"outcome": outcome, "turn_rewards": float(sum(turns))}
-    return Score(outcome + sum(turns), parts, "ok", episode.seconds)
 
 
 def _fields(record: PromptRecord) -> dict:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rljax.arrays import fetch
 from rljax.batch import Batch, FinishReason, batch_from_rows
-from rljax.rollout.episodes import Episode, Log, Rules
+from rljax.rollout.episode_log import Episode, Log, Rules
 from rljax.tracking.episodes import EpisodeSummary, episode_record, turn_record
 
 _PER_TOKEN = (
@@ -29,8 +29,8 @@ def rows_of(
     episodes: Sequence[Episode], rules: Rules, scores: np.ndarray, parts: np.ndarray | None,
     prompts: int, *, mask_bad_turns: bool,
 ) -> Batch:  # fmt: skip
-    """A host batch of all episodes, in the order of their numbers. scores, parts: of every row,
-    the total return of its seat [B] and its named parts [B, K]; a failed row's are not read.
+    """A host batch of the episodes of so many `prompts`, in their order. scores, parts: of every
+    row, the total return of its seat [B] and its named parts [B, K]; a failed row's are not read.
 
     A turn's reward stands on its last token that is learned from, the rest of the return on the
     last one of the seat. group = prompt x seats + seat; the rows of a failed episode are groups of
@@ -45,24 +45,28 @@ def rows_of(
     states: dict[bytes, int] = {}
     alone = prompts * len(rules.seats)
     group = alone + place
+    each = len(episodes) // prompts
     for at, episode in enumerate(episodes):
-        of_seat = {log.seat: log for log in episode.logs}  # the last one of each
-        played = dict.fromkeys(of_seat, 0)
+        of_seat: dict[int, list[int]] = {}  # the rows of each
+        played = dict.fromkeys(range(len(rules.seats)), 0)  # turns
         for log in episode.logs:
-            _fill(fields, log, states, mask_bad_turns, played[log.seat])
+            own_rows = of_seat.setdefault(log.seat, [])
+            row = at * rules.rows + log.seat * rules.max_rows + len(own_rows)
+            own_rows.append(row)
+            _fill(fields, row, log, states, mask_bad_turns, played[log.seat])
             played[log.seat] += len(log.turns)
-            lengths[log.row] = log.tokens
-            finish[log.row] = episode.finish
+            lengths[row] = log.tokens
+            finish[row] = episode.finish
         own = slice(at * rules.rows, (at + 1) * rules.rows)
         if episode.failure:
             fields["mask"][own] = fields["rewards"][own] = 0.0
             continue
-        group[own] = episode.prompt * len(rules.seats) + seat[own]
-        for number, log in of_seat.items():
-            logs = [one for one in episode.logs if one.seat == number]
-            last = next((one for one in reversed(logs) if fields["mask"][one.row].any()), log)
-            paid = sum(fields["rewards"][one.row].sum() for one in logs)
-            _reward(fields, last.row, last.tokens, scores[log.row] - paid)
+        group[own] = at // each * len(rules.seats) + seat[own]
+        for own_rows in of_seat.values():
+            learned = [row for row in own_rows if fields["mask"][row].any()]
+            last = learned[-1] if learned else own_rows[-1]
+            paid = sum(fields["rewards"][row].sum() for row in own_rows)
+            _reward(fields, last, lengths[last], scores[own_rows[0]] - paid)
     every = fields["mask"].reshape(-1, rules.max_rows * columns).any(axis=1)
     known = np.repeat(every, rules.max_rows)  # whether any row of the episode and seat is learned
     batch = batch_from_rows(
@@ -77,10 +81,10 @@ def rows_of(
 
 
 def _fill(
-    fields: dict, log: Log, states: dict[bytes, int], mask_bad_turns: bool, played: int
+    fields: dict, row: int, log: Log, states: dict[bytes, int], mask_bad_turns: bool, played: int
 ) -> None:
     """The tokens of a row, and what its turns say. `played`: turns of the seat in earlier rows."""
-    sample, row, start = log.sample, log.row, len(log.sample.prompt)
+    sample, start = log.sample, len(log.sample.prompt)
     end = log.tokens
     fields["tokens"][row, :end] = sample.ids
     for name, of_sample in _PER_TOKEN:
@@ -110,27 +114,28 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 
 
 def summaries(
-    episodes: Sequence[Episode], rules: Rules, totals: dict[tuple[int, int], float], tokenizer
+    episodes: Sequence[Episode], rules: Rules, prompts: int, totals: Sequence, tokenizer
 ) -> tuple[EpisodeSummary, ...]:
-    """Each seat of each episode, for the transcripts; totals {(episode, seat): return}."""
-    found = []
-    for episode in episodes:
+    """Each seat of each episode, for the transcripts; totals: the return of each [E][seats]."""
+    found, each = [], len(episodes) // prompts
+    for at, episode in enumerate(episodes):
         for seat in sorted({log.seat for log in episode.logs}):
             logs = [log for log in episode.logs if log.seat == seat]
-            total = None if episode.failure else float(totals[episode.number, seat])
-            group = episode.prompt * len(rules.seats) + seat
+            total = None if episode.failure else float(totals[at][seat])
+            group = at // each * len(rules.seats) + seat
             record = functools.partial(
-                _record, episode, logs, group, rules.seats[seat], total, tokenizer
+                _record, at, episode, logs, group, rules.seats[seat], total, tokenizer
             )
             tokens = sum(log.tokens for log in logs)
             status = episode.kind or "ok"
-            found.append(EpisodeSummary(episode.number, group, status, total, tokens, record))
+            found.append(EpisodeSummary(at, group, status, total, tokens, record))
     return tuple(found)
 
 
 def _record(
-    episode: Episode, logs: list[Log], group: int, seat: str, total: float | None, tokenizer
-) -> dict:
+    at: int, episode: Episode, logs: list[Log], group: int, seat: str, total: float | None,
+    tokenizer,
+) -> dict:  # fmt: skip
     def text(ids) -> str:
         return tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
@@ -138,22 +143,24 @@ def _record(
     for log in logs:
         sample, read, start = log.sample, 0, len(log.sample.prompt)
         for turn in log.turns:
-            at = slice(turn.start - start, turn.end - start)
-            ids = [int(i) for i in sample.tokens[at]]
+            own = slice(turn.start - start, turn.end - start)
+            ids = [int(i) for i in sample.tokens[own]]
             turns.append(turn_record(
                 observation=text(sample.ids[read : turn.start]), tokens=ids,
-                pieces=[text([i]) for i in ids], logprobs=sample.logprobs[at],
-                chosen=sample.chosen[at], versions=sample.versions[at], text=turn.text,
+                pieces=[text([i]) for i in ids], logprobs=sample.logprobs[own],
+                chosen=sample.chosen[own], versions=sample.versions[own], text=turn.text,
                 reward=turn.reward, bad=turn.bad,
             ))  # fmt: skip
             read = turn.end
     return episode_record(
-        episode=episode.number, group=group, turns=turns, seat=seat, status=episode.kind or "ok",
+        episode=at, group=group, turns=turns, seat=seat, status=episode.kind or "ok",
         finish=episode.finish.name.lower(), total=total, message=episode.failure,
     )  # fmt: skip
 
 
-def episode_metrics(episodes: Sequence[Episode], returns: Sequence[float], correct_at: float):
+def episode_metrics(
+    episodes: Sequence[Episode], prompts: int, returns: Sequence[float], correct_at: float
+) -> dict[str, float]:
     """What is logged of a step's episodes; `returns` are those of each one's first seat."""
     live = [episode for episode in episodes if not episode.failure]
     count = max(len(episodes), 1)
@@ -178,24 +185,20 @@ def episode_metrics(episodes: Sequence[Episode], returns: Sequence[float], corre
     drift = [one for episode in live for one in episode.drift]
     for name in ("same", "retokenized", "rewritten") if drift else ():
         found[f"drift/{name}"] = drift.count(name) / len(drift)
-    groups: dict[int, list[Episode]] = {}
-    for episode in episodes:
-        groups.setdefault(episode.prompt, []).append(episode)
-    partial = [0 < sum(bool(e.failure) for e in group) < len(group) for group in groups.values()]
-    found["group/partial"] = _mean(partial)
-    worth: dict[int, set] = {episode.prompt: set() for episode in episodes}
-    for value, episode in zip(returns, episodes, strict=True):
-        worth[episode.prompt] |= set() if episode.failure else {value}
-    found["group/dead"] = _mean([len(values) < 2 for values in worth.values()])
+    failed = np.array([bool(episode.failure) for episode in episodes]).reshape(prompts, -1)
+    found["group/partial"] = _mean(failed.any(axis=1) & ~failed.all(axis=1))
+    worth = np.asarray(returns).reshape(prompts, -1)
+    pairs = zip(worth, failed, strict=True)
+    found["group/dead"] = _mean([len({*of[~lost].tolist()}) < 2 for of, lost in pairs])
     if live:
         scored = [x for x, episode in zip(returns, episodes, strict=True) if not episode.failure]
         found |= {
             "episode/turns": _mean([episode.turns for episode in live]),
-            "episode/tokens": _mean([sum(log.tokens for log in e.logs) for e in live]),
+            "episode/tokens": _mean([e.tokens for e in live]),
             "episode/seconds": _mean([episode.seconds for episode in live]),
             "episode/return": _mean(scored),
             "episode/success": _mean([x >= correct_at for x in scored]),
-            "drift/new_rows": _mean([len({log.row for log in e.logs}) for e in live]),
+            "drift/new_rows": _mean([len(e.logs) for e in live]),
         }
     return found
 

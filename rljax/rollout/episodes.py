@@ -1,4 +1,4 @@
-"""Episodes of a step: the policy's turns decode in slots, the environments answer in their workers.
+"""Episodes: the policy's turns decode in slots, the environments answer in their workers.
 
 An episode is a log of tokens for each seat that only grows: a prompt, a reply, what the environment
 said, a reply. What was sampled is what is learned from, id by id. Between two dispatches whatever
@@ -16,149 +16,153 @@ import time
 from rljax import beats, hosts
 from rljax.batch import FinishReason
 from rljax.environments.crew import EpisodeCrew
-from rljax.environments.messages import Limits, Step
+from rljax.environments.messages import Step
+from rljax.rollout.clock import Clock
+from rljax.rollout.episode_log import Episode, Log, Rules, Turn, replies_of, reply_of
 from rljax.sampler import Sampler, Sampling
 from rljax.sampler.sample import Sample
 from rljax.tracking import timing
 
 _NOTHING_S = 0.02  # how long news are waited for where nothing decodes
+_LATE_S = 1.0  # and at a time where they are due
 
-
-@dataclasses.dataclass
-class Turn:
-    """One reply: tokens [start, end) of its log, and what the environment said of it."""
-
-    start: int
-    end: int
-    reward: float = 0.0
-    state: bytes = b""  # of the world that the reply was given in
-    bad: bool = False  # it has a tool call that could not be parsed
-    observation: tuple[dict, ...] = ()  # the messages that it answers
-    text: str = ""
-
-
-@dataclasses.dataclass
-class Log:
-    """One row of the batch: what a seat has read and written."""
-
-    seat: int
-    row: int
-    sample: Sample
-    turns: list[Turn] = dataclasses.field(default_factory=list)
-    next_state: bytes = b""
-    next_observation: tuple[dict, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return len(self.sample.prompt) + len(self.sample.tokens)
-
-
-@dataclasses.dataclass
-class Episode:
-    """One episode as the driver knows it. `outcome` is {seat: score}, None where a reward function
-    is to score the last turn."""
-
-    number: int
-    prompt: int  # index into the prompts of the step
-    logs: list[Log] = dataclasses.field(default_factory=list)
-    speaker: Log | None = None  # whose turn it is, or was last
-    finish: FinishReason | None = None
-    outcome: dict | None = None
-    parts: dict = dataclasses.field(default_factory=dict)
-    failure: str = ""
-    kind: str = ""
-    calls: int = 0
-    bad_turns: int = 0
-    unknown_calls: int = 0
-    failed_calls: int = 0
-    begun_s: float = 0.0
-    seconds: float = 0.0  # from its first prompt to its end
-    waited_s: float = 0.0  # of these, those of the environment
-    drift: list[str] = dataclasses.field(default_factory=list)
-    call_seconds: list[float] = dataclasses.field(default_factory=list)  # of answers to calls
-
-    @property
-    def turns(self) -> int:
-        return sum(len(log.turns) for log in self.logs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """Of all episodes of a step. A seat's rows are `max_rows` of the batch; `sampling` is a turn's,
-    with the stops of tool calls."""
-
-    limits: Limits
-    sampling: Sampling
-    seats: tuple[str, ...] = ("",)
-    max_rows: int = 1
-    episode_timeout_s: float = 0.0
-    on_limit: float | None = 0.0
-
-    @property
-    def rows(self) -> int:
-        """Rows of the batch that an episode may take."""
-        return len(self.seats) * self.max_rows
+# The numbers, in the crew, of episodes that are played at once, and of those in flight.
+AT_ONCE, IN_FLIGHT = range(2**30, 2**31 - 1), range(2**30)
 
 
 class Driver:
-    """Plays the episodes that `admit` was called for, with the slots of a sampler."""
+    """Plays the episodes that were admitted, with the slots of a sampler. Until none is `left`:
+    `look`, then `dispatch`. `numbers` are those of its episodes in the crew, in their order."""
 
-    def __init__(self, sampler: Sampler, crew: EpisodeCrew, rules: Rules):
-        self.sampler, self.crew, self.rules = sampler, crew, rules
+    def __init__(
+        self, sampler: Sampler, crew: EpisodeCrew, rules: Rules, numbers: range = AT_ONCE,
+        clock: Clock | None = None,
+    ):  # fmt: skip
+        self.sampler, self.crew, self.rules, self.numbers = sampler, crew, rules, numbers
+        self.clock = clock or Clock()
         self.episodes: dict[int, Episode] = {}
-        self._of_sample: dict[int, Episode] = {}  # by the id of its sample, which is its row
+        self._of_sample: dict[int, Episode] = {}  # by the id of its sample
         self._deliveries: list[tuple[Sample, tuple[int, ...], Sampling]] = []
         # What begins with the same prompt and limit: (episode, seat, row, step) of each.
         self._prompts: dict[tuple, list[tuple[Episode, int, int, Step]]] = {}
-        self._left = 0
-        self.held = self.parked = self.live = self.dispatches = 0
+        self._came: list[Step] = []  # that do not count yet
+        self._ended: list[Episode] = []  # since the last look
+        self.left = 0
+        self.seconds = 0.0  # of playing, the same on all hosts
+        self._now: float | None = None  # the first host's clock at the last look
+        self._held = self._parked = self._live = self._dispatches = 0
 
-    def admit(self, number: int, prompt: int, fields: dict, **start) -> None:
-        """Begins an episode; `start`: seed, sample_seed, prompt_ids, messages."""
-        self.episodes[number] = Episode(number, prompt)
-        self._left += 1
-        if number in hosts.mine(number + 1):
-            self.crew.admit(number, fields, **start)
+    def admit(self, episode: Episode) -> None:
+        """Begins an episode, or goes on with one where it stands: its samples are the caller's to
+        bring into the sampler."""
+        self.episodes[episode.number] = episode
+        if episode.finish is not None:
+            return
+        self.left += 1
+        self._of_sample |= {log.sample.id: episode for log in episode.logs}
+        replies = replies_of(episode, self.rules.limits)
+        if len(episode.marks) <= len(replies):
+            episode.asked = self.clock.now
+        if episode.is_here:
+            self.crew.admit(
+                self.numbers[episode.number], attempt=episode.attempt, marks=episode.marks,
+                replies=replies, **episode.start,
+            )  # fmt: skip
 
     def run(self, params, version: int, ended=lambda episode: None) -> list[Episode]:
         """Plays all episodes to their ends; `ended` is called with each as it ends."""
-        while self._left:
-            steps, now = self._news()
-            for step in steps:
-                self._act(step, now, ended)
-            self._check_clocks(now, ended)
-            self._submit()
-            if self.sampler.pending:
-                self._dispatch(params, version)
+        while self.left:
+            for episode in self.look():
+                ended(episode)
+            self.dispatch(params, version)
         return list(self.episodes.values())
+
+    def look(self) -> list[Episode]:
+        """Acts on what environments have said -> the episodes that ended since the last look."""
+        for step in self._news():
+            self._act(step)
+        self._check_clocks()
+        self._submit()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def rest(self) -> None:
+        """Nothing is played until the next look: the seconds until then are nobody's."""
+        self._now = None
 
     def close(self) -> None:
         """Drops what is still played, after a Ctrl-C, say."""
         for episode in self.episodes.values():
             if episode.finish is None:
-                self.crew.drop(episode.number)
+                self._drop(episode)
+
+    def take_use(self) -> dict[str, float]:
+        """How slots were used since the last call, means over dispatches."""
+        count = max(self._dispatches, 1)
+        use = {"live": self._live, "held": self._held, "parked": self._parked}
+        self._held = self._parked = self._live = self._dispatches = 0
+        return {f"slots/{name}": number / count for name, number in use.items()}
 
     # -- what has happened
 
-    def _news(self) -> tuple[list[Step], float]:
-        """What environments have said since the last look, in the order of episodes, the same on
-        every host; and the first host's clock."""
-        mine = self.crew.news(0.0 if self.sampler.pending else _NOTHING_S)
-        if hosts.count() == 1:
-            return sorted(mine, key=lambda step: step.episode), time.monotonic()
-        told = [dataclasses.asdict(step) | {"state": step.state.hex()} for step in mine]
-        everyone = hosts.gather({"steps": told, "now": time.monotonic()})
-        steps = [_step_of(one) for host in everyone for one in host["steps"]]
-        return sorted(steps, key=lambda step: step.episode), everyone[0]["now"]
+    def _news(self) -> list[Step]:
+        """What environments have said and counts now, in the order of episodes, the same on every
+        host."""
+        mine, now = self._own_news(), time.monotonic()
+        if hosts.count() > 1:
+            told = [
+                dataclasses.asdict(step) | {"state": step.state.hex(), "mark": step.mark.hex()}
+                for step in mine
+            ]
+            everyone = hosts.gather({"steps": told, "now": now})
+            mine = [_step_of(one) for host in everyone for one in host["steps"]]
+            now = everyone[0]["now"]
+        self.seconds += 0.0 if self._now is None else now - self._now
+        self._now = now
+        return sorted(mine, key=lambda step: step.episode)
 
-    def _dispatch(self, params, version: int) -> None:
+    def _own_news(self) -> list[Step]:
+        """What this host's environments have said and counts now. What is due is waited for."""
+        logical, numbers = self.clock.turns, self.numbers
+        wait_s = 0.0 if self.sampler.pending or logical else _NOTHING_S
+        came = [step for step in self._came if self._is_open(step)]
+        came += self.crew.news(wait_s, numbers)
+        due = set()
+        for episode in self.episodes.values() if logical else ():
+            if episode.asked is not None and episode.is_here:
+                if self.clock.now >= episode.asked + logical:
+                    due.add(numbers[episode.number])
+        while due - {step.episode for step in came}:
+            came += self.crew.news(_LATE_S, numbers)
+        counts = [self._counts(step) for step in came]
+        self._came = [step for step, now in zip(came, counts, strict=True) if not now]
+        return [step for step, now in zip(came, counts, strict=True) if now]
+
+    def _is_open(self, step: Step) -> bool:
+        """Whether the episode of a step that came before has not been ended by a limit."""
+        episode = self.episodes.get(step.episode - self.numbers.start)
+        return episode is not None and episode.finish is None
+
+    def _counts(self, step: Step) -> bool:
+        """Whether a step that has come counts now. One that nobody has asked for, of an episode
+        that begins anew, always does."""
+        asked = self.episodes[step.episode - self.numbers.start].asked
+        return asked is None or self.clock.due(asked, lambda: True)
+
+    def dispatch(self, params, version: int, keep_cache: bool = True) -> None:
+        """Decodes one dispatch, where there is something to decode."""
+        self.clock.tick()
+        if not self.sampler.pending:
+            return
         live = min(self.sampler.engine.slots, self.sampler.pending)
         timing.decoding(live)
-        events = self.sampler.step(params, version=version)
+        events = self.sampler.step(params, version=version, keep_cache=keep_cache)
         beats.beat()
-        self.dispatches += 1
-        self.live += live
-        self.held, self.parked = self.held + self.sampler.held, self.parked + self.sampler.parked
+        self._dispatches += 1
+        self._live += live
+        self._held, self._parked = (
+            self._held + self.sampler.held, self._parked + self.sampler.parked,
+        )  # fmt: skip
         for event in events:
             sample = event.sample
             if sample.finish_reason is not None and sample.id in self._of_sample:
@@ -166,42 +170,39 @@ class Driver:
 
     def _turn_ended(self, episode: Episode, sample: Sample) -> None:
         """Hands a finished turn to the environment."""
-        log = episode.speaker
-        self._close_turn(log)
+        self._close_turn(episode)
         if sample.finish_reason == FinishReason.ABORT:
             self._drop(episode)
             self._fail(episode, sample.error or "the model's logits are not finite", "not finite")
             return
-        turn = log.turns[-1]
-        ids = [int(i) for i in sample.tokens[turn.start - len(sample.prompt) :]]
-        if episode.number in hosts.mine(episode.number + 1):
-            self.crew.reply(
-                episode.number, ids, sample.finish_reason.name.lower(),
-                self.rules.limits.max_turns - episode.turns,
-                self.rules.limits.max_tokens - log.tokens,
-            )  # fmt: skip
+        episode.asked = self.clock.now
+        if episode.is_here:
+            reply = reply_of(episode.speaker, episode.speaker.turns[-1], self.rules.limits)
+            self.crew.reply(self.numbers[episode.number], *reply)
 
-    def _close_turn(self, log: Log) -> None:
+    def _close_turn(self, episode: Episode) -> None:
         """The tokens behind the last observation are a turn."""
-        start = self._begins(log)
-        log.turns.append(
-            Turn(start, log.tokens, state=log.next_state, observation=log.next_observation)
-        )
+        log, reason = episode.speaker, episode.speaker.sample.finish_reason
+        turn = Turn(self._begins(log), log.tokens, episode.turns + 1)
+        turn.finish = "stop" if reason is None else reason.name.lower()
+        turn.state, turn.observation = log.next_state, log.next_observation
+        log.turns.append(turn)
 
     def _begins(self, log: Log) -> int:
         """Where the turn that is being written begins, in tokens of the log."""
         return len(log.sample.prompt) + log.sample.begun
 
-    def _act(self, step: Step, now: float, ended) -> None:
-        episode = self.episodes[step.episode]
+    def _act(self, step: Step) -> None:
+        episode = self.episodes[step.episode - self.numbers.start]
         if episode.finish is not None:
             return  # a limit has ended it meanwhile
         if step.restart:
             self._release(episode)
-            episode = self.episodes[step.episode] = Episode(
-                episode.number, episode.prompt, begun_s=episode.begun_s
-            )
-        episode.begun_s = episode.begun_s or now
+            episode = self.episodes[episode.number] = episode.anew()
+        episode.asked = None
+        episode.marks.append(step.mark)
+        if episode.begun_s is None:
+            episode.begun_s = self.seconds
         episode.waited_s += step.seconds
         if step.drift:
             episode.drift.append(step.drift)
@@ -212,9 +213,6 @@ class Driver:
             self._end(episode, self._reason(episode, step), step)
         else:
             self._go_on(episode, step)
-        if episode.finish is not None:
-            episode.seconds = now - episode.begun_s
-            ended(episode)
 
     def _credit(self, episode: Episode, step: Step) -> None:
         """What a step says of the reply before it."""
@@ -273,16 +271,18 @@ class Driver:
     def _submit(self) -> None:
         """Hands the sampler what is new: observations all at once, and each prompt once for all
         that begin with it, as siblings do."""
+        rules = self.rules
         if self._deliveries:
             self.sampler.deliver(self._deliveries)
         for (ids, most), begun in self._prompts.items():
             begun = [one for one in begun if one[0].finish is None]
-            sampling = dataclasses.replace(self.rules.sampling, max_response_tokens=most)
+            sampling = dataclasses.replace(rules.sampling, max_response_tokens=most)
             rows = [row for _, _, row, _ in begun]
-            options = dict(n=len(rows), request_ids=rows, hold=True)
+            keys = [episode.keys[row % rules.rows] for episode, _, row, _ in begun]
+            options = dict(n=len(rows), request_ids=rows, keys=keys, hold=True)
             samples = self.sampler.submit(ids, sampling, **options) if rows else []
             for sample, (episode, seat, row, step) in zip(samples, begun, strict=True):
-                episode.speaker = Log(seat, row, sample, [], step.state, step.messages)
+                episode.speaker = Log(seat, sample, [], step.state, step.messages)
                 episode.logs.append(episode.speaker)
                 self._of_sample[row] = episode
         self._deliveries, self._prompts = [], {}
@@ -298,17 +298,21 @@ class Driver:
             episode.outcome = {seat: rules.on_limit for seat in rules.seats}
         if step is None:
             self._drop(episode)
-        self._release(episode)
-        self._left -= 1
+        self._over(episode)
 
     def _fail(self, episode: Episode, why: str, kind: str) -> None:
         episode.finish, episode.failure, episode.kind = FinishReason.ABORT, why, kind or "other"
+        self._over(episode)
+
+    def _over(self, episode: Episode) -> None:
         self._release(episode)
-        self._left -= 1
+        episode.seconds = self.seconds - episode.begun_s
+        self.left -= 1
+        self._ended.append(episode)
 
     def _drop(self, episode: Episode) -> None:
-        if episode.number in hosts.mine(episode.number + 1):
-            self.crew.drop(episode.number)
+        if episode.is_here:
+            self.crew.drop(self.numbers[episode.number])
 
     def _release(self, episode: Episode) -> None:
         for log in episode.logs:
@@ -317,22 +321,22 @@ class Driver:
                 self.sampler.abort(log.sample)
             else:
                 self.sampler.release(log.sample)
-            self._of_sample.pop(log.row, None)
+            self._of_sample.pop(log.sample.id, None)
 
-    def _check_clocks(self, now: float, ended) -> None:
+    def _check_clocks(self) -> None:
         """Ends episodes that are over episode_timeout_s, in the middle of a turn, too."""
         limit = self.rules.episode_timeout_s
         if not limit:
             return
         for episode in self.episodes.values():
-            if episode.finish is not None or not episode.begun_s or now - episode.begun_s <= limit:
+            if episode.finish is not None or episode.begun_s is None:
+                continue
+            if self.seconds - episode.begun_s <= limit:
                 continue
             log = episode.speaker
             if log is not None and log.tokens > self._begins(log) and not _waits(log):
-                self._close_turn(log)
+                self._close_turn(episode)
             self._end(episode, FinishReason.TIME)
-            episode.seconds = now - episode.begun_s
-            ended(episode)
 
 
 def _waits(log: Log) -> bool:
@@ -343,4 +347,5 @@ def _waits(log: Log) -> bool:
 def _step_of(told: dict) -> Step:
     """A step as another host has told it."""
     lists = {name: tuple(told[name]) for name in ("ids", "messages")}
-    return Step(**{**told, **lists, "state": bytes.fromhex(told["state"])})
+    texts = {name: bytes.fromhex(told[name]) for name in ("state", "mark")}
+    return Step(**{**told, **lists, **texts})

@@ -40,14 +40,14 @@ class Keys:
     """The keys of a root key's requests, made many at a time: requests are numbered on."""
 
     def __init__(self, root: jax.Array):
-        self._root = root
+        self.root = root
         self._known: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
 
     def of(self, request_id: int) -> np.ndarray:
         """The key of one request: [2] uint32."""
         block, at = divmod(request_id, _BLOCK)
         if block not in self._known:
-            self._known[block] = fetch(_block_keys(self._root, block * _BLOCK))
+            self._known[block] = fetch(_block_keys(self.root, block * _BLOCK))
             if len(self._known) > _BLOCKS:
                 self._known.popitem(last=False)
         return self._known[block][at]

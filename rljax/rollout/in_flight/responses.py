@@ -8,7 +8,7 @@ from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.data.online.prompts import PromptRecord, Prompts
 from rljax.rewards.pool.pool import Pending, RewardPool, Score
-from rljax.rollout.in_flight.clock import Clock
+from rljax.rollout.clock import Clock
 from rljax.rollout.report import RewardReport
 from rljax.rollout.reward import Reward
 from rljax.rollout.rollout import RolloutConfig
@@ -133,11 +133,11 @@ class Responses:
                 waiting.append(asked)
                 continue
             for i, score in zip(which, pending.result(), strict=True):
-                told.append((group.ticket, i, _told(score)))
+                told.append((group.ticket, i, told_score(score)))
         self._asked = waiting
         for ticket, i, score in (one for host in hosts.gather(told) for one in host):
             group = self._groups[ticket]
-            group.scores[i] = _score(score)
+            group.scores[i] = score_of(score)
             if len(group.scores) == self.n:
                 self._complete.append(ticket)
         complete, self._complete = sorted(self._complete), []
@@ -201,7 +201,7 @@ class Responses:
             str(ticket): {
                 "record": saved_record(group.prompts.records[0]),
                 "samples": [sample.get_state() for sample in group.samples],
-                "scores": {str(i): _told(score) for i, score in group.scores.items()},
+                "scores": {str(i): told_score(score) for i, score in group.scores.items()},
             }
             for ticket, group in self._groups.items()
         }
@@ -217,7 +217,7 @@ class Responses:
         for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
             samples = [Sample.from_state(one, self.cfg.sampling) for one in saved["samples"]]
             group = self._groups[ticket] = _Group(ticket, prompts(saved["record"]), samples)
-            group.scores = {int(i): _score(told) for i, told in saved["scores"].items()}
+            group.scores = {int(i): score_of(told) for i, told in saved["scores"].items()}
             for i, sample in enumerate(samples):
                 if sample.finish_reason is None:
                     unfinished.append(sample)
@@ -235,11 +235,11 @@ def saved_record(record: PromptRecord) -> dict:
     return {"prompt_id": record.prompt_id, "index": record.index, "source": record.source}
 
 
-def _told(score: Score) -> list:
+def told_score(score: Score) -> list:
     """A score as JSON, to other hosts and in checkpoints. When it was known is of a clock here."""
     return [*(getattr(score, name) for name in _OF_SCORE), score.over_limit]
 
 
-def _score(told: list) -> Score:
+def score_of(told: list) -> Score:
     *fields, over_limit = told
     return Score(*fields, over_limit=over_limit)

@@ -1,0 +1,183 @@
+"""What is known of an episode: the logs of its seats, their turns, and how it stands."""
+
+import copy
+import dataclasses
+
+import numpy as np
+
+from rljax import hosts
+from rljax.batch import FinishReason
+from rljax.data.online.prompts import PromptRecord
+from rljax.environments.messages import Limits
+from rljax.sampler import Sampling
+from rljax.sampler.sample import Sample
+
+# Of an episode's state, as they are.
+_PLAIN = (
+    "attempt", "outcome", "parts", "failure", "kind", "calls", "bad_turns", "unknown_calls",
+    "failed_calls", "seconds", "waited_s", "drift", "call_seconds",
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Turn:
+    """One reply: tokens [start, end) of its log, and what the environment said of it."""
+
+    start: int
+    end: int
+    number: int = 0  # of the turns of its episode, from 1
+    finish: str = "stop"  # why it ended
+    reward: float = 0.0
+    state: bytes = b""  # of the world that the reply was given in
+    bad: bool = False  # it has a tool call that could not be parsed
+    observation: tuple[dict, ...] = ()  # the messages that it answers
+    text: str = ""
+
+    def get_state(self) -> dict:
+        """JSON."""
+        return vars(self) | {"state": self.state.hex(), "observation": list(self.observation)}
+
+    @classmethod
+    def from_state(cls, state: dict) -> "Turn":
+        """The turn of a state."""
+        known = {
+            "state": bytes.fromhex(state["state"]),
+            "observation": tuple(state["observation"]),
+        }
+        return cls(**(state | known))
+
+
+@dataclasses.dataclass(eq=False)
+class Log:
+    """One row of the batch: what a seat has read and written."""
+
+    seat: int
+    sample: Sample  # its id: rows of an episode x its number, and the row in it
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    next_state: bytes = b""
+    next_observation: tuple[dict, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return len(self.sample.prompt) + len(self.sample.tokens)
+
+    def get_state(self) -> dict:
+        """JSON."""
+        return {
+            "seat": self.seat, "sample": self.sample.get_state(),
+            "turns": [turn.get_state() for turn in self.turns],
+            "next_state": self.next_state.hex(), "next_observation": list(self.next_observation),
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: dict, sampling: Sampling) -> "Log":
+        """The log of a state, whose turns are sampled so."""
+        turns = [Turn.from_state(turn) for turn in state["turns"]]
+        sample = Sample.from_state(state["sample"], sampling)
+        next_state, said = bytes.fromhex(state["next_state"]), tuple(state["next_observation"])
+        return cls(state["seat"], sample, turns, next_state, said)
+
+
+@dataclasses.dataclass(eq=False)
+class Episode:
+    """One episode as the driver knows it. `outcome` is {seat: score}, None where a reward function
+    is to score the last turn. Seconds are the driver's."""
+
+    number: int
+    prompt: int  # equal for siblings
+    record: PromptRecord
+    start: dict  # what its environment begins with: arguments of EpisodeCrew.admit
+    keys: np.ndarray  # of its rows: [R, 2]
+    attempt: int = 0  # how often it has begun anew
+    asked: int | None = None  # when its environment was, by the driver's clock; None: it owes none
+    marks: list[bytes] = dataclasses.field(default_factory=list)  # of the steps that were read
+    logs: list[Log] = dataclasses.field(default_factory=list)
+    speaker: Log | None = None  # whose turn it is, or was last
+    finish: FinishReason | None = None
+    outcome: dict | None = None
+    parts: dict = dataclasses.field(default_factory=dict)
+    failure: str = ""
+    kind: str = ""
+    calls: int = 0
+    bad_turns: int = 0
+    unknown_calls: int = 0
+    failed_calls: int = 0
+    begun_s: float | None = None
+    seconds: float = 0.0  # from its first prompt to its end
+    waited_s: float = 0.0  # of these, those of the environment
+    drift: list[str] = dataclasses.field(default_factory=list)
+    call_seconds: list[float] = dataclasses.field(default_factory=list)  # of answers to calls
+
+    @property
+    def turns(self) -> int:
+        return sum(len(log.turns) for log in self.logs)
+
+    @property
+    def tokens(self) -> int:
+        return sum(log.tokens for log in self.logs)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this host plays it."""
+        return self.number % hosts.count() == hosts.index()
+
+    def get_state(self, seconds: float) -> dict:
+        """How the episode stands, as JSON, when the driver's clock shows `seconds`."""
+        reason = None if self.finish is None else int(self.finish)
+        begun = None if self.begun_s is None else seconds - self.begun_s
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            "finish": reason, "age_s": begun, "marks": [mark.hex() for mark in self.marks],
+            "logs": [log.get_state() for log in self.logs],
+            "speaker": self.logs.index(self.speaker) if self.speaker in self.logs else None,
+        }  # fmt: skip
+
+    def set_state(self, state: dict, sampling: Sampling) -> None:
+        """Brings an episode that is to be played to where another stood, as the driver's clock
+        begins."""
+        for name in _PLAIN:
+            setattr(self, name, copy.deepcopy(state[name]))
+        self.finish = None if state["finish"] is None else FinishReason(state["finish"])
+        self.begun_s = None if state["age_s"] is None else -state["age_s"]
+        self.marks = [bytes.fromhex(mark) for mark in state["marks"]]
+        self.logs = [Log.from_state(log, sampling) for log in state["logs"]]
+        self.speaker = None if state["speaker"] is None else self.logs[state["speaker"]]
+
+    def anew(self) -> "Episode":
+        """The same episode at its beginning."""
+        return Episode(
+            self.number, self.prompt, self.record, self.start, self.keys, self.attempt + 1,
+            begun_s=self.begun_s,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Of all episodes of a step. A seat's rows are `max_rows` of the batch; `sampling` is a turn's,
+    with the stops of tool calls."""
+
+    limits: Limits
+    sampling: Sampling
+    seats: tuple[str, ...] = ("",)
+    max_rows: int = 1
+    episode_timeout_s: float = 0.0
+    on_limit: float | None = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch that an episode may take."""
+        return len(self.seats) * self.max_rows
+
+
+def replies_of(episode: Episode, limits: Limits) -> list[tuple]:
+    """What the environment of an episode was handed so far, in order."""
+    turns = [(turn.number, log, turn) for log in episode.logs for turn in log.turns]
+    turns.sort(key=lambda one: one[0])
+    return [reply_of(log, turn, limits) for _, log, turn in turns]
+
+
+def reply_of(log: Log, turn: Turn, limits: Limits) -> tuple[list[int], str, int, int]:
+    """The tokens of a turn, why it ended, and how many turns and tokens were left then."""
+    first = len(log.sample.prompt)
+    ids = log.sample.tokens[turn.start - first : turn.end - first].tolist()
+    return ids, turn.finish, limits.max_turns - turn.number, limits.max_tokens - turn.end

@@ -1,0 +1,99 @@
+"""What episodes are worth: the total return of each seat, by the environment or a reward."""
+
+import numpy as np
+
+from rljax import hosts
+from rljax.errors import InputError
+from rljax.rewards.pool.pool import RewardPool, Score
+from rljax.rollout.episode_log import Episode, Rules
+from rljax.rollout.report import Sample
+from rljax.rollout.reward import Reward, of_all_hosts, sample_of
+
+
+def is_unscored(episode: Episode) -> bool:
+    """Whether a reward function scores the last turn of an episode that has ended."""
+    return not episode.failure and episode.outcome is None
+
+
+def pool_of(reward: Reward) -> RewardPool:
+    """The processes that score episodes. Raises InputError for what reads whole batches."""
+    if not isinstance(reward.pool, RewardPool) or reward.model is not None:
+        raise InputError(
+            "a reward model or a judge on the mesh cannot score episodes",
+            value=reward.pool and type(reward.pool).__name__,
+            rule="it reads whole batches of single responses",
+            fix="a reward function, a judge that asks a server, or an outcome of the "
+            "environment's own",
+        )
+    return reward.pool
+
+
+def episode_sample(episode: Episode, tokenizer, rubrics) -> Sample:
+    """What a reward function may read of an episode: its last turn, and the whole of it."""
+    log = episode.speaker
+    ids = [] if log is None or not log.turns else log.sample.ids[log.turns[-1].start :]
+    text = lambda: tokenizer.decode([int(i) for i in ids])  # noqa: E731
+    sample = sample_of(episode.record, text, len(ids), episode.finish, episode.prompt, rubrics)
+    turns = [turn for one in episode.logs for turn in one.turns]
+    said = [
+        message
+        for turn in turns
+        for message in (*turn.observation, {"role": "assistant", "content": turn.text})
+    ]
+    return sample.adding(conversation=said, turns=len(turns), calls=episode.calls)
+
+
+def seat_scores(episode: Episode, rules: Rules, of_reward: dict[int, Score]) -> list[Score]:
+    """The total return of each seat: the rewards of its turns, and the outcome, that of the
+    reward function in `of_reward` where the episode has none."""
+    if episode.failure:
+        why = f"{episode.kind}: {episode.failure}"
+        return [Score(np.nan, {}, "error", episode.seconds, why)] * len(rules.seats)
+    given = of_reward[episode.number] if is_unscored(episode) else None
+    if given is not None and given.status != "ok":
+        return [given] * len(rules.seats)
+    found = []
+    for seat, name in enumerate(rules.seats):
+        outcome = given.value if given is not None else float(episode.outcome.get(name, 0.0))
+        logs = [log for log in episode.logs if log.seat == seat]
+        paid = sum(turn.reward for log in logs for turn in log.turns)
+        parts = episode.parts | ({} if given is None else given.parts)
+        parts |= {"outcome": outcome, "turn_rewards": float(paid)}
+        found.append(Score(outcome + paid, parts, "ok", episode.seconds))
+    return found
+
+
+class Outcomes:
+    """The scores by reward functions of episodes that are played at once, asked for as they end, by
+    the host that played them. `environment` is an Environment."""
+
+    def __init__(self, environment):
+        self.environment = environment
+        self._pending: dict[int, tuple] = {}  # by the number of the episode
+
+    def ended(self, episode: Episode) -> None:
+        """Submits an episode that a reward function scores."""
+        if is_unscored(episode) and episode.is_here:
+            pool = pool_of(self.environment.open_reward())
+            if not pool.grouped:
+                self._pending[episode.number] = pool.submit([self.environment.sample(episode)])
+
+    def cancel(self) -> None:
+        """Cancels what is not scored yet."""
+        for pending in self._pending.values():
+            pending.cancel()
+
+    def scores(self, episodes: list[Episode]) -> dict[int, Score]:
+        """The score of every episode that a reward function scores, by its number."""
+        asked = [episode for episode in episodes if is_unscored(episode)]
+        if not asked:
+            return {}
+        pool = pool_of(self.environment.open_reward())
+        mine = [episode for episode in asked if episode.is_here]
+        if pool.grouped:  # a group is scored where its first sample is
+            mine = [e for e in asked if e.prompt % hosts.count() == hosts.index()]
+        late = [episode for episode in mine if episode.number not in self._pending]
+        scored = pool.score([self.environment.sample(episode) for episode in late])
+        own = {episode.number: score for episode, score in zip(late, scored, strict=True)}
+        own |= {number: of.result()[0] for number, of in self._pending.items()}
+        return own if hosts.count() == 1 else of_all_hosts(own)
