@@ -252,7 +252,6 @@ class Environment:
         found = {f"env/{name}": float(sum(counts[name] for counts in told)) for name in again}
         return found | {
             **driver.take_use(),
-            "slots/reread_tokens": float(driver.sampler.reread_tokens),
             **driver.sampler.page_metrics(),
             **driver.sampler.draft_metrics(),
         }

@@ -50,7 +50,7 @@ class Driver:
         self.left = 0
         self.seconds = 0.0  # of playing, the same on all hosts
         self._now: float | None = None  # the first host's clock at the last look
-        self._held = self._parked = self._live = self._dispatches = 0
+        self._held = self._parked = self._live = self._dispatches = self._reread = 0
 
     def admit(self, episode: Episode) -> None:
         """Begins an episode, or goes on with one where it stands: its samples are the caller's to
@@ -97,11 +97,13 @@ class Driver:
                 self._drop(episode)
 
     def take_use(self) -> dict[str, float]:
-        """How slots were used since the last call, means over dispatches."""
+        """How slots were used since the last call, means over dispatches; tokens read again."""
         count = max(self._dispatches, 1)
         use = {"live": self._live, "held": self._held, "parked": self._parked}
+        reread, self._reread = self._reread, self.sampler.reread_tokens
         self._held = self._parked = self._live = self._dispatches = 0
-        return {f"slots/{name}": number / count for name, number in use.items()}
+        means = {f"slots/{name}": number / count for name, number in use.items()}
+        return means | {"slots/reread_tokens": float(self._reread - reread)}
 
     # -- what has happened
 
@@ -149,11 +151,11 @@ class Driver:
         asked = self.episodes[step.episode - self.numbers.start].asked
         return asked is None or self.clock.due(asked, lambda: True)
 
-    def dispatch(self, params, version: int, keep_cache: bool = True) -> None:
-        """Decodes one dispatch, where there is something to decode."""
+    def dispatch(self, params, version: int, keep_cache: bool = True) -> bool:
+        """Decodes one dispatch, where there is something to decode; whether there was."""
         self.clock.tick()
         if not self.sampler.pending:
-            return
+            return False
         live = min(self.sampler.engine.slots, self.sampler.pending)
         timing.decoding(live)
         events = self.sampler.step(params, version=version, keep_cache=keep_cache)
@@ -167,6 +169,7 @@ class Driver:
             sample = event.sample
             if sample.finish_reason is not None and sample.id in self._of_sample:
                 self._turn_ended(self._of_sample[sample.id], sample)
+        return True
 
     def _turn_ended(self, episode: Episode, sample: Sample) -> None:
         """Hands a finished turn to the environment."""

@@ -26,13 +26,14 @@ from rljax.keys import stream
 from rljax.roles.placed import PlacedReference
 from rljax.rollout import (
     BesideReference,
+    Environment,
     Reward,
     RewardReport,
     once,
     run_rollout,
     widened,
 )
-from rljax.rollout.in_flight import Clock, InFlight, Ready, Responses, Tickets
+from rljax.rollout.in_flight import Clock, Episodes, InFlight, Ready, Responses, Tickets
 from rljax.setup import Phase, Setup, prompt_order
 from rljax.setup.setup import sampled_prompts
 
@@ -114,7 +115,10 @@ class RolloutSource(LoaderSource):
         setup, settings = self.setup, self.setup.config.rollouts
         cfg = setup.rollouts.replace(prompts_per_step=self.count)
         clock = Clock.parsed(settings.clock)
-        flight = Responses(self.score, cfg, setup.data.prompt_tokens, clock)
+        if isinstance(self.score, Environment):
+            flight = Episodes(self.score, cfg, clock)
+        else:
+            flight = Responses(self.score, cfg, setup.data.prompt_tokens, clock)
         return InFlight(
             Tickets(self.count, settings.max_staleness, settings.steps_ahead), flight, self.draw,
             setup.rollout, self.key, reread=settings.in_flight_cache == "reread",

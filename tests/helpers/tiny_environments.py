@@ -1,5 +1,6 @@
 """Environments of a few letters, and rows for them: what tests of episodes play."""
 
+import os
 import time
 
 from rljax.contracts import contract
@@ -135,3 +136,26 @@ def pays_then_anew():
     yield "a>"
     yield Opening("b>", reward=5.0)
     return 1.0
+
+
+@contract(repeatable=False)
+def lives(letter, *, turns: int = 3):
+    """`count_letter`, which says that it may answer otherwise each time."""
+    return (yield from count_letter(letter, turns=turns))
+
+
+def exits(letter, sample_seed, *, share: float = 0.2):
+    """Ends its worker after the second reply of a share of the samples."""
+    yield f"{letter}>"
+    yield "!"
+    if sample_seed % 1000 < 1000 * share:
+        os._exit(3)
+    yield "!"
+    return 1.0
+
+
+def some_dead(letter, seed, sample_seed):
+    """Two turns; 1 for all samples of some prompts, else 0 or 1 by the sample."""
+    yield f"{letter}>"
+    yield "!"
+    return 1.0 if seed % 3 == 0 else float(sample_seed % 2)

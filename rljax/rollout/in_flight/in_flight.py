@@ -18,6 +18,7 @@ from rljax.data.online.prompts import Prompts
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.rollout.in_flight.ages import ages
+from rljax.rollout.in_flight.episodes import Episodes
 from rljax.rollout.in_flight.responses import Responses
 from rljax.rollout.in_flight.tickets import Broken, Tickets
 from rljax.rollout.ready import Ready
@@ -38,7 +39,7 @@ class InFlight:
     def __init__(
         self,
         tickets: Tickets,
-        flight: Responses,
+        flight: Responses | Episodes,
         draw: Callable[[int], Prompts],
         rollout: Component,
         key,

@@ -36,6 +36,29 @@ class _Group:
         return all(sample.finish_reason is not None for sample in self.samples)
 
 
+class SlotUse:
+    """How busy the slots of a sampler are between two looks."""
+
+    def __init__(self, sampler: Sampler):
+        self.sampler, self._seen = sampler, (0, 0, 0, 0)
+
+    def taken(self) -> dict[str, float]:
+        """Since the last call; how full pages and drafts were so far."""
+        sampler, (dispatches, steps, live, reread) = self.sampler, self._seen
+        self._seen = (
+            sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps, sampler.reread_tokens
+        )  # fmt: skip
+        return {
+            "slots/live_share": (sampler.live_slot_steps - live)
+            / max(sampler.slot_steps - steps, 1),
+            "slots/dispatches": float(sampler.dispatches - dispatches),
+            "slots/decode_steps": float((sampler.slot_steps - steps) // sampler.engine.slots),
+            "slots/reread_tokens": float(sampler.reread_tokens - reread),
+            **sampler.page_metrics(),
+            **sampler.draft_metrics(),
+        }
+
+
 class Responses:
     """What a source in flight decodes where an episode is one response.
 
@@ -71,8 +94,7 @@ class Responses:
     def _new_sampler(self, engine, decode) -> None:
         self.sampler = None  # before the new one takes its memory
         self.sampler = Sampler(engine, chunk_tokens=self.columns, decode=decode)
-        # What `metrics` saw last: dispatches, steps of slots, those that gave a token, rereads.
-        self._seen = 0, 0, 0, 0
+        self._use = SlotUse(self.sampler)
 
     # -- groups come
 
@@ -174,19 +196,7 @@ class Responses:
 
     def metrics(self) -> dict[str, float]:
         """How busy the slots were since the last call, and how full pages and drafts were."""
-        sampler, (dispatches, steps, live, reread) = self.sampler, self._seen
-        self._seen = (
-            sampler.dispatches, sampler.slot_steps, sampler.live_slot_steps, sampler.reread_tokens
-        )  # fmt: skip
-        busy = (sampler.live_slot_steps - live) / max(sampler.slot_steps - steps, 1)
-        return {
-            "slots/live_share": busy,
-            "slots/dispatches": float(sampler.dispatches - dispatches),
-            "slots/decode_steps": float((sampler.slot_steps - steps) // sampler.engine.slots),
-            "slots/reread_tokens": float(sampler.reread_tokens - reread),
-            **sampler.page_metrics(),
-            **sampler.draft_metrics(),
-        }
+        return self._use.taken()
 
     # -- a checkpoint
 
