@@ -45,7 +45,7 @@ def cost_of(setup, chip, layout, weight_dtype="bfloat16"):
 
 
 # Milliseconds of HBM and ICI of a step, seconds of a rollout without latency. Where a device has
-# both of Qwen's kv heads, which share 128 lanes since, it reads half of the study's keys and values.
+# both of Qwen's kv heads, which share 128 lanes since, it reads half of the study's cache.
 STUDY = [
     (QWEN, "v5e:2x4", 64, None, "", 0.44, 1.29, 7.1),
     (QWEN, "v5e:2x4", 64, Layout(4, 2, 1), "bfloat16", 0.74, 0.18, 3.8),
