@@ -1,7 +1,9 @@
 """PipelineRL (arXiv 2509.19128): leave-one-out advantages, REINFORCE with a clipped importance
 weight.
 
-Here rollouts are synchronous; in-flight updates come with the asynchronous trainer.
+New weights are used at once by the responses in flight, which keep what older ones have read. The
+bound is ours: no token is older than four steps, and none is dropped for its age (PipelineRL has a
+lag in samples, or none).
 
 python launchers/train.py --config=configs/presets/pipeline_rl.py:tiny
 python launchers/train.py --config=configs/presets/pipeline_rl.py --config.model=MODEL_FOLDER \\
@@ -23,6 +25,7 @@ def get_config(variant: str = "") -> Config:
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 128, 8
     config.batch.sequences_per_optimizer_step = 1024
     config.batch.tokens_per_microbatch = 12288
+    config.rollouts.max_staleness, config.rollouts.ahead = 4, 4
     config.algorithm.advantage = "rloo()"
     config.algorithm.policy_loss = "cispo(ratio_max=5.0, behaviour='sampler')"
     config.actor_optimizer.lr, config.actor_optimizer.schedule = 1e-6, "cosine"

@@ -2,7 +2,8 @@
 
 CISPO towards the sampler, prompt-level averaging, advantages normalised over the batch, dead
 groups dropped, prompts retired at a pass rate of 0.9, thinking interrupted by force, float32
-head; no KL, no length penalty. Its PipelineRL with k = 8 comes with the asynchronous trainer.
+head; no KL, no length penalty. PipelineRL-8: new weights are used at once by the responses in
+flight, and no token is older than eight steps, of one optimizer step each.
 
 python launchers/train.py --config=configs/presets/scalerl.py:tiny
 python launchers/train.py --config=configs/presets/scalerl.py --config.model=MODEL_FOLDER \\
@@ -27,6 +28,7 @@ def get_config(variant: str = "") -> Config:
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 48, 16
     config.batch.sequences_per_optimizer_step = 768
     config.batch.tokens_per_microbatch = 32768
+    config.rollouts.max_staleness, config.rollouts.ahead = 8, 8
     config.algorithm.reward_shaping = ("scaled(scale=2.0, shift=-0.5)",)
     config.algorithm.advantage = "batch_normalised()"
     config.algorithm.policy_loss = "cispo(ratio_max=5.0, behaviour='sampler')"
