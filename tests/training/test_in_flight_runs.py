@@ -1,11 +1,13 @@
 """Runs whose samples outlive the step in which they began."""
 
+import zlib
+
 import jax
 import numpy as np
 import pytest
 from tiny_run import metrics_rows, policy_bytes, saved_state, tiny_config, train_on_one
 
-from rljax.setup import build
+from rljax.setup import build, prompt_order
 from rljax.training import sources
 from rljax.training.run import Run
 
@@ -56,7 +58,7 @@ def test_without_staleness_tickets_sample_what_the_hosts_loop_samples(tmp_path, 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_tokens_are_never_older_than_the_bound(tmp_path, ahead):
     bound = dict(rollouts__max_staleness=2, rollouts__ahead=ahead, sampler__slots=12)
-    bound |= dict(rollouts__clock="logical(4)")  # how old they become is then no matter of speed
+    bound |= dict(rollouts__clock="logical(1)")  # how old they become is then no matter of speed
     found, _ = batches_of(a_config(tmp_path, "r", **bound), tmp_path / "a", 8)
     ages = [metrics["staleness/steps_max"] for _, metrics in found]
     assert max(ages) == (2 if ahead == 2 else max(ages)) and max(ages) >= 1
@@ -82,3 +84,48 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         for group in state["groups"].values():
             del group["scores"]  # which tell their seconds
     assert saved[0] == saved[1] and saved[0]["groups"]
+
+
+REWARDS = """
+import zlib
+
+def half_dead(responses, prompt):
+    dead = zlib.crc32(prompt.encode()) % 2
+    return [0.5 if dead else float(i) for i in range(len(responses))]
+
+def half_dead_alone(response, prompt):
+    return zlib.crc32(prompt.encode()) % 2 or zlib.crc32(response.encode()) / 2**33
+"""
+
+
+@pytest.mark.parametrize(
+    ("eta", "ahead", "reward"),
+    [(1, 1, "half_dead"), (2, 2, "half_dead_alone"), (2, 1, "half_dead")],
+)
+def test_active_sampling_pulls_until_every_group_is_live(tmp_path, monkeypatch, eta, ahead, reward):
+    """Half of the groups are dead. Each is replaced as it is known, so that every step is full; in
+    the order of the data no live group is lost or comes twice (arXiv 2512.13961)."""
+    (tmp_path / "half_dead_rewards.py").write_text(REWARDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    how = dict(rollouts__max_staleness=eta, rollouts__ahead=ahead, sampler__slots=12)
+    how |= dict(reward__function=f"half_dead_rewards.{reward}", algorithm__collect="active()")
+    config, steps = a_config(tmp_path, "run", **how), 6
+    found, _ = batches_of(config, tmp_path / "a", steps)
+    setup = build(config, devices=jax.devices()[:1])
+    records = prompt_order(config, setup.data).take(200)
+    order = [one.prompt_text for one in records if zlib.crc32(one.prompt_text.encode()) % 2 == 0]
+    trained, dropped = [], 0
+    for batch, metrics in found:
+        scores, mask = batch.scores.reshape(4, 4), batch.mask.reshape(4, -1)
+        assert all(len(set(group)) > 1 for group in scores.tolist()) and mask.any(axis=1).all()
+        assert metrics["staleness/steps_max"] <= eta
+        assert metrics["batch/prompts"] == 4 + metrics["queue/dropped"]
+        ends = batch.tokens[::4, :6]  # "83051>": a character is a token
+        trained += [setup.tokenizer.decode(row.tolist()) for row in ends]
+        dropped += metrics["queue/dropped"]
+    assert len(set(trained)) == 4 * steps
+    if ahead == eta:
+        assert trained == order[: 4 * steps]
+    else:  # a group that ended late may be one that is trained later
+        assert set(trained) <= set(order[: 4 * (steps + ahead)])
+    assert dropped >= 4  # of about as many as were trained

@@ -70,7 +70,7 @@ class InFlight:
         version = int(fetch(actor.state.step))
         # The last step that has them: one whose update was skipped leaves the weights as they are.
         self._step_of[version] = step
-        flight.prepare(actor, tickets.groups_per_step * flight.n)
+        flight.prepare(actor, self._rows(actor))
         with held_weights():
             weights = actor.decoding.weights(actor.model, actor.state.weights)
             while (chosen := self._ready()) is None:
@@ -93,6 +93,12 @@ class InFlight:
         self._dropped = self._dropped_tokens = 0
         asked = dict(actor=actor, sampling=flight.cfg.sampling, n=flight.n)
         return prompts, Ready(reward, prompts, batch, report, **asked), metrics
+
+    def _rows(self, actor) -> int:
+        """How many samples may decode at once: those of a step, or as many as the config has slots
+        for, up to all that are in flight."""
+        rows = self.tickets.groups_per_step * self.flight.n
+        return max(rows, min(actor.decoding.slots, (1 + self.tickets.ahead) * rows))
 
     def _ready(self) -> list[int] | None:
         """The groups of this step; begins what may begin meanwhile."""
@@ -160,7 +166,7 @@ class InFlight:
         self.tickets.set_state(state["tickets"])
         self._step_of = {int(version): int(step) for version, step in state["steps"]}
         self._dropped, self._dropped_tokens = state["dropped"]
-        self.flight.prepare(actor, self.tickets.groups_per_step * self.flight.n)
+        self.flight.prepare(actor, self._rows(actor))
         self.flight.set_state(state["groups"], find)
         if self.flight.tickets != self.tickets.open.keys():
             raise Broken(f"groups {sorted(self.flight.tickets)} were saved with {self.tickets}")
