@@ -42,6 +42,8 @@ class Contract:
     # Dataflows and rollouts.
     data: str = "rollouts"  # what a dataflow learns from: rljax.data.kinds
     rollout: str = ""  # the rollout around algorithm.collect that a dataflow needs
+    # A dataflow whose baselines compare samples that one version of the policy must have drawn.
+    one_version: bool = False
     needs_groups: bool = False  # a rollout that selects groups by unequal scores
     # In flight, a rollout whose dead groups are replaced as they end: how many steps' groups may be
     # dropped for one step, and what then ("error", "fill"). None: every group is learned from.

@@ -15,6 +15,7 @@ from rljax.dataflows.online_dpo import nash_md, online_dpo, sppo, xpo
 from rljax.dataflows.pf_ppo import pf_ppo
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.preference import preference
+from rljax.dataflows.prime import prime
 from rljax.dataflows.reinforce import reinforce
 from rljax.dataflows.remax import remax
 from rljax.dataflows.reward_model import process_reward_model, reward_model
@@ -35,6 +36,7 @@ __all__ = [
     "pf_ppo",
     "ppo",
     "preference",
+    "prime",
     "process_reward_model",
     "reinforce",
     "remax",

@@ -40,6 +40,8 @@ def check_in_flight(
         return
     rule = f"{rollout.text!r} draws half of a prompt's samples from an opponent, at one moment"
     problems.check(rollout.short_name != "against", field, most, rule, _OFF)
+    rule = f"dataflow={config.dataflow!r} compares samples that one version of the policy has drawn"
+    problems.check(not spec(dataflow).one_version, field, most, rule, _OFF)
     rule = "rollouts.replay_share=1.0: nothing is sampled"
     problems.check(sampled_prompts(config) > 0, field, most, rule, _OFF)
     needs, drops = spec(collect).needs_groups, spec(collect).drops_dead

@@ -533,6 +533,8 @@ PAGES = {
     "ppo": (dict(algorithm__advantage="gae()", algorithm__kl_target=0.1),
             "actor critic kl_controller reference"),
     "preference": ({}, "actor reference"),
+    "prime": (dict(algorithm__advantage="prime()", roles=("implicit=trained_policy()",)),
+              "actor implicit reference"),
     "process_reward_model": (dict(algorithm__reward_loss="step_regression()"), "reward_model"),
     "reinforce": ({}, "actor baseline reference"),
     "remax": (dict(algorithm__advantage="remax()"), "actor reference"),

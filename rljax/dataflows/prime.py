@@ -1,0 +1,50 @@
+"""PRIME: a reward of every token, by a model that learns beside the policy from outcomes alone
+(arXiv 2502.01456)."""
+
+import functools
+from typing import Literal
+
+import jax.numpy as jnp
+
+from rljax import batch as batches
+from rljax.contracts import contract
+from rljax.dataflows.grpo import grpo
+from rljax.dataflows.stages import baseline_filtered
+from rljax.learn.reductions import seq_mean_token_mean
+from rljax.losses.implicit_reward import group_accuracy, implicit_reward_classification
+from rljax.roles import program
+
+
+@contract(reads=("rewards", "scores", "group"), fills=("process_rewards",), one_version=True)
+@program
+def prime(
+    batch, key, cfg, *, actor, implicit, reference, kl_controller=None,
+    beta: float = 0.05,
+    update: Literal["before", "after"] = "before",
+):  # fmt: skip
+    """process_rewards = beta (log pi_implicit - log ref), for algorithm.advantage="prime()".
+
+    `implicit` takes its steps on the rows that algorithm.baseline_filters keep, before or after it
+    gives the rewards of this batch. config.roles = ("implicit=trained_policy(lr=1e-6)",).
+    """
+    batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
+    rated = _rated(batch, implicit, cfg, beta)
+    loss = functools.partial(implicit_reward_classification, beta=beta)
+    options = dict(steps=cfg.steps, reduction=seq_mean_token_mean)
+    implicit, metrics = implicit.update(baseline_filtered(batch, cfg), loss, **options)
+    if update == "before":
+        rated = _rated(batch, implicit, cfg, beta)
+    rewards = jnp.sum(jnp.where(batch.mask > 0, rated.process_rewards, 0.0), axis=1)
+    live = jnp.any(batch.mask > 0, axis=1)
+    accuracy = group_accuracy(rewards, batch, by="prime")
+    metrics["implicit/group_accuracy"] = batches.masked_mean(accuracy, live)
+    new, learned = grpo.page(
+        rated, key, cfg, actor=actor, reference=reference, kl_controller=kl_controller
+    )
+    return {**new, "implicit": implicit}, {**learned, **metrics}
+
+
+def _rated(batch, implicit, cfg, beta: float):
+    """The batch with the reward of every token."""
+    gap = implicit.logprobs(batch, cfg.steps) - batch.ref_logprobs
+    return batch.replace(process_rewards=jnp.where(batch.mask > 0, beta * gap, 0.0))

@@ -1,0 +1,103 @@
+"""PRIME: an implicit reward model learns beside the policy, and rewards every token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from preset_runs import Shared, preset_config
+
+from rljax.arrays import fetch
+from rljax.dataflows.prime import prime
+from rljax.errors import InputError
+from rljax.losses.implicit_reward import implicit_reward_classification
+from rljax.losses.policy import Policy
+from rljax.validation import validate
+
+BETA = 0.05
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory):
+    """The roles, the batch and the algorithm of a second step: the implicit model has left the
+    reference."""
+    shared = Shared(tmp_path_factory.mktemp("prime"))
+    with shared.run(preset_config("prime")) as run:
+        run.begin(run.setup.main, jax.device_put(shared.start(0)))
+        run.step()
+        batch, _ = run.source.next(1, run.roles)
+        yield run.roles, batch, run.setup.algorithm
+    shared.close()
+
+
+def called(step, batch=None, advantage=None, **options):
+    """The page's roles and metrics, and the batch that its advantage read."""
+    roles, sampled, cfg = step
+    seen = {}
+
+    def reading(rewarded):
+        seen["batch"] = rewarded
+        seen["advantages"] = cfg.advantage(rewarded)
+        return seen["advantages"]
+
+    given = {name: roles[name] for name in ("actor", "implicit", "reference")}
+    batch = sampled if batch is None else batch
+    new, metrics = prime.page(batch, None, cfg.replace(advantage=reading), **given, **options)
+    return new, metrics, seen
+
+
+def rated(role, batch, reference) -> np.ndarray:
+    gap = role.logprobs(batch) - reference.logprobs(batch)
+    return np.where(np.asarray(batch.mask) > 0, BETA * np.asarray(gap), 0.0)
+
+
+def test_tokens_are_rewarded_before_or_after_the_models_step(step):
+    roles, batch, _ = step
+    for update in ("before", "after"):
+        new, metrics, seen = called(step, update=update)
+        by = new["implicit"] if update == "before" else roles["implicit"]
+        process = seen["batch"].process_rewards
+        np.testing.assert_allclose(process, rated(by, batch, roles["reference"]), atol=1e-6)
+        assert np.abs(process).max() > 1e-5 and metrics["implicit/grad_norm"] > 0
+        # What is logged is the cross-entropy of the outcomes, over the rows that are kept.
+        kept = np.asarray(seen["batch"].mask).any(axis=1)
+        ours = batch.replace(ref_logprobs=roles["reference"].logprobs(batch))
+        policy = Policy(roles["implicit"].logprobs(batch), jnp.zeros_like(batch.mask))
+        loss, _ = implicit_reward_classification(policy, ours, beta=BETA)
+        np.testing.assert_allclose(
+            metrics["implicit/loss"], np.asarray(loss)[kept].mean(), rtol=1e-4
+        )
+
+
+def test_prompts_outside_of_the_range_train_neither_model(step):
+    """All of their rows right: no step of either."""
+    roles, batch, _ = step
+    right = batch.replace(scores=jnp.ones_like(batch.scores))
+    new, metrics, _ = called(step, right)
+    assert metrics["implicit/empty_steps"] == 1 == metrics["empty_steps"]
+    for name in ("actor", "implicit"):
+        before, after = (fetch(role.state.params) for role in (roles[name], new[name]))
+        jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+def test_a_group_that_is_all_right_still_learns_from_its_process(step):
+    """Without the filter: its outcomes have no advantage, its tokens have."""
+    roles, batch, cfg = step
+    plain = (roles, batch, cfg.replace(baseline_filters=()))
+    first = np.asarray(batch.group) == 0
+    scores = jnp.where(first, 1.0, batch.scores)
+    last = batch.rewards != 0
+    batch = batch.replace(scores=scores, rewards=jnp.where(last, scores[:, None], 0.0))
+    _, _, seen = called(plain, batch)
+    policy = np.asarray(batch.mask[first]) > 0
+    assert np.std(np.asarray(seen["advantages"])[first][policy]) > 1e-4
+
+
+def test_what_it_needs_is_asked_for_by_name():
+    config = preset_config("prime")
+    config.rollouts.max_staleness = 1
+    with pytest.raises(InputError, match="max_staleness.*one version"):
+        validate(config)
+    config = preset_config("prime")
+    config.roles = ()
+    with pytest.raises(InputError, match="argument: 'implicit'"):
+        validate(config)
