@@ -12,7 +12,8 @@ from rljax.plan.table import rows_text, seconds_text
 SEEDS = 2
 LEFT_OUT = (
     "left out: reading again (in_flight_cache='reread', parked episodes), short pages, drafts, "
-    "dropped groups, late scores, the processors of environments, checkpoints, evaluations"
+    "dropped groups, late scores, the processors of environments, checkpoints, evaluations, more "
+    "slots than a step has rows"
 )
 
 
