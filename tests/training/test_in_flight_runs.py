@@ -129,3 +129,28 @@ def test_active_sampling_pulls_until_every_group_is_live(tmp_path, monkeypatch, 
     else:  # a group that ended late may be one that is trained later
         assert set(trained) <= set(order[: 4 * (steps + ahead)])
     assert dropped >= 4  # of about as many as were trained
+
+
+def test_the_stale_part_of_a_response_is_masked_where_the_config_says_so(tmp_path):
+    """The same samples; without the mask of what older weights wrote than the newest part."""
+    how = dict(rollouts__max_staleness=2, rollouts__ahead=2, rollouts__clock="logical(1)")
+    how |= dict(sampler__slots=12, actor_optimizer__lr=0.0)  # the same draws, whatever is masked
+    runs = {
+        kind: batches_of(
+            a_config(tmp_path, kind, **how, rollouts__partial_mask=kind), tmp_path / f"b{kind}", 4
+        )[0]
+        for kind in ("none", "stale")
+    }
+    masked = 0
+    for (whole, plain), (cut, metrics) in zip(runs["none"], runs["stale"], strict=True):
+        np.testing.assert_array_equal(whole.tokens, cut.tokens)
+        np.testing.assert_array_equal(whole.policy_version, cut.policy_version)
+        np.testing.assert_array_equal(whole.scores, cut.scores)
+        newest = np.where(whole.mask > 0, whole.policy_version, -1).max(axis=1, keepdims=True)
+        stale = (whole.mask > 0) & (whole.policy_version < newest)
+        np.testing.assert_array_equal(cut.mask, np.where(stale, 0, whole.mask))
+        assert np.isclose(metrics["staleness/masked_fraction"], stale.sum() / whole.mask.sum())
+        assert metrics["staleness/partial_fraction"] == plain["staleness/partial_fraction"]
+        assert "staleness/masked_fraction" not in plain
+        masked += stale.sum()
+    assert masked > 0

@@ -40,6 +40,26 @@ def test_the_config_is_whole(name, tmp_path):
         assert vars(tiny)[field].split("(")[0] == vars(config.algorithm)[field].split("(")[0]
 
 
+def test_scalerl_is_its_checklist():
+    """ALGORITHMS H7: what the recipe is made of, one line for each."""
+    config = load_config_file(str(REPO / "configs" / "presets" / "scalerl.py"))
+    algorithm, batch, sampler = config.algorithm, config.batch, config.sampler
+    rows = batch.prompts_per_step * batch.samples_per_prompt
+    assert (batch.prompts_per_step, batch.samples_per_prompt, rows) == (48, 16, 768)
+    # PipelineRL with k = 8: steps of one update each, at most 8 of them ahead, caches kept.
+    assert (rows // batch.sequences_per_optimizer_step) * batch.epochs == 1
+    assert (config.rollouts.max_staleness, config.rollouts.steps_ahead) == (8, 8)
+    assert config.rollouts.in_flight_cache == "keep" and config.rollouts.partial_mask == "none"
+    assert algorithm.policy_loss == "cispo(ratio_max=5.0, behaviour='sampler')"
+    assert config.model_settings.head_in_float32
+    assert algorithm.reduction == "prompt_mean" and algorithm.advantage == "batch_normalised()"
+    assert algorithm.filters == ("live_groups()",) and config.data.retire_at_pass_rate == 0.9
+    assert sampler.thinking_tokens == (10240, 12288)  # interrupted by force
+    assert config.data.max_prompt_tokens + sampler.max_response_tokens == 16384
+    assert algorithm.reward_shaping == ("scaled(scale=2.0, shift=-0.5)",)  # rewards of -1 and 1
+    assert algorithm.kl_in_loss == algorithm.kl_in_reward == 0
+
+
 # One of every dataflow and of every kind of rule; the slow lane runs all presets on three seeds.
 QUICK = ("dapo", "vapo")
 
