@@ -42,6 +42,8 @@ def check_in_flight(
     problems.check(rollout.short_name != "against", field, most, rule, _OFF)
     rule = f"dataflow={config.dataflow!r} compares samples that one version of the policy has drawn"
     problems.check(not spec(dataflow).one_version, field, most, rule, _OFF)
+    rule = f"dataflow={config.dataflow!r} compares samples of one version of the policy"
+    problems.check(not spec(dataflow).one_version, field, most, rule, _OFF)
     rule = "rollouts.replay_share=1.0: nothing is sampled"
     problems.check(sampled_prompts(config) > 0, field, most, rule, _OFF)
     needs, drops = spec(collect).needs_groups, spec(collect).drops_dead

@@ -36,6 +36,11 @@ def test_a_run_in_flight_is_valid():
             "rollouts.max_staleness", "from an opponent.*Fix: rollouts.max_staleness=0",
         ),
         (
+            {"dataflow": "prime()", "roles": ("implicit=trained_policy(lr=1e-6)",),
+             "algorithm__advantage": "prime()"},
+            "rollouts.max_staleness", "samples of one version of the policy. Fix: rollouts.max",
+        ),
+        (
             {"reward__judge_model": "tests", "algorithm__collect": "dynamic()",
              "reward__function": "judge()"},
             "reward.judge_model", "replaces dead ones as soon as they have ended",
