@@ -106,25 +106,27 @@ class Sample:
         most = self.sampling.max_response_tokens
         return {
             **{name: getattr(self, name) for name in _COUNTS},
-            "id": self.id, "hold": self.hold, "key": self.key.tolist(),
-            "prompt": self.prompt.tolist(), "max_response_tokens": most,
+            "id": self.id, "hold": self.hold, "key": _text(self.key, np.uint32),
+            "prompt": _text(self.prompt, np.int32), "max_response_tokens": most,
             "finish_reason": None if self.finish_reason is None else int(self.finish_reason),
-            "tokens": base64.b64encode(self._records[: self._count].tobytes()).decode(),
+            "tokens": _text(self._records[: self._count], RECORD),
         }  # fmt: skip
 
     @classmethod
     def from_state(cls, state: dict, sampling: Sampling) -> "Sample":
-        """The sample of a state, with the rules that it was sampled by."""
+        """The sample of a state, with the rules that it was sampled by. Raises KeyError, TypeError
+        or ValueError where the state is none."""
         most, reason = int(state["max_response_tokens"]), state["finish_reason"]
-        records = np.frombuffer(base64.b64decode(state["tokens"], validate=True), RECORD)
         sample = cls(
-            int(state["id"]), np.array(state["prompt"], np.int32),
+            int(state["id"]), _array(state["prompt"], np.int32),
             dataclasses.replace(sampling, max_response_tokens=most),
-            np.array(state["key"], np.uint32), hold=bool(state["hold"]),
+            _array(state["key"], np.uint32), hold=bool(state["hold"]),
             finish_reason=None if reason is None else FinishReason(reason),
             **{name: int(state[name]) for name in _COUNTS},
         )  # fmt: skip
-        sample.record(records)
+        sample.record(_array(state["tokens"], RECORD))
+        if sample.key.shape != (2,) or not 0 <= sample.drawn <= min(most, sample._count):
+            raise ValueError(f"sample {sample.id} has drawn {sample.drawn} tokens of {most}")
         return sample
 
     def record(self, new: np.ndarray) -> None:
@@ -177,6 +179,16 @@ class Sample:
     def forget(self) -> None:
         """Notes that what was read of it is gone."""
         self.lost, self.cached = max(self.lost, self.cached), 0
+
+
+def _text(array: np.ndarray, dtype) -> str:
+    """The bytes of an array [N] as text of JSON."""
+    return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode()
+
+
+def _array(text: str, dtype) -> np.ndarray:
+    """The array of a `_text`."""
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype)
 
 
 @dataclasses.dataclass(frozen=True)

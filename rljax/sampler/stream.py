@@ -135,7 +135,7 @@ class Sampler:
         stands: what they have read is read again. One that is finished is held, if it says so."""
         new: dict[bytes, list[Sample]] = {}
         for sample in samples:
-            sample.forget()
+            sample.cached, sample.lost = 0, sample.size - 1 if len(sample.tokens) else 0
             if sample.finish_reason is not None:
                 self._places.beside[sample] = None
             elif len(sample.tokens):

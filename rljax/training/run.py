@@ -216,7 +216,8 @@ class Run:
         self.roles = build.with_arrays(roles, arrays)
         with self._reading_state(step):
             for name, source in self.sources.items():
-                self._restore_order(source, state["sources"][name])
+                same = state["fingerprints"].get("data") == self.fingerprints["data"]
+                self._restore_order(source, state["sources"][name], same)
             if self.reward is not None and self.reward.rubrics is not None:
                 self.reward.rubrics.set_state(state.get("rubrics"))
             metrics, shown = state.get("half_step") or ({}, {})
@@ -230,20 +231,26 @@ class Run:
             yield
         except InputError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        except (
+            ValueError, LookupError, TypeError, AttributeError, OverflowError, StopIteration,
+        ) as error:  # fmt: skip
             raise InputError(
                 f"{self.checkpoints.path(step) / STATE} does not hold what a run saves",
                 rule=f"{type(error).__name__}: {error}",
                 fix="remove that checkpoint to go on from the one before, or start a new run_dir",
             ) from None
 
-    def _restore_order(self, source, saved: dict) -> None:
+    def _restore_order(self, source, saved: dict, same_data: bool) -> None:
         """Go to the saved position; other data or another seed, allowed by name, has an order of
         its own."""
         changed = {"data", "seed"} & set(self.config.checkpoint.allow_changed)
+        flight = {"in_flight": saved["in_flight"]} if saved.get("in_flight") else {}
+        if flight and not same_data:
+            count = len(flight.pop("in_flight")["groups"])
+            LOG.warning("%d prompts of the data before were in flight and are given up", count)
         # A curriculum's pass rates belong to their prompts: no other data.
         if changed and "position" in saved and not isinstance(source.loader, Curriculum):
-            saved = {**source.get_state(), "position": saved["position"]}
+            saved = {**source.get_state(), "position": saved["position"], **flight}
         source.set_state(saved)
 
     def save_halfway(self, tracking) -> None:
@@ -272,8 +279,8 @@ class Run:
             state["half_step"] = self.half_step
         with beats.phase("save"):
             self.checkpoints.start_save(self.progress.step, build.role_arrays(self.roles), state)
-        for name, source in self.sources.items():
-            source.saved(state["sources"][name])
+        for source in self.sources.values():
+            source.saved()
         self.saved_step = self.progress.step
 
     @property

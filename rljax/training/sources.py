@@ -76,8 +76,8 @@ class LoaderSource:
     def set_state(self, state: dict) -> None:
         self.loader.set_state(state)
 
-    def saved(self, state: dict) -> None:
-        """A checkpoint has this state: a run that goes on does what a resumed one will."""
+    def saved(self) -> None:
+        """A checkpoint was made: a run that goes on does what a resumed one will."""
 
 
 class FileSource(LoaderSource):
@@ -109,7 +109,6 @@ class RolloutSource(LoaderSource):
         # Every row that is scored is learned from: its reference log-probs may begin before.
         self.ahead = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
         self.in_flight = self._flight() if setup.config.rollouts.max_staleness else None
-        self._saved_flight: dict | None = None  # to go on from, once there is an actor
 
     def _flight(self) -> InFlight:
         setup, settings = self.setup, self.setup.config.rollouts
@@ -139,7 +138,6 @@ class RolloutSource(LoaderSource):
         if self.in_flight is None:
             prompts = self.draw(self.count)
         else:
-            self._resume_flight(roles["actor"])
             prompts, score, flown = self.in_flight.take(roles["actor"], step, score)
         done = run_rollout(
             setup.rollout, prompts, stream(self.key, "rollout", step), cfg,
@@ -177,44 +175,47 @@ class RolloutSource(LoaderSource):
     def get_state(self) -> dict:
         if self.in_flight is None:
             return self.loader.get_state()
-        saved = self._saved_flight or self.in_flight.get_state()
-        return {**self.loader.get_state(), "in_flight": saved}
+        return {**self.loader.get_state(), "in_flight": self.in_flight.get_state()}
 
     def set_state(self, state: dict) -> None:
         saved = (state := dict(state)).pop("in_flight", None)
         if saved is not None and self.in_flight is None:
             rule = f"the checkpoint has {len(saved['groups'])} prompts in flight"
             raise InputError("rollouts.max_staleness", value=0, rule=rule, fix="as it was")
-        self._saved_flight = saved
         self.loader.set_state(state)
+        if saved is not None:
+            find = record_finder(self.setup.data.sources)
+            length = self.setup.data.prompt_tokens
+            prompt = lambda one: Prompts.from_records([find(one)], length=length)  # noqa: E731
+            self.in_flight.set_state(saved, prompt)
 
-    def saved(self, state: dict) -> None:
-        self._saved_flight = state.get("in_flight")
-
-    def _resume_flight(self, actor) -> None:
-        if self._saved_flight is not None:
-            self.in_flight.set_state(self._saved_flight, actor, self._prompt)
-            self._saved_flight = None
-
-    def _prompt(self, saved: dict) -> Prompts:
-        """The prompt that a state of what is in flight speaks of."""
-        record = find_record(self.setup.data.sources, saved)
-        return Prompts.from_records([record], length=self.setup.data.prompt_tokens)
+    def saved(self) -> None:
+        if self.in_flight is not None:
+            self.in_flight.read_again()
 
 
-def find_record(sources: Sequence, saved: dict) -> PromptRecord:
-    """The record of the data with this prompt_id, index and source."""
-    for source in sources:
-        if isinstance(source, Stream):
-            record = source[saved["index"]]
-        else:
-            record = next((one for one in source if one.prompt_id == saved["prompt_id"]), None)
-        if record is not None and record.source == saved["source"]:
-            return record
-    raise InputError(
-        "a prompt in flight is not in the data", value=saved,
-        rule="a run goes on with the data that it began with",
-    )  # fmt: skip
+def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:
+    """A function that finds the record with a saved prompt_id, index and source. (Looked up once: a
+    run may have a thousand prompts in flight of a million.)"""
+    known = {
+        (one.prompt_id, one.index, one.source): one
+        for source in sources if not isinstance(source, Stream) for one in source
+    }  # fmt: skip
+
+    def find(saved: dict) -> PromptRecord:
+        at = (saved["prompt_id"], saved["index"], saved["source"])
+        found = [known[at]] if at in known else []
+        if isinstance(at[1], int) and at[1] >= 0:
+            found += [source[at[1]] for source in sources if isinstance(source, Stream)]
+        for record in found:
+            if record is not None and record.source == at[2]:
+                return record
+        raise InputError(
+            "a prompt in flight is not in the data", value=saved,
+            rule="a run goes on with the data that it began with",
+        )  # fmt: skip
+
+    return find
 
 
 def _require_taken(ready: Ready, setup: Setup) -> None:
@@ -314,8 +315,8 @@ class MixedSource:
         more.pop("batch/tokens")
         return _joined(ours, theirs, self.mesh), {**metrics, **more}
 
-    def saved(self, state: dict) -> None:
-        self.sampled.saved(state["sampled"])
+    def saved(self) -> None:
+        self.sampled.saved()
 
     def get_state(self) -> dict:
         return {"sampled": self.sampled.get_state(), "stored": self.stored.get_state()}

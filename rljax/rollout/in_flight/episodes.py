@@ -11,6 +11,7 @@ from rljax.arrays import fetch
 from rljax.batch import Batch
 from rljax.contracts import spec
 from rljax.data.online.prompts import Prompts
+from rljax.errors import InputError
 from rljax.rewards.pool.pool import Pending, Score
 from rljax.rollout.clock import Clock
 from rljax.rollout.environment import Environment
@@ -20,7 +21,9 @@ from rljax.rollout.in_flight.responses import SlotUse, saved_record, score_of, t
 from rljax.rollout.outcomes import is_unscored, pool_of, seat_scores
 from rljax.rollout.report import RewardReport
 from rljax.rollout.rollout import RolloutConfig
+from rljax.sampler import Engine
 from rljax.sampler.keys import Keys
+from rljax.sampler.sample import Sample
 from rljax.tracking.timing import timed
 
 
@@ -51,6 +54,9 @@ class Episodes:
         self.n = cfg.samples_per_prompt
         self.each = environment.episodes_of_a_prompt(self.n)
         self.driver: Driver | None = None
+        self._engine: Engine | None = None
+        # What `prepare` goes on from: the prompt and the saved group of each ticket.
+        self._stood: dict[int, tuple[Prompts, dict]] = {}
         self._groups: dict[int, _Group] = {}
         # What this host's processes were asked for: group, episodes, and when.
         self._asked: list[tuple[_Group, list[int], Pending, int]] = []
@@ -59,15 +65,24 @@ class Episodes:
         self._dropped: list[Episode] = []  # since the last step was taken
 
     def prepare(self, actor, rows: int) -> None:
-        """Makes the sampler, once: slots for `rows` logs, or as many as the config says."""
-        if self.driver is None:
-            self._new_driver(self.environment.engine(actor, rows))
-
-    def _new_driver(self, engine) -> None:
-        self.driver, of = None, self.environment  # the old one's memory goes first
-        rules, sampler = of.rules_of(self.cfg.sampling), of.sampler(engine)
+        """Makes the sampler where there is none: slots for `rows` logs, or as many as the config
+        says. What is in flight goes on there, and environments are played up to where they stood.
+        Those that say something else each time begin anew."""
+        if self.driver is not None:
+            return
+        of, rules = self.environment, self.environment.rules_of(self.cfg.sampling)
+        self._engine = self._engine or of.engine(actor, rows)
+        sampler = of.sampler(self._engine)
         self.driver = Driver(sampler, of.crew, rules, IN_FLIGHT, self.clock)
         self._use = SlotUse(sampler)
+        stood, self._stood, unfinished = self._stood, {}, []
+        for ticket, (prompts, saved) in stood.items():
+            group = self._groups[ticket] = _group(ticket, prompts, saved)
+            members = self._new_episodes(group)
+            for episode, state in zip(members, saved["episodes"], strict=True):
+                unfinished += self._brought_to(episode, state)
+            self._settle(group, [e for e in members if e.finish is not None])
+        sampler.restore(unfinished)
 
     # -- groups come
 
@@ -205,10 +220,12 @@ class Episodes:
     @property
     def tickets(self) -> set[int]:
         """Of the groups that began and were not taken."""
-        return set(self._groups)
+        return set(self._groups) | set(self._stood)
 
     def get_state(self) -> dict:
         """Every group that began and was not taken, as JSON."""
+        if self._stood:
+            return {str(ticket): saved for ticket, (_, saved) in self._stood.items()}
         return {
             str(ticket): {
                 "record": saved_record(group.prompts.records[0]),
@@ -220,26 +237,49 @@ class Episodes:
             for ticket, group in self._groups.items()
         }
 
-    def set_state(self, state: dict, prompts: Callable[[dict], Prompts]) -> None:
-        """Goes on from `get_state`, with a sampler that has read nothing and environments that are
-        played up to where they stood. Those that say something else each time begin anew."""
+    def set_state(self, state: dict, find: Callable[[dict], Prompts]) -> None:
+        """Goes on from `get_state`, with a sampler that will have read nothing. `find` brings the
+        prompt of a saved record."""
+        stood, rules = {}, self.environment.rules_of(self.cfg.sampling)
+        for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
+            stood[ticket] = prompts, _ = find(saved["record"]), saved
+            if len(saved["episodes"]) != self.each:
+                rule = (
+                    f"the prompts in flight have {len(saved['episodes'])} episodes, not {self.each}"
+                )
+                raise InputError(
+                    "batch.samples_per_prompt", value=self.n, rule=rule, fix="as it was"
+                )
+            members = self._new_episodes(_group(ticket, prompts, saved))
+            for episode, one in zip(members, saved["episodes"], strict=True):
+                episode.set_state(one, rules.sampling)
+                if (tokens := max((log.tokens for log in episode.logs), default=0)) > (
+                    most := rules.limits.max_tokens
+                ):
+                    rule = f"an episode in flight has a log of {tokens} tokens"
+                    raise InputError("environment.max_tokens", value=most, rule=rule)
+        self._forget(stood)
+
+    def read_again(self) -> None:
+        """What was decoded is read again, by a sampler that has read nothing."""
+        state = self.get_state() if self.driver is not None else {}
+        if state:
+            self._forget({t: (self._groups[t].prompts, state[str(t)]) for t in self._groups})
+
+    def _forget(self, stood: dict[int, tuple[Prompts, dict]]) -> None:
         for _, _, pending, _ in self._asked:
             pending.cancel()
-        self.driver.close()
-        self._new_driver(self.driver.sampler.engine)
-        self.clock.now, self._owed = 0, 0
+        if self.driver is not None:
+            self.driver.close()
+        self.driver, self.clock.now, self._owed, self._stood = None, 0, 0, stood
         self._groups, self._asked, self._complete, self._dropped = {}, [], [], []
-        unfinished = []
-        for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
-            key = jax.random.wrap_key_data(np.asarray(saved["key"], np.uint32))
-            one = prompts(saved["record"])
-            group = self._groups[ticket] = _Group(ticket, saved["at"], one, Keys(key))
-            group.scores = {int(i): score_of(told) for i, told in saved["scores"].items()}
-            members = self._new_episodes(group)
-            for episode, stood in zip(members, saved["episodes"], strict=True):
-                unfinished += self._brought_to(episode, stood)
-            self._settle(group, [e for e in members if e.finish is not None])
-        self.driver.sampler.restore(unfinished)
+
+    def versions(self) -> set[int]:
+        """Of all tokens in flight, after `set_state`."""
+        logs = [log["sample"] for _, saved in self._stood.values()
+                for episode in saved["episodes"] for log in episode["logs"]]  # fmt: skip
+        samples = [Sample.from_state(one, self.cfg.sampling) for one in logs]
+        return {int(version) for sample in samples for version in np.unique(sample.versions)}
 
     def _brought_to(self, episode: Episode, stood: dict) -> list:
         """Plays a new episode on from where one stood -> its samples that are in the sampler."""
@@ -249,3 +289,10 @@ class Episodes:
         self.driver.admit(episode)
         last = {log.seat: log.sample for log in episode.logs}  # the earlier ones have ended
         return [] if episode.finish is not None else list(last.values())
+
+
+def _group(ticket: int, prompts: Prompts, saved: dict) -> _Group:
+    """The group of a state, without its episodes."""
+    key = jax.random.wrap_key_data(np.asarray(saved["key"], np.uint32))
+    scores = {int(i): score_of(told) for i, told in saved["scores"].items()}
+    return _Group(ticket, int(saved["at"]), prompts, Keys(key), scores)

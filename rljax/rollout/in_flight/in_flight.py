@@ -71,6 +71,7 @@ class InFlight:
         # The last step that has them: one whose update was skipped leaves the weights as they are.
         self._step_of[version] = step
         flight.prepare(actor, self._rows(actor))
+        self._look()  # at what was scored meanwhile
         with held_weights():
             weights = actor.decoding.weights(actor.model, actor.state.weights)
             while (chosen := self._ready()) is None:
@@ -103,7 +104,7 @@ class InFlight:
     def _ready(self) -> list[int] | None:
         """The groups of this step; begins what may begin meanwhile."""
         tickets = self.tickets
-        if room := tickets.room:
+        if (room := tickets.room) > 0:
             prompts = self.draw(room)
             for i in range(room):
                 ticket = tickets.admit()
@@ -156,17 +157,22 @@ class InFlight:
         return {
             "tickets": self.tickets.get_state(),
             "steps": list(self._step_of.items()),
-            "dropped": [self._dropped, self._dropped_tokens],
             "groups": self.flight.get_state(),
         }
 
-    def set_state(self, state: dict, actor, find: Callable[[dict], Prompts]) -> None:
-        """Goes on from `get_state`. `find` brings the prompt that a state speaks of. All that was
-        decoded is read again, by a run that went on, too: both then do the same."""
+    def set_state(self, state: dict, find: Callable[[dict], Prompts]) -> None:
+        """Goes on from `get_state`. `find` brings the prompt that a state speaks of. Raises
+        InputError where this run cannot, ValueError and the like where the state is none."""
         self.tickets.set_state(state["tickets"])
         self._step_of = {int(version): int(step) for version, step in state["steps"]}
-        self._dropped, self._dropped_tokens = state["dropped"]
-        self.flight.prepare(actor, self._rows(actor))
         self.flight.set_state(state["groups"], find)
         if self.flight.tickets != self.tickets.open.keys():
-            raise Broken(f"groups {sorted(self.flight.tickets)} were saved with {self.tickets}")
+            raise ValueError(f"groups {sorted(self.flight.tickets)} were saved with {self.tickets}")
+        if unknown := self.flight.versions() - self._step_of.keys():
+            raise ValueError(f"no step had the versions {sorted(unknown)}")
+
+    def read_again(self) -> None:
+        """All that was decoded so far is read again, as by a run that is resumed here: both then do
+        the same."""
+        self.tickets.complete.clear()
+        self.flight.read_again()

@@ -3,16 +3,19 @@
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
+
 from rljax import beats, hosts
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
 from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.errors import InputError
 from rljax.rewards.pool.pool import Pending, RewardPool, Score
 from rljax.rollout.clock import Clock
 from rljax.rollout.report import RewardReport
 from rljax.rollout.reward import Reward
 from rljax.rollout.rollout import RolloutConfig
-from rljax.sampler import Sampler
+from rljax.sampler import Engine, Sampler
 from rljax.sampler.host_rollout import batch_of, engine_of_rows
 from rljax.sampler.keys import request_keys
 from rljax.sampler.sample import Sample
@@ -29,7 +32,7 @@ class _Group:
     prompts: Prompts  # one
     samples: list[Sample]
     scores: dict[int, Score] = dataclasses.field(default_factory=dict)  # by sample
-    told: bool = False  # that all have ended, where that counts and not each sample
+    asked: set[int] = dataclasses.field(default_factory=set)  # samples that have a score, or wait
 
     @property
     def ended(self) -> bool:
@@ -72,6 +75,7 @@ class Responses:
         pool = reward.pool if isinstance(reward, Reward) and reward.model is None else None
         self.pool = pool if isinstance(pool, RewardPool) else None
         self.sampler: Sampler | None = None
+        self._engine: Engine | None = None
         self._groups: dict[int, _Group] = {}
         # What this host's processes were asked for: group, samples, and when.
         self._asked: list[tuple[_Group, list[int], Pending, int]] = []
@@ -83,24 +87,30 @@ class Responses:
         return self.pool is not None
 
     def prepare(self, actor, rows: int) -> None:
-        """Makes the sampler, once: slots for `rows` samples, or as many as the config says."""
-        if self.sampler is None:
-            decoding, sampling = actor.decoding, self.cfg.sampling
+        """Makes the sampler where there is none: slots for `rows` samples, or as many as the config
+        says. What is in flight goes on there."""
+        if self.sampler is not None:
+            return
+        decoding, sampling = actor.decoding, self.cfg.sampling
+        if self._engine is None:
             tokens = self.columns + sampling.max_response_tokens
             model = decoding.of(actor.model)
-            engine = engine_of_rows(model, rows, tokens, sampling, decoding)
-            self._new_sampler(engine, decoding.decode)
-
-    def _new_sampler(self, engine, decode) -> None:
-        self.sampler = None  # before the new one takes its memory
-        self.sampler = Sampler(engine, chunk_tokens=self.columns, decode=decode)
+            self._engine = engine_of_rows(model, rows, tokens, sampling, decoding)
+        self.sampler = Sampler(self._engine, chunk_tokens=self.columns, decode=decoding.decode)
         self._use = SlotUse(self.sampler)
+        samples = [sample for group in self._groups.values() for sample in group.samples]
+        self.sampler.restore([one for one in samples if one.finish_reason is None])
+        for group in self._groups.values():
+            self._ended(group)
+            if len(group.scores) == self.n:
+                self._complete.append(group.ticket)
 
     # -- groups come
 
     def begin(self, ticket: int, at: int, prompts: Prompts, key) -> None:
         """Begins the group of a ticket: prompt number `at` of the step that has this key."""
-        keys = fetch(request_keys(key, (at + 1) * self.n))[at * self.n :]
+        keys = fetch(request_keys(key, self.cfg.prompts_per_step * self.n))
+        keys = keys[at * self.n : (at + 1) * self.n]
         ids = range(ticket * self.n, (ticket + 1) * self.n)
         prompt, options = prompts.tokens[0, : prompts.lengths[0]], dict(n=self.n, keys=keys)
         samples = self.sampler.submit(prompt, self.cfg.sampling, request_ids=ids, **options)
@@ -118,19 +128,24 @@ class Responses:
         beats.beat()
         for event in events:
             if event.sample.finish_reason is not None:
-                self._sample_ended(self._groups[event.sample.id // self.n], event.sample)
+                self._ended(self._groups[event.sample.id // self.n])
 
-    def _sample_ended(self, group: _Group, sample: Sample) -> None:
+    def _ended(self, group: _Group) -> None:
+        """Asks for the scores of samples that have ended, where nobody did. (Several may have ended
+        in one dispatch.)"""
         if self.scores_early and not self.pool.grouped:
-            self._ask(group, [sample.id % self.n])
-        elif group.ended and not group.told:  # several may have ended in one dispatch
-            group.told = True
+            for i, sample in enumerate(group.samples):
+                if sample.finish_reason is not None and i not in group.asked:
+                    self._ask(group, [i])
+        elif group.ended and not group.asked:
+            group.asked.update(range(self.n))
             if self.scores_early:
                 self._ask(group, list(range(self.n)))
             else:
                 self._complete.append(group.ticket)
 
     def _ask(self, group: _Group, which: list[int]) -> None:
+        group.asked.update(which)
         if group.ticket % hosts.count() == hosts.index():
             rows = [self._row(group, i, group.ticket) for i in which]
             self._asked.append((group, which, self.pool.submit(rows), self.clock.now))
@@ -216,28 +231,54 @@ class Responses:
             for ticket, group in self._groups.items()
         }
 
-    def set_state(self, state: dict, prompts: Callable[[dict], Prompts]) -> None:
-        """Goes on from `get_state` with a sampler that has read nothing. `prompts` finds the prompt
-        of a saved record."""
+    def set_state(self, state: dict, find: Callable[[dict], Prompts]) -> None:
+        """Goes on from `get_state` with a sampler that will have read nothing. `find` brings the
+        prompt of a saved record."""
         for _, _, pending, _ in self._asked:
             pending.cancel()
-        self._new_sampler(self.sampler.engine, self.sampler.decode)
-        self.clock.now, self._groups, self._asked, self._complete = 0, {}, [], []
-        unfinished = []
+        self._groups, self._asked = {}, []
         for ticket, saved in sorted((int(ticket), saved) for ticket, saved in state.items()):
+            prompts = find(saved["record"])
             samples = [Sample.from_state(one, self.cfg.sampling) for one in saved["samples"]]
-            group = self._groups[ticket] = _Group(ticket, prompts(saved["record"]), samples)
-            group.scores = {int(i): score_of(told) for i, told in saved["scores"].items()}
-            for i, sample in enumerate(samples):
-                if sample.finish_reason is None:
-                    unfinished.append(sample)
-                elif i not in group.scores and not (self.scores_early and self.pool.grouped):
-                    self._sample_ended(group, sample)
-            if group.ended and not group.scores and self.scores_early and self.pool.grouped:
-                self._ask(group, list(range(self.n)))
-            if len(group.scores) == self.n:
-                self._complete.append(ticket)
-        self.sampler.restore(unfinished)
+            scores = {int(i): score_of(told) for i, told in saved["scores"].items()}
+            group = self._groups[ticket] = _Group(ticket, prompts, samples, scores, set(scores))
+            self._check(group)
+        self.read_again()
+
+    def _check(self, group: _Group) -> None:
+        """Raises InputError where the samples of a checkpoint are not of this run."""
+        samples, sampling, record = group.samples, self.cfg.sampling, group.prompts.records[0]
+        if len(samples) != self.n:
+            rule = f"the prompts in flight have {len(samples)} samples each"
+            fix = f"as it was: {len(samples)}"
+            raise InputError("batch.samples_per_prompt", value=self.n, rule=rule, fix=fix)
+        most = max(sample.sampling.max_response_tokens for sample in samples)
+        if most > sampling.max_response_tokens:
+            value, rule = sampling.max_response_tokens, f"responses in flight have room for {most}"
+            raise InputError("sampler.max_response_tokens", value=value, rule=rule, fix=f"{most}")
+        prompt = group.prompts.tokens[0, : group.prompts.lengths[0]]
+        if any(not np.array_equal(sample.prompt, prompt) for sample in samples):
+            raise InputError(
+                f"row {record.index} of the data is not the prompt of what is in flight",
+                rule="a run goes on with the data and the tokenizer that it began with",
+            )
+        ids = [group.ticket * self.n + i for i in range(self.n)]
+        scored = all(0 <= i < self.n and samples[i].finish_reason is not None for i in group.scores)
+        if not scored or [sample.id for sample in samples] != ids:
+            raise ValueError(f"group {group.ticket} has other samples, or scores without samples")
+
+    def read_again(self) -> None:
+        """What was decoded is read again, by a sampler that has read nothing."""
+        self.sampler, self.clock.now, self._complete = None, 0, []
+        for group in self._groups.values() if not self.scores_early else ():
+            group.asked.clear()
+        # Scores that are asked for count as if they were asked for now.
+        self._asked = [(group, which, pending, 0) for group, which, pending, _ in self._asked]
+
+    def versions(self) -> set[int]:
+        """Of all tokens in flight."""
+        samples = [sample for group in self._groups.values() for sample in group.samples]
+        return {int(version) for sample in samples for version in np.unique(sample.versions)}
 
 
 def saved_record(record: PromptRecord) -> dict:
@@ -251,5 +292,7 @@ def told_score(score: Score) -> list:
 
 
 def score_of(told: list) -> Score:
-    *fields, over_limit = told
-    return Score(*fields, over_limit=over_limit)
+    value, parts, status, seconds, message, over_limit = told
+    return Score(
+        float(value), dict(parts), str(status), float(seconds), str(message), over_limit=over_limit
+    )

@@ -18,6 +18,8 @@ import dataclasses
 
 from rljax.errors import InputError
 
+_SAVED = ("groups_per_step", "step", "admitted", "trained", "dropped", "failed")
+
 
 class Broken(AssertionError):
     """A group was lost, trained twice, or trained too late: a fault of ours."""
@@ -56,7 +58,7 @@ class Tickets:
 
     @property
     def room(self) -> int:
-        """How many groups may be admitted now."""
+        """How many groups may be admitted now; below 0 where a run goes on with a smaller bound."""
         most = (self.step + self.ahead + 1) * self.groups_per_step
         return most - self.trained - self.failed - len(self.open)
 
@@ -95,11 +97,16 @@ class Tickets:
 
     def _leaves_room(self, chosen: list[int]) -> bool:
         """Whether the groups that stay open can all be trained in time."""
-        left = [at for ticket, at in self.open.items() if ticket not in set(chosen)]
+        taken = set(chosen)
+        return self._fit([at for ticket, at in self.open.items() if ticket not in taken], 0)
+
+    def _fit(self, begun: list[int], steps: int) -> bool:
+        """Whether groups admitted at the steps `begun` can all be trained in time: in the steps
+        after this one, and in `steps` more."""
         return all(
-            sum(at <= u for at in left)
-            <= (u + self.max_staleness - self.step) * self.groups_per_step
-            for u in set(left)
+            sum(at <= u for at in begun)
+            <= (u + self.max_staleness - self.step + steps) * self.groups_per_step
+            for u in set(begun)
         )
 
     def train(self, tickets: list[int], failed: int = 0) -> None:
@@ -123,13 +130,33 @@ class Tickets:
     def get_state(self) -> dict:
         """JSON. What is complete shows in the groups themselves."""
         self.check()
-        names = ("step", "admitted", "trained", "dropped", "failed")
-        return {name: getattr(self, name) for name in names} | {"open": list(self.open.items())}
+        return {name: getattr(self, name) for name in _SAVED} | {"open": list(self.open.items())}
 
     def set_state(self, state: dict) -> None:
-        """Goes on from `get_state`, with no group complete yet."""
-        for name in ("step", "admitted", "trained", "dropped", "failed"):
+        """Goes on from `get_state`, with no group complete yet. Raises InputError where the groups
+        that are open cannot be trained as this run is set, ValueError where the state is none."""
+        if state["groups_per_step"] != self.groups_per_step:
+            raise InputError(
+                "batch.prompts_per_step", value=self.groups_per_step,
+                rule=f"{len(state['open'])} prompts are in flight, of steps of other sizes",
+                fix=f"as it was: {state['groups_per_step']}",
+            )  # fmt: skip
+        for name in _SAVED:
             setattr(self, name, int(state[name]))
-        self.open = {int(ticket): int(step) for ticket, step in state["open"]}
+        self.open = dict(sorted((int(ticket), int(at)) for ticket, at in state["open"]))
         self.complete = set()
-        self.check()
+        whole = all(0 <= t < self.admitted and 0 <= at <= self.step for t, at in self.open.items())
+        try:
+            self.check()
+        except Broken as error:
+            raise ValueError(error) from None
+        if not whole or min(getattr(self, name) for name in _SAVED) < 0:
+            raise ValueError(f"{self} are no tickets")
+        if not self._fit(list(self.open.values()), steps=1):
+            oldest = min(self.open.values())
+            raise InputError(
+                "rollouts.max_staleness", value=self.max_staleness,
+                rule=f"{len(self.open)} prompts are in flight since step {oldest}, more than can "
+                f"be trained in time from step {self.step} on",
+                fix="as it was, or larger",
+            )  # fmt: skip
