@@ -107,7 +107,8 @@ class RolloutSource(LoaderSource):
         self.key, self.loader = key, prompt_order(setup.config, setup.data)
         self.report: RewardReport | None = None
         # Every row that is scored is learned from: its reference log-probs may begin before.
-        self.ahead = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
+        every = setup.rollout.function is once and count == setup.config.batch.prompts_per_step
+        self.ahead = every and isinstance(reward, Reward)
         self.in_flight = self._flight() if setup.config.rollouts.max_staleness else None
 
     def _flight(self) -> InFlight:

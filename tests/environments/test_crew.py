@@ -182,6 +182,65 @@ def steps_of(crew, count: int) -> list:
     return sorted(steps, key=lambda step: step.episode)
 
 
+AHEAD, BEHIND = range(2**30), range(2**30, 2**31)
+
+
+def test_what_one_driver_is_not_told_waits_for_the_other():
+    """Episodes that are played at once, beside others that wait."""
+    with crew_of("echo()", workers=1) as crew:
+        for number in (3, 5, BEHIND[0]):
+            crew.admit(number, dict(salt="s", turns=2), seed=1, sample_seed=0)
+        wait_until(lambda: crew._supervisor.news.qsize() == 3, "three steps")
+        assert [step.episode for step in crew.news(20.0, BEHIND)] == [BEHIND[0]]
+        assert crew.news(0.0, BEHIND) == [] and crew.pending == 2
+        crew.drop(5)
+        (step,) = crew.news(0.0, AHEAD)
+        assert step.episode == 3 and crew.news(0.0) == [] and crew.pending == 0
+
+
+def played_to(crew, number: int, turns: int, fields: dict) -> tuple[list, list]:
+    """The steps of an episode's first turns, and the replies to the earlier ones."""
+    crew.admit(number, fields, seed=1, sample_seed=0)
+    steps, replies = steps_of(crew, 1), []
+    for turn in range(turns):
+        replies.append((script(number, turn), "stop", 9 - turn, 99))
+        crew.reply(number, *replies[-1])
+        steps += steps_of(crew, 1)
+    return steps, replies
+
+
+def test_an_episode_goes_on_in_another_crew_where_it_stood():
+    fields = dict(salt="s", turns=4)
+    with crew_of("echo()", workers=1) as crew:
+        steps, replies = played_to(crew, 0, 3, fields)
+    marks = [step.mark for step in steps]
+    how = dict(seed=1, sample_seed=0, attempt=1)
+    with crew_of("echo()", workers=1) as crew:
+        # It owes a step: the one that the other has said.
+        crew.admit(0, fields, **how, replies=replies, marks=marks[:3])
+        assert crew.pending == 1
+        (step,) = steps_of(crew, 1)
+        assert (step.ids, step.mark, step.restart) == (steps[3].ids, marks[3], False)
+        crew.drop(0)
+        # It owes none: the policy writes.
+        crew.admit(0, fields, **how, replies=replies[:2], marks=marks[:3])
+        assert crew.pending == 0
+        crew.reply(0, *replies[2])
+        (step,) = steps_of(crew, 1)
+        assert (step.ids, step.mark) == (steps[3].ids, marks[3])
+
+
+def test_what_goes_on_must_say_what_it_said():
+    fields = dict(salt="s", turns=4)
+    with crew_of("echo()", workers=1) as crew:
+        steps, replies = played_to(crew, 0, 2, fields)
+        crew.drop(0)
+        marks = [*(step.mark for step in steps[:2]), b"something else"]
+        crew.admit(0, fields, seed=1, sample_seed=0, replies=replies, marks=marks)
+        (step,) = steps_of(crew, 1)
+        assert (step.kind, crew.pending) == ("not repeatable", 0)
+
+
 ASYNC_WRONG = {
     "raise": "raised", "wait": "timeout", "stubborn": "timeout", "hang": "timeout",
     "exit": "killed", "task": "timeout",

@@ -154,8 +154,10 @@ def exits(letter, sample_seed, *, share: float = 0.2):
     return 1.0
 
 
-def some_dead(letter, seed, sample_seed):
-    """Two turns; 1 for all samples of some prompts, else 0 or 1 by the sample."""
+def some_dead(letter, seed, sample_seed, *, fail: bool = False):
+    """Two turns; 1 for all samples of some prompts, which may fail; else 0 or 1 by the sample."""
     yield f"{letter}>"
     yield "!"
+    if fail and seed % 3 == 0:
+        raise ValueError("no such world")
     return 1.0 if seed % 3 == 0 else float(sample_seed % 2)

@@ -12,6 +12,10 @@ PLAYED = {
     "batch.sequences_per_optimizer_step": 16, "environment.max_tokens": 40,
     "environment.max_reply_tokens": 8, "environment.max_turns": 5, "environment.max_failed": 1.0,
 }  # fmt: skip
+FLIGHT = {
+    "rollouts.max_staleness": 2, "rollouts.ahead": 2, "rollouts.clock": "logical(2)",
+    "algorithm.policy_loss": "cispo(behaviour='sampler')",
+}  # fmt: skip
 JOBS = {
     "alone": {**PLAYED, "environment.function": "tiny_environments.count_letter()"},
     "fails": {**PLAYED, "environment.function": "tiny_environments.fails(share=0.3)"},
@@ -19,6 +23,11 @@ JOBS = {
               "sampler.slots": 6},
     "scored": {**PLAYED, "environment.function": "tiny_environments.last_turn()",
                "reward.function": "tiny_environments.first_letter_and_turns()"},
+    "flight": {**PLAYED, "environment.function": "tiny_environments.count_letter()", "steps": 3,
+               "sampler.slots": 8, **FLIGHT},
+    "scored in flight": {
+        **PLAYED, "environment.function": "tiny_environments.last_turn()", "steps": 3,
+        "reward.function": "tiny_environments.first_letter_and_turns()", **FLIGHT},
 }  # fmt: skip
 BATCH = ("tokens", "mask", "group", "scores", "rewards")
 
@@ -40,4 +49,7 @@ def test_episodes_are_those_of_one_process(tmp_path, count):
                 assert here["values"] == there["values"] and here["statuses"] == there["statuses"]
                 for metric in ("episode/turns", "episode/return", "env/failed", "calls/bad"):
                     assert here["metrics"][metric] == there["metrics"][metric], (name, metric)
+                for metric in ("queue/open", "staleness/steps_mean", "slots/dispatches"):
+                    known = [step["metrics"].get(metric) for step in (here, there)]
+                    assert known[0] == known[1] and (known[0] is None) == ("flight" not in name)
     assert any(float(step["metrics"]["env/failed"]) > 0 for step in alone["fails"]["steps"])

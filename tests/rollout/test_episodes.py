@@ -17,7 +17,9 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate
 from rljax.keys import root_key
 from rljax.rollout.episode_rows import rows_of
+from rljax.rollout.episodes import Driver
 from rljax.sampler import Layout, held_weights
+from rljax.sampler.keys import Keys
 from rljax.setup import build, initial_params, make_roles, open_rewards
 from rljax.setup.policies import Policy
 from rljax.tracking.timing import collect
@@ -294,6 +296,28 @@ def test_an_episode_over_its_seconds_ends_and_the_others_go_on(actor, tmp_path):
     batch, _, metrics = played(actor, config, tmp_path, n=1)
     assert metrics["episode/ended/time"] == 1.0 and (batch.finish_reason == FinishReason.TIME).all()
     assert 1 <= metrics["episode/turns"] < 8 and (batch.mask > 0).any(axis=1).all()
+
+
+def test_no_time_passes_for_episodes_while_nothing_is_played(actor, tmp_path):
+    """As while the policy learns: the seconds of episodes in flight are those of their driver."""
+    with environment_of(config_of("tiny_environments.endless()"), tmp_path) as (setup, environment):
+        prompts = Prompts.from_records(setup.data.prompts[:1], length=4)
+        driver = Driver(
+            environment.sampler(environment.engine(actor, 2)), environment.crew, environment.rules
+        )
+        for episode in environment.episodes(prompts, 0, 0, Keys(root_key(0)), 2):
+            driver.admit(episode)
+        while not driver.sampler.pending:
+            driver.look()
+        driver.look()
+        played = driver.seconds
+        assert played > 0
+        driver.rest()
+        driver.look()
+        assert driver.seconds == played
+        driver.look()
+        assert driver.seconds > played
+        driver.close()
 
 
 PROBLEMS = {
