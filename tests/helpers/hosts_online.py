@@ -99,7 +99,8 @@ def learned(job: dict, folder: Path) -> dict:
         for _ in range(job["steps"]):
             with timing.collect() as timings:
                 metrics = {k: repr(float(v)) for k, v in run.step().items()}
-            decoded_s = max(end for name, _, end in timings.spans if name == "generate")
+            ends = [end for name, _, end in timings.spans if name == "generate"]
+            decoded_s = max(ends, default=0.0)
             early = sum(begun < decoded_s for begun, _ in timings.scoring)
             shown.append({**recorded.steps[-1], "metrics": metrics, "early_here": early})
         rubrics = run.reward.rubrics
