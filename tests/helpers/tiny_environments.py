@@ -139,9 +139,14 @@ def pays_then_anew():
 
 
 @contract(repeatable=False)
-def lives(letter, *, turns: int = 3):
-    """`count_letter`, which says that it may answer otherwise each time."""
-    return (yield from count_letter(letter, turns=turns))
+def lives(letter, sample_seed):
+    """`uneven`, which says that it may answer otherwise each time."""
+    return (yield from uneven(letter, sample_seed))
+
+
+def uneven(letter, sample_seed):
+    """`count_letter` of 1 to 5 turns, by the sample."""
+    return (yield from count_letter(letter, turns=1 + sample_seed % 5))
 
 
 def exits(letter, sample_seed, *, share: float = 0.2):
