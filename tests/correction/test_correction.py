@@ -24,6 +24,7 @@ from rljax.losses.policy import Policy, policy_gradient
 from rljax.mesh import make_mesh
 from rljax.report.meanings import health_warnings
 
+SAME_AGE = {"staleness/steps_mean": 0.0}
 LEVELS = ("token", "sequence", "geometric")
 EXAMPLES = (
     "ris.token.truncate", "ris.token.mask", "ris.sequence.truncate", "ris.sequence.mask",
@@ -295,7 +296,10 @@ def test_health_warnings_say_how_old_the_tokens_are():
     (plain,) = health_warnings(low)
     (aged,) = health_warnings({**low, "staleness/steps_mean": 1.5})
     assert aged.startswith(plain) and "1.5 steps old" in aged and "rollouts.ahead" in aged
-    fine = {"mismatch/eff_sample_size": 0.9, "staleness/steps_mean": 1.5}
+    # Older weights are another policy, which is no fault.
+    apart = {"mismatch/mismatch_kl": 0.3, "mismatch/probability_correlation": 0.9}
+    assert len(health_warnings(apart)) == 2 == len(health_warnings({**apart, **SAME_AGE}))
+    fine = {"mismatch/eff_sample_size": 0.9, "staleness/steps_mean": 1.5, **apart}
     assert health_warnings(fine) == [] == health_warnings({"staleness/steps_mean": 3.0})
 
 
