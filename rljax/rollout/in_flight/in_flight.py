@@ -23,6 +23,7 @@ from rljax.rollout.in_flight.responses import Responses
 from rljax.rollout.in_flight.tickets import Broken, Tickets
 from rljax.rollout.ready import Ready
 from rljax.sampler import held_weights
+from rljax.tracking.timing import timed
 
 PARTIAL_MASKS = ("none", "stale")
 
@@ -72,7 +73,7 @@ class InFlight:
         self._step_of[version] = step
         flight.prepare(actor, self._rows(actor))
         self._look()  # at what was scored meanwhile
-        with held_weights():
+        with held_weights(), timed("generate"):
             weights = actor.decoding.weights(actor.model, actor.state.weights)
             while (chosen := self._ready()) is None:
                 flight.dispatch(weights, version, not self.reread)
