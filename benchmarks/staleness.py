@@ -1,14 +1,18 @@
-"""What staleness buys on one mesh: useful tokens per second where responses differ in length, and
-where tools sleep. Prints JSON.
+"""What staleness buys on one mesh: useful tokens per second where responses differ in length, where
+half of the groups are dead, and where tools sleep. Prints JSON.
 
-python benchmarks/staleness.py [--eta=0,1,2,4] [--model=small] [--slots=32] [--prompts=24]
-                               [--samples=8] [--steps=4] [--rounds=5]
+python benchmarks/staleness.py [--mode=lengths|dead|tools] [--eta=0,1,2,4] [--model=small]
+                               [--slots=32] [--prompts=24] [--samples=8] [--steps=4] [--rounds=5]
 
 Whole steps of GRPO, the update included, in one process: the arms take turns of so many steps. All
 words are equally likely and one of 33 ends a response, so that lengths are geometric (mean 33, cap
 128); the learning rate is too small to change that. "device" is eta 0 by the device's loop, the
 default of a run; every other arm is the host's loop with `rollouts.max_staleness` = eta and, if
 "eta/c" says no other, `rollouts.ahead` = eta.
+
+dead: active sampling, and a reward that makes half of the groups dead. tools: episodes of a
+geometric number of such turns (mean 4, cap 16; a log of at most 512 tokens), between which a tool
+sleeps for 0.05 to 0.5 s.
 
 A useful token is one that a step learns from. tokens_per_slot_step counts, and is the same whatever
 else the machine does; ratios are over the arm of eta 0 in the same round.
@@ -27,6 +31,7 @@ import jax
 import numpy as np
 
 from rljax.config import Config
+from rljax.rollout import environment
 from rljax.rollout.in_flight import responses
 from rljax.sampler import Sampler, host_rollout
 from rljax.setup import build, initial_params
@@ -37,6 +42,20 @@ SIZES = {
     "small": dict(layers=4, embed=256, mlp=768, heads=4, kv_heads=4, head_dim=64),
     "27m": dict(layers=8, embed=512, mlp=1536, heads=8, kv_heads=4, head_dim=64),
 }
+PARTS = """
+import asyncio, random, zlib
+from rljax.environments import Done
+
+async def slow_tool(prompt, sample_seed):
+    rng, reply = random.Random(sample_seed), (yield prompt)
+    while rng.random() < 0.75 and reply.turns_left:
+        await asyncio.sleep(rng.uniform(0.05, 0.5))
+        reply = yield "a>"
+    yield Done(rng.random())
+
+def half_dead(prompt, num_tokens):
+    return 0.0 if zlib.crc32(prompt.encode()) % 2 else num_tokens / 128
+"""
 COUNTS = ("slot_steps", "live_slot_steps", "dispatches")
 counted = dict.fromkeys(COUNTS, 0)  # by all samplers
 
@@ -50,7 +69,7 @@ class Counting(Sampler):
         return events
 
 
-def config_of(options: argparse.Namespace, eta: int, ahead: int, loop: str) -> Config:
+def config_of(options: argparse.Namespace, parts: Path, eta: int, ahead: int, loop: str) -> Config:
     config = Config(dataflow="grpo", steps=1_000_000, export=False)
     sizes = ", ".join(f"{name}={value}" for name, value in SIZES[options.model].items())
     config.model = f"decoder({sizes}, init_std=1e-4)"
@@ -67,6 +86,12 @@ def config_of(options: argparse.Namespace, eta: int, ahead: int, loop: str) -> C
     config.actor_optimizer.lr, config.actor_optimizer.warmup_steps = 1e-9, 0
     config.evaluate.every_steps = config.checkpoint.every_steps = config.evaluate.prompts = 0
     config.trackers, config.compilation_cache = (), ""
+    if options.mode == "dead":
+        config.reward.function = f"{parts}:half_dead"
+        config.algorithm.collect = "active()"
+    if options.mode == "tools":
+        config.environment.function, config.environment.workers = f"{parts}:slow_tool", 1
+        config.environment.max_turns, config.environment.max_tokens = 16, 512
     config.rollouts.max_staleness, config.rollouts.ahead = eta, ahead if eta else -1
     return config
 
@@ -137,13 +162,16 @@ def over(rows: list[dict], base: list[dict]) -> dict:
 
 
 def measured(options: argparse.Namespace) -> dict:
-    host_rollout.Sampler = responses.Sampler = Counting
+    host_rollout.Sampler = responses.Sampler = environment.Sampler = Counting
     with contextlib.ExitStack() as stack:
         folder, arms = Path(stack.enter_context(tempfile.TemporaryDirectory())), {}
+        (folder / "parts.py").write_text(PARTS)
         for name in options.eta.split(","):
             device = name == "device"
             eta, ahead = (0, 0) if device else map(int, (name.split("/") * 2)[:2])
-            config = config_of(options, eta, ahead, "device" if device else "host")
+            config = config_of(
+                options, folder / "parts.py", eta, ahead, "device" if device else "host"
+            )
             place = folder / name.replace("/", "-")
             setup = build(dataclasses.replace(config, run_dir=str(place)), jax.devices()[:1])
             arms[name] = Arm(name, stack.enter_context(Run(setup, place)))
@@ -161,7 +189,8 @@ def measured(options: argparse.Namespace) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--eta", default="device,0,1,2,4,2/1,4/2")
+    parser.add_argument("--mode", choices=("lengths", "dead", "tools"), default="lengths")
+    parser.add_argument("--eta", default="0,1,2,4")
     parser.add_argument("--model", choices=SIZES, default="small")
     for name, value in dict(slots=32, prompts=24, samples=8, steps=4, rounds=5).items():
         parser.add_argument(f"--{name}", type=int, default=value)

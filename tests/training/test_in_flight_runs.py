@@ -5,8 +5,9 @@ import zlib
 import jax
 import numpy as np
 import pytest
-from tiny_run import metrics_rows, policy_bytes, saved_state, tiny_config, train_on_one
+from tiny_run import REPO, metrics_rows, policy_bytes, saved_state, tiny_config, train_on_one
 
+from rljax.config.flags import load_config_file
 from rljax.setup import build, prompt_order
 from rljax.training import sources
 from rljax.training.run import Run
@@ -155,3 +156,21 @@ def test_the_stale_part_of_a_response_is_masked_where_the_config_says_so(tmp_pat
         assert "staleness/masked_fraction" not in plain
         masked += stale.sum()
     assert masked > 0
+
+
+@pytest.mark.slow
+def test_weighed_tokens_of_up_to_four_steps_ago_teach_what_new_ones_do(tmp_path):
+    """configs/sweep_staleness.py, seed 0: the reward of the last 20 steps within 0.05."""
+    last = {}
+    for eta in (0, 4):
+        config = load_config_file(str(REPO / "configs" / "sweep_staleness.py"))
+        config.run_dir, config.trackers, config.compilation_cache = str(tmp_path / str(eta)), (), ""
+        config.rollouts.max_staleness = eta
+        config.rollouts.ahead = eta if eta else -1
+        config.algorithm.correction = "rollout_correction(level='token', upper=2.0)"
+        train_on_one(config)
+        rows = [row for row in metrics_rows(config.run_dir) if row["phase"] == "rl"]
+        assert max(row.get("staleness/steps_max", 0) for row in rows) == eta
+        assert np.mean([row["reward/mean"] for row in rows[:5]]) < 0.5
+        last[eta] = np.mean([row["reward/mean"] for row in rows[-20:]])
+    assert last[4] > last[0] - 0.05 and last[0] > 0.9
