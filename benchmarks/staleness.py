@@ -11,7 +11,7 @@ default of a run; every other arm is the host's loop with `rollouts.max_stalenes
 "eta/c" says no other, `rollouts.ahead` = eta.
 
 dead: active sampling, and a reward that makes half of the groups dead. tools: episodes of a
-geometric number of such turns (mean 4, cap 16; a log of at most 512 tokens), between which a tool
+geometric number of such turns (mean 4, cap 8; a log of at most 256 tokens), between which a tool
 sleeps for 0.05 to 0.5 s.
 
 A useful token is one that a step learns from. tokens_per_slot_step counts, and is the same whatever
@@ -91,7 +91,7 @@ def config_of(options: argparse.Namespace, parts: Path, eta: int, ahead: int, lo
         config.algorithm.collect = "active()"
     if options.mode == "tools":
         config.environment.function, config.environment.workers = f"{parts}:slow_tool", 1
-        config.environment.max_turns, config.environment.max_tokens = 16, 512
+        config.environment.max_turns, config.environment.max_tokens = 8, 256
     config.rollouts.max_staleness, config.rollouts.ahead = eta, ahead if eta else -1
     return config
 
