@@ -135,6 +135,23 @@ def test_a_share_of_a_step_is_replayed(shared, stored):
     assert len(np.unique(np.asarray(one.group))) == prompts  # no group holds both kinds
 
 
+def test_a_share_of_a_step_is_replayed_beside_samples_in_flight(shared, stored):
+    path, _ = stored
+    config = config_of(path, share=0.25)
+    config.rollouts.max_staleness = 1
+    run = begun(shared.run(config), shared.start(0))
+    prompts = run.config.batch.prompts_per_step
+    sampled = prompts - prompts // 4
+    rows = [run.step() for _ in range(3)]
+    assert {row["replay/prompts"] for row in rows} == {prompts // 4}
+    assert {row["queue/open"] for row in rows} == {float(sampled)}
+    assert {row["batch/prompts"] for row in rows} == {float(sampled)}
+    # Stored tokens are of no step: they make the policy's own no older.
+    assert max(row["staleness/steps_max"] for row in rows) <= 1
+    saved = json.loads(json.dumps(run.source.get_state()))
+    assert len(saved["sampled"]["in_flight"]["groups"]) == sampled
+
+
 @pytest.mark.parametrize(
     ("share", "sampled"), [(0.25, 6), (0.5, 4), (0.01, 7), (0.99, 1), (1.0, 0)]
 )
