@@ -167,3 +167,18 @@ def test_a_server_whose_parameters_another_thread_swaps_at_random_times(count):
     told = [(row.prompt, row.tokens, row.versions, row.key) for row in rows]
     params_of = functools.partial(parameters, model)
     assert assert_drawn_by_their_versions(model, params_of, told) < 2e-3 * count
+
+
+def test_new_weights_read_all_samples_again_by_a_few_programs(monkeypatch):
+    """64 samples: three calls, not 64."""
+    engine, calls = engine_of(), []
+    extend = Engine.extend
+    monkeypatch.setattr(Engine, "extend", lambda *a, **k: calls.append(1) or extend(*a, **k))
+    sampler = Sampler(engine, chunk_tokens=ROOM)
+    asked = Sampling(max_response_tokens=NEW)  # no stop
+    sampler.submit(TOKENS[1, : LENGTHS[1]], asked, n=SLOTS)
+    sampler.step(parameters(engine.model, 1), version=1)
+    del calls[:]
+    sampler.step(parameters(engine.model, 2), version=2, keep_cache=False)
+    assert sampler.pending == SLOTS and sampler.reread_tokens >= SLOTS * LENGTHS[1]
+    assert 1 <= len(calls) <= 3
