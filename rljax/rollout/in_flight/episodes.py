@@ -275,11 +275,12 @@ class Episodes:
         self._groups, self._asked, self._complete, self._dropped = {}, [], [], []
 
     def versions(self) -> set[int]:
-        """Of all tokens in flight, after `set_state`."""
+        """Of all tokens in flight that the policy wrote, after `set_state`."""
         logs = [log["sample"] for _, saved in self._stood.values()
                 for episode in saved["episodes"] for log in episode["logs"]]  # fmt: skip
         samples = [Sample.from_state(one, self.cfg.sampling) for one in logs]
-        return {int(version) for sample in samples for version in np.unique(sample.versions)}
+        written = [sample.versions[sample.chosen] for sample in samples]
+        return {int(version) for of_sample in written for version in np.unique(of_sample)}
 
     def _brought_to(self, episode: Episode, stood: dict) -> list:
         """Plays a new episode on from where one stood -> its samples that are in the sampler."""
