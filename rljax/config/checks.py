@@ -91,6 +91,7 @@ _NOT_NEGATIVE = (
     "sampler.draft_tokens",
     "rollouts.max_staleness",
     "hosts.stall_s",
+    "rollouts.sampler_devices",
     "reward.memory_gb",
     "environment.max_calls",
     "environment.max_tokens",

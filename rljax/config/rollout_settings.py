@@ -23,8 +23,13 @@ class RolloutSettings(Settings):
     # Of a response that several versions of the policy wrote, learn from: all (none), or the part
     # that the newest of them wrote (stale).
     partial_mask: str = "none"  # or "stale"
+    # So many devices, the last ones, sample, and the others train: the next samples are decoded
+    # while the weights are learned. 0: one mesh does both, one after the other.
+    sampler_devices: int = 0
     # When a score counts: as soon as it is there ("wall"), or from the second dispatch of decoding
-    # after it was asked for, whatever it takes ("logical(2)"): runs are then equal bit by bit.
+    # after it was asked for, whatever it takes ("logical(2)"): runs are then equal bit by bit. With
+    # sampler_devices the weights that are learned count as soon as they are there ("wall"), or once
+    # the samples of the next step are complete.
     clock: str = "wall"
 
     # A file of trajectories with their log-probs (rljax sample --trajectories);

@@ -124,7 +124,8 @@ class SamplerConfig(Settings):
     stop_strings: tuple[str, ...] = ()  # besides the tokenizer's end-of-sequence ids
     # The mesh of decoding, over the same devices: "" = training's own, "mesh(data=4, tensor=2)", or
     # "auto" = what the plan finds fastest within memory. Another one is a copy of the weights, made
-    # after each update and dropped after the rollout (README, sampler).
+    # after each update and dropped after the rollout (README, sampler). With
+    # rollouts.sampler_devices it is over those, and "" = weights whole on each of them.
     layout: str = ""
     # How decoding holds the weights: float32 | bfloat16 | int8, "" = as they are. int8: codes of
     # the linear maps, of a quantised base its own; the rest is in sampler.dtype.

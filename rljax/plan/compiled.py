@@ -37,6 +37,7 @@ from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.decode_layout import decode_costs, free_bytes, samples
 from rljax.setup.held import held_bytes, held_parts, of_mesh
+from rljax.setup.placement import SAMPLER, sampler_mesh
 
 LARGE = 2**26  # bytes of an array that is worth a warning where it is whole on every device
 # The TPU compiler's messages about a program that needs too much memory.
@@ -141,8 +142,13 @@ class Plan:
 
     @property
     def least_s(self) -> float:
-        """The least seconds of a step: its programs one after the other."""
-        return sum(r.least_s for r in self.run if r.name != "sft")
+        """The least seconds of a step: its programs one after the other, or with devices that only
+        sample learning beside the others."""
+        each = {r.name: r.least_s for r in self.run if r.name != "sft"}
+        if SAMPLER in self.groups:
+            learning = each.pop("learn", 0.0)
+            return max(learning, sum(each.values()))
+        return sum(each.values())
 
 
 def make_plan(
@@ -159,10 +165,12 @@ def make_plan(
         known, in_flight = [call.name for call in calls], in_flight_parts(setup, roles)
         if unknown := set(only) - set(known):
             raise InputError("no such program", value=sorted(unknown), rule=", ".join(known))
+        alone = sampler_mesh(setup.groups) is not None
         for call in calls:
             if not only or call.name in only:
                 flown = in_flight if call.name == "learn" else {}
-                reports.append(report(call, held | flown, call.mesh or mesh, chip, slices))
+                there = {} if call.mesh is not None and alone else held | flown
+                reports.append(report(call, there, call.mesh or mesh, chip, slices))
     sizes = {name: n for name, n in mesh.shape.items() if n > 1}
     left = available_bytes(setup) if chip is None else None
     plan = Plan(topology, sizes, chip, estimate(setup, roles), reports, to_dict(config), left)

@@ -11,9 +11,13 @@ from rljax.errors import InputError
 from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import row_shards
 from rljax.setup.held import held_bytes, of_mesh
+from rljax.setup.placement import SAMPLER
 from rljax.setup.setup import Setup
 from rljax.tracking.charts import human_bytes
 
+COPY = "weights in the layout of decoding"
+KV = "keys and values"
+IN_FLIGHT = "keys and values in flight"
 FETCHED = "fetched weights"
 USE = "one use"
 
@@ -30,6 +34,8 @@ def group_bytes(setup: Setup, parts: dict[str, object]) -> dict[str, dict[str, i
     use of them needs is estimated."""
     out = {}
     for group in setup.groups:
+        if SAMPLER in group.roles:  # it holds what decoding needs, and no role
+            continue
         own = of_mesh(group.mesh, parts)
         held = {name: size for name, tree in own.items() if (size := held_bytes(tree))}
         used = max((_used(setup, group.mesh, tree) for tree in own.values()), default=0)
@@ -50,8 +56,19 @@ def _used(setup: Setup, mesh: Mesh, tree) -> int:
 
 
 def check_groups_fit(groups: dict[str, dict[str, int]], have: float) -> None:
-    """Raises InputError for a group whose devices cannot hold the weights of its roles."""
+    """Raises InputError for a group whose devices cannot hold the weights of its roles, or what
+    decoding is sure to need."""
     for name, parts in groups.items():
+        if name == SAMPLER:
+            needs = parts.get(COPY, 0) + parts[IN_FLIGHT] + parts[KV]
+            if needs > have:
+                raise InputError(
+                    f"rollouts.sampler_devices: each needs {human_bytes(needs)} for weights, keys "
+                    "and values", value=f"{human_bytes(have)} left",
+                    fix="more of them with sampler.layout='mesh(tensor=...)', fewer sampler.slots, "
+                    "or sampler.kv_dtype and weight_dtype",
+                )  # fmt: skip
+            continue
         needs = sum(size for what, size in parts.items() if what != USE)
         if needs > have:
             raise InputError(

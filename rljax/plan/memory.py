@@ -19,7 +19,10 @@ from rljax.kernels.logprob.options import CHUNK_LOGITS
 from rljax.mesh import HOST_MEMORY, row_shards
 from rljax.models.model import Model
 from rljax.plan.groups import (
+    COPY,
     FETCHED,
+    IN_FLIGHT,
+    KV,
     check_groups_fit,
     fetched_bytes,
     group_bytes,
@@ -31,13 +34,10 @@ from rljax.sampler.memory import device_bytes
 from rljax.setup import abstract_roles, abstract_scorers
 from rljax.setup.decode_layout import with_decode_layout, workload
 from rljax.setup.held import held_bytes, held_parts, of_mesh
+from rljax.setup.placement import SAMPLER, sampler_mesh
 from rljax.setup.policies import ROWS_PER_CALL
 from rljax.setup.setup import Setup, assemble, load_model, sampled_prompts
 from rljax.tracking.charts import human_bytes
-
-COPY = "weights in the layout of decoding"
-KV = "keys and values"
-IN_FLIGHT = "keys and values in flight"
 
 
 def split_bytes(
@@ -173,6 +173,9 @@ def estimate(setup: Setup, roles: dict | None = None) -> Estimate:
         held |= {"actor weights": held_bytes(setup.model.abstract())}
     scorers = of_mesh(setup.model.mesh, abstract_scorers(setup))
     groups, score = group_bytes(setup, every), fetched_bytes(scorers)
+    if sampler_mesh(setup.groups) is not None:
+        groups[SAMPLER] = {IN_FLIGHT: held.pop(IN_FLIGHT, 0), **generate}
+        generate = {}
     return Estimate(held, generate, learn, waiting, score=score, groups=groups)
 
 

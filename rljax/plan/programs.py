@@ -22,7 +22,7 @@ from rljax.rewards.pool.pool import Score
 from rljax.roles import Actor, Reference
 from rljax.rollout import RewardReport, ScoredRow, run_rollout
 from rljax.sampler.generate import planned_rollout
-from rljax.sampler.layout import weights_like
+from rljax.sampler.layout import is_apart, weights_like
 from rljax.setup import Phase, Setup, abstract_roles
 from rljax.setup.dry_run import abstract_batch, abstract_key, roles_read
 from rljax.setup.setup import sampled_prompts
@@ -143,7 +143,7 @@ class _Planned:
         how = dict(n=n, decoding=role.decoding, second=second)
         programs, batch = planned_rollout(*inputs, **how)
         self.calls.extend(_calls(role, weights, programs))
-        if RESHARD in programs:
+        if RESHARD in programs and role.decoding.mesh is None:
             own = dataclasses.replace(role.decoding, layout=None, weight_dtype="")
             programs, _ = planned_rollout(*inputs, **how | dict(decoding=own))
             self.calls.extend(
@@ -155,9 +155,9 @@ class _Planned:
 
 def _calls(role: Actor | Reference, weights, programs: dict[str, tuple]) -> list[Call]:
     """The programs of one `generate` of a role; those that decode run on the mesh of decoding."""
-    if RESHARD not in programs:
-        return [Call(name, *program) for name, program in programs.items()]
     target = role.decoding.of(role.model)
+    if RESHARD not in programs and not is_apart(role.model, target):
+        return [Call(name, *program) for name, program in programs.items()]
     copy = weights_like(target, weights, keep_dtypes=not role.decoding.weight_dtype)
     return [
         Call(name, *program)

@@ -30,6 +30,7 @@ from rljax.sampler.layout_cost import layout_cost
 from rljax.setup import abstract_roles
 from rljax.setup.abstract import abstract_setup
 from rljax.setup.decode_layout import samples, workload
+from rljax.setup.placement import devices_apart
 from rljax.setup.setup import Setup, assemble
 
 LOG = logging.getLogger("rljax")
@@ -59,11 +60,12 @@ def candidates(config: Config, devices) -> Iterator[tuple[dict[str, object], Set
     to one row. Roles are made once per mesh: neither remat nor microbatches change their arrays."""
     # The expert and context axes stay as the config has them (-1: what is left).
     kept = max(config.mesh.expert, 1) * max(config.mesh.context, 1)
-    if len(devices) % kept:
+    count = len(devices) - devices_apart(config)
+    if count % kept:
         raise InputError(
-            "mesh.expert x mesh.context", value=kept, rule=f"divides the {len(devices)} devices"
+            "mesh.expert x mesh.context", value=kept, rule=f"divides the {count} devices"
         )
-    for mesh in meshes(len(devices) // kept):
+    for mesh in meshes(count // kept):
         try:
             setup = abstract_setup(with_overrides(config, mesh, "--search"), devices)
             roles = abstract_roles(setup)
@@ -89,7 +91,7 @@ def _with(setup: Setup, config: Config) -> Setup:
     """The setup under another remat policy and microbatch."""
     model_config = dataclasses.replace(setup.model.config, remat=config.model_settings.remat)
     model = dataclasses.replace(setup.model, config=model_config)
-    made = assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens)
+    made = assemble(config, setup.tokenizer, setup.data, model, setup.row_tokens, setup.groups)
     return dataclasses.replace(made, decoding=setup.decoding)  # neither changes how it decodes
 
 

@@ -10,6 +10,7 @@ from rljax.plan.memory import COPY, KV, as_flags
 from rljax.plan.programs import RESHARD
 from rljax.plan.search import Candidate
 from rljax.sampler.layout_cost import LATENCY_S, LayoutCost
+from rljax.setup.placement import SAMPLER
 from rljax.tracking.charts import human_bytes
 
 GIB = 2**30
@@ -102,6 +103,9 @@ def _training(plan: Plan) -> list[str]:
 def _resharding(plan: Plan) -> list[str]:
     """What it takes to bring weights to the layout of decoding."""
     reshards = [r for r in plan.reports if r.name.startswith(RESHARD) and not r.error]
+    if not reshards and SAMPLER in plan.groups:
+        size = plan.estimate.groups[SAMPLER].get(COPY, 0)
+        return [f"no program: {_gib(size)} GiB of weights go to each device that samples"]
     if not reshards and COPY in plan.estimate.generate:
         return ["reshard: weights are brought to the layout of decoding; not compiled here"]
     if not reshards:

@@ -27,6 +27,9 @@ IN_FLIGHT = {
     "queue/dropped": ("dead groups that other prompts replaced since the last step", "groups",
                       "as many as have equal scores; far more than a step has: other prompts"),
     "queue/dropped_tokens": ("tokens of these groups", "tokens", "small beside batch/tokens"),
+    "time/beside_s": ("decoding on rollouts.sampler_devices while the others learned", "seconds",
+                      "near time/learn_s; less: fewer of them, or more prompts ahead; with a long "
+                      "time/generate_s: more of them, or one mesh"),
     "slots/live_share": ("steps of slots that gave a token", SHARE,
                          "above 0.9; below, more prompts ahead (rollouts.ahead) fill the slots"),
     "slots/dispatches": ("dispatches of decoding since the last step", "dispatches", ""),

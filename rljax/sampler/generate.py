@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax import hosts
-from rljax.arrays import fetch, place
+from rljax.arrays import fetch, moved_rows, place
 from rljax.batch import Batch
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
@@ -22,7 +22,7 @@ from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
 from rljax.sampler.host_rollout import host_rollout
 from rljax.sampler.keys import budgets, request_keys
-from rljax.sampler.layout import agree, reshard_program, weights_like
+from rljax.sampler.layout import agree, is_apart, reshard_program, weights_like
 from rljax.sampler.memory import check_memory
 from rljax.sampler.requests import Decoding, Sampling, rules_of
 from rljax.sampler.stop_strings import cut_at_stop_strings, cut_row
@@ -73,7 +73,7 @@ def generate(
     The weights are read where they lie, or as `decoding.weights` brings them to the layout of
     decoding; the batch lies on the mesh of `model`.
     """
-    home = model.mesh
+    home, version = model.mesh, version if decoding.mesh is None else fetch(version)
     model, params, second = _on_layout(model, params, second, decoding)
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding, second)
@@ -113,6 +113,8 @@ def _at_home(batch: Batch, model: Model, home) -> Batch:
     """The batch of a model that decoded on the mesh of training, `home`."""
     if model.mesh == home:
         return batch
+    if set(model.mesh.devices.flat) != set(home.devices.flat):
+        return moved_rows(batch, home, "sampler")
     fits = batch.rows % row_shards(home) == 0
     return _with_layout((row_sharding if fits else replicated)(home))(batch)
 
@@ -212,6 +214,11 @@ def _planned_weights(model: Model, params, decoding: Decoding):
     like = weights_like(target, params, keep_dtypes=kept)
     if agree(model, target, params, like):
         return (target, params), {}
+    if is_apart(model, target):  # sent, by no program but the one that makes them narrow
+        narrow = dataclasses.replace(target, mesh=model.mesh)
+        if agree(model, narrow, params, like):
+            return (target, like), {}
+        return (target, like), {"reshard": (reshard_program(model, narrow, kept), (params,), 1)}
     return (target, like), {"reshard": (reshard_program(model, target, kept), (params,), 1)}
 
 

@@ -17,6 +17,7 @@ import time
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from rljax.arrays import moved
 from rljax.components import resolve
 from rljax.errors import InputError
 from rljax.mesh import MESH_AXES, RULES
@@ -34,7 +35,7 @@ _FORM = '"" (training\'s own), "auto", or "mesh(data=4, fsdp=1, tensor=2)"'
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The sizes of a mesh over the devices of training. One may be -1: what is left; expert 0: as
+    """The sizes of a mesh over the devices that decode. One may be -1: what is left; expert 0: as
     training has it. Its context is 1."""
 
     data: int = -1
@@ -171,6 +172,11 @@ def agree(source: Model, target: Model, params, like) -> bool:
     return all(x.dtype == y.dtype for x, y in leaves)
 
 
+def is_apart(source: Model, target: Model) -> bool:
+    """Whether two models lie on other devices, between which no program sends anything."""
+    return set(source.mesh.devices.flat) != set(target.mesh.devices.flat)
+
+
 def copied_bytes(like) -> int:
     """The bytes of weights like these on all devices together."""
     return sum(
@@ -258,11 +264,23 @@ def decode_weights(source: Model, target: Model, params, *, keep_dtypes: bool):
     if copies is not None:  # what was donated since is of an older version
         copies[:] = [one for one in copies if not any(x.is_deleted() for x in one[2])]
     begun = time.monotonic()
-    copy = jax.block_until_ready(reshard_program(source, target, keep_dtypes)(params))
+    if is_apart(source, target):
+        copy = _sent_to_others(source, target, params, like, keep_dtypes)
+    else:
+        copy = reshard_program(source, target, keep_dtypes)(params)
+    jax.block_until_ready(copy)
     timing.synced(copied_bytes(like), time.monotonic() - begun)
     if copies is not None:
         copies.append((source, target, leaves, copy))
     return copy
+
+
+def _sent_to_others(source: Model, target: Model, params, like, keep_dtypes: bool):
+    """The weights of `target` on devices of its own: made narrow where they lie, and then sent."""
+    narrow = dataclasses.replace(target, mesh=source.mesh)
+    if not agree(source, narrow, params, like):
+        params = reshard_program(source, narrow, keep_dtypes)(params)
+    return jax.tree.map(lambda x, to: moved(x, to.sharding), params, like)
 
 
 def _same(leaves: list, others: list) -> bool:

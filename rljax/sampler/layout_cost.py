@@ -93,11 +93,11 @@ class LayoutCost:
 def layout_costs(
     model: Model, params, decoding: Decoding, work: Workload, chip: Chip, *, slices: int = 1
 ) -> list[LayoutCost]:
-    """The cost of every data x fsdp x tensor mesh over the devices of `model` that divides it, and
-    of training's own, the fastest first. `params` may be abstract; expert stays as it is, and each
-    of `slices` holds whole weights."""
+    """The cost of every data x fsdp x tensor mesh that divides the devices that decode, and of
+    their own without a layout, the fastest first. `params` may be abstract; expert stays as it is,
+    and each of `slices` holds whole weights."""
     own = dataclasses.replace(decoding, layout=None)
-    costs, mesh = [layout_cost(model, params, own, work, chip)], model.mesh
+    costs, mesh = [layout_cost(model, params, own, work, chip)], decoding.mesh or model.mesh
     for layout in _meshes(mesh.size // mesh.shape["expert"]):
         if (layout.data, layout.fsdp, layout.tensor) == tuple(
             mesh.shape[axis] for axis in ("data", "fsdp", "tensor")

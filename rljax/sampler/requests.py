@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from jax.sharding import Mesh
 
 from rljax.errors import InputError
 from rljax.models.model import Model
@@ -117,7 +118,8 @@ class Decoding:
     dtype: str = ""  # what is computed in; "" = what the model computes in
     head_in_float32: str = ""  # on | off, "" = as the model
     look_every: int = 1  # steps after which all devices meet to look whether rows are live
-    layout: Layout | None = None  # of weights and rows; None = training's own
+    layout: Layout | None = None  # of weights and rows; None = training's own, or that of `mesh`
+    mesh: Mesh | None = None  # devices that decode and do not train; None = those of training
     weight_dtype: str = ""  # float32 | bfloat16 | int8; "" = as the weights are
     page_tokens: int = 0  # of a page of keys and values; 0 = contiguous slots
     pages: int = 0  # of all slots together; 0 = as many as slots x columns take
@@ -154,6 +156,8 @@ class Decoding:
         """The model as it decodes: on the mesh of decoding, in its dtype, with the weights that
         `weights` returns."""
         model = model.in_dtype(self.dtype, self.head_in_float32)
+        if self.mesh is not None:
+            model = dataclasses.replace(model, mesh=self.mesh)
         return decode_model(model, self.layout, self.weight_dtype)
 
     def weights(self, model: Model, params):

@@ -47,5 +47,7 @@ def decode_costs(setup: Setup, chip: Chip, roles: dict) -> list[LayoutCost]:
 
 def free_bytes(setup: Setup, chip: Chip, roles: dict) -> float:
     """Bytes that a device has beside what the run holds from start to end."""
+    if setup.decoding.mesh is not None:  # which holds nothing else
+        return chip.hbm_bytes
     parts = of_mesh(setup.model.mesh, held_parts(setup, roles))
     return chip.hbm_bytes - sum(map(held_bytes, parts.values()))

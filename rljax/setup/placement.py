@@ -1,7 +1,8 @@
 """Placement: roles on groups of devices of their own, beside the mesh of all others.
 
 config.placement names the roles of each group. Roles of one group share its devices and run one
-after the other; different groups run at the same time.
+after the other; different groups run at the same time. rollouts.sampler_devices is a group, too:
+what samples, beside what trains.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ PLACED = {
     "judge": "reward.judge_model",
     "process_model": "reward.process_model",
 }
+SAMPLER = "sampler"  # the group of rollouts.sampler_devices
 _TRAINED = "the program of the dataflow updates it, together with the actor"
 _INSIDE = "the program of the dataflow reads it inside the update"
 FIXED = {
@@ -110,7 +112,8 @@ def _check_role(role: str, text: str, own_roles) -> None:
 
 def devices_apart(config: Config) -> int:
     """The devices of all groups together."""
-    return sum(parsed(text)[1].options["devices"] for text in config.placement)
+    placed = sum(parsed(text)[1].options["devices"] for text in config.placement)
+    return placed + config.rollouts.sampler_devices
 
 
 def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
@@ -124,14 +127,37 @@ def divided(config: Config, devices: list) -> tuple[list, tuple[Group, ...]]:
         roles, made = parsed(text)
         groups.append(Group(roles, made(left)))
         left = left[made.options["devices"] :]
+    if left:
+        _check_one_process(config, devices)
+        groups.append(Group((SAMPLER,), make_mesh(len(left), 1, devices=left)))
     return main, tuple(groups)
+
+
+def sampler_mesh(groups: tuple[Group, ...]) -> Mesh | None:
+    """The mesh that only samples, if there is one."""
+    return next((group.mesh for group in groups if SAMPLER in group.roles), None)
+
+
+def _check_one_process(config: Config, devices: list) -> None:
+    processes = {device.process_index for device in devices}
+    if len(processes) > 1:
+        raise InputError(
+            "rollouts.sampler_devices", value=config.rollouts.sampler_devices,
+            rule=f"the devices are of {len(processes)} processes, and weights go from those that "
+            "train to those that sample within one alone",
+            fix="0: one mesh of all devices, which decodes on under the next weights",
+        )  # fmt: skip
 
 
 def check_room(config: Config, devices: int) -> None:
     """Raises InputError unless the groups leave a device for the actor."""
-    wanted = devices_apart(config)
+    wanted, sampling = devices_apart(config), config.rollouts.sampler_devices
+    there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
+    if sampling >= devices:
+        fix = f"{f'1 to {devices - 1}, or ' if devices > 1 else ''}0: one mesh"
+        rule = f"{there}, and training needs one of them"
+        raise InputError("rollouts.sampler_devices", value=sampling, rule=rule, fix=fix)
     if wanted >= devices and config.placement:
-        there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
         fix = f"groups of {devices - 1} devices together at most" if devices > 1 else "placement=()"
         raise InputError(
             "placement", value=config.placement,

@@ -31,8 +31,8 @@ from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.rollout import RolloutConfig
 from rljax.sampler import Decoding, Sampling
-from rljax.setup.decoding import decoding_on
-from rljax.setup.placement import Group, dividing
+from rljax.setup.decoding import check_slots, decoding_on
+from rljax.setup.placement import Group, dividing, sampler_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,9 +381,11 @@ def assemble(
         correct_at=config.evaluate.correct_at,
         reward_shaping=algorithm.reward_shaping,
     )
+    decoding = decoding_on(model, config, tokenizer, sampler_mesh(groups))
+    check_slots(decoding, model, sampled_prompts(config) * batch.samples_per_prompt)
     return Setup(
-        config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts,
-        decoding_on(model, config, tokenizer), row, together, groups,
+        config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts, decoding,
+        row, together, groups,
     )  # fmt: skip
 
 

@@ -28,11 +28,19 @@ class Timings:
     # Weights that were brought to the layout of decoding.
     synced_bytes: int = 0
     synced_s: float = 0.0
+    beside_s: float = 0.0  # of decoding while weights were learned on other devices
     pages: dict[str, float] = dataclasses.field(default_factory=dict)  # of the last rollout
 
+    @property
+    def decoding_s(self) -> float:
+        """Seconds of decoding, waited for or not."""
+        return self.seconds.get("generate", 0.0) + self.beside_s
+
     def decoding_metrics(self) -> dict[str, float]:
-        """What bringing weights to decoding took, how full its pages were, what drafts gave."""
+        """What bringing weights to decoding took, how long it ran beside learning, how full its
+        pages were, what drafts gave."""
         synced = {"sync/bytes": float(self.synced_bytes), "sync/seconds": self.synced_s}
+        synced |= {"time/beside_s": self.beside_s} if self.beside_s else {}
         return synced | self.pages | draft_metrics(**self.drafts)
 
 
@@ -90,6 +98,12 @@ def drafted(steps: int = 0, drafted: int = 0, kept: int = 0) -> None:
     if (timings := _timings.get()) is not None:
         for name, number in (("steps", steps), ("drafted", drafted), ("kept", kept)):
             timings.drafts[name] = timings.drafts.get(name, 0) + number
+
+
+def beside(seconds: float) -> None:
+    """Adds to the seconds of decoding beside learning, for which the step does not wait."""
+    if (timings := _timings.get()) is not None:
+        timings.beside_s += seconds
 
 
 def scored(begun_s: float, ended_s: float) -> None:

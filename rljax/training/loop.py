@@ -78,7 +78,7 @@ def one_step(run: Run) -> dict:
     tokens = metrics.get("response_tokens/mean", 0.0) * metrics.get("batch/completions", 0.0)
     if tokens:
         metrics["tokens_per_s"] = tokens / step_s
-        metrics["generate_tokens_per_s"] = tokens / max(seconds.get("generate", 0.0), 1e-9)
+        metrics["generate_tokens_per_s"] = tokens / max(timings.decoding_s, 1e-9)
     elif "batch/tokens" in metrics:
         metrics["tokens_per_s"] = metrics["batch/tokens"] / step_s
     here = run.taken_here[phase.name] = run.taken_here.get(phase.name, 0) + 1

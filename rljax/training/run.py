@@ -302,10 +302,10 @@ class Run:
         with hosts.may_stop(), beats.phase("data"):
             batch, metrics = self.source.next(taken, self.roles)
         with timed("learn"):
-            key = stream(self.key, f"learn {phase.name}", taken)
-            roles = self._roles_of(phase)
+            key, roles = stream(self.key, f"learn {phase.name}", taken), self._roles_of(phase)
             new, learned = run_dataflow(phase.dataflow, batch, key, phase.algorithm, roles)
             self.roles |= {k: v for k, v in new.items() if k in self.roles}
+            self.source.meanwhile(lambda: all(x.is_ready() for x in jax.tree.leaves(learned)))
             learned = fetch(learned)
         self.begun_at = None
         self.progress.taken[phase.name] = taken + 1

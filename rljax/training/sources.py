@@ -79,6 +79,9 @@ class LoaderSource:
     def saved(self) -> None:
         """A checkpoint was made: a run that goes on does what a resumed one will."""
 
+    def meanwhile(self, learned: Callable[[], bool]) -> None:
+        """What is done for the next batches until devices that train have `learned` this one."""
+
 
 class FileSource(LoaderSource):
     """The next examples of a file, as many as the loader's batch; `rows` makes a Batch of them."""
@@ -193,6 +196,10 @@ class RolloutSource(LoaderSource):
     def saved(self) -> None:
         if self.in_flight is not None:
             self.in_flight.read_again()
+
+    def meanwhile(self, learned: Callable[[], bool]) -> None:
+        if self.in_flight is not None:
+            self.in_flight.meanwhile(learned)
 
 
 def record_finder(sources: Sequence) -> Callable[[dict], PromptRecord]:
@@ -318,6 +325,9 @@ class MixedSource:
 
     def saved(self) -> None:
         self.sampled.saved()
+
+    def meanwhile(self, learned: Callable[[], bool]) -> None:
+        self.sampled.meanwhile(learned)
 
     def get_state(self) -> dict:
         return {"sampled": self.sampled.get_state(), "stored": self.stored.get_state()}

@@ -252,7 +252,8 @@ def check_devices(config: Config, devices: int, problems: Problems, apart: int =
     unset = -1 in sizes.values()
     fits = devices % known == 0 if unset else devices == known
     there = f"{devices} device{'s are' if devices > 1 else ' is'} there"
-    there += f", beside {apart} of config.placement" * bool(apart)
+    group = "that sample" if config.rollouts.sampler_devices else "of config.placement"
+    there += f", beside {apart} {group}" * bool(apart)
     rule = f"needs {known} devices{' or a multiple of that' if unset else ''}, and {there}"
     fix = "sizes whose product is the number of devices; one may be -1 = what is left"
     problems.check(fits, "mesh", sizes, rule, fix)

@@ -1,5 +1,5 @@
-"""Roles on devices of their own: whether they can be placed, are there, and leave the others
-room."""
+"""Roles, and sampling, on devices of their own: whether they can be placed, are there, and leave
+the others room."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.setup.placement import PLACED, check_room, devices_apart, parsed
 from rljax.setup.role_table import own_roles
-from rljax.setup.setup import rollout_of
+from rljax.setup.setup import rollout_of, sampled_prompts
 
 
 def check_placement(config: Config, problems: Problems) -> None:
@@ -20,6 +20,7 @@ def check_placement(config: Config, problems: Problems) -> None:
     moves, rule = config.memory.scorers_on_host, "there is no reward.model, judge or process model"
     fix = "memory.scorers_on_host=False"
     problems.check(bool(scorers) or not moves, "memory.scorers_on_host", moves, rule, fix)
+    _check_sampler_devices(config, problems)
     try:
         own = tuple(own_roles(config))
         roles = [role for text in config.placement for role in parsed(text, own)[0]]
@@ -35,6 +36,27 @@ def check_placement(config: Config, problems: Problems) -> None:
         problems.check(there, "placement", config.placement, rule, f"leave {role} out")
     if "reference" in roles:
         _check_reference(config, problems)
+
+
+def _check_sampler_devices(config: Config, problems: Problems) -> None:
+    """rollouts.sampler_devices without the devices."""
+    name, count = "rollouts.sampler_devices", config.rollouts.sampler_devices
+    if count <= 0:
+        return
+    try:
+        samples = spec(resolve(config.dataflow, NAMESPACES["dataflow"])).data in SAMPLED
+    except InputError:  # of a field that is named by itself
+        return
+    if not samples or not sampled_prompts(config):
+        problems.check(False, name, count, "no policy samples: the batches come from a file", "0")
+        return
+    stale = config.rollouts.max_staleness
+    rule = "rollouts.max_staleness=0 samples with the newest weights: nothing is left to do beside "
+    fix = "rollouts.max_staleness=1 or more, or rollouts.sampler_devices=0"
+    problems.check(stale > 0, name, count, rule + "learning", fix)
+    rule = f"placement={config.placement!r} has devices of its own as well"
+    fix = "one of both: placement=(), or rollouts.sampler_devices=0"
+    problems.check(not config.placement, name, count, rule, fix)
 
 
 def _check_reference(config: Config, problems: Problems) -> None:
@@ -59,6 +81,8 @@ def devices_left(config: Config, devices: int, problems: Problems) -> int:
         check_room(config, devices)
         return devices - devices_apart(config)
     except InputError as error:
-        if not any(problem.startswith("placement=") for problem in problems):
-            problems.add("placement", config.placement, error)
+        sampling = config.rollouts.sampler_devices
+        field = "rollouts.sampler_devices" if sampling >= devices else "placement"
+        if not any(problem.startswith(f"{field}=") for problem in problems):
+            problems.add(field, value_of(config, field), error)
         return 0

@@ -57,7 +57,12 @@ def tiny_config(run_dir, **fields) -> Config:
 def train_on_one(config, **options) -> dict:
     """The summary of `train` on one of the eight devices: such a program compiles and runs in half
     the time."""
-    return train(config, devices=jax.devices()[:1], **options).summary
+    return train_on(1, config, **options)
+
+
+def train_on(devices: int, config, **options) -> dict:
+    """The summary of `train` on so many of the eight devices."""
+    return train(config, devices=jax.devices()[:devices], **options).summary
 
 
 def metrics_rows(folder) -> list[dict]:

@@ -11,23 +11,28 @@ from rljax.errors import InputError
 from rljax.rollout.in_flight.tickets import Tickets
 
 
-def play(groups: int, eta: int, ahead: int, seed: int, steps: int = 30):
+def play(groups: int, eta: int, ahead: int, seed: int, steps: int = 30, beside: float = 0.0):
     """A random run: how long groups take and which are dropped is drawn; every now and then it is
-    resumed. Returns (tickets, [(step, ticket, the step at which it was admitted)])."""
+    resumed. With chance `beside` what comes next finds a step still learning, and so the weights
+    of that step. Returns (tickets, [(step, ticket, the step at which it was admitted)])."""
     chance = random.Random(seed)
     tickets, trained, waited = Tickets(groups, eta, ahead), [], 0
     slow, dead = chance.choice((0.02, 0.3, 0.9)), chance.choice((0.0, 0.1, 0.5))
     begun = {}
+    weights = 0  # the step whose weights draw now
     while tickets.step < steps:
+        if chance.random() >= beside:
+            tickets.renew()
+            weights = tickets.step
         while tickets.room > 0:
-            begun[tickets.admit()] = tickets.step
+            begun[tickets.admit()] = weights
         for ticket in list(tickets.open):
             if ticket not in tickets.complete and chance.random() < slow:
                 tickets.completed(ticket)
                 if chance.random() < dead:
                     tickets.drop(ticket)
         assert tickets.room >= 0
-        chosen = tickets.ready()
+        chosen = tickets.ready() if weights == tickets.step else None
         waited = 0 if chosen else waited + 1
         assert waited < 5000, "waits for ever"
         if chosen:
@@ -37,6 +42,7 @@ def play(groups: int, eta: int, ahead: int, seed: int, steps: int = 30):
             complete, tickets = tickets.complete, resumed(tickets)
             for ticket in complete:
                 tickets.completed(ticket)
+            weights = tickets.step
     return tickets, trained
 
 
@@ -49,8 +55,9 @@ def resumed(tickets: Tickets) -> Tickets:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 5), st.data())
 def test_no_group_is_too_old_lost_or_trained_twice(groups, eta, data):
-    ahead = data.draw(st.integers(0, eta))
-    tickets, trained = play(groups, eta, ahead, data.draw(st.integers(0, 2**32 - 1)))
+    ahead, beside = data.draw(st.integers(0, eta)), data.draw(st.sampled_from((0.0, 0.5, 0.95)))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    tickets, trained = play(groups, eta, ahead, seed, beside=beside)
     tickets.check()
     assert all(0 <= step - begun <= eta for step, _, begun in trained)
     numbers = [ticket for _, ticket, _ in trained]

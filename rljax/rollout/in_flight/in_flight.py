@@ -1,14 +1,19 @@
 """InFlight: groups of samples that outlive the step in which they began.
 
 A step takes the groups that are due, and what has not ended goes on under the next weights: no
-unfinished response is thrown away. One thread, no queue beside the sampler's, no copy of weights:
-parameters are arrays, an argument of every dispatch. How old a token may be is decided as its group
-is admitted (`tickets`).
+unfinished response is thrown away. One thread, no queue beside the sampler's, no copy of weights on
+one mesh: parameters are arrays, an argument of every dispatch. Devices that only sample
+(rollouts.sampler_devices) have a copy, and decode on while the others learn. How old a token may be
+is decided as its group is admitted (`tickets`).
 """
 
+import contextlib
+import time
 from collections.abc import Callable
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from rljax.arrays import fetch, place
 from rljax.batch import Batch
@@ -23,7 +28,7 @@ from rljax.rollout.in_flight.responses import Responses
 from rljax.rollout.in_flight.tickets import Broken, Tickets
 from rljax.rollout.ready import Ready
 from rljax.sampler import held_weights
-from rljax.tracking.timing import timed
+from rljax.tracking import timing
 
 PARTIAL_MASKS = ("none", "stale")
 
@@ -59,6 +64,8 @@ class InFlight:
             )
         self._step_of: dict[int, int] = {}  # version of weights -> the last step that had them
         self._dropped = self._dropped_tokens = 0  # since the last step was taken
+        self._weights, self._version = None, 0  # that draw now
+        self._mesh: Mesh | None = None  # devices that only sample
 
     def take(self, actor, step: int, reward) -> tuple[Prompts, Ready, dict[str, float]]:
         """Decodes until the groups of this step are complete -> their prompts, what a rollout
@@ -68,16 +75,15 @@ class InFlight:
             tickets.begin_at(step)
         if tickets.step != step:
             raise Broken(f"step {step} of a source that is at step {tickets.step}")
-        version = int(fetch(actor.state.step))
-        # The last step that has them: one whose update was skipped leaves the weights as they are.
-        self._step_of[version] = step
-        flight.prepare(actor, self._rows(actor))
-        self._look()  # at what was scored meanwhile
-        with held_weights(), timed("generate"):
-            weights = actor.decoding.weights(actor.model, actor.state.weights)
-            while (chosen := self._ready()) is None:
-                flight.dispatch(weights, version, not self.reread)
-                self._look()
+        with timing.timed("generate"):
+            self._renew(actor)
+            with self._device():
+                self._look()  # at what was scored meanwhile
+                self._admit()
+                while (chosen := tickets.ready()) is None:
+                    self._turn()
+        if actor.decoding.mesh is None:
+            self._weights = None  # which are donated to learning
         oldest = min(tickets.open.values(), default=step)
         batch, report, prompts = flight.collect(chosen, actor.model.mesh)
         batch, metrics = self._aged(batch, step, actor.model.mesh)
@@ -102,8 +108,53 @@ class InFlight:
         rows = self.tickets.groups_per_step * self.flight.n
         return max(rows, min(actor.decoding.slots, (1 + self.tickets.ahead) * rows))
 
-    def _ready(self) -> list[int] | None:
-        """The groups of this step; begins what may begin meanwhile."""
+    def meanwhile(self, learned: Callable[[], bool]) -> None:
+        """Decodes with a copy of the weights until the next ones are learned. By a logical clock
+        until the samples of the next step are complete, whatever the time that takes: at
+        max_staleness = ahead = 1 every token is then exactly one step old."""
+        if self._weights is None:
+            return
+        by_dispatches, tickets = self.flight.clock.turns > 0, self.tickets
+        with self._device():
+            self._admit()
+            while (tickets.ready() is None) if by_dispatches else not learned():
+                begun = time.monotonic()
+                if self._turn() and not learned():  # all of it beside
+                    timing.beside(time.monotonic() - begun)
+        self._weights = None  # the next ones take their memory
+
+    def _renew(self, actor) -> None:
+        """The weights of the actor draw from now on."""
+        self._weights = None  # before the new ones take their memory
+        self.tickets.renew()
+        self._version = int(fetch(actor.state.step))
+        # The last step that has them: one whose update was skipped leaves the weights as they are.
+        self._step_of[self._version] = self.tickets.step
+        self._prepare(actor)
+        with held_weights():
+            self._weights = actor.decoding.weights(actor.model, actor.state.weights)
+
+    def _prepare(self, actor) -> None:
+        self._mesh = actor.decoding.mesh
+        with self._device():
+            self.flight.prepare(actor, self._rows(actor))
+
+    def _device(self):
+        """Where what is on no mesh is computed: beside learning not on its devices, where it would
+        wait."""
+        if self._mesh is None:
+            return contextlib.nullcontext()
+        return jax.default_device(self._mesh.devices.flat[0])
+
+    def _turn(self) -> bool:
+        """One dispatch, and what comes of it -> whether something was decoded."""
+        decoded = self.flight.dispatch(self._weights, self._version, not self.reread)
+        self._look()
+        self._admit()
+        return decoded
+
+    def _admit(self) -> None:
+        """Begins what may begin."""
         tickets = self.tickets
         if (room := tickets.room) > 0:
             prompts = self.draw(room)
@@ -112,7 +163,6 @@ class InFlight:
                 of_step, at = divmod(ticket, tickets.groups_per_step)
                 key = stream(self.key, "rollout", of_step)
                 self.flight.begin(ticket, at, prompts.select([i]), key)
-        return tickets.ready()
 
     def _look(self) -> None:
         """Notes which groups are complete, and drops the dead ones."""
@@ -176,4 +226,5 @@ class InFlight:
         """All that was decoded so far is read again, as by a run that is resumed here: both then do
         the same."""
         self.tickets.complete.clear()
-        self.flight.read_again()
+        with self._device():
+            self.flight.read_again()

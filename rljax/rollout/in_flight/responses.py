@@ -116,19 +116,23 @@ class Responses:
         samples = self.sampler.submit(prompt, self.cfg.sampling, request_ids=ids, **options)
         self._groups[ticket] = _Group(ticket, prompts, samples)
 
-    def dispatch(self, weights, version: int, keep_cache: bool) -> None:
-        """Decodes one dispatch, or waits a little for scores where nothing is left to decode."""
+    def dispatch(self, weights, version: int, keep_cache: bool) -> bool:
+        """Decodes one dispatch, or waits a little for scores where nothing is left to decode ->
+        whether it decoded."""
         sampler = self.sampler
         if not sampler.pending:
             self.clock.idle()
-            return
+            return False
         timing.decoding(min(sampler.engine.slots, sampler.pending))
         events = sampler.step(weights, version=version, keep_cache=keep_cache)
         self.clock.tick()
         beats.beat()
+        if not sampler.pending:
+            timing.decoding(0)
         for event in events:
             if event.sample.finish_reason is not None:
                 self._ended(self._groups[event.sample.id // self.n])
+        return True
 
     def _ended(self, group: _Group) -> None:
         """Asks for the scores of samples that have ended, where nobody did. (Several may have ended

@@ -12,6 +12,9 @@ latest, by when its oldest token is eta steps old; so nothing is ever discarded 
 - c < eta: step v may train any P complete groups that leave, for every u <= v, at most
   (u + eta - v) P open ones of those that were admitted by step u: they fit into the steps up to
   u + eta. Those admitted first are taken first, which keeps this for every u if anything does.
+
+Where decoding goes on while step v learns, what is admitted meanwhile has the weights of step v,
+and counts as admitted at step v (`drawing`).
 """
 
 import dataclasses
@@ -37,6 +40,7 @@ class Tickets:
     trained: int = 0
     dropped: int = 0
     failed: int = 0  # groups that took a place in a step, and in which no sample could be scored
+    renewed: bool = True  # whether its weights draw already; not while the step before still learns
     # Ticket -> the step at which it was admitted, of all that are open, lowest first.
     open: dict[int, int] = dataclasses.field(default_factory=dict)
     complete: set[int] = dataclasses.field(default_factory=set)  # of the open ones
@@ -57,10 +61,19 @@ class Tickets:
         self.trained = self.admitted
 
     @property
+    def drawing(self) -> int:
+        """The step whose weights draw now."""
+        return self.step if self.renewed else self.step - 1
+
+    @property
     def room(self) -> int:
         """How many groups may be admitted now; below 0 where a run goes on with a smaller bound."""
-        most = (self.step + self.ahead + 1) * self.groups_per_step
+        most = (self.drawing + self.ahead + 1) * self.groups_per_step
         return most - self.trained - self.failed - len(self.open)
+
+    def renew(self) -> None:
+        """The weights of the step that is trained next draw from now on."""
+        self.renewed = True
 
     def admit(self) -> int:
         """The next ticket."""
@@ -68,7 +81,7 @@ class Tickets:
             raise Broken(f"ticket {self.admitted} is admitted too early")
         ticket = self.admitted
         self.admitted += 1
-        self.open[ticket] = self.step
+        self.open[ticket] = self.drawing
         return ticket
 
     def completed(self, ticket: int) -> None:
@@ -118,7 +131,7 @@ class Tickets:
             self.complete.discard(ticket)
         self.trained += len(tickets) - failed
         self.failed += failed
-        self.step += 1
+        self.step, self.renewed = self.step + 1, False
         self.check()
 
     def check(self) -> None:
@@ -145,6 +158,7 @@ class Tickets:
             setattr(self, name, int(state[name]))
         self.open = dict(sorted((int(ticket), int(at)) for ticket, at in state["open"]))
         self.complete = set()
+        self.renew()
         whole = all(0 <= t < self.admitted and 0 <= at <= self.step for t, at in self.open.items())
         try:
             self.check()
