@@ -57,21 +57,22 @@ def counted(setup: Setup, chip: Chip, passes: float, lengths: Sequence[float]) -
 
 
 def measured(folder: str) -> Seconds:
-    """Those of a run with samples in flight: of its decoding by least squares over its steps, as so
-    much for each dispatch and for each decode step, whatever the slots that were live."""
-    rows = read_run(Path(folder)).rows
-    known = [row for row in rows if _STEPS in row and "time/generate_s" in row][_FIRST:]
+    """Those of a run with samples in flight on one mesh: of its decoding by least squares over its
+    steps, as so much for each dispatch and for each decode step, whatever the slots that were live;
+    of all else the median, which no checkpoint is in."""
+    rows = [row for row in read_run(Path(folder)).rows if row.get(_STEPS, 0) > 0][_FIRST:]
+    known = [row for row in rows if row.get("time/generate_s", 0) > 0]
     if len(known) < 2:
         raise InputError(
             f"--measured={folder}", value=f"{len(known)} steps of use",
-            rule=f"metrics.jsonl has {_DISPATCHES} and {_STEPS} of steps behind the first {_FIRST}",
+            rule=f"metrics.jsonl has {_DISPATCHES}, {_STEPS} and time/generate_s of more than "
+            f"the first {_FIRST} steps",
             fix="the folder of a run with rollouts.max_staleness above 0",
         )  # fmt: skip
     column = lambda name: np.array([row.get(name, 0.0) for row in known])  # noqa: E731
-    return fitted(
-        column(_DISPATCHES), column(_STEPS), column("time/generate_s"),
-        column("time/learn_s") + column("time/reward_s") + column("time/rest_s"),
-    )  # fmt: skip
+    rest = column("time/learn_s") + column("time/reward_s") + column("time/rest_s")
+    counts = column(_DISPATCHES), column(_STEPS), column("time/generate_s")
+    return fitted(*counts, [np.median(rest)])
 
 
 def fitted(dispatches, decode_steps, decode_s, learn_s) -> Seconds:
