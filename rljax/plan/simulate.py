@@ -143,6 +143,7 @@ class _Run:
                 break
         self.now = max(self.now, learned) + self.seconds.publish_s
         self.tickets.train(chosen)
+        self.tickets.renew()
 
     def _ready(self) -> list[int] | None:
         self._admit()

@@ -7,17 +7,19 @@ import numpy as np
 
 from rljax.chips import Chip
 from rljax.components import resolve
-from rljax.config import Config, with_overrides
+from rljax.config import Config
 from rljax.config.plan_options import PlanOptions
 from rljax.errors import InputError
+from rljax.mesh import make_mesh, row_shards
 from rljax.plan.expected import Expected, drawn_lengths, expect, modes
 from rljax.plan.memory import estimate, fewest_microbatches
 from rljax.plan.seconds import counted, learning_passes, measured
 from rljax.plan.simulate import Draw, Load, Seconds
 from rljax.rollout.in_flight import Clock
+from rljax.sampler import Decoding
 from rljax.setup import Setup, abstract_roles
 from rljax.setup.abstract import abstract_setup
-from rljax.setup.decode_layout import samples, workload
+from rljax.setup.decode_layout import decode_costs, samples, workload
 
 _EIGHTHS = range(1, 8)  # of the devices, that sample in a split
 
@@ -122,21 +124,33 @@ def _splits(devices: int) -> list[int]:
 
 
 def _of_chip(setup: Setup, chip: Chip, lengths: np.ndarray) -> dict[int, Seconds]:
-    """Counted for one mesh, and for every split whose meshes divide the model and hold it."""
-    setup = fewest_microbatches(setup, chip.hbm_bytes, abstract_roles(setup))
-    passes = learning_passes(setup)
+    """Counted for one mesh, and for every split of it whose devices hold what they are to do.
+    Learning is as much slower as it has fewer devices, whether or not a mesh of so many divides its
+    batch."""
+    roles = abstract_roles(setup)
+    setup = fewest_microbatches(setup, chip.hbm_bytes, roles)
+    passes, devices = learning_passes(setup), list(setup.model.mesh.devices.flat)
     out = {0: counted(setup, chip, passes, lengths)}
-    devices = list(setup.model.mesh.devices.flat)
+    needs = estimate(setup, roles)
+    training = needs.resident + sum(needs.learn.values())
     for split in _splits(len(devices)):
-        changes = {"rollouts.sampler_devices": split, "rollouts.max_staleness": 1}
-        try:
-            one = abstract_setup(with_overrides(setup.config, changes, "--simulate"), devices)
-            roles = abstract_roles(one)
-            one = fewest_microbatches(one, chip.hbm_bytes, roles)
-            needs = estimate(one, roles)
-            peaks = [needs.total, *(sum(parts.values()) for parts in needs.groups.values())]
-            if max(peaks) <= chip.hbm_bytes:
-                out[split] = counted(one, chip, passes, lengths)
-        except InputError:  # no mesh of so many devices
-            continue
+        slower = len(devices) / (len(devices) - split)
+        sampling = _sampling(setup, devices[-split:], chip, roles)
+        if sampling is not None and slower * training <= chip.hbm_bytes:
+            one = counted(dataclasses.replace(setup, decoding=sampling), chip, passes, lengths)
+            out[split] = dataclasses.replace(one, learn_s=slower * one.learn_s)
     return out
+
+
+def _sampling(setup: Setup, devices: list, chip: Chip, roles: dict) -> Decoding | None:
+    """Decoding on devices that do nothing else, in the fastest layout that splits their slots and
+    fits; None where there is none."""
+    mesh = make_mesh(len(devices), 1, slices=1, devices=devices)
+    decoding = dataclasses.replace(setup.decoding, layout=None, mesh=mesh)
+    slots = workload(setup).slots(decoding)
+    for cost in decode_costs(dataclasses.replace(setup, decoding=decoding), chip, roles):
+        one = dataclasses.replace(decoding, layout=cost.layout)
+        splits = slots % row_shards(one.of(setup.model).mesh) == 0
+        if splits and cost.most_bytes <= chip.hbm_bytes:
+            return one
+    return None

@@ -54,6 +54,13 @@ def test_a_chip_says_them_and_that_nothing_was_measured(capsys, tmp_path):
     text, told = printed(capsys, tmp_path, topology="v5e:2x4")
     assert "of v5e:2x4" in text and "not validated" in text
     assert 0 < told["seconds"]["0"]["idle_s"] <= told["seconds"]["0"]["step_s"]
+    # So many of eight devices sample as divide the slots, and the others learn.
+    assert set(told["seconds"]) == {"0", "1", "2", "4"}
+    whole, half = told["seconds"]["0"], told["seconds"]["4"]
+    assert half["learn_s"] == pytest.approx(2 * whole["learn_s"])
+    assert whole["step_s"] <= half["step_s"] <= 2 * whole["step_s"]
+    assert {row["sampling"] for row in told["modes"]} == {0, 1, 2, 4}
+    assert "balance" in text and "4 sample + 4 learn" in text
 
 
 def test_learning_is_what_the_compiler_counts():
