@@ -101,6 +101,7 @@ def test_a_run_goes_on_with_another_bound_where_what_is_in_flight_fits(stopped, 
         tickets = Tickets(4, eta, ahead)
         tickets.set_state(saved)
         while tickets.step < 12:
+            tickets.renew()
             while tickets.room > 0:
                 tickets.completed(tickets.admit())
             for ticket in set(tickets.open) - tickets.complete:
