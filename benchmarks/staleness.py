@@ -3,12 +3,16 @@ half of the groups are dead, and where tools sleep. Prints JSON.
 
 python benchmarks/staleness.py [--mode=lengths|dead|tools] [--eta=0,1,2,4] [--model=small]
                                [--slots=32] [--prompts=24] [--samples=8] [--steps=4] [--rounds=5]
+                               [--devices=1]
 
 Whole steps of GRPO, the update included, in one process: the arms take turns of so many steps. All
 words are equally likely and one of 33 ends a response, so that lengths are geometric (mean 33, cap
 128); the learning rate is too small to change that. "device" is eta 0 by the device's loop, the
 default of a run; every other arm is the host's loop with `rollouts.max_staleness` = eta and, if
-"eta/c" says no other, `rollouts.ahead` = eta.
+"eta/c" says no other, `rollouts.ahead` = eta. "2/1+reread" reads tokens in flight again,
+"1/1+split" samples on half of the devices while the others learn. --devices=2 on a CPU wants
+XLA_FLAGS="--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false", a thread
+each; arms without "split" share the rows of a step over all of them.
 
 dead: active sampling, and a reward that makes half of the groups dead. tools: episodes of a
 geometric number of such turns (mean 4, cap 8; a log of at most 256 tokens), between which a tool
@@ -69,7 +73,11 @@ class Counting(Sampler):
         return events
 
 
-def config_of(options: argparse.Namespace, parts: Path, eta: int, ahead: int, loop: str) -> Config:
+def config_of(options: argparse.Namespace, parts: Path, name: str) -> Config:
+    """The config of an arm."""
+    bounds, *how = name.split("+")
+    device = bounds == "device"
+    eta, ahead = (0, 0) if device else map(int, (bounds.split("/") * 2)[:2])
     config = Config(dataflow="grpo", steps=1_000_000, export=False)
     sizes = ", ".join(f"{name}={value}" for name, value in SIZES[options.model].items())
     config.model = f"decoder({sizes}, init_std=1e-4)"
@@ -77,7 +85,7 @@ def config_of(options: argparse.Namespace, parts: Path, eta: int, ahead: int, lo
     # 31 characters, padding and the end: 33 words.
     config.data.train, config.data.max_prompt_tokens = "letter_count(letters=8, kinds=20)", 10
     config.sampler.max_response_tokens, config.sampler.slots = 128, options.slots
-    config.sampler.loop = loop
+    config.sampler.loop = "device" if device else "host"
     batch = config.batch
     batch.prompts_per_step, batch.samples_per_prompt = options.prompts, options.samples
     batch.sequences_per_optimizer_step = options.prompts * options.samples
@@ -93,6 +101,10 @@ def config_of(options: argparse.Namespace, parts: Path, eta: int, ahead: int, lo
         config.environment.function, config.environment.workers = f"{parts}:slow_tool", 1
         config.environment.max_turns, config.environment.max_tokens = 8, 256
     config.rollouts.max_staleness, config.rollouts.ahead = eta, ahead if eta else -1
+    if "reread" in how:
+        config.rollouts.in_flight_cache = "reread"
+    if "split" in how:
+        config.rollouts.sampler_devices = options.devices // 2
     return config
 
 
@@ -167,13 +179,11 @@ def measured(options: argparse.Namespace) -> dict:
         folder, arms = Path(stack.enter_context(tempfile.TemporaryDirectory())), {}
         (folder / "parts.py").write_text(PARTS)
         for name in options.eta.split(","):
-            device = name == "device"
-            eta, ahead = (0, 0) if device else map(int, (name.split("/") * 2)[:2])
-            config = config_of(
-                options, folder / "parts.py", eta, ahead, "device" if device else "host"
-            )
+            config = config_of(options, folder / "parts.py", name)
             place = folder / name.replace("/", "-")
-            setup = build(dataclasses.replace(config, run_dir=str(place)), jax.devices()[:1])
+            setup = build(
+                dataclasses.replace(config, run_dir=str(place)), jax.devices()[: options.devices]
+            )
             arms[name] = Arm(name, stack.enter_context(Run(setup, place)))
         for arm in arms.values():
             arm.turn(arm.run.config.rollouts.max_staleness + 2)
@@ -192,7 +202,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=("lengths", "dead", "tools"), default="lengths")
     parser.add_argument("--eta", default="0,1,2,4")
     parser.add_argument("--model", choices=SIZES, default="small")
-    for name, value in dict(slots=32, prompts=24, samples=8, steps=4, rounds=5).items():
+    for name, value in dict(slots=32, prompts=24, samples=8, steps=4, rounds=5, devices=1).items():
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args()
     report = {
