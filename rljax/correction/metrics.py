@@ -84,7 +84,10 @@ def mismatch_metrics(batch: Batch) -> dict:
     size = jnp.abs(x)
     distance = jnp.abs(p - q)
     return {f"mismatch/mismatch_{name}": value for name, value in found.items()} | {
-        "mismatch/eff_sample_size": effective_sample_size(bounded_exp(x), mask),
+        # Of no tokens at all nothing is lost, as no difference is found.
+        "mismatch/eff_sample_size": jnp.where(
+            jnp.sum(mask) > 0, effective_sample_size(bounded_exp(x), mask), 1.0
+        ),
         "mismatch/probability_correlation": _correlation(p, q, mask),
         "mismatch/probability_diff_mean": masked_mean(distance, mask),
         "mismatch/probability_diff_max": masked_max(distance, mask),
