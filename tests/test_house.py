@@ -25,7 +25,7 @@ ORDER = [
     ("models",),
     ("data",),
     ("learn", "sampler", "environments"),
-    ("roles",),
+    ("roles", "search"),
     ("rollout",),
     ("dataflows",),
     ("setup",),

@@ -1,0 +1,1 @@
+"""Search in the tree of continuations, as a way of decoding."""
