@@ -1,4 +1,4 @@
-"""A sweep: every preset on the same embedded task, one after the other, and a table.
+"""A sweep: every preset that needs no teacher, on the same embedded task, and a table.
 
 python launchers/sweep.py --config=configs/sweep_presets.py
 
@@ -22,4 +22,5 @@ def get_config(variant: str = "") -> Config:
 def sweep():
     """Each member: its config file, and dotted fields of rljax.config.Config."""
     for path in sorted(PRESETS.glob("*.py")):
-        yield {"config": f"{path}:tiny"}
+        if path.stem != "distil":  # its teacher is a folder that another run writes
+            yield {"config": f"{path}:tiny"}

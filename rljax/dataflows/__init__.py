@@ -16,6 +16,7 @@ from rljax.dataflows.pf_ppo import pf_ppo
 from rljax.dataflows.ppo import ppo
 from rljax.dataflows.preference import preference
 from rljax.dataflows.prime import prime
+from rljax.dataflows.raft import raft
 from rljax.dataflows.reinforce import reinforce
 from rljax.dataflows.remax import remax
 from rljax.dataflows.reward_model import process_reward_model, reward_model
@@ -38,6 +39,7 @@ __all__ = [
     "preference",
     "prime",
     "process_reward_model",
+    "raft",
     "reinforce",
     "remax",
     "reward_model",

@@ -10,9 +10,11 @@ from conftest import REPO
 
 from rljax import setup as build
 from rljax.config.flags import load_config_file
+from rljax.models.huggingface import save_params
 from rljax.training.run import Run
 
 PRESETS = sorted(p.stem for p in (REPO / "configs" / "presets").glob("*.py"))
+NEED_TEACHER = ("distil",)  # these learn no reward, and nothing without a teacher's folder
 
 
 def preset_config(name: str, seed: int = 0):
@@ -42,9 +44,25 @@ class Shared:
             self.reward = build.reward_role(built, config.reward.function)
         return Run(built, self.folder, reward=self.reward)
 
+    def teacher(self) -> str:
+        """The folder of a policy that the preset grpo has trained."""
+        folder = self.folder / "teacher"
+        if not folder.exists():
+            config = preset_config("grpo")
+            with self.run(config) as run:
+                params = jax.device_put(self.start(0), run.setup.model.shardings())
+                run.begin(run.setup.main, params)
+                for _ in range(config.steps):
+                    run.step()
+                ids = dict(bos_id=None, eos_ids=(1,), pad_id=0)
+                save_params(folder, run.setup.model, run.roles["actor"].state.params, **ids)
+        return str(folder)
+
     def train(self, name: str, seed: int, steps: int = 0, sign: float = 1.0, **algorithm):
         """Mean score of every step of a preset, held-out accuracy before and after, all metrics."""
         config = preset_config(name, seed)
+        if name in NEED_TEACHER:
+            config.teacher_model = self.teacher()
         config.steps = steps or config.steps
         config.actor_optimizer.lr *= sign
         config.algorithm = dataclasses.replace(config.algorithm, **algorithm)
@@ -54,7 +72,8 @@ class Shared:
             before = run.evaluate()["eval/accuracy"]
             rows = [run.step() for _ in range(config.steps)]
             after = run.evaluate()["eval/accuracy"]
-        return [float(r["reward/mean"]) for r in rows], before, after, rows
+        rewards = [] if name in NEED_TEACHER else [float(r["reward/mean"]) for r in rows]
+        return rewards, before, after, rows
 
     def close(self):
         if self.reward is not None:

@@ -536,6 +536,7 @@ PAGES = {
     "prime": (dict(algorithm__advantage="prime()", roles=("implicit=trained_policy()",)),
               "actor implicit reference"),
     "process_reward_model": (dict(algorithm__reward_loss="step_regression()"), "reward_model"),
+    "raft": ({}, "actor reference"),
     "reinforce": ({}, "actor baseline reference"),
     "remax": (dict(algorithm__advantage="remax()"), "actor reference"),
     "reward_model": ({}, "reward_model"),

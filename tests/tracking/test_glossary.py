@@ -10,7 +10,7 @@ import jax
 import pytest
 from conftest import REPO, lanes
 from explained import unexplained
-from preset_runs import PRESETS, preset_config
+from preset_runs import NEED_TEACHER, PRESETS, preset_config
 from tiny_offline import offline_config
 from tiny_run import tiny_config, train_on_one
 
@@ -82,6 +82,7 @@ KINDS = {
 }
 # The runs of test_presets and test_offline are held against the glossary, too.
 QUICK = ("reinforce_pp_baseline",)  # a correction, with all that it logs
+OTHERS = [p for p in PRESETS if p not in (*QUICK, *NEED_TEACHER)]
 
 
 def _logged(config) -> set[str]:
@@ -90,7 +91,7 @@ def _logged(config) -> set[str]:
     return {name for phase in setup.phases for name in dry_run(setup, phase)[1]}
 
 
-@pytest.mark.parametrize("name", lanes(QUICK, [p for p in PRESETS if p not in QUICK]))
+@pytest.mark.parametrize("name", lanes(QUICK, OTHERS))
 def test_every_metric_of_a_preset_has_a_meaning(name):
     names = _logged(preset_config(name))
     assert len(names) > 40 and unexplained(names) == set()

@@ -23,6 +23,7 @@ FLOWS = {
     "self_play": dict(algorithm__advantage="reinforce()"),
     "online_dpo": dict(algorithm__preference_loss="dpo()"),
     "sppo": dict(algorithm__preference_loss="sppo()"),
+    "raft": {},
     "on_policy_distil": {},
     # Not a dataflow, but a rollout of each kind.
     "grpo()": dict(algorithm__collect="dynamic(if_short='fill')"),
@@ -35,7 +36,7 @@ STEPS = 3
 
 def a_run(tmp_path, dataflow: str, **fields) -> Run:
     weighs = dict(algorithm__correction="rollout_correction(upper=2.0)")
-    if dataflow in ("online_dpo", "sppo", "on_policy_distil"):  # which read no correction
+    if dataflow in ("online_dpo", "sppo", "raft", "on_policy_distil"):  # which read no correction
         weighs = dict(algorithm__policy_loss="ppo_clip()")
     config = tiny_config(
         tmp_path, dataflow=dataflow, steps=STEPS, sft__steps=0, evaluate__every_steps=0,

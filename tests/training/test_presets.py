@@ -5,7 +5,7 @@ import ast
 import pytest
 from conftest import REPO
 from explained import unexplained
-from preset_runs import PRESETS, Shared, mean, preset_config
+from preset_runs import NEED_TEACHER, PRESETS, Shared, mean, preset_config
 
 from rljax.config.flags import load_config_file
 from rljax.validation import validate
@@ -29,8 +29,11 @@ def test_the_config_is_whole(name, tmp_path):
     config = load_config_file(path)
     config.model = str(tmp_path / "model")
     config.data.train = config.data.test = str(tmp_path / "train.parquet")
+    small = preset_config(name)
+    if name in NEED_TEACHER:
+        config.teacher_model = small.teacher_model = config.model
     assert validate(config) == []
-    assert validate(preset_config(name)) == []
+    assert validate(small) == []
     text = ast.get_docstring(ast.parse(open(path).read()))
     assert f"configs/presets/{name}.py:tiny" in text and "not measured" in text
     tiny = preset_config(name).algorithm
@@ -65,9 +68,13 @@ QUICK = ("dapo", "vapo")
 
 
 def learns(shared, name: str, seed: int) -> None:
-    rewards, _, after, rows = shared.train(name, seed)
-    assert mean(rewards[:2]) < 0.6, rewards
-    assert mean(rewards[-5:]) > MARK, rewards
+    rewards, before, after, rows = shared.train(name, seed)
+    if name in NEED_TEACHER:
+        losses = [float(r["loss"]) for r in rows]
+        assert before < 0.7 and losses[-1] < 0.25 * losses[0], losses
+    else:
+        assert mean(rewards[:2]) < 0.6, rewards
+        assert mean(rewards[-5:]) > MARK, rewards
     assert after > MARK, after  # greedy, held-out prompts
     assert not sum(r.get("skipped_steps", 0) for r in rows)
     assert unexplained(*rows) == set()  # rljax/report/glossary.py
@@ -88,7 +95,7 @@ def test_it_learns_on_three_seeds(shared, name):
 def unlearns(shared, name: str) -> None:
     """A negative learning rate climbs the loss: what a flipped sign does, for any loss."""
     rewards, _, after, _ = shared.train(name, 0, steps=20, sign=-1.0)
-    assert mean(rewards[-5:]) < 0.6 and after < MARK, rewards
+    assert after < MARK and not (rewards and mean(rewards[-5:]) > 0.6), rewards
 
 
 @pytest.mark.parametrize("name", ["vapo"])

@@ -1,0 +1,58 @@
+"""RAFT: the policy imitates the best of its own samples (arXiv 2304.06767)."""
+
+import jax.numpy as jnp
+
+from rljax.batch import FinishReason, masked_mean, row_scores
+from rljax.contracts import contract
+from rljax.dataflows.online_dpo import by_prompt, rows_at
+from rljax.dataflows.stages import rescaled_steps
+from rljax.errors import InputError
+from rljax.learn.metrics import sample_metrics
+from rljax.losses.policy import negative_log_likelihood
+from rljax.roles import program
+from rljax.shaping.scores import apply_shaping
+
+
+@contract(reads=("rewards", "scores", "group"))
+@program
+def raft(
+    batch, key, cfg, *, actor, reference=None,
+    keep: int = 1,
+    min_score: float | None = None,
+    truncated: bool = False,
+):  # fmt: skip
+    """-log pi of the `keep` best samples of each prompt, of equal ones the first. Left out are
+    scores of at most `min_score` (None: none), failed rewards and, unless `truncated`, samples that
+    ended at the token limit."""
+    if not 1 <= keep <= cfg.samples_per_prompt:
+        rule = f"1 to batch.samples_per_prompt = {cfg.samples_per_prompt}"
+        raise InputError("raft(keep)", value=keep, rule=rule)
+    batch = apply_shaping(batch, cfg.reward_shaping)
+    batch = batch.replace(scores=row_scores(batch))
+    if reference is not None:
+        batch = batch.replace(ref_logprobs=reference.logprobs(batch, cfg.steps))
+    best, chosen = best_rows(batch, cfg.samples_per_prompt, keep, min_score, truncated)
+    metrics = sample_metrics(batch, actor.state.step)
+    best = actor.balanced(best)
+    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, batch.rows, best.rows, 1, actor.row_unit))
+    actor, learned = actor.update(best, negative_log_likelihood, **cfg.update_options())
+    return {"actor": actor}, {**metrics, **learned, **chosen}
+
+
+def best_rows(batch, samples: int, keep: int, min_score: float | None, truncated: bool):
+    """The `keep` best rows of each prompt, masked where fewer can be kept, and metrics."""
+    scores, live = by_prompt(batch, samples)
+    good = live
+    if min_score is not None:
+        good &= scores > min_score
+    if not truncated:
+        good &= (batch.finish_reason != FinishReason.LENGTH).reshape(good.shape)
+    order = jnp.argsort(jnp.where(good, -scores, jnp.inf), axis=1, stable=True)[:, :keep]
+    kept = jnp.take_along_axis(good, order, axis=1)
+    rows = jnp.arange(scores.shape[0])[:, None] * samples + order
+    best = rows_at(batch, rows.reshape(-1), kept.reshape(-1))
+    return best, {
+        "raft/reward_kept": masked_mean(jnp.take_along_axis(scores, order, axis=1), kept),
+        "raft/kept_fraction": jnp.sum(kept) / jnp.maximum(jnp.sum(live), 1),
+        "raft/prompts_without_any": 1 - jnp.mean(jnp.any(kept, axis=1)),
+    }
