@@ -146,7 +146,7 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
         one = config.batch.prompts_per_step == 1 and share < 1
         rule = "a step of one prompt has no share to replay"
         problems.check(not one, "rollouts.replay_share", share, rule, "1.0")
-    if spec(dataflow).compares_samples or spec(dataflow).rollout.startswith("against"):
+    if spec(dataflow).rows > 1 or spec(dataflow).rollout.startswith("against"):
         _check_compared(config, problems, dataflow)
 
 
