@@ -114,6 +114,12 @@ def read_data(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
     return data
 
 
+def file_sha256(path: str | Path) -> str:
+    """The SHA-256 of a file of any size, in hexadecimal."""
+    with os.fdopen(open_file(path), "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def read_text(path: str | Path, largest: int = LARGEST_TEXT) -> str:
     """The file as text; a byte order mark is dropped."""
     data = read_data(path, largest)

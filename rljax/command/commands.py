@@ -41,6 +41,8 @@ COMMANDS = {
         Command("chat", "talk to a run or model, with tools", "chat", ChatOptions,
                 one_host=True),
         Command("sweep", "run what a config's sweep() yields", "sweep", of.SweepOptions, "needed"),
+        Command("pipeline", "chain the stages that a config's pipeline() yields: SFT, RM, RL",
+                "pipeline", of.PipelineOptions, "needed", one_host=True),
         Command("pod", "several hosts: here, TPU VMs, SLURM, Kubernetes, SkyPilot", "pod",
                 of.PodOptions),
         Command("data prepare", "map rows to the columns that training reads", "prepare_data",

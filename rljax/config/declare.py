@@ -2,11 +2,12 @@
 flag, its line of --help and its check follow from that."""
 
 import dataclasses
+import difflib
 import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from rljax.config.describe import flag_lines
 from rljax.errors import InputError
@@ -140,6 +141,35 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
     options = kind(**values)
     check_options(options)
     return options
+
+
+def option_flags(kind: type, values: Mapping[str, object]) -> list[str]:
+    """The flags that set options of a class to these values. Raises InputError for a name that the
+    class has not."""
+    known, out = {name: flag for name, flag, _ in _specs(kind)}, []
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+            raise InputError("no such option", value=name, fix=fix)
+        if value is not None:
+            parts = value if isinstance(value, list | tuple) else (value,)
+            text = ",".join(str(part) for part in parts)
+            out.append(f"--{known[name]}={text}")
+    return out
+
+
+def options_of(kind: type, values: Mapping[str, object]):
+    """The options of a class with these values, checked as those of the command line are."""
+    from absl import flags
+
+    into = flags.FlagValues()
+    define_flags(kind, into)
+    try:
+        into(["", *option_flags(kind, values)])
+    except (flags.Error, ValueError, TypeError) as error:
+        raise InputError(str(error), fix="give the option a value of its type") from None
+    return parsed_options(kind, (), into)
 
 
 def options_usage(kind: type) -> str:

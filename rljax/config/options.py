@@ -85,6 +85,7 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     step: str = step_option()
     seed: int = option(0, "Of the samples", low=0)
     out: str = option("", "Write the result to this file, as JSON")
+    answers: str = _jsonl("Write the greedy response to every prompt here, and its score")
 
     def conflicts(self):
         for k in self.ks if self.samples > 0 else ():
@@ -106,6 +107,9 @@ class RejectionOptions(CompilerOptions, TrustOptions):
     data: str | None = option(None, "File or task with prompts; default: the run's")
     split: str = option("train", "Of the data")
     reward: str | None = option(None, "Reward function; default: the run's")
+    reward_model: str = option(
+        "", "A reward model's folder: the reward, or its reward_model() where --reward is set"
+    )
     samples: int = option(8, "Per prompt", low=1)
     prompts: int | None = option(None, "The first so many prompts; default: all", low=1)
     temperature: float | None = _temperature()
@@ -291,6 +295,17 @@ def _share(text: str) -> tuple[int, int] | None:
     index, _, count = text.partition("/")
     known = index.isdecimal() and count.isdecimal() and int(index) < int(count)
     return (int(index), int(count)) if known else None
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineOptions(Options):
+    """rljax pipeline."""
+
+    out: str = option("", "Folder of the pipeline; default: runs/NAME_OF_THE_CONFIG_FILE")
+    dry_run: bool = option(False, "Check the stages and print their commands")
+    redo: tuple[str, ...] = option(
+        (), "Stages to make again, with all that read them; their folders are removed"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -140,6 +140,9 @@ def rejection_sample(options: RejectionOptions) -> dict:
     """
     check_options(options)
     saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
+    if options.reward_model:
+        own = dataclasses.replace(saved.config.reward, model=options.reward_model)
+        saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, reward=own))
     data, reward_name = _data_and_reward(options, saved)
     records = load_prompts(data, options.split)[: options.prompts]
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
@@ -196,6 +199,8 @@ def rejection_sample(options: RejectionOptions) -> dict:
 def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[str, str]:
     """(data, reward), from the options or from the run."""
     data, reward = options.data, options.reward
+    if options.reward_model and not reward:
+        reward = "reward_model()"
     if policy.step is not None:
         data = data or policy.config.data.train
         reward = reward or reward_text(policy.config)

@@ -131,10 +131,13 @@ def evaluate(
     correct_at: float = 1.0,
     seed: int = 0,
     answer: Callable[[str], str | None] = final_answer,
+    greedy: tuple[np.ndarray, list[Sample]] | None = None,
 ) -> dict:
     """Greedy accuracy, and from `samples` draws per prompt: mean@n, pass@k, best_of@k, maj@k. All
-    with intervals."""
-    right, responses = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
+    with intervals. `greedy`: what `greedy_accuracy` has returned for them, where it is known."""
+    if greedy is None:
+        greedy = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
+    right, responses = greedy
     out = {
         "greedy_accuracy": bootstrap(right),
         "truncated_fraction": float(np.mean([r.cut_off for r in responses])),

@@ -2,17 +2,20 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 
 from rljax.config import is_path
 from rljax.config.options import EvaluateOptions, check_options
 from rljax.data.online.default_rewards import evaluation_of, evaluation_text
+from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
-from rljax.evaluation.policy import evaluate, final_answer
-from rljax.setup.policies import SavedPolicy, load_policy
+from rljax.evaluation.policy import evaluate, final_answer, greedy_accuracy
+from rljax.files import write_rows
+from rljax.setup.policies import Sample, SavedPolicy, load_policy
 
 
 def data_and_reward(options: EvaluateOptions, policy: SavedPolicy) -> tuple[str, str]:
@@ -40,6 +43,17 @@ def require_named(checkpoint: str, purpose: str, **values: str | None) -> None:
         )
 
 
+def _answer_rows(
+    prompts: Sequence[PromptRecord], right: np.ndarray, samples: Sequence[Sample]
+) -> list[dict]:
+    """Rows of prompt, response, score and right; null where the reward failed."""
+    known = lambda x: None if np.isnan(x) else float(x)  # noqa: E731
+    return [
+        {"prompt": prompt.prompt, "response": s.text, "score": known(s.reward), "right": known(r)}
+        for prompt, s, r in zip(prompts, samples, right, strict=True)
+    ]
+
+
 def evaluate_saved(
     options: EvaluateOptions, *, answer: Callable[[str], str | None] = final_answer
 ) -> dict:
@@ -60,11 +74,15 @@ def evaluate_saved(
     policy = saved.ready(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
     )
+    correct_at = config.evaluate.correct_at
     with contextlib.closing(saved.reward(reward_text)) as reward:
+        greedy = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
         metrics = evaluate(
             policy, reward, prompts, samples=options.samples, ks=options.ks,
-            correct_at=config.evaluate.correct_at, seed=options.seed, answer=answer,
+            correct_at=correct_at, seed=options.seed, answer=answer, greedy=greedy,
         )  # fmt: skip
+    if options.answers:
+        write_rows(options.answers, _answer_rows(prompts, *greedy))
     return {
         "checkpoint": options.checkpoint,
         "step": saved.step,

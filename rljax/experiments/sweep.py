@@ -77,7 +77,7 @@ def member_name(overrides: Mapping[str, object]) -> str:
     return name
 
 
-def _changes(config: Config, path: str) -> dict[str, object]:
+def changes_of(config: Config, path: str) -> dict[str, object]:
     """The fields that the command line changed in the config of a file: {dotted field: value}."""
     plain, names = load_config_file(path), field_names(config)
     values = {name: [value_of(c, name) for c in (plain, config)] for name in names}
@@ -108,7 +108,7 @@ def make_members(base: Config, listed: object, folder: Path, where: str) -> list
             name, start = member_name(item), base
             fields = {k: v for k, v in item.items() if k != "config"}
             if "config" in item:
-                changed = _changes(base, where) if changed is None else changed
+                changed = changes_of(base, where) if changed is None else changed
                 start = with_overrides(load_config_file(str(item["config"])), changed, place)
             config = with_overrides(start, {**fields, "run_dir": str(folder / name)}, place)
             validate(config)
@@ -164,12 +164,12 @@ def command(arguments: Sequence[str], member: Member, launcher: Sequence[str] = 
     overrides = {**member.overrides, "run_dir": member.config.run_dir}
     own = overrides.pop("config", None)
     if own is not None:
-        arguments = [f"--config={own}", *_without_config(arguments)]
+        arguments = [f"--config={own}", *without_config(arguments)]
     flags = [flag(name, value) for name, value in overrides.items()]
     return [*launcher, *arguments, *flags]
 
 
-def _without_config(arguments: Sequence[str]) -> list[str]:
+def without_config(arguments: Sequence[str]) -> list[str]:
     kept, rest = [], iter(arguments)
     for argument in rest:
         if argument == "--config":

@@ -107,6 +107,7 @@ GROUPS = (
 )  # fmt: skip
 NOT_CHARTED = ("step", "x", "phase_rl", "eval/*_low", "eval/*_high")
 MAX_OTHER = 60
+FEWEST = 5  # points of a curve that is drawn against a metric
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:
@@ -126,6 +127,7 @@ def curves(run: Run) -> str:
             (folded if chart.folded else shown).extend(_draw(run, chart, keys) if keys else [])
         before = time_split(run) + _timelines(run) if name == "Speed" else ""
         shown += cost(run) if name == "Speed" else []
+        shown += rewards_by_distance(run) if name == "The policy" else []
         if shown or folded or before:
             more = _folded(f"{len(folded)} more of them", folded)
             grid = f'<div class="grid">{"".join(shown)}</div>'
@@ -278,3 +280,46 @@ def cost(run: Run) -> list[str]:
 
 def _timelines(run: Run) -> str:
     return "".join(timeline.figure(record) for record in timeline.read(run.folder))
+
+
+# -- rewards against the distance from the reference --
+
+def distance(run: Run) -> dict[float, float]:
+    """{step: sqrt KL(policy || reference)}, KL in nats per response: the mean over the sampled
+    tokens of log policy - log reference, times their number per response."""
+    names = ("ref_kl/k1", "response_tokens/mean")
+    kl, length = (dict(zip(*run.columns(key), strict=True)) for key in names)
+    found = {x: kl[x] * length[x] for x in kl if x in length}
+    return {x: float(np.sqrt(max(y, 0.0))) for x, y in found.items() if np.isfinite(y)}
+
+
+def rewards_by_distance(run: Run) -> list[str]:
+    """A chart of the reward that is trained on, and one of what else is known of the same policy:
+    the parts of the reward, such as one with weight 0, and the held-out accuracy. Where the first
+    still rises while the others fall, the reward is over-optimised (Gao et al., arXiv 2210.10760).
+    """
+    at = distance(run)
+    parts = [k for k in run.keys() if matches(k, ("reward/part/*",)) and not repeats(run, k)]
+    trained = [_series(run, key, at) for key in ("reward/mean",)]
+    others = [_series(run, key, at) for key in (*parts[:4], "eval/accuracy")]
+    trained, others = ([s for s in lines if s is not None] for lines in (trained, others))
+    if not trained or not others:
+        return []
+    note = (
+        '<span class="what">x: root of the KL to the reference, in nats per response. A reward '
+        "that rises to the right while the others fall is over-optimised.</span>"
+    )
+    unit = "against the distance from the reference"
+    return [
+        line_chart(title, unit, lines, unit_x="√KL", note=note)
+        for title, lines in (("Trained reward", trained), ("Other rewards", others))
+    ]
+
+
+def _series(run: Run, key: str, at: dict[float, float]) -> Series | None:
+    steps, values = run.columns(key)
+    known = sorted((at[x], y) for x, y in zip(steps, values, strict=True) if x in at)
+    if len(known) < FEWEST:
+        return None
+    x, y = np.array(known).T
+    return Series(key, x, y, dots=key.startswith("eval/"))

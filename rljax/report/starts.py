@@ -53,6 +53,12 @@ def rljax_version() -> str:
         return ""
 
 
+def versions() -> dict[str, str]:
+    """{name: version} of Python and of the libraries that numbers depend on."""
+    names = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
 def record_start(
     folder: Path,
     *,

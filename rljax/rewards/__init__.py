@@ -39,6 +39,7 @@ from rljax.rewards.text.rules import (
     gsm8k,
     last_line,
     length_under,
+    letter_quota,
     sequence_match,
     valid_json,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "language",
     "last_line",
     "length_under",
+    "letter_quota",
     "list_match",
     "looping",
     "math_verify",

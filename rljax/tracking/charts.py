@@ -220,16 +220,16 @@ def _shaded(frame: _Frame, spans: Sequence[Span]) -> tuple[list[str], list[str]]
     return boxes, names
 
 
-def _axes(frame: _Frame, unit_x: str) -> list[str]:
-    """Grid, ticks and labels. The name of the x axis stands left of it, under the labels of y,
-    where no tick is."""
+def _axes(frame: _Frame, unit_x: str, whole: bool) -> list[str]:
+    """Grid, ticks and labels; those of x are whole numbers if all its values are. The name of the x
+    axis stands left of it, under the labels of y, where no tick is."""
     bottom, left, right = HEIGHT - BOTTOM, frame.left, WIDTH - RIGHT
     out = []
     for mark, text in frame.labels:
         y = frame.y(mark)
         out.append(f'<line class="grid" x1="{left:.1f}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         out.append(f'<text x="{left - 5:.1f}" y="{y + 3.5:.1f}" class="end">{text}</text>')
-    marks = ticks(frame.x0, frame.x1, 4, whole=True)
+    marks = ticks(frame.x0, frame.x1, 4, whole=whole)
     step = marks[1] - marks[0] if len(marks) > 1 else 1.0
     out.append(f'<line class="axis" x1="{left:.1f}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     for mark in marks:
@@ -340,9 +340,10 @@ def line_chart(
     every = [y for s in drawn for y in (s.y, s.low, s.high) if y is not None]
     ys = np.concatenate(every) if every else np.zeros(0)
     xs = np.concatenate([s.x for s in drawn]) if drawn else np.zeros(0)
-    frame = _Frame(xs[np.isfinite(xs)], ys[np.isfinite(ys)], from_zero=from_zero)
+    xs = xs[np.isfinite(xs)]
+    frame = _Frame(xs, ys[np.isfinite(ys)], from_zero=from_zero)
     boxes, names = _shaded(frame, spans)
-    body = [*boxes, *_axes(frame, unit_x)]
+    body = [*boxes, *_axes(frame, unit_x, whole=bool(np.all(xs == np.round(xs))))]
     for index, s in enumerate(drawn):
         body += _draw(s, index, frame, many)
     body += [*names, *_hover(drawn, frame, unit_x)]

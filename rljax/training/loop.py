@@ -7,10 +7,8 @@ rljax.training.run, every algorithm a page of rljax.dataflows.
 import json
 import logging
 import os
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
@@ -25,7 +23,7 @@ from rljax.report.live import renewed_report
 from rljax.report.meanings import health_warnings, narrowest_numbers
 from rljax.report.page import write_report
 from rljax.report.run_folder import EQUAL_STEPS, MOST_FAILED, equal_rewards
-from rljax.report.starts import last_start, peak_memory, record_start
+from rljax.report.starts import last_start, peak_memory, record_start, versions
 from rljax.setup import Setup, build
 from rljax.tracking import compiles
 from rljax.tracking.console import Console
@@ -284,8 +282,7 @@ def summarise(run: Run, status: str) -> dict:
         "device": run.device,
         "memory": peak_memory([d for d in devices.flat if d in d.client.local_devices()]),
         "started": last_start(run.folder),
-        "versions": {"python": platform.python_version()}
-        | {n: version(n) for n in ("jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")},
+        "versions": versions(),
         "compiles": compiles.count(),
         "data": run.setup.data.counts,
         "faults": progress.faults,

@@ -18,6 +18,7 @@ from rljax.data.tasks.letters import (
     first_letter,
     letter_count,
     letter_feedback,
+    letter_quota,
     program_synthesis,
     running_sum,
     sort_digits,
@@ -25,6 +26,7 @@ from rljax.data.tasks.letters import (
 from rljax.data.tasks.programs import code_tests
 from rljax.data.tasks.public import gsm8k, math
 from rljax.data.tasks.task import Task
+from rljax.data.tasks.texts import prompt_texts
 from rljax.data.tasks.tool_questions import broken_lines, expressions, facts, products
 
 __all__ = [
@@ -44,8 +46,10 @@ __all__ = [
     "kuhn_poker",
     "letter_count",
     "letter_feedback",
+    "letter_quota",
     "math",
     "products",
+    "prompt_texts",
     "program_synthesis",
     "reasoning_gym",
     "running_sum",

@@ -234,3 +234,45 @@ def program_synthesis(
     return dataclasses.replace(
         task, train=judged(task.train), test=judged(task.test), reward="program_tests()"
     )
+
+
+def letter_quota(
+    *,
+    letters: int = 8,
+    kinds: int = 4,
+    quota: int = 4,
+    shown: int = 2,
+    prompts: int = 256,
+    test: int = 64,
+    worked_examples: int = 128,
+    seed: int = 0,
+) -> Task:
+    """ "bcad>" -> `letters` letters of which `quota` are the first one of the prompt, in any order;
+    the reward is `letter_quota`, 1 at the quota and less with every letter too few or too many.
+
+    The demonstrations are bounded: at most `shown` of their letters count, each number from 0 to
+    `shown` equally often. With `shown` below `quota` none of them is a best answer, and what scores
+    them in order, such as a reward model, sees only that more is better.
+    """
+    ranges = (("letters", letters, 2, 32), ("kinds", kinds, 2, 26), ("quota", quota, 1, letters))
+    for name, value, low, high in (*ranges, ("shown", shown, 0, letters)):
+        if not low <= value <= high:
+            raise InputError(f"letter_quota({name})", value=value, rule=f"{low} to {high}")
+    _check_prompts("letter_quota", prompts)
+    rng = random.Random(seed)
+    alphabet = "abcdefghijklmnopqrstuvwxyz"[:kinds]
+    wanted = rng.sample(range(kinds**4), min(prompts, kinds**4))
+    texts = ["".join(alphabet[n // kinds**i % kinds] for i in range(4)) for n in wanted]
+    pairs = []
+    for text in texts:
+        count = rng.randint(0, shown)
+        answer = list(text[0] * count)
+        answer += rng.choices(alphabet.replace(text[0], ""), k=letters - count)
+        rng.shuffle(answer)
+        pairs.append((f"{text}>", "".join(answer)))
+    task = _split("letter_quota", alphabet + ">", pairs, test, worked_examples)
+    judged = lambda rows: [r | {"ground_truth": r["prompt"][0]} for r in rows]  # noqa: E731
+    return dataclasses.replace(
+        task, train=judged(task.train), test=judged(task.test),
+        reward=f"letter_quota(quota={quota})",
+    )  # fmt: skip

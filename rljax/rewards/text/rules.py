@@ -333,3 +333,12 @@ def check_text(ground_truth: str) -> None:
         raise TypeError(
             f"ground_truth must be text, got {type(ground_truth).__name__} {ground_truth!r:.80}"
         )
+
+
+@contract(on_timeout=0.0)
+def letter_quota(response: str, ground_truth: str, *, quota: int) -> float:
+    """max(0, 1 - |n - quota| / quota), n = how often the letter `ground_truth` occurs: 1 at the
+    quota, 0 at none and at twice as many."""
+    if quota < 1:
+        raise ValueError(f"letter_quota needs a quota of at least 1, got {quota}")
+    return max(0.0, 1 - abs(response.count(ground_truth) - quota) / quota)

@@ -1,0 +1,75 @@
+"""Post-training as a pipeline: a base model, SFT, a reward model of its samples, RL by that model.
+
+rljax pipeline --config=configs/pipelines/post_training.py --out=runs/post_training
+"""
+
+from rljax.config import Config
+
+
+def get_config(variant: str = "") -> Config:
+    """What all stages share. `:tiny` is the same pipeline in a minute."""
+    tiny = variant == "tiny"
+    config = Config(dataflow="sft", trackers=(), steps=1)
+    config.model = (
+        "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16, init_std=0.1)"
+        if tiny
+        else "decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32, init_std=0.05)"
+    )
+    config.model_settings.remat = "none"
+    config.data.train = task(variant)
+    config.data.max_prompt_tokens = 10
+    config.sampler.max_response_tokens = 3
+    config.offline.max_tokens = 32
+    config.actor_optimizer.beta2 = config.critic_optimizer.beta2 = 0.99
+    config.evaluate.prompts = 16 if tiny else 512
+    config.checkpoint.every_steps = 50
+    return config
+
+
+def task(variant: str) -> str:
+    if variant == "tiny":
+        return "first_letter(letters=3, kinds=4)"
+    return "letter_count(letters=8, kinds=6, worked_examples=48)"
+
+
+def pipeline(variant: str = ""):
+    tiny, data = variant == "tiny", task(variant)
+    test = 16 if tiny else 512
+    yield {
+        "stage": "base", "command": "train",
+        "data.train": f'prompt_texts(of="{data}", texts=512)',
+        "steps": 40 if tiny else 200, "actor_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "evaluate.prompts_from": data,
+    }  # fmt: skip
+    yield {
+        "stage": "sft", "command": "train", "model": "{base}/policy",
+        "steps": 6 if tiny else 200, "actor_optimizer.lr": 5e-3 if tiny else 5e-4,
+        "evaluate.prompts_from": data, "evaluate.every_steps": 20,
+    }  # fmt: skip
+    yield {
+        "stage": "samples", "command": "sample", "checkpoint": "{sft}/policy", "data": data,
+        "reward": "exact_match()", "pairs": "pairs.jsonl", "samples": 8,
+        "prompts": 48 if tiny else 3000, "max_response_tokens": 3,
+        "max_prompt_tokens": 10,
+    }  # fmt: skip
+    yield {
+        "stage": "scorer", "command": "train", "dataflow": "reward_model",
+        "model": "{sft}/policy", "data.train": "{samples}/pairs.jsonl",
+        "steps": 100 if tiny else 600, "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "algorithm.reward_loss": "bradley_terry(center=0.01)",
+    }  # fmt: skip
+    yield {
+        "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
+        "reward.model": "{scorer}/reward_model", "evaluate.reward": "exact_match()",
+        "steps": 60 if tiny else 200, "evaluate.every_steps": 20,
+        "batch.prompts_per_step": 16 if tiny else 64, "batch.samples_per_prompt": 8,
+        "batch.sequences_per_optimizer_step": 128 if tiny else 512,
+        "actor_optimizer.lr": 3e-3 if tiny else 1e-3, "algorithm.kl_in_loss": 0.02,
+        "algorithm.entropy_coef": 0.0 if tiny else 0.02,
+    }  # fmt: skip
+    for stage in ("base", "sft", "rl"):
+        yield {
+            "stage": f"evaluate_{stage}", "command": "evaluate",
+            "checkpoint": f"{{{stage}}}/policy", "data": data, "samples": 0, "prompts": test,
+            "max_response_tokens": 3, "max_prompt_tokens": 10,
+        }  # fmt: skip

@@ -1,0 +1,54 @@
+"""Pipeline: rljax pipeline --config=configs/pipelines/post_training.py [--config.seed=1 ...]
+
+Runs the stages that the config file's pipeline() yields, each from what the ones before it made:
+train, sample, label preferences, label steps, evaluate. OUT/lineage.json says of every stage what
+it was made of, by SHA-256, and pipeline.html shows it. The same command again goes on: finished
+stages are kept, and an interrupted run resumes at its last checkpoint. A stage whose settings or
+input files have changed is refused by name; --redo=STAGE makes it and what reads it again.
+--dry_run checks the stages and prints the command of each.
+"""
+
+import shlex
+import time
+from pathlib import Path
+
+from rljax.command.launch import Given
+from rljax.config.flags import config_module
+from rljax.config.options import PipelineOptions
+
+
+def main(options: PipelineOptions, given: Given) -> int:
+    from rljax.experiments.pipeline import run_stages
+    from rljax.experiments.stages import make_stages, stages_of
+    from rljax.experiments.sweep import Stopped
+    from rljax.report.pipeline import PAGE
+    from rljax.tracking import compiles
+
+    file, _, variant = given.path.partition(":")
+    listed = stages_of(config_module(given.path), variant)
+    home = Path(options.out or Path("runs") / Path(file).stem)
+    stages = make_stages(given.config, listed, home, given.path, given.config_arguments())
+    if options.dry_run:
+        for stage in stages:
+            print(f"{stage.name}: {shlex.join(stage.command_line())}")
+        return 0
+    compiles.use_cache(given.config.compilation_cache)
+    begun = time.monotonic()
+    try:
+        for stage, record, was_finished in run_stages(stages, given.path, options.redo):
+            seconds = f"{time.monotonic() - begun:.0f} s"
+            state = "was finished" if was_finished else seconds
+            print(f"{stage.name}: {state}{_score(record['metrics'])}", flush=True)
+            begun = time.monotonic()
+    except Stopped as signal:
+        print(f"stopped by {signal}; the same command goes on")
+        return 3
+    print(home / PAGE)
+    return 0
+
+
+def _score(metrics: dict) -> str:
+    for name in ("greedy_accuracy", "accuracy_after", "accuracy_before"):
+        if isinstance(metrics.get(name), dict):
+            return ", accuracy {value:.3f} [{low:.3f}, {high:.3f}]".format(**metrics[name])
+    return ""

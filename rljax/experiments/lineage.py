@@ -1,0 +1,58 @@
+"""Lineage: what a stage of a pipeline was made of and what it made, by SHA-256."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rljax.files import file_sha256
+
+EXPORTED = ("policy", "reward_model", "adapter")  # folders that a run hands on
+# Fields that name where something is written or kept.
+_WRITTEN = ("run_dir", "out", "pairs", "trajectories", "answers", "compilation_cache")
+
+
+def digest(path: str | Path) -> str:
+    """The SHA-256 of a file, or of the names and SHA-256s of the files in a folder, in order.
+
+    Of a run's folder what it has exported counts, else its checkpoints: its metrics hold times, and
+    its report is written anew.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return file_sha256(path)
+    parts = [path]
+    if (path / "metrics.jsonl").exists():
+        parts = [path / name for name in EXPORTED if (path / name).is_dir()]
+        parts = parts or [path / "checkpoints"]
+    total = hashlib.sha256()
+    for file in sorted(file for part in parts for file in part.rglob("*")):
+        name = file.relative_to(path).as_posix()
+        if file.is_file() and not any(piece.startswith(".") for piece in name.split("/")):
+            total.update(f"{name} {file_sha256(file)}\n".encode())
+    return total.hexdigest()
+
+
+def _read_from(text: str) -> Iterator[Path]:
+    """The files and folders that a field's text names: a path, RUN@STEP, a file for each {split},
+    the Python file of a function."""
+    names = {text, *(text.replace("{split}", split) for split in ("train", "test"))}
+    names |= {text.rpartition("@")[0], *re.findall(r"[^\s()'\"=,]+\.py(?=:)", text)}
+    for name in sorted(names - {""}):
+        path = Path(name)
+        if len(name) < 1000 and path.exists():
+            yield path
+
+
+def inputs_of(fields: Mapping[str, object]) -> dict[str, dict[str, str]]:
+    """{field: {path: SHA-256}} of all that the fields of a config, or the options of a command,
+    name and that is there."""
+    found = {}
+    for field, value in fields.items():
+        if field in _WRITTEN:
+            continue
+        texts = value if isinstance(value, tuple | list) else (value,)
+        paths = [p for text in texts if isinstance(text, str) for p in _read_from(text)]
+        if paths:
+            found[field] = {str(path): digest(path) for path in paths}
+    return found

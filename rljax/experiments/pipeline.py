@@ -1,0 +1,280 @@
+"""Pipelines: runs the stages that a config file yields, each from what the ones before it made.
+
+OUT/STAGE/ is the folder of a stage, and stage.json in it says what it was made of: its settings,
+its inputs and outputs with their SHA-256, its final metrics. OUT/lineage.json has them all. The
+same command again goes on: a finished stage is kept, an interrupted run resumes at its last
+checkpoint. Nothing in these files but the times and the command depends on where it was stopped.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rljax.config import Config
+from rljax.datagen.preferences import label_preferences
+from rljax.datagen.rejection import rejection_sample
+from rljax.datagen.steps import label_saved
+from rljax.errors import InputError
+from rljax.evaluation.policy import bootstrap
+from rljax.evaluation.saved import evaluate_saved
+from rljax.experiments.lineage import digest, inputs_of
+from rljax.experiments.stages import Stage
+from rljax.experiments.sweep import Stopped
+from rljax.files import parse_json, read_json_object, read_lines, write_json
+from rljax.report.pipeline import LINEAGE, write_pipeline_page
+from rljax.report.starts import git_state, rljax_version, versions
+from rljax.tracking.folder import locked
+from rljax.tracking.jsonl import read_jsonl
+from rljax.training import train
+
+RECORD = "stage.json"
+# Metrics that differ between two runs of the same numbers.
+_OF_THE_CLOCK = (
+    "time/", "placement/", "sync/", "tokens_per_s", "generate_tokens_per_s", "compiles",
+    "learning_programs",
+)  # fmt: skip
+
+
+def record_of(stage: Stage) -> dict:
+    """The stage.json of a stage; {} while there is none."""
+    path = stage.folder / RECORD
+    return read_json_object(path) if path.exists() else {}
+
+
+def run_stages(
+    stages: Sequence[Stage], where: str, redo: Sequence[str] = ()
+) -> Iterator[tuple[Stage, dict, bool]]:
+    """Every stage in order -> (stage, its record, whether it was finished before).
+
+    Raises InputError where the folder of a stage holds one with other settings or inputs, and
+    Stopped where a signal has stopped a run, which has saved.
+    """
+    home = stages[0].home
+    _check_redo(stages, redo)
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home):
+        for stage in _to_redo(stages, redo):
+            if (stage.folder / RECORD).exists():
+                shutil.rmtree(stage.folder)
+        for stage in stages:
+            record, was_finished = _run(stage)
+            write_lineage(stages, where)
+            yield stage, record, was_finished
+
+
+def _check_redo(stages: Sequence[Stage], redo: Sequence[str]) -> None:
+    known = [stage.name for stage in stages]
+    if unknown := [name for name in redo if name not in known]:
+        raise InputError("--redo", value=unknown, rule=f"stages: {', '.join(known)}")
+
+
+def _to_redo(stages: Sequence[Stage], redo: Sequence[str]) -> list[Stage]:
+    """The stages of these names and all that read what they make, directly or not."""
+    names = set(redo)
+    for stage in stages:  # in order: a stage reads earlier ones
+        if names & set(stage.needs()):
+            names.add(stage.name)
+    return [stage for stage in stages if stage.name in names]
+
+
+def _run(stage: Stage) -> tuple[dict, bool]:
+    """Runs a stage, unless it is finished -> (its record, whether it was)."""
+    here = stage.in_folder(stage.home)
+    inputs, before = _inputs(here), record_of(stage)
+    finished = before.get("status") == "finished"
+    if finished or any((stage.folder / "checkpoints").glob("[0-9]*")):  # of a run that was stopped
+        changed = _changed(before, stage, inputs)
+        _refuse_changes(stage, changed)
+        if finished and not changed:
+            _check_outputs(stage, before)
+            return before, True
+    stage.folder.mkdir(parents=True, exist_ok=True)
+    begun = {
+        "stage": stage.name,
+        "command": stage.command,
+        "status": "begun",
+        "settings": stage.shown(),
+        "settings_sha256": _hash(stage.compared()),
+        "compared": stage.compared(),
+        "inputs": inputs,
+        "by_hand": shlex.join(stage.command_line()),
+        "started": before.get("started", time.time()),
+    }
+    write_json(stage.folder / RECORD, begun)
+    metrics = _COMMANDS[stage.command](here.settings)
+    record = begun | {
+        "status": "finished",
+        "outputs": {name: digest(stage.folder / name) for name in stage.outputs()},
+        "metrics": metrics,
+        "process": shlex.join(sys.orig_argv),
+        "git": git_state("."),
+        "versions": {"rljax": rljax_version(), **versions()},
+        "ended": time.time(),
+    }
+    write_json(stage.folder / RECORD, record)
+    return record, False
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
+    """{field: {path: SHA-256}} of a stage in its folder. Paths of other stages are {NAME}/..., so
+    that the folder of the pipeline may move."""
+
+    def shown(path: str) -> str:
+        if not Path(path).is_relative_to(stage.home):
+            return path
+        name, *rest = Path(path).relative_to(stage.home).parts
+        return "/".join((f"{{{name}}}", *rest))
+
+    found = inputs_of(stage.fields())
+    return {k: {shown(path): sha for path, sha in paths.items()} for k, paths in found.items()}
+
+
+def _changed(record: dict, stage: Stage, inputs: dict) -> list[str]:
+    """The names of the fields that differ, or that name files which do."""
+    if record.get("command") != stage.command:
+        return ["command"]
+    now, then = stage.compared(), record.get("compared", {})
+    fields = {name for name in {*now, *then} if now.get(name) != then.get(name)}
+    read = record.get("inputs", {})
+    files = {name for name in {*inputs, *read} if inputs.get(name) != read.get(name)}
+    return sorted(fields | files)
+
+
+def _refuse_changes(stage: Stage, changed: Sequence[str]) -> None:
+    allowed = set(stage.config.checkpoint.allow_changed) if stage.config is not None else set()
+    if "data" in allowed:
+        allowed |= {"data.train", "data.test", "data.sources"}
+    if refused := [name for name in changed if name not in allowed]:
+        raise InputError(
+            f"{stage.folder} holds this stage with other settings or other input files",
+            value=refused,
+            rule="a pipeline that goes on is the same one"
+            + ("" if stage.config is None else "; checkpoint.allow_changed names exceptions"),
+            fix=f"restore them; --redo={stage.name}, which removes the folder and those of the "
+            "stages that read it; or another --out",
+        )
+
+
+def _check_outputs(stage: Stage, record: dict) -> None:
+    """Raises InputError where what a finished stage has made is no longer there, or another one."""
+    for name, sha in record.get("outputs", {}).items():
+        path = stage.folder / name
+        if not path.exists() or digest(path) != sha:
+            what = "has changed since it was made" if path.exists() else "is gone"
+            raise InputError(
+                f"{path} {what}", rule=f"stage.json has its SHA-256, {sha[:16]}...",
+                fix=f"put it back, or --redo={stage.name}",
+            )  # fmt: skip
+
+
+# -- what each command does --
+
+
+def _train(config: Config) -> dict:
+    """Trains to the end, going on where an interrupted run stopped -> its final metrics."""
+    folder = Path(config.run_dir)
+    # A run that ended before its record was written is wrapped up again, not refused.
+    (folder / "report.html").unlink(missing_ok=True)
+    summary = train(config).summary
+    if summary["status"] != "finished":
+        if summary["status"].startswith("stopped by"):
+            raise Stopped(summary["status"].split()[2].rstrip(","))
+        raise InputError(f"{folder}: {summary['status']}", fix="the same command goes on")
+    rows = read_jsonl(folder / "metrics.jsonl")
+    last = {k: v for k, v in rows[-1].items() if not k.startswith(_OF_THE_CLOCK)} if rows else {}
+    kept = ("accuracy_before", "accuracy_after", "difference", "eval_before", "eval_after", "steps",
+            "sft_steps", "rl_steps", "prompts", "completions")  # fmt: skip
+    return {**{name: summary.get(name) for name in kept}, "last_step": last}
+
+
+def _sample(options) -> dict:
+    meta = rejection_sample(options)
+    rows = {f"rows of {kind}": file["rows"] for kind, file in meta["files"].items()}
+    return meta["metrics"] | rows
+
+
+def _label_steps(options) -> dict:
+    result = label_saved(options)
+    return {"checkpoints": result["checkpoints"], "rows": result["rows"]}
+
+
+def _evaluate(options) -> dict:
+    result = evaluate_saved(options)
+    write_json(options.out, result)
+    return {**result["metrics"], "data": result["data"], "reward": result["reward"]}
+
+
+_COMMANDS = {
+    "train": _train,
+    "sample": _sample,
+    "label preferences": label_preferences,
+    "label steps": _label_steps,
+    "evaluate": _evaluate,
+}
+
+
+# -- lineage --
+
+
+def write_lineage(stages: Sequence[Stage], where: str) -> Path:
+    """Writes OUT/lineage.json and the page about it; returns the path of the page."""
+    home = stages[0].home
+    records = [record for stage in stages if (record := record_of(stage))]
+    write_json(
+        home / LINEAGE,
+        {
+            "pipeline": where,
+            "stages": [{k: v for k, v in r.items() if k != "compared"} for r in records],
+            "same_prompts": _suites(stages, records),
+        },
+    )
+    return write_pipeline_page(home)
+
+
+def _suites(stages: Sequence[Stage], records: Sequence[dict]) -> list[dict]:
+    """Evaluations of several stages on the same prompts: the accuracy of each, and its difference
+    to the first one's, prompt by prompt."""
+    answers: dict[tuple, list[tuple[str, list[dict]]]] = {}
+    folders = {stage.name: stage.folder for stage in stages}
+    for record in records:
+        if record["command"] == "evaluate" and record["status"] == "finished":
+            path = folders[record["stage"]] / "answers.jsonl"
+            with contextlib.suppress(InputError):
+                rows = [parse_json(line, str(path)) for _, line in read_lines(path) if line.strip()]
+                key = (record["metrics"]["reward"], json.dumps([row["prompt"] for row in rows]))
+                answers.setdefault(key, []).append((record["stage"], rows))
+    return [_suite(group) for group in answers.values() if len(group) > 1]
+
+
+def _suite(group: list[tuple[str, list[dict]]]) -> dict:
+    right = {name: [math.nan if r["right"] is None else r["right"] for r in rows]
+             for name, rows in group}  # fmt: skip
+    first = next(iter(right.values()))
+
+    def interval(values: list[float]) -> dict | None:
+        return bootstrap(values) if any(not math.isnan(x) for x in values) else None
+
+    return {
+        "stages": list(right),
+        "accuracy": {name: interval(values) for name, values in right.items()},
+        "difference": {
+            name: interval([b - a for a, b in zip(first, values, strict=True)])
+            for name, values in list(right.items())[1:]
+        },
+        "prompts": [
+            {"prompt": row["prompt"], "responses": [rows[i]["response"] for _, rows in group],
+             "right": [rows[i]["right"] for _, rows in group]}
+            for i, row in enumerate(group[0][1])
+        ],
+    }  # fmt: skip

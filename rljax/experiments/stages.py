@@ -1,0 +1,279 @@
+"""Stages of a pipeline, from what a config file's `pipeline()` yields: checked before one runs.
+
+A stage is a command of rljax with its options, or "train" with fields of the config:
+
+    def pipeline(variant=""):                       # variant: of --config=FILE:VARIANT
+        yield {"stage": "sft", "command": "train", "dataflow": "sft", "steps": 100}
+        yield {"stage": "pairs", "command": "sample", "checkpoint": "{sft}", "pairs": "pairs.jsonl"}
+        yield {"stage": "scorer", "command": "train", "dataflow": "reward_model",
+               "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl"}
+
+{NAME} is the folder of an earlier stage. Every stage writes into a folder of its own.
+"""
+
+import dataclasses
+import inspect
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rljax.components import resolve
+from rljax.config import (
+    NAMESPACES,
+    Config,
+    changed_fields,
+    field_names,
+    fingerprints,
+    value_of,
+    with_overrides,
+)
+from rljax.config import options as of
+from rljax.config.declare import Options, option_flags, options_of
+from rljax.config.flags import load_config_file
+from rljax.errors import InputError
+from rljax.experiments.sweep import TRAIN, changes_of, flag, without_config
+from rljax.validation import validate
+
+# The options of every other command, and the files that each makes, by the option that names them.
+COMMANDS: dict[str, tuple[type[Options], dict[str, str]]] = {
+    "sample": (of.RejectionOptions, {"out": "samples.jsonl", "pairs": "", "trajectories": ""}),
+    "label preferences": (of.PreferenceOptions, {"out": "pairs.jsonl"}),
+    "label steps": (of.LabelOptions, {"out": "steps"}),
+    "evaluate": (of.EvaluateOptions, {"out": "result.json", "answers": "answers.jsonl"}),
+}
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_KEPT = ("split",)  # {split} is the training or the test split of a path
+# {NAME} at the beginning of a path: of a value, or of a text in quotes inside of one.
+_REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\"])\{([\w.-]+)\}(?=/)")
+_POLICIES = ("checkpoint", "checkpoints", "policy")  # options that take a run's folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage. `values` are what pipeline() has yielded for it, `settings` the Config or the
+    options that they make; in both {NAME} stands for the folder of a stage."""
+
+    name: str
+    command: str
+    values: Mapping[str, object]
+    settings: Config | Options
+    home: Path  # of the pipeline
+    arguments: tuple[str, ...] = ()  # that give a "train" stage the config of the file
+
+    @property
+    def folder(self) -> Path:
+        return self.home / self.name
+
+    @property
+    def config(self) -> Config | None:
+        """The config of a "train" stage."""
+        return self.settings if isinstance(self.settings, Config) else None
+
+    def fields(self) -> dict[str, object]:
+        """{field or option: value}."""
+        if self.config is not None:
+            return {name: value_of(self.config, name) for name in field_names(Config)}
+        names = [field.name for field in dataclasses.fields(self.settings)]
+        return {name: getattr(self.settings, name) for name in names}
+
+    def in_folder(self, home: Path) -> "Stage":
+        """The stage with the folders of the stages in `home` in its values and settings."""
+        fields = self.fields()
+        changed = {k: v for k in fields if (v := _put(fields[k], home)) != fields[k]}
+        if self.config is not None:
+            settings = with_overrides(self.config, changed, self.name)
+        else:
+            settings = dataclasses.replace(self.settings, **changed)
+        values = {name: _put(value, home) for name, value in self.values.items()}
+        return dataclasses.replace(self, values=values, settings=settings)
+
+    def compared(self) -> dict[str, object]:
+        """The fields and options that a stage must have in common with what its folder holds."""
+        if self.config is not None:
+            return fingerprints(self.config)
+        fields = {k: v for k, v in self.fields().items() if k != "compilation_cache"}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
+
+    def shown(self) -> dict:
+        """The fields of the config that differ from its defaults, or the options."""
+        return self.compared() if self.config is None else changed_fields(self.config)
+
+    def needs(self) -> tuple[str, ...]:
+        """The stages whose folders it reads."""
+        found = dict.fromkeys(n for value in self.fields().values() for n in _references(value))
+        return tuple(name for name in found if name != self.name)
+
+    def outputs(self) -> tuple[str, ...]:
+        """The files and folders that it makes for others, relative to its folder."""
+        if self.config is not None:
+            if not self.config.export:
+                return ()
+            return (_exported(self.config), *(("adapter",) if self.config.lora.rank else ()))
+        named = {option: getattr(self.settings, option) for option in COMMANDS[self.command][1]}
+        if self.command == "evaluate":
+            del named["out"]  # it holds seconds: what the record has of it are the metrics
+        return tuple(Path(file).name for file in named.values() if file)
+
+    def command_line(self) -> list[str]:
+        """The command that runs this stage by hand."""
+        values = self.in_folder(self.home).values
+        if self.config is not None:
+            fields = {k: v for k, v in values.items() if k != "config"}
+            return [*TRAIN, *self.arguments, *(flag(k, v) for k, v in fields.items())]
+        return [
+            *TRAIN[:-1], *self.command.split(), *option_flags(COMMANDS[self.command][0], values)
+        ]  # fmt: skip
+
+
+def _exported(config: Config) -> str:
+    """The folder that a run exports its model to."""
+    page = resolve(config.dataflow, NAMESPACES["dataflow"])
+    return "policy" if "actor" in page.parameters else "reward_model"
+
+
+def _references(value: object) -> list[str]:
+    """The names in {} that begin a path."""
+    texts = value if isinstance(value, tuple | list) else (value,)
+    found = [m for text in texts if isinstance(text, str) for m in _REFERENCE.finditer(text)]
+    return [name for match in found if (name := match[1] or match[2]) not in _KEPT]
+
+
+def _put(value: object, home: Path) -> object:
+    """The value with {NAME} as the folder NAME of `home`."""
+    if isinstance(value, tuple | list):
+        return tuple(_put(item, home) for item in value)
+    if not isinstance(value, str):
+        return value
+    kept = lambda match: match[0] if match[1] in _KEPT else f"{home}/{match[1] or match[2]}"  # noqa: E731
+    return _REFERENCE.sub(kept, value)
+
+
+# -- making and checking them --
+
+
+def make_stages(
+    base: Config, listed: object, home: Path, where: str, arguments: Sequence[str] = ()
+) -> list[Stage]:
+    """The stages, each one valid. Raises InputError that lists every problem of every stage.
+
+    `base` is the config of the file, `arguments` the flags that gave it.
+    """
+    try:
+        items = list(listed)
+    except InputError:
+        raise
+    except Exception as error:  # a generator runs the user's code here
+        rule = f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: pipeline() failed", rule=rule) from error
+    if not items:
+        raise InputError(f"{where}: pipeline() yields nothing", fix="yield a stage")
+    stages, problems = [], []
+    with tempfile.TemporaryDirectory(prefix="rljax-") as nowhere:
+        for number, item in enumerate(items):
+            place = f"{where}: stage {number} of pipeline()"
+            try:
+                if isinstance(item, Mapping) and isinstance(item.get("stage"), str):
+                    place = f"{where}: stage {item['stage']!r}"
+                stage = _stage(base, item, home, place, arguments, where)
+                if stage.name in [s.name for s in stages]:
+                    raise InputError("two stages have this name", fix="rename one of them")
+                stages.append(stage)
+                _check(stage, stages[:-1], Path(nowhere))
+            except InputError as error:
+                text = str(error).replace(str(nowhere), "{home}")
+                for earlier in stages:
+                    text = text.replace(f"{{home}}/{earlier.name}", f"{{{earlier.name}}}")
+                problems.append(f"{place}: {text}")
+    if problems:
+        raise InputError("the pipeline cannot run:\n" + "\n".join(problems))
+    return stages
+
+
+def _stage(base: Config, item, home: Path, place: str, arguments, where: str) -> Stage:
+    if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
+        raise InputError("a stage is a dict of names and values", value=item)
+    name, command = item.get("stage"), item.get("command")
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _KEPT:
+        rule = "letters, digits and . _ -: it is the name of a folder"
+        raise InputError("stage", value=name, rule=rule)
+    values = {k: v for k, v in item.items() if k not in ("stage", "command")}
+    if command == "train":
+        return _train_stage(base, name, values, home, place, arguments, where)
+    if command not in COMMANDS:
+        raise InputError("command", value=command, rule=f"one of train, {', '.join(COMMANDS)}")
+    kind, made = COMMANDS[command]
+    known = {field.name for field in dataclasses.fields(kind)}
+    defaults = {"seed": base.seed, "compilation_cache": base.compilation_cache}
+    # What the stages before it have trained may run the code of their configs.
+    if any(_references(values.get(option)) for option in _POLICIES):
+        defaults["trust_code"] = True
+    values = {k: v for k, v in defaults.items() if k in known} | values
+    for option, usual in made.items():
+        file = values.get(option, usual)
+        if file and (not isinstance(file, str) or Path(file).name != file):
+            raise InputError(option, value=file, rule="a name: it is made in the stage's folder")
+        values[option] = f"{{{name}}}/{file}" if file else ""
+    if values.get("iterations"):
+        raise InputError("iterations", value=values["iterations"], fix="yield a stage for each")
+    values = {k: v for k, v in values.items() if v not in ("", None)}
+    return Stage(name, command, values, options_of(kind, values), home)
+
+
+def _train_stage(base, name, values, home, place, arguments, where) -> Stage:
+    if "run_dir" in values:
+        raise InputError("run_dir", value=values["run_dir"], fix="leave it out: it is the stage's")
+    start, values = base, {**values, "run_dir": f"{{{name}}}"}
+    if "config" in values:  # starts from another file, with what the command line changed
+        other = load_config_file(str(values["config"]))
+        start = with_overrides(other, changes_of(base, where), place)
+        arguments = [f"--config={values['config']}", *without_config(arguments)]
+    fields = {k: v for k, v in values.items() if k != "config"}
+    config = with_overrides(start, fields, place)
+    return Stage(name, "train", values, config, home, tuple(arguments))
+
+
+def _check(stage: Stage, earlier: Sequence[Stage], nowhere: Path) -> None:
+    """Raises InputError for whatever is wrong with the stage. What earlier stages will make stands
+    empty in the folder `nowhere`."""
+    made = {one.name: one for one in earlier}
+    own = ("run_dir", *COMMANDS.get(stage.command, (None, {}))[1])
+    for field, value in stage.fields().items():
+        texts = value if isinstance(value, tuple | list) else (value,)
+        for text in texts if field not in own else ():
+            for name in _references(text):
+                _check_reference(field, text, name, made)
+    for one in earlier:
+        for output in one.outputs():
+            path = nowhere / one.name / output
+            (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
+            if path.suffix:
+                path.touch()
+    if stage.config is not None:
+        validate(stage.in_folder(nowhere).config)
+
+
+def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]) -> None:
+    if name not in made:
+        fix = f"one of {', '.join(made)}" if made else "the first stage has none before it"
+        raise InputError(field, value=text, rule=f"no earlier stage is called {name!r}", fix=fix)
+    one = made[name]
+    inside = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
+    if not inside and one.config is not None and field in _POLICIES:
+        return
+    outputs = one.outputs()
+    # A folder of labelled steps has a file for each split.
+    if inside not in outputs and inside.partition("/")[0] not in outputs:
+        rule = f"stage {name!r} makes {', '.join(outputs) or 'nothing: its export is off'}"
+        fix = f"{{{name}}}/{outputs[0]}" if outputs else "export=True"
+        raise InputError(field, value=text, rule=rule, fix=fix)
+
+
+def stages_of(module, variant: str) -> object:
+    """What the pipeline() of a config file's module yields; it is given the variant if it takes
+    one. Raises InputError where there is none."""
+    make = vars(module).get("pipeline")
+    if not callable(make):
+        fix = 'define pipeline() that yields {"stage": "sft", "command": "train", ...} for each'
+        raise InputError(f"{Path(module.__file__ or '').name} has no pipeline()", fix=fix)
+    return make(variant) if inspect.signature(make).parameters else make()

@@ -1,0 +1,157 @@
+"""The page of a pipeline: pipeline.html beside its lineage.json, a row for each stage, and the
+answers of the stages that were evaluated on the same prompts, side by side."""
+
+import html
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from rljax.report.page import shown, write_page
+from rljax.report.run_folder import estimate, is_number
+from rljax.tracking.charts import Series, duration, line_chart, short
+
+LINEAGE = "lineage.json"
+PAGE = "pipeline.html"
+SHOWN_PROMPTS = 12
+# Metrics that a row of the table shows, where a stage has them.
+NUMBERS = ("mean_reward_all", "mean_reward_selected", "rows of examples", "rows of pairs",
+           "judge/labelled", "judge/disagreements")  # fmt: skip
+LAST = ("reward/mean", "ref_kl/k1", "accuracy", "loss")  # of the last step of a run
+
+
+def write_pipeline_page(folder: Path) -> Path:
+    """Writes pipeline.html from the lineage.json in a folder, and returns its path."""
+    lineage = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
+    records, suites = lineage["stages"], lineage["same_prompts"]
+    title = f"Pipeline {folder.resolve().name}"
+    body = (
+        f'<h1>{html.escape(title)}</h1><p class="facts"><span>config '
+        f"<b>{html.escape(lineage['pipeline'])}</b></span></p>{_accuracy(records)}"
+        f"{_stages(folder, records)}{''.join(map(_suite, suites))}{_origin(records)}"
+    )
+    return write_page(folder / PAGE, title, body)
+
+
+def _measured(record: Mapping) -> dict | None:
+    """The held-out accuracy that a stage ended with."""
+    metrics = record.get("metrics", {})
+    return metrics.get("greedy_accuracy") or metrics.get("accuracy_after")
+
+
+def _accuracy(records: list[dict]) -> str:
+    """The chart of the accuracy after each stage that measures one."""
+    points = [(i, e) for i, r in enumerate(records, 1) if (e := estimate(_measured(r))) is not None]
+    if len(points) < 2:
+        return ""
+    x = np.array([i for i, _ in points], float)
+    value, low, high = (
+        np.array([getattr(e, name) if getattr(e, name) is not None else e.value for _, e in points])
+        for name in ("value", "low", "high")
+    )
+    line = Series("accuracy", x, value, low, high, dots=True)
+    note = '<span class="what">Greedy accuracy on held-out prompts, with 95 % intervals.</span>'
+    chart = line_chart("Accuracy, stage by stage", "", [line], unit_x="stage", from_zero=True,
+                       note=note)  # fmt: skip
+    return f'<section><div class="grid">{chart}</div></section>'
+
+
+def _stages(folder: Path, records: list[dict]) -> str:
+    names = ("", "stage", "command", "reads", "makes", "accuracy", "numbers", "time")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    rows = [_stage(folder, number, record) for number, record in enumerate(records, 1)]
+    return (
+        '<section><h2>Stages</h2><p class="dim">Behind each file stands the beginning of its '
+        f'SHA-256.</p><div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+        "</section>"
+    )
+
+
+def _stage(folder: Path, number: int, record: dict) -> str:
+    name, metrics = record["stage"], record.get("metrics", {})
+    label = html.escape(name)
+    if (folder / name / "report.html").exists():
+        label = f'<a href="{label}/report.html">{label}</a>'
+    reads = [
+        f"{html.escape(path)} <span class='dim'>{sha[:8]}</span>"
+        for paths in record["inputs"].values() for path, sha in paths.items()
+    ]  # fmt: skip
+    makes = [
+        f"{html.escape(path)} <span class='dim'>{sha[:8]}</span>"
+        for path, sha in record.get("outputs", {}).items()
+    ]
+    done = record["status"] == "finished"
+    took = duration(record["ended"] - record["started"]) if done else "begun"
+    cells = (
+        str(number), label, html.escape(record["command"]), "<br>".join(dict.fromkeys(reads)),
+        "<br>".join(makes), _change(metrics), _numbers(metrics), took,
+    )  # fmt: skip
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _change(metrics: Mapping) -> str:
+    """The accuracy before and after a run, or that of an evaluation."""
+    names = ("accuracy_before", "accuracy_after", "greedy_accuracy")
+    known = [e for name in names if (e := estimate(metrics.get(name))) is not None]
+    return " → ".join(shown(e, True) for e in known)
+
+
+def _numbers(metrics: Mapping) -> str:
+    last = metrics.get("last_step") or {}
+    known = {name: metrics.get(name) for name in NUMBERS} | {name: last.get(name) for name in LAST}
+    return "<br>".join(
+        f"{html.escape(k)} <b>{short(v)}</b>" for k, v in known.items() if is_number(v)
+    )
+
+
+def _suite(suite: dict) -> str:
+    """Several policies on the same prompts: their accuracy, and what each answers."""
+    stages = suite["stages"]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ("prompt", *stages))
+
+    def cell(value: dict | None, signed: bool = False) -> str:
+        known = estimate(value)
+        return "" if known is None else shown(known, True, signed=signed)
+
+    accuracy = "".join(f"<td>{cell(suite['accuracy'][name])}</td>" for name in stages)
+    change = "".join(f"<td>{cell(suite['difference'].get(name), True)}</td>" for name in stages)
+    rows = [f"<tr><th>accuracy</th>{accuracy}</tr>", f"<tr><th>difference</th>{change}</tr>"]
+    for item in suite["prompts"][:SHOWN_PROMPTS]:
+        prompt = item["prompt"]
+        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+        answers = "".join(
+            f'<td><span class="{"good" if right == 1 else "bad"}"><b class="verdict">'
+            f"{'right' if right == 1 else 'wrong' if right == 0 else 'no score'}</b></span> "
+            f'<span class="text">{html.escape(response)}</span></td>'
+            for response, right in zip(item["responses"], item["right"], strict=True)
+        )
+        rows.append(f'<tr><th class="text">{html.escape(text)}</th>{answers}</tr>')
+    count = len(suite["prompts"])
+    first = min(count, SHOWN_PROMPTS)
+    note = (
+        f'<p class="dim">Greedy responses of each stage to the first {first} of {count} held-out '
+        f"prompts. Differences are to {html.escape(stages[0])}, prompt by prompt, "
+        "with 95 % intervals.</p>"
+    )
+    title = " and ".join(html.escape(name) for name in stages)
+    return (
+        f'<section><h2>The same prompts: {title}</h2>{note}<div class="scroll"><table>'
+        f"<tr>{head}</tr>{''.join(rows)}</table></div></section>"
+    )
+
+
+def _origin(records: list[dict]) -> str:
+    rows = []
+    for record in records:
+        git = record.get("git") or {}
+        versions = ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items() if v)
+        facts = (
+            ("by hand", record["by_hand"]), ("settings SHA-256", record["settings_sha256"]),
+            ("commit", git.get("commit")), ("versions", versions),
+        )  # fmt: skip
+        text = "".join(
+            f"<tr><th>{k}</th><td>{html.escape(str(v))}</td></tr>" for k, v in facts if v
+        )
+        rows.append(f"<h3>{html.escape(record['stage'])}</h3><table>{text}</table>")
+    return f"<details><summary>Commands and code</summary>{''.join(rows)}</details>"

@@ -1,0 +1,376 @@
+"""Pipelines: what is checked before they run, what a kill at any moment leaves, what has changed,
+and what their lineage says."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from conftest import REPO, one_device_environment
+
+from rljax.config import Config
+from rljax.config.flags import load_config_file
+from rljax.errors import InputError
+from rljax.experiments.lineage import digest, inputs_of
+from rljax.experiments.pipeline import record_of, run_stages
+from rljax.experiments.stages import make_stages
+
+TASK = "first_letter(letters=3, kinds=4)"
+
+
+def base(**fields) -> Config:
+    config = Config(dataflow="sft", trackers=(), steps=3, **fields)
+    config.model = "decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)"
+    config.model_settings.remat = "none"
+    config.mesh.data, config.mesh.fsdp = 8, 1
+    config.data.train, config.data.max_prompt_tokens = TASK, 4
+    config.sampler.max_response_tokens, config.reward.workers = 3, 1
+    config.offline.examples_per_step, config.offline.max_tokens = 16, 8
+    config.actor_optimizer.lr = config.critic_optimizer.lr = 5e-3
+    config.checkpoint.every_steps = 2
+    config.compilation_cache = jax.config.jax_compilation_cache_dir or ""
+    return config
+
+
+SAMPLE = {
+    "command": "sample", "data": TASK, "reward": "exact_match()", "samples": 4, "prompts": 16,
+    "max_prompt_tokens": 4, "max_response_tokens": 3, "pairs": "pairs.jsonl",
+}  # fmt: skip
+
+
+def evaluated(name: str) -> dict:
+    return {
+        "stage": f"evaluate_{name}", "command": "evaluate", "checkpoint": f"{{{name}}}/policy",
+        "data": TASK, "samples": 0, "prompts": 16, "max_prompt_tokens": 4,
+        "max_response_tokens": 3,
+    }  # fmt: skip
+
+
+RL = {
+    "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
+    "reward.model": "{scorer}/reward_model", "evaluate.reward": "exact_match()",
+    "evaluate.prompts": 16, "batch.prompts_per_step": 4, "batch.samples_per_prompt": 4,
+    "batch.sequences_per_optimizer_step": 16,
+}  # fmt: skip
+
+
+def chain(sft_steps: int = 3) -> list[dict]:
+    """SFT, its samples, a reward model of them, and SFT on the best."""
+    return [
+        {"stage": "sft", "command": "train", "steps": sft_steps},
+        {"stage": "pairs", "checkpoint": "{sft}/policy", **SAMPLE},
+        {
+            "stage": "scorer", "command": "train", "dataflow": "reward_model",
+            "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
+        },
+        {
+            "stage": "best", "command": "train", "model": "{sft}/policy",
+            "data.train": "{pairs}/samples.jsonl",
+        },
+        evaluated("sft"), evaluated("best"),
+    ]  # fmt: skip
+
+
+def stages_in(folder, listed=None, **fields):
+    return make_stages(base(**fields), chain() if listed is None else listed, Path(folder), "x.py")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a finished pipeline."""
+    folder = tmp_path_factory.mktemp("pipeline") / "whole"
+    done = [(stage.name, old) for stage, _, old in run_stages(stages_in(folder), "x.py")]
+    assert done == [(item["stage"], False) for item in chain()]
+    return folder
+
+
+# -- what is checked before anything runs --
+
+
+def problems(tmp_path, *listed) -> str:
+    with pytest.raises(InputError) as error:
+        make_stages(base(), list(listed), tmp_path / "p", "x.py")
+    assert not (tmp_path / "p").exists()
+    return str(error.value)
+
+
+SFT = {"stage": "sft", "command": "train"}
+SCORER = {"stage": "scorer", "command": "train", "dataflow": "reward_model",
+          "model": "{sft}/policy", "data.train": "letter_feedback()"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("listed", "says"),
+    [
+        ([], "pipeline() yields nothing"),
+        ([3], "stage 0 of pipeline(): a stage is a dict"),
+        ([{"command": "train"}], "it is the name of a folder"),
+        ([{"stage": "../up", "command": "train"}], "it is the name of a folder"),
+        ([{"stage": "a", "command": "trian"}], "one of train, sample, label preferences"),
+        ([SFT, SFT], "two stages have this name"),
+        ([{**SFT, "stpes": 3}], "stage 'sft': "),
+        ([{**SFT, "stpes": 3}], "did you mean steps?"),
+        ([{**SFT, "steps": -1}], "steps=-1"),
+        ([{**SFT, "run_dir": "x"}], "it is the stage's"),
+        ([{**SFT, "model": "{base}/policy"}], "no earlier stage is called 'base'"),
+        ([SCORER], "no earlier stage is called 'sft'"),
+        ([SFT, {**SCORER, "model": "{sft}/polcy"}], "stage 'sft' makes policy"),
+        ([SFT, SCORER, {**SFT, "stage": "b", "model": "{scorer}/policy"}],
+         "stage 'scorer' makes reward_model"),
+        ([{**SFT, "export": False}, SCORER], "its export is off"),
+        ([SFT, {**SCORER, "algorithm.reward_loss": "bradly_terry()"}], "bradley_terry"),
+        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samplse": 4}],
+         "did you mean samples?"),
+        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samples": 0}],
+         "--samples=0"),
+        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}/policy", "samples": "many"}],
+         "many"),
+        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}", "out": "/tmp/x.jsonl"}],
+         "it is made in the stage's folder"),
+        ([SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}", "iterations": 2}],
+         "yield a stage for each"),
+        ((1 / 0 for _ in "x"), "pipeline() failed; ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_stages_are_checked_before_anything_runs(listed, says, tmp_path):
+    if isinstance(listed, list):
+        assert says in problems(tmp_path, *listed)
+    else:
+        with pytest.raises(InputError, match="ZeroDivisionError"):
+            make_stages(base(), listed, tmp_path / "p", "x.py")
+
+
+def test_all_problems_come_at_once_and_speak_of_stages_not_of_folders(tmp_path):
+    text = problems(
+        tmp_path, {**SFT, "steps": -1}, {**SFT, "stage": "b", "batch.epochs": 0, "seed": -2},
+        {**SFT, "stage": "c", "model": "{b}/policy", "data.test": "{b}/policy/x.jsonl"},
+    )  # fmt: skip
+    assert all(part in text for part in ("steps=-1", "batch.epochs=0", "seed=-2"))
+    assert "{b}/policy/x.jsonl" in text and "/tmp" not in text
+
+
+def test_what_stages_get_from_the_file_and_the_command_line(tmp_path):
+    other = {"stage": "other", "command": "train", "config": "quickstart:tiny", "steps": 5}
+    item = {"stage": "pairs", **SAMPLE, "checkpoint": "{sft}/policy"}
+    (tmp_path / "own.py").write_text(CONFIG.format(tests=str(Path(__file__).parent)))
+    given = dataclasses.replace(load_config_file(f"{tmp_path}/own.py"), seed=7)
+    listed, where = [SFT, item, other], f"{tmp_path}/own.py"
+    sft, pairs, other = make_stages(given, listed, tmp_path, where)
+    assert pairs.settings.seed == 7 and sft.config.seed == 7 and other.config.seed == 7
+    assert other.config.steps == 5 and other.config.dataflow == "grpo"
+    assert pairs.settings.out == "{pairs}/samples.jsonl" and pairs.needs() == ("sft",)
+    assert pairs.outputs() == ("samples.jsonl", "pairs.jsonl")
+    line = pairs.command_line()
+    assert line[1:4] == ["-m", "rljax", "sample"]
+    assert f"--checkpoint={tmp_path}/sft/policy" in line
+    assert f"--pairs={tmp_path}/pairs/pairs.jsonl" in line
+    assert "--config=quickstart:tiny" in other.command_line()
+
+
+# -- what a finished pipeline says --
+
+
+def records(folder) -> dict[str, dict]:
+    lineage = json.loads((Path(folder) / "lineage.json").read_text())
+    return {record["stage"]: record for record in lineage["stages"]}
+
+
+def test_the_lineage_names_every_input_and_output_by_its_hash(whole):
+    of = records(whole)
+    assert list(of) == [item["stage"] for item in chain()]
+    made = {name: record["outputs"] for name, record in of.items()}
+    assert of["pairs"]["inputs"] == {"checkpoint": {"{sft}/policy": made["sft"]["policy"]}}
+    assert of["scorer"]["inputs"] == {
+        "model": {"{sft}/policy": made["sft"]["policy"]},
+        "data.train": {"{pairs}/pairs.jsonl": made["pairs"]["pairs.jsonl"]},
+    }
+    for name, record in of.items():
+        assert record["status"] == "finished" and record["versions"]["jax"] == jax.__version__
+        assert record["by_hand"] and record["process"] and len(record["settings_sha256"]) == 64
+        for output, sha in record["outputs"].items():
+            assert digest(whole / name / output) == sha
+    assert made["sft"]["policy"] != made["best"]["policy"]
+    assert of["evaluate_sft"]["metrics"]["greedy_accuracy"]["n"] == 16
+    assert "loss" in of["sft"]["metrics"]["last_step"]
+    assert not [k for k in of["sft"]["metrics"]["last_step"] if k.startswith("time/")]
+    assert of["pairs"]["metrics"]["rows of pairs"] > 0
+
+
+def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
+    (suite,) = json.loads((whole / "lineage.json").read_text())["same_prompts"]
+    assert suite["stages"] == ["evaluate_sft", "evaluate_best"] and len(suite["prompts"]) == 16
+    rights = [[row["right"][i] for row in suite["prompts"]] for i in (0, 1)]
+    means = [sum(r) / 16 for r in rights]
+    values = [suite["accuracy"][name]["value"] for name in suite["stages"]]
+    assert values == pytest.approx(means)
+    assert suite["difference"]["evaluate_best"]["value"] == pytest.approx(means[1] - means[0])
+    page = (whole / "pipeline.html").read_text()
+    assert "evaluate_sft and evaluate_best" in page and 'href="best/report.html"' in page
+    assert records(whole)["sft"]["outputs"]["policy"][:8] in page
+    assert suite["prompts"][0]["prompt"].replace(">", "&gt;") in page
+
+
+def test_a_digest_is_of_names_and_bytes_and_of_what_a_run_hands_on(whole, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x").write_text("1")
+    first = digest(tmp_path / "a")
+    (tmp_path / "a/.hidden").write_text("2")
+    assert digest(tmp_path / "a") == first
+    (tmp_path / "a/x").rename(tmp_path / "a/y")
+    assert digest(tmp_path / "a") != first
+    run = shutil.copytree(whole / "sft", tmp_path / "run")
+    before = digest(run)
+    (run / "report.html").write_text("anew")
+    assert digest(run) == before
+    weights = next((run / "policy").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes() + b"x")
+    assert digest(run) != before
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(split)
+    (tmp_path / "own.py").write_text("")
+    found = inputs_of({
+        "data.train": f"{tmp_path}/{{split}}.jsonl", "policy": f"{run}@3", "model": "decoder()",
+        "judge": f"{tmp_path}/own.py:judge(noise=0.1)", "run_dir": str(run), "seed": 3,
+    })  # fmt: skip
+    assert {k: len(v) for k, v in found.items()} == {"data.train": 2, "policy": 1, "judge": 1}
+
+
+# -- going on --
+
+
+def test_a_finished_pipeline_is_kept_also_where_its_folder_has_moved(whole, tmp_path):
+    moved = shutil.copytree(whole, tmp_path / "moved")
+    before = {path: path.stat().st_mtime_ns for path in moved.glob("*/stage.json")}
+    assert all(old for _, _, old in run_stages(stages_in(moved), "x.py"))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_what_has_changed_is_refused_by_name(whole, tmp_path):
+    home = shutil.copytree(whole, tmp_path / "p")
+
+    def refused(*listed, **fields) -> str:
+        with pytest.raises(InputError) as error:
+            list(run_stages(stages_in(home, list(listed) or None, **fields), "x.py"))
+        return str(error.value)
+
+    assert "sft holds this stage with other settings" in (text := refused(seed=1))
+    assert "['seed']" in text and "--redo=sft" in text
+    sft, pairs, *rest = chain()
+    assert "['samples']" in refused(sft, {**pairs, "samples": 5}, *rest)
+    assert "['actor_optimizer.lr']" in refused({**sft, "actor_optimizer.lr": 1e-4}, pairs)
+    # A file that another stage has made.
+    with (home / "pairs/pairs.jsonl").open("a") as file:
+        file.write("\n")
+    text = refused()
+    assert "pairs.jsonl has changed since it was made" in text and "--redo=pairs" in text
+    assert "['data.train']" in refused(sft, {**rest[0], "data.train": str(
+        home / "pairs/pairs.jsonl")})  # fmt: skip
+    shutil.rmtree(home / "sft/policy")
+    assert "policy is gone" in refused()
+
+
+def test_a_stage_is_made_again_with_all_that_reads_it(whole, tmp_path):
+    """The same bytes come out; what does not read it is kept."""
+    home = shutil.copytree(whole, tmp_path / "p")
+    with pytest.raises(InputError, match="stages: sft, pairs"):
+        list(run_stages(stages_in(home), "x.py", redo=("sfft",)))
+    old = [s.name for s, _, kept in run_stages(stages_in(home), "x.py", redo=("pairs",)) if kept]
+    assert old == ["sft", "evaluate_sft"]
+    assert {n: r["outputs"] for n, r in records(home).items()} == {
+        n: r["outputs"] for n, r in records(whole).items()
+    }
+
+
+def test_a_run_may_go_on_with_what_allow_changed_names(whole, tmp_path):
+    home = shutil.copytree(whole, tmp_path / "p")
+    more = {**SFT, "steps": 5, "checkpoint.allow_changed": ("steps",)}
+    ((_, record, old),) = run_stages(stages_in(home, [more]), "x.py")
+    assert not old and record["metrics"]["steps"] == 5
+    assert record["outputs"] != records(whole)["sft"]["outputs"]
+    with pytest.raises(InputError, match=r"pairs holds this stage.*'checkpoint'"):
+        list(run_stages(stages_in(home, [more, chain()[1]]), "x.py"))
+
+
+CONFIG = """
+import sys
+sys.path.insert(0, {tests!r})
+import test_pipeline
+
+def get_config(variant=""):
+    config = test_pipeline.base()
+    config.mesh.data, config.mesh.fsdp = 1, -1
+    return config
+
+def pipeline():
+    return [*test_pipeline.chain(sft_steps=6), test_pipeline.RL]
+"""
+
+
+@pytest.mark.slow
+def test_a_pipeline_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
+    """SIGKILL in the middle of training, of sampling and between stages, and SIGTERM once; the same
+    command goes on each time."""
+    tests = str(REPO / "tests" / "experiments")
+    (tmp_path / "own.py").write_text(CONFIG.format(tests=tests))
+    environment = one_device_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPO), str(REPO / "tests"), tests])
+
+    def command(out):
+        return [sys.executable, "-m", "rljax", "pipeline", "own.py", f"--out={out}"]
+
+    options = dict(cwd=tmp_path, env=environment, text=True)
+    done = subprocess.run(command("whole"), capture_output=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kills = {
+        "sft/checkpoints/2": signal.SIGKILL,  # in the middle of a run
+        "sft/checkpoints/4": signal.SIGTERM,
+        "sft/summary.json": signal.SIGKILL,  # of a run that ends
+        "pairs/stage.json": signal.SIGKILL,  # in the middle of sampling
+        "scorer/policy": signal.SIGKILL,
+        "rl/checkpoints/2": signal.SIGKILL,
+        "evaluate_sft/stage.json": signal.SIGKILL,
+    }
+    for path, number in kills.items():
+        child = subprocess.Popen(
+            command("killed"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+        )
+        deadline = time.monotonic() + 200
+        while child.poll() is None and not (tmp_path / "killed" / path).exists():
+            assert time.monotonic() < deadline, path
+            time.sleep(0.01)
+        child.send_signal(number)
+        out, _ = child.communicate(timeout=200)
+        assert child.returncode in (0, 3, -9), out
+        if number == signal.SIGTERM and child.returncode:
+            assert "the same command goes on" in out and child.returncode == 3
+    done = subprocess.run(command("killed"), capture_output=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, other = records(tmp_path / "whole"), records(tmp_path / "killed")
+    for name in one:
+        assert one[name]["outputs"] == other[name]["outputs"], name
+        assert one[name]["inputs"] == other[name]["inputs"], name
+        assert one[name]["metrics"] == other[name]["metrics"], name
+
+
+def test_the_record_of_a_stage_that_has_begun_is_no_finished_one(whole, tmp_path):
+    """A kill while samples are written: the stage is made anew."""
+    home = shutil.copytree(whole, tmp_path / "p")
+    for stage in stages_in(home)[1:]:
+        shutil.rmtree(stage.folder)
+    (home / "pairs").mkdir()
+    (home / "pairs/stage.json").write_text(
+        '{"stage": "pairs", "status": "begun", "command": "sample", "inputs": {}, "by_hand": "",'
+        ' "settings_sha256": ""}'
+    )
+    (home / "pairs/pairs.jsonl").write_text("half")
+    listed = chain()[:2]
+    done = [(s.name, old) for s, _, old in run_stages(stages_in(home, listed), "x.py")]
+    assert done == [("sft", True), ("pairs", False)]
+    assert record_of(stages_in(home, listed)[1])["outputs"] == records(whole)["pairs"]["outputs"]
