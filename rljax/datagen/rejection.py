@@ -139,10 +139,7 @@ def rejection_sample(options: RejectionOptions) -> dict:
     Raises InputError where nothing at all is selected.
     """
     check_options(options)
-    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
-    if options.reward_model:
-        own = dataclasses.replace(saved.config.reward, model=options.reward_model)
-        saved = dataclasses.replace(saved, config=dataclasses.replace(saved.config, reward=own))
+    saved = _opened(options)
     data, reward_name = _data_and_reward(options, saved)
     records = load_prompts(data, options.split)[: options.prompts]
     prompts, _ = saved.encode(records, max_tokens=options.max_prompt_tokens)
@@ -194,6 +191,15 @@ def rejection_sample(options: RejectionOptions) -> dict:
     }
     write_json(meta_path(options.out), meta)
     return meta
+
+
+def _opened(options: RejectionOptions) -> SavedPolicy:
+    """The policy; its reward model is that of the options, where they name one."""
+    saved = load_policy(options.checkpoint, options.step, trust_code=options.trust_code)
+    if not options.reward_model:
+        return saved
+    reward = dataclasses.replace(saved.config.reward, model=options.reward_model)
+    return dataclasses.replace(saved, config=dataclasses.replace(saved.config, reward=reward))
 
 
 def _data_and_reward(options: RejectionOptions, policy: SavedPolicy) -> tuple[str, str]:

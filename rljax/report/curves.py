@@ -284,6 +284,7 @@ def _timelines(run: Run) -> str:
 
 # -- rewards against the distance from the reference --
 
+
 def distance(run: Run) -> dict[float, float]:
     """{step: sqrt KL(policy || reference)}, KL in nats per response: the mean over the sampled
     tokens of log policy - log reference, times their number per response."""

@@ -130,6 +130,7 @@ NOT_RUN = {
     "generator_of": "reads an option",
     "_matches": "draws by the texts, which it only prints",
     "length_under": "reads the number of tokens alone",
+    "letter_quota": "counts a letter",
     "reward_model": "reads the score of a model",
     "l1_exact": "as l1_max",
     "soft_overlong": "reads the number of tokens alone",
