@@ -12,15 +12,23 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from conftest import REPO, one_device_environment
 
+from rljax.arrays import place
+from rljax.batch import Batch
 from rljax.config import Config
 from rljax.config.flags import load_config_file
+from rljax.data.offline.batches import batch_arrays
+from rljax.data.offline.encode import encode_rows
+from rljax.data.offline.rows import load_rows
 from rljax.errors import InputError
+from rljax.evaluation.process_models import load_scorer
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.pipeline import record_of, run_stages
 from rljax.experiments.stages import make_stages
+from rljax.rollout import ModelScorer
 
 TASK = "first_letter(letters=3, kinds=4)"
 
@@ -62,7 +70,7 @@ RL = {
 
 
 def chain(sft_steps: int = 3) -> list[dict]:
-    """SFT, its samples, a reward model of them, and SFT on the best."""
+    """SFT, its samples, a reward model of them, and SFT on the samples that the model chooses."""
     return [
         {"stage": "sft", "command": "train", "steps": sft_steps},
         {"stage": "pairs", "checkpoint": "{sft}/policy", **SAMPLE},
@@ -71,8 +79,12 @@ def chain(sft_steps: int = 3) -> list[dict]:
             "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
         },
         {
+            "stage": "chosen", "checkpoint": "{sft}/policy", **SAMPLE, "reward": None,
+            "reward_model": "{scorer}/reward_model", "pairs": "",
+        },
+        {
             "stage": "best", "command": "train", "model": "{sft}/policy",
-            "data.train": "{pairs}/samples.jsonl",
+            "data.train": "{chosen}/samples.jsonl",
         },
         evaluated("sft"), evaluated("best"),
     ]  # fmt: skip
@@ -191,6 +203,9 @@ def test_the_lineage_names_every_input_and_output_by_its_hash(whole):
         "model": {"{sft}/policy": made["sft"]["policy"]},
         "data.train": {"{pairs}/pairs.jsonl": made["pairs"]["pairs.jsonl"]},
     }
+    assert of["chosen"]["inputs"]["reward_model"] == {
+        "{scorer}/reward_model": made["scorer"]["reward_model"]
+    }
     for name, record in of.items():
         assert record["status"] == "finished" and record["versions"]["jax"] == jax.__version__
         assert record["by_hand"] and record["process"] and len(record["settings_sha256"]) == 64
@@ -201,6 +216,23 @@ def test_the_lineage_names_every_input_and_output_by_its_hash(whole):
     assert "loss" in of["sft"]["metrics"]["last_step"]
     assert not [k for k in of["sft"]["metrics"]["last_step"] if k.startswith("time/")]
     assert of["pairs"]["metrics"]["rows of pairs"] > 0
+
+
+def test_a_reward_model_chooses_among_samples_by_its_own_score(whole):
+    """The best of each prompt's samples is the one that the model itself likes best."""
+    rows = [json.loads(line) for line in (whole / "chosen/samples.jsonl").read_text().splitlines()]
+    saved = load_scorer(whole / "scorer/reward_model")
+    scorer = ModelScorer(saved.model, saved.params, 16)
+    made = [dict(prompt=r["prompt"], completion=r["completion"], label=True) for r in rows]
+    items, _ = encode_rows(load_rows(made, "train", "unpaired"), saved.tokenizer, "unpaired",
+                           max_tokens=8)  # fmt: skip
+    batch = Batch(**batch_arrays("unpaired", items, length=8))
+    scores = [score.value for score in scorer.score(place(batch, saved.model.mesh))]
+    np.testing.assert_allclose([row["reward"] for row in rows], scores, rtol=1e-4, atol=1e-5)
+    assert len({row["reward"] for row in rows}) > 1
+    meta = json.loads((whole / "chosen/samples.meta.json").read_text())
+    assert meta["reward"] == "reward_model()"
+    assert meta["metrics"]["mean_reward_selected"] > meta["metrics"]["mean_reward_all"]
 
 
 def test_the_page_shows_the_same_prompts_answered_by_several_stages(whole):
