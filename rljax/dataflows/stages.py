@@ -24,7 +24,7 @@ def with_logprobs(batch: Batch, cfg, *, actor, reference=None, critic=None):
     the batch, and metrics of the actor's pass (the load of its experts)."""
     metrics = {}
     if cfg.old_logprobs == "sampler":
-        batch = bypass_old_logprobs(batch)
+        batch = bypass_old_logprobs(batch).replace(weights=batch.weights)
     else:
         old, metrics = actor.logprobs_and_load(batch, cfg.steps)
         batch = batch.replace(old_logprobs=old)
@@ -45,7 +45,9 @@ def corrected(batch: Batch, cfg):
     if cfg.correction is None:
         return batch, batch, metrics
     kept, more = cfg.correction(batch)
-    return batch.replace(weights=kept.weights), kept, {**metrics, **more}
+    own = (batch.weights, kept.weights)  # those that a rollout gave, and the correction's
+    weights = own[0] * own[1] if None not in own else own[own[0] is None]
+    return batch.replace(weights=weights), kept, {**metrics, **more}
 
 
 def baseline_filtered(batch: Batch, cfg) -> Batch:

@@ -63,8 +63,11 @@ def main(spec_text: str) -> None:
 
 
 def mark_of(step: Step) -> bytes:
-    """Equal for steps that say the same, whatever time they took and wherever they were said."""
-    told = dataclasses.replace(step, ids=(), seconds=0.0, drift="", messages=(), text="")
+    """Equal for steps that say the same, whatever time they took, wherever they were said and
+    whichever of the episodes with these replies said it."""
+    told = dataclasses.replace(
+        step, episode=0, ids=(), seconds=0.0, drift="", messages=(), text=""
+    )  # fmt: skip
     hashed = hashlib.blake2b(np.asarray(step.ids, np.int64).tobytes(), digest_size=16)
     for field in dataclasses.fields(told):
         value = getattr(told, field.name)

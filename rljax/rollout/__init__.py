@@ -1,6 +1,7 @@
 """Rollouts: prompts -> scored trajectories. `algorithm.collect` names one of these functions.
 
-collect: once, dynamic, active, first_live. greedy: the greedy response's score as a baseline.
+collect: once, dynamic, active, first_live. turn_tree: episodes that branch where turns end.
+greedy: the greedy response's score as a baseline.
 against: half of the samples from an opponent. reward, judge, process: rewards of samples.
 environment, episodes, episode_rows: episodes of several turns in place of samples.
 """
@@ -17,6 +18,7 @@ from rljax.rollout.report import RewardReport, Sample, ScoredRow, extraction_fai
 from rljax.rollout.reward import EarlyScores, ModelScorer, Reward
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 from rljax.rollout.scored import sample_scored
+from rljax.rollout.turn_tree import turn_tree
 
 __all__ = [
     "AgainstOpponent",
@@ -45,5 +47,6 @@ __all__ = [
     "run_rollout",
     "sample_scored",
     "sampled_by_actor",
+    "turn_tree",
     "widened",
 ]

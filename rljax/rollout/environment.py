@@ -22,6 +22,7 @@ from rljax.errors import InputError
 from rljax.rewards.pool.pool import Score
 from rljax.rollout.episode_log import Episode, Rules
 from rljax.rollout.episode_rows import episode_metrics, rows_of, summaries
+from rljax.rollout.episode_tree import Tree, tree_rows
 from rljax.rollout.episodes import AT_ONCE, Driver
 from rljax.rollout.outcomes import Outcomes, episode_sample, seat_scores
 from rljax.rollout.report import RewardReport, Sample, ScoredRow
@@ -83,16 +84,30 @@ class Environment:
         if self._reward is not None:
             self._reward.close()
 
-    def play(self, actor, prompts: Prompts, key, sampling, *, n: int) -> tuple[Batch, RewardReport]:
+    def play(
+        self, actor, prompts: Prompts, key, sampling, *, n: int, tree: Tree | None = None
+    ) -> tuple[Batch, RewardReport]:
         """Plays n / rows episodes on each prompt, `rows` those of an episode -> the batch of
-        prompts x n rows and the report, as `Reward` returns them."""
+        prompts x n rows and the report, as `Reward` returns them. The episodes of a `tree` are its
+        leaves, and the batch has the rows of its nodes."""
+        each, waiting = self.episodes_of_a_prompt(n), {}
+        branches = None
+        if tree is not None:
+            branches = lambda e: [  # noqa: E731
+                waiting.pop(e.prompt * each + leaf)
+                for leaf in tree.siblings(e.number - e.prompt * each, e.turns)
+            ]
         with timed("generate"):
             sampler = self.sampler(self.engine(actor, len(prompts.records) * n))
-            driver, early = Driver(sampler, self.crew, self.rules_of(sampling)), Outcomes(self)
+            rules = self.rules_of(sampling)
+            driver, early = Driver(sampler, self.crew, rules, branches=branches), Outcomes(self)
             keys = Keys(key)
             for p in range(len(prompts.records)):
-                for episode in self.episodes(prompts.select([p]), p, p, keys, n):
-                    driver.admit(episode)
+                for at, episode in enumerate(self.episodes(prompts.select([p]), p, p, keys, n)):
+                    if tree is None or at % tree.leaves == 0:
+                        driver.admit(episode)
+                    else:
+                        waiting[episode.number] = episode
             try:
                 weights = actor.decoding.weights(actor.model, actor.state.weights)
                 episodes = driver.run(weights, int(fetch(actor.state.step)), early.ended)
@@ -101,8 +116,10 @@ class Environment:
                 early.cancel()
                 raise
         self.refuse_failures(episodes)
+        episodes.sort(key=lambda episode: episode.number)
         with timed("reward"):
-            return self.reported(driver, episodes, early.scores(episodes), len(prompts.records))
+            scores, groups = early.scores(episodes), [episode.prompt for episode in episodes]
+            return self.reported(driver, episodes, scores, groups, tree, each)
 
     def first_exchange(self, record: PromptRecord) -> list[Step]:
         """One exchange on a row with a scripted policy, whose reply is the row's ground truth, as
@@ -216,34 +233,59 @@ class Environment:
         )
 
     def reported(
-        self, driver: Driver, episodes: list[Episode], of_reward: dict[int, Score], prompts: int
-    ) -> tuple[Batch, RewardReport]:
-        """The batch and the report of the episodes of so many `prompts`, in their order;
-        `of_reward` has the scores of those that a reward function scores."""
-        rules, rows = self.rules, len(episodes) * self.rules.rows
-        values, found, each = np.zeros(rows, np.float32), [], len(episodes) // prompts
-        every: list[Score] = []
-        totals: list[list[float]] = []
-        for at, episode in enumerate(episodes):
-            sample, scores = self.sample(episode), seat_scores(episode, rules, of_reward)
-            totals.append([score.value for score in scores])
+        self, driver: Driver, episodes: list[Episode], of_reward: dict[int, Score],
+        groups: list[int], tree: Tree | None = None, each: int = 0,
+    ) -> tuple[Batch, RewardReport]:  # fmt: skip
+        """The batch and the report of the episodes, in their order; `of_reward` has the scores of
+        those that a reward function scores, `groups` is equal for those that are compared. Those of
+        a `tree` are leaves of prompts that have `each` of them at most."""
+        rules, seats, found = self.rules, len(self.rules.seats), []
+        every = [seat_scores(episode, rules, of_reward) for episode in episodes]
+        for episode, group, scores in zip(episodes, groups, every, strict=True):
+            sample = self.sample(episode)
             for seat, score in enumerate(scores):
-                first = at * rules.rows + seat * rules.max_rows
-                own = slice(first, first + rules.max_rows)
-                values[own] = score.value if score.status == "ok" else 0.0
-                every += [score] * rules.max_rows
-                group = at // each * len(rules.seats) + seat
-                found.append(ScoredRow(sample, score, episode.record, group))
+                found.append(ScoredRow(sample, score, episode.record, group * seats + seat))
                 if score.status != "ok" and not episode.failure:
                     episode.failure, episode.kind = score.message or score.status, "reward"
-        batch = rows_of(
-            episodes, rules, values, parts_of(every), prompts, mask_bad_turns=self.mask_bad_turns
-        )
-        returns = [float(of_seats[0]) for of_seats in totals]
-        metrics = episode_metrics(episodes, prompts, returns, self.correct_at)
+        ok = np.array([[score.status == "ok" for score in scores] for scores in every])
+        totals = np.array([[score.value for score in scores] for scores in every])
+        parts = parts_of([score for scores in every for score in scores])
+        if tree is None:
+            of_seats = np.where(ok, totals, 0.0).astype(np.float32).reshape(-1)
+            of_rows = [x if x is None else x.repeat(rules.max_rows, 0) for x in (of_seats, parts)]
+            batch = rows_of(episodes, rules, *of_rows, groups, mask_bad_turns=self.mask_bad_turns)
+        else:
+            worth = np.where(ok, totals, np.nan)
+            batch = self._rows_of_tree(tree, episodes, worth, parts, each)
+        metrics = episode_metrics(episodes, groups, totals[:, 0].tolist(), self.correct_at)
         metrics |= self._counts(driver)
-        shown = summaries(episodes, rules, prompts, totals, self.tokenizer)
+        if tree is not None:
+            metrics["turn_tree/leaves"] = len(episodes) / len({*groups})
+        shown = summaries(episodes, rules, groups, totals, self.tokenizer)
         return place(batch, self.mesh), RewardReport(tuple(found), (metrics,), shown)
+
+    def _rows_of_tree(
+        self, tree: Tree, episodes: list[Episode], totals: np.ndarray, parts: np.ndarray | None,
+        each: int,
+    ) -> Batch:  # fmt: skip
+        """The rows of the nodes, of leaves with these totals [E, seats] and parts [E seats, K]."""
+        prompts = episodes[-1].prompt + 1
+        leaves = [{} for _ in range(prompts)]
+        of_leaves = np.full((prompts * each, totals.shape[1]), np.nan)
+        own = [episode.number for episode in episodes]
+        of_leaves[own] = totals
+        of_parts = None
+        if parts is not None:
+            of_parts = np.full((*of_leaves.shape, parts.shape[-1]), np.nan)
+            of_parts[own] = parts.reshape(*totals.shape, -1)
+            of_parts[np.isnan(of_leaves)] = np.nan
+            of_parts = of_parts.reshape(prompts, each, *of_parts.shape[1:])
+        for episode in episodes:
+            leaves[episode.prompt][episode.number - episode.prompt * each] = episode
+        return tree_rows(
+            tree, leaves, each, self.rules, of_leaves.reshape(prompts, each, -1), of_parts,
+            mask_bad_turns=self.mask_bad_turns,
+        )  # fmt: skip
 
     def _counts(self, driver: Driver) -> dict[str, float]:
         """What the workers of all hosts did again, and how slots were used."""

@@ -8,7 +8,7 @@ import numpy as np
 from rljax import hosts
 from rljax.batch import FinishReason
 from rljax.data.online.prompts import PromptRecord
-from rljax.environments.messages import Limits
+from rljax.environments.messages import Limits, Step
 from rljax.sampler import Sampling
 from rljax.sampler.sample import Sample
 
@@ -107,6 +107,8 @@ class Episode:
     waited_s: float = 0.0  # of these, those of the environment
     drift: list[str] = dataclasses.field(default_factory=list)
     call_seconds: list[float] = dataclasses.field(default_factory=list)  # of answers to calls
+    # Where it branched off from its siblings: the state there, and the step that followed.
+    origin: tuple[dict, Step] | None = None
 
     @property
     def turns(self) -> int:
@@ -144,10 +146,10 @@ class Episode:
         self.speaker = None if state["speaker"] is None else self.logs[state["speaker"]]
 
     def anew(self) -> "Episode":
-        """The same episode at its beginning."""
+        """The same episode at its beginning; one with an origin is to be brought there."""
         return Episode(
             self.number, self.prompt, self.record, self.start, self.keys, self.attempt + 1,
-            begun_s=self.begun_s,
+            begun_s=self.begun_s, origin=self.origin,
         )  # fmt: skip
 
 

@@ -27,14 +27,15 @@ _TOKEN_FIELDS = {
 
 def rows_of(
     episodes: Sequence[Episode], rules: Rules, scores: np.ndarray, parts: np.ndarray | None,
-    prompts: int, *, mask_bad_turns: bool,
+    groups: Sequence[int], *, mask_bad_turns: bool,
 ) -> Batch:  # fmt: skip
-    """A host batch of the episodes of so many `prompts`, in their order. scores, parts: of every
-    row, the total return of its seat [B] and its named parts [B, K]; a failed row's are not read.
+    """A host batch of the episodes, in their order. scores, parts: of every row, the total return
+    of its seat [B] and its named parts [B, K]; a failed row's are not read. groups: equal for the
+    episodes that are compared, from 0.
 
     A turn's reward stands on its last token that is learned from, the rest of the return on the
-    last one of the seat. group = prompt x seats + seat; the rows of a failed episode are groups of
-    their own.
+    last one of the seat. group = that of the episode x seats + seat; the rows of a failed episode
+    are groups of their own.
     """
     rows, columns = len(episodes) * rules.rows, rules.limits.max_tokens
     fields = {name: np.zeros((rows, columns), dtype) for name, dtype in _TOKEN_FIELDS.items()}
@@ -43,9 +44,8 @@ def rows_of(
     place = np.arange(rows, dtype=np.int32)
     seat = place // rules.max_rows % len(rules.seats)
     states: dict[bytes, int] = {}
-    alone = prompts * len(rules.seats)
+    alone = (max(groups) + 1) * len(rules.seats)
     group = alone + place
-    each = len(episodes) // prompts
     for at, episode in enumerate(episodes):
         of_seat: dict[int, list[int]] = {}  # the rows of each
         played = dict.fromkeys(range(len(rules.seats)), 0)  # turns
@@ -61,7 +61,7 @@ def rows_of(
         if episode.failure:
             fields["mask"][own] = fields["rewards"][own] = 0.0
             continue
-        group[own] = at // each * len(rules.seats) + seat[own]
+        group[own] = groups[at] * len(rules.seats) + seat[own]
         for own_rows in of_seat.values():
             learned = [row for row in own_rows if fields["mask"][row].any()]
             last = learned[-1] if learned else own_rows[-1]
@@ -114,15 +114,16 @@ def _reward(fields: dict, row: int, end: int, reward: float) -> None:
 
 
 def summaries(
-    episodes: Sequence[Episode], rules: Rules, prompts: int, totals: Sequence, tokenizer
+    episodes: Sequence[Episode], rules: Rules, groups: Sequence[int], totals: Sequence, tokenizer
 ) -> tuple[EpisodeSummary, ...]:
-    """Each seat of each episode, for the transcripts; totals: the return of each [E][seats]."""
-    found, each = [], len(episodes) // prompts
+    """Each seat of each episode, for the transcripts; groups: those of `rows_of`; totals: the
+    return of each [E][seats]."""
+    found = []
     for at, episode in enumerate(episodes):
         for seat in sorted({log.seat for log in episode.logs}):
             logs = [log for log in episode.logs if log.seat == seat]
             total = None if episode.failure else float(totals[at][seat])
-            group = at // each * len(rules.seats) + seat
+            group = groups[at] * len(rules.seats) + seat
             record = functools.partial(
                 _record, at, episode, logs, group, rules.seats[seat], total, tokenizer
             )
@@ -159,9 +160,10 @@ def _record(
 
 
 def episode_metrics(
-    episodes: Sequence[Episode], prompts: int, returns: Sequence[float], correct_at: float
+    episodes: Sequence[Episode], groups: Sequence[int], returns: Sequence[float], correct_at: float
 ) -> dict[str, float]:
-    """What is logged of a step's episodes; `returns` are those of each one's first seat."""
+    """What is logged of a step's episodes; `groups` are those of `rows_of`, `returns` those of each
+    one's first seat."""
     live = [episode for episode in episodes if not episode.failure]
     count = max(len(episodes), 1)
     ends = {"stop": 0, "length": 0, "turns": 0, "time": 0, "failed": len(episodes) - len(live)}
@@ -185,11 +187,11 @@ def episode_metrics(
     drift = [one for episode in live for one in episode.drift]
     for name in ("same", "retokenized", "rewritten") if drift else ():
         found[f"drift/{name}"] = drift.count(name) / len(drift)
-    failed = np.array([bool(episode.failure) for episode in episodes]).reshape(prompts, -1)
-    found["group/partial"] = _mean(failed.any(axis=1) & ~failed.all(axis=1))
-    worth = np.asarray(returns).reshape(prompts, -1)
-    pairs = zip(worth, failed, strict=True)
-    found["group/dead"] = _mean([len({*of[~lost].tolist()}) < 2 for of, lost in pairs])
+    failed, worth = np.array([bool(e.failure) for e in episodes]), np.asarray(returns)
+    number = np.asarray(groups)
+    of_groups = [(worth[number == g], failed[number == g]) for g in dict.fromkeys(groups)]
+    found["group/partial"] = _mean([lost.any() and not lost.all() for _, lost in of_groups])
+    found["group/dead"] = _mean([len({*of[~lost].tolist()}) < 2 for of, lost in of_groups])
     if live:
         scored = [x for x, episode in zip(returns, episodes, strict=True) if not episode.failure]
         found |= {

@@ -12,6 +12,7 @@ e mod count, and what environments say is exchanged once per dispatch.
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 from rljax import beats, hosts
 from rljax.batch import FinishReason
@@ -32,14 +33,18 @@ AT_ONCE, IN_FLIGHT = range(2**30, 2**31 - 1), range(2**30)
 
 class Driver:
     """Plays the episodes that were admitted, with the slots of a sampler. Until none is `left`:
-    `look`, then `dispatch`. `numbers` are those of its episodes in the crew, in their order."""
+    `look`, then `dispatch`. `numbers` are those of its episodes in the crew, in their order.
+
+    `branches(episode)` is asked where a turn has ended and the episode goes on: the episodes that
+    it returns, new ones, go on from there as well. Each has the same turns so far and draws by its
+    own keys; its environment is played again from the recorded replies."""
 
     def __init__(
         self, sampler: Sampler, crew: EpisodeCrew, rules: Rules, numbers: range = AT_ONCE,
-        clock: Clock | None = None,
+        clock: Clock | None = None, branches: Callable[[Episode], list[Episode]] | None = None,
     ):  # fmt: skip
         self.sampler, self.crew, self.rules, self.numbers = sampler, crew, rules, numbers
-        self.clock = clock or Clock()
+        self.clock, self.branches = clock or Clock(), branches
         self.episodes: dict[int, Episode] = {}
         self._of_sample: dict[int, Episode] = {}  # by the id of its sample
         self._deliveries: list[tuple[Sample, tuple[int, ...], Sampling]] = []
@@ -59,6 +64,10 @@ class Driver:
         if episode.finish is not None:
             return
         self.left += 1
+        self._open(episode)
+
+    def _open(self, episode: Episode) -> None:
+        """Has the environment of an episode played up to where the episode stands."""
         self._of_sample |= {log.sample.id: episode for log in episode.logs}
         replies = replies_of(episode, self.rules.limits)
         if len(episode.marks) <= len(replies):
@@ -202,6 +211,11 @@ class Driver:
         if step.restart:
             self._release(episode)
             episode = self.episodes[episode.number] = episode.anew()
+            if episode.origin is not None:
+                self._drop(episode)
+                self._return_to_origin(episode)
+                self._put(episode, episode.origin[1])
+                return
         episode.asked = None
         episode.marks.append(step.mark)
         if episode.begun_s is None:
@@ -244,13 +258,11 @@ class Driver:
 
     def _go_on(self, episode: Episode, step: Step) -> None:
         """Puts what the environment said before the policy, unless a limit ends the episode."""
-        rules, seat = self.rules, self.rules.seats.index(step.seat)
+        rules = self.rules
         if episode.turns >= rules.limits.max_turns:
             self._end(episode, FinishReason.TURNS)
             return
-        logs = [log for log in episode.logs if log.seat == seat]
-        begins = step.new_row or not logs
-        room = rules.limits.max_tokens - len(step.ids) - (0 if begins else logs[-1].tokens)
+        logs, begins, room = self._place_of(episode, step)
         if room < 1 and not episode.turns:
             self._drop(episode)
             what = f"the prompt has {len(step.ids)} tokens, and max_tokens is"
@@ -259,6 +271,52 @@ class Driver:
         if room < 1 or begins and len(logs) == rules.max_rows:
             self._end(episode, FinishReason.LENGTH)
             return
+        for one in (*self._branched(episode, step), episode):
+            self._put(one, step)
+
+    def _place_of(self, episode: Episode, step: Step) -> tuple[list[Log], bool, int]:
+        """The logs of the seat that plays next, whether it begins another one, and how many tokens
+        its turn may have."""
+        seat = self.rules.seats.index(step.seat)
+        logs = [log for log in episode.logs if log.seat == seat]
+        begins = step.new_row or not logs
+        before = 0 if begins else logs[-1].tokens
+        return logs, begins, self.rules.limits.max_tokens - len(step.ids) - before
+
+    def _branched(self, episode: Episode, step: Step) -> list[Episode]:
+        """The new episodes that go on from where this one stands, with what `step` says."""
+        new = [] if self.branches is None else self.branches(episode)
+        if new:
+            origin = episode.get_state(self.seconds), step
+            for one in (episode, *new):
+                one.origin = origin
+        for one in new:
+            # The seeds of the environment are its siblings': the same replies lead to the same.
+            one.start, one.begun_s = episode.start, episode.begun_s
+            self.episodes[one.number] = one
+            self.left += 1
+            self._return_to_origin(one)
+        return new
+
+    def _return_to_origin(self, episode: Episode) -> None:
+        """Brings an episode to where it branched off. What its siblings have read of the turns
+        before is read for it, too."""
+        attempt, begun_s = episode.attempt, episode.begun_s
+        episode.set_state(episode.origin[0], self.rules.sampling)
+        episode.attempt, episode.begun_s = attempt, begun_s
+        counts: dict[int, int] = {}
+        for log in episode.logs:
+            row = log.seat * self.rules.max_rows + counts.get(log.seat, 0)
+            counts[log.seat] = counts.get(log.seat, 0) + 1
+            log.sample.id = episode.number * self.rules.rows + row
+            log.sample.key = episode.keys[row]
+        self.sampler.restore([log.sample for log in episode.logs])
+        self._open(episode)
+
+    def _put(self, episode: Episode, step: Step) -> None:
+        """Puts what the environment said, for which there is room, before the policy."""
+        rules, seat = self.rules, self.rules.seats.index(step.seat)
+        logs, begins, room = self._place_of(episode, step)
         most = min(rules.sampling.max_response_tokens, room)
         if begins:
             if logs:

@@ -101,6 +101,15 @@ class Sample:
         """The same request, at the same point."""
         return dataclasses.replace(self, _records=self._records.copy())
 
+    def part(self, start: int, end: int) -> "Sample":
+        """A copy whose response is tokens [start, end) of prompt and response, and whose prompt is
+        what stands before them."""
+        first = len(self.prompt)
+        records = self._records[start - first : end - first].copy()
+        return dataclasses.replace(
+            self, prompt=self.ids[:start], _records=records, _count=end - start
+        )
+
     def get_state(self) -> dict:
         """Where the sample stands, as JSON: `from_state` makes it again."""
         most = self.sampling.max_response_tokens

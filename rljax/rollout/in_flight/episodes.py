@@ -208,7 +208,8 @@ class Episodes:
         self.driver.rest()
         scores = {number: score for group in groups for number, score in group.scores.items()}
         with timed("reward"):
-            done = self.environment.reported(self.driver, episodes, scores, len(groups))
+            of = np.repeat(np.arange(len(groups)), self.each).tolist()
+            done = self.environment.reported(self.driver, episodes, scores, of)
         return (*done, prompts)
 
     def metrics(self) -> dict[str, float]:
