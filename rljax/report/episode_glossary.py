@@ -24,6 +24,8 @@ EPISODES = {
                            "near 0; they depend on the speed of the machine"),
     "episode/ended/failed": ("episodes that failed: masked, and never scored", SHARE,
                              "0; above environment.max_failed the run ends"),
+    "turn_tree/leaves": ("episodes of a prompt's trees, mean", "episodes",
+                         "the roots where no episode goes on after the turns that branch"),
     "calls/per_episode": ("tool calls of an episode, mean", "calls", ""),
     "calls/bad": ("calls that could not be parsed", SHARE,
                   "falls to 0; near 1: the format is not the one of environment.calls"),

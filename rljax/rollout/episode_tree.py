@@ -36,8 +36,8 @@ class Tree:
     """Every episode that goes on after turn `at[0]` goes on `branches` times from there, each of
     these again after turn `at[1]`, and so on. Turns of all seats are counted, from 1."""
 
-    branches: int
-    at: tuple[int, ...]
+    branches: int = 2
+    at: tuple[int, ...] = (1,)
 
     def __post_init__(self):
         if not isinstance(self.branches, int) or self.branches < 2:

@@ -7,6 +7,8 @@ from rljax.config import NAMESPACES, Config, EnvironmentConfig, row_tokens
 from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
+from rljax.rollout import turn_tree
+from rljax.rollout.episode_tree import Tree
 from rljax.validation.problems import resolve_field
 
 
@@ -14,6 +16,7 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
     """A generator function that its rows can call, limits that fit, and nothing beside it that
     reads single responses."""
     own, text = config.environment, config.environment.function
+    _check_tree(config, problems)
     if not text:
         _check_unread(own, problems)
         return
@@ -64,6 +67,39 @@ def _check_rows(config: Config, problems: Problems, seats: tuple[str, ...]) -> N
         rule = "compares single rows, and an episode has several here"
         name = value.partition("(")[0]
         problems.check(rows == 1 or name not in names, field, value, rule, fix)
+
+
+def _check_tree(config: Config, problems: Problems) -> None:
+    """A tree of episodes has an environment that can be played again, whole trees of rows, and
+    turns to branch at."""
+    field, text, own = "algorithm.collect", config.algorithm.collect, config.environment
+    try:
+        collect = resolve(text, NAMESPACES["collect"])
+        dataflow = resolve(config.dataflow, NAMESPACES["dataflow"])
+        played = spec(resolve(own.function, NAMESPACES["environment"])) if own.function else None
+    except InputError:  # which is said elsewhere
+        return
+    if collect.function is not turn_tree:
+        return
+    try:
+        tree = Tree(**collect.options)
+    except InputError as error:
+        problems.add(field, text, error)
+        return
+    rule = "episodes branch where turns of an environment end, and environment.function is ''"
+    if not problems.check(played is not None, field, text, rule, "once()"):
+        return
+    rule = "a branch of a turn_tree is played again from recorded replies, and "
+    rule += f"environment.function={own.function!r} declares repeatable=False"
+    problems.check(played.repeatable, field, text, rule, "once()")
+    rule = f"dataflow={config.dataflow!r} compares all rows of a prompt, and those of a turn_tree "
+    rule += "begin at different turns"
+    problems.check(not spec(dataflow).compares_samples, field, text, rule, "once()")
+    rule = f"episodes branch after turn {tree.at[-1]}, and end after {own.max_turns} turns"
+    problems.check(tree.at[-1] < own.max_turns, "environment.max_turns", own.max_turns, rule)
+    samples, unit = config.batch.samples_per_prompt, tree.nodes * len(played.seats) * own.max_rows
+    rule = f"a multiple of {unit}: a root of a turn_tree has {tree.nodes} nodes"
+    problems.check(samples % unit == 0, "batch.samples_per_prompt", samples, rule)
 
 
 def _check_unread(own: EnvironmentConfig, problems: Problems) -> None:

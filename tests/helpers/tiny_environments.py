@@ -166,3 +166,28 @@ def some_dead(letter, seed, sample_seed, *, fail: bool = False):
     if fail and seed % 3 == 0:
         raise ValueError("no such world")
     return 1.0 if seed % 3 == 0 else float(sample_seed % 2)
+
+
+def fails_once(letter, *, folder: str, after: int = 2):
+    """`count_letter` that raises once behind its reply number `after`, for every history of its
+    own: what is known of that lies in the folder."""
+    played, said, replies = count_letter(letter), None, []
+    while True:
+        try:
+            said = next(played) if not replies else played.send(replies[-1])
+        except StopIteration as end:
+            return end.value
+        replies.append((yield said))
+        history = "_".join(str(ord(c)) for reply in replies for c in f"{reply.whole} ")
+        if len(replies) == after and not os.path.exists(f"{folder}/{history}"):
+            open(f"{folder}/{history}", "w").close()
+            raise ValueError("not yet")
+
+
+def fails_by_reply(letter, *, wrong: str = "abcd"):
+    """Two turns; raises where the second reply begins with one of these letters."""
+    yield f"{letter}>"
+    reply = yield ">"
+    if reply.whole[:1] in tuple(wrong):
+        raise ValueError("no such world")
+    return float(len(reply.whole))
