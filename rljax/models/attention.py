@@ -124,7 +124,7 @@ def attention_paired(
     q: jax.Array,
     cache: Cache,
     allowed: jax.Array,
-    held: jax.Array,
+    held: jax.Array | None,
     *,
     mesh: Mesh,
     scale: float,
@@ -133,13 +133,14 @@ def attention_paired(
     """`attention_cached` where one array holds keys and values, pairs [B, T, 2 K, E]: head k's keys
     at 2k, its values at 2k + 1. q [B, S, H, E] -> [B, S, H, E].
 
-    Several queries go by `allowed` [B, S, T]. A single one sees the first held [B] tokens of its
-    slot, and on TPU reads no others: there it is JAX's ragged paged attention, on pages of a pool
-    [N, page, 2 K, E] and their table as they are, or on slots that are made of whole pages.
+    Several queries go by `allowed` [B, S, T], and so does a single one where held is None. Else
+    that one sees the first held [B] tokens of its slot, and on TPU reads no others: there it is
+    JAX's ragged paged attention, on pages of a pool [N, page, 2 K, E] and their table as they are,
+    or on slots that are made of whole pages.
     """
     pairs, pool, table = cache.parts[0], cache.pool, cache.table
     q = paths.pad_axis(q, 3, pairs.shape[-1])
-    if q.shape[1] > 1:
+    if held is None or q.shape[1] > 1:
         k, v = paths.unpaired(pairs)
         return attention_cached(q, k, v, allowed, scale=scale, soft_cap=soft_cap, order="tokens")
     on_tpu = mesh.devices.flat[0].platform == "tpu"

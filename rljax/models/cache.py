@@ -33,7 +33,8 @@ from rljax.mesh import BATCH_AXES, row_shards
 from rljax.models import cache_pages
 from rljax.models.attention_paths import LANES, pad_axis, paged_takes, whole_pages
 from rljax.models.cache_pages import Pool, token_axis
-from rljax.models.cache_ring import newest, take
+from rljax.models.cache_ring import newest, put, take
+from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
 
 DTYPES = ("", "float32", "bfloat16", "int8")  # "" = what the model computes in
@@ -97,10 +98,11 @@ def _order(config: ModelConfig, mesh: Mesh, dtype: str) -> str:
     return "pairs" if order == "tokens" and pairs_for(config, mesh, dtype) else order
 
 
-def _room(config: ModelConfig, columns: int, window: int, order: str = "") -> int:
+def _room(config: ModelConfig, columns: int, window: int, order: str = "", rings=True) -> int:
     """Columns of a slot in a layer, for so many tokens."""
     columns = whole_pages(columns) if order == "pairs" else columns
-    if config.batch_invariant:  # no rings: keys are read in the order of their columns
+    # Batch-invariant attention reads keys in the order of their columns.
+    if config.batch_invariant or not rings:
         return columns + (columns == window)
     return min(columns, window or columns)
 
@@ -129,11 +131,13 @@ def _stored(config: ModelConfig, mesh: Mesh | None, dtype: str) -> tuple[int, tu
     return heads // together, tuple(-(-together * w // lanes) * lanes for w in widths)
 
 
-def slot_bytes(config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | None = None) -> int:
+def slot_bytes(
+    config: ModelConfig, columns: int, dtype: str = "", mesh: Mesh | None = None, rings=True
+) -> int:
     """Bytes that one slot of `columns` tokens takes, over all layers and devices; without a mesh,
     those of the numbers alone."""
     order = _order(config, mesh, dtype) if mesh else ""
-    held = sum(_room(config, columns, kind.window, order) for kind in config.kinds)
+    held = sum(_room(config, columns, kind.window, order, rings) for kind in config.kinds)
     return held * _token_bytes(config, dtype, mesh)
 
 
@@ -179,13 +183,17 @@ def constrain(caches: list[Cache], mesh: Mesh) -> list[Cache]:
     return jax.lax.with_sharding_constraint(caches, shardings(caches, mesh))
 
 
-def empty(config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = "", pool=None):
-    """One empty cache per layer (inside a program), of pages where there is a Pool."""
+def empty(
+    config: ModelConfig, mesh: Mesh, slots: int, columns: int, dtype: str = "", pool=None,
+    rings=True,
+):  # fmt: skip
+    """One empty cache per layer (inside a program), of pages where there is a Pool. Without rings a
+    layer with a sliding window has all columns, too."""
     check_dtype(config, dtype)
     heads, widths = _stored(config, mesh, dtype)
     caches, order = [], _order(config, mesh, dtype)
     for kind in config.kinds:
-        held = _room(config, columns, kind.window, order)
+        held = _room(config, columns, kind.window, order, rings)
         paged = pool if pool and not kind.window else None
         rows = (paged.count, paged.page_tokens) if paged else (slots, held)
         parts = [jnp.zeros((*rows, heads, width), config.dtype) for width in widths]
@@ -267,12 +275,14 @@ def _like(cache: Cache, parts) -> Cache:
     return _encode(parts, dtype, cache.order, cache.window)
 
 
-def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dtype: str, window):
+def from_prompt(
+    parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dtype: str, window, rings=True
+):
     """The cache of right-padded prompts, with room for `columns` tokens: parts [B, S, K, E],
-    lengths [B], of a layer with `window`."""
+    lengths [B], of a layer with `window`. `rings` is as in `empty`."""
     parts = _as_stored(parts, *_stored(config, mesh, dtype))
     cache = _encode(parts, dtype, _order(config, mesh, dtype), window)
-    held, axis = _room(config, columns, window), token_axis(cache.order)
+    held, axis = _room(config, columns, window, rings=rings), token_axis(cache.order)
     tokens = cache.columns
     if tokens <= held:
         room = [(0, held - tokens if i == axis else 0) for i in range(4)]
@@ -283,16 +293,22 @@ def from_prompt(parts, lengths: jax.Array, config, mesh: Mesh, columns: int, dty
     return jax.tree.map(lambda x: take(x, kept, axis), cache)
 
 
-def remember(cache: Cache, parts, columns: jax.Array, counts: jax.Array | None):
+def remember(
+    cache: Cache, parts, columns: jax.Array, counts: jax.Array | None, nodes: Nodes | None = None
+):
     """Read S more tokens: parts [B, S, K, E], the first of them token columns [B] of its slot, of
-    which counts [B] are real (None: all).
+    which counts [B] are real (None: all); or the nodes of trees, into a cache without rings.
 
     Returns the new cache, what this call's queries look at (a Cache), and allowed [B, S, T'] bool,
     which of its columns each query sees.
     """
-    tokens = parts[0].shape[1]
+    tokens, new = parts[0].shape[1], _like(cache, parts)
+    if nodes is not None:
+        assert not cache.is_ring and not cache.pool
+        at = nodes.columns(cache.columns)
+        cache = jax.tree.map(lambda c, x: put(c, x, at, cache.order), cache, new)
+        return cache, cache, nodes.allowed(cache.columns, cache.window)
     place = columns[:, None] + jnp.arange(tokens)[None, :]
-    new = _like(cache, parts)
     if cache.pool:  # (A single query of pairs reads pages: rljax.models.attention.)
         behind = place[:, :, None] - jnp.arange(cache.columns)[None, None, :]
         held = columns + (tokens if counts is None else counts)
@@ -301,27 +317,13 @@ def remember(cache: Cache, parts, columns: jax.Array, counts: jax.Array | None):
     if cache.is_ring and tokens > 1:
         return _remember_in_ring(cache, new, columns, counts, place)
     at = place % cache.columns if cache.is_ring else place
-    cache = jax.tree.map(lambda c, x: _write(c, x, at, cache.order), cache, new)
+    cache = jax.tree.map(lambda c, x: put(c, x, at, cache.order), cache, new)
     if cache.is_ring:
         held = newest(columns + 1, cache.columns)
         return cache, cache, (held >= 0)[:, None, :]
     behind = place[:, :, None] - jnp.arange(cache.columns)[None, None, :]
     allowed = behind >= 0
     return cache, cache, allowed & (behind < cache.window) if cache.window else allowed
-
-
-def _write(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Array:
-    """new's tokens into columns at [B, S] of `old`; what is out of range is dropped."""
-    how = dict(mode="drop", unique_indices=True)
-    if at.shape[1] == 1:
-        rows, how["indices_are_sorted"] = jnp.arange(old.shape[0]), True
-        if order == "heads":
-            return old.at[rows, :, at[:, 0]].set(new[:, :, 0], **how)
-        return old.at[rows, at[:, 0]].set(new[:, 0], **how)
-    rows = jnp.arange(old.shape[0])[:, None]
-    if order == "heads":
-        return old.at[rows, :, at].set(new.swapaxes(1, 2), **how)
-    return old.at[rows, at].set(new, **how)
 
 
 def _remember_in_ring(cache: Cache, new: Cache, columns, counts, place):
@@ -357,7 +359,7 @@ def forget(cache: Cache, tokens: jax.Array, count: int = 1) -> Cache:
     def zero(x):
         axis = token_axis(cache.order)
         shape = [count if i == axis else size for i, size in enumerate(x.shape)]
-        return _write(x, jnp.zeros(shape, x.dtype), at, cache.order)
+        return put(x, jnp.zeros(shape, x.dtype), at, cache.order)
 
     return jax.tree.map(zero, cache)
 

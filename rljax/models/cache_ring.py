@@ -24,6 +24,20 @@ def take(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     return jnp.take_along_axis(x, index.reshape(shape), axis=axis)
 
 
+def put(old: jax.Array, new: jax.Array, at: jax.Array, order: str) -> jax.Array:
+    """new's tokens into columns at [B, S] of `old`; what is out of range is dropped."""
+    how = dict(mode="drop", unique_indices=True)
+    if at.shape[1] == 1:
+        rows, how["indices_are_sorted"] = jnp.arange(old.shape[0]), True
+        if order == "heads":
+            return old.at[rows, :, at[:, 0]].set(new[:, :, 0], **how)
+        return old.at[rows, at[:, 0]].set(new[:, 0], **how)
+    rows = jnp.arange(old.shape[0])[:, None]
+    if order == "heads":
+        return old.at[rows, :, at].set(new.swapaxes(1, 2), **how)
+    return old.at[rows, at].set(new, **how)
+
+
 def taken_back(before, after, columns: jax.Array, counts: jax.Array):
     """`after` has read tokens behind the first columns [B] of each slot, at most as many as a ring
     has columns: the same with counts [B] of them, by what was there `before`. (Where no token

@@ -22,9 +22,10 @@ from rljax.models.adapters import lora
 from rljax.models.attention import attention, attention_cached, attention_paired
 from rljax.models.attention_paths import Prefix
 from rljax.models.cache import remember, shared_lanes
+from rljax.models.cache_tree import Nodes
 from rljax.models.config import LayerKind, ModelConfig, Rope
 from rljax.models.experts import Experts
-from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, weight
+from rljax.models.layers import Linear, RMSNorm, activate, apply_rope, turn_weights, weight
 from rljax.models.multimodal import mrope_angles
 from rljax.models.vision.tower import VisionTower
 
@@ -39,6 +40,7 @@ class Pass:
     # Decoding: [B], which token of its slot this call's first one is, and how many are real.
     columns: jax.Array | None = None
     counts: jax.Array | None = None  # None = all
+    nodes: Nodes | None = None  # or which nodes of trees the tokens are
     prefix: Prefix | None = None  # of packed rows
     # Images: where their tokens stand [B, S], and what each of the first layers adds there
     # [levels, B, M, D] (deepstack).
@@ -124,10 +126,10 @@ class Attention(nnx.Module):
         if cache is None:
             how |= dict(mesh=call.mesh, window=self.kind.window, prefix=call.prefix)
             return attention(q, k, v, call.segments, **how), (k, v)
-        cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts)
+        cache, pairs, allowed = remember(cache, (k, v), call.columns, call.counts, call.nodes)
         q, apart = shared_lanes(q, k.shape[2], pairs)
         if pairs.order == "pairs":  # a layer without sinks
-            held = jnp.minimum(call.columns + 1, pairs.columns)
+            held = None if call.nodes else jnp.minimum(call.columns + 1, pairs.columns)
             how = dict(scale=self.scale, soft_cap=self.soft_cap)
             out = attention_paired(q, pairs, allowed, held, mesh=call.mesh, **how)
         else:
@@ -202,7 +204,8 @@ class LatentAttention(nnx.Module):
             how = dict(window=self.kind.window, scale=self.scale, prefix=call.prefix)
             how |= dict(mesh=call.mesh, apart=self.apart)
             return attention(q, k, v, call.segments, **how), (stored,)
-        cache, pairs, allowed = remember(cache, (stored,), call.columns, call.counts)
+        asked = call.columns, call.counts, call.nodes
+        cache, pairs, allowed = remember(cache, (stored,), *asked)
         joint, scales = pairs.parts[0], pairs.scales[0] if pairs.scales else None
         how = dict(scale=self.scale, order=pairs.order)
         if self.apart:  # the trainer's products in the trainer's order
@@ -327,6 +330,19 @@ class Decoder(nnx.Module):
         stack."""
         split = iter([nnx.split(self.layers[name]) for name in sorted(self.layers, key=int)])
         return [[next(split) for _ in stack.unit] for stack in self.config.stacks()]
+
+    def unstacked(self, *, late: bool, turned: bool) -> list[tuple]:
+        """[(static definition, weights, index)] of every layer: its own weights, `turned` where so
+        many products read them, or those of its stack and its index there, to be sliced `late`."""
+        layers = {}
+        for stack, members in zip(self.config.stacks(), self.members(), strict=True):
+            for member, (graph, weights) in enumerate(members):
+                for repeat, layer in enumerate(stack.layers_of(member)):
+                    one = weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
+                    if turned:
+                        graph, one = nnx.split(turn_weights(nnx.merge(graph, one)))
+                    layers[layer] = (graph, one, repeat if late else None)
+        return [layers[layer] for layer in sorted(layers)]
 
     def head_weight(self, head: str) -> jax.Array:
         """[D, V] for "lm" (the embedding itself, [V, D], when tied), [D, labels] for "scalar"."""

@@ -40,8 +40,10 @@ from rljax.mesh import (
 )
 from rljax.models import cache, invariant
 from rljax.models.adapters import lora
+from rljax.models.alignment import describing, preceding
 from rljax.models.attention_paths import Prefix
 from rljax.models.cache import Cache
+from rljax.models.cache_tree import Nodes
 from rljax.models.config import ModelConfig
 from rljax.models.decoder import Decoder, Pass, rope_angles
 from rljax.models.layers import (
@@ -49,7 +51,6 @@ from rljax.models.layers import (
     add_last,
     gather_weights,
     project_turned,
-    turn_weights,
 )
 from rljax.models.multimodal import add_level, place_features, vision_tokens
 from rljax.models.remat import layer_input, recomputed
@@ -221,7 +222,7 @@ class Model:
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         outputs = self._of_targets(decoder, hidden, batch, temperature, with_greedy=True)
-        return tuple(_describe_tokens(outputs[i], batch) for i in (0, 1, 3))
+        return tuple(describing(outputs[i], batch) for i in (0, 1, 3))
 
     def read(self, params: dict, batch: Batch, temperature=1.0):
         """`logprobs`, and sums over the batch's tokens of the load of each layer's experts
@@ -229,7 +230,7 @@ class Model:
         decoder = self._bind(params)
         hidden, load = self._hidden_and_load(decoder, batch)
         logp, entropy, _ = self._of_targets(decoder, hidden, batch, temperature)
-        return _describe_tokens(logp, batch), _describe_tokens(entropy, batch), load
+        return describing(logp, batch), describing(entropy, batch), load
 
     def _of_targets(self, decoder: Decoder, hidden, batch: Batch, temperature, **wanted):
         """The outputs of kernels.logprob at the tokens that follow each hidden state, or of the
@@ -239,7 +240,7 @@ class Model:
         if apart:  # the sampler's, too, is divided in float32
             temperature = jnp.asarray(temperature, jnp.float32)
         return token_logprobs(
-            hidden if batch.previous is None else _preceding(hidden, batch),
+            hidden if batch.previous is None else preceding(hidden, batch),
             decoder.head_weight("lm"),
             targets,
             temperature=temperature,
@@ -258,7 +259,7 @@ class Model:
         decoder = self._bind(params)
         hidden = self._hidden(decoder, batch)
         head = decoder.head_weight("lm")
-        return _preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
+        return preceding(hidden, batch), head.astype(self.config.head_dtype or head.dtype)
 
     def sum_pi_squared(self, params: dict, batch: Batch, temperature=1.0) -> jax.Array:
         """sum over the vocabulary of pi(v | tokens[b, :t])^2 = exp(logsumexp(2 z) - 2
@@ -267,18 +268,20 @@ class Model:
         hidden = self._hidden(decoder, batch)
         read = functools.partial(self._of_targets, decoder, hidden, batch, with_entropy=False)
         once, twice = (read(temperature / k)[2] for k in (1, 2))
-        return _describe_tokens(jnp.exp(twice - 2 * once), batch)
+        return describing(jnp.exp(twice - 2 * once), batch)
 
     def values(self, params: dict, batch: Batch) -> jax.Array:
         """V(state before tokens[b, t]): [B, S] float32, from the scalar head. Column 0 is 0."""
-        return _preceding(self.token_scores(params, batch)[..., 0], batch)
+        return preceding(self.token_scores(params, batch)[..., 0], batch)
 
     def token_scores(self, params: dict, batch: Batch) -> jax.Array:
         """The scalar head after tokens[b, t] was read, squashed as the config says: [B, S, labels]
         float32 (process scores)."""
         decoder = self._bind(params)
-        hidden = self._hidden(decoder, batch).astype(jnp.float32)
-        scores = hidden @ decoder.head_weight("scalar").astype(jnp.float32)
+        return self._scores(decoder, self._hidden(decoder, batch))
+
+    def _scores(self, decoder: Decoder, hidden: jax.Array) -> jax.Array:
+        scores = hidden.astype(jnp.float32) @ decoder.head_weight("scalar").astype(jnp.float32)
         if self.config.head_bias:
             scores = add_last(scores, decoder.head_bias[...])
         return jnp.tanh(scores) if self.config.squash == "tanh" else scores
@@ -315,12 +318,14 @@ class Model:
 
     # -- decoding: layers unrolled over per-layer caches
 
-    def empty_caches(self, slots: int, columns: int, kv_dtype: str = "", pool=None) -> list[Cache]:
+    def empty_caches(
+        self, slots: int, columns: int, kv_dtype: str = "", pool=None, rings=True
+    ) -> list[Cache]:
         """Caches of `slots` slots with room for `columns` tokens, or of a pool of pages (inside a
-        program)."""
-        return cache.empty(self.config, self.mesh, slots, columns, kv_dtype, pool)
+        program). `rings`: layers with a sliding window keep its tokens alone."""
+        return cache.empty(self.config, self.mesh, slots, columns, kv_dtype, pool, rings)
 
-    def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = ""):
+    def prefill(self, params: dict, prompts: Batch, columns: int, kv_dtype: str = "", rings=True):
         """The caches of every layer after right-padded prompts, with room for `columns` tokens."""
         decoder = self._bind(params)
         _, kept = self._layers(decoder, *self._start(decoder, prompts), keep="cache")
@@ -328,7 +333,7 @@ class Model:
         cache.check_dtype(self.config, kv_dtype)
         how = (lengths, self.config, self.mesh, columns, kv_dtype)
         caches = [
-            cache.from_prompt(parts, *how, kind.window)
+            cache.from_prompt(parts, *how, kind.window, rings)
             for parts, kind in zip(kept, self.config.kinds, strict=True)
         ]
         return cache.constrain(caches, self.mesh)
@@ -346,21 +351,14 @@ class Model:
         decoder = self._bind(params)
         late = self.mesh.devices.flat[0].platform == "tpu"
         turned = self._turns_weights and steps >= TURNED_STEPS
-        layers = {}
-        for stack, members in zip(self.config.stacks(), decoder.members(), strict=True):
-            for member, (graph, weights) in enumerate(members):
-                for repeat, layer in enumerate(stack.layers_of(member)):
-                    one = weights if late else jax.tree.map(lambda w, r=repeat: w[r], weights)
-                    if turned:
-                        graph, one = nnx.split(turn_weights(nnx.merge(graph, one)))
-                    layers[layer] = (graph, one, repeat if late else None)
+        layers = decoder.unstacked(late=late, turned=turned)
         head, config = None, self.config
         if self.head == "lm":
             head = decoder.head_weight("lm")
             kinds = (config.head_in_float32, config.head_dtype)
             sent = product_dtypes(jnp.dtype(config.dtype), head.dtype, *kinds)[1]
             head = head_by_vocab(head, self.mesh, self._vocab_axis, sent)
-        return decoder, [layers[layer] for layer in sorted(layers)], head
+        return decoder, layers, head
 
     @property
     def _vocab_axis(self) -> int:
@@ -382,12 +380,31 @@ class Model:
     def decode_tokens(self, unstacked, tokens: jax.Array, columns, counts, caches, shift=0):
         """`decode_step` of a few tokens per row, tokens [B, S] of which counts [B] are real (None:
         all) -> logits of the token behind each, row after row [B S, V], new caches."""
-        decoder, layers, head = unstacked
+        decoder, layers, _ = unstacked
         inputs = (tokens, columns, counts, caches, shift)
         x, caches = self._read(decoder, layers, *inputs, is_step=True)
-        hidden = before_head(self._normed(decoder, x), self.mesh, self.config.vocab_size)
-        logits = self.head_logits(head, hidden, self._turns_weights and self.config.tie_embeddings)
-        return logits_by_rows(logits.reshape(-1, logits.shape[-1]), self.mesh), caches
+        return self.says(unstacked, self._normed(decoder, x)), caches
+
+    def says(self, unstacked, hidden: jax.Array) -> jax.Array:
+        """What the head says behind final hidden states [B, S, D]: logits, row after row [B S, V]
+        float32, or the scores [B, S, labels] of a scalar head."""
+        if self.head == "scalar":
+            return self._scores(unstacked[0], hidden)
+        hidden = before_head(hidden, self.mesh, self.config.vocab_size)
+        turned = self._turns_weights and self.config.tie_embeddings
+        logits = self.head_logits(unstacked[2], hidden, turned)
+        return logits_by_rows(logits.reshape(-1, logits.shape[-1]), self.mesh)
+
+    def read_nodes(self, unstacked, tokens: jax.Array, nodes: Nodes, caches, shift=0):
+        """Read nodes of trees, tokens [B, S], into caches without rings that hold their ancestors
+        -> final hidden states [B, S, D] of what each path from the root says, new caches.
+        Positions are places + shift [B], as in `decode_step`."""
+        decoder, layers, _ = unstacked
+        positions = nodes.places() + jnp.reshape(shift, (-1, 1))
+        angles, real = self._angles(positions), nodes.real.astype(jnp.int32)
+        call = Pass(self.mesh, angles, real, nodes=nodes, is_step=True)
+        x, caches = self._through(decoder, layers, tokens, call, caches)
+        return self._normed(decoder, x), caches
 
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
@@ -404,6 +421,9 @@ class Model:
             real = (ahead[None, :] < counts[:, None]).astype(jnp.int32)
         is_step = is_step or tokens.shape[1] == 1
         call = Pass(self.mesh, self._angles(positions), real, columns, counts, is_step=is_step)
+        return self._through(decoder, layers, tokens, call, caches)
+
+    def _through(self, decoder: Decoder, layers, tokens, call: Pass, caches):
         x = call.split(decoder.embed(tokens))
         new_caches = []
         for (graph, weights, index), one in zip(layers, caches, strict=True):
@@ -418,18 +438,3 @@ def _prefix(batch: Batch) -> Prefix | None:
     if batch.prefix_ids is None:
         return None
     return Prefix(batch.prefix_ids, batch.prefix_blocks, batch.positions)
-
-
-def _preceding(x: jax.Array, batch: Batch) -> jax.Array:
-    """What stands at the token before each one, x [B, S, ...]; zeros at column 0 where
-    `batch.previous` says nothing else."""
-    if batch.previous is None:
-        return jnp.pad(x[:, :-1], ((0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)))
-    index = jnp.expand_dims(batch.previous, tuple(range(2, x.ndim)))
-    return jnp.take_along_axis(x, index, axis=1)
-
-
-def _describe_tokens(x: jax.Array, batch: Batch) -> jax.Array:
-    """Outputs of `Model._of_targets` [B, S] at the tokens that they describe (the Batch
-    convention)."""
-    return _preceding(x, batch) if batch.previous is None else x

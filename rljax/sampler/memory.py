@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from rljax.errors import InputError
 from rljax.mesh import row_shards
@@ -70,10 +71,10 @@ def check_whole_rows(pool: Pool | None, tokens: int) -> None:
 
 
 def slots_bytes(
-    model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None
+    model: Model, slots: int, columns: int, kv_dtype: str = "", pool: Pool | None = None, rings=True
 ) -> int:
     """Bytes per device of `slots` slots of `columns` tokens, or of their pages."""
-    whole = slots * cache.slot_bytes(model.config, columns, kv_dtype, model.mesh)
+    whole = slots * cache.slot_bytes(model.config, columns, kv_dtype, model.mesh, rings)
     if pool:
         whole = cache.pool_bytes(model.config, slots, columns, kv_dtype, pool)
     shards, tensor = row_shards(model.mesh), model.mesh.shape["tensor"]
@@ -98,6 +99,17 @@ def plan(
     )
 
 
+def memory_left(mesh: Mesh) -> tuple[int | None, int]:
+    """(the bytes that a device of this host has left, None where it does not say; over how many
+    devices they are to be shared)."""
+    # A device of another host, or one that is only compiled for, does not report its memory.
+    here = [d for d in mesh.devices.flat if d in d.client.local_devices()]
+    if not here:
+        return None, 1
+    # The devices that a CPU pretends to have share its memory.
+    return device_bytes(here[0]), len(here) if here[0].platform == "cpu" else 1
+
+
 def check_memory(
     model: Model,
     slots: int,
@@ -110,16 +122,10 @@ def check_memory(
     of them are contiguous even where the others are pages. A host of several that raises it ends
     the run on all, with its words."""
     cache.check_dtype(model.config, kv_dtype)
-    # A device of another host, or one that is only compiled for, does not report its memory.
-    here = [d for d in model.mesh.devices.flat if d in d.client.local_devices()]
-    if not here:
-        return
-    # The devices that a CPU pretends to have share its memory.
-    local = len(here) if here[0].platform == "cpu" else 1
+    have, local = memory_left(model.mesh)
     need = slots_bytes(model, slots - beside, columns, kv_dtype, pool)
     need += slots_bytes(model, beside, columns, kv_dtype) if beside else 0
     need *= local
-    have = device_bytes(here[0])
     if have is not None and need > have:
         fit = int((pool.count if pool else slots) * have / need)
         raise InputError(

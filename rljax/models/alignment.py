@@ -1,0 +1,24 @@
+"""From the token that a model reads to the token that an output describes (the Batch convention).
+
+Axes: B rows, S tokens.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+
+
+def preceding(x: jax.Array, batch: Batch) -> jax.Array:
+    """What stands at the token before each one, x [B, S, ...]; zeros at column 0 where
+    `batch.previous` says nothing else."""
+    if batch.previous is None:
+        return jnp.pad(x[:, :-1], ((0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)))
+    index = jnp.expand_dims(batch.previous, tuple(range(2, x.ndim)))
+    return jnp.take_along_axis(x, index, axis=1)
+
+
+def describing(x: jax.Array, batch: Batch) -> jax.Array:
+    """Outputs about the tokens that follow each state [B, S], or precede each token where
+    `batch.previous` says which, at the tokens that they describe."""
+    return preceding(x, batch) if batch.previous is None else x
