@@ -17,7 +17,7 @@ from rljax.config.tiny import tiny
 def get_config(variant: str = "") -> Config:
     """`:tiny` is the same algorithm on an embedded task."""
     config = Config(dataflow="prime(update='before')", steps=800)
-    config.roles = ("implicit=trained_policy(lr=1e-6)",)
+    config.roles = ("implicit=trained_policy(lr=1e-6, clip_norm=10.0)",)
     config.data.max_prompt_tokens = 1024
     config.sampler.max_response_tokens = 3072
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 256, 4
@@ -25,12 +25,12 @@ def get_config(variant: str = "") -> Config:
     config.algorithm.advantage = "prime()"
     config.algorithm.policy_loss = "ppo_clip(clip_low=0.2, clip_high=0.2)"
     config.algorithm.baseline_filters = ("pass_rate(low=0.2, high=0.8)",)
-    config.algorithm.entropy_coef = 0.001
+    config.algorithm.kl_in_reward, config.algorithm.entropy_coef = 0.001, 0.001
     config.actor_optimizer.lr = 5e-7
     config.reward.function = "boxed()"
     config.model_settings.dtype = "bfloat16"
     config.evaluate.every_steps = 16
     if variant == "tiny":
         tiny(config)
-        config.roles = ("implicit=trained_policy(lr=1e-3)",)
+        config.roles = ("implicit=trained_policy(lr=1e-3, clip_norm=10.0)",)
     return config

@@ -7,6 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from rljax import batch as batches
+from rljax.advantages.grouping import dense_ids, group_statistics
 from rljax.contracts import contract
 from rljax.dataflows.grpo import grpo
 from rljax.dataflows.stages import baseline_filtered
@@ -38,6 +39,12 @@ def prime(
     live = jnp.any(batch.mask > 0, axis=1)
     accuracy = group_accuracy(rewards, batch, by="prime")
     metrics["implicit/group_accuracy"] = batches.masked_mean(accuracy, live)
+    ids = dense_ids(batch.group)
+    spread = [
+        jnp.sum(jnp.where(live, jnp.abs(x - group_statistics(x, ids, live).mean), 0.0))
+        for x in (rewards, batch.scores)
+    ]
+    metrics["implicit/process_share"] = spread[0] / jnp.maximum(sum(spread), 1e-12)
     new, learned = grpo.page(
         rated, key, cfg, actor=actor, reference=reference, kl_controller=kl_controller
     )

@@ -132,6 +132,9 @@ UPDATE = {
     "score_min": ("lowest score of the step", "score", ""),
     "score_max": ("highest score of the step", "score", ""),
     "mse": ("squared error of the steps' scores", "score squared", "falls"),
+    "process_share": ("how far the implicit rewards of a prompt's samples lie apart, as a part of "
+                      "that and the outcomes' distance: both at equal coefficients", SHARE,
+                      "above 0.01; at 0 the implicit model says nothing"),
     "implicit_reward": ("implicit reward of the samples, beta times log policy - log reference",
                         "nats x beta", ""),
     "group_accuracy": ("pairs of a prompt's samples that the implicit reward orders as the scores "

@@ -68,6 +68,19 @@ def test_tokens_are_rewarded_before_or_after_the_models_step(step):
         )
 
 
+def test_the_share_of_the_process_by_hand(step):
+    """Distances from the mean of the prompt's samples, of q and of the outcomes."""
+    roles, batch, _ = step
+    _, metrics, seen = called(step, update="after")
+    q = rated(roles["implicit"], batch, roles["reference"]).sum(axis=1)
+    apart = [
+        sum(np.abs(x[rows] - x[rows].mean()).sum() for rows in np.arange(len(x)).reshape(-1, 8))
+        for x in (q, np.asarray(batch.scores, np.float64))
+    ]
+    share = apart[0] / sum(apart)
+    assert 0 < share < 1 and metrics["implicit/process_share"] == pytest.approx(share, rel=1e-4)
+
+
 def test_prompts_outside_of_the_range_train_neither_model(step):
     """All of their rows right: no step of either."""
     roles, batch, _ = step

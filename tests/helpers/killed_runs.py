@@ -10,10 +10,26 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import warnings
 from pathlib import Path
+
+
+def killed_run(config, kills: int, seed: int = 0) -> Path:
+    """The folder of a run of `config` that was killed so often, from a process of its own."""
+    from rljax.config import to_dict
+
+    folder, here = Path(config.run_dir), Path(__file__).resolve()
+    file = folder.with_suffix(".json")
+    file.write_text(json.dumps(to_dict(config)))
+    command = [sys.executable, str(here), str(file), str(kills), str(seed)]
+    paths = os.pathsep.join([str(here.parents[2]), str(here.parent)])
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return folder
 
 
 def lines(folder: Path) -> int:

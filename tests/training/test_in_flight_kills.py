@@ -2,16 +2,13 @@
 group is lost or trained twice, and by the logical clock nothing at all differs."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
-from tiny_run import REPO, metrics_rows, policy_bytes, tiny_config
+from killed_runs import killed_run
+from tiny_run import metrics_rows, policy_bytes, tiny_config
 
-from rljax.config import to_dict
 from rljax.setup import build, prompt_order
 
 pytestmark = pytest.mark.slow  # a start takes 5 to 10 seconds
@@ -30,19 +27,6 @@ def config_of(folder: Path, kills: int, eta: int, clock: str):
         flight = dict(max_staleness=eta, ahead=max(1, eta - 1), clock=clock)
         fields |= {f"rollouts__{name}": value for name, value in flight.items()}
     return tiny_config(folder, **fields)
-
-
-def trained(config, kills: int, seed: int = 0) -> Path:
-    """The folder of a run that was killed so often."""
-    folder = Path(config.run_dir)
-    file = folder.with_suffix(".json")
-    file.write_text(json.dumps(to_dict(config)))
-    command = [sys.executable, str(REPO / "tests/helpers/killed_runs.py"), file, kills, seed]
-    helpers = os.pathsep.join([str(REPO), str(REPO / "tests/helpers")])
-    env = {**os.environ, "PYTHONPATH": helpers}
-    done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return folder
 
 
 def assert_whole(folder: Path, config) -> None:
@@ -71,7 +55,7 @@ def assert_whole(folder: Path, config) -> None:
 @pytest.mark.parametrize(("eta", "kills"), [(1, 3), (0, 50), (1, 50), (4, 50)])
 def test_a_killed_run_is_bitwise_the_uninterrupted_one(tmp_path, eta, kills):
     configs = [config_of(tmp_path / name, kills, eta, "logical(2)") for name in ("whole", "killed")]
-    whole, killed = trained(configs[0], 0), trained(configs[1], kills)
+    whole, killed = killed_run(configs[0], 0), killed_run(configs[1], kills)
     rows, wanted = metrics_rows(killed), metrics_rows(whole)
     assert [row["step"] for row in rows] == [row["step"] for row in wanted]
     assert rows == wanted
@@ -84,7 +68,7 @@ def test_a_killed_run_is_bitwise_the_uninterrupted_one(tmp_path, eta, kills):
 @pytest.mark.parametrize("eta", [1, 4])
 def test_by_the_walls_clock_no_group_is_lost_or_trained_twice(tmp_path, eta):
     config = config_of(tmp_path / "killed", 50, eta, "wall")
-    killed = trained(config, 50, seed=1)
+    killed = killed_run(config, 50, seed=1)
     rows = metrics_rows(killed)
     assert [row["step"] for row in rows] == list(range(1, config.steps + 1))
     assert max(row["staleness/steps_max"] for row in rows) <= eta
