@@ -361,6 +361,7 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
             "config.json: model_type", value=name, rule=f"supported: {', '.join(FAMILIES)}"
         )
     family = FAMILIES[name]
+    hf_keys.check_quantisation(Keys(config).get("quantization_config", dict, {}))
     vision = None
     if family.images:
         whole, config = config, hf_keys.text_config(config)
@@ -370,6 +371,7 @@ def from_hf_config(config: Mapping, **overrides) -> ModelConfig:
     keys = Keys(config, {"tie_word_embeddings": False, "rms_norm_eps": 1e-6,
                          "initializer_range": 0.02, **family.defaults})  # fmt: skip
     heads, embed = keys.get("num_attention_heads", int), keys.get("hidden_size", int)
+    keys.known.add("quantization_config")
     keys.defaults |= {
         "num_key_value_heads": family.defaults.get("num_key_value_heads", heads),
         "head_dim": family.defaults.get("head_dim", embed // max(heads, 1)),

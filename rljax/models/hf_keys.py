@@ -85,6 +85,21 @@ class Keys:
             )
 
 
+def check_quantisation(settings: Mapping) -> None:
+    """Refuses, by name, weights that rljax.models.huggingface.quantised does not decode."""
+    if not settings:
+        return
+    method, kind = settings.get("quant_method"), settings.get("fmt", "e4m3")
+    good = method == "mxfp4" or (method == "fp8" and kind in ("e4m3", "float8_e4m3fn"))
+    if not good:
+        raise InputError(
+            "config.json: quantization_config.quant_method",
+            value=method if method != "fp8" else f"fp8 of fmt {kind}",
+            rule="fp8 (e4m3) and mxfp4 are decoded while loading, others are not",
+            fix="give the folder of the model in bfloat16, from which this one was quantised",
+        )
+
+
 # -- rotary positions
 
 # key of the rope parameters -> field of Rope

@@ -150,7 +150,7 @@ def test_settings_that_would_be_ignored_are_refused(tmp_path):
         ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "relu"}, "relu"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"model_type": "mamba"}, "mamba"),
     ):

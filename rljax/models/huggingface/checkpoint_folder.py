@@ -11,8 +11,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
+
 from rljax.errors import InputError
 from rljax.files import open_file, read_data, read_json_object
+from rljax.models.huggingface import quantised
 from rljax.models.huggingface.safetensors_file import FLOATS, Entry, read_header
 from rljax.models.model import Model
 from rljax.models.names import disk_pieces, renamed
@@ -26,10 +30,32 @@ _SHOWN = 4  # names of each kind in an error
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The file and the entry of a tensor."""
+    """Where a tensor is: its file and entry. A quantised one (rljax.models.huggingface.quantised)
+    also has scales, and FP8 the rows and columns that share one."""
 
     file: Path
     entry: Entry
+    scales: "Place | None" = None
+    block: tuple[int, int] | None = None
+
+    @property
+    def files(self) -> set[Path]:
+        return {self.file} if self.scales is None else {self.file, self.scales.file}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What reading it gives."""
+        if self.scales is None or self.block:
+            return self.entry.shape
+        experts, outs, groups, half = self.entry.shape
+        return (experts, groups * 2 * half, outs)
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """What reading it gives; None: it cannot be read."""
+        if self.scales is None:
+            return FLOATS.get(self.entry.dtype)
+        return np.dtype(np.float32 if self.block else ml_dtypes.bfloat16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +145,8 @@ def _ignorable(name: str, model: Model) -> bool:
     config = model.config
     if "rotary_emb" in name:  # tables of old exports
         return True
+    if name.endswith((".input_scale", ".activation_scale")):  # activations are not quantised here
+        return True
     if name == "lm_head.weight":  # else it is a weight of ours
         return True
     if name == "score.weight":
@@ -130,7 +158,7 @@ def _ignorable(name: str, model: Model) -> bool:
 
 def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
     """(report, {the model's name of a tensor: Place}), from the headers alone."""
-    tensors = find_tensors(folder)
+    tensors = quantised.combined(find_tensors(folder), folder)
     wanted = {name: pieces[0].disk_shape for name, pieces in disk_pieces(model).items()}
     zero = ()
     if model.head == "scalar" and "score.weight" not in tensors:  # a language model
@@ -140,19 +168,17 @@ def compare(folder: Path, model: Model) -> tuple[LoadReport, dict[str, Place]]:
     places = {name: tensors[disk] for name, disk in on_disk.items() if disk in tensors}
     extra = sorted(set(tensors) - set(on_disk.values()))
     ignored = tuple(name for name in extra if _ignorable(name, model))
-    shapes = {name: place.entry.shape for name, place in places.items()}
+    shapes = {name: place.shape for name, place in places.items()}
     report = LoadReport(
         folder=str(folder),
-        revision=revision(folder, {place.file.name for place in tensors.values()}),
+        revision=revision(folder, {file.name for p in tensors.values() for file in p.files}),
         missing=tuple(sorted(d for d in on_disk.values() if d not in tensors)),
         unexpected=tuple(name for name in extra if name not in ignored),
         misshaped=tuple(
             (on_disk[n], s, wanted[n]) for n, s in sorted(shapes.items()) if s != wanted[n]
         ),
         unreadable=tuple(
-            (on_disk[n], p.entry.dtype)
-            for n, p in sorted(places.items())
-            if p.entry.dtype not in FLOATS
+            (on_disk[n], p.entry.dtype) for n, p in sorted(places.items()) if p.dtype is None
         ),
         ignored=ignored,
         zero=zero,
@@ -193,7 +219,7 @@ def _check(report: LoadReport, wanted: int, files: dict[str, str], *, reward: bo
         problems.append(
             f"has {len(lines)} tensors that are not of {', '.join(FLOATS)}: {_shown(lines)}"
         )
-        fix = "give a folder whose weights are not quantised"
+        fix = "give a folder of weights in bfloat16, or in FP8 or MXFP4 as they are published"
     if reward and "lm_head.weight" in report.missing:
         problems.append("is a reward model: it has score.weight, and no lm_head.weight")
         fix = "give the folder of a language model"

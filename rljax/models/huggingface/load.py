@@ -22,7 +22,7 @@ from rljax.errors import InputError
 from rljax.files import open_file, read_json_object
 from rljax.models.config import ModelConfig
 from rljax.models.families import from_hf_config, to_hf_config
-from rljax.models.huggingface import blocks, checkpoint_folder
+from rljax.models.huggingface import blocks, checkpoint_folder, quantised
 from rljax.models.huggingface.checkpoint_folder import (
     INDEX,
     WHOLE,
@@ -72,7 +72,7 @@ def load_with_report(folder: str | Path, model: Model) -> tuple[dict, LoadReport
     where it is not hidden. Of several hosts each hashes its share of the files.
     """
     report, places = checkpoint_folder.compare(Path(folder), model)
-    paths = sorted({place.file for place in places.values()})
+    paths = sorted({file for place in places.values() for file in place.files})
     mine = [paths[i] for i in hosts.mine(len(paths))]
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         hashing = [pool.submit(checkpoint_folder.record, path) for path in mine]
@@ -91,11 +91,11 @@ def _read(report: LoadReport, places: dict[str, Place], model: Model) -> dict:
     order = lambda g: min((places[n].file, places[n].entry.begin) for n in g.names)  # noqa: E731
     with contextlib.ExitStack() as stack:
         files = {}
-        for path in sorted({place.file for place in places.values()}):
+        for path in sorted({file for place in places.values() for file in place.files}):
             files[path] = open_file(path)
             stack.callback(os.close, files[path])
         for group in sorted(todo, key=order):
-            dtypes = [FLOATS[places[name].entry.dtype] for name in group.names]
+            dtypes = [places[name].dtype for name in group.names]
             dtype = dtypes[0] if len(set(dtypes)) == 1 else np.dtype(np.float32)
             shares = model.mesh.size if hosts.count() > 1 else 1
             count, starts = group.row_starts(dtype.itemsize, shares)
@@ -119,13 +119,18 @@ def _read_block(group, start: int, count: int, dtype, places, files, rows) -> np
     # JAX has no float64 unless it is asked for.
     block = group.empty(count, np.dtype(np.float32) if dtype == np.float64 else dtype)
     for name, place, row, first in group.spans(start, count):
-        file, entry = places[name].file, places[name].entry
+        tensor = places[name]
+        file, entry = tensor.file, tensor.entry
         for lead, begin, end in rows:
             begin, end = max(begin, row), min(end, row + count)
             here = all(a <= at < b for at, (a, b) in zip(place, lead, strict=True))
             if not here or begin >= end:
                 continue
-            out, disk = block[place][begin:end], FLOATS[entry.dtype]
+            out = block[place][begin:end]
+            if tensor.scales is not None:
+                out[...] = quantised.rows(tensor, files, first + begin - row, end - begin)
+                continue
+            disk = FLOATS[entry.dtype]
             source = out if disk == block.dtype else np.empty(out.shape, disk)
             row_bytes = source.nbytes // (end - begin)
             read_bytes(files[file], file, entry.begin + (first + begin - row) * row_bytes, source)
