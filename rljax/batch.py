@@ -90,6 +90,11 @@ class Batch:
     scores: jax.Array | None = _field("B", jnp.float32)  # the reward's own, before any shaping
     reward_parts: jax.Array | None = _field("B K", jnp.float32)  # K named parts of the reward
     process_rewards: jax.Array | None = _field("B S", jnp.float32)
+    # Of a constraint (rljax.dataflows.safe_rlhf), as rewards, values and returns are of the reward;
+    # of labelled rows: +1 (unsafe) or -1 (safe).
+    costs: jax.Array | None = _field("B S", jnp.float32)
+    cost_values: jax.Array | None = _field("B S", jnp.float32)
+    cost_returns: jax.Array | None = _field("B S", jnp.float32)
     step_ids: jax.Array | None = _field("B S", jnp.int32)  # 0 = none; 1.. = steps of the response
     # Of an environment: equal = the same state of it where the turn begins; 0 = none known.
     state_ids: jax.Array | None = _field("B S", jnp.int32)

@@ -18,11 +18,11 @@ from rljax.files import how_to_get_data, how_to_get_model
 from rljax.tracking.store import is_url
 from rljax.tracking.trackers import NAMES as TRACKERS
 
-_OF_TRAINING = ("data.train", "data.sources", "sft.data", "rollouts.replay")
+_OF_TRAINING = ("data.train", "data.sources", "sft.data", "pretraining.data", "rollouts.replay")
 _DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")
 FOLDERS = (
-    "critic_model", "teacher_model", "reward.model", "reward.process_model", "reward.judge_model",
-    "lora.adapter",
+    "critic_model", "teacher_model", "reward.model", "reward.cost_model", "reward.process_model",
+    "reward.judge_model", "lora.adapter",
 )  # fmt: skip
 _NEW_FOLDERS = ("run_dir", "offline.reference_logprobs")
 _TFDS = "tfds:"
@@ -75,6 +75,8 @@ _POSITIVE = (
     "environment.workers",
     "sft.sequences_per_step",
     "sft.check_every_steps",
+    "pretraining.sequences_per_optimizer_step",
+    "pretraining.max_tokens",
     "evaluate.prompts",
     "checkpoint.keep",
     "samples_every_steps",

@@ -75,6 +75,17 @@ class SFTConfig(Settings):
 
 
 @dataclasses.dataclass
+class PretrainingConfig(Settings):
+    """Examples whose loss is added to that of the actor, beside its rollouts (PPO-ptx): coef x the
+    mean NLL of their target tokens. Of dataflows that take `pretraining`: ppo, safe_rlhf."""
+
+    data: str = ""  # a path or a task, rows as of sft.data (texts, conversations, ...); "" = off
+    coef: float = 1.0  # of that loss; that of algorithm.policy_loss counts once
+    sequences_per_optimizer_step: int = 64  # examples that every optimizer step of the actor takes
+    max_tokens: int = 1024  # of an example; a longer one is cut on the right
+
+
+@dataclasses.dataclass
 class OfflineConfig(Settings):
     """Of dataflows that learn from a file (sft, preference, kto, reward_model, dqo, ...), the rows
     of data.train: every step is one optimizer step on examples_per_step of them."""
@@ -165,6 +176,9 @@ class RewardConfig(Settings):
     # A reward model's folder (outcome scores): the only reward where function is "", else its score
     # is reward_model() in a mixture, or the parameter model_score of your own function.
     model: str = ""
+    # A cost model's folder (configs/offline/cost_model.py), for dataflow="safe_rlhf": its score is
+    # the cost of a response, above 0 = unsafe. "" = the part `cost` of the reward is.
+    cost_model: str = ""
     judge_model: str = ""  # a chat model's folder, which judge() and rubric() ask, on the mesh
     judge_grades: tuple[str, ...] = ()  # its answers, a token each, worst first; () = 0 to scale
     rubrics: str = ""  # "evolving_rubrics(generator='...')": of each prompt; "" = off
@@ -346,7 +360,8 @@ class MemoryConfig(Settings):
 
     optimizer_on_host: bool = False  # the optimizers' moments, fetched for each optimizer step
     reference_on_host: bool = False  # the reference's weights, fetched for its log-probs
-    # The weights of reward.model, judge_model and process_model, fetched for their scores.
+    # The weights of reward.model, cost_model, judge_model and process_model, fetched for their
+    # scores.
     scorers_on_host: bool = False
 
 
@@ -393,6 +408,7 @@ class Config(Settings):
     hosts: HostsConfig = dataclasses.field(default_factory=HostsConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     sft: SFTConfig = dataclasses.field(default_factory=SFTConfig)
+    pretraining: PretrainingConfig = dataclasses.field(default_factory=PretrainingConfig)
     offline: OfflineConfig = dataclasses.field(default_factory=OfflineConfig)
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)
@@ -404,8 +420,8 @@ class Config(Settings):
     # own, for a dataflow or rollout that names them: ("implicit=trained_policy(lr=1e-6)",).
     roles: tuple[str, ...] = ()
     # Roles on devices of their own, "ROLE+ROLE=group(devices=4, tensor=2)": reference, and the
-    # models of `reward`: reward_model, judge, process_model. Groups take the last devices, in this
-    # order; what is before them is the mesh's. () = all roles on one mesh.
+    # models of `reward`: reward_model, cost_model, judge, process_model. Groups take the last
+    # devices, in this order; what is before them is the mesh's. () = all roles on one mesh.
     placement: tuple[str, ...] = ()
     actor_optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     critic_optimizer: OptimizerConfig = dataclasses.field(

@@ -4,10 +4,11 @@ rollouts      the policy's own samples, scored (online; the default)
 samples       the policy's own samples, without a reward (on-policy distillation)
 examples      demonstrations: text, prompt and completion, conversations (SFT)
 pairs         a better and a worse completion, maybe a reference one (DPO, reward models)
+safety        a safer and a more harmful completion, each labelled safe or unsafe (cost models)
 unpaired      a completion and whether it is good (KTO)
 stepwise      steps of a solution, each right or wrong (process reward models)
 trajectories  a completion and its reward, maybe step by step (DQO, DRO)
 """
 
 SAMPLED = ("rollouts", "samples")
-OF_FILES = ("examples", "pairs", "unpaired", "stepwise", "trajectories")
+OF_FILES = ("examples", "pairs", "safety", "unpaired", "stepwise", "trajectories")

@@ -19,13 +19,15 @@ from rljax.dataflows.prime import prime
 from rljax.dataflows.raft import raft
 from rljax.dataflows.reinforce import reinforce
 from rljax.dataflows.remax import remax
-from rljax.dataflows.reward_model import process_reward_model, reward_model
+from rljax.dataflows.reward_model import cost_model, process_reward_model, reward_model
+from rljax.dataflows.safe_rlhf import safe_rlhf
 from rljax.dataflows.self_play import self_play
 from rljax.dataflows.sft import sft
 from rljax.dataflows.vapo import vapo
 
 __all__ = [
     "bco",
+    "cost_model",
     "distil",
     "dqo",
     "dro",
@@ -43,6 +45,7 @@ __all__ = [
     "reinforce",
     "remax",
     "reward_model",
+    "safe_rlhf",
     "self_play",
     "sft",
     "sppo",

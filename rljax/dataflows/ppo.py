@@ -8,11 +8,10 @@ from rljax.roles import program
 
 @contract(reads=("rewards", "scores", "group"), fills=("values",))
 @program
-def ppo(batch, key, cfg, *, actor, critic, reference=None, kl_controller=None):
+def ppo(batch, key, cfg, *, actor, critic, reference=None, kl_controller=None, pretraining=None):
     batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
     batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
-    critic, critic_metrics = critic.update(batch, cfg.value_loss, **cfg.critic_options)
-    actor, metrics = updated(
-        actor, batch, cfg, {**critic_metrics, **metrics, **load}, kl_controller
-    )
+    critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
+    before = {**learned, **metrics, **load}
+    actor, metrics = updated(actor, batch, cfg, before, kl_controller, pretraining)
     return {"actor": actor, "critic": critic, "kl_controller": new_controller}, metrics

@@ -1,5 +1,6 @@
-"""Training a reward model: outcome scores from pairs (Bradley-Terry, arXiv 2203.02155), or process
-scores from solutions whose steps are labelled (arXiv 2410.17621)."""
+"""Training a reward model: outcome scores from pairs (Bradley-Terry, arXiv 2203.02155), costs from
+pairs that are labelled safe or unsafe (arXiv 2310.12773), or process scores from solutions whose
+steps are labelled (arXiv 2410.17621)."""
 
 import jax.numpy as jnp
 
@@ -11,6 +12,14 @@ from rljax.roles import program
 @program
 def reward_model(batch, key, cfg, *, reward_model):
     """2 rows per pair; algorithm.reward_loss says how scores are compared."""
+    return trained(batch, cfg, reward_model)
+
+
+@contract(data="safety", rows=2)
+@program
+def cost_model(batch, key, cfg, *, reward_model):
+    """2 rows per pair, the safer one first, costs +1 (unsafe) or -1 (safe), for
+    algorithm.reward_loss="cost_preference()". What it exports is read as reward.cost_model."""
     return trained(batch, cfg, reward_model)
 
 

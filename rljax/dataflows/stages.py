@@ -9,6 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from rljax import batch as batches
+from rljax.advantages.constraint import lagrangian
 from rljax.batch import Batch
 from rljax.contracts import spec
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
@@ -64,21 +65,52 @@ def baseline_filtered(batch: Batch, cfg) -> Batch:
 
 def shaped(batch: Batch, cfg, kl_controller=None) -> Batch:
     """Every rule of reward_shaping in turn, then the KL penalty in the reward."""
-    batch = apply_shaping(batch, cfg.reward_shaping)
+    return kl_penalised(apply_shaping(batch, cfg.reward_shaping), cfg, kl_controller)
+
+
+def kl_penalised(batch: Batch, cfg, kl_controller=None, sign: float = 1.0) -> Batch:
+    """The batch with the KL penalty of algorithm.kl_in_reward in its rewards; `sign` -1 adds it, as
+    costs want it."""
     if not cfg.kl_in_reward:
         return batch
-    scale = 1.0 if kl_controller is None else kl_controller.state
+    scale = sign if kl_controller is None else sign * kl_controller.state
     rewards = kl_penalised_rewards(
         batch, coef=cfg.kl_in_reward * scale, estimator=cfg.kl_reward_estimator
     )
     return batch.replace(rewards=rewards)
 
 
+def of_costs(batch: Batch) -> Batch:
+    """The batch with costs, cost_values and cost_returns where those of the reward were: what an
+    advantage and a critic read of a cost."""
+    return batch.replace(rewards=batch.costs, values=batch.cost_values, returns=batch.cost_returns)
+
+
+def constrained(cfg, multiplier, kl_controller=None, *, kl_split: float, clip: float):
+    """`cfg` whose advantage is A = (A_R - lambda A_C) / (1 + lambda): algorithm.advantage of the
+    rewards and of the costs, both within +-clip at every token. With the coefficient beta of
+    algorithm.kl_in_reward, kl_split beta KL is taken from the rewards and added to the costs, so
+    that A has it with the weight kl_split beta for every lambda."""
+    cfg = cfg.replace(kl_in_reward=kl_split * cfg.kl_in_reward)
+
+    def advantage(rewarded: Batch):
+        costly = kl_penalised(of_costs(rewarded), cfg, kl_controller, -1.0)
+        rewarded, costly = (
+            one.replace(rewards=jnp.clip(one.rewards, -clip, clip)) for one in (rewarded, costly)
+        )
+        (of_rewards, returns), (of_cost, cost_returns) = map(cfg.advantage, (rewarded, costly))
+        return lagrangian(of_rewards, of_cost, multiplier.value), returns, cost_returns
+
+    return cfg.replace(advantage=advantage)
+
+
 def with_advantages(batch: Batch, rewarded: Batch, cfg) -> Batch:
-    """The batch with the advantages, and returns if there are any, of the shaped rewards."""
+    """The batch with the advantages, and returns if there are any, also of costs, of the shaped
+    rewards."""
     result = cfg.advantage(rewarded)
-    advantages, returns = result if isinstance(result, tuple) else (result, None)
-    return batch.replace(advantages=advantages, returns=returns)
+    results = result if isinstance(result, tuple) else (result,)
+    advantages, returns, cost_returns = (*results, None, None)[:3]
+    return batch.replace(advantages=advantages, returns=returns, cost_returns=cost_returns)
 
 
 def filtered(batch: Batch, kept: Batch, cfg):
@@ -133,14 +165,16 @@ def estimate(batch: Batch, cfg, *, actor, kl_controller=None):
     return learned, {**mismatch, **metrics, **left, **adaptation}, new_controller
 
 
-def updated(actor, batch: Batch, cfg, before: dict, kl_controller=None):
-    """The actor after algorithm.policy_loss, and metrics: its own and those from `before` it.
+def updated(actor, batch: Batch, cfg, before: dict, kl_controller=None, pretraining=None):
+    """The actor after algorithm.policy_loss, and metrics: its own and those from `before` it. With
+    `pretraining` the loss of its examples is added.
 
     Where one optimizer step covers the batch, the old log-probs are those of its own forward pass,
     and so are the metrics of them, over the tokens that are learned from. The pass that filled them
     is then dropped from the program, unless something before the loss read it.
     """
     options, steps = cfg.update_options(kl_controller), cfg.steps
+    options["pretraining"] = pretraining
     once = steps.learn and steps.epochs == 1 and batch.rows == steps.rows
     if once and cfg.old_logprobs == "recomputed":
         options["on_policy"] = lambda own: _renewed(before, own, cfg)

@@ -1,7 +1,7 @@
 """Learning from a batch: reductions weigh its tokens, an objective has a gradient, fit takes
 steps."""
 
-from rljax.learn.fit import fit
+from rljax.learn.fit import Beside, fit
 from rljax.learn.objective import (
     Objective,
     Steps,
@@ -24,6 +24,7 @@ from rljax.learn.reductions import (
 )
 
 __all__ = [
+    "Beside",
     "Objective",
     "Steps",
     "fit",

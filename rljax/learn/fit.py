@@ -23,6 +23,7 @@ def fit(
     steps: Steps,
     trust_region: float = 0.0,
     layout: StepLayout | None = None,
+    beside: "Beside | None" = None,
 ) -> tuple[TrainState, dict[str, jax.Array], Any]:
     """All epochs and minibatches of one batch: rows / steps.rows optimizer steps per epoch -> (the
     state after them, metrics, (what the objective keeps of the outputs, the model's sums) of a
@@ -32,7 +33,8 @@ def fit(
     with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
     monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either: momentum
     would still move. Metrics are means over the optimizer steps (extremes for names ending in _max,
-    _min). `layout`: see `optimizer_step`.
+    _min). `layout`: see `optimizer_step`. `beside` is a second objective, on rows of its own, of
+    which every optimizer step takes an equal part: its gradient is added.
     """
     if batch.rows % steps.rows:
         raise InputError(
@@ -40,14 +42,22 @@ def fit(
         )
     frozen = state.frozen  # outside the carry of the loop below
     objective = _with_frozen(objective, frozen)
+    count = batch.rows // steps.rows
+    if beside is not None:
+        beside = dataclasses.replace(beside, objective=_with_frozen(beside.objective, frozen))
+        beside.check(count)
     how = steps.microbatch_rows, steps.packing
     if not steps.learn:
         return state, loss_alone(state.params, batch, objective, *how), None
     state = dataclasses.replace(state, frozen={})
 
-    def step(carry, minibatch):
-        state, stopped = carry
+    def step(carry, rows):
+        (state, stopped), (minibatch, examples) = carry, rows
         loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
+        if beside is not None:
+            more, other, named = beside.loss_and_gradient(state.params, examples)
+            loss, gradient = loss + more, jax.tree.map(jnp.add, gradient, other)
+            metrics = {**metrics, **named}
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         empty = ~jnp.any(minibatch.mask > 0)
@@ -60,18 +70,46 @@ def fit(
         }
         return (state, stopped), ({**metrics, **step_metrics, **counts}, kept)
 
-    count = batch.rows // steps.rows
     before, carry = state.skipped, (state, jnp.zeros((), bool))
+    examples = None if beside is None else beside.batch
     if count * steps.epochs == 1:
-        (state, _), (metrics, kept) = step(carry, batch)
+        (state, _), (metrics, kept) = step(carry, (batch, examples))
     else:
-        minibatches = _split(batch, count)
+        minibatches = _split((batch, examples), count)
         epoch = lambda carry, _: jax.lax.scan(step, carry, minibatches)  # noqa: E731
         (state, _), (metrics, _) = jax.lax.scan(epoch, carry, None, length=steps.epochs)
         metrics, kept = {k: _over_steps(k, v) for k, v in metrics.items()}, None
     metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
     _count_steps(metrics, count * steps.epochs, trust_region)
     return dataclasses.replace(state, frozen=frozen), metrics, kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Beside:
+    """An objective on rows of its own, whose gradient every optimizer step of a batch adds to that
+    of the batch (a pre-training loss beside the policy's). `steps.rows` of them are an optimizer
+    step's; further epochs take the same rows again."""
+
+    batch: Batch
+    objective: Objective
+    steps: Steps
+    name: str  # of its metric: the loss as the objective's metric "loss" has it
+
+    def check(self, count: int) -> None:
+        """Raises InputError unless the rows are those of `count` optimizer steps."""
+        if self.batch.rows != count * self.steps.rows:
+            raise InputError(
+                f"rows of {self.name}", value=self.batch.rows,
+                rule=f"{count} optimizer steps of {self.steps.rows} rows",
+            )  # fmt: skip
+
+    def loss_and_gradient(self, params, examples: Batch):
+        """(loss, gradient, metrics) of an optimizer step's rows."""
+        steps = self.steps
+        loss, gradient, metrics, _ = loss_and_gradient(
+            params, examples, self.objective, steps.microbatch_rows, steps.packing
+        )
+        return loss, gradient, {self.name: metrics["loss"]}
 
 
 def _count_steps(metrics: dict, total: int, trust_region: float) -> None:

@@ -1,4 +1,5 @@
-"""Losses of reward models: Bradley-Terry on pairs, regression and classification of steps.
+"""Losses of reward models: Bradley-Terry on pairs, costs of labelled pairs, regression and
+classification of steps.
 
 Formulas on the output of the scalar (or two-way) head, unreduced. Rows are unpacked. Axes: B rows,
 S tokens, N = B/2 pairs: rows 2i (chosen) and 2i + 1 (rejected).
@@ -9,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from rljax.batch import Batch
+from rljax.batch import Batch, row_sum
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.losses.preference.common import (
@@ -59,6 +60,35 @@ def bradley_terry(
         "score/rejected": rejected,
         "score_min": jnp.minimum(chosen, rejected),
         "score_max": jnp.maximum(chosen, rejected),
+    }
+
+
+@contract(reads=("costs",), rows=2)
+def cost_preference(scores: jax.Array, batch: Batch):
+    """-log sigmoid(C_w - C_l) - log sigmoid(s_w C_w) - log sigmoid(s_l C_l): [N].
+
+    A cost model (Safe-RLHF, arXiv 2310.12773): scores C [B] are the head's, w is the more harmful
+    completion (rows 2i + 1) and l the safer one (rows 2i); s = +1 for unsafe and -1 for safe is the
+    sum of batch.costs over a row. So C > 0 says unsafe. Metrics: accuracy (of the order),
+    sign_accuracy, margin, score, score/safer, score/more_harmful, score_min, score_max.
+    """
+    by = "cost_preference"
+    batch.require("costs", by=by)
+    if scores.shape != (batch.rows,):
+        raise InputError(f"{by}(scores)", value=scores.shape, rule=f"({batch.rows},): one per row")
+    signs = jax.lax.stop_gradient(jnp.sign(row_sum(batch.costs, batch)))
+    safer, harmful = rows_of(scores, 2, by=by)
+    right = [s * c for s, c in zip(rows_of(signs, 2, by=by), (safer, harmful), strict=True)]
+    loss = -sum(map(jax.nn.log_sigmoid, (harmful - safer, *right)))
+    return loss, {
+        "accuracy": (harmful > safer).astype(scores.dtype),
+        "sign_accuracy": 0.5 * sum((x > 0).astype(scores.dtype) for x in right),
+        "margin": harmful - safer,
+        "score": 0.5 * (safer + harmful),
+        "score/safer": safer,
+        "score/more_harmful": harmful,
+        "score_min": jnp.minimum(safer, harmful),
+        "score_max": jnp.maximum(safer, harmful),
     }
 
 

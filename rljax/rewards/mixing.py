@@ -1,5 +1,5 @@
-"""Rewards made of rewards: a weighted mixture, one reward per data source, and a reward model's
-score as one of them.
+"""Rewards made of rewards: a weighted mixture, one reward per data source, one reward and the cost
+that another says, and a reward model's score as one of them.
 
 Parts are normalised over a batch or a group by `rljax.shaping.scores.mixed_parts` and
 `rljax.advantages.gdpo`.
@@ -117,6 +117,27 @@ def _weights(rewards: tuple, weights: tuple, normalise: bool) -> tuple[float, ..
             "mixture(weights)", value=weights, rule="normalise=True divides by sum |w|"
         )
     return tuple(w / size if normalise else float(w) for w in weights)
+
+
+def _late_with_cost(options: dict, sample: dict) -> dict | None:
+    """What a sample is worth that passed a limit, where its reward and its cost both declare it."""
+    found = [late_score(_member(options[name])[0], sample) for name in ("reward", "cost")]
+    if None in found:
+        return None
+    (value, parts), (cost, _) = found
+    return {**parts, "score": value, "cost": options["scale"] * cost + options["shift"]}
+
+
+@contract(on_timeout=lambda options: functools.partial(_late_with_cost, options))
+def with_cost(
+    *, reward: RewardText, cost: RewardText, scale: float = 1.0, shift: float = 0.0, **sample
+) -> dict:
+    """The score and the parts of one reward, and the value c of another as the part `cost`, scale c
+    + shift: what dataflow="safe_rlhf" holds below its threshold. Above 0 is unsafe:
+    with_cost(reward="exact_match()", cost="regex_match(pattern='...')", scale=2.0, shift=-1.0)."""
+    value, parts = _scored(reward, sample, "with_cost, reward")
+    price, _ = _scored(cost, sample, "with_cost, cost")
+    return {**parts, "score": value, "cost": scale * price + shift}
 
 
 def reward_model(model_score: float) -> float:

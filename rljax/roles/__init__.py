@@ -6,15 +6,18 @@ role: what every role answers. layout: where training keeps its arrays. program:
 
 from rljax.roles.layout import start_training, training_layout
 from rljax.roles.models import Actor, Critic, Reference, RewardModel
+from rljax.roles.pretraining import Pretraining
 from rljax.roles.program import program
 from rljax.roles.role import Role
-from rljax.roles.state import Baseline, KLController, SeatBaseline
+from rljax.roles.state import Baseline, KLController, Multiplier, SeatBaseline
 
 __all__ = [
     "Actor",
     "Baseline",
     "Critic",
     "KLController",
+    "Multiplier",
+    "Pretraining",
     "Reference",
     "RewardModel",
     "Role",

@@ -16,17 +16,18 @@ import optax
 
 from rljax.batch import Batch, at_last_token
 from rljax.contracts import spec
-from rljax.learn import Objective, Steps, fit, map_tokens, positive_token_mean
+from rljax.learn import Beside, Objective, Steps, fit, map_tokens, positive_token_mean, token_mean
 from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
-from rljax.losses.policy import Policy
+from rljax.losses.policy import Policy, negative_log_likelihood
 from rljax.losses.policy.common import constant, log_ratio
 from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_host, row_shards
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.roles.layout import replicas_of, role_shardings, step_layout
+from rljax.roles.pretraining import Pretraining
 from rljax.roles.role import Role, static_field
 from rljax.sampler import Decoding, Sampling, SecondModel, generate
 from rljax.tracking.timing import timed
@@ -221,9 +222,10 @@ class Actor(_Trained):
         correct_at: float = 1.0,
         trust_region: float = 0.0,
         on_policy: Callable[[Batch], dict] | None = None,
+        pretraining: Pretraining | None = None,
     ):
         """All optimizer steps of this batch: loss + kl_in_loss KL(pi || ref) - entropy_coef H +
-        positive_nll NLL(correct rows) -> (Actor, metrics).
+        positive_nll NLL(correct rows) + pretraining.coef NLL(examples) -> (Actor, metrics).
 
         `on_policy` says that old log-probs are those of the actor as it is, so that the only
         optimizer step of a batch has them from its own forward pass; what it makes of the batch
@@ -251,12 +253,30 @@ class Actor(_Trained):
         if on_policy is not None:
             objective = _on_policy(self.per_replica, loss, objective, batch.old_logprobs)
             batch = batch.replace(old_logprobs=None)
-        state, metrics, kept = self._fit(batch, objective, steps, trust_region=trust_region)
+        beside = None if pretraining is None else self._likelihood_of(pretraining)
+        state, metrics, kept = self._fit(
+            batch, objective, steps, trust_region=trust_region, beside=beside
+        )
         if on_policy is not None:
             own, load = kept
             load = load_metrics(load) if load else {}
             metrics = {**metrics, **load, **on_policy(batch.replace(old_logprobs=own))}
         return self._after(state, metrics)
+
+    def _likelihood_of(self, pretraining: Pretraining) -> Beside:
+        """coef x the mean over their target tokens of -log pi of the examples, a second objective
+        of an update."""
+        own = self.per_replica
+
+        def terms(policy, batch):
+            loss, _ = negative_log_likelihood(policy, batch)
+            return [pretraining.coef * loss], {"loss": loss}
+
+        objective = Objective(
+            lambda params, part: Policy(*own.model.logprobs(params, part, own.temperature)),
+            terms, (token_mean,), (False,), replicas=replicas_of(self.model, self.state),
+        )  # fmt: skip
+        return Beside(pretraining.state, objective, pretraining.steps, "pretraining_loss")
 
     def imitate(
         self,

@@ -1,10 +1,12 @@
-"""Small roles that hold what outlives a step: an adaptive KL coefficient, running baselines."""
+"""Small roles that hold what outlives a step: an adaptive KL coefficient, running baselines, a
+Lagrange multiplier."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
+from rljax.batch import Batch, row_sum
 from rljax.roles.role import Role, static_field
 
 
@@ -24,6 +26,56 @@ class KLController(Role):
     def update(self, kl: jax.Array, n) -> "KLController":
         error = jnp.clip(kl / self.target - 1, -0.2, 0.2)
         return dataclasses.replace(self, state=self.state * (1 + error * n / self.horizon))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Multiplier(Role):
+    """The Lagrange multiplier lambda of the constraint E[cost] <= threshold (Safe-RLHF, arXiv
+    2310.12773).
+
+    log lambda <- min(log lambda + lr lambda (J - threshold), log maximum), one step of SGD on
+    -(J - threshold) lambda, where J is the mean cost of the last `window` episodes; lambda does not
+    move before there were so many. state: {"log": log lambda, "costs" [window]: the costs of these
+    episodes, the newest last, "seen": how many of them there are, at most `window`}.
+    """
+
+    state: dict[str, jax.Array]
+    lr: float = static_field()
+    threshold: float = static_field()
+    maximum: float = static_field()
+    prefix: str = static_field("multiplier/")
+
+    @property
+    def value(self) -> jax.Array:
+        """lambda."""
+        return jnp.exp(self.state["log"])
+
+    def update(self, batch: Batch) -> tuple["Multiplier", dict]:
+        """After the episodes of a batch: the rows that have policy tokens, batch.costs being the
+        costs -> (Multiplier, metrics)."""
+        batch.require("costs", by="a Lagrange multiplier")
+        costs, live = row_sum(batch.costs, batch), jnp.any(batch.mask > 0, axis=1)
+        old, window = self.state["costs"], self.state["costs"].shape[0]
+        there = jnp.arange(window) >= window - self.state["seen"]
+        # Behind those that are there, in their order: the others come first, and fall out.
+        order = jnp.argsort(jnp.concatenate([there, live]), stable=True)[-window:]
+        costs = costs.astype(old.dtype)
+        recent = jnp.concatenate([old, costs])[order]
+        seen = jnp.minimum(self.state["seen"] + jnp.sum(live), window).astype(old.dtype)
+        known = jnp.arange(window) >= window - seen
+        mean = jnp.sum(jnp.where(known, recent, 0.0)) / jnp.maximum(seen, 1)
+        moved = self.state["log"] + self.lr * self.value * (mean - self.threshold)
+        moved = jnp.minimum(moved, jnp.log(self.maximum))
+        log = jnp.where(seen == window, moved, self.state["log"])
+        rows = jnp.maximum(jnp.sum(live), 1)
+        new = dataclasses.replace(self, state={"log": log, "costs": recent, "seen": seen})
+        return new, {
+            f"{self.prefix}lambda": new.value,
+            f"{self.prefix}window_cost": mean,
+            "cost/mean": jnp.sum(jnp.where(live, costs, 0.0)) / rows,
+            "cost/unsafe_fraction": jnp.sum(live & (costs > 0)) / rows,
+        }
 
 
 @jax.tree_util.register_dataclass

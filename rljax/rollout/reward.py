@@ -6,6 +6,7 @@ workers are rljax.rewards; scores of lines are rljax.rollout.process.
 Axes: P prompts, B rows, S tokens, K parts.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -28,24 +29,26 @@ from rljax.rollout.report import RewardReport, Sample, ScoredRow
 from rljax.tracking import timing
 from rljax.tracking.timing import timed
 
+COST = "cost"  # the part of a reward that is a cost
+
 
 class ModelScorer:
     """A frozen reward model: the score after the last token of each row. It reads the policy's
-    tokens, so that both have one vocabulary."""
+    tokens, so that both have one vocabulary. `role` is what placement calls it."""
 
-    def __init__(self, model: Model, params, rows: int):
-        self.model, self.params, self.rows = model, params, rows
+    def __init__(self, model: Model, params, rows: int, role: str = "reward_model"):
+        self.model, self.params, self.rows, self.role = model, params, rows, role
 
     def score(self, batch: Batch) -> list[Score]:
         """One Score per row. A score that is not finite is an error."""
         rows = self.rows if batch.rows % self.rows == 0 else batch.rows
         read = Batch(batch.tokens, batch.segment_ids, batch.positions, batch.mask)
-        read = moved_rows(read, self.model.mesh, "reward_model")
-        weights = weights_of(self.params, "reward_model")
+        read = moved_rows(read, self.model.mesh, self.role)
+        weights = weights_of(self.params, self.role)
         scores = fetch(_model_scores(weights, read, model=self.model, rows=rows))
         return [
             Score(float(x), {}, "ok", 0.0) if np.isfinite(x)
-            else Score(np.nan, {}, "error", 0.0, f"the reward model says {x}")
+            else Score(np.nan, {}, "error", 0.0, f"the {self.role.replace('_', ' ')} says {x}")
             for x in scores.astype(np.float64)
         ]  # fmt: skip
 
@@ -66,8 +69,10 @@ class Reward:
     A sample whose reward failed (raised, timed out, not finite) is not scored 0: its mask becomes
     0 and it leaves its group, so that it enters neither the loss nor a baseline. `process` adds the
     scores of lines to the rewards; `scores` are those of the outcome alone. `rubrics` holds the
-    rubrics of each prompt. `model` computes the model_score that rewards of text may read. A call
-    does not change the Reward: its results are in the report.
+    rubrics of each prompt. `model` computes the model_score that rewards of text may read. With
+    `needs_costs` the batch gets the costs of a constraint, too: the part `cost` of each score, or
+    what `cost_model` says; a sample without a cost has failed. A call does not change the Reward:
+    its results are in the report.
     """
 
     def __init__(
@@ -78,13 +83,16 @@ class Reward:
         process: ProcessScorer | None = None,
         rubrics: RubricBuffer | None = None,
         model: ModelScorer | None = None,
+        needs_costs: bool = False,
+        cost_model: ModelScorer | None = None,
     ):
         self.pool, self.tokenizer, self.mesh, self.process = pool, tokenizer, mesh, process
         self.rubrics, self.model = rubrics, model
+        self.needs_costs, self.cost_model = needs_costs, cost_model
 
     def outcome_alone(self) -> "Reward":
-        """The same pool without scores of lines and without evolving rubrics, for evaluation."""
-        plain = self.process is None and self.rubrics is None
+        """The same pool without scores of lines, evolving rubrics and costs, for evaluation."""
+        plain = self.process is None and self.rubrics is None and not self.needs_costs
         return self if plain else Reward(self.pool, self.tokenizer, self.mesh, model=self.model)
 
     def start_early(self, prompts: Prompts, n: int) -> "EarlyScores | None":
@@ -96,7 +104,8 @@ class Reward:
     def __call__(
         self, batch: Batch, prompts: Prompts, *, early: "EarlyScores | None" = None
     ) -> tuple[Batch, RewardReport]:
-        """The batch with rewards, scores and reward_parts, failed rows masked; and the report.
+        """The batch with rewards, scores and reward_parts, maybe costs, failed rows masked; and the
+        report.
 
         `prompts.records[group]` holds the ground truth of a row. With `process`, the batch also has
         step_ids and process_rewards. `early` holds scores of rows that ended before the others;
@@ -119,6 +128,11 @@ class Reward:
     ) -> tuple[Batch, RewardReport]:
         """The batch and the report, where the score of every row is known."""
         group = fetch(batch.group)
+        if self.cost_model is not None:
+            of_model = self.cost_model.score(batch)
+            scores = [_with_cost(*pair) for pair in zip(scores, of_model, strict=True)]
+        if self.needs_costs:
+            scores = [with_cost_or_error(score) for score in scores]
         for score in scores:
             if np.isfinite(score.ended_s):
                 timing.scored(score.ended_s - score.seconds, score.ended_s)
@@ -133,6 +147,9 @@ class Reward:
         alone = len(prompts.records) + np.arange(len(samples), dtype=np.int32)
         host = (values, parts_of(scores), ok, np.where(ok, group, alone))
         batch = _place_rewards(batch, *place(host, self.mesh))
+        if self.needs_costs:
+            costs = np.array([score.parts.get(COST, 0.0) for score in scores], np.float32)
+            batch = _place_costs(batch, place(costs, self.mesh))
         if self.process is None:
             return batch, RewardReport(rows)
         batch, metrics = self.process(batch)
@@ -322,6 +339,22 @@ def of_all_hosts(own: dict[int, Score]) -> dict[int, Score]:
     return everyone | own
 
 
+def _with_cost(score: Score, of_model: Score) -> Score:
+    """A score with what the cost model says as its part `cost`; an error where that is one."""
+    if score.status != "ok" or of_model.status != "ok":
+        return score if score.status != "ok" else of_model
+    return dataclasses.replace(score, parts={**score.parts, COST: of_model.value})
+
+
+def with_cost_or_error(score: Score) -> Score:
+    """The score; an error where it is one without the part `cost`."""
+    if score.status != "ok" or COST in score.parts:
+        return score
+    rule = f"the dataflow reads a cost, and the reward returned no part {COST!r}"
+    fix = '{"score": ..., "cost": ...}, with_cost(reward=..., cost=...), or reward.cost_model'
+    return Score(np.nan, {}, "error", score.seconds, f"{rule}: {fix}", score.ended_s)
+
+
 def parts_of(scores: list[Score]) -> np.ndarray | None:
     """The named parts of every score, in the order of their names: [B, K]; None if the score has
     none. Parts with a slash in their names are only logged: they may differ from step to step, and
@@ -336,6 +369,12 @@ def parts_of(scores: list[Score]) -> np.ndarray | None:
     lack = [0.0 if score.status != "ok" else np.nan for score in scores]
     rows = [[s.parts.get(name, x) for name in names] for s, x in zip(scores, lack, strict=True)]
     return np.array(rows, np.float32)
+
+
+@jax.jit
+def _place_costs(batch: Batch, values) -> Batch:
+    """The cost of a row, at its last policy token."""
+    return batch.replace(costs=last_token(batch) * values[:, None])
 
 
 @jax.jit

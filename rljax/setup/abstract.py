@@ -1,6 +1,8 @@
 """The setup of a config of which no data, tokenizer or weight is read (of a model's folder
 config.json alone): what a plan is made of."""
 
+import dataclasses
+
 import jax
 
 from rljax.components import resolve
@@ -32,6 +34,7 @@ def abstract_setup(config: Config, devices=None) -> Setup:
     prompt = config.data.max_prompt_tokens
     row = prompt + config.sampler.max_response_tokens
     data = Data([[]], [], [], {}, prompt, row, digest="", kind=kind)
+    data = dataclasses.replace(data, pretraining_tokens=config.pretraining.max_tokens)
     devices, groups = divided(config, jax.devices() if devices is None else devices)
     model = load_model(config, tokenizer, devices)
     row = row if kind in SAMPLED else config.offline.max_tokens

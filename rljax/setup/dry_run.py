@@ -31,6 +31,7 @@ _FIELDS = {
     "samples": _SAMPLES,
     "examples": (),
     "pairs": ("scores", "group"),
+    "safety": ("costs", "group"),
     "unpaired": ("scores",),
     "stepwise": ("process_rewards",),
     "trajectories": ("scores", "finish_reason", "rewards"),
@@ -47,6 +48,8 @@ def batch_fields(setup: Setup, phase: Phase) -> set[str]:
             names -= {"entropy"}
         if config.reward.process_model:
             names |= {"step_ids", "process_rewards"}
+        if setup.needs_costs:
+            names |= {"costs"}
         if config.environment.function:
             names |= {"step_ids", "state_ids", "episode", "seat", "reward_parts"}
     elif phase is setup.main:

@@ -20,6 +20,7 @@ from rljax.mesh import make_mesh
 PLACED = {
     "reference": "",
     "reward_model": "reward.model",
+    "cost_model": "reward.cost_model",
     "judge": "reward.judge_model",
     "process_model": "reward.process_model",
 }

@@ -26,8 +26,9 @@ from rljax.setup.weights import scalar_model
 def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | None = None) -> Reward:
     """The reward function `text` in a pool of killable workers or, for judge and rubric, asked of
     reward.judge_model, with the score of reward.model where it reads that; where it is "" the model
-    alone. `dense`, for training, adds the scores of lines by reward.process_model and the rubrics
-    that evolve, if there are any. What the function prints goes to the file `log`."""
+    alone. `dense`, for training, adds the scores of lines by reward.process_model, the rubrics that
+    evolve, if there are any, and the costs that the dataflow reads. What the function prints goes
+    to the file `log`."""
     reward, mesh = setup.config.reward, setup.model.mesh
     rows = max(setup.algorithm.steps.microbatch_rows, 1)
     scorer = model_scorer(setup.config, setup.model_on("reward_model"), text, rows)
@@ -43,7 +44,20 @@ def reward_role(setup: Setup, text: str, *, dense: bool = False, log: Path | Non
     rubrics = None
     if dense and reward.rubrics:
         rubrics = resolve(reward.rubrics, NAMESPACES["rubrics"])(_share(reward.workers))
-    return Reward(pool, setup.tokenizer, mesh, scored, rubrics, scorer)
+    costs = {}
+    if dense and setup.needs_costs:
+        costs = dict(needs_costs=True, cost_model=_cost_model(setup, rows))
+    return Reward(pool, setup.tokenizer, mesh, scored, rubrics, scorer, **costs)
+
+
+def _cost_model(setup: Setup, rows: int) -> ModelScorer | None:
+    """reward.cost_model, if there is one."""
+    field, folder = "reward.cost_model", setup.config.reward.cost_model
+    if not folder:
+        return None
+    policy = setup.model_on("cost_model")
+    model, params = scalar_model(setup.config, policy, field, folder, adapted=False)
+    return ModelScorer(model, _kept(setup.config, params), rows, "cost_model")
 
 
 def _check_rubrics(setup: Setup) -> None:
@@ -124,8 +138,8 @@ def _process_scorer(setup: Setup, rows: int) -> ProcessScorer:
 
 
 def abstract_scorers(setup: Setup) -> dict[str, dict]:
-    """{name: weights} of the models that score samples (reward.model, reward.process_model,
-    reward.judge_model)."""
+    """{name: weights} of the models that score samples (reward.model, reward.cost_model,
+    reward.process_model, reward.judge_model)."""
     if not setup.needs_reward:
         return {}
     wish, found = setup.config.reward, {}
@@ -133,6 +147,7 @@ def abstract_scorers(setup: Setup) -> dict[str, dict]:
     waits = setup.config.memory.scorers_on_host
     for name, role, folder in (
         ("reward model", "reward_model", wish.model),
+        ("cost model", "cost_model", wish.cost_model),
         ("process model", "process_model", wish.process_model),
         ("judge", "judge", wish.judge_model),
     ):

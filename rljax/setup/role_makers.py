@@ -4,14 +4,16 @@ A maker of your own is a function (inputs, **options) -> Role of rljax.setup.rol
 """
 
 import dataclasses
+import math
 
 import jax
 
 from rljax.config import OptimizerConfig
+from rljax.errors import InputError
 from rljax.models.huggingface import load_config
 from rljax.models.model import Model
 from rljax.models.trees import merged
-from rljax.roles import Actor, Critic, Reference, Role
+from rljax.roles import Actor, Critic, Multiplier, Reference, Role
 from rljax.roles.role import static_field
 from rljax.setup.role_table import RoleInputs, frozen_folder, make_reference, scalar_start
 from rljax.setup.weights import check_same_vocabulary
@@ -63,17 +65,41 @@ def trained_policy(
 
 def trained_values(
     inputs: RoleInputs, *, lr: float = 1e-5, schedule: str = "constant", warmup_steps: int = 0,
-    weight_decay: float = 0.0, clip_norm: float = 1.0, optimizer: str = "adamw",
+    weight_decay: float = 0.0, clip_norm: float = 1.0, optimizer: str = "adamw", folder: str = "",
 ) -> Critic:  # fmt: skip
-    """A second critic (of costs, say), with metrics named NAME/...; starts as `critic` does. The
-    optimizer's options are those of OptimizerConfig."""
+    """A second critic (of costs, say), with metrics named NAME/...: it starts from the reward model
+    or cost model of `folder`, else as `critic` does. The optimizer's options are those of
+    OptimizerConfig."""
     settings = OptimizerConfig(
         name=optimizer, lr=lr, schedule=schedule, warmup_steps=warmup_steps,
         weight_decay=weight_decay, clip_norm=clip_norm,
     )  # fmt: skip
     made = inputs.optimizer(settings)
-    model, body = scalar_start(inputs)
+    model, body = scalar_start(inputs, folder=folder, field=f"role {inputs.name}")
     return Critic(inputs.training(model, body, made), model, made, f"{inputs.name}/")
+
+
+def lagrange_multiplier(
+    inputs: RoleInputs, *, initial: float = 1.0, lr: float = 0.1, threshold: float = 0.0,
+    maximum: float = 5.0, window: int = 128,
+) -> Multiplier:  # fmt: skip
+    """The multiplier of a constraint E[cost] <= threshold (rljax.roles.Multiplier), with metrics
+    named NAME/...: it starts at `initial` and learns by SGD of its logarithm with rate `lr`, from
+    the mean cost of the last `window` episodes. lr=0 keeps it as it is."""
+    for name, value, fits, rule in (
+        ("initial", initial, 0 <= initial <= maximum, f"from 0 to maximum={maximum}"),
+        ("lr", lr, lr >= 0, "0 (fixed) or more"),
+        ("maximum", maximum, 0 < maximum < math.inf, "above 0"),
+        ("window", window, isinstance(window, int) and window >= 1, "1 episode or more"),
+        ("threshold", threshold, math.isfinite(threshold), "a finite cost"),
+    ):
+        if not fits:
+            raise InputError(f"lagrange_multiplier({name})", value=value, rule=rule)
+    state = {
+        "log": inputs.number(math.log(initial) if initial else -math.inf),
+        "costs": inputs.number([0.0] * window), "seen": inputs.number(0.0),
+    }  # fmt: skip
+    return Multiplier(state, lr, threshold, maximum, f"{inputs.name}/")
 
 
 def frozen_policy(inputs: RoleInputs, *, folder: str = "") -> Reference:

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rljax.arrays import moved, put_whole
+from rljax.batch import Batch
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, OptimizerConfig
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.learn.optimizers import make_optimizer
 from rljax.learn.state import Spread, TrainState
-from rljax.mesh import on_host, replicated, slice_count
+from rljax.mesh import on_host, replicated, row_sharding, row_shards, slice_count
 from rljax.models.huggingface import load_config, load_params
 from rljax.models.model import Model
 from rljax.models.trees import flattened, merged, nested
@@ -27,6 +28,7 @@ from rljax.roles import (
     Baseline,
     Critic,
     KLController,
+    Pretraining,
     Reference,
     RewardModel,
     Role,
@@ -137,23 +139,22 @@ def make_actor(inputs: RoleInputs, *, prefix: str = "", settings=None) -> Actor:
 
 
 def scalar_start(
-    inputs: RoleInputs, labels: int = 1, squash: str | None = None
-) -> tuple[Model, dict]:
-    """The reward model of critic_model with its own config.json and head; without one, the policy's
-    body and a head of zeros, of `labels` labels. `squash`: what its scores are read through; None =
-    as its config.json says."""
+    inputs: RoleInputs, labels: int = 1, squash: str | None = None, *, folder: str = "",
+    field: str = "critic_model",
+) -> tuple[Model, dict]:  # fmt: skip
+    """The reward model of `folder`, else of critic_model, with its own config.json and head;
+    without one, the policy's body and a head of zeros, of `labels` labels. `squash`: what its
+    scores are read through; None = as its config.json says."""
     config, policy = inputs.config, inputs.setup.model
     squashed = {} if squash is None else {"squash": squash}
-    if config.critic_model:
+    if folder := folder or config.critic_model:
         settings = dataclasses.asdict(config.model_settings) | adapter_fields(config)
-        wanted = load_config(config.critic_model, **settings)
+        wanted = load_config(folder, **settings)
         wanted = dataclasses.replace(wanted, labels=1, **squashed)  # two logits are one number
         model = Model(wanted, policy.mesh, "scalar")
         if inputs.abstract:
             return model, model.abstract()
-        loaded, params = scalar_model(
-            config, policy, "critic_model", config.critic_model, adapted=True
-        )
+        loaded, params = scalar_model(config, policy, field, folder, adapted=True)
         own = dataclasses.replace(loaded.config, **squashed)
         return dataclasses.replace(loaded, config=own), params
     own = dataclasses.replace(policy.config, labels=labels, **squashed)
@@ -218,6 +219,23 @@ def make_seat_baseline(inputs: RoleInputs) -> SeatBaseline:
     return SeatBaseline(inputs.number(np.zeros((len(seats), 2))))
 
 
+def make_pretraining(inputs: RoleInputs) -> Pretraining:
+    """Empty rows, in whose place the run puts the examples of each step."""
+    setup = inputs.setup
+    mesh, rows = setup.model.mesh, setup.pretraining_rows
+    layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
+
+    def empty(dtype):
+        shape = rows, setup.data.pretraining_tokens
+        if inputs.abstract:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=layout)
+        return put_whole(np.zeros(shape, dtype), layout)
+
+    ids = {name: empty(np.int32) for name in ("tokens", "segment_ids", "positions")}
+    batch = Batch(**ids, mask=empty(np.float32))
+    return Pretraining(batch, inputs.config.pretraining.coef, setup.pretraining)
+
+
 def needs_reference(setup: Setup) -> bool:
     """Of rollouts: some KL coefficient is above 0. Of files: the loss reads its log-probs, and they
     are not stored on disk."""
@@ -243,6 +261,7 @@ ROLES: dict[str, RoleSpec] = {
     "kl_controller": RoleSpec(make_kl_controller, needs_kl_controller),
     "baseline": RoleSpec(make_baseline),
     "seat_baseline": RoleSpec(make_seat_baseline),
+    "pretraining": RoleSpec(make_pretraining, lambda setup: setup.pretraining is not None),
 }
 
 

@@ -78,6 +78,7 @@ class Setup:
     row_tokens: int = 0  # columns of a batch of the last phase
     rows_per_example: int = 1  # of an offline batch
     groups: tuple[Group, ...] = ()  # roles on devices of their own
+    pretraining: Steps | None = None  # how pretraining.data is computed, beside the last phase
 
     def model_on(self, role: str) -> Model:
         """The model, on the mesh of a role: its group's, or the one of all others."""
@@ -136,6 +137,18 @@ class Setup:
     @property
     def needs_reward(self) -> bool:
         return self.main.data == "rollouts" and sampled_prompts(self.config) > 0
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether the dataflow reads what samples cost."""
+        return self.needs_reward and "costs" in spec(self.dataflow).reads
+
+    @property
+    def pretraining_rows(self) -> int:
+        """The examples of pretraining.data that come with a batch."""
+        batch = self.config.batch
+        generated = batch.prompts_per_step * batch.samples_per_prompt
+        return self.pretraining.rows * (generated // batch.sequences_per_optimizer_step)
 
 
 def sampled_prompts(config: Config) -> int:
@@ -353,7 +366,8 @@ def assemble(
         rows = config.offline.examples_per_step * (1 if data.kind == "unpaired" else together)
         unit = 1 if data.kind == "unpaired" else together
         # The rows of a pair begin with one prompt: half of the longest row has room for most.
-        half = dict(prompt_tokens=row // 2, samples=together) if data.kind == "pairs" else {}
+        paired = data.kind in ("pairs", "safety")
+        half = dict(prompt_tokens=row // 2, samples=together) if paired else {}
         steps = _steps(config, rows, row, model, 1, unit, **half)
     algorithm = make_algorithm(config, steps)
     main = Phase(
@@ -374,6 +388,11 @@ def assemble(
             ),
             main,
         )  # fmt: skip
+    pretraining = None
+    if config.pretraining.data:
+        check_context("example", data.pretraining_tokens, model, "lower pretraining.max_tokens")
+        own = config.pretraining.sequences_per_optimizer_step
+        pretraining = _steps(config, own, data.pretraining_tokens, model, 1)
     rollouts = RolloutConfig(
         prompts_per_step=batch.prompts_per_step,
         samples_per_prompt=batch.samples_per_prompt,
@@ -385,7 +404,7 @@ def assemble(
     check_slots(decoding, model, sampled_prompts(config) * batch.samples_per_prompt)
     return Setup(
         config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts, decoding,
-        row, together, groups,
+        row, together, groups, pretraining,
     )  # fmt: skip
 
 

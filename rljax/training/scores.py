@@ -14,6 +14,7 @@ from rljax.errors import InputError
 from rljax.rewards.pool.calling import asks_nobody
 from rljax.rewards.pool.pool import RewardPool
 from rljax.rollout import Environment, Reward, ScoredRow
+from rljax.rollout.reward import with_cost_or_error
 from rljax.tracking.episodes import shown_episodes
 from rljax.training.run import Run
 
@@ -86,7 +87,9 @@ def _try_reward(reward: Reward, records: Sequence[PromptRecord]) -> None:
         f"reward {pool.component.text!r} was tried on {len(records)} rows of the data and has no "
         "score for an ordinary response",
         rule=shown_sample(rows[0]),
-        fix="a reward returns a number, or a dict of numbers with 'score', for any text",
+        fix="a reward returns a number, or a dict of numbers with 'score'"
+        + " and 'cost'" * reward.needs_costs
+        + ", for any text",
     )
 
 
@@ -102,9 +105,11 @@ def scored_responses(reward: Reward, record: PromptRecord) -> list[ScoredRow]:
             pending.cancel()
             return []
         time.sleep(0.01)
+    scores = pending.result()
+    if reward.needs_costs and reward.cost_model is None:
+        scores = [with_cost_or_error(score) for score in scores]
     return [
-        ScoredRow(sample, score, record, 0)
-        for sample, score in zip(samples, pending.result(), strict=True)
+        ScoredRow(sample, score, record, 0) for sample, score in zip(samples, scores, strict=True)
     ]
 
 

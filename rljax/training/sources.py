@@ -58,6 +58,16 @@ def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Arra
     return MixedSource(sampled, ReplaySource(setup, replayed), setup) if replayed else sampled
 
 
+def pretraining_source(setup: Setup) -> "FileSource":
+    """The examples of pretraining.data, as many as come with a batch of the last phase."""
+    data = setup.data
+    loader = make_loader(
+        data.pretraining, batch_size=setup.pretraining_rows, seed=setup.config.seed
+    )
+    rows = lambda items: Batch(**pad_examples(items, length=data.pretraining_tokens))  # noqa: E731
+    return FileSource(loader, rows, setup.model.mesh, ())
+
+
 def positions(sources: dict, reward: Reward | None) -> dict:
     """Where sources are in their data, and what the rubrics of the reward have learned."""
     rubrics = reward.rubrics if reward is not None else None

@@ -105,6 +105,11 @@ _READ_WITH = {
     "data.target_tokens": ("data.target_instruction",),
     "sampler.thinking_tokens": ("sampler.end_of_thinking", "sampler.interrupt_phrase"),
     "reward.judge_model": ("reward.judge_grades",),
+    "pretraining.data": (
+        "pretraining.coef",
+        "pretraining.sequences_per_optimizer_step",
+        "pretraining.max_tokens",
+    ),
     "reward.process_model": ("reward.process_reward", "reward.process_lines"),
     "rollouts.replay": ("rollouts.replay_share",),
     "rollouts.max_staleness": (

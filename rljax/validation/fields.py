@@ -98,6 +98,8 @@ def check_ranges(config: Config, problems: Problems) -> None:
         "training needs samples, and temperature 0 is greedy",
         "1.0 (evaluation is greedy by itself)",
     )
+    coef = config.pretraining.coef
+    problems.check(coef > 0, "pretraining.coef", coef, "must be > 0", "pretraining.data='' (off)")
     lora = config.lora
     problems.check(lora.alpha > 0, "lora.alpha", lora.alpha, "must be > 0")
     rule = "at least one pattern"
@@ -315,6 +317,7 @@ def check_data_and_model(config: Config, problems: Problems) -> None:
         ("data.train", (config.data.train,)),
         ("data.test", (config.data.test,)),
         ("sft.data", (config.sft.data,)),
+        ("pretraining.data", (config.pretraining.data,)),
         ("evaluate.prompts_from", (config.evaluate.prompts_from,)),
         ("rollouts.replay", (config.rollouts.replay,)),
         ("data.sources", config.data.sources),

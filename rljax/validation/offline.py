@@ -17,7 +17,9 @@ _OF_ROLLOUTS = {
     "data.drop_above_pass_rate": 0.0,
     "data.target_tokens": (),
     "reward.model": "",
+    "reward.cost_model": "",
     "reward.process_model": "",
+    "pretraining.data": "",
     "rollouts.replay": "",
     "rollouts.max_staleness": 0,
 }
@@ -142,12 +144,40 @@ def check_online(config: Config, problems: Problems, dataflow: Component) -> Non
         unread = {"reward.model": "", "reward.process_model": "", "rollouts.replay": ""}
         rule = f"dataflow={config.dataflow!r} does not read it"
         _check_off(config, problems, unread, rule)
+    _check_costs(config, problems, dataflow)
+    _check_pretraining(config, problems, dataflow)
     if replay:
         one = config.batch.prompts_per_step == 1 and share < 1
         rule = "a step of one prompt has no share to replay"
         problems.check(not one, "rollouts.replay_share", share, rule, "1.0")
     if spec(dataflow).rows > 1 or spec(dataflow).rollout.startswith("against"):
         _check_compared(config, problems, dataflow)
+
+
+def _check_costs(config: Config, problems: Problems, dataflow: Component) -> None:
+    """A dataflow that reads costs has samples whose rewards bring them; a cost model has a
+    reader."""
+    reads, folder = "costs" in spec(dataflow).reads, config.reward.cost_model
+    rule, fix = f"dataflow={config.dataflow!r} reads no costs", "reward.cost_model=''"
+    problems.check(reads or not folder, "reward.cost_model", folder, rule, fix)
+    for field, value in (
+        ("environment.function", config.environment.function),
+        ("rollouts.replay", config.rollouts.replay),
+    ):
+        rule = f"dataflow={config.dataflow!r} reads the cost of every response, which these lack"
+        problems.check(not reads or not value, field, value, rule, f"{field}=''")
+
+
+def _check_pretraining(config: Config, problems: Problems, dataflow: Component) -> None:
+    """A second batch for the actor has a reader, and its rows divide."""
+    own, field = config.pretraining, "pretraining.data"
+    takes = "pretraining" in dataflow.parameters
+    rule = f"dataflow={config.dataflow!r} takes no `pretraining`"
+    problems.check(takes or not own.data, field, own.data, rule, f"{field}=''")
+    rows, shards = own.sequences_per_optimizer_step, _shards(config)
+    rule = f"must divide by mesh.data x fsdp x expert = {shards}"
+    field = "pretraining.sequences_per_optimizer_step"
+    problems.check(not own.data or rows % shards == 0, field, rows, rule)
 
 
 def _check_teacher(config: Config, problems: Problems, wanted: bool) -> None:

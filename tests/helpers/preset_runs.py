@@ -24,10 +24,11 @@ def preset_config(name: str, seed: int = 0):
 
 
 class Shared:
-    """A reward role and, per seed, the weights after the supervised steps."""
+    """The reward of each config's own text and, per seed, the weights after the supervised
+    steps."""
 
     def __init__(self, folder: Path):
-        self.folder, self.starts, self.reward = folder, {}, None
+        self.folder, self.starts, self.rewards = folder, {}, {}
 
     def start(self, seed: int):
         if seed not in self.starts:
@@ -39,10 +40,10 @@ class Shared:
         return self.starts[seed]
 
     def run(self, config) -> Run:
-        built = build.build(config, jax.devices()[:1])
-        if self.reward is None:
-            self.reward = build.reward_role(built, config.reward.function)
-        return Run(built, self.folder, reward=self.reward)
+        built, text = build.build(config, jax.devices()[:1]), config.reward.function
+        if text not in self.rewards:
+            self.rewards[text] = build.reward_role(built, text, dense=True)
+        return Run(built, self.folder, reward=self.rewards[text])
 
     def teacher(self) -> str:
         """The folder of a policy that the preset grpo has trained."""
@@ -76,8 +77,8 @@ class Shared:
         return rewards, before, after, rows
 
     def close(self):
-        if self.reward is not None:
-            self.reward.close()
+        for reward in self.rewards.values():
+            reward.close()
 
 
 def mean(x) -> float:

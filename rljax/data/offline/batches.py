@@ -5,7 +5,8 @@ encoded (`encode`) and, for SFT, packed (`packing`). The dicts are keyword argum
 rljax.batch.Batch.
 
 Axes: B rows, S tokens; a pair is rows 2i (chosen) and 2i + 1 (rejected), a triple is rows 3i
-(reference), 3i + 1 (chosen) and 3i + 2 (rejected).
+(reference), 3i + 1 (chosen) and 3i + 2 (rejected). A pair of kind safety is rows 2i (safer) and
+2i + 1 (more harmful).
 """
 
 from collections.abc import Sequence
@@ -34,13 +35,14 @@ def batch_arrays(
     examples: mask; an item may be a list of examples, packed into one row (`pack_examples`).
     pairs: scores = the margin of the chosen row, 0 of the others; group = number of the pair.
         `rows_per_example` 3 puts the reference completion first, 2 leaves it out.
+    safety: costs = +1 (unsafe) or -1 (safe) at the last token of each row; group as of pairs.
     unpaired: scores = +1 (desirable) or -1. See `mismatched_arrays` for the other rows of KTO.
     stepwise: mask and process_rewards at the ends of steps.
     trajectories: rewards at the last token, or the process scores at the ends of steps; scores =
         the reward; finish_reason; process_rewards and sampler_logprobs where the data have them.
     """
     makers = dict(
-        examples=_example_rows, unpaired=_labelled_rows, stepwise=_step_rows,
+        examples=_example_rows, safety=_safety_rows, unpaired=_labelled_rows, stepwise=_step_rows,
         trajectories=_trajectory_rows,
     )  # fmt: skip
     if kind not in KINDS:
@@ -57,7 +59,7 @@ def longest_row(kind: str, items: Sequence) -> int:
         return max(sum(len(ids) for ids, _ in row) for row in rows)
     if kind == "stepwise":
         return max(len(item.ids) for item in items)
-    if kind == "pairs":
+    if kind in ("pairs", "safety"):
         return max(len(item.prompt_ids) + _longest_completion(item) for item in items)
     sizes = [(len(item.prompt_ids), len(item.completion_ids)) for item in items]
     return max(sum(size) for size in sizes)
@@ -121,6 +123,16 @@ def _pair_rows(items: Sequence[Pair], length: int, rows_per_example: int) -> dic
     batch = _padded(rows, length)
     batch["scores"] = np.array(scores, np.float32)
     batch["group"] = np.repeat(np.arange(len(items), dtype=np.int32), rows_per_example)
+    return batch
+
+
+def _safety_rows(items: Sequence[Pair], length: int) -> dict[str, np.ndarray]:
+    batch = _pair_rows(items, length, 2)
+    del batch["scores"]
+    batch["costs"] = np.zeros_like(batch["mask"])
+    for row, unsafe in enumerate(label for item in items for label in item.unsafe):
+        chosen = np.flatnonzero(batch["mask"][row])
+        batch["costs"][row, chosen[-1]] = 1.0 if unsafe else -1.0
     return batch
 
 

@@ -52,6 +52,7 @@ class Pair:
     margin: float
     reference_ids: np.ndarray | None = None
     reference_mask: np.ndarray | None = None
+    unsafe: tuple[bool, bool] | None = None  # the chosen one and the rejected one, of kind safety
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def encode_rows(
     """
     _check_options(kind, overlong, ties, max_tokens)
     counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
-    if kind == "pairs":
+    if kind in ("pairs", "safety"):
         counts |= dict(dropped_identical=0, dropped_tie=0)
     items = []
     for record in records:
@@ -137,7 +138,7 @@ def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None
 
 def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts) -> list:
     """The items of one record: none where it is dropped, two where a tie stands in both orders."""
-    if kind == "pairs":
+    if kind in ("pairs", "safety"):
         if record["chosen"] == record["rejected"]:
             counts["dropped_identical"] += 1
             return []
@@ -153,7 +154,7 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, coun
     if not all(any(column["mask"]) for column in columns.values()):
         counts["dropped_empty"] += 1
         return []
-    if kind == "pairs" and columns["chosen"]["ids"] == columns["rejected"]["ids"]:
+    if kind in ("pairs", "safety") and columns["chosen"]["ids"] == columns["rejected"]["ids"]:
         counts["dropped_identical"] += 1
         return []
     counts["truncated"] += cut != ""
@@ -232,6 +233,8 @@ def _items(record, kind, prompt, columns, cut) -> list:
         ]
     reference = tuple(of["reference"].values()) if "reference" in of else ()
     chosen, rejected = tuple(of["chosen"].values()), tuple(of["rejected"].values())
+    if kind == "safety":
+        return [Pair(before, *chosen, *rejected, 0.0, unsafe=record["unsafe"])]
     pair = Pair(before, *chosen, *rejected, record["margin"], *reference)
     if not record["tie"]:
         return [pair]

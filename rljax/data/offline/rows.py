@@ -22,7 +22,7 @@ from rljax.data.rows.columns import (
 from rljax.data.rows.read import Rows, read_rows
 from rljax.errors import InputError
 
-KINDS = ("examples", "pairs", "unpaired", "stepwise", "trajectories")
+KINDS = ("examples", "pairs", "safety", "unpaired", "stepwise", "trajectories")
 _PAIR_FIX = "give each row 'chosen' and 'rejected', and a 'prompt' unless both begin with it"
 _ASSISTANT = "assistant"
 
@@ -37,6 +37,8 @@ def load_rows(
         prompt it is the longest common beginning of the completions: whole messages, or characters
         (a space before the first difference goes to the completions). margin is that column, or
         score_chosen - score_rejected, or 0; tie is that column, or equal scores.
+    safety: prompt, safer, more_harmful and, of each, whether it is safe: safer_is_safe and
+        more_harmful_is_safe. Records have the first as chosen, the second as rejected.
     unpaired: prompt, completion, label (whether the completion is desirable).
     stepwise: prompt, completions (the texts of the steps), labels in [-1, 1]: True is 1, False -1.
         `ended`, where the row has it, says that the steps are lines as a policy wrote them: blank
@@ -50,6 +52,7 @@ def load_rows(
     read = dict(
         examples=_example,
         pairs=_pair,
+        safety=_safety,
         unpaired=_labelled,
         stepwise=_stepwise,
         trajectories=_trajectory,
@@ -133,6 +136,27 @@ def _pair(row: dict, place: str, index: int) -> dict:
     completions = {k: completion_of(v, f"{place}, column {k!r}") for k, v in completions.items()}
     prompt, completions = _matched(prompt, completions, place)
     return dict(prompt=prompt, **completions, **_margin(row, place), **tools_of(row, place))
+
+
+def _safety(row: dict, place: str, index: int) -> dict:
+    for name in ("safer", "more_harmful"):
+        first_of(row, (name,), place, f"give each row a {name!r} completion")
+    pair = {"prompt": row.get("prompt"), "chosen": row["safer"], "rejected": row["more_harmful"]}
+    safe = []
+    for name in ("safer_is_safe", "more_harmful_is_safe"):
+        first_of(
+            row, (name,), place, "say of both completions whether they are safe, true or false"
+        )
+        safe.append(flag_of(row[name], f"{place}, column {name!r}"))
+    if safe == [False, True]:
+        raise InputError(
+            f"{place}: the safer completion is unsafe, and the more harmful one is safe",
+            value={"safer_is_safe": False, "more_harmful_is_safe": True},
+            rule="a safe completion is the safer one",
+            fix="swap the completions, or correct the labels",
+        )
+    pair |= {name: row[name] for name in ("tools",) if name in row}
+    return dict(_pair(pair, place, index), unsafe=tuple(not x for x in safe))
 
 
 def _split_common_beginning(completions: dict, place: str) -> tuple[str | list, dict]:

@@ -57,6 +57,8 @@ class Data:
     kind: str = "rollouts"  # the kind of data in `sources`: rljax.data.kinds
     held_out: list[dict] = dataclasses.field(default_factory=list)  # rows for eval/loss
     notes: tuple[str, ...] = ()  # what is said of it when a run starts
+    pretraining: list = dataclasses.field(default_factory=list)  # examples of pretraining.data
+    pretraining_tokens: int = 1  # of the longest one
 
     @property
     def prompts(self) -> list[PromptRecord] | list[dict]:
@@ -168,18 +170,21 @@ def load_data(config: Config, tokenizer: Tokenizer, kind: str = "rollouts") -> D
         counts["test_dropped_overlong"] = cut["dropped_overlong"]
     spec = config.sft.data or config.data.train
     demonstrations, examples, more = _demonstrations(config, tokenizer, spec, notes)
+    beside, pretraining, cut = _pretraining(config, tokenizer, notes)
     data = Data(
         sources=sources,
         test_prompts=test,
         examples=examples,
-        counts={**counts, **more},
+        counts={**counts, **more, **cut},
         prompt_tokens=config.data.max_prompt_tokens,
         example_tokens=max((len(ids) for ids, _ in examples), default=1),
         digest=fingerprint(
-            [*raw, *test_records, *demonstrations, {"tokenizer": tokenizer.fingerprint()}]
+            [*raw, *test_records, *demonstrations, *beside, {"tokenizer": tokenizer.fingerprint()}]
         ),
         kind=kind,
         notes=tuple(dict.fromkeys(notes)),
+        pretraining=pretraining,
+        pretraining_tokens=max((len(ids) for ids, _ in pretraining), default=1),
     )
     if data.endless:  # the length of the longest prompt is not known
         return data
@@ -244,6 +249,19 @@ def _demonstrations(
     examples, counts = encode_demonstrations(records, tokenizer, max_tokens=total)
     notes.append(kept_line(spec, "demonstrations", counts, total))
     return records, examples, {f"examples_{k}": v for k, v in counts.items()}
+
+
+def _pretraining(
+    config: Config, tokenizer: Tokenizer, notes: list[str]
+) -> tuple[list[dict], list, dict]:
+    """Records, encoded examples and counts of pretraining.data; all empty where that is ""."""
+    spec, most = config.pretraining.data, config.pretraining.max_tokens
+    if not spec:
+        return [], [], {}
+    records = load_demonstrations(spec, "train", notes)
+    examples, counts = encode_demonstrations(records, tokenizer, max_tokens=most)
+    notes.append(kept_line(spec, "pre-training examples", counts, most))
+    return records, examples, {f"pretraining_{k}": v for k, v in counts.items()}
 
 
 def _offline_data(config: Config, tokenizer: Tokenizer, kind: str) -> Data:

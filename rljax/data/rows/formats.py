@@ -1,4 +1,5 @@
-"""Rows in the columns of other projects as rows in ours: ShareGPT, Alpaca, tables of texts.
+"""Rows in the columns of other projects as rows in ours: ShareGPT, Alpaca, PKU-SafeRLHF, tables of
+texts.
 
 The form is that of the first row; a later row of another one is an error that names it. What a
 column must hold is checked where it is used (`sources`, rljax.data.offline.rows).
@@ -26,6 +27,12 @@ _TYPED = (
     "score_chosen",
     "score_rejected",
     "reward",
+    "better_response_id",
+    "safer_response_id",
+    "is_response_0_safe",
+    "is_response_1_safe",
+    "safer_is_safe",
+    "more_harmful_is_safe",
 )
 
 
@@ -44,6 +51,8 @@ def form_of(row: dict) -> Form | None:
     alpaca = isinstance(row.get("instruction"), str)
     if alpaca and ("output" in row or ("chosen" in row and "rejected" in row)):
         return _ALPACA
+    if _PKU_COLUMNS <= row.keys() and row.keys() & {"safer_response_id", "better_response_id"}:
+        return _PKU
     answer = row.get("answer")
     if isinstance(row.get("question"), str) and isinstance(answer, str) and "\n#### " in answer:
         return _GSM8K
@@ -129,6 +138,30 @@ def _alpaca(row: dict, place: str) -> dict:
     return made
 
 
+_PKU_COLUMNS = {"prompt", "response_0", "response_1"}
+
+
+def _pku(row: dict, place: str) -> dict:
+    """Two responses and which is better, which is safer, and whether each is safe -> `chosen` and
+    `rejected`, `safer` and `more_harmful` with their labels."""
+    made = {n: v for n, v in row.items() if "response_" not in n}
+    for column, first, second in (
+        ("better_response_id", "chosen", "rejected"),
+        ("safer_response_id", "safer", "more_harmful"),
+    ):
+        if row.get(column) is None:
+            continue
+        if row[column] not in (0, 1):
+            raise InputError(f"{place}, column {column!r}", value=row[column], rule="0 or 1")
+        for name, which in ((first, int(row[column])), (second, 1 - int(row[column]))):
+            made[name] = row.get(f"response_{which}")
+            label = row.get(f"is_response_{which}_safe")
+            if first == "safer" and label is not None:
+                made[f"{name}_is_safe"] = label
+    return made
+
+
+_PKU = Form("PKU-SafeRLHF", _pku)
 _SHAREGPT = Form("ShareGPT", _sharegpt)
 _ALPACA = Form("Alpaca", _alpaca)
 _GSM8K = Form("GSM8K, the answer after ####", lambda row, place: row)

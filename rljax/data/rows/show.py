@@ -83,6 +83,7 @@ def _of_prompt(prompt: PromptRecord) -> Shown:
 _ONE = dict(
     examples="example",
     pairs="pair",
+    safety="pair",
     unpaired="answer",
     stepwise="solution",
     trajectories="trajectory",
@@ -97,6 +98,12 @@ def _of_kind(kind: str, index: int, item) -> list[Shown]:
     if kind == "stepwise":
         labels = [float(x) for x, m in zip(item.labels, item.mask, strict=True) if m]
         return [Shown(title, item.ids, item.mask, {"labels": labels})]
+    if kind == "safety":
+        labels = zip(("chosen", "rejected"), ("safer", "more harmful"), item.unsafe, strict=True)
+        return [
+            _joined(f"{title}, {text}", item, name, {"unsafe": unsafe})
+            for name, text, unsafe in labels
+        ]
     if kind == "pairs":
         names = [
             n for n in ("chosen", "rejected", "reference") if vars(item)[f"{n}_ids"] is not None

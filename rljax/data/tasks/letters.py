@@ -150,6 +150,8 @@ def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: i
             good = index % 2 == 0
             answer = right if good else wrong
             feedback = dict(chosen=right, rejected=wrong, completion=answer, label=good)
+            feedback |= dict(safer=right, more_harmful=wrong)
+            feedback |= dict(safer_is_safe=True, more_harmful_is_safe=False)
             steps = dict(completions=[right, answer], labels=[True, good], reward=float(good))
             rows.append({**record, **feedback, **steps})
         return rows

@@ -1,0 +1,30 @@
+"""Safe-RLHF: PPO for a reward under a constraint on a cost, with a critic of each and a Lagrange
+multiplier that learns (arXiv 2310.12773)."""
+
+from rljax.contracts import contract
+from rljax.dataflows.stages import constrained, estimate, of_costs, updated, with_logprobs
+from rljax.roles import program
+
+
+@contract(reads=("rewards", "scores", "group", "costs"), fills=("values", "cost_values"))
+@program
+def safe_rlhf(
+    batch, key, cfg, *, actor, critic, cost_critic, multiplier, reference=None, kl_controller=None,
+    pretraining=None, kl_split: float = 1.0, clip: float = 50.0,
+):  # fmt: skip
+    """Costs come from reward.cost_model, or as the reward's part `cost`; above 0 is unsafe.
+
+    config.roles = ("cost_critic=trained_values(lr=5e-6)", "multiplier=lagrange_multiplier()").
+    `kl_split` and `clip`: rljax.dataflows.stages.constrained.
+    """
+    batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
+    batch = batch.replace(cost_values=cost_critic.values(batch, cfg.steps))
+    multiplier, costs = multiplier.update(batch)
+    cfg = constrained(cfg, multiplier, kl_controller, kl_split=kl_split, clip=clip)
+    batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
+    critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
+    cost_critic, more = cost_critic.update(of_costs(batch), cfg.value_loss, **cfg.critic_options)
+    before = {**learned, **more, **costs, **metrics, **load}
+    actor, metrics = updated(actor, batch, cfg, before, kl_controller, pretraining)
+    new = {"actor": actor, "critic": critic, "kl_controller": new_controller}
+    return {**new, "cost_critic": cost_critic, "multiplier": multiplier}, metrics

@@ -1,0 +1,136 @@
+"""A pre-training loss beside the policy's (PPO-ptx): the gradient changes by the coefficient times
+that of the examples, however rows are cut, packed and split over devices."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import lanes
+from test_packed_learning import groups
+
+from rljax.arrays import place
+from rljax.batch import Batch
+from rljax.errors import InputError
+from rljax.learn import Steps, token_mean
+from rljax.learn.packing import Packing
+from rljax.learn.state import Spread
+from rljax.losses import policy
+from rljax.mesh import make_mesh, row_shards
+from rljax.models.builtin import decoder
+from rljax.models.config import LoraConfig
+from rljax.models.model import Model
+from rljax.models.trees import merged
+from rljax.roles import Actor, Pretraining, start_training
+
+LR = 0.5
+DENSE = decoder(12, layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8, init_std=0.3)
+ADAPTED = dataclasses.replace(DENSE, lora=LoraConfig(2, 4.0, ("q_proj", "v_proj"), "float32"))
+# mesh, model, rows of a microbatch of the policy's and of the examples, packed, spread
+CASES = {
+    "whole": ((1, 1), DENSE, 16, 8, False, Spread()),
+    "packed microbatches": ((1, 2), DENSE, 8, 4, True, Spread()),
+    "microbatches": ((1, 1), DENSE, 4, 2, False, Spread()),
+    "replicas": ((2, 2), DENSE, 8, 4, False, Spread(sum_once=True)),
+    "replicas, packed": ((2, 2), DENSE, 8, 4, True, Spread(sum_once=True)),
+    "adapters": ((1, 2), ADAPTED, 8, 4, False, Spread()),
+}
+
+
+def examples(seed=1) -> Batch:
+    """8 demonstrations of unequal length, prompts masked."""
+    return dataclasses.replace(groups(seed, prompts=4, samples=2, dtype=np.float32),
+        **dict.fromkeys(("group", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs",
+        "weights", "values", "returns", "sum_pi_squared", "rewards", "process_rewards",
+        "scores")))  # fmt: skip
+
+
+def actor_on(mesh, config=DENSE, spread=None) -> Actor:
+    one = Model(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    model, optimizer = dataclasses.replace(one, mesh=mesh), optax.sgd(LR)
+    params = jax.device_get(one.init(jax.random.key(3)))
+    own, base = model.split(params)
+    if base:  # a fresh adapter is off, and its first half then has no gradient
+        own = jax.tree.map(lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), own)
+        params = merged(jax.tree.map(np.float32, own), base)
+    state = start_training(
+        model, jax.device_put(params, model.shardings()), optimizer, spread=spread or Spread()
+    )
+    return Actor(state, model, optimizer)
+
+
+def stepped(case: str, coef: float) -> tuple[dict, dict]:
+    """(weights after one optimizer step, its metrics)."""
+    sizes, config, rows, more_rows, packed, spread = CASES[case]
+    mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
+    batch, beside = groups(0, prompts=4, samples=4, dtype=np.float32), examples()
+    packing = Packing(16, 4, row_shards(mesh), 4, False, mesh) if packed else None
+    actor = actor_on(mesh, config, spread)
+    batch, beside = (place(jax.device_get(x), mesh) for x in (batch, beside))
+    pretraining = Pretraining(beside, coef, Steps(beside.rows, more_rows, packing=packing))
+    steps = Steps(batch.rows, rows, packing=packing)
+
+    @jax.jit
+    def step(actor, batch, pretraining):
+        return actor.update(
+            batch, policy.ppo_clip, steps=steps, reduction=token_mean,
+            pretraining=pretraining if coef else None,
+        )  # fmt: skip
+
+    actor, metrics = step(actor, batch, pretraining)
+    return jax.device_get(actor.state.params), jax.device_get(metrics)
+
+
+def likelihood(config) -> tuple[float, dict]:
+    """The mean of -log pi over the target tokens, by hand, and its gradient."""
+    actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]), config)
+    batch = examples()
+
+    def mean(own):
+        logprobs, _ = actor.model.logprobs(
+            dataclasses.replace(actor.state, params=own).weights, batch, 1.0
+        )
+        return -jnp.sum(jnp.where(batch.mask > 0, logprobs, 0.0)) / jnp.sum(batch.mask)
+
+    loss, gradient = jax.value_and_grad(mean)(actor.state.params)
+    return float(loss), jax.device_get(gradient)
+
+
+@pytest.mark.parametrize(
+    "case", lanes(["whole", "packed microbatches"], list(CASES)[2:])
+)  # fmt: skip
+def test_the_gradient_changes_by_the_coefficient_times_that_of_the_examples(case):
+    loss, gradient = likelihood(CASES[case][1])
+    without, metrics = stepped(case, 0.0)
+    assert "pretraining_loss" not in metrics
+    coef = 3.0 if case == "whole" else 0.25
+    with_it, more = stepped(case, coef)
+    assert float(more["pretraining_loss"]) == pytest.approx(loss, rel=1e-5)
+    assert float(more["loss"]) == pytest.approx(float(metrics["loss"]) + coef * loss, rel=1e-4)
+    change = jax.tree.map(lambda a, b: (a - b) / LR, without, with_it)
+    for got, want in zip(jax.tree.leaves(change), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(got, coef * want, rtol=2e-4, atol=4e-6)
+    assert max(np.abs(x).max() for x in jax.tree.leaves(gradient)) > 0.01
+
+
+def test_every_optimizer_step_takes_its_part_of_the_examples():
+    """Two steps of a batch are two batches of a step."""
+    actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    batch, beside = groups(0, prompts=4, samples=4, dtype=np.float32), examples()
+    how, update = dict(reduction=token_mean), jax.jit(Actor.update, static_argnums=2, static_argnames=("steps", "reduction"))  # fmt: skip
+
+    def after(actor, rows, more):
+        part = Pretraining(more, 0.5, Steps(4, 4))
+        return update(actor, rows, policy.ppo_clip, steps=Steps(8, 8), pretraining=part, **how)[0]
+
+    whole = after(actor, batch, beside)
+    half = lambda x, i: jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:])[i], x)  # noqa: E731
+    single = actor
+    for i in range(2):
+        single = after(single, half(batch, i), half(beside, i))
+    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(single.state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="2 optimizer steps of 4 rows"):
+        after(actor, batch, half(beside, 0))
