@@ -7,6 +7,7 @@ Rules are checked by rljax.validation. Components are calls written as text (rlj
 import dataclasses
 
 from rljax.config.names import Settings
+from rljax.config.pretraining_settings import PretrainingSettings
 from rljax.config.rollout_settings import RolloutSettings
 
 
@@ -72,17 +73,6 @@ class SFTConfig(Settings):
     stop_at_accuracy: float = 0.0
     check_every_steps: int = 20  # how often it is measured
     optimizer: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(lr=1e-5))
-
-
-@dataclasses.dataclass
-class PretrainingConfig(Settings):
-    """Examples whose loss is added to that of the actor, beside its rollouts (PPO-ptx): coef x the
-    mean NLL of their target tokens. Of dataflows that take `pretraining`: ppo, safe_rlhf."""
-
-    data: str = ""  # a path or a task, rows as of sft.data (texts, conversations, ...); "" = off
-    coef: float = 1.0  # of that loss; that of algorithm.policy_loss counts once
-    sequences_per_optimizer_step: int = 64  # examples that every optimizer step of the actor takes
-    max_tokens: int = 1024  # of an example; a longer one is cut on the right
 
 
 @dataclasses.dataclass
@@ -408,7 +398,7 @@ class Config(Settings):
     hosts: HostsConfig = dataclasses.field(default_factory=HostsConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     sft: SFTConfig = dataclasses.field(default_factory=SFTConfig)
-    pretraining: PretrainingConfig = dataclasses.field(default_factory=PretrainingConfig)
+    pretraining: PretrainingSettings = dataclasses.field(default_factory=PretrainingSettings)
     offline: OfflineConfig = dataclasses.field(default_factory=OfflineConfig)
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     sampler: SamplerConfig = dataclasses.field(default_factory=SamplerConfig)

@@ -12,3 +12,4 @@ trajectories  a completion and its reward, maybe step by step (DQO, DRO)
 
 SAMPLED = ("rollouts", "samples")
 OF_FILES = ("examples", "pairs", "safety", "unpaired", "stepwise", "trajectories")
+PAIRED = ("pairs", "safety")

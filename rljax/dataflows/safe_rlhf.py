@@ -2,7 +2,7 @@
 multiplier that learns (arXiv 2310.12773)."""
 
 from rljax.contracts import contract
-from rljax.dataflows.stages import constrained, estimate, of_costs, updated, with_logprobs
+from rljax.dataflows.stages import estimate, of_costs, updated, with_lagrangian, with_logprobs
 from rljax.roles import program
 
 
@@ -15,12 +15,12 @@ def safe_rlhf(
     """Costs come from reward.cost_model, or as the reward's part `cost`; above 0 is unsafe.
 
     config.roles = ("cost_critic=trained_values(lr=5e-6)", "multiplier=lagrange_multiplier()").
-    `kl_split` and `clip`: rljax.dataflows.stages.constrained.
+    `kl_split` and `clip`: rljax.dataflows.stages.with_lagrangian.
     """
     batch, load = with_logprobs(batch, cfg, actor=actor, reference=reference, critic=critic)
     batch = batch.replace(cost_values=cost_critic.values(batch, cfg.steps))
     multiplier, costs = multiplier.update(batch)
-    cfg = constrained(cfg, multiplier, kl_controller, kl_split=kl_split, clip=clip)
+    cfg = with_lagrangian(cfg, multiplier, kl_controller, kl_split=kl_split, clip=clip)
     batch, metrics, new_controller = estimate(batch, cfg, actor=actor, kl_controller=kl_controller)
     critic, learned = critic.update(batch, cfg.value_loss, **cfg.critic_options)
     cost_critic, more = cost_critic.update(of_costs(batch), cfg.value_loss, **cfg.critic_options)

@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from rljax import batch as batches
-from rljax.advantages.constraint import lagrangian
+from rljax.advantages.lagrangian import lagrangian
 from rljax.batch import Batch
 from rljax.contracts import spec
 from rljax.correction import bypass_old_logprobs, mismatch_metrics
@@ -86,7 +86,7 @@ def of_costs(batch: Batch) -> Batch:
     return batch.replace(rewards=batch.costs, values=batch.cost_values, returns=batch.cost_returns)
 
 
-def constrained(cfg, multiplier, kl_controller=None, *, kl_split: float, clip: float):
+def with_lagrangian(cfg, multiplier, kl_controller=None, *, kl_split: float, clip: float):
     """`cfg` whose advantage is A = (A_R - lambda A_C) / (1 + lambda): algorithm.advantage of the
     rewards and of the costs, both within +-clip at every token. With the coefficient beta of
     algorithm.kl_in_reward, kl_split beta KL is taken from the rewards and added to the costs, so

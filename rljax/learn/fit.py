@@ -37,15 +37,11 @@ def fit(
     which every optimizer step takes an equal part: its gradient is added.
     """
     if batch.rows % steps.rows:
-        raise InputError(
-            "rows of an optimizer step", value=steps.rows, rule=f"must divide {batch.rows} rows"
-        )
-    frozen = state.frozen  # outside the carry of the loop below
+        rule = f"must divide {batch.rows} rows"
+        raise InputError("rows of an optimizer step", value=steps.rows, rule=rule)
+    frozen, count = state.frozen, batch.rows // steps.rows  # not in the carry of the loop below
     objective = _with_frozen(objective, frozen)
-    count = batch.rows // steps.rows
-    if beside is not None:
-        beside = dataclasses.replace(beside, objective=_with_frozen(beside.objective, frozen))
-        beside.check(count)
+    beside = beside and beside.of_steps(count, frozen)
     how = steps.microbatch_rows, steps.packing
     if not steps.learn:
         return state, loss_alone(state.params, batch, objective, *how), None
@@ -55,28 +51,24 @@ def fit(
         (state, stopped), (minibatch, examples) = carry, rows
         loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
         if beside is not None:
-            more, other, named = beside.loss_and_gradient(state.params, examples)
-            loss, gradient = loss + more, jax.tree.map(jnp.add, gradient, other)
-            metrics = {**metrics, **named}
+            loss, gradient, metrics = beside.added(state.params, examples, loss, gradient, metrics)
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         empty = ~jnp.any(minibatch.mask > 0)
-        take = ~(stopped | empty)
-        state, step_metrics = optimizer_step(state, gradient, loss, optimizer, take, layout)
+        state, taken = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty), layout)
         counts = {
             "skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32),
             "stopped_fraction": stopped.astype(jnp.float32),
             "empty_fraction": empty.astype(jnp.float32),
         }
-        return (state, stopped), ({**metrics, **step_metrics, **counts}, kept)
+        return (state, stopped), ({**metrics, **taken, **counts}, kept)
 
     before, carry = state.skipped, (state, jnp.zeros((), bool))
-    examples = None if beside is None else beside.batch
+    rows = batch, beside and beside.batch
     if count * steps.epochs == 1:
-        (state, _), (metrics, kept) = step(carry, (batch, examples))
+        (state, _), (metrics, kept) = step(carry, rows)
     else:
-        minibatches = _split((batch, examples), count)
-        epoch = lambda carry, _: jax.lax.scan(step, carry, minibatches)  # noqa: E731
+        epoch = lambda carry, _: jax.lax.scan(step, carry, _split(rows, count))  # noqa: E731
         (state, _), (metrics, _) = jax.lax.scan(epoch, carry, None, length=steps.epochs)
         metrics, kept = {k: _over_steps(k, v) for k, v in metrics.items()}, None
     metrics["skipped_steps"] = (state.skipped - before).astype(jnp.float32)
@@ -95,21 +87,22 @@ class Beside:
     steps: Steps
     name: str  # of its metric: the loss as the objective's metric "loss" has it
 
-    def check(self, count: int) -> None:
-        """Raises InputError unless the rows are those of `count` optimizer steps."""
+    def of_steps(self, count: int, frozen: dict) -> "Beside":
+        """The same of the trained weights alone. Raises InputError unless the rows are those of
+        `count` optimizer steps."""
         if self.batch.rows != count * self.steps.rows:
             raise InputError(
                 f"rows of {self.name}", value=self.batch.rows,
                 rule=f"{count} optimizer steps of {self.steps.rows} rows",
             )  # fmt: skip
+        return dataclasses.replace(self, objective=_with_frozen(self.objective, frozen))
 
-    def loss_and_gradient(self, params, examples: Batch):
-        """(loss, gradient, metrics) of an optimizer step's rows."""
-        steps = self.steps
-        loss, gradient, metrics, _ = loss_and_gradient(
-            params, examples, self.objective, steps.microbatch_rows, steps.packing
-        )
-        return loss, gradient, {self.name: metrics["loss"]}
+    def added(self, params, examples: Batch, loss, gradient, metrics: dict):
+        """(loss, gradient, metrics) with those of the examples of an optimizer step."""
+        how = self.steps.microbatch_rows, self.steps.packing
+        more, other, own, _ = loss_and_gradient(params, examples, self.objective, *how)
+        gradient = jax.tree.map(jnp.add, gradient, other)
+        return loss + more, gradient, {**metrics, self.name: own["loss"]}
 
 
 def _count_steps(metrics: dict, total: int, trust_region: float) -> None:

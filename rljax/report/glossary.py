@@ -6,6 +6,7 @@ meaning for what it stood for. The metrics of an update are logged with a prefix
 are of another role (critic/, NAME/) or of held-out rows (eval/). rljax.report.meanings looks up.
 """
 
+from rljax.report.constraint_glossary import CONSTRAINTS, COST_MODELS
 from rljax.report.episode_glossary import EPISODES
 from rljax.report.flight_glossary import IN_FLIGHT
 
@@ -139,7 +140,8 @@ UPDATE = {
                         "nats x beta", ""),
     "group_accuracy": ("pairs of a prompt's samples that the implicit reward orders as the scores "
                        "do", SHARE, "rises above 0.5"),
-    "sign_accuracy": ("labelled steps whose score has the right sign", SHARE, "rises above 0.5"),
+    "sign_accuracy": ("labelled steps, or completions labelled safe or unsafe, whose score has the "
+                      "right sign", SHARE, "rises above 0.5"),
     # value-based learning from a file
     "dqo_residual_abs": ("size of the soft Bellman error of the policy", "score", "falls"),
     "dqo_value_residual_abs": ("size of the soft Bellman error of the critic", "score", "falls"),
@@ -440,5 +442,6 @@ VARIANCE = {
     "variance_proxy/expected_w": ("mean weighted squared norm of the scores", "", ""),
 }
 
-METRICS = UPDATE | SAMPLES | RUN | VARIANCE | EPISODES | IN_FLIGHT
+UPDATE |= COST_MODELS
+METRICS = UPDATE | SAMPLES | RUN | VARIANCE | EPISODES | IN_FLIGHT | CONSTRAINTS
 METRICS |= {f"mismatch/{k}": v for k, v in MISMATCH.items()}

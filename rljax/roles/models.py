@@ -16,11 +16,11 @@ import optax
 
 from rljax.batch import Batch, at_last_token
 from rljax.contracts import spec
-from rljax.learn import Beside, Objective, Steps, fit, map_tokens, positive_token_mean, token_mean
+from rljax.learn import Objective, Steps, fit, map_tokens, positive_token_mean
 from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
-from rljax.losses.policy import Policy, negative_log_likelihood
+from rljax.losses.policy import Policy
 from rljax.losses.policy.common import constant, log_ratio
 from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_host, row_shards
 from rljax.models.experts import load_metrics
@@ -253,30 +253,13 @@ class Actor(_Trained):
         if on_policy is not None:
             objective = _on_policy(self.per_replica, loss, objective, batch.old_logprobs)
             batch = batch.replace(old_logprobs=None)
-        beside = None if pretraining is None else self._likelihood_of(pretraining)
-        state, metrics, kept = self._fit(
-            batch, objective, steps, trust_region=trust_region, beside=beside
-        )
+        how = dict(trust_region=trust_region, beside=pretraining and pretraining.beside(self))
+        state, metrics, kept = self._fit(batch, objective, steps, **how)
         if on_policy is not None:
             own, load = kept
             load = load_metrics(load) if load else {}
             metrics = {**metrics, **load, **on_policy(batch.replace(old_logprobs=own))}
         return self._after(state, metrics)
-
-    def _likelihood_of(self, pretraining: Pretraining) -> Beside:
-        """coef x the mean over their target tokens of -log pi of the examples, a second objective
-        of an update."""
-        own = self.per_replica
-
-        def terms(policy, batch):
-            loss, _ = negative_log_likelihood(policy, batch)
-            return [pretraining.coef * loss], {"loss": loss}
-
-        objective = Objective(
-            lambda params, part: Policy(*own.model.logprobs(params, part, own.temperature)),
-            terms, (token_mean,), (False,), replicas=replicas_of(self.model, self.state),
-        )  # fmt: skip
-        return Beside(pretraining.state, objective, pretraining.steps, "pretraining_loss")
 
     def imitate(
         self,

@@ -5,7 +5,9 @@ import dataclasses
 import jax
 
 from rljax.batch import Batch
-from rljax.learn import Steps
+from rljax.learn import Beside, Objective, Steps, token_mean
+from rljax.losses.policy import Policy, negative_log_likelihood
+from rljax.roles.layout import replicas_of
 from rljax.roles.role import Role, static_field
 
 
@@ -21,3 +23,18 @@ class Pretraining(Role):
     state: Batch
     coef: float = static_field()
     steps: Steps = static_field()
+
+    def beside(self, actor) -> Beside:
+        """coef x the mean over the target tokens of -log pi, as a second objective of the actor's
+        update."""
+        own = actor.per_replica
+
+        def terms(policy, batch):
+            loss, _ = negative_log_likelihood(policy, batch)
+            return [self.coef * loss], {"loss": loss}
+
+        objective = Objective(
+            lambda params, part: Policy(*own.model.logprobs(params, part, own.temperature)),
+            terms, (token_mean,), (False,), replicas=replicas_of(actor.model, actor.state),
+        )  # fmt: skip
+        return Beside(self.state, objective, self.steps, "pretraining_loss")

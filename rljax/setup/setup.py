@@ -15,7 +15,7 @@ from rljax.config import (
     microbatch_rows,
 )
 from rljax.contracts import spec
-from rljax.data.kinds import SAMPLED
+from rljax.data.kinds import PAIRED, SAMPLED
 from rljax.data.online.curriculum import Curriculum
 from rljax.data.online.encoded import Data
 from rljax.data.online.loader import Loader, make_loader
@@ -366,8 +366,7 @@ def assemble(
         rows = config.offline.examples_per_step * (1 if data.kind == "unpaired" else together)
         unit = 1 if data.kind == "unpaired" else together
         # The rows of a pair begin with one prompt: half of the longest row has room for most.
-        paired = data.kind in ("pairs", "safety")
-        half = dict(prompt_tokens=row // 2, samples=together) if paired else {}
+        half = dict(prompt_tokens=row // 2, samples=together) if data.kind in PAIRED else {}
         steps = _steps(config, rows, row, model, 1, unit, **half)
     algorithm = make_algorithm(config, steps)
     main = Phase(
@@ -388,11 +387,6 @@ def assemble(
             ),
             main,
         )  # fmt: skip
-    pretraining = None
-    if config.pretraining.data:
-        check_context("example", data.pretraining_tokens, model, "lower pretraining.max_tokens")
-        own = config.pretraining.sequences_per_optimizer_step
-        pretraining = _steps(config, own, data.pretraining_tokens, model, 1)
     rollouts = RolloutConfig(
         prompts_per_step=batch.prompts_per_step,
         samples_per_prompt=batch.samples_per_prompt,
@@ -404,8 +398,17 @@ def assemble(
     check_slots(decoding, model, sampled_prompts(config) * batch.samples_per_prompt)
     return Setup(
         config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts, decoding,
-        row, together, groups, pretraining,
+        row, together, groups, _pretraining_steps(config, data, model),
     )  # fmt: skip
+
+
+def _pretraining_steps(config: Config, data: Data, model: Model) -> Steps | None:
+    """How the examples of pretraining.data are computed; None without any."""
+    if not config.pretraining.data:
+        return None
+    check_context("example", data.pretraining_tokens, model, "lower pretraining.max_tokens")
+    rows = config.pretraining.sequences_per_optimizer_step
+    return _steps(config, rows, data.pretraining_tokens, model, 1)
 
 
 def example_rows(config: Config, dataflow: Component, kind: str) -> int:

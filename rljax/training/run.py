@@ -56,7 +56,7 @@ from rljax.training.offline import (
 )
 from rljax.training.progress import Progress, bad_steps_in_a_row
 from rljax.training.run_folder import RunFolder
-from rljax.training.sources import make_source, positions, pretraining_source
+from rljax.training.sources import draw_pretraining, make_sources, positions
 
 LOG = logging.getLogger("rljax")
 PRINTED = "rewards.log"  # what the functions of rewards print
@@ -114,11 +114,7 @@ class Run:
             self.reward, self.eval_reward = self.owned[0], self.owned[-1]
         if self.eval_reward is not None:  # evaluation uses the outcome reward only
             self.eval_reward = self.eval_reward.outcome_alone()
-        self.sources = {
-            phase.name: make_source(setup, phase, self.reward, self.key) for phase in setup.phases
-        }
-        if setup.pretraining is not None:
-            self.sources["pretraining"] = pretraining_source(setup)
+        self.sources = make_sources(setup, self.reward, self.key)
 
     def __enter__(self) -> "Run":
         return self
@@ -303,7 +299,7 @@ class Run:
             self.begun_at = copy.deepcopy(positions(self.sources, self.reward))
         with hosts.may_stop(), beats.phase("data"):
             batch, metrics = self.source.next(taken, self.roles)
-            metrics |= self._draw_pretraining(taken)
+            metrics |= draw_pretraining(self.sources, taken, self.roles)
         with timed("learn"):
             key, roles = stream(self.key, f"learn {phase.name}", taken), self._roles_of(phase)
             new, learned = run_dataflow(phase.dataflow, batch, key, phase.algorithm, roles)
@@ -321,18 +317,6 @@ class Run:
         metrics = {**learned, **metrics, "lr": self._learning_rate(phase)}
         # NaN says that nothing was measured: a step that is not finite is counted as skipped.
         return {k: v for k, v in metrics.items() if not np.isnan(v)}
-
-    def _draw_pretraining(self, taken: int) -> dict:
-        """Puts the next examples of pretraining.data into their role, where it is -> metrics."""
-        role = self.roles.get("pretraining")
-        if role is None:
-            return {}
-        examples, metrics = self.sources["pretraining"].next(taken, self.roles)
-        self.roles["pretraining"] = dataclasses.replace(role, state=examples)
-        return {
-            "pretraining/epoch": metrics["data/epoch"],
-            "pretraining/tokens": metrics["batch/tokens"],
-        }
 
     def _roles_of(self, phase: Phase) -> dict:
         return {k: v for k, v in self.roles.items() if k in phase.dataflow.parameters}

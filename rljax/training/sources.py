@@ -58,14 +58,28 @@ def make_source(setup: Setup, phase: Phase, reward: Reward | None, key: jax.Arra
     return MixedSource(sampled, ReplaySource(setup, replayed), setup) if replayed else sampled
 
 
-def pretraining_source(setup: Setup) -> "FileSource":
-    """The examples of pretraining.data, as many as come with a batch of the last phase."""
-    data = setup.data
-    loader = make_loader(
-        data.pretraining, batch_size=setup.pretraining_rows, seed=setup.config.seed
-    )
-    rows = lambda items: Batch(**pad_examples(items, length=data.pretraining_tokens))  # noqa: E731
-    return FileSource(loader, rows, setup.model.mesh, ())
+def make_sources(setup: Setup, reward: Reward | None, key: jax.Array) -> dict:
+    """{name of a phase: the source of its batches}, and with pretraining.data "pretraining": the
+    source of the examples beside those of the last phase."""
+    sources = {phase.name: make_source(setup, phase, reward, key) for phase in setup.phases}
+    if setup.pretraining is not None:
+        data, size = setup.data, setup.pretraining_rows
+        loader = make_loader(data.pretraining, batch_size=size, seed=setup.config.seed)
+        rows = lambda items: Batch(**pad_examples(items, length=data.pretraining_tokens))  # noqa: E731
+        sources["pretraining"] = FileSource(loader, rows, setup.model.mesh, ())
+    return sources
+
+
+def draw_pretraining(sources: dict, step: int, roles: dict) -> dict:
+    """Puts the next examples into the role `pretraining`, where it is one of the roles ->
+    metrics."""
+    if "pretraining" not in roles:
+        return {}
+    examples, metrics = sources["pretraining"].next(step, roles)
+    roles["pretraining"] = dataclasses.replace(roles["pretraining"], state=examples)
+    return {
+        "pretraining/epoch": metrics["data/epoch"], "pretraining/tokens": metrics["batch/tokens"]
+    }  # fmt: skip
 
 
 def positions(sources: dict, reward: Reward | None) -> dict:

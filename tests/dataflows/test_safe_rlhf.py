@@ -15,10 +15,10 @@ from preset_runs import Shared, preset_config
 
 from rljax import setup as build
 from rljax.advantages import gae
-from rljax.advantages.constraint import lagrangian
+from rljax.advantages.lagrangian import lagrangian
 from rljax.dataflows import ppo, safe_rlhf
 from rljax.dataflows.algorithm import Algorithm
-from rljax.dataflows.stages import constrained, of_costs, shaped, with_advantages
+from rljax.dataflows.stages import of_costs, shaped, with_advantages, with_lagrangian
 from rljax.learn import Steps
 from rljax.roles import Critic, Multiplier
 
@@ -97,7 +97,7 @@ def algorithm(advantage, **fields) -> Algorithm:
 
 
 def weighed(batch, cfg, role, **options):
-    cfg = constrained(cfg, role, **{"kl_split": 1.0, "clip": 50.0, **options})
+    cfg = with_lagrangian(cfg, role, **{"kl_split": 1.0, "clip": 50.0, **options})
     return with_advantages(batch, shaped(batch, cfg), cfg)
 
 

@@ -119,7 +119,9 @@ def test_every_optimizer_step_takes_its_part_of_the_examples():
     """Two steps of a batch are two batches of a step."""
     actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
     batch, beside = groups(0, prompts=4, samples=4, dtype=np.float32), examples()
-    how, update = dict(reduction=token_mean), jax.jit(Actor.update, static_argnums=2, static_argnames=("steps", "reduction"))  # fmt: skip
+    how = dict(reduction=token_mean)
+    names = dict(static_argnums=2, static_argnames=("steps", "reduction"))
+    update = jax.jit(Actor.update, **names)
 
     def after(actor, rows, more):
         part = Pretraining(more, 0.5, Steps(4, 4))

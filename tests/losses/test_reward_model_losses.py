@@ -45,6 +45,53 @@ def test_worked_example_bradley_terry():
     close(pulled[1::2], np.array(want["grad_r_rejected"]), 1e-6)
 
 
+def test_worked_example_cost_of_a_labelled_pair():
+    example = worked_example("safe_rlhf.cost_loss")
+    x, want = example["inputs"], example["outputs"]
+    costs = jnp.array([x["c_less_harmful"], x["c_more_harmful"]])  # the safer one comes first
+    batch = labelled([x["sign_less"]], [x["sign_more"]])
+    loss, metrics = reward_model.cost_preference(costs, batch)
+    assert float(loss[0]) == pytest.approx(want["loss"], abs=1e-6)
+    assert want["loss"] == pytest.approx(want["pair"] + want["cls_more"] + want["cls_less"])
+    assert float(metrics["accuracy"][0]) == float(metrics["sign_accuracy"][0]) == 1
+    pulled = jax.grad(lambda c: reward_model.cost_preference(c, batch)[0].sum())(costs)
+    less, more = float(costs[0]), float(costs[1])
+    order = sigmoid(less - more)
+    close(pulled, np.array([order + sigmoid(less), -order - sigmoid(-more)]), 1e-6)
+
+
+def labelled(safer, harmful):
+    """Pairs with these signs, at one of three tokens; what stands behind them is not read."""
+    signs = np.stack([safer, harmful], axis=1).reshape(-1, 1).astype(float)
+    mask = np.ones_like(signs) * [[1, 1, 0]]
+    return response_batch(mask, costs=signs * [[0, 1, 0]] + np.where(mask > 0, 0, np.nan))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_cost_of_pairs_with_all_labels():
+    """Both safe, one of them, both unsafe: value, gradient and both accuracies by hand."""
+    costs = jnp.array([-2.0, -0.5, 0.3, 0.2, 1.5, -0.7])
+    safer, harmful = np.array([-1.0, -1.0, 1.0]), np.array([-1.0, 1.0, 1.0])
+    batch = labelled(safer, harmful)
+    loss, metrics = reward_model.cost_preference(costs, batch)
+    low, high = np.asarray(costs[::2]), np.asarray(costs[1::2])
+    terms = [high - low, safer * low, harmful * high]
+    close(loss, -sum(np.log(sigmoid(t)) for t in terms), 1e-6)
+    np.testing.assert_array_equal(metrics["accuracy"], [1, 0, 0])
+    np.testing.assert_array_equal(metrics["sign_accuracy"], [1, 0.5, 0.5])
+    pulled = jax.grad(lambda c: reward_model.cost_preference(c, batch)[0].sum())(costs)
+    order = sigmoid(low - high)
+    close(pulled[::2], order - safer * sigmoid(-safer * low), 1e-6)
+    close(pulled[1::2], -order - harmful * sigmoid(-harmful * high), 1e-6)
+    with pytest.raises(InputError, match="costs"):
+        reward_model.cost_preference(costs, batch.replace(costs=None))
+    with pytest.raises(InputError, match="one per row"):
+        reward_model.cost_preference(costs[:, None], batch)
+
+
 def test_bradley_terry_ignores_a_shift_and_a_tie_pulls_scores_together():
     scores, (_, batch) = jnp.linspace(-2.0, 3.0, ROWS), sample()
     batch = batch.replace(scores=None)

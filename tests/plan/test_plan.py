@@ -521,6 +521,7 @@ def test_the_programs_are_those_that_the_dataflow_calls(name):
 # What each dataflow needs beside its name; its program reads the roles that follow.
 PAGES = {
     "bco": (dict(algorithm__preference_loss="bco()"), "actor baseline reference"),
+    "cost_model": (dict(algorithm__reward_loss="cost_preference()"), "reward_model"),
     "distil": (dict(teacher_model=QWEN, model=QWEN), "actor teacher"),
     "dqo": ({}, "actor critic reference"),
     "dro": (dict(dataflow="dro(tau=0.1)"), "actor critic reference"),
@@ -540,6 +541,12 @@ PAGES = {
     "reinforce": ({}, "actor baseline reference"),
     "remax": (dict(algorithm__advantage="remax()"), "actor reference"),
     "reward_model": ({}, "reward_model"),
+    "safe_rlhf": (dict(algorithm__advantage="gae()", algorithm__kl_in_reward=0.01,
+                       algorithm__kl_in_loss=0.0, roles=(
+                           "cost_critic=trained_values()", "multiplier=lagrange_multiplier()"),
+                       pretraining__data="letter_count(letters=8, kinds=7)",
+                       pretraining__max_tokens=16),
+                  "actor cost_critic critic multiplier pretraining reference"),
     "self_play": (dict(algorithm__advantage="reinforce()"), "actor reference seat_baseline"),
     "sft": ({}, "actor"),
     "sppo": (dict(algorithm__preference_loss="sppo()"), "actor reference"),

@@ -5,7 +5,7 @@ import pytest
 from rljax.components import resolve
 from rljax.errors import InputError
 from rljax.rewards.mixing import SOURCES
-from rljax.rewards.pool.calling import HOME, call_reward, wanted_fields
+from rljax.rewards.pool.calling import HOME, call_reward, late_score, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
 
 SAMPLE = {
@@ -181,3 +181,22 @@ def test_preparation_is_over_before_the_first_clock_starts(text, tmp_path, monke
         found = pool.score([SAMPLE] * 3)
     assert [s.status for s in found] == ["ok"] * 3
     assert {v for k, v in found[0].parts.items() if k.endswith("ready")} == {1.0}
+
+
+def test_a_reward_with_the_cost_that_another_says():
+    cost = "regex_match(pattern='think')"
+    text = f"with_cost(reward='format_tags()', cost=\"{cost}\", scale=2.0, shift=-1.0)"
+    value, parts = score(text)
+    alone, of_reward = score("format_tags()")
+    assert value == alone == 1.0 and parts == {**of_reward, "score": 1.0, "cost": 1.0}
+    assert score(text, response="<answer>72</answer>")[1]["cost"] == -1.0
+    assert {"response", "ground_truth"} <= set(wanted_fields(resolve(text, HOME))[0])
+    with pytest.raises(InputError, match="needs 'max_tokens'"):
+        score("with_cost(reward='format_tags()', cost='length_under()')")
+
+
+def test_a_late_sample_has_a_cost_where_both_declare_what_it_is_worth():
+    late = resolve("with_cost(reward='exact_match()', cost='exact_match()', shift=0.5)", HOME)
+    assert late_score(late, SAMPLE) == (0.0, {"score": 0.0, "cost": 0.5})
+    slow = resolve("with_cost(reward='exact_match()', cost='reward_model()')", HOME)
+    assert late_score(slow, SAMPLE) is None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rljax.batch import FinishReason
+from rljax.data.kinds import PAIRED
 from rljax.data.offline.encode import Labelled, Pair, Stepwise, Trajectory
 from rljax.data.offline.rows import KINDS
 from rljax.errors import InputError
@@ -59,7 +60,7 @@ def longest_row(kind: str, items: Sequence) -> int:
         return max(sum(len(ids) for ids, _ in row) for row in rows)
     if kind == "stepwise":
         return max(len(item.ids) for item in items)
-    if kind in ("pairs", "safety"):
+    if kind in PAIRED:
         return max(len(item.prompt_ids) + _longest_completion(item) for item in items)
     sizes = [(len(item.prompt_ids), len(item.completion_ids)) for item in items]
     return max(sum(size) for size in sizes)

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rljax.data.kinds import PAIRED
 from rljax.data.offline.rows import KINDS
 from rljax.data.online.prompts import (
     OVERLONG,
@@ -108,7 +109,7 @@ def encode_rows(
     """
     _check_options(kind, overlong, ties, max_tokens)
     counts = dict(total=len(records), kept=0, dropped_overlong=0, dropped_empty=0, truncated=0)
-    if kind in ("pairs", "safety"):
+    if kind in PAIRED:
         counts |= dict(dropped_identical=0, dropped_tie=0)
     items = []
     for record in records:
@@ -138,7 +139,7 @@ def _check_options(kind: str, overlong: str, ties: str, max_tokens: int) -> None
 
 def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, counts) -> list:
     """The items of one record: none where it is dropped, two where a tie stands in both orders."""
-    if kind in ("pairs", "safety"):
+    if kind in PAIRED:
         if record["chosen"] == record["rejected"]:
             counts["dropped_identical"] += 1
             return []
@@ -154,7 +155,7 @@ def _encode(record, tokenizer, kind, separator, ties, max_tokens, overlong, coun
     if not all(any(column["mask"]) for column in columns.values()):
         counts["dropped_empty"] += 1
         return []
-    if kind in ("pairs", "safety") and columns["chosen"]["ids"] == columns["rejected"]["ids"]:
+    if kind in PAIRED and columns["chosen"]["ids"] == columns["rejected"]["ids"]:
         counts["dropped_identical"] += 1
         return []
     counts["truncated"] += cut != ""
