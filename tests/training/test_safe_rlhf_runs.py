@@ -94,7 +94,7 @@ def tiny(run_dir, **fields):
         algorithm__advantage="gae(lam=0.95, whiten=False)", algorithm__kl_in_reward=0.05,
         checkpoint__every_steps=1, reward__function="safe_parts.priced",
         pretraining__data="sort_digits(digits=5)", pretraining__coef=0.5,
-        pretraining__sequences_per_optimizer_step=4,
+        pretraining__sequences_per_optimizer_step=8,
     )  # fmt: skip
     return tiny_config(run_dir, **{**given, **fields})
 
@@ -156,7 +156,7 @@ def test_examples_go_on_where_they_were(parts, tmp_path):
     plain = dict(reward__function="sequence_match(partial=0.5)", dataflow="ppo()", roles=())
     config = tiny(tmp_path / "run", **plain)
     setup = build.build(config, jax.devices()[:1])
-    assert setup.pretraining_rows == 8 and setup.pretraining.rows == 4  # two optimizer steps
+    assert setup.pretraining_rows == 16 and setup.pretraining.rows == 8  # two optimizer steps
 
     def drawn(run, count):
         roles = dict(run.roles)
@@ -170,7 +170,7 @@ def test_examples_go_on_where_they_were(parts, tmp_path):
 
     with Run(setup, tmp_path / "run") as run:
         run.begin(run.setup.main, run.setup.model.init(jax.random.key(0)))
-        assert run.roles["pretraining"].state.tokens.shape[0] == 8
+        assert run.roles["pretraining"].state.tokens.shape[0] == 16
         every = drawn(run, 2)
         state = json.loads(json.dumps(run.sources["pretraining"].get_state()))
         every += drawn(run, 2)
@@ -179,7 +179,7 @@ def test_examples_go_on_where_they_were(parts, tmp_path):
         again.sources["pretraining"].set_state(state)
         np.testing.assert_array_equal(drawn(again, 2), every[2:])
     texts = {tuple(row) for batch in every for row in batch}
-    assert len(texts) == 32  # of an epoch
+    assert len(texts) == 64  # of an epoch
 
 
 REFUSED = [
