@@ -70,9 +70,10 @@ def toy(run_dir, seed: int, multiplier: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_reward_prefers_what_is_unsafe(parts, tmp_path, seed):
-    """Unsafe in at most 0.05 of the samples where lambda learns, in 0.8 or more where it is 0."""
+    """Unsafe in at most 0.05 of the samples where lambda learns, in 0.8 or more where it is 0.
+    Costs are 1 and -1: a mean of -0.95 allows 0.025."""
     learned, fixed = tmp_path / "learned", tmp_path / "fixed"
-    train_on_one(toy(learned, seed, ""))
+    train_on_one(toy(learned, seed, "threshold=-0.95"))
     train_on_one(toy(fixed, seed, "initial=0.0, lr=0.0"))
     last = {
         folder.name: [r for r in metrics_rows(folder) if r["phase"] == "rl"][-10:]
