@@ -135,12 +135,20 @@ class _Planned:
     def generate(
         self, prompts, key, sampling, *, n=1, finished=None, stop=None, second=None
     ) -> Batch:
+        if second is not None:  # its model is this host's: the planned one has the same layout
+            second = dataclasses.replace(second, model=self.role.model)
+        return self._noted(prompts.tokens, sampling, n=n, second=second)
+
+    def branch(self, batch, rows, at, starts, key, sampling, *, n=1) -> Batch:
+        whole = np.zeros((len(rows), batch.tokens.shape[1]), np.int32)
+        out = self._noted(whole, sampling, n=n, branches=True)
+        return out.replace(group=fetch(batch.group)[np.repeat(np.asarray(rows), n)])
+
+    def _noted(self, tokens, sampling, **how) -> Batch:
         role = self.role
         weights = role.state.weights if isinstance(role, Actor) else role.params
-        if second is not None:  # its model is this host's: the planned one has the same layout
-            second = dataclasses.replace(second, model=role.model)
-        inputs = (role.model, weights, prompts.tokens, sampling)
-        how = dict(n=n, decoding=role.decoding, second=second)
+        inputs = (role.model, weights, tokens, sampling)
+        how |= dict(decoding=role.decoding)
         programs, batch = planned_rollout(*inputs, **how)
         self.calls.extend(_calls(role, weights, programs))
         if RESHARD in programs and role.decoding.mesh is None:

@@ -29,7 +29,7 @@ from rljax.models.trees import merged
 from rljax.roles.layout import replicas_of, role_shardings, step_layout
 from rljax.roles.pretraining import Pretraining
 from rljax.roles.role import Role, static_field
-from rljax.sampler import Decoding, Sampling, SecondModel, generate
+from rljax.sampler import Decoding, Sampling, SecondModel, branch, generate
 from rljax.tracking.timing import timed
 
 
@@ -178,6 +178,18 @@ class Actor(_Trained):
                 images=prompts.images, second=second, finished=finished, stop=stop,
             )  # fmt: skip
             return jax.block_until_ready(batch)
+
+    def branch(
+        self, batch: Batch, rows, at, starts, key, sampling: Sampling, *, n: int = 1
+    ) -> Batch:
+        """n continuations of rows [M] of `batch` [B, S] behind the first at [M] tokens of their
+        responses, which begin at columns starts [B] (host verb; rljax.sampler.branch)."""
+        with timed("generate"):
+            out = branch(
+                self.model, self.state.weights, batch, rows, at, starts, key, sampling,
+                n=n, version=self.state.step, decoding=self.decoding,
+            )  # fmt: skip
+            return jax.block_until_ready(out)
 
     def logprobs(self, batch: Batch, steps: Steps | int | None = None) -> jax.Array:
         """log pi(tokens) at the sampling temperature: [B, S]; `steps` says how rows are packed, or

@@ -2,7 +2,7 @@
 with a copy in a layout of its own."""
 
 from rljax.sampler.engine import Engine
-from rljax.sampler.generate import SecondModel, generate
+from rljax.sampler.generate import SecondModel, branch, generate
 from rljax.sampler.layout import Layout, held_weights
 from rljax.sampler.requests import Decoding, Sampling
 from rljax.sampler.stream import Sampler
@@ -14,6 +14,7 @@ __all__ = [
     "SecondModel",
     "Sampler",
     "Sampling",
+    "branch",
     "generate",
     "held_weights",
 ]

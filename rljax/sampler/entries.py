@@ -14,7 +14,7 @@ from rljax.sampler.engine import Engine
 from rljax.sampler.keys import budgets
 from rljax.sampler.requests import Sampling, alike
 from rljax.sampler.sample import Sample
-from rljax.sampler.slots import Entry, Forcing
+from rljax.sampler.slots import Entry, Forcing, forcing_of
 
 _SHARED_RULES = 8  # rows of rules, where no more requests differ
 
@@ -96,14 +96,19 @@ def _column(values: Sequence[int], rows: int) -> np.ndarray:
 
 def _forcing(engine: Engine, requests: list[Sampling], samples: Sequence[Sample]) -> Forcing | None:
     """The state of each sample's interruption; None where this engine has none."""
-    if not engine.forcing_tokens:
-        return None
+    return forcing_now(engine.forcing_tokens, requests, samples) if engine.forcing_tokens else None
+
+
+def forcing_now(room: int, requests: list[Sampling], samples: Sequence[Sample]) -> Forcing:
+    """The interruptions of requests with room for so many tokens, the first of them those of
+    `samples` at the point where each stands."""
     spent, start = np.full(len(requests), -1, np.int32), np.zeros(len(requests), np.int32)
     for i, sample in enumerate(samples):
         start[i] = len(sample.prompt) + sample.begun
         if sample.sampling.thinking_tokens:
-            spent[i] = budgets(sample.key[None], sample.sampling)[0]
-    forcing = engine.forcing(requests, spent, start)
+            key = sample.key if sample.budget_key is None else sample.budget_key
+            spent[i] = budgets(key[None], sample.sampling)[0]
+    forcing = forcing_of(requests, room, spent, start)
     thinking, recent = np.array(forcing.thinking), forcing.recent
     for i, sample in enumerate(samples):
         newest = sample.tokens[sample.begun :][: -recent.shape[1] - 1 : -1]

@@ -13,18 +13,20 @@ import numpy as np
 
 from rljax import hosts
 from rljax.arrays import fetch, moved_rows, place
-from rljax.batch import Batch
+from rljax.batch import Batch, FinishReason
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
 from rljax.models.model import Model
 from rljax.sampler import slots as slot
 from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
-from rljax.sampler.host_rollout import host_rollout
-from rljax.sampler.keys import budgets, request_keys
+from rljax.sampler.entries import forcing_now
+from rljax.sampler.host_rollout import host_branches, host_rollout
+from rljax.sampler.keys import branch_keys, budgets, request_keys
 from rljax.sampler.layout import agree, is_apart, reshard_program, weights_like
 from rljax.sampler.memory import check_memory
 from rljax.sampler.requests import Decoding, Sampling, rules_of
+from rljax.sampler.sample import RECORD, Sample
 from rljax.sampler.stop_strings import cut_at_stop_strings, cut_row
 from rljax.sampler.whole_batch import (
     SecondModel,
@@ -84,21 +86,147 @@ def generate(
         options = dict(n=n, version=version, decoding=decoding, finished=finished, stop=stop)
         return _at_home(host_rollout(model, params, *inputs, **options), model, home)
     images = images and place(images, model.mesh)
-    inputs = (prompts, lengths, key, sampling, n, decoding, version, images, second)
+    key = key if sampling.seed is None else jax.random.key(sampling.seed)
+    keys, forcing = request_keys(key, rows), None
+    if sampling.thinking_tokens:
+        requests = [sampling] * rows
+        room = slot.forcing_room(requests)
+        spent = budgets(keys, sampling)
+        forcing = slot.forcing_of(requests, room, spent, np.repeat(lengths, n))
+    inputs = (prompts, lengths, keys, forcing, sampling, n, decoding, version, images, second)
     arguments, shape = _arguments(model, params, *inputs)
     stops = (sampling.stop_strings, decoding.decode)
+    tell = None
+    if finished is not None:
+        tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
+    batch = _decoded(arguments, shape, rows, tell, stop)
+    if sampling.stop_strings:
+        batch = cut_at_stop_strings(batch, np.repeat(lengths, n), *stops)
+    return _at_home(batch, model, home)
+
+
+def branch(
+    model: Model,
+    params,
+    batch: Batch,
+    rows,
+    at,
+    starts,
+    key,
+    sampling: Sampling,
+    *,
+    n: int = 1,
+    version=0,
+    decoding: Decoding = WHOLE_BATCH,
+) -> Batch:
+    """Samples n continuations of row rows[j] of `batch` [B, S] behind the first at[j] tokens of its
+    response, for rows [M] and at [M] -> Batch of M n rows, as wide.
+
+    `batch` is as `generate` returned it, with responses that begin at columns starts [B]. Row
+    j n + i is continuation i of branch j: a whole response, of which the mask is 1 on new tokens
+    alone. The first at[j] tokens have the records of their row, and `group` is that of the row.
+    Limits, thinking budgets and stop strings are those of the whole response.
+
+    Row r has the key fold_in(key, r); a draw depends on (that key, at[j], i, place) alone. The
+    host's loop reads a row once, whatever is asked of it; the device's loop reads the prefix of
+    every branch once.
+    """
+    home, version = model.mesh, version if decoding.mesh is None else fetch(version)
+    model, params, _ = _on_layout(model, params, None, decoding)
+    rows, at, starts = (np.asarray(x, np.int32) for x in (rows, at, starts))
+    sources = _sources(batch, rows, at, starts, key, sampling)
+    columns, lengths = batch.tokens.shape[1], starts[rows] + at
+    prompts = np.zeros((len(rows), columns), np.int32)
+    for j, (row, length) in enumerate(zip(rows.tolist(), lengths, strict=True)):
+        prompts[j, :length] = sources[row].ids[:length]
+    _check(model, prompts, lengths, sampling, n, decoding, None)
+    branches = list(zip(rows.tolist(), at.tolist(), strict=True))
+    how = dict(n=n, version=version, decoding=decoding)
+    if decoding.loop == "host":
+        out = host_branches(model, params, sources, branches, columns, sampling, **how)
+    else:
+        keys = branch_keys(np.stack([sources[row].key for row, _ in branches]), at, n)
+        keys, forcing = fetch(keys).reshape(-1, 2), None
+        if sampling.thinking_tokens:
+            children = [
+                sources[row].continued(place, 0, key)
+                for (row, place), some in zip(branches, keys.reshape(-1, n, 2), strict=True)
+                for key in some
+            ]
+            requests = [sampling] * len(children)
+            forcing = forcing_now(slot.forcing_room(requests), requests, children)
+        inputs = (prompts, lengths, keys, forcing, sampling, n, decoding, version, None, None)
+        limits = starts[rows] + sampling.max_response_tokens
+        out = _decoded(*_arguments(model, params, *inputs, limits=limits), len(keys), None, None)
+    if decoding.loop != "host" and sampling.stop_strings:
+        stops = (sampling.stop_strings, decoding.decode)
+        out = cut_at_stop_strings(out, np.repeat(starts[rows], n), *stops, np.repeat(at, n))
+    return _behind(_at_home(out, model, home), batch, np.repeat(rows, n), np.repeat(lengths, n))
+
+
+def _sources(batch: Batch, rows, at, starts, key, sampling: Sampling) -> dict[int, Sample]:
+    """The samples that rows of a batch are; InputError where one has no such place."""
+    if batch.pixels is not None:
+        raise InputError("branches of samples with images", fix="prompts of text")
+    if rows.ndim != 1 or not len(rows) or at.shape != rows.shape or starts.shape != (batch.rows,):
+        value, rule = (rows.shape, at.shape, starts.shape), f"[M], [M] and [{batch.rows}]"
+        raise InputError("rows, at and starts of a branch", value=value, rule=rule)
+    if rows.min() < 0 or rows.max() >= batch.rows:
+        raise InputError("rows of a branch", value=rows.tolist()[:8], rule=f"below {batch.rows}")
+    names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
+    read = {name: getattr(batch, name) for name in ("tokens", "mask", "finish_reason", *names)}
+    sizes = jnp.sum(batch.segment_ids > 0, axis=1)
+    known, sizes = fetch(({k: v for k, v in read.items() if v is not None}, sizes))
+    most = sampling.max_response_tokens
+    if int((starts[rows] + most).max()) > batch.tokens.shape[1]:
+        rule = f"a prompt and its response fit the batch's {batch.tokens.shape[1]} columns"
+        raise InputError("sampler max_response_tokens", value=most, rule=rule)
+    if np.any((at < 0) | (at >= np.minimum(sizes[rows] - starts[rows], most))):
+        rule = f"within the row's response, and below max_response_tokens={most}"
+        raise InputError("branch at", value=at.tolist()[:8], rule=rule)
+    key = key if sampling.seed is None else jax.random.key(sampling.seed)
+    keys = fetch(request_keys(key, batch.rows))
+    sources = {}
+    for row in dict.fromkeys(rows.tolist()):
+        where = (row, slice(int(starts[row]), int(sizes[row])))
+        new = np.zeros(sizes[row] - starts[row], RECORD)
+        # (A row whose reward failed has mask 0 on all tokens.)
+        chosen = known["mask"][where] > 0
+        new["ids"], new["chosen"] = known["tokens"][where], chosen | ~chosen.any()
+        for name, field in zip(("logprobs", "log_kept", "entropy", "versions"), names, strict=True):
+            new[name] = known[field][where] if field in known else 0
+        sources[row] = source = Sample(
+            row, known["tokens"][row, : starts[row]], sampling, keys[row], drawn=len(new),
+            interrupted=int(np.count_nonzero(~new["chosen"])),
+            finish_reason=FinishReason(int(known["finish_reason"][row])),
+        )  # fmt: skip
+        source.record(new)
+    return sources
+
+
+@jax.jit
+def _behind(out: Batch, batch: Batch, rows, lengths) -> Batch:
+    """Continuations with the groups of their rows [R], and in their first lengths [R] columns what
+    was recorded of them."""
+    inside = jnp.arange(out.tokens.shape[1])[None, :] < lengths[:, None]
+    names = ("sampler_logprobs", "sampler_log_kept", "entropy", "policy_version")
+    names = [name for name in names if getattr(batch, name) is not None]
+    taken = {
+        name: jnp.where(inside, getattr(batch, name)[rows], getattr(out, name)) for name in names
+    }
+    return out.replace(**taken, group=batch.group[rows])
+
+
+def _decoded(arguments: tuple, shape: Shape, rows: int, finished, stop) -> Batch:
+    """The batch of a call of the device's loop, in turns where the host has to look up."""
     # Hosts that may be told to stop look up after every turn, too.
     if fits_a_turn(shape, rows) or finished is None and hosts.count() == 1:
         batch, drafted = rollout(*arguments)
     else:
-        tell = lambda *_: None  # noqa: E731
-        if finished is not None:
-            tell = lambda row, ids, why: finished(row, *cut_row(ids, why, *stops))  # noqa: E731
+        tell = finished or (lambda *_: None)
         batch, drafted = in_turns(*arguments, finished=tell, stop=stop)
     timing.drafted(*() if drafted is None else fetch(drafted).tolist())
-    if sampling.stop_strings:
-        batch = cut_at_stop_strings(batch, np.repeat(lengths, n), *stops)
-    return _at_home(batch, model, home)
+    return batch
 
 
 def _on_layout(model: Model, params, second: SecondModel | None, decoding: Decoding):
@@ -126,42 +254,39 @@ def _with_layout(sharding):
 
 
 def _arguments(
-    model: Model, params, prompts, lengths, key, sampling, n, decoding, version, images, second
-):
-    """The program's arguments, placed on the mesh, and its shape."""
+    model: Model, params, prompts, lengths, keys, forcing, sampling, n, decoding, version, images,
+    second, limits=None,
+):  # fmt: skip
+    """The program's arguments, placed on the mesh, and its shape. With `limits` rows are as wide as
+    `prompts`."""
     rows = prompts.shape[0] * n
     slots = min(decoding.slots or rows, rows)
-    shape = _shape(n, slots, sampling, decoding)
-    columns = prompts.shape[1] + sampling.max_response_tokens
+    shape = _shape(n, slots, sampling, decoding, prompts.shape[1] if limits is not None else 0)
+    columns = shape.columns or prompts.shape[1] + sampling.max_response_tokens
     check_memory(model, slots, columns, decoding.kv_dtype)
-    key = key if sampling.seed is None else jax.random.key(sampling.seed)
-    keys = request_keys(key, rows)
-    forcing = None
-    if sampling.thinking_tokens:
-        requests = [sampling] * rows
-        room = slot.forcing_room(requests)
-        spent = budgets(keys, sampling)
-        forcing = slot.forcing_of(requests, room, spent, np.repeat(lengths, n))
     rules = rules_of([sampling] * rows, model.config.vocab_size)
-    queue = (prompts, lengths, keys, rules)
+    queue = (prompts, lengths, keys, rules, limits)
     if shard_count(model, prompts.shape[0], slots) > 1:
         placed = place(queue, model.mesh)
     else:  # every device serves any row: whole there, nothing of it is sent while prompts are read
         placed = jax.device_put(queue, replicated(model.mesh))
+    *queue, limits = placed
     version = jnp.asarray(version, jnp.int32)
-    return (model, shape, params, *placed, version, forcing, images, second), shape
+    return (model, shape, params, *queue, version, forcing, images, second, limits), shape
 
 
-def _shape(n: int, slots: int, sampling: Sampling, decoding: Decoding) -> Shape:
+def _shape(n: int, slots: int, sampling: Sampling, decoding: Decoding, columns: int = 0) -> Shape:
     how = (decoding.kv_dtype, decoding.look_every, decoding.draft_tokens)
-    return Shape(n, slots, sampling.max_response_tokens, *how)
+    return Shape(n, slots, sampling.max_response_tokens, *how, columns)
 
 
 def planned_rollout(
-    model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, second=None
-) -> tuple[dict[str, tuple], Batch]:
+    model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, second=None,
+    branches: bool = False,
+) -> tuple[dict[str, tuple], Batch]:  # fmt: skip
     """What `generate` would run, for a plan: ({program: (jitted function, its arguments as shapes,
-    turns of its loop at most)}, rows of zeros of this host, each with all its tokens)."""
+    turns of its loop at most)}, rows of zeros of this host, each with all its tokens). `branches`:
+    what `branch` would run, of `prompts` that are whole rows."""
     (model, params), resharding = _planned_weights(model, params, decoding)
     if second is not None:
         (other, weights), programs = _planned_weights(second.model, second.params, decoding)
@@ -170,7 +295,8 @@ def planned_rollout(
     count, columns = np.shape(prompts)
     rows, response = count * n, sampling.max_response_tokens
     slots = min(decoding.slots or rows, rows)
-    shape = _shape(n, slots, sampling, decoding)
+    wide = columns if branches else columns + response
+    shape = _shape(n, slots, sampling, decoding, wide if branches else 0)
     requests = [sampling] * rows
     forcing = None
     if sampling.thinking_tokens:
@@ -184,20 +310,21 @@ def planned_rollout(
     )
     queue = (array((count, columns), jnp.int32), array((count,), jnp.int32))
     queue += (array((rows, 2), jnp.uint32), rules, np.zeros((), np.int32))
-    arguments = (model, shape, params, *queue, forcing, None, second)
-    turns = -(-rows // slots) * response
-    programs = {"generate": (rollout, arguments, turns)}
+    limits = array((count,), jnp.int32) if branches else None
+    arguments = (model, shape, params, *queue, forcing, None, second, limits)
+    turns, name = -(-rows // slots) * response, "branch" if branches else "generate"
+    programs = {name: (rollout, arguments, turns)}
     if decoding.loop == "host":
         engine = Engine(
-            model, slots, columns + response, kv_dtype=decoding.kv_dtype,
+            model, slots, wide, kv_dtype=decoding.kv_dtype,
             page_tokens=decoding.page_tokens, pages=decoding.pages,
             draft_tokens=decoding.draft_tokens,
         )  # fmt: skip
         hosts = engine.programs(params, count, columns)
-        programs = {"prefill": (*hosts["prefill"], 1), "generate": (*hosts["generate"], turns)}
+        programs = {"prefill": (*hosts["prefill"], 1), name: (*hosts["generate"], turns)}
     batch, _ = jax.eval_shape(functools.partial(rollout, model, shape), *arguments[2:])
     batch = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
-    chosen = np.arange(columns + response) >= columns
+    chosen = np.arange(wide) >= wide - response
     batch = batch.replace(
         segment_ids=np.ones_like(batch.tokens),
         mask=np.broadcast_to(chosen, batch.tokens.shape).astype(np.float32),

@@ -43,9 +43,44 @@ def host_rollout(
         ids = range(p * n, (p + 1) * n)
         prompt = prompts[p, : lengths[p]]
         samples += sampler.submit(prompt, sampling, n=n, request_ids=ids)
+    _decode(sampler, samples, params, int(version), finished, stop)
+    return place(batch_of(samples, engine.tokens, n), model.mesh)
+
+
+def host_branches(
+    model: Model,
+    params,
+    sources: dict[int, Sample],
+    branches: list[tuple[int, int]],
+    columns: int,
+    sampling: Sampling,
+    *,
+    n: int,
+    version,
+    decoding: Decoding,
+) -> Batch:
+    """The batch of rljax.sampler.branch, but for groups, by the host's loop: n continuations of
+    each (row, tokens of its response). A row is read once, whatever is asked of it."""
+    engine = engine_of_rows(model, len(branches) * n, columns, sampling, decoding)
+    sampler = Sampler(engine, chunk_tokens=columns, decode=decoding.decode)
+    samples: list[Sample | None] = [None] * (len(branches) * n)
+    for row, source in sources.items():
+        own = [j for j, (other, _) in enumerate(branches) if other == row]
+        ids = [j * n + i for j in own for i in range(n)]
+        places = [branches[j][1] for j in own]
+        children = sampler.branch(source, places, n, request_ids=ids)
+        for at, child in zip(ids, children, strict=True):
+            samples[at] = child
+    _decode(sampler, samples, params, int(version))
+    return place(batch_of(samples, columns, n), model.mesh)
+
+
+def _decode(sampler: Sampler, samples, params, version: int, finished=None, stop=None) -> None:
+    """Decodes all samples to their ends."""
+    engine = sampler.engine
     timing.decoding(engine.slots)
     while sampler.pending:
-        events = sampler.step(params, version=int(version))
+        events = sampler.step(params, version=version)
         ended = [event.sample for event in events if event.sample.finish_reason is not None]
         timing.decoding(min(engine.slots, sampler.pending))
         for sample in ended if finished is not None else ():
@@ -57,7 +92,6 @@ def host_rollout(
     timing.paged(sampler.page_metrics())
     if engine.draft_tokens:
         timing.drafted(sampler.live_slot_steps, sampler.drafted, sampler.kept_drafts)
-    return place(batch_of(samples, engine.tokens, n), model.mesh)
 
 
 def engine_of_rows(
@@ -80,7 +114,8 @@ def engine_of_rows(
 
 
 def batch_of(samples: list[Sample], columns: int, n: int) -> Batch:
-    """Finished samples, in the order of their rows, as a host batch [R, S]."""
+    """Finished samples, in the order of their rows, as a host batch [R, S]. The mask is 0 on tokens
+    of a sample that they continue."""
     rows = len(samples)
     tokens, versions = (np.zeros((rows, columns), np.int32) for _ in range(2))
     mask, logp, kept, entropy = (np.zeros((rows, columns), np.float32) for _ in range(4))
@@ -92,6 +127,7 @@ def batch_of(samples: list[Sample], columns: int, n: int) -> Batch:
             (entropy, sample.entropy), (versions, sample.versions),
         ):  # fmt: skip
             array[row, start:end] = values
+        mask[row, start : start + sample.branched] = 0
     batch = batch_from_rows(
         tokens,
         np.array([sample.size for sample in samples], np.int32),

@@ -11,6 +11,7 @@ from rljax.arrays import fetch
 from rljax.sampler.requests import Sampling
 
 _BLOCK, _BLOCKS = 256, 64  # keys that are made together, and how many such blocks are remembered
+_BUDGETS, _BRANCHES = 2**31 - 1, 2**31 - 2  # numbers of a key's stream that are no place of a token
 
 
 def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
@@ -24,9 +25,24 @@ def budgets(keys, sampling: Sampling) -> np.ndarray | jax.Array:
 def _budgets(keys, low, high):
     # Places use the small numbers of each key's stream; this draw must not meet them.
     draw = lambda key: jax.random.randint(  # noqa: E731
-        jax.random.fold_in(jax.random.wrap_key_data(key), 2**31 - 1), (), low, high + 1, jnp.int32
+        jax.random.fold_in(jax.random.wrap_key_data(key), _BUDGETS), (), low, high + 1, jnp.int32
     )
     return jax.vmap(draw)(keys)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def branch_keys(keys, at, n: int):
+    """The keys of continuations 0 to n - 1 behind the first at [M] tokens of the responses with
+    keys [M, 2]: [M, n, 2] uint32."""
+
+    def one(key, at):
+        # (Not a place's own number: its draw would be of the bits that are keys here.)
+        key = jax.random.fold_in(jax.random.wrap_key_data(key), _BRANCHES)
+        at = jax.random.fold_in(key, at)
+        child = lambda i: jax.random.key_data(jax.random.fold_in(at, i))  # noqa: E731
+        return jax.vmap(child)(jnp.arange(n))
+
+    return jax.vmap(one)(jnp.asarray(keys), jnp.asarray(at))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -119,6 +119,24 @@ class Places:
             return None
         return self.engine.extract(self.state, np.array([at], np.int32))
 
+    def read_of(self, sample: Sample) -> tuple[Prefix | None, int]:
+        """What was read of a finished sample, as a prefix of one row, and how many of its tokens
+        that are; (None, 0) where it is gone."""
+        prefix, read = None, sample.cached
+        if sample in self.held:
+            if read:
+                prefix = self.engine.extract(self.state, np.array([self.held[sample]], np.int32))
+        elif sample in self.beside:
+            prefix = self.parked.copied(sample)
+            if self.seats.stays and read and (pages := self.seats.pages_of(sample)):
+                prefix = self.engine.gather(self.state, *pages, read)
+        elif sample.partial is not None and sample.partial.version == self.version:
+            prefix, read = sample.partial.prefix, sample.partial.then.cached
+            if self.seats.stays:  # all but the end of them, less than a page
+                shard, pages, read = self.seats.find(sample.ids[:read])
+                prefix = self.engine.gather(self.state, shard, pages, read) if read else None
+        return (prefix, read) if prefix is not None else (None, 0)
+
     def make_room(self, prompts: Iterable[Sample]) -> None:
         """Takes slots from held samples for others that wait for one: from the held sample with the
         highest request id, as long as that is above the id of the one that waits. Where all slots

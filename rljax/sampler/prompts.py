@@ -16,7 +16,7 @@ from rljax.sampler.slots import Slots
 
 @dataclasses.dataclass(eq=False)
 class _Group:
-    """Samples that wait behind the same tokens."""
+    """Samples that wait behind the same tokens, or behind the first of them."""
 
     ids: np.ndarray
     waiting: collections.deque  # of Sample
@@ -51,9 +51,17 @@ class Prompts:
         self.chunk_tokens, self.prefill_rows = chunk_tokens, prefill_rows
         self._groups: collections.deque[_Group] = collections.deque()
 
-    def add(self, ids: np.ndarray, samples: list[Sample], *, first: bool = False) -> None:
-        """Puts samples of one prompt at the end of the queue, or first."""
+    def add(
+        self, ids: np.ndarray, samples: list[Sample], *, first: bool = False,
+        prefix: Prefix | None = None, read: int = 0,
+    ) -> None:  # fmt: skip
+        """Puts samples whose tokens are `ids`, or the first of them, at the end of the queue, or
+        first. `read` tokens of them were read into `prefix`, if it is given."""
         group = _Group(ids, collections.deque(samples))
+        if prefix is not None and read >= len(ids) - 1:
+            group.prefix = prefix
+        elif prefix is not None:
+            group.partial, group.read = prefix, read
         (self._groups.appendleft if first else self._groups.append)(group)
 
     def remove(self, sample: Sample) -> bool:

@@ -23,7 +23,7 @@ RECORD = np.dtype(
     align=True,
 )  # fmt: skip
 _FIRST_ROOM = 64  # tokens
-_COUNTS = ("turn", "begun", "drawn", "resumed", "interrupted")  # of a Sample's state
+_COUNTS = ("turn", "begun", "drawn", "resumed", "interrupted", "branched")  # of a Sample's state
 
 
 @dataclasses.dataclass(eq=False)  # equal by identity: two requests may be the same
@@ -47,6 +47,8 @@ class Sample:
     drawn: int = 0  # tokens since the prompt, or since new limits came
     resumed: int = 0  # how often
     interrupted: int = 0  # tokens of an interruption that were forced
+    branched: int = 0  # tokens of the response that are those of the sample it continues
+    budget_key: np.ndarray | None = None  # [2], decides the thinking budget; None: `key`
     keep: bool = False  # on finishing, leave what was read in `partial`, for `resume`
     hold: bool = False  # on finishing, keep the slot, for `deliver`
     partial: "Partial | None" = None
@@ -106,9 +108,28 @@ class Sample:
         what stands before them."""
         first = len(self.prompt)
         records = self._records[start - first : end - first].copy()
+        branched = max(0, self.branched - (start - first))
         return dataclasses.replace(
-            self, prompt=self.ids[:start], _records=records, _count=end - start
+            self, prompt=self.ids[:start], branched=branched, _records=records, _count=end - start
         )
+
+    def continued(
+        self, at: int, request_id: int, key: np.ndarray, sampling: Sampling | None = None, **how
+    ) -> "Sample":
+        """A new request that goes on behind the first `at` tokens of the response, with their
+        records. It has the thinking budget of this sample. `sampling`: a new turn begins at `at`,
+        with these limits; None: what was left there of this sample's own."""
+        behind = self._records[at : self._count]
+        budget_key = self.key if self.budget_key is None else self.budget_key
+        sample = Sample(
+            request_id, self.prompt, self.sampling, key, turn=self.turn, begun=self.begun,
+            drawn=self.drawn - len(behind), branched=at, budget_key=budget_key,
+            interrupted=self.interrupted - int(np.count_nonzero(~behind["chosen"])), **how,
+        )  # fmt: skip
+        sample.record(self._records[:at])
+        if sampling is not None:
+            sample.limit(sampling)
+        return sample
 
     def get_state(self) -> dict:
         """Where the sample stands, as JSON: `from_state` makes it again."""
@@ -117,6 +138,7 @@ class Sample:
             **{name: getattr(self, name) for name in _COUNTS},
             "id": self.id, "hold": self.hold, "key": _text(self.key, np.uint32),
             "prompt": _text(self.prompt, np.int32), "max_response_tokens": most,
+            "budget_key": None if self.budget_key is None else _text(self.budget_key, np.uint32),
             "finish_reason": None if self.finish_reason is None else int(self.finish_reason),
             "tokens": _text(self._records[: self._count], RECORD),
         }  # fmt: skip
@@ -126,11 +148,13 @@ class Sample:
         """The sample of a state, with the rules that it was sampled by. Raises KeyError, TypeError
         or ValueError where the state is none."""
         most, reason = int(state["max_response_tokens"]), state["finish_reason"]
+        budget = state["budget_key"]
         sample = cls(
             int(state["id"]), _array(state["prompt"], np.int32),
             dataclasses.replace(sampling, max_response_tokens=most),
             _array(state["key"], np.uint32), hold=bool(state["hold"]),
             finish_reason=None if reason is None else FinishReason(reason),
+            budget_key=None if budget is None else _array(budget, np.uint32),
             **{name: int(state[name]) for name in _COUNTS},
         )  # fmt: skip
         sample.record(_array(state["tokens"], RECORD))

@@ -173,6 +173,14 @@ class Seats:
         row[: len(found[shard])] = found[shard]
         return shard, row, len(found[shard]) * self.pages.page_tokens
 
+    def pages_of(self, sample: Sample) -> tuple[int, np.ndarray] | None:
+        """(shard, pages [P]) of a sample that has some."""
+        if (run := self._runs.get(sample)) is None:
+            return None
+        row = np.full(self._table.shape[1], self._none, np.int32)
+        row[: len(run.pages)] = run.pages
+        return run.shard, row
+
     # -- what is counted
 
     def count(self) -> None:

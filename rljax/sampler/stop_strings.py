@@ -80,16 +80,18 @@ def text_before_stop(text: str, stops: Sequence[str]) -> str:
 
 
 def cut_at_stop_strings(
-    batch: Batch, starts: np.ndarray, stops: Sequence[str], decode: Callable
+    batch: Batch, starts: np.ndarray, stops: Sequence[str], decode: Callable, free=None
 ) -> Batch:
     """Responses [B, S] from columns starts [B] on end with the token that completes a stop string;
-    what came after is padding. Each host looks for the strings in rows of its own."""
+    what came after is padding. The first free [B] tokens of each complete none (None: 0). Each host
+    looks for the strings in rows of its own."""
     lengths = jnp.sum(batch.segment_ids > 0, axis=1)
     tokens, lengths = fetch((batch.tokens, lengths))
     found = []
     for row in hosts.mine(len(tokens)):
         ids = tokens[row, starts[row] : lengths[row]].tolist()
-        kept = find_stop(ids, stops, decode) if ids else None
+        known = 0 if free is None else int(free[row])
+        kept = find_stop(ids, stops, decode, known) if len(ids) > known else None
         if kept is not None:
             found.append((row, int(starts[row]) + kept))
     ends, stopped = lengths.copy(), np.zeros(len(tokens), bool)

@@ -25,7 +25,7 @@ from rljax.errors import InputError
 from rljax.sampler import speculation
 from rljax.sampler.engine import Engine
 from rljax.sampler.entries import checked, entry_of
-from rljax.sampler.keys import Keys, request_key
+from rljax.sampler.keys import Keys, branch_keys, request_key
 from rljax.sampler.memory import check_memory, check_whole
 from rljax.sampler.places import FREE_SHARE, Places
 from rljax.sampler.prefix_cache import PrefixCache
@@ -109,12 +109,9 @@ class Sampler:
         ids = self._checked(prompt, sampling, n)
         if keep and hold:
             raise InputError("keep and hold", value=(keep, hold), rule="one of both")
-        if request_ids is None:
-            taken = range(n) if sampling.seed is not None else itertools.islice(self._ids, n)
-            request_ids = list(taken)
-        elif len(request_ids) != n or not all(0 <= i < 2**31 for i in request_ids):
-            rule = f"one per sample, {n}, from 0 to 2**31 - 1"
-            raise InputError("request_ids", value=list(request_ids)[:8], rule=rule)
+        if request_ids is None and sampling.seed is not None:
+            request_ids = range(n)
+        request_ids = self._numbers(request_ids, n)
         if keys is None:
             keys = [self._key(i, sampling.seed) for i in request_ids]
         now, how = time.monotonic(), dict(keep=keep, hold=hold)
@@ -124,6 +121,15 @@ class Sampler:
         ]
         self._prompts.add(ids, samples)
         return samples
+
+    def _numbers(self, request_ids: Sequence[int] | None, n: int) -> list[int]:
+        """The ids of n requests: those that are given, or the next free ones."""
+        if request_ids is None:
+            return list(itertools.islice(self._ids, n))
+        if len(request_ids) != n or not all(0 <= i < 2**31 for i in request_ids):
+            rule = f"one per sample, {n}, from 0 to 2**31 - 1"
+            raise InputError("request_ids", value=list(request_ids)[:8], rule=rule)
+        return list(request_ids)
 
     def _key(self, request_id: int, seed: int | None) -> np.ndarray:
         if seed is None:
@@ -238,6 +244,73 @@ class Sampler:
             else:
                 del places.beside[sample]
                 places.returns.append(Return(sample))
+
+    def branch(
+        self,
+        sample: Sample,
+        at: int | Sequence[int],
+        n: int = 1,
+        *,
+        sampling: Sampling | None = None,
+        request_ids: Sequence[int] | None = None,
+        keep: bool = False,
+        hold: bool = False,
+    ) -> list[Sample]:
+        """Submits n new samples that go on behind the first `at` tokens of a finished sample's
+        response; returns them. Of several `at` n each, those of one after those of another.
+
+        The sample stays as it is. What was read of it, if it is held or kept, is not read again,
+        but for a window that went round, and with pages the last, partial page of a kept one; of
+        another sample the longest prefix is read once. Continuation i draws with
+        fold_in(key of the sample, (at, i)), whatever the slots and what is cached.
+
+        A new sample has the records of its first `at` tokens (`branched`), and of all limits what
+        the sample had left there. `sampling`: a new turn begins at `at`, with these limits.
+        `request_ids`, `keep` and `hold` are as in `submit`.
+        """
+        places = [at] if np.ndim(at) == 0 else list(at)
+        self._check_branch(sample, places, n, sampling, keep and hold)
+        ids = iter(self._numbers(request_ids, len(places) * n))
+        now, children = time.monotonic(), []
+        how = dict(keep=keep, hold=hold, submitted_s=now)
+        for place in places:
+            keys = fetch(branch_keys(sample.key[None], np.array([place], np.int32), n))[0]
+            children += [sample.continued(place, next(ids), key, sampling, **how) for key in keys]
+        self._add_branches(sample, children)
+        return children
+
+    def _check_branch(self, sample: Sample, places: list, n: int, sampling, both: bool) -> None:
+        check_whole("n of a branch", n, 1)
+        if both:
+            raise InputError("keep and hold", value=(True, True), rule="one of both")
+        if sample.finish_reason is None:
+            rule, fix = "a finished sample", "submit(hold=True), and branch when it has ended"
+            raise InputError("branch", value=f"sample {sample.id}", rule=rule, fix=fix)
+        count = len(sample.tokens)
+        low, high = (sample.turn, count - 1) if sampling is None else (0, count)
+        whole = [isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in places]
+        if not places or not all(whole) or not all(low <= p <= high for p in places):
+            rule = f"tokens of the response, {low} to {high}"
+            if sampling is None:
+                rule += ": inside of its last turn, whose limits go on"
+            fix = "" if sampling is not None else "sampling= begins a new turn there"
+            raise InputError("branch at", value=places[:8], rule=rule, fix=fix)
+        for place in places if sampling is not None else ():
+            self._checked(sample.ids[: len(sample.prompt) + place], sampling, n)
+
+    def _add_branches(self, sample: Sample, children: list[Sample]) -> None:
+        """Puts continuations of a sample into the queue, with what was read of it: together where
+        what a long one needs is what all need."""
+        prefix, read = self._places.read_of(sample)
+        sizes = sorted({child.size for child in children})
+        groups = [children]
+        if not self.engine.can_go_back(max(read, sizes[-1] - 1)):
+            groups = [[child for child in children if child.size == size] for size in sizes]
+        for group in groups:
+            ids = max(group, key=lambda child: child.size).ids
+            known = read if len(groups) == 1 or read == len(ids) - 1 else 0
+            self._places.reread_tokens += max(0, len(ids) - 1 - known)
+            self._prompts.add(ids, group, prefix=prefix if known else None, read=known)
 
     def release(self, sample: Sample) -> None:
         """Lets go of a finished sample: frees the slot, or the room beside the slots, that it holds

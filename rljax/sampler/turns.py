@@ -150,6 +150,12 @@ class Parked:
             self.drop(sample)
         return state
 
+    def copied(self, sample: Sample) -> Prefix | None:
+        """What is kept of a sample, as a prefix of one row."""
+        if sample not in self._row:
+            return None
+        return self.engine.widen(self._beside, self._row[sample], sample.cached)
+
     def drop(self, sample: Sample) -> None:
         """Gives up what is kept of a sample, if anything is."""
         if sample in self._row:

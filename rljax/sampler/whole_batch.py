@@ -62,19 +62,21 @@ class Shape:
     kv_dtype: str
     look_every: int = 1
     draft_tokens: int = 0
+    columns: int = 0  # of a row; 0 = those of the prompts, and response_tokens
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
 def rollout(
     model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    second,
+    second, limits=None,
 ):  # fmt: skip
     """The program of a whole batch. prompts [P, L], lengths [P], keys [R, 2], rules and forcing of
-    R rows; forcing, images and second are None, or arrays. Returns the batch, and the
-    counts of drafts (speculation.totals)."""
+    R rows; forcing, images and second are None, or arrays. limits [P]: tokens of prompt and
+    response at which the rows of a prompt end; None: response_tokens behind it. Returns the
+    batch, and the counts of drafts (speculation.totals)."""
     rows, count = prompts.shape[0] * shape.n, shape.slots
     prompt_batch, queue, carry = _start(
-        model, shape, params, prompts, lengths, keys, rules, forcing, images, second
+        model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
     )
     models = _unstacked(model, params, second, shape.response_tokens)
     whole = count == rows
@@ -94,20 +96,23 @@ def rollout(
     return batch, speculation.totals(slots.drafts)
 
 
-def _start(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second):
+def _start(
+    model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
+):  # fmt: skip
     """Reads every prompt. Returns the prompts as a batch, the queue, and the state of the loop:
     slots, their owners, how many rows each shard has taken, the record."""
-    count, total = shape.slots, prompts.shape[1] + shape.response_tokens
+    count, total = shape.slots, shape.columns or prompts.shape[1] + shape.response_tokens
     rows = prompts.shape[0] * shape.n
     prompt_batch, shift = _prompts(prompts, lengths, images)
     models = [(model, params)] + ([(second.model, second.params)] if second else [])
     prefix = tuple(
         one.prefill(p, prompt_batch, prompts.shape[1], shape.kv_dtype) for one, p in models
     )
-    queue = _Queue(prefix, prompts, lengths, shift, keys, rules, forcing)
+    limits = lengths + shape.response_tokens if limits is None else limits
+    queue = _Queue(prefix, prompts, lengths, limits, shift, keys, rules, forcing)
     how = (count, total, shape.kv_dtype, rules, forcing, None, shape.draft_tokens)
     first = slot.empty([one for one, _ in models], *how)
-    out = _empty_record(jnp.repeat(prompts, shape.n, axis=0), jnp.repeat(lengths, shape.n), shape)
+    out = _empty_record(jnp.repeat(prompts, shape.n, axis=0), jnp.repeat(lengths, shape.n), total)
     taken = jnp.zeros((shard_count(model, prompts.shape[0], count),), jnp.int32)
     return prompt_batch, queue, (first, jnp.full((count,), rows, jnp.int32), taken, out)
 
@@ -150,9 +155,11 @@ def fits_a_turn(shape: Shape, rows: int) -> bool:
 
 
 @functools.partial(jax.jit, static_argnames=("model", "shape"))
-def _begin(model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second):
+def _begin(
+    model, shape: Shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
+):  # fmt: skip
     prompt_batch, queue, carry = _start(
-        model, shape, params, prompts, lengths, keys, rules, forcing, images, second
+        model, shape, params, prompts, lengths, keys, rules, forcing, images, second, limits
     )
     if shape.slots == keys.shape[0]:  # every row has a slot: nothing is refilled later
         carry = _refill_all(carry, queue, shape, shard_count(model, prompts.shape[0], shape.slots))
@@ -193,12 +200,13 @@ def _pinned(carry, model: Model):
 
 def in_turns(
     model: Model, shape: Shape, params, prompts, lengths, keys, rules, version, forcing, images,
-    second, finished: Callable[[int, list[int], int], None], stop: Callable[[], bool] | None,
+    second, limits=None, *, finished: Callable[[int, list[int], int], None],
+    stop: Callable[[], bool] | None,
 ):  # fmt: skip
     """What `rollout` returns. `finished(row, ids, reason)` is called as rows end, on every host for
     every row, while the devices decode the next turn; once `stop` says so, that turn is the
     last. Where hosts were told to stop, all of them do so between the same two turns."""
-    start = (prompts, lengths, keys, rules, forcing, images, second)
+    start = (prompts, lengths, keys, rules, forcing, images, second, limits)
     prompt_batch, queue, carry = _begin(model, shape, params, *start)
     responses = _Responses(prompts.shape[0] * shape.n)
     timing.decoding(shape.slots)
@@ -245,6 +253,7 @@ class _Queue:
     prefix: tuple
     prompts: jax.Array
     lengths: jax.Array
+    limits: jax.Array
     shift: jax.Array
     keys: jax.Array
     rules: slot.Rules
@@ -316,7 +325,7 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
         # The prompt's last token is read again: its column is written with the same numbers.
         length=choose(slots.length, length - 1),
         token=choose(slots.token, last),
-        limit=choose(slots.limit, length + shape.response_tokens),
+        limit=choose(slots.limit, pick(queue.limits, prompt)),
         shift=choose(slots.shift, pick(queue.shift, prompt)),
         key=choose(slots.key, pick(queue.keys, row)),
         live=slots.live | take,
@@ -330,11 +339,11 @@ def _refill(slots, owner, taken, queue: _Queue, n: int, shape: Shape, shards: in
     return fresh, owner, taken
 
 
-def _empty_record(prompts, lengths, shape: Shape) -> _Record:
-    rows, total = prompts.shape[0], prompts.shape[1] + shape.response_tokens
+def _empty_record(prompts, lengths, total: int) -> _Record:
+    rows = prompts.shape[0]
     number = jnp.zeros((rows, total), jnp.float32)
     return _Record(
-        tokens=jnp.pad(prompts, ((0, 0), (0, shape.response_tokens))),
+        tokens=jnp.pad(prompts, ((0, 0), (0, total - prompts.shape[1]))),
         logp=number,
         log_kept=number,
         entropy=number,
