@@ -1,6 +1,7 @@
 """Batch: the struct that flows between stages, its axes, and statistics that respect its mask.
 
-Axes: B rows, S tokens in a row, G samples per prompt, P prompts, V vocabulary entries.
+Axes: B rows, S tokens in a row, M children of a search, G samples per prompt, P prompts,
+V vocabulary entries.
 
 Conventions, stated once:
 - `x[b, t]` always describes `tokens[b, t]`; column 0 of a log-prob or a value carries nothing.
@@ -103,6 +104,11 @@ class Batch:
     # is one.
     episode: jax.Array | None = _field("B", jnp.int32)
     seat: jax.Array | None = _field("B", jnp.int32)  # who played the row, by number
+    # Of a tree search: M next tokens at the state before each token, which share of the simulations
+    # went through each, and the mean value that they found there (not a critic's: `values`).
+    target_ids: jax.Array | None = _field("B S M", jnp.int32)
+    target_probs: jax.Array | None = _field("B S M", jnp.float32)
+    search_values: jax.Array | None = _field("B S", jnp.float32)
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
     # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
     entropy: jax.Array | None = _field("B S", jnp.float32)

@@ -39,7 +39,9 @@ class Contract:
     # Advantages.
     compares_samples: bool = False  # relative to the other samples of the prompt
     token_rewards: bool = False  # it matters at which token a reward stands
+    reads_targets: bool = False  # reads log pi of batch.target_ids (Policy.targets)
     # Dataflows and rollouts.
+    targets: int = 0  # M of batch.target_ids, which a rollout or a method of search fills
     data: str = "rollouts"  # what a dataflow learns from: rljax.data.kinds
     rollout: str = ""  # the rollout around algorithm.collect that a dataflow needs
     # A dataflow whose baselines compare samples that one version of the policy must have drawn.

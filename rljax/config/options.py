@@ -83,11 +83,22 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     max_prompt_tokens: int | None = _prompt_tokens()
     max_response_tokens: int | None = response_tokens_option()
     step: str = step_option()
+    search: str = option(
+        "", "Decode by a search: mcts(simulations=32, width=4), beam(), best_of_n(), lookahead()"
+    )
+    search_model: str = option(
+        "", "What guides the search: a reward model's folder, or a run folder for its critic"
+    )
+    search_reads: typing.Literal["outcome", "process", "critic"] = option(
+        "outcome", "Where it is read: after any token, at the ends of lines, or as a critic"
+    )
     seed: int = option(0, "Of the samples", low=0)
     out: str = option("", "Write the result to this file, as JSON")
     answers: str = _jsonl("Write the greedy response to every prompt here, and its score")
 
     def conflicts(self):
+        if self.search_model and not self.search:
+            yield "search_model", self.search_model, "needs --search"
         for k in self.ks if self.samples > 0 else ():
             if not 1 <= k <= self.samples:
                 yield "ks", k, f"each is between 1 and --samples={self.samples}"

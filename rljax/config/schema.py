@@ -439,6 +439,7 @@ NAMESPACES = {
     "reduction": "rljax.learn.reductions",
     "correction": "rljax.correction",
     "collect": "rljax.rollout",
+    "search": "rljax.search",
     "role": "rljax.setup.role_makers",
     "placement": "rljax.setup.placement",
     "shaping": "rljax.shaping.scores",

@@ -9,6 +9,7 @@ keyword-only arguments are the page's options: dataflow="vapo(positive_nll=0.1)"
 
 from rljax.dataflows.distil import distil, on_policy_distil
 from rljax.dataflows.dqo import dqo, dro
+from rljax.dataflows.expert_iteration import expert_iteration
 from rljax.dataflows.grpo import grpo
 from rljax.dataflows.kto import bco, kto
 from rljax.dataflows.online_dpo import nash_md, online_dpo, sppo, xpo
@@ -31,6 +32,7 @@ __all__ = [
     "distil",
     "dqo",
     "dro",
+    "expert_iteration",
     "grpo",
     "kto",
     "nash_md",

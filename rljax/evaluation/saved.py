@@ -16,6 +16,7 @@ from rljax.errors import InputError
 from rljax.evaluation.policy import evaluate, final_answer, greedy_accuracy
 from rljax.files import write_rows
 from rljax.setup.policies import Sample, SavedPolicy, load_policy
+from rljax.setup.search import searching
 
 
 def data_and_reward(options: EvaluateOptions, policy: SavedPolicy) -> tuple[str, str]:
@@ -75,6 +76,9 @@ def evaluate_saved(
         prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
     )
     correct_at = config.evaluate.correct_at
+    if options.search:
+        guide = (options.search_model, options.search_reads)
+        policy = searching(policy, saved, options.search, *guide)
     with contextlib.closing(saved.reward(reward_text)) as reward:
         greedy = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
         metrics = evaluate(
@@ -88,6 +92,7 @@ def evaluate_saved(
         "step": saved.step,
         "data": data,
         "reward": reward_text,
+        "search": options.search,
         "samples": options.samples,
         "temperature": policy.sampling.temperature,
         "max_response_tokens": policy.sampling.max_response_tokens,

@@ -406,6 +406,15 @@ class Model:
         x, caches = self._through(decoder, layers, tokens, call, caches)
         return self._normed(decoder, x), caches
 
+    def look(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
+        """What the head says behind tokens that `extend` would read, counts [B] >= 1 of them real:
+        logits [B, V] behind the last one, or the scores [B, S, labels] of a scalar head."""
+        decoder, layers, _ = unstacked
+        x, _ = self._read(decoder, layers, tokens, columns, counts, caches, shift)
+        if self.head == "lm":
+            x = jnp.take_along_axis(x, (counts - 1)[:, None, None], axis=1)
+        return self.says(unstacked, self._normed(decoder, x))
+
     def extend(self, unstacked, tokens: jax.Array, columns: jax.Array, counts, caches, shift=0):
         """Read more tokens onto slots, tokens [B, S] of which counts [B] are real -> new caches."""
         decoder, layers, _ = unstacked

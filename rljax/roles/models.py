@@ -20,69 +20,16 @@ from rljax.learn import Objective, Steps, fit, map_tokens, positive_token_mean
 from rljax.learn.state import TrainState
 from rljax.losses.distillation import Readout, distillation
 from rljax.losses.kl import importance_corrected_kl, kl_estimate
-from rljax.losses.policy import Policy
-from rljax.losses.policy.common import constant, log_ratio
 from rljax.mesh import constrain_rows, in_device_memory, in_memory_of, is_on_host, row_shards
 from rljax.models.experts import load_metrics
 from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.roles.layout import replicas_of, role_shardings, step_layout
+from rljax.roles.objectives import on_policy_objective, policy_objective
 from rljax.roles.pretraining import Pretraining
 from rljax.roles.role import Role, static_field
 from rljax.sampler import Decoding, Sampling, SecondModel, branch, generate
 from rljax.tracking.timing import timed
-
-
-def _policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:
-    """The policy loss, which the rollout correction weighs, and further terms (reduction,
-    function), which it does not. `shown` are functions whose values are metrics."""
-
-    def values(policy, batch):
-        value, metrics = loss(policy, batch)
-        metrics = {**metrics, "entropy": policy.entropy}
-        if batch.old_logprobs is not None:
-            d = log_ratio(policy, batch, by="update")
-            # To the policy that the batch began with, whatever ratio the loss itself uses.
-            metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d}
-        metrics |= {name: function(policy, batch) for name, function in shown.items()}
-        return [value, *(function(policy, batch) for _, function in terms)], metrics
-
-    declared = spec(loss)
-    read = actor.model.greedy if declared.reads_greedy else actor.model.logprobs
-    return Objective(
-        model=lambda p, b: Policy(*read(p, b, actor.temperature)),
-        terms=values,
-        reductions=(reduction, *(r for r, _ in terms)),
-        corrected=(not declared.applies_weights, *(False for _ in terms)),
-        whole_step=declared.whole_step,
-        rows_per_example=declared.rows,
-    )
-
-
-def _on_policy(actor, loss: Callable, objective: Objective, given: jax.Array | None) -> Objective:
-    """The objective whose old log-probs are those of its own forward pass, which it keeps, with the
-    load of experts. The reductions, which come before that pass, read those `given`."""
-
-    def model(params, part):
-        if spec(loss).reads_greedy:
-            return objective.model(params, part), {}
-        logprobs, entropy, load = actor.model.read(params, part, actor.temperature)
-        return Policy(logprobs, entropy), load
-
-    def terms(policy, batch):
-        return objective.terms(policy, batch.replace(old_logprobs=constant(policy.logprobs, batch)))
-
-    def reading(reduction):
-        return lambda batch: reduction(batch.replace(old_logprobs=given))
-
-    return dataclasses.replace(
-        objective,
-        model=model,
-        terms=terms,
-        reductions=tuple(reading(reduction) for reduction in objective.reductions),
-        sums=True,
-        keep=lambda policy: policy.logprobs,
-    )
 
 
 class _Trained(Role):
@@ -165,17 +112,17 @@ class Actor(_Trained):
 
     def generate(
         self, prompts, key, sampling: Sampling, *, n: int = 1, finished: Callable | None = None,
-        stop: Callable[[], bool] | None = None, second: SecondModel | None = None,
+        stop: Callable[[], bool] | None = None, second: SecondModel | None = None, search=None,
     ) -> Batch:  # fmt: skip
         """n trajectories per prompt, with the very parameter arrays that training updates (host
-        verb). `finished` is called with rows as they end, `stop` ends the others
-        (rljax.sampler.generate). `second` is a second model to draw from together: no step of the
-        actor wrote such rows (version -1)."""
+        verb). `finished` is called with rows as they end, `stop` ends the others, and `search`
+        chooses the tokens (rljax.sampler.generate). `second` is a second model to draw from
+        together: no step of the actor wrote such rows (version -1)."""
         with timed("generate"):
             batch = generate(
                 self.model, self.state.weights, prompts.tokens, prompts.lengths, key, sampling,
                 n=n, version=self.state.step if second is None else -1, decoding=self.decoding,
-                images=prompts.images, second=second, finished=finished, stop=stop,
+                images=prompts.images, second=second, finished=finished, stop=stop, search=search,
             )  # fmt: skip
             return jax.block_until_ready(batch)
 
@@ -261,9 +208,9 @@ class Actor(_Trained):
         if positive_nll:
             right = functools.partial(positive_token_mean, correct_at=correct_at)
             terms.append((right, lambda policy, b: -positive_nll * policy.logprobs))
-        objective = _policy_objective(self.per_replica, loss, reduction, terms, shown)
+        objective = policy_objective(self.per_replica, loss, reduction, terms, shown)
         if on_policy is not None:
-            objective = _on_policy(self.per_replica, loss, objective, batch.old_logprobs)
+            objective = on_policy_objective(self.per_replica, loss, objective, batch.old_logprobs)
             batch = batch.replace(old_logprobs=None)
         how = dict(trust_region=trust_region, beside=pretraining and pretraining.beside(self))
         state, metrics, kept = self._fit(batch, objective, steps, **how)

@@ -1,7 +1,7 @@
 """Rollouts: prompts -> scored trajectories. `algorithm.collect` names one of these functions.
 
 collect: once, dynamic, active, first_live. turn_tree: episodes that branch where turns end.
-greedy: the greedy response's score as a baseline.
+greedy: the greedy response's score as a baseline. searched: samples by tree search.
 against: half of the samples from an opponent. reward, judge, process: rewards of samples.
 environment, episodes, episode_rows: episodes of several turns in place of samples.
 """
@@ -18,6 +18,7 @@ from rljax.rollout.report import RewardReport, Sample, ScoredRow, extraction_fai
 from rljax.rollout.reward import EarlyScores, ModelScorer, Reward
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 from rljax.rollout.scored import sample_scored
+from rljax.rollout.searched import Searching, critic_search, guided_search, search
 from rljax.rollout.turn_tree import turn_tree
 
 __all__ = [
@@ -36,17 +37,21 @@ __all__ = [
     "Rules",
     "Sample",
     "ScoredRow",
+    "Searching",
     "TokenTexts",
     "active",
     "against",
+    "critic_search",
     "dynamic",
     "extraction_failed_fraction",
     "first_live",
     "greedy_baseline",
+    "guided_search",
     "once",
     "run_rollout",
     "sample_scored",
     "sampled_by_actor",
+    "search",
     "turn_tree",
     "widened",
 ]

@@ -131,6 +131,13 @@ def _with_bias(logits: jax.Array, rules: Rules) -> jax.Array:
     return logits
 
 
+def choice_logprobs(logits: jax.Array, rules: Rules) -> jax.Array:
+    """log softmax((logits + bias) / temperature), -inf where a token is not allowed: [B, V].
+    Temperature 0 reads as 1; top-k, top-p and min-p cut nothing."""
+    warmth = jnp.where(rules.temperature <= 0, 1.0, rules.temperature)[:, None]
+    return jax.nn.log_softmax(_with_bias(logits, rules) / warmth, axis=-1)
+
+
 def mode_of(rules: Rules) -> jax.Array:
     """What rows ask of a draw, int32: 0 = the softmax alone, 1 = some row is greedy, 2 = some row
     is ruled. A program does no more than that."""

@@ -56,6 +56,7 @@ def generate(
     second: SecondModel | None = None,
     finished: Callable[[int, list[int], int], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    search: Callable | None = None,
 ) -> Batch:
     """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
     R = P n rows.
@@ -72,6 +73,8 @@ def generate(
     where all rows may end in the same turn. On several hosts every one of them is told of every
     row, and `stop` returns the same on all.
 
+    `search` (rljax.search.Search) chooses the tokens in place of sampling, all rows to their ends.
+
     The weights are read where they lie, or as `decoding.weights` brings them to the layout of
     decoding; the batch lies on the mesh of `model`.
     """
@@ -80,8 +83,12 @@ def generate(
     prompts, lengths = np.asarray(prompts), np.asarray(lengths, np.int32)
     _check(model, prompts, lengths, sampling, n, decoding, second)
     prompts, rows = prompts.astype(np.int32), prompts.shape[0] * n
+    if search is not None:
+        _refuse_on_host(images, second, "by a search", fix="")
+        inputs = (model, params, prompts, lengths, key, sampling)
+        return _at_home(search(*inputs, n=n, version=version, decoding=decoding), model, home)
     if decoding.loop == "host":
-        _refuse_on_host(images, second)
+        _refuse_on_host(images, second, "by the host's loop", fix="sampler.loop='device'")
         inputs = (prompts, lengths, key, sampling)
         options = dict(n=n, version=version, decoding=decoding, finished=finished, stop=stop)
         return _at_home(host_rollout(model, params, *inputs, **options), model, home)
@@ -388,9 +395,7 @@ def _check(
         )
 
 
-def _refuse_on_host(images, second) -> None:
+def _refuse_on_host(images, second, how: str, *, fix: str) -> None:
     for name, value in (("images", images), ("a mixture of two models", second)):
         if value is not None:
-            raise InputError(
-                f"{name} cannot be decoded by the host's loop", fix="sampler.loop='device'"
-            )
+            raise InputError(f"{name} cannot be decoded {how}", fix=fix)

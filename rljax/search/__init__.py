@@ -1,1 +1,27 @@
-"""Search in the tree of continuations, as a way of decoding."""
+"""Search as decoding: a method, named in a config as text, looks ahead from every sentence of a
+batch and says which token comes next. `rljax.sampler.generate` calls a `Search` in place of
+sampling.
+
+tree: the arrays of a tree and its pure functions. evaluators: what a search asks of its models.
+mcts: tree search. lines: beams, best of n, lookahead. task: what a method gets and returns.
+"""
+
+from rljax.search.evaluators import Evaluation, Evaluator, Forked, Leaves, Value
+from rljax.search.lines import beam, best_of_n, lookahead
+from rljax.search.mcts import mcts
+from rljax.search.task import Response, Search, Task
+
+__all__ = [
+    "Evaluation",
+    "Evaluator",
+    "Forked",
+    "Leaves",
+    "Response",
+    "Search",
+    "Task",
+    "Value",
+    "beam",
+    "best_of_n",
+    "lookahead",
+    "mcts",
+]

@@ -84,6 +84,7 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
     if readers:
         names.add("reward_parts")
     sizes = {"B": rows, "S": columns, "K": len(weights[0]) if weights else 2}
+    sizes["M"] = spec(setup.rollout).targets if phase.samples else 0
     layout = row_sharding(mesh) if rows % row_shards(mesh) == 0 else replicated(mesh)
     return Batch(**{
         field.name: jax.ShapeDtypeStruct(

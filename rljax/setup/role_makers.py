@@ -5,6 +5,7 @@ A maker of your own is a function (inputs, **options) -> Role of rljax.setup.rol
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 
@@ -15,8 +16,11 @@ from rljax.models.model import Model
 from rljax.models.trees import merged
 from rljax.roles import Actor, Critic, Multiplier, Reference, Role
 from rljax.roles.role import static_field
+from rljax.search import Value
+from rljax.search.evaluators import Reads
 from rljax.setup.role_table import RoleInputs, frozen_folder, make_reference, scalar_start
-from rljax.setup.weights import check_same_vocabulary
+from rljax.setup.search import line_ids_of
+from rljax.setup.weights import check_same_vocabulary, scalar_model
 
 
 @jax.tree_util.register_dataclass
@@ -100,6 +104,40 @@ def lagrange_multiplier(
         "costs": inputs.number([0.0] * window), "seen": inputs.number(0.0),
     }  # fmt: skip
     return Multiplier(state, lr, threshold, maximum, f"{inputs.name}/")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Guide(Role):
+    """A frozen model with a scalar head that tells a search how good a text is. It comes from its
+    folder, so a checkpoint leaves it out."""
+
+    trained = False
+    checkpointed = False
+
+    state: Any
+    model: Model = static_field()
+    reads: Reads = static_field("outcome")
+    line_ids: tuple[int, ...] = static_field(())
+
+    @property
+    def value(self) -> Value:
+        return Value(self.model, self.state, self.reads, self.line_ids)
+
+
+def value_model(inputs: RoleInputs, *, folder: str, reads: Reads = "outcome") -> Guide:
+    """What the rollout guided_search asks: the reward model of a folder, read after the last token
+    ("outcome"), or a process reward model, read at the ends of lines ("process")."""
+    setup, field = inputs.setup, f"role {inputs.name}"
+    settings = dataclasses.asdict(inputs.config.model_settings)
+    wanted = dataclasses.replace(load_config(folder, **settings), labels=1)
+    check_same_vocabulary(field, folder, wanted, setup.model)
+    model = Model(wanted, setup.model.mesh, "scalar")
+    params = model.abstract()
+    if not inputs.abstract:
+        params = scalar_model(inputs.config, setup.model, field, folder, adapted=False)[1]
+    lines = line_ids_of(setup.tokenizer, wanted.vocab_size) if reads == "process" else ()
+    return Guide(params, model, reads, lines)
 
 
 def frozen_policy(inputs: RoleInputs, *, folder: str = "") -> Reference:

@@ -254,7 +254,7 @@ def needs_kl_controller(setup: Setup) -> bool:
 
 ROLES: dict[str, RoleSpec] = {
     "actor": RoleSpec(make_actor),
-    "critic": RoleSpec(make_critic),
+    "critic": RoleSpec(make_critic, lambda setup: False),  # optional: where another part asks it
     "reward_model": RoleSpec(make_reward_model),
     "reference": RoleSpec(make_reference, needs_reference),
     "teacher": RoleSpec(make_teacher),

@@ -21,11 +21,12 @@ Level = Literal["token", "sequence"]
 class Policy(NamedTuple):
     """log pi of the batch's tokens and the entropy of each choice, by the model as it is now; also,
     for a loss whose contract has `reads_greedy`, whether the token is the most likely one: [B, S]
-    each."""
+    each. For one that has `reads_targets`, log pi of batch.target_ids [B, S, M]."""
 
     logprobs: jax.Array
     entropy: jax.Array
     greedy: jax.Array | None = None
+    targets: jax.Array | None = None
 
 
 def clip(x: jax.Array, low, high) -> jax.Array:

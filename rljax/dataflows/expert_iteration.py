@@ -1,0 +1,36 @@
+"""Expert iteration: the policy learns what a search by it has found, and a critic, where the search
+asks one, what the responses were worth (arXiv 1705.08439; AlphaZero, 1712.01815)."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+
+from rljax.batch import row_scores
+from rljax.contracts import contract
+from rljax.dataflows.stages import filtered
+from rljax.learn.metrics import batch_metrics
+from rljax.losses.policy import negative_log_likelihood
+from rljax.losses.visit_counts import visit_cross_entropy
+from rljax.roles import program
+
+
+@contract(reads=("rewards", "scores", "group", "target_ids", "target_probs"), fills=("values",))
+@program
+def expert_iteration(
+    batch, key, cfg, *, actor, critic=None, targets: Literal["visits", "tokens"] = "visits"
+):
+    """targets "visits": the cross-entropy to the shares of the visits; "tokens": the negative
+    log-likelihood of the tokens that the search chose. The critic's returns are the scores."""
+    scores = jnp.where(batch.mask > 0, row_scores(batch)[:, None], 0.0)
+    batch = batch.replace(returns=scores, advantages=jnp.zeros_like(scores))
+    if critic is not None:
+        batch = batch.replace(values=critic.values(batch, cfg.steps))
+    metrics = batch_metrics(batch, batch, actor.state.step)
+    learned, left = filtered(batch, batch, cfg)
+    new = {}
+    if critic is not None:
+        new["critic"], fitted = critic.update(learned, cfg.value_loss, **cfg.critic_options)
+        metrics |= fitted
+    loss = visit_cross_entropy if targets == "visits" else negative_log_likelihood
+    actor, fitted = actor.update(learned, loss, **cfg.update_options(None))
+    return {**new, "actor": actor}, {**metrics, **left, **fitted}

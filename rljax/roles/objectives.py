@@ -1,0 +1,70 @@
+"""What an actor's update minimises: a policy loss, and further terms, over its model's outputs."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from rljax.contracts import spec
+from rljax.learn import Objective
+from rljax.losses.policy import Policy
+from rljax.losses.policy.common import constant, log_ratio
+from rljax.roles.targets import target_logprobs
+
+
+def policy_objective(actor, loss: Callable, reduction: Callable, terms, shown) -> Objective:
+    """The policy loss, which the rollout correction weighs, and further terms (reduction,
+    function), which it does not. `shown` are functions whose values are metrics."""
+
+    def values(policy, batch):
+        value, metrics = loss(policy, batch)
+        metrics = {**metrics, "entropy": policy.entropy}
+        if batch.old_logprobs is not None:
+            d = log_ratio(policy, batch, by="update")
+            # To the policy that the batch began with, whatever ratio the loss itself uses.
+            metrics |= {"ppo_kl": -d, "ppo_k3": jnp.exp(d) - 1 - d}
+        metrics |= {name: function(policy, batch) for name, function in shown.items()}
+        return [value, *(function(policy, batch) for _, function in terms)], metrics
+
+    declared = spec(loss)
+    read = actor.model.greedy if declared.reads_greedy else actor.model.logprobs
+    if declared.reads_targets:
+        read = functools.partial(target_logprobs, actor.model)
+    return Objective(
+        model=lambda p, b: Policy(*read(p, b, actor.temperature)),
+        terms=values,
+        reductions=(reduction, *(r for r, _ in terms)),
+        corrected=(not declared.applies_weights, *(False for _ in terms)),
+        whole_step=declared.whole_step,
+        rows_per_example=declared.rows,
+    )
+
+
+def on_policy_objective(
+    actor, loss: Callable, objective: Objective, given: jax.Array | None
+) -> Objective:
+    """The objective whose old log-probs are those of its own forward pass, which it keeps, with the
+    load of experts. The reductions, which come before that pass, read those `given`."""
+
+    def model(params, part):
+        if spec(loss).reads_greedy or spec(loss).reads_targets:
+            return objective.model(params, part), {}
+        logprobs, entropy, load = actor.model.read(params, part, actor.temperature)
+        return Policy(logprobs, entropy), load
+
+    def terms(policy, batch):
+        return objective.terms(policy, batch.replace(old_logprobs=constant(policy.logprobs, batch)))
+
+    def reading(reduction):
+        return lambda batch: reduction(batch.replace(old_logprobs=given))
+
+    return dataclasses.replace(
+        objective,
+        model=model,
+        terms=terms,
+        reductions=tuple(reading(reduction) for reduction in objective.reductions),
+        sums=True,
+        keep=lambda policy: policy.logprobs,
+    )

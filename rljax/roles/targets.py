@@ -1,0 +1,31 @@
+"""Log-probs of several given tokens at each place, for losses that read batch.target_ids."""
+
+import functools
+
+import jax.numpy as jnp
+
+from rljax.batch import Batch
+from rljax.kernels.logprob import token_logprobs
+from rljax.models.model import Model
+
+
+def target_logprobs(model: Model, params, batch: Batch, temperature=1.0):
+    """(log pi of the tokens [B, S], the entropy of each choice [B, S], None, log pi of
+    batch.target_ids [B, S, M]): the fields of rljax.losses.policy.Policy. The vocabulary is read
+    once for each of the M targets, and nothing of its size is kept."""
+    batch.require("target_ids", by="target_logprobs")
+    hidden, head = model.readout(params, batch)
+    config = model.config
+    read = functools.partial(
+        token_logprobs, hidden, head, temperature=temperature, soft_cap=config.final_soft_cap,
+        vocab_first=config.tie_embeddings, float32_head=config.head_in_float32,
+        head_dtype=config.head_dtype, mesh=model.mesh,
+    )  # fmt: skip
+    logprobs, entropy, _ = read(batch.tokens)
+    each = [
+        read(batch.target_ids[..., k], with_entropy=False)[0]
+        for k in range(batch.target_ids.shape[-1])
+    ]
+    first = (jnp.arange(batch.tokens.shape[1]) == 0) & (batch.previous is None)
+    zero = lambda x: jnp.where(first, 0.0, x)  # noqa: E731
+    return zero(logprobs), zero(entropy), None, jnp.stack([zero(x) for x in each], axis=-1)

@@ -1,0 +1,190 @@
+"""Searches that keep a few texts instead of a tree: beams, the best of n samples, and beams of
+lines that a process reward model judges, with lookahead (arXiv 2408.03314).
+
+Axes: R rows of a task, K beams of a row; evaluators have R K rows, those of one row together.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from rljax.arrays import fetch
+from rljax.batch import FinishReason
+from rljax.errors import InputError
+from rljax.search.evaluators import Forked, padded_paths
+from rljax.search.task import Response, Task
+
+
+def best_of_n(task: Task, *, samples: int = 8, temperature: float = 1.0) -> list[Response]:
+    """Of `samples` responses that the policy draws at `temperature`, the one that the reward model
+    (or the reward) says is best; of equal ones the first."""
+    _check("best_of_n", task, samples=samples)
+    evaluator = task.evaluator(1, dataclasses.replace(task.sampling, temperature=temperature))
+    best: list[tuple[float, list[int]] | None] = [None] * task.rows
+    for number in range(samples):
+        roots = padded_paths([[]] * task.rows, [True] * task.rows)
+        limit = task.lengths + task.limit
+        drawn = evaluator.roll(roots, _keys(task.keys, number), limit, task.limit)
+        for row, (ids, score) in enumerate(
+            zip(drawn, _scores(task, evaluator, drawn), strict=True)
+        ):
+            if best[row] is None or score > best[row][0]:
+                best[row] = score, ids
+    return [_response(task, ids) for _, ids in best]
+
+
+def beam(
+    task: Task, *, beams: int = 4, width: int = 4, length_penalty: float = 1.0
+) -> list[Response]:
+    """Beam search over tokens: each of K = `beams` texts grows by its `width` likeliest tokens, and
+    the best K of all stay. Without a value model a text is as good as the sum of its log-probs over
+    its number of tokens ^ length_penalty; with one, as good as that says (value-guided beams)."""
+    _check("beam", task, needs_value=False, beams=beams, width=width)
+    many = _repeated(task, beams)
+    evaluator = many.evaluator(width)
+    rows, each = np.arange(task.rows), np.arange(many.rows)
+    texts: list[list[int]] = [[] for _ in each]
+    sums, ended = np.zeros(many.rows), np.zeros(many.rows, bool)
+    scores = np.where(each % beams == 0, 0.0, -np.inf)  # at first a row has one text
+    while not ended.all():
+        tokens, logprobs, _ = fetch(evaluator(padded_paths([[]] * many.rows, ~ended)))
+        total = sums[:, None] + logprobs
+        grown = total / (np.array([len(t) for t in texts])[:, None] + 1.0) ** length_penalty
+        if task.value is not None:
+            paths = np.maximum(tokens, 0)[:, :, None].tolist()
+            ahead = [padded_paths([own[j] for own in paths], ~ended) for j in range(width)]
+            grown = np.stack([fetch(evaluator(leaves).value) for leaves in ahead], axis=1)
+        # A text that has ended is a candidate as it is; one that is not there yet is none.
+        grown = np.where((tokens < 0) | ~np.isfinite(scores)[:, None], -np.inf, grown)
+        stays = np.where(np.arange(width) == 0, scores[:, None], -np.inf)
+        grown = np.where(ended[:, None], stays, grown).reshape(task.rows, beams * width)
+        order = np.argsort(-grown, axis=1, kind="stable")[:, :beams]
+        scores = np.take_along_axis(grown, order, axis=1).reshape(-1)
+        source = (rows[:, None] * beams + order // width).reshape(-1)
+        token = tokens[source, (order % width).reshape(-1)]
+        grows = ~ended[source] & np.isfinite(scores)
+        sums = np.where(grows, total[source, (order % width).reshape(-1)], sums[source])
+        texts = [
+            texts[s] + [int(t)] * bool(g) for s, t, g in zip(source, token, grows, strict=True)
+        ]
+        ended = np.array(
+            [not g or task.reason(t) is not None for g, t in zip(grows, texts, strict=True)]
+        )
+        evaluator.advance(np.maximum(token, 0)[:, None], grows.astype(np.int32), source)
+    return [_response(task, texts[row * beams]) for row in rows]
+
+
+def lookahead(
+    task: Task, *, beams: int = 1, samples: int = 4, step_tokens: int = 32,
+    lookahead_tokens: int = 0, temperature: float = 1.0,
+) -> list[Response]:  # fmt: skip
+    """Beams of lines: each of K = `beams` texts is continued `samples` times, at `temperature`, by
+    a line (`step_tokens` tokens at most), and the K continuations stay that the process reward
+    model says are best. It reads them after `lookahead_tokens` more tokens, the likeliest ones."""
+    _check("lookahead", task, beams=beams, samples=samples, step_tokens=step_tokens)
+    if task.value is None:
+        raise InputError("lookahead", value="no value model", rule="it compares unfinished texts")
+    many = _repeated(task, beams)
+    evaluator = many.evaluator(1, dataclasses.replace(task.sampling, temperature=temperature))
+    limit = many.lengths + task.limit
+    texts: list[list[int]] = [[] for _ in range(many.rows)]
+    ended, scores, round_ = np.zeros(many.rows, bool), np.zeros(many.rows), 0
+    lines = set(task.value.line_ids)
+    while not ended.all():
+        steps, found = [], []
+        for number in range(samples):
+            keys = _keys(many.keys, round_ * samples + number)
+            drawn = evaluator.roll(padded_paths([[]] * many.rows, ~ended), keys, limit, step_tokens)
+            drawn = [_first_line(ids, lines) for ids in drawn]
+            after = drawn
+            if lookahead_tokens:
+                open_ = [
+                    not e and task.reason(t + d) is None
+                    for e, t, d in zip(ended, texts, drawn, strict=True)
+                ]
+                more = evaluator.roll(
+                    padded_paths(drawn, open_), keys, limit, lookahead_tokens, greedy=True
+                )
+                after = [d + m if o else d for d, m, o in zip(drawn, more, open_, strict=True)]
+            steps.append(drawn)
+            found.append(_values(evaluator, after))
+        # Of a row: its K texts, each with its continuations; at first all texts are one.
+        of_texts = np.stack(found, axis=1)
+        of_texts = np.where(ended[:, None], scores[:, None], of_texts)
+        of_texts[ended, 1:] = -np.inf
+        if round_ == 0:
+            keep = (np.arange(many.rows) % beams == 0)[:, None]
+            of_texts = np.where(keep | (samples < beams), of_texts, -np.inf)
+        of_rows = of_texts.reshape(task.rows, beams * samples)
+        order = np.argsort(-of_rows, axis=1, kind="stable")[:, :beams]
+        scores = np.take_along_axis(of_rows, order, axis=1).reshape(-1)
+        source = (np.arange(task.rows)[:, None] * beams + order // samples).reshape(-1)
+        which = (order % samples).reshape(-1)
+        new = [[] if ended[s] else steps[w][s] for s, w in zip(source, which, strict=True)]
+        texts = [texts[s] + step for s, step in zip(source, new, strict=True)]
+        stuck = np.array([not step for step in new])  # ended before, or not finite
+        ended = stuck | np.array([task.reason(text) is not None for text in texts])
+        evaluator.advance(_wide(new, step_tokens), np.array([len(s) for s in new]), source)
+        round_ += 1
+    return [_response(task, texts[row * beams]) for row in range(task.rows)]
+
+
+def _check(name: str, task: Task, *, needs_value: bool = True, **at_least_one: int) -> None:
+    for option, value in at_least_one.items():
+        if value < 1:
+            raise InputError(f"{name}({option})", value=value, rule=">= 1")
+    if needs_value and task.value is None and task.scored is None:
+        rule = "it compares texts by a reward model, or by a reward"
+        raise InputError(name, value="no value model, no reward", rule=rule)
+    if needs_value and task.scored is None and task.value.reads == "critic":
+        raise InputError(f"{name} by a critic", rule="it compares texts that have ended")
+
+
+def _repeated(task: Task, beams: int) -> Task:
+    rows = np.repeat(np.arange(task.rows), beams)
+    keys = np.concatenate([_keys(task.keys, 2**20 + k)[:, None] for k in range(beams)], axis=1)
+    return dataclasses.replace(
+        task, prompts=task.prompts[rows], lengths=task.lengths[rows], keys=keys.reshape(-1, 2)
+    )
+
+
+def _keys(keys: np.ndarray, number: int) -> np.ndarray:
+    """Keys [B, 2] of the draws `number` of each row."""
+    one = lambda key: jax.random.key_data(  # noqa: E731
+        jax.random.fold_in(jax.random.wrap_key_data(key), number)
+    )
+    return fetch(jax.vmap(one)(keys))
+
+
+def _scores(task: Task, evaluator: Forked, responses: list[list[int]]) -> np.ndarray:
+    """How good complete responses are, one to a row; -inf where the reward failed."""
+    if task.scored is None:
+        leaves = padded_paths(responses, [True] * len(responses))
+        return fetch(evaluator(leaves).value)
+    whole = [(ids, int(task.reason(ids) or 0)) for ids in responses]
+    return np.nan_to_num(task.score(range(len(responses)), whole), nan=-np.inf)
+
+
+def _values(evaluator: Forked, steps: list[list[int]]) -> np.ndarray:
+    """How good the roots' texts with these steps behind them are."""
+    return fetch(evaluator(padded_paths(steps, [True] * len(steps))).value)
+
+
+def _first_line(ids: list[int], lines: set[int]) -> list[int]:
+    """The ids up to and with the first one that ends a line."""
+    end = next((i for i, token in enumerate(ids) if token in lines), len(ids) - 1)
+    return ids[: end + 1]
+
+
+def _wide(rows: list[list[int]], columns: int) -> np.ndarray:
+    wide = np.zeros((len(rows), columns), np.int32)
+    for row, ids in enumerate(rows):
+        wide[row, : len(ids)] = ids
+    return wide
+
+
+def _response(task: Task, ids: list[int]) -> Response:
+    reason = task.reason(ids)
+    reason = FinishReason.ABORT if reason is None else reason
+    return Response(list(ids), [0.0] * len(ids), int(reason))

@@ -1,0 +1,286 @@
+"""Monte-Carlo tree search as decoding: for each token a budget of simulations, then the child of
+the root with the most visits (AlphaZero, arXiv 1712.01815; ALGORITHMS K1).
+
+Axes: B sentences, M children of a node.
+"""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax import beats
+from rljax.arrays import fetch
+from rljax.contracts import contract
+from rljax.errors import InputError
+from rljax.search import tree as trees
+from rljax.search.evaluators import Forked, Leaves, padded_paths, path_columns
+from rljax.search.task import Response, Task
+from rljax.search.tree import NONE, Selected, Tree
+
+
+@contract(targets=lambda o: o["width"])
+def mcts(
+    task: Task,
+    *,
+    simulations: int = 32,
+    width: int = 4,
+    exploration: float = 1.25,
+    rollouts: bool = False,
+    visit_temperature: float = 0.0,
+    noise_fraction: float = 0.0,
+    noise_concentration: float = 0.3,
+    answer: Literal["visits", "best_leaf"] = "visits",
+) -> list[Response]:
+    """One Response for each row of the task.
+
+    Before each token the root is searched until it has `simulations` (its own evaluation is one):
+    select by Q + c P sqrt(max(1, sum N)) / (1 + N) with c = `exploration`, expand with the policy's
+    `width` likeliest tokens, evaluate, back up. The child with the most visits is emitted (of equal
+    ones the one with the higher prior, then the lower id), and its subtree is kept.
+
+    A text that has ended is worth its reward, where the task can score it, else what the value
+    model says. Another one is worth what the model says or, without one or with `rollouts`, the end
+    of a response that the policy samples from there. `noise_fraction` of the root's prior is
+    Dirichlet noise, and a `visit_temperature` above 0 samples the child by N^(1 / temperature):
+    both are for exploration, and off where sampling is greedy. `answer` best_leaf: the response is
+    the best complete one that any simulation came to.
+    """
+    _check(task, rollouts, simulations, visit_temperature, noise_fraction, noise_concentration)
+    explores = task.sampling.temperature > 0
+    search = _Searched(
+        task, simulations, width, exploration, rollouts or task.value is None,
+        noise_fraction if explores else 0.0, noise_concentration,
+    )  # fmt: skip
+    for place in range(task.limit):
+        if not search.live.any():
+            break
+        search.simulate()
+        search.emit(place, visit_temperature if explores else 0.0)
+    return search.responses if answer == "visits" else search.best_leaves()
+
+
+def _check(
+    task: Task, rollouts, simulations, visit_temperature, noise_fraction, noise_concentration
+) -> None:
+    if task.value is None and task.scored is None:
+        raise InputError(
+            "mcts", value="no value model, no reward",
+            rule="it compares texts by a critic, a reward model or a reward",
+        )  # fmt: skip
+    if rollouts and task.scored is None and task.value.reads == "critic":
+        rule = "the end of a rollout is scored by a reward model or a reward: a critic has no score"
+        raise InputError("mcts(rollouts)", value=rollouts, rule=rule)
+    for name, value, good, rule in (
+        ("simulations", simulations, simulations >= 1, ">= 1"),
+        ("visit_temperature", visit_temperature, visit_temperature >= 0, ">= 0 (0: most visits)"),
+        ("noise_fraction", noise_fraction, 0 <= noise_fraction <= 1, "0 to 1"),
+        ("noise_concentration", noise_concentration, noise_concentration > 0, "above 0"),
+    ):
+        if not good:
+            raise InputError(f"mcts({name})", value=value, rule=rule)
+
+
+def _next(tree: Tree, exploration):
+    """The trees, the leaves of their next simulation, and how many their roots have had."""
+    return tree, trees.select(tree, exploration), trees.root_count(tree)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _begun(sentences: int, nodes: int, width: int, exploration):
+    return _next(trees.empty(sentences, nodes, width), exploration)
+
+
+@jax.jit
+def _grown(tree: Tree, at: Selected, tokens, logprobs, value, terminal, active, exploration):
+    """`_next` after a simulation of the rows that are `active` has come to the leaves `at`."""
+    rows = jnp.arange(value.shape[0])
+    value = jnp.where(at.known, tree.value[rows, at.leaf], value)
+    tree = trees.expand(tree, at, tokens, logprobs, value, terminal, active)
+    return _next(trees.backup(tree, at.leaf, value, active), exploration)
+
+
+@jax.jit
+def _noisy(tree: Tree, keys, place, fraction, concentration, active, exploration):
+    """`_next` after noise at the roots of the rows that are `active`."""
+    keys = jax.vmap(lambda key: jax.random.fold_in(jax.random.wrap_key_data(key), place))(keys)
+    noise = trees.dirichlet(keys, tree.tokens[:, 0] != NONE, concentration)
+    return _next(trees.with_root_noise(tree, noise, fraction, active), exploration)
+
+
+@jax.jit
+def _emitted(tree: Tree, keys, place, temperature, live, exploration):
+    """(what is said of the children that are emitted, the old indices of nodes, `_next` of the
+    trees below them). Said: token [B] and the log-prob of its choice, the tokens of all children
+    [B, M], their shares of the visits, the root's value [B]."""
+    visits, prior, tokens = tree.visits[:, 0], tree.prior[:, 0], tree.tokens[:, 0]
+    visited = jnp.any(visits > 0, axis=-1)
+    warm = trees.visit_policy(visits, jnp.maximum(temperature, 1e-3))
+    draw = lambda key, p: jax.random.categorical(  # noqa: E731
+        jax.random.fold_in(jax.random.wrap_key_data(key), place), jnp.log(p)
+    )
+    draws = (temperature > 0) & visited
+    drawn = jax.vmap(draw)(keys, warm).astype(jnp.int32)
+    edge = jnp.where(draws, drawn, trees.best_of(visits, prior, tokens))
+    at = lambda x: jnp.take_along_axis(x, edge[:, None], axis=1)[:, 0]  # noqa: E731
+    logprob = jnp.where(draws, jnp.log(jnp.maximum(at(warm), 1e-30)), 0.0)
+    shares = jnp.where(
+        visited[:, None], trees.visit_policy(visits, 1.0), jax.nn.one_hot(edge, visits.shape[1])
+    )
+    said = at(tokens), logprob, tokens, shares, trees.root_value(tree)
+    tree, kept = trees.move_root(tree, edge, live)
+    return said, kept, _next(tree, exploration)
+
+
+_NOISE, _CHOICE, _ROLLOUT = 0, 1, 2  # streams of a row's draws
+
+
+def _stream(keys: np.ndarray, purpose: int) -> np.ndarray:
+    """Keys [B, 2] of their own for a purpose."""
+    one = lambda key: jax.random.key_data(  # noqa: E731
+        jax.random.fold_in(jax.random.wrap_key_data(key), 2**30 + purpose)
+    )
+    return fetch(jax.vmap(one)(keys))
+
+
+class _Searched:
+    """The trees of a task's rows, and what was emitted so far."""
+
+    def __init__(self, task: Task, simulations, width, exploration, rollouts, fraction, alpha):
+        self.task, self.budget, self.exploration = task, simulations, np.float32(exploration)
+        self.rollouts, self.noise = rollouts, (np.float32(fraction), np.float32(alpha))
+        self.evaluator: Forked = task.evaluator(width)
+        self.next = _begun(task.rows, simulations, width, self.exploration)
+        self.responses = [Response() for _ in range(task.rows)]
+        self.live = np.ones(task.rows, bool)
+        self.noised = np.zeros(task.rows, bool)
+        self.keys = {p: _stream(task.keys, p) for p in (_NOISE, _CHOICE, _ROLLOUT)}
+        self.done = np.zeros(task.rows, np.int32)  # simulations of each row
+        self.best: list[tuple[float, list[int], int] | None] = [None] * task.rows
+
+    @property
+    def place(self) -> int:
+        return max((len(one.ids) for one in self.responses), default=0)
+
+    def simulate(self) -> None:
+        """Simulations, each of all live rows at once, until every root has its budget."""
+        while True:
+            tree, selected, count = self.next
+            at, counts = fetch((selected, count))
+            active = self.live & (counts < self.budget)
+            if not active.any():
+                return
+            if self.noise[0] > 0 and (fresh := active & (counts > 0) & ~self.noised).any():
+                self.noised |= fresh
+                how = (np.int32(self.place), *self.noise, fresh, self.exploration)
+                self.next = _noisy(tree, self.keys[_NOISE], *how)
+                continue
+            self.next = self._simulated(tree, selected, at, active)
+            self.done += active
+            beats.beat()
+
+    def _simulated(self, tree: Tree, selected: Selected, at: Selected, active: np.ndarray):
+        """`_next` after a simulation of the rows that are `active`, whose leaves are `selected`, on
+        the host `at`."""
+        asked = active & ~at.known
+        depth = np.where(asked, at.depth, 0).astype(np.int32)
+        columns = path_columns(int(depth.max(initial=0)))
+        path = np.pad(at.path, ((0, 0), (0, max(0, columns - at.path.shape[1]))))[:, :columns]
+        rows, width = self.task.rows, self.evaluator.width
+        tokens = np.full((rows, width), NONE, np.int32)
+        logprobs = np.zeros((rows, width), np.float32)
+        value, ended = np.zeros(rows, np.float32), np.zeros(rows, bool)
+        if asked.any():
+            leaves = Leaves(path, depth, at.leaf, at.parent, asked)
+            tokens, logprobs, value = fetch(self.evaluator(leaves))
+            texts = [
+                self.responses[row].ids + path[row, : depth[row]].tolist() for row in range(rows)
+            ]
+            ended = np.array(
+                [asked[r] and depth[r] > 0 and self.task.reason(texts[r]) is not None
+                 for r in range(rows)]
+            )  # fmt: skip
+            value = self._values(tree, leaves, texts, ended, value)
+        found = (tokens, logprobs, value.astype(np.float32), ended)
+        return _grown(tree, selected, *found, active, self.exploration)
+
+    def _values(self, tree: Tree, leaves: Leaves, texts, ended, value) -> np.ndarray:
+        """What the leaves are worth (see `mcts`): [B]."""
+        task, rows = self.task, np.arange(self.task.rows)
+        complete = self._rolled(leaves, texts, ended) if self.rollouts else texts
+        known = leaves.live & (ended | self.rollouts)
+        if task.scored is not None and known.any():
+            asked = np.flatnonzero(known).tolist()
+            whole = [(complete[row], int(task.reason(complete[row]) or 0)) for row in asked]
+            scores = task.score(asked, whole)
+            # A failed reward says nothing: the leaf is worth what its root is.
+            root = fetch(trees.root_value(tree))
+            value = np.array(value)
+            value[known] = np.where(np.isnan(scores), root[known], scores)
+        elif task.scored is None and self.rollouts:
+            behind = [complete[row][len(self.responses[row].ids) :] for row in rows]
+            value = fetch(self.evaluator(padded_paths(behind, known)).value)
+        elif task.scored is None and task.value.reads == "critic":
+            value = np.where(ended, fetch(tree.value)[rows, np.maximum(leaves.parent, 0)], value)
+        self._note(complete, known, value)
+        return value
+
+    def _rolled(self, leaves: Leaves, texts, ended) -> list[list[int]]:
+        """The texts, those that have not ended completed by the policy."""
+        rolls = leaves.live & ~ended
+        if not rolls.any():
+            return texts
+        keys = jax.vmap(lambda key, i: jax.random.key_data(
+            jax.random.fold_in(jax.random.wrap_key_data(key), i)
+        ))(self.keys[_ROLLOUT], self.done)  # fmt: skip
+        limit = self.task.lengths + self.task.limit
+        part = leaves._replace(live=rolls)
+        more = self.evaluator.roll(part, keys, limit, self.task.limit)
+        return [text + more[r] if rolls[r] else text for r, text in enumerate(texts)]
+
+    def _note(self, complete, known, value) -> None:
+        """Keeps the best complete response of each row."""
+        for row in np.flatnonzero(known):
+            if self.best[row] is None or value[row] > self.best[row][0]:
+                reason = self.task.reason(complete[row])
+                self.best[row] = float(value[row]), list(complete[row]), int(reason or 0)
+
+    def emit(self, place: int, temperature: float) -> None:
+        """One token of every live row; the roots move there."""
+        how = (self.keys[_CHOICE], np.int32(place), np.float32(temperature), self.live)
+        said, kept, self.next = _emitted(self.next[0], *how, self.exploration)
+        (token, logprob, tokens, shares, value), kept = fetch((said, kept))
+        for row in np.flatnonzero(self.live):
+            one = self.responses[row]
+            if token[row] == NONE:  # logits that were not finite
+                self.live[row] = False
+                continue
+            one.add(token[row], logprob[row])
+            one.target_ids.append(np.maximum(tokens[row], 0))
+            one.target_probs.append(shares[row])
+            one.values.append(float(value[row]))
+            if (reason := self.task.reason(one.ids)) is not None:
+                one.reason, self.live[row] = int(reason), False
+        self.noised[:] = False
+        if self.live.any():
+            self.evaluator.move_root(token, kept, self.live)
+
+    def best_leaves(self) -> list[Response]:
+        """The best complete response of each row, or the emitted one where none was met."""
+        out = []
+        for best, emitted in zip(self.best, self.responses, strict=True):
+            if best is None:
+                out.append(emitted)
+                continue
+            _, ids, reason = best
+            one = Response(reason=reason)
+            width = self.evaluator.width
+            for token in ids:
+                one.add(token, 0.0)
+                one.target_ids.append(np.array([token] + [0] * (width - 1), np.int32))
+                one.target_probs.append(np.array([1.0] + [0.0] * (width - 1), np.float32))
+                one.values.append(best[0])
+            out.append(one)
+        return out

@@ -1,0 +1,164 @@
+"""Search: a way of decoding, which `rljax.sampler.generate` calls in place of sampling.
+
+A method of search is a function (task, *, options) -> [Response], one for each row; a config names
+it as text, such as "mcts(simulations=32, width=4)". Axes: R rows, L columns of prompts, M children.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rljax import beats
+from rljax.arrays import fetch, place
+from rljax.batch import Batch, FinishReason, batch_from_rows
+from rljax.errors import InputError
+from rljax.models.model import Model
+from rljax.sampler.engine import Engine
+from rljax.sampler.keys import request_keys
+from rljax.sampler.requests import Decoding, Sampling, rules_of, stop_room
+from rljax.search.evaluators import Forked, Value
+
+Ids = Sequence[int]
+# scored(rows, responses as (ids, FinishReason)) -> their scores, NaN where the reward failed
+Scored = Callable[[Sequence[int], Sequence[tuple[Ids, int]]], np.ndarray]
+
+
+@dataclasses.dataclass
+class Response:
+    """A response as a method returns it. `logprobs` are those with which the method chose the
+    tokens. A search by visit counts also tells, for each token, the children of the root [M] with
+    their share of the visits, and the mean value that the simulations found there."""
+
+    ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    reason: int = int(FinishReason.ABORT)
+    target_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
+    target_probs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    values: list[float] = dataclasses.field(default_factory=list)
+
+    def add(self, token: int, logprob: float) -> None:
+        self.ids.append(int(token))
+        self.logprobs.append(float(logprob))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a method searches: a policy, prompts [R, L] right-padded, one row for each response, and
+    what tells it how good a text is. All draws of a row are functions of its key alone."""
+
+    model: Model
+    params: Any
+    prompts: np.ndarray
+    lengths: np.ndarray
+    keys: np.ndarray  # [R, 2] uint32
+    sampling: Sampling
+    decoding: Decoding
+    value: Value | None = None
+    scored: Scored | None = None
+    first_row: int = 0  # of the batch, for `scored`
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def limit(self) -> int:
+        return self.sampling.max_response_tokens
+
+    def evaluator(self, width: int, sampling: Sampling | None = None) -> Forked:
+        """An evaluator that has read the prompts."""
+        sampling, vocab = sampling or self.sampling, self.model.config.vocab_size
+        if not 1 <= width <= vocab:
+            raise InputError("search width", value=width, rule=f"1 to the {vocab} tokens there are")
+        tokens = self.prompts.shape[1] + self.limit
+        engine = Engine(self.model, self.rows, tokens, kv_dtype=self.decoding.kv_dtype)
+        rules = rules_of([sampling] * self.rows, vocab, whole=True, room=stop_room([sampling]))
+        made = Forked(engine, self.params, rules, width, self.value)
+        made.start(self.prompts, self.lengths)
+        return made
+
+    def score(self, rows: Sequence[int], responses: Sequence[tuple[Ids, int]]) -> np.ndarray:
+        """The reward of complete responses to the prompts of these rows of the task."""
+        return self.scored([self.first_row + row for row in rows], responses)
+
+    def reason(self, ids: Ids) -> FinishReason | None:
+        """Why a response ends with its last token; None if it goes on."""
+        if len(ids) and ids[-1] in self.sampling.stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(ids) >= self.limit else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A method, and what tells it how good a text is: a model, the reward of complete responses
+    `scored`, or both."""
+
+    method: Callable
+    value: Value | None = None
+    scored: Scored | None = None
+
+    def __call__(
+        self, model: Model, params, prompts: np.ndarray, lengths: np.ndarray, key,
+        sampling: Sampling, *, n: int, version: int, decoding: Decoding,
+    ) -> Batch:  # fmt: skip
+        """The batch of `rljax.sampler.generate`: n responses to each prompt, row p n + s. Of them
+        `decoding.slots` are searched at a time, which changes none."""
+        _check(sampling)
+        if self.value is not None and self.value.model.mesh != model.mesh:
+            rule = "none with a search, whose value model lies where training does"
+            raise InputError("a mesh of decoding of its own", value=model.mesh.shape, rule=rule)
+        rows = len(lengths) * n
+        keys, row = fetch(request_keys(key, rows)), np.arange(rows)
+        size, responses = min(decoding.slots or rows, rows), []
+        for start in range(0, rows, size):
+            at = np.minimum(row[start : start + size], rows - 1)
+            at = np.pad(at, (0, size - len(at)), mode="edge")  # one shape
+            task = Task(
+                model, params, prompts[at // n], lengths[at // n], keys[at], sampling, decoding,
+                self.value, self.scored, start,
+            )  # fmt: skip
+            beats.beat()
+            responses += self.method(task)[: rows - start]
+        whole = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
+        columns = prompts.shape[1] + sampling.max_response_tokens
+        return place(_batch(responses, *whole, columns, n, version), model.mesh)
+
+
+def _check(sampling: Sampling) -> None:
+    for name in ("stop_strings", "thinking_tokens"):
+        if value := getattr(sampling, name):
+            rule = "none with a search, which ends a response at stop ids and its limit alone"
+            raise InputError(f"sampler {name}", value=value, rule=rule)
+
+
+def _batch(responses: list[Response], prompts, lengths, columns: int, n: int, version) -> Batch:
+    rows = len(responses)
+    tokens, mask, logp, entropy, values = (np.zeros((rows, columns), np.float32) for _ in range(5))
+    tokens = tokens.astype(np.int32)
+    told = responses[0].target_ids
+    width = len(told[0]) if told else 0
+    targets = np.zeros((rows, columns, width), np.int32)
+    probs = np.zeros((rows, columns, width), np.float32)
+    for row, (one, length) in enumerate(zip(responses, lengths, strict=True)):
+        at = slice(length, length + len(one.ids))
+        tokens[row, :length], tokens[row, at] = prompts[row, :length], one.ids
+        mask[row, at], logp[row, at] = 1, one.logprobs
+        if one.ids and width:
+            targets[row, at], probs[row, at] = one.target_ids, one.target_probs
+            values[row, at] = one.values
+    entropy = -np.sum(np.where(probs > 0, probs * np.log(np.maximum(probs, 1e-30)), 0), axis=-1)
+    more = dict(target_ids=targets, target_probs=probs, search_values=values) if width else {}
+    return batch_from_rows(
+        tokens,
+        (lengths + [len(one.ids) for one in responses]).astype(np.int32),
+        mask,
+        sampler_logprobs=logp,
+        sampler_log_kept=np.zeros_like(logp),
+        entropy=entropy.astype(np.float32),
+        policy_version=np.where(mask > 0, version, 0).astype(np.int32),
+        group=np.arange(rows, dtype=np.int32) // n,
+        finish_reason=np.array([int(one.reason) for one in responses], np.int32),
+        **more,
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""A search of a saved policy: its method, and the value model of a folder."""
+
+import dataclasses
+
+from rljax.components import resolve
+from rljax.config import NAMESPACES
+from rljax.data.text.tokenizer import Tokenizer
+from rljax.errors import InputError
+from rljax.files import read_json_object
+from rljax.models.model import Model
+from rljax.rollout import Searching
+from rljax.search import Search, Value
+from rljax.search.evaluators import Reads
+from rljax.setup.checkpoint import Checkpoints
+from rljax.setup.policies import Policy, SavedPolicy
+from rljax.setup.weights import scalar_model
+from rljax.tracking.mirror import local_copy
+from rljax.tracking.store import is_folder
+
+
+def line_ids_of(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end a line: those whose text has a newline (rljax.shaping.steps.line_ids)."""
+    return tuple(i for i in range(vocab_size) if "\n" in tokenizer.decode([i]))
+
+
+def searching(policy: Policy, saved: SavedPolicy, method: str, folder: str, reads: Reads) -> Policy:
+    """The policy that decodes by the search `method`, guided by the value model of `folder` ("":
+    none): a Hugging Face folder with a scalar head, or a run whose critic it is."""
+    if saved.config.environment.function:
+        rule = "a search continues one response; episodes are sampled"
+        raise InputError("--search", value=method, rule=rule)
+    value = _value(saved, folder, reads) if folder else None
+    search = Search(resolve(method, NAMESPACES["search"]), value)
+    return dataclasses.replace(policy, actor=Searching(policy.actor, lambda prompts, n: search))
+
+
+def _value(saved: SavedPolicy, folder: str, reads: Reads) -> Value:
+    if not is_folder(folder):
+        raise InputError("--search_model", value=folder, rule="a folder")
+    with local_copy(folder) as here:
+        of_run = "dataflow" in read_json_object(here / "config.json")
+    if of_run != (reads == "critic"):
+        rule = "critic for a run folder, outcome or process for a reward model's folder"
+        raise InputError("--search_reads", value=reads, rule=rule)
+    if of_run:
+        return _critic(saved, folder)
+    field = "--search_model"
+    model, params = scalar_model(saved.config, saved.model, field, folder, adapted=False)
+    lines = ()
+    if reads == "process":
+        lines = line_ids_of(saved.tokenizer, model.config.vocab_size)
+    return Value(model, params, reads, lines)
+
+
+def _critic(saved: SavedPolicy, folder: str) -> Value:
+    """The critic of a run's newest checkpoint, which has the shape of the policy."""
+    if saved.model.config.lora or saved.config.critic_model:
+        rule = "a critic of the policy's own shape: no adapters, no critic_model"
+        raise InputError("--search_model", value=folder, rule=rule)
+    config = dataclasses.replace(saved.model.config, labels=1)
+    model = Model(config, saved.model.mesh, "scalar")
+    checkpoints = Checkpoints(f"{folder}/checkpoints")
+    step = checkpoints.latest()
+    if step is None:
+        raise InputError(f"{folder} holds no checkpoint", fix="wait for the run's first one")
+    like = {"critic": {"params": model.abstract()}}
+    params = checkpoints.read_arrays(step, like, some=True)["critic"]["params"]
+    return Value(model, params, "critic")
