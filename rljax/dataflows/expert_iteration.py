@@ -3,11 +3,8 @@ asks one, what the responses were worth (arXiv 1705.08439; AlphaZero, 1712.01815
 
 from typing import Literal
 
-import jax.numpy as jnp
-
-from rljax.batch import row_scores
 from rljax.contracts import contract
-from rljax.dataflows.stages import filtered
+from rljax.dataflows.stages import filtered, shaped, with_advantages
 from rljax.learn.metrics import batch_metrics
 from rljax.losses.policy import negative_log_likelihood
 from rljax.losses.visit_counts import visit_cross_entropy
@@ -20,12 +17,13 @@ def expert_iteration(
     batch, key, cfg, *, actor, critic=None, targets: Literal["visits", "tokens"] = "visits"
 ):
     """targets "visits": the cross-entropy to the shares of the visits; "tokens": the negative
-    log-likelihood of the tokens that the search chose. The critic's returns are the scores."""
-    scores = jnp.where(batch.mask > 0, row_scores(batch)[:, None], 0.0)
-    batch = batch.replace(returns=scores, advantages=jnp.zeros_like(scores))
+    log-likelihood of the tokens that the search chose. The advantage gives the critic its returns,
+    and the policy nothing."""
     if critic is not None:
         batch = batch.replace(values=critic.values(batch, cfg.steps))
-    metrics = batch_metrics(batch, batch, actor.state.step)
+    rewarded = shaped(batch, cfg)
+    batch = with_advantages(batch, rewarded, cfg)
+    metrics = batch_metrics(batch, rewarded, actor.state.step)
     learned, left = filtered(batch, batch, cfg)
     new = {}
     if critic is not None:

@@ -21,7 +21,7 @@ from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
 from rljax.rewards.pool.pool import Score
 from rljax.roles import Actor, Reference
 from rljax.rollout import RewardReport, ScoredRow, run_rollout
-from rljax.sampler.generate import planned_rollout
+from rljax.sampler.generate import planned_rollout, planned_search
 from rljax.sampler.layout import is_apart, weights_like
 from rljax.setup import Phase, Setup, abstract_roles
 from rljax.setup.dry_run import abstract_batch, abstract_key, roles_read
@@ -133,10 +133,12 @@ class _Planned:
         return self.role.params
 
     def generate(
-        self, prompts, key, sampling, *, n=1, finished=None, stop=None, second=None
+        self, prompts, key, sampling, *, n=1, finished=None, stop=None, second=None, search=None
     ) -> Batch:
         if second is not None:  # its model is this host's: the planned one has the same layout
             second = dataclasses.replace(second, model=self.role.model)
+        if search is not None:
+            return self._noted(prompts.tokens, sampling, planned_search, n=n, search=search)
         return self._noted(prompts.tokens, sampling, n=n, second=second)
 
     def branch(self, batch, rows, at, starts, key, sampling, *, n=1) -> Batch:
@@ -144,16 +146,16 @@ class _Planned:
         out = self._noted(whole, sampling, n=n, branches=True)
         return out.replace(group=fetch(batch.group)[np.repeat(np.asarray(rows), n)])
 
-    def _noted(self, tokens, sampling, **how) -> Batch:
+    def _noted(self, tokens, sampling, plan=planned_rollout, **how) -> Batch:
         role = self.role
         weights = role.state.weights if isinstance(role, Actor) else role.params
         inputs = (role.model, weights, tokens, sampling)
         how |= dict(decoding=role.decoding)
-        programs, batch = planned_rollout(*inputs, **how)
+        programs, batch = plan(*inputs, **how)
         self.calls.extend(_calls(role, weights, programs))
         if RESHARD in programs and role.decoding.mesh is None:
             own = dataclasses.replace(role.decoding, layout=None, weight_dtype="")
-            programs, _ = planned_rollout(*inputs, **how | dict(decoding=own))
+            programs, _ = plan(*inputs, **how | dict(decoding=own))
             self.calls.extend(
                 Call(f"{name} as trained", *program, instead=True)
                 for name, program in programs.items()

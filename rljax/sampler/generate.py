@@ -337,8 +337,22 @@ def planned_rollout(
         mask=np.broadcast_to(chosen, batch.tokens.shape).astype(np.float32),
         group=np.repeat(np.arange(count, dtype=np.int32), n),
     )
-    here = make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1])
-    return resharding | programs, place(batch, here)
+    return resharding | programs, _placed_here(batch)
+
+
+def planned_search(
+    model: Model, params, prompts, sampling: Sampling, *, n: int, decoding: Decoding, search
+) -> tuple[dict[str, tuple], Batch]:
+    """`planned_rollout` of a `generate` whose tokens `search` chooses."""
+    (model, params), resharding = _planned_weights(model, params, decoding)
+    how = dict(n=n, decoding=decoding)
+    programs, batch = search.planned(model, params, np.shape(prompts), sampling, **how)
+    return resharding | programs, _placed_here(batch)
+
+
+def _placed_here(batch: Batch) -> Batch:
+    """Rows of this host."""
+    return place(batch, make_mesh(1, 1, 1, devices=jax.local_devices(backend="cpu")[:1]))
 
 
 def _planned_weights(model: Model, params, decoding: Decoding):

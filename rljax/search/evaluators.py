@@ -97,18 +97,38 @@ class Forked:
             self.ends_line[stop_ids[stop_ids >= 0]] = _END
 
     def start(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
-        rows, counts = len(lengths), np.asarray(lengths, np.int32)
+        counts = np.asarray(lengths, np.int32)
+        self.roots, self.before = _started(self._engines, self._weights, prompts, counts)
 
-        def read(engine, params):
+    def programs(self, columns: int, depth: int) -> dict[str, tuple]:
+        """{name: (jitted function, its arguments as shapes, 1)} of a search of prompts of so many
+        columns: what reads them, a look at leaves of `depth` tokens, a move of the roots. `params`
+        may be shapes."""
+        rows = self.rules.temperature.shape[0]
+        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
+
+        def prefix(engine: Engine | None):
             if engine is None:
                 return None
-            return engine.append(params, engine.empty_prefix(rows), prompts, counts)
+            made, mesh = jax.eval_shape(lambda: engine.empty_prefix(rows)), engine.model.mesh
+            small = dataclasses.replace(made, caches=[])
+            layout = rows_layout(small, mesh)
+            layout = dataclasses.replace(layout, caches=cache.shardings(made.caches, mesh))
+            put = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+            return jax.tree.map(put, made, layout)
 
-        roots = read(self.engine, self.params), read(self.value_engine, self.value_params)
-        # Of a process model: the score of the last line before each root's own token, and whether
-        # that token is one of the response.
-        before = np.zeros(rows, np.float32), np.zeros(rows, bool)
-        self.roots, self.before = _laid_out(self._engines, roots, before)
+        roots = tuple(prefix(engine) for engine in (self.engine, self.value_engine))
+        before = jax.ShapeDtypeStruct((rows,), jnp.float32), jax.ShapeDtypeStruct((rows,), bool)
+        roots = (self._weights, roots, before)
+        path, counts = whole(rows, path_columns(depth)), whole(rows)
+        read = (self._engines, self._weights, whole(rows, columns), counts)
+        look = (self._engines, self.width, *roots, self.rules, self.ends_line, path, counts)
+        move = (self._engines, *roots, self.ends_line, whole(rows, 1), counts, counts)
+        return {
+            "search: read prompts": (_started, read, 1),
+            "search: look at leaves": (_looked, look, 1),
+            "search: move roots": (_advanced, move, 1),
+        }
 
     @property
     def _engines(self) -> tuple[Engine, Engine | None, bool]:
@@ -244,7 +264,18 @@ def _advanced(engines, weights, roots, before, ends_line, tokens, counts, source
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _laid_out(engines, roots, before):
+def _started(engines, weights, prompts, counts):
+    """The roots that are whole prompts, and `before` of them: of a process model the score of the
+    last line before a root's own token, and whether that token is one of the response."""
+    rows = counts.shape[0]
+
+    def read(engine, params):
+        if engine is None:
+            return None
+        return engine.append(params, engine.empty_prefix(rows), prompts, counts)
+
+    roots = tuple(read(*one) for one in zip(engines[:2], weights, strict=True))
+    before = jnp.zeros((rows,), jnp.float32), jnp.zeros((rows,), bool)
     return _pinned(engines, roots, before)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from rljax import beats
 from rljax.arrays import fetch, place
 from rljax.batch import Batch, FinishReason, batch_from_rows
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.sampler.engine import Engine
@@ -69,15 +70,19 @@ class Task:
 
     def evaluator(self, width: int, sampling: Sampling | None = None) -> Forked:
         """An evaluator that has read the prompts."""
+        made = self.unread(width, sampling)
+        made.start(self.prompts, self.lengths)
+        return made
+
+    def unread(self, width: int, sampling: Sampling | None = None) -> Forked:
+        """An evaluator that has read nothing yet; `params` may be shapes."""
         sampling, vocab = sampling or self.sampling, self.model.config.vocab_size
         if not 1 <= width <= vocab:
             raise InputError("search width", value=width, rule=f"1 to the {vocab} tokens there are")
         tokens = self.prompts.shape[1] + self.limit
         engine = Engine(self.model, self.rows, tokens, kv_dtype=self.decoding.kv_dtype)
         rules = rules_of([sampling] * self.rows, vocab, whole=True, room=stop_room([sampling]))
-        made = Forked(engine, self.params, rules, width, self.value)
-        made.start(self.prompts, self.lengths)
-        return made
+        return Forked(engine, self.params, rules, width, self.value)
 
     def score(self, rows: Sequence[int], responses: Sequence[tuple[Ids, int]]) -> np.ndarray:
         """The reward of complete responses to the prompts of these rows of the task."""
@@ -124,6 +129,28 @@ class Search:
         whole = np.repeat(prompts, n, axis=0), np.repeat(lengths, n)
         columns = prompts.shape[1] + sampling.max_response_tokens
         return place(_batch(responses, *whole, columns, n, version), model.mesh)
+
+    def planned(
+        self, model: Model, params, shape: tuple[int, int], sampling: Sampling, *, n: int,
+        decoding: Decoding,
+    ) -> tuple[dict[str, tuple], Batch]:  # fmt: skip
+        """What a call would run, for a plan, with prompts of `shape` [P, L]: ({program: (jitted
+        function, its arguments as shapes, 1)}, rows of zeros with all their tokens). The longest
+        path is a whole response; a step runs the look once for each simulation."""
+        _check(sampling)
+        (count, columns), limit = shape, sampling.max_response_tokens
+        rows, width = count * n, max(1, spec(self.method).targets)
+        size = min(decoding.slots or rows, rows)
+        prompts, lengths = np.zeros((size, columns), np.int32), np.full(size, columns, np.int32)
+        task = Task(model, params, prompts, lengths, None, sampling, decoding, self.value)
+        programs = task.unread(width).programs(columns, limit)
+        blank = Response([0] * limit, [0.0] * limit, int(FinishReason.LENGTH))
+        if spec(self.method).targets:
+            blank.target_ids = [np.zeros(width, np.int32)] * limit
+            blank.target_probs = [np.eye(1, width, dtype=np.float32)[0]] * limit
+            blank.values = [0.0] * limit
+        whole = np.zeros((rows, columns), np.int32), np.full(rows, columns, np.int32)
+        return programs, fetch(_batch([blank] * rows, *whole, columns + limit, n, 0))
 
 
 def _check(sampling: Sampling) -> None:

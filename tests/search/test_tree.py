@@ -255,3 +255,51 @@ def test_a_root_moved_to_a_child_without_a_visit_is_a_tree_without_a_node():
     assert (np.asarray(kept) == trees.NONE).all()
     at = trees.select(moved, C)
     assert (int(at.leaf[0]), int(at.parent[0]), int(at.depth[0])) == (0, trees.NONE, 0)
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def found_leaves(worth, count: int, exploration=2.5):
+    """The leaf [B] of trees of depth 6, two children to a node, that is walked to by the most
+    visits, after `count` simulations before each step.
+    Of a node the search is told the worth of one leaf below it, which a hash chooses."""
+    rows, depth = worth.shape[0], 6
+    prior = jnp.log(jnp.array([0.6, 0.4]))
+
+    def simulation(carry):
+        tree, walked, steps = carry
+        active = trees.root_count(tree) < count
+        at = trees.select(tree, exploration)
+        places = jnp.arange(at.path.shape[1])[None, :]
+        bits = jnp.where(
+            places < at.depth[:, None], at.path * 2 ** (at.depth[:, None] - 1 - places), 0
+        )
+        prefix = walked * 2**at.depth + jnp.sum(bits, axis=1)
+        left = depth - steps - at.depth
+        below = prefix * 2**left + (prefix * 40503 + 12829 * left) // 7 % 2**left
+        value = worth[jnp.arange(rows), below]
+        tokens = jnp.broadcast_to(jnp.arange(2), (rows, 2))
+        grown = trees.expand(
+            tree, at, tokens, jnp.broadcast_to(prior, (rows, 2)), value, left == 0, active
+        )
+        return trees.backup(grown, at.leaf, value, active), walked, steps
+
+    def step(steps, carry):
+        tree, walked = carry
+        tree, _, _ = jax.lax.while_loop(
+            lambda c: jnp.any(trees.root_count(c[0]) < count), simulation, (tree, walked, steps)
+        )
+        edge = trees.best_of(tree.visits[:, 0], tree.prior[:, 0], tree.tokens[:, 0])
+        tree, _ = trees.move_root(tree, edge, jnp.ones(rows, bool))
+        return tree, walked * 2 + edge
+
+    start = trees.empty(rows, count, 2), jnp.zeros(rows, jnp.int32)
+    return jax.lax.fori_loop(0, depth, step, start)[1]
+
+
+def test_the_planted_leaf_that_greedy_misses_is_found():
+    random = np.random.default_rng(0)
+    worth, best = random.uniform(0, 0.4, (100, 64)), random.integers(1, 64, 100)  # greedy is 0
+    worth[np.arange(100), best] = 1.0
+    worth = jnp.asarray(worth, jnp.float32)
+    np.testing.assert_array_equal(found_leaves(worth, 512), best)
+    assert (np.asarray(found_leaves(worth, 1)) == 0).all()
