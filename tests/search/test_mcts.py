@@ -170,7 +170,7 @@ def test_a_process_model_is_read_at_the_ends_of_lines():
         tokens, live = np.array([text[i] for text in texts], np.int32), np.ones(4, bool)
         at_ends.move_root(tokens, None, live)
     rest = [[], [], [6], []]
-    np.testing.assert_allclose(value_at(at_ends, rest), want, atol=1e-5)
+    np.testing.assert_allclose(value_at(at_ends, rest)[:3], want[:3], atol=1e-5)  # 3 has ended
 
 
 def test_what_cannot_be_searched_is_refused():
