@@ -9,6 +9,7 @@ are of another role (critic/, NAME/) or of held-out rows (eval/). rljax.report.m
 from rljax.report.constraint_glossary import CONSTRAINTS, COST_MODELS
 from rljax.report.episode_glossary import EPISODES
 from rljax.report.flight_glossary import IN_FLIGHT
+from rljax.report.search_glossary import SEARCH
 
 # fmt: off
 SHARE = "share"
@@ -52,8 +53,6 @@ UPDATE = {
     "perplexity": ("exp(loss): choices that the policy wavers between at each token", "choices",
                    "falls; eval/perplexity that rises meanwhile: overfitting"),
     "target_tokens": ("tokens learned from in this step", "tokens", ""),
-    "visits_entropy": ("how evenly a search spread over the next tokens", "nats", "falls"),
-    "visits_kl": ("KL of the policy from the shares of the visits", "nats per token", "falls"),
     # policy losses
     "ppo_kl": ("how far the update moved the policy from the one that sampled, log old - log new",
                "nats per token", "within 0.05 of 0; more: lower learning rate or fewer epochs"),
@@ -237,9 +236,6 @@ SAMPLES = {
                          "near algorithm.kl_target"),
     "kl_controller/scale": ("factor on the KL coefficient", "x", "steady in the end"),
     "filter/kept_fraction": ("rows that are learned from", SHARE, "above 0.3"),
-    "search/value": ("what the simulations of a search found, mean over the tokens", "reward",
-                     "rises; far from reward/mean: the value model or the rollouts mislead it"),
-    "search/agreement": ("share of the simulations behind the chosen token", SHARE, "rises"),
     "collect/rounds": ("rounds of sampling of this step", "rounds", "1 to 3"),
     "collect/generated_groups": ("prompts sampled for this step", "prompts", ""),
     "collect/live_fraction": ("sampled prompts whose scores differ", SHARE, "above 0.3"),
@@ -448,5 +444,5 @@ VARIANCE = {
 }
 
 UPDATE |= COST_MODELS
-METRICS = UPDATE | SAMPLES | RUN | VARIANCE | EPISODES | IN_FLIGHT | CONSTRAINTS
+METRICS = UPDATE | SAMPLES | RUN | VARIANCE | EPISODES | IN_FLIGHT | SEARCH | CONSTRAINTS
 METRICS |= {f"mismatch/{k}": v for k, v in MISMATCH.items()}

@@ -1,0 +1,52 @@
+"""Rollouts by tree search: samples that are scored and trained, by PPO and by expert iteration."""
+
+import jax
+import numpy as np
+import pytest
+from preset_runs import Shared, preset_config
+
+from rljax.arrays import fetch
+from rljax.plan.programs import programs_of
+from rljax.setup import abstract_roles
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    runs = Shared(tmp_path_factory.mktemp("searched"))
+    yield runs
+    runs.close()
+
+
+def searching(dataflow: str):
+    config = preset_config("expert_iteration")
+    config.dataflow = dataflow
+    config.batch.prompts_per_step = config.batch.sequences_per_optimizer_step = 16
+    return config
+
+
+@pytest.mark.parametrize("dataflow", ["ppo", "expert_iteration"])
+def test_what_a_search_finds_is_scored_and_trained_by_one_program(shared, dataflow):
+    config = searching(dataflow)
+    with shared.run(config) as run:
+        params = jax.device_put(shared.start(0), run.setup.model.shardings())
+        run.begin(run.setup.main, params)
+        before = fetch(run.roles["actor"].state.params)
+        batch, _ = run.source.next(0, run.roles)
+        mask = np.asarray(batch.mask) > 0
+        shares = np.asarray(batch.target_probs).sum(axis=-1)
+        np.testing.assert_allclose(shares[mask], 1.0, atol=1e-5)
+        # At the last token the search's value is what it found behind it; scores are the reward's.
+        assert set(np.unique(batch.scores)) <= {0.0, 1.0} and mask.any(axis=1).all()
+        assert np.abs(np.asarray(batch.search_values)[mask]).max() > 0
+        metrics = run.step()
+        assert metrics["grad_norm"] > 0 and metrics["critic/grad_norm"] > 0
+        after = fetch(run.roles["actor"].state.params)
+    changed = jax.tree.map(lambda a, b: bool(np.any(a != b)), before, after)
+    assert any(jax.tree.leaves(changed))
+
+
+def test_the_plan_has_the_programs_of_the_search(shared):
+    with shared.run(searching("expert_iteration")) as run:
+        names = [call.name for call in programs_of(run.setup, abstract_roles(run.setup))]
+    wanted = {"search: read prompts", "search: look at leaves", "search: move roots", "learn"}
+    assert wanted <= set(names)

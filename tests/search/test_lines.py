@@ -1,0 +1,78 @@
+"""Searches without a tree: beams, the best of n, beams of lines with lookahead."""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from sampler_cases import forward, log_softmax, prompts, tiny, weights
+
+from rljax.errors import InputError
+from rljax.models.model import Model
+from rljax.sampler import Sampling, generate
+from rljax.search import Search, Value, beam, best_of_n, lookahead
+
+MODEL = tiny(layers=1, kinds=tiny().config.kinds[:1])
+SAMPLING = Sampling(max_response_tokens=3, allowed_ids=(2, 3, 4))
+PROMPTS, LENGTHS = prompts(4, longest=6)
+
+
+def judge(line_ids=()) -> Value:
+    model = Model(MODEL.config, MODEL.mesh, "scalar")
+    params = model.init(jax.random.key(9))
+    params["head"] = jax.random.normal(jax.random.key(4), params["head"].shape)
+    return Value(model, params, "process" if line_ids else "outcome", line_ids)
+
+
+def decoded(method, sampling=SAMPLING, value=None, scored=None, **options):
+    """The responses of each row."""
+    search = Search(functools.partial(method, **options), value, scored) if method else None
+    inputs = (MODEL, weights(MODEL), PROMPTS, LENGTHS, jax.random.key(0), sampling)
+    tokens = np.asarray(generate(*inputs, search=search).tokens)
+    most = sampling.max_response_tokens
+    return [tokens[row, n : n + most].tolist() for row, n in enumerate(LENGTHS)]
+
+
+def likeliest():
+    """Of all 27 responses of each row, the one with the highest probability."""
+    best = []
+    for row, length in enumerate(LENGTHS):
+        texts = [list(ids) for ids in itertools.product((2, 3, 4), repeat=3)]
+        start = PROMPTS[row, :length].tolist()
+        logits = forward(MODEL, weights(MODEL), [start + text for text in texts], width=9)
+        sums = [
+            sum(log_softmax(one[length - 1 + i, [2, 3, 4]])[t - 2] for i, t in enumerate(text))
+            for one, text in zip(logits, texts, strict=True)
+        ]
+        best.append(texts[int(np.argmax(sums))])
+    return best
+
+
+def test_one_beam_is_greedy_and_enough_beams_find_the_likeliest_text():
+    assert decoded(beam, beams=1, width=1) == decoded(None, SAMPLING.greedy())
+    found, best = decoded(beam, beams=9, width=3), likeliest()
+    assert found == best
+
+
+def test_the_best_of_n_samples_is_what_the_reward_says():
+    asked = []
+
+    def scored(rows, responses):
+        asked.append([list(ids) for ids, _ in responses])
+        return np.array([sum(ids) for ids, _ in responses], float)
+
+    found = decoded(best_of_n, scored=scored, samples=5, temperature=2.0)
+    assert len(asked) == 5 and asked[0] != asked[1]
+    for row, ids in enumerate(found):
+        assert sum(ids) == max(sum(one[row]) for one in asked)
+
+
+def test_beams_of_lines_keep_what_the_process_model_likes():
+    value, options = judge(line_ids=(4,)), dict(step_tokens=2, temperature=2.0)
+    found = decoded(lookahead, value=value, beams=2, samples=3, lookahead_tokens=1, **options)
+    assert all(set(ids) <= {2, 3, 4} for ids in found)
+    again = decoded(lookahead, value=value, beams=2, samples=3, lookahead_tokens=1, **options)
+    assert found == again
+    with pytest.raises(InputError, match="unfinished"):
+        decoded(lookahead, scored=lambda *_: None)
