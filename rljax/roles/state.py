@@ -57,9 +57,9 @@ class Multiplier(Role):
         batch.require("costs", by="a Lagrange multiplier")
         costs, live = row_sum(batch.costs, batch), jnp.any(batch.mask > 0, axis=1)
         old, window = self.state["costs"], self.state["costs"].shape[0]
-        there = jnp.arange(window) >= window - self.state["seen"]
-        # Behind those that are there, in their order: the others come first, and fall out.
-        order = jnp.argsort(jnp.concatenate([there, live]), stable=True)[-window:]
+        # The new ones behind the old ones, in their order: failed rows come first, and fall out.
+        kept = jnp.concatenate([jnp.ones(window, bool), live])
+        order = jnp.argsort(kept, stable=True)[-window:]
         costs = costs.astype(old.dtype)
         recent = jnp.concatenate([old, costs])[order]
         seen = jnp.minimum(self.state["seen"] + jnp.sum(live), window).astype(old.dtype)
