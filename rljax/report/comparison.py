@@ -34,8 +34,8 @@ from rljax.tracking.store import Store, is_folder, is_url
 OF_A_RUN = ("config.json", "metrics.jsonl", "summary.json", "starts.jsonl")
 LAST_PART = 0.1  # of the steps, that a noisy metric's final number is the mean of
 NUMBERS = (  # of the last part of the steps
-    "reward/mean", "eval/loss", "loss", "entropy", "ref_kl/k3", "response_tokens/mean",
-    "response/truncated_fraction", "tokens_per_s",
+    "reward/mean", "reward/best_of_k", "eval/loss", "loss", "entropy", "ref_kl/k3",
+    "response_tokens/mean", "response/truncated_fraction", "tokens_per_s",
 )  # fmt: skip
 NOT_COMPARED = ("run_dir",)
 PAGE = "comparison.html"

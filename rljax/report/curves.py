@@ -40,6 +40,8 @@ MISMATCH = {  # the first three of them that there are say it all
 GROUPS = (
     ("Does it learn?", (
         Chart("Reward", "mean over the step's completions", ("reward/mean",)),
+        Chart("Best of k", "highest score of a prompt's samples, mean over prompts",
+              ("reward/best_of_k",)),
         Chart("Evaluation accuracy", "share of held-out problems, 95 % band",
               ("eval/accuracy", "eval/source/*"), from_zero=True),
         Chart("Held-out loss", "", ("eval/loss", "eval/mse")),

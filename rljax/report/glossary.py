@@ -197,6 +197,8 @@ SAMPLES = {
     "reward/all_equal": ("1 where all scores of the step are one number", "0 or 1",
                          "0; three in a row warn: nothing is learned"),
     "reward/equal_groups": ("prompts whose samples all have one score", SHARE, "below 0.7"),
+    "reward/best_of_k": ("highest score of a prompt's samples, mean over the step's prompts",
+                         "score", "above reward/mean: exploration still finds better answers"),
     "shaped_reward/mean": ("mean score after shaping and KL penalty, which is what is learned from",
                            "score", "rises"),
     "advantage/mean": ("mean advantage over tokens", "", "near 0"),

@@ -90,8 +90,8 @@ class RewardReport:
     def metrics(self) -> dict[str, float]:
         """Counts of failures, of errors also by kind, and of samples over a limit that have a score
         for that; whether late samples are the long ones; for each source the share of failures,
-        the mean score and the share of the samples; means of the parts; whether scores are equal;
-        metrics of scored lines."""
+        the mean score and the share of the samples; means of the parts; whether the scores of a
+        prompt are equal, and their highest; metrics of scored lines."""
         out = {f"reward/{name}": 0.0 for name in ("errors", "timeouts")}
         means: dict[str, list[float]] = {}
         shares: dict[str, float] = {}
@@ -115,7 +115,7 @@ class RewardReport:
         failed = self.extraction_failed_fraction
         if failed is not None:
             out["reward/extraction_failed_fraction"] = failed
-        out |= self._equal_scores() | self._late_and_long()
+        out |= self._group_scores() | self._late_and_long()
         if len(shares) > 1:
             out |= {f"data/share/{name}": share for name, share in sorted(shares.items())}
         for name in self.process[0] if self.process else ():
@@ -127,9 +127,11 @@ class RewardReport:
         """extraction_failed_fraction of the samples."""
         return extraction_failed_fraction(row.score.parts for row in self.rows)
 
-    def _equal_scores(self) -> dict[str, float]:
-        """reward/all_equal: 1 where all known scores are one number, else 0; reward/equal_groups:
-        the share of the prompts with two known scores or more whose scores are one number."""
+    def _group_scores(self) -> dict[str, float]:
+        """reward/all_equal: 1 where all known scores are one number, else 0. Of the prompts with
+        two known scores or more: reward/equal_groups, the share of those whose scores are one
+        number, and reward/best_of_k, the mean of their highest scores, k being the samples of a
+        prompt. The reward's own scores: nothing that shaping or scores of lines add."""
         groups: dict[int, list[float]] = {}
         for row in self.rows:
             if row.score.status == "ok":
@@ -138,8 +140,11 @@ class RewardReport:
             return {}
         scores = {score for values in groups.values() for score in values}
         out = {"reward/all_equal": float(len(scores) == 1)}
-        several = [len({*values}) == 1 for values in groups.values() if len(values) > 1]
-        return out | ({"reward/equal_groups": float(np.mean(several))} if several else {})
+        several = [values for values in groups.values() if len(values) > 1]
+        if several:
+            out["reward/equal_groups"] = float(np.mean([len({*values}) == 1 for values in several]))
+            out["reward/best_of_k"] = float(np.mean([max(values) for values in several]))
+        return out
 
     def _late_and_long(self) -> dict[str, float]:
         """reward/timeout_longer_fraction: of all pairs of a response that was too late and one that

@@ -56,6 +56,7 @@ def test_metrics_of_a_report():
         "reward/part/style": 2.0,
         "reward/all_equal": 0.0,
         "reward/equal_groups": 0.0,
+        "reward/best_of_k": 1.0,
         "process/lines": 1.5,
     }
     assert report.outcomes == [(3, 1.0), (3, 0.0)]
@@ -103,7 +104,15 @@ def test_prompts_of_different_rounds_stay_different_groups():
     assert [scored.group for scored in both.rows] == [0, 0, 1, 1]
     assert both.metrics()["reward/equal_groups"] == 1.0
     assert both.metrics()["reward/all_equal"] == 0.0
+    assert both.metrics()["reward/best_of_k"] == 0.5
     assert RewardReport.joined([]) == RewardReport()
+
+
+def test_best_of_k_is_of_prompts_with_several_scores():
+    """A failed sample is left out, and a prompt with one score has no best of several."""
+    rows = (row(-1.0, 0), row(0.25, 0), row(np.nan, 0), row(9.0, 1), row(np.nan, 1))
+    assert RewardReport((*rows, row(-1.0, 2), row(-0.5, 2))).metrics()["reward/best_of_k"] == -0.125
+    assert "reward/best_of_k" not in RewardReport((row(1.0, 0), row(0.0, 1))).metrics()
 
 
 def test_two_rollouts_may_be_in_flight(pool):
