@@ -2,6 +2,10 @@
 
 Greedy accuracy, pass@k, best-of-k and majority@k with 95 % bootstrap intervals over prompts. What
 is not set comes from the run's config.json; a Hugging Face folder needs --data and --reward.
+
+--length_buckets=100,200 adds pass@1 of the prompts with responses of up to 100 tokens, of up to
+200, and of more. --against=RUN2 evaluates another policy on the same prompts, and prints how pass@1
+differs, prompt by prompt, in all and by the length of the other policy's responses.
 """
 
 from rljax.command.launch import print_table
@@ -13,12 +17,22 @@ def main(options: EvaluateOptions) -> None:
     from rljax.files import write_json
 
     result = evaluate_saved(options)
-    step = "" if result["step"] is None else f", step {result['step']}"
-    rows = [(name, *_cells(value)) for name, value in result["metrics"].items()]
-    columns = ("metric", "value", "95 % interval", "prompts")
-    print_table(columns, rows, f"{result['checkpoint']}{step}")
+    _print(_title(result), result["metrics"])
+    if options.against:
+        _print(_title(result["against"]), result["against"]["metrics"])
+        _print(f"{options.checkpoint} - {options.against}", result["difference"])
     if options.out:
         write_json(options.out, result)
+
+
+def _title(result: dict) -> str:
+    step = "" if result["step"] is None else f", step {result['step']}"
+    return f"{result['checkpoint']}{step}"
+
+
+def _print(title: str, metrics: dict) -> None:
+    rows = [(name, *_cells(value)) for name, value in metrics.items()]
+    print_table(("metric", "value", "95 % interval", "prompts"), rows, title)
 
 
 def _cells(value: dict | float | int) -> tuple[str, str, str]:

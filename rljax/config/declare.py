@@ -134,7 +134,7 @@ def parsed_options(kind: type, positional: Sequence[str], parsed):
         if typing.get_origin(hints[name]) is tuple:
             numbers = typing.get_args(hints[name])[0] is int
             texts = tuple(part.strip() for part in value.split(",") if part.strip())
-            value = whole_numbers(value, flag) if numbers else texts
+            value = whole_numbers(value, flag) if numbers and texts else texts
         values[name] = value
     if rest:
         raise InputError("unknown arguments", value=list(rest), fix="--help lists the flags")

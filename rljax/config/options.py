@@ -76,6 +76,12 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
     reward: str | None = option(None, "Reward function; default: the run's")
     samples: int = option(8, "Samples per prompt; 0 = greedy accuracy only", low=0)
     ks: tuple[int, ...] = option((1, 4, 8), "For pass@k, best-of-k and majority@k", flag="k")
+    length_buckets: tuple[int, ...] = option(
+        (), "Bounds in tokens: pass@1 of prompts by the mean length of their responses"
+    )
+    against: str = option(
+        "", "Another policy, or RUN@STEP: its metrics on the same prompts, and the differences"
+    )
     prompts: int | None = option(
         None, "The first so many prompts; default: the run's, or 256", low=1
     )
@@ -102,6 +108,8 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         for k in self.ks if self.samples > 0 else ():
             if not 1 <= k <= self.samples:
                 yield "ks", k, f"each is between 1 and --samples={self.samples}"
+        if any(bound < 1 for bound in self.length_buckets):
+            yield "length_buckets", self.length_buckets, "numbers of tokens, each at least 1"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@ with bootstrap intervals (ALGORITHMS L).
 """
 
 import collections
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -121,9 +122,79 @@ def accuracy_by_source(prompts: Sequence[PromptRecord], right: np.ndarray) -> di
     return {f"eval/source/{k}": float(np.mean(v)) for k, v in sorted(sources.items()) if v}
 
 
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """The responses to P prompts: the greedy one of each, and n drawn ones of each, prompt after
+    prompt."""
+
+    greedy: list[Sample]
+    drawn: list[Sample]
+    n: int
+
+    def pass_rates(self, correct_at: float) -> np.ndarray:
+        """pass@1 of each prompt [P]: the share of its drawn responses that score at least
+        `correct_at`, or whether the greedy one does where none is drawn. NaN: no known reward."""
+        samples, n = (self.drawn, self.n) if self.n else (self.greedy, 1)
+        right = correct(score_table(samples, n), correct_at)
+        known = ~np.isnan(right)
+        share = np.nansum(right, axis=1) / np.maximum(known.sum(axis=1), 1)
+        return np.where(known.any(axis=1), share, np.nan)
+
+    def tokens(self) -> np.ndarray:
+        """The mean length of each prompt's responses that `pass_rates` reads [P]."""
+        samples, n = (self.drawn, self.n) if self.n else (self.greedy, 1)
+        return np.array([len(s.ids) for s in samples], np.float64).reshape(-1, n).mean(axis=1)
+
+
+def answer_prompts(
+    policy: Policy,
+    reward: Reward | Environment,
+    prompts: Sequence[PromptRecord],
+    *,
+    samples: int,
+    seed: int = 0,
+) -> Answers:
+    """The greedy response to every prompt and `samples` drawn ones, scored."""
+    greedy = sample_all(policy.greedy(), prompts, 1, reward, key=root_key(0))
+    drawn = []
+    if samples:
+        drawn = sample_all(policy, prompts, samples, reward, key=root_key(seed))
+    return Answers(greedy, drawn, samples)
+
+
+def answer_metrics(
+    answers: Answers,
+    *,
+    ks: Sequence[int],
+    correct_at: float = 1.0,
+    episodes: bool = False,
+    answer: Callable[[str], str | None] = final_answer,
+) -> dict:
+    """Greedy accuracy, and of the drawn responses mean@n, pass@k, best_of@k, maj@k. All with
+    intervals. `episodes` adds their turns and calls."""
+    right = correct(score_table(answers.greedy, 1)[:, 0], correct_at)
+    out = {
+        "greedy_accuracy": bootstrap(right),
+        "truncated_fraction": float(np.mean([r.cut_off for r in answers.greedy])),
+        "failed_rewards": int(np.sum(np.isnan(right))),
+        **no_answer(answers.greedy),
+    }
+    if episodes:
+        out |= {
+            name: bootstrap([getattr(r, name) for r in answers.greedy])
+            for name in ("turns", "calls")
+        }
+    if answers.n:
+        scores = score_table(answers.drawn, answers.n)
+        out["failed_rewards"] += int(np.sum(np.isnan(scores)))
+        texts = np.array([answer(s.text) for s in answers.drawn], object).reshape(scores.shape)
+        out |= sampled_metrics(scores, texts.tolist(), ks=ks, correct_at=correct_at)
+    return out
+
+
 def evaluate(
     policy: Policy,
-    reward: Reward,
+    reward: Reward | Environment,
     prompts: Sequence[PromptRecord],
     *,
     samples: int,
@@ -131,30 +202,11 @@ def evaluate(
     correct_at: float = 1.0,
     seed: int = 0,
     answer: Callable[[str], str | None] = final_answer,
-    greedy: tuple[np.ndarray, list[Sample]] | None = None,
 ) -> dict:
-    """Greedy accuracy, and from `samples` draws per prompt: mean@n, pass@k, best_of@k, maj@k. All
-    with intervals. `greedy`: what `greedy_accuracy` has returned for them, where it is known."""
-    if greedy is None:
-        greedy = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
-    right, responses = greedy
-    out = {
-        "greedy_accuracy": bootstrap(right),
-        "truncated_fraction": float(np.mean([r.cut_off for r in responses])),
-        "failed_rewards": int(np.sum(np.isnan(right))),
-        **no_answer(responses),
-    }
-    if isinstance(reward, Environment):
-        out |= {
-            name: bootstrap([getattr(r, name) for r in responses]) for name in ("turns", "calls")
-        }
-    if samples:
-        drawn = sample_all(policy, prompts, samples, reward, key=root_key(seed))
-        scores = score_table(drawn, samples)
-        out["failed_rewards"] += int(np.sum(np.isnan(scores)))
-        answers = np.array([answer(s.text) for s in drawn], object).reshape(scores.shape)
-        out |= sampled_metrics(scores, answers.tolist(), ks=ks, correct_at=correct_at)
-    return out
+    """The metrics of the policy's answers to the prompts: `answer_prompts`, `answer_metrics`."""
+    answers = answer_prompts(policy, reward, prompts, samples=samples, seed=seed)
+    episodes = isinstance(reward, Environment)
+    return answer_metrics(answers, ks=ks, correct_at=correct_at, episodes=episodes, answer=answer)
 
 
 def sampled_metrics(

@@ -1,8 +1,10 @@
 """Evaluation of a policy on disk: which prompts and which reward, and the metrics of both."""
 
 import contextlib
+import dataclasses
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -13,9 +15,24 @@ from rljax.data.online.default_rewards import evaluation_of, evaluation_text
 from rljax.data.online.prompts import PromptRecord
 from rljax.data.rows.sources import load_prompts
 from rljax.errors import InputError
-from rljax.evaluation.policy import evaluate, final_answer, greedy_accuracy
+from rljax.evaluation.lengths import by_length
+from rljax.evaluation.policy import (
+    Answers,
+    answer_metrics,
+    answer_prompts,
+    bootstrap,
+    correct,
+    final_answer,
+    score_table,
+)
 from rljax.files import write_rows
-from rljax.setup.policies import Sample, SavedPolicy, load_policy
+from rljax.rollout import Environment
+from rljax.setup.policies import (
+    Policy,
+    SavedPolicy,
+    load_named_policy,
+    load_policy,
+)
 from rljax.setup.search import searching
 
 
@@ -44,21 +61,36 @@ def require_named(checkpoint: str, purpose: str, **values: str | None) -> None:
         )
 
 
-def _answer_rows(
-    prompts: Sequence[PromptRecord], right: np.ndarray, samples: Sequence[Sample]
-) -> list[dict]:
-    """Rows of prompt, response, score and right; null where the reward failed."""
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """One saved policy and what it answered."""
+
+    prompts: list[PromptRecord]
+    counts: dict[str, int]
+    policy: Policy
+    answers: Answers
+    metrics: dict
+    right: np.ndarray  # pass@1 of each prompt [P]
+    tokens: np.ndarray  # the mean length of its responses [P]
+
+
+def _answer_rows(asked: _Asked, correct_at: float) -> list[dict]:
+    """Rows of prompt, greedy response, score and right; null where the reward failed."""
     known = lambda x: None if np.isnan(x) else float(x)  # noqa: E731
+    greedy = asked.answers.greedy
+    right = correct(score_table(greedy, 1)[:, 0], correct_at)
     return [
         {"prompt": prompt.prompt, "response": s.text, "score": known(s.reward), "right": known(r)}
-        for prompt, s, r in zip(prompts, samples, right, strict=True)
+        for prompt, s, r in zip(asked.prompts, greedy, right, strict=True)
     ]
 
 
 def evaluate_saved(
     options: EvaluateOptions, *, answer: Callable[[str], str | None] = final_answer
 ) -> dict:
-    """Greedy accuracy, mean@n, pass@k, best_of@k and maj@k of a saved policy, JSON-ready.
+    """Greedy accuracy, mean@n, pass@k, best_of@k and maj@k of a saved policy, pass@1 by the length
+    of the responses, and with `options.against` those of another policy on the same prompts and
+    the differences, prompt by prompt. JSON-ready.
 
     `answer` extracts from a response what maj@k votes on.
     """
@@ -68,25 +100,19 @@ def evaluate_saved(
     config, run = saved.config, saved.step is not None
     data, reward_text = data_and_reward(options, saved)
     count = options.prompts or (config.evaluate.prompts if run else 256)
-    prompts, counts = saved.encode(
-        load_prompts(data, "test")[:count], max_tokens=options.max_prompt_tokens,
-        overlong=config.data.overlong,
+    ask = functools.partial(
+        _asked, options, load_prompts(data, "test")[:count], reward_text,
+        config.evaluate.correct_at, answer,
     )  # fmt: skip
-    policy = saved.ready(
-        prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
-    )
-    correct_at = config.evaluate.correct_at
-    if options.search:
-        guide = (options.search_model, options.search_reads)
-        policy = searching(policy, saved, options.search, *guide)
-    with contextlib.closing(saved.reward(reward_text)) as reward:
-        greedy = greedy_accuracy(policy, reward, prompts, correct_at=correct_at)
-        metrics = evaluate(
-            policy, reward, prompts, samples=options.samples, ks=options.ks,
-            correct_at=correct_at, seed=options.seed, answer=answer, greedy=greedy,
-        )  # fmt: skip
+    asked = ask(saved)
     if options.answers:
-        write_rows(options.answers, _answer_rows(prompts, *greedy))
+        write_rows(options.answers, _answer_rows(asked, config.evaluate.correct_at))
+    other = {}
+    if options.against:
+        other = _compared(asked, ask, options)
+    else:
+        asked.metrics.update(by_length("pass@1", asked.right, asked.tokens, options.length_buckets))
+    sampling = asked.policy.sampling
     return {
         "checkpoint": options.checkpoint,
         "step": saved.step,
@@ -94,10 +120,56 @@ def evaluate_saved(
         "reward": reward_text,
         "search": options.search,
         "samples": options.samples,
-        "temperature": policy.sampling.temperature,
-        "max_response_tokens": policy.sampling.max_response_tokens,
-        "prompts": counts,
+        "temperature": sampling.temperature,
+        "max_response_tokens": sampling.max_response_tokens,
+        "prompts": asked.counts,
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "wall_s": time.perf_counter() - started,
-        "metrics": metrics,
+        "metrics": asked.metrics,
+        **other,
     }
+
+
+def _asked(
+    options: EvaluateOptions, records: list[dict], reward_text: str, correct_at: float,
+    answer: Callable[[str], str | None], saved: SavedPolicy,
+) -> _Asked:  # fmt: skip
+    """Samples a saved policy on the records, scores it, and takes its metrics."""
+    prompts, counts = saved.encode(
+        records, max_tokens=options.max_prompt_tokens, overlong=saved.config.data.overlong
+    )
+    policy = saved.ready(
+        prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
+    )
+    if options.search:
+        guide = (options.search_model, options.search_reads)
+        policy = searching(policy, saved, options.search, *guide)
+    with contextlib.closing(saved.reward(reward_text)) as reward:
+        answers = answer_prompts(
+            policy, reward, prompts, samples=options.samples, seed=options.seed
+        )
+        episodes = isinstance(reward, Environment)
+    metrics = answer_metrics(
+        answers, ks=options.ks, correct_at=correct_at, episodes=episodes, answer=answer
+    )
+    right, tokens = answers.pass_rates(correct_at), answers.tokens()
+    return _Asked(prompts, counts, policy, answers, metrics, right, tokens)
+
+
+def _compared(ours: _Asked, ask: Callable[[SavedPolicy], _Asked], options: EvaluateOptions) -> dict:
+    """{"against": the other policy and its metrics, "difference": ours - theirs, prompt by prompt}.
+    A prompt is in one bucket for both: that of the other policy's responses."""
+    saved = load_named_policy(options.against, trust_code=options.trust_code)
+    theirs = ask(saved)
+    if theirs.counts != ours.counts:
+        raise InputError(
+            "the two policies do not read the same prompts", value=(ours.counts, theirs.counts),
+            rule="prompts that are too long for one of them are left out",
+            fix="--max_prompt_tokens that is enough for both",
+        )  # fmt: skip
+    by = functools.partial(by_length, "pass@1", tokens=theirs.tokens, bounds=options.length_buckets)
+    ours.metrics.update(by(ours.right))
+    theirs.metrics.update(by(theirs.right))
+    gain = ours.right - theirs.right
+    named = {"checkpoint": options.against, "step": saved.step, "metrics": theirs.metrics}
+    return {"against": named, "difference": {"pass@1": bootstrap(gain), **by(gain)}}

@@ -1,19 +1,23 @@
 """Several runs on one page: their curves over one another, their final numbers, and the fields of
-their configs that differ. No claim is made of which is better: intervals stand beside the numbers.
+their configs that differ. Runs that differ in the seed alone are drawn as one line, their mean. No
+claim is made of which is better: intervals stand beside the numbers.
 """
 
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import html
+import math
 import os
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rljax.errors import InputError
+from rljax.report.arms import Arm, arms_of, interval, mean_series, paired, seeds_needed
 from rljax.report.curves import (
     GROUPS,
     MAX_OTHER,
@@ -37,6 +41,7 @@ NUMBERS = (  # of the last part of the steps
     "reward/mean", "reward/best_of_k", "eval/loss", "loss", "entropy", "ref_kl/k3",
     "response_tokens/mean", "response/truncated_fraction", "tokens_per_s",
 )  # fmt: skip
+OVER_ALL = ("reward/mean", "reward/best_of_k")  # of arms, also the mean over all steps
 NOT_COMPARED = ("run_dir",)
 PAGE = "comparison.html"
 FEW = 5  # runs, up to which every chart names them
@@ -97,9 +102,10 @@ def write_comparison(
         title = f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared"
         names = _names(runs)
         linked = path if not any(map(is_url, (home, *places))) else None
+        arms = arms_of(runs)
         body = (
-            f"<h1>{title}</h1>{_legend(runs, names, linked)}{_numbers(runs, names)}"
-            f"{_differences(runs, names)}{_curves(runs, names)}"
+            f"<h1>{title}</h1>{_legend(runs, names, linked, arms)}{_of_arms(arms)}"
+            f"{_numbers(runs, names)}{_differences(runs, names)}{_curves(runs, names, arms)}"
         )
         page = write_page(path, title, body)
         return page if out is not None else put_back(page, home)
@@ -115,10 +121,12 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _legend(runs: Sequence[Run], names: Sequence[str], path: Path | None) -> str:
-    """A line per run: its look in the charts, its report, what it trained and how it ended. `path`
-    is that of the page, None where there is no way from it to the reports."""
-    rows = []
+def _legend(
+    runs: Sequence[Run], names: Sequence[str], path: Path | None, arms: Sequence[Arm]
+) -> str:
+    """A line per run: its look in the charts, or that of its arm, its report, what it trained and
+    how it ended. `path` is that of the page, None where there is no way from it to the reports."""
+    rows, looks = [], {id(run): i for i, arm in enumerate(arms) for run in arm.runs}
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
         report, shown_name = run.folder / "report.html", html.escape(name)
         if path is not None and report.is_file():
@@ -130,7 +138,8 @@ def _legend(runs: Sequence[Run], names: Sequence[str], path: Path | None) -> str
         last, total = run.steps()
         cells = (title_of(run), state, f"{last} of {total}" if total else last)
         text = "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells)
-        rows.append(f"<tr><th>{legend(index)} {shown_name}</th>{text}</tr>")
+        look = legend(looks.get(id(run), index))
+        rows.append(f"<tr><th>{look} {shown_name}</th>{text}</tr>")
     head = "<tr><th>run</th><th>trained</th><th>status</th><th>steps</th></tr>"
     return _table("", head, rows)
 
@@ -143,14 +152,69 @@ def _table(title: str, head: str, rows: Sequence[str], note: str = "") -> str:
     )
 
 
-def _final(run: Run, key: str) -> str:
+def _last(run: Run, key: str) -> float:
     """The mean over the last part of the steps; what is measured now and then: its last value."""
     values = run.columns(key)[1]
     values = values[np.isfinite(values)]
     if not len(values):
-        return "-"
+        return math.nan
     count = 1 if key.startswith("eval/") else max(1, int(len(values) * LAST_PART))
-    return short(float(values[-count:].mean()))
+    return float(values[-count:].mean())
+
+
+def _final(run: Run, key: str) -> str:
+    value = _last(run, key)
+    return "-" if math.isnan(value) else short(value)
+
+
+def _of_arms(arms: Sequence[Arm]) -> str:
+    """The table of means over seeds, and of differences to the first arm on the same seeds."""
+    if not arms:
+        return ""
+    measures = {
+        "accuracy after": lambda run: _value(run.summary.get("accuracy_after")),
+        **{key: functools.partial(_last, key=key) for key in NUMBERS if key != "tokens_per_s"},
+        **{f"{key}, all steps": functools.partial(_mean, key=key) for key in OVER_ALL},
+    }
+    first, rows = arms[0], []
+    for title, measure in measures.items():
+        values = {id(run): measure(run) for arm in arms for run in arm.runs}
+        if all(math.isnan(value) for value in values.values()):
+            continue
+        for i, arm in enumerate(arms):
+            own = interval([values[id(run)] for run in arm.runs])
+            cells = [f"{legend(i)} {html.escape(arm.name)}", own["n"], _interval_text(own), "", ""]
+            if arm is not first:
+                gains = paired(arm, first, values)
+                needed = seeds_needed(gains)
+                cells[3] = _interval_text(interval(gains), signed=True)
+                cells[4] = "-" if needed is None else needed
+            head = f'<th rowspan="{len(arms)}">{html.escape(title)}</th>' if not i else ""
+            rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    titles = ("metric", "setting", "seeds", "mean", f"difference to {first.name}", "seeds to settle it")
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    note = (
+        '<p class="dim">Student\'s 95 % intervals over seeds; differences are taken seed by seed. '
+        "The last column: how many seeds would tell the difference from 0 in 4 of 5 experiments, "
+        "were it and its spread as measured.</p>"
+    )
+    return _table("Over seeds", f"<tr>{head}</tr>", rows, note)
+
+
+def _value(data: object) -> float:
+    found = estimate(data)
+    return math.nan if found is None else found.value
+
+
+def _mean(run: Run, key: str) -> float:
+    values = run.columns(key)[1]
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _interval_text(found: Mapping, *, signed: bool = False) -> str:
+    known = estimate(found)
+    return "-" if known is None else shown(known, False, signed=signed)
 
 
 def _numbers(runs: Sequence[Run], names: Sequence[str]) -> str:
@@ -205,7 +269,7 @@ def _differences(runs: Sequence[Run], names: Sequence[str]) -> str:
     return _table("Settings that differ", f"<tr>{head}</tr>", rows)
 
 
-def _curves(runs: Sequence[Run], names: Sequence[str]) -> str:
+def _curves(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm]) -> str:
     """A chart for each metric that several runs have, in the order of a report."""
     keys = dict.fromkeys(key for run in runs for key in run.keys())
     free = [
@@ -220,13 +284,13 @@ def _curves(runs: Sequence[Run], names: Sequence[str]) -> str:
         here = list(dict.fromkeys(here))
         used |= set(here)
         if here:
-            grid = "".join(_chart(runs, names, key) for key in here)
+            grid = "".join(_chart(runs, names, arms, key) for key in here)
             out.append(
                 f'<section><h2>{html.escape(name)}</h2><div class="grid">{grid}</div></section>'
             )
     others = [key for key in free if key not in used]
     if others:
-        grid = "".join(_chart(runs, names, key) for key in others[:MAX_OTHER])
+        grid = "".join(_chart(runs, names, arms, key) for key in others[:MAX_OTHER])
         out.append(
             f"<details><summary>Other metrics ({len(others[:MAX_OTHER])} of {len(others)})"
             f'</summary><div class="grid">{grid}</div></details>'
@@ -234,11 +298,11 @@ def _curves(runs: Sequence[Run], names: Sequence[str]) -> str:
     return "".join(out)
 
 
-def _chart(runs: Sequence[Run], names: Sequence[str], key: str) -> str:
-    lines = []
-    for run, name in zip(runs, names, strict=True):
-        line = dataclasses.replace(series_of(run, key), name=name, title="")
-        bands = {} if len(runs) <= FEW else {"low": None, "high": None}
-        lines.append(dataclasses.replace(line, **bands))
+def _chart(runs: Sequence[Run], names: Sequence[str], arms: Sequence[Arm], key: str) -> str:
+    lines = [mean_series(arm, key) for arm in arms]
+    for run, name in () if arms else zip(runs, names, strict=True):
+        lines.append(dataclasses.replace(series_of(run, key), name=name, title=""))
+    if len(lines) > FEW:
+        lines = [dataclasses.replace(line, low=None, high=None) for line in lines]
     note, known = what_it_means(None, key), meaning(key)
-    return line_chart(key, known.unit if known else "", lines, note=note, many=len(runs) > FEW)
+    return line_chart(key, known.unit if known else "", lines, note=note, many=len(lines) > FEW)

@@ -1,5 +1,6 @@
 """Estimators against worked examples and brute force; what intervals promise; the flags."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -13,9 +14,13 @@ from conftest import REPO, one_device_environment, worked_example
 from tiny_data import write_gsm8k_parquet
 from tiny_gsm8k import write_model
 
+import rljax
+from rljax.config import Config
 from rljax.config.options import EvaluateOptions, check_options, whole_numbers
 from rljax.errors import InputError
+from rljax.evaluation.lengths import by_length
 from rljax.evaluation.policy import (
+    Answers,
     best_of_k,
     bootstrap,
     final_answer,
@@ -25,7 +30,7 @@ from rljax.evaluation.policy import (
     sampled_metrics,
 )
 from rljax.evaluation.saved import evaluate_saved
-from rljax.setup.policies import load_policy
+from rljax.setup.policies import Sample, load_policy
 
 
 def test_pass_at_k_worked_example():
@@ -142,17 +147,102 @@ def test_bootstrap_interval_covers_as_often_as_it_says():
     assert 0.91 <= hits / 400 <= 0.98
 
 
+# -- by the length of responses --
+
+
+def sampled(*lengths_and_rewards) -> list[Sample]:
+    return [
+        Sample(0, "", (1,) * length, (), "stop", reward) for length, reward in lengths_and_rewards
+    ]
+
+
+def test_pass_rates_and_lengths_are_of_the_drawn_responses_else_of_the_greedy_ones():
+    nan = math.nan
+    greedy = sampled((3, 1.0), (5, 0.0), (7, nan))
+    drawn = sampled((2, 1.0), (4, 0.0), (6, nan), (9, 1.0), (1, nan), (1, nan))
+    answers = Answers(greedy, drawn, 2)
+    np.testing.assert_array_equal(answers.pass_rates(1.0), [0.5, 1.0, nan])
+    np.testing.assert_array_equal(answers.tokens(), [3.0, 7.5, 1.0])
+    np.testing.assert_array_equal(Answers(greedy, [], 0).pass_rates(1.0), [1.0, 0.0, nan])
+    np.testing.assert_array_equal(Answers(greedy, [], 0).tokens(), [3.0, 5.0, 7.0])
+    assert Answers(greedy, drawn, 2).pass_rates(0.0)[0] == 1.0
+
+
+def test_every_prompt_is_in_one_bucket_and_a_bound_is_in_the_lower_one():
+    values, tokens = np.array([1.0, 0.0, 0.25, 1.0, math.nan]), np.array([0, 10, 10.5, 20, 500.0])
+    found = by_length("pass@1", values, tokens, (20, 10))
+    assert {k: (v["value"], v["n"]) for k, v in found.items()} == {
+        "pass@1/tokens<=10": (0.5, 2),
+        "pass@1/10<tokens<=20": (0.625, 2),
+    }  # nothing is known of the one above 20
+    assert by_length("x", values, tokens, ()) == {}
+    (one,) = by_length("x", values, tokens, (1000,)).items()
+    assert one[0] == "x/tokens<=1000" and one[1]["n"] == 4
+
+
+LETTERS = "first_letter(letters=3, kinds=3, test=6)"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of a task: one that was trained to answer it, one that hardly was."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, steps in (("trained", 60), ("begun", 1)):
+        config = Config(
+            model="decoder(layers=1, embed=32, mlp=64, heads=2, kv_heads=2, head_dim=16)",
+            dataflow="sft", steps=steps, trackers=(), run_dir=str(folder / name),
+        )  # fmt: skip
+        config.model_settings.remat = "none"
+        config.data.train = LETTERS
+        config.data.max_prompt_tokens, config.sampler.max_response_tokens = 4, 6
+        config.offline.examples_per_step, config.offline.max_tokens = 32, 8
+        config.reward.function, config.reward.workers = "exact_match()", 1
+        config.actor_optimizer.lr = 1e-2
+        rljax.train(config)
+    return folder
+
+
+def test_two_policies_are_compared_prompt_by_prompt(runs, tmp_path):
+    options = EvaluateOptions(
+        str(runs / "trained"), against=f"{runs / 'begun'}@1", samples=4, ks=(1,),
+        length_buckets=(2,), prompts=6,
+    )  # fmt: skip
+    result = evaluate_saved(options)
+    ours, theirs = result["metrics"], result["against"]["metrics"]
+    gain = result["difference"]["pass@1"]
+    assert ours["pass@1"]["value"] > 0.9 and gain["value"] > 0.5 and gain["low"] > 0
+    assert gain["value"] == pytest.approx(ours["pass@1"]["value"] - theirs["pass@1"]["value"])
+    parts = {k: v for k, v in result["difference"].items() if "/" in k}
+    assert sum(v["n"] for v in parts.values()) == 6
+    for name, part in parts.items():  # one bucket of a prompt for both: that of the other's length
+        assert part["value"] == pytest.approx(ours[name]["value"] - theirs[name]["value"])
+    assert result["against"]["step"] == 1 and result["step"] == 60
+    same = evaluate_saved(dataclasses.replace(options, against=options.checkpoint))
+    assert set(x["value"] for x in same["difference"].values()) == {0.0}
+    # Alone, a policy's own lengths count: its answers are a letter and the end token.
+    alone = evaluate_saved(dataclasses.replace(options, against=""))
+    assert alone["metrics"]["pass@1/tokens<=2"]["n"] == 6 and "difference" not in alone
+
+
 # -- the launcher --
 
 
 def test_flags_are_checked_at_once():
     options = EvaluateOptions(
-        "", step="newest", samples=4, ks=(0, 4, 8), prompts=0, temperature=0.0, seed=-1
+        "",
+        step="newest",
+        samples=4,
+        ks=(0, 4, 8),
+        length_buckets=(0,),
+        prompts=0,
+        temperature=0.0,
+        seed=-1,
     )
     with pytest.raises(InputError) as error:
         check_options(options)
     lines = str(error.value).splitlines()
     flags = ["--checkpoint=", "--k=0:", "--k=8:", "--prompts=0", "--temperature=0.0"]
+    flags.insert(3, "--length_buckets=0:")
     for line, flag in zip(lines[1:], [*flags, "--step=newest", "--seed=-1"], strict=True):
         assert line.strip().startswith(flag)
     check_options(EvaluateOptions("x", samples=0))
@@ -214,6 +304,8 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
         "--samples=2",
         "--k=1,2",
         "--max_response_tokens=4",
+        f"--against={model}",
+        "--length_buckets=3,1",
         f"--compilation_cache={jax.config.jax_compilation_cache_dir}",
         f"--out={tmp_path / 'new' / 'out.json'}",
     ]
@@ -230,6 +322,8 @@ def test_the_launcher_prints_a_table_and_writes_json(model, tmp_path):
     assert result["metrics"]["extraction_failed_fraction"] in (0, 1 / 3, 2 / 3, 1)
     assert "extraction_failed_fraction" in done.stdout
     assert result["prompts"]["kept"] == 3 and result["step"] is None
+    assert f"{model} - {model}" in done.stdout and "pass@1/" in done.stdout
+    assert result["difference"]["pass@1"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 3}
 
     done = subprocess.run([*command, f"--checkpoint={model}/nope", "--k=9"], **options)
     assert done.returncode == 2 and done.stderr.startswith("error: these flags cannot be used")

@@ -1,0 +1,43 @@
+"""pass@1 of prompts that are answered at length and of those that are not, and how two policies
+differ on each.
+
+A bucket holds prompts, by the mean length of their responses, so that the two policies are compared
+on the same prompts. Axes: P prompts.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rljax.evaluation.policy import bootstrap
+
+Bucket = tuple[str, float, float]  # name, tokens above which and up to which it reaches
+
+
+def buckets(bounds: Sequence[int]) -> list[Bucket]:
+    """The buckets between `bounds` in tokens: (100, 200) makes tokens<=100, 100<tokens<=200 and
+    tokens>200. No bounds, no buckets."""
+    edges = sorted(bounds)
+    if not edges:
+        return []
+    between = [(f"{a}<tokens<={b}", a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    first, last = (
+        (f"tokens<={edges[0]}", -1, edges[0]),
+        (f"tokens>{edges[-1]}", edges[-1], math.inf),
+    )
+    return [first, *between, last]
+
+
+def by_length(
+    name: str, values: np.ndarray, tokens: np.ndarray, bounds: Sequence[int]
+) -> dict[str, dict]:
+    """{"NAME/tokens<=100": mean and interval of `values` [P] over the prompts whose `tokens` [P],
+    the mean length of their responses, lie in the bucket, ...}. A bucket without a known value is
+    left out."""
+    out = {}
+    for bucket, above, upto in buckets(bounds):
+        inside = values[(tokens > above) & (tokens <= upto)]
+        if np.any(~np.isnan(inside)):
+            out[f"{name}/{bucket}"] = bootstrap(inside)
+    return out

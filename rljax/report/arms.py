@@ -1,0 +1,119 @@
+"""Runs that differ in their seeds alone are one arm of an experiment: its mean over seeds, with an
+interval, and how arms differ on the same seeds.
+
+Intervals are Student's t over seeds, 95 %. They say what another set of seeds might give.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+from rljax.report.head import listing
+from rljax.report.run_folder import Run
+from rljax.tracking.charts import Series
+
+OWN = ("run_dir", "seed")  # fields of the config that runs of one arm differ in
+LEVEL, POWER = 0.95, 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """The runs of one setting, each with another seed, in the order of the seeds."""
+
+    name: str
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+
+
+def arms_of(runs: Sequence[Run]) -> list[Arm]:
+    """The arms, in the order of their first runs; [] where no two runs differ in the seed alone,
+    or two have the same seed, too."""
+    fields = [listing(run.config) for run in runs]
+    groups: dict[str, list[int]] = {}
+    for i, config in enumerate(fields):
+        same = {name: value for name, value in config.items() if name not in OWN}
+        groups.setdefault(repr(sorted(same.items())), []).append(i)
+    seeds = [config.get("seed") for config in fields]
+    members = list(groups.values())
+    several = any(len(group) > 1 for group in members)
+    if not several or not all(isinstance(seed, int) for seed in seeds):
+        return []
+    if any(len({seeds[i] for i in group}) < len(group) for group in members):
+        return []
+    members = [sorted(group, key=lambda i: seeds[i]) for group in members]
+    names = _names([fields[group[0]] for group in members])
+    return [
+        Arm(name, tuple(seeds[i] for i in group), tuple(runs[i] for i in group))
+        for name, group in zip(names, members, strict=True)
+    ]
+
+
+def _names(configs: Sequence[Mapping]) -> list[str]:
+    """What each arm sets, of the fields in which arms differ: "lr=1e-05, critic_model=scorer"; of
+    paths the last part, and nothing of fields that are empty."""
+    fields = [
+        name
+        for name in dict.fromkeys(name for config in configs for name in config)
+        if name not in OWN and len({repr(config.get(name)) for config in configs}) > 1
+    ]
+
+    def named(config: Mapping, whole: bool) -> str:
+        parts = []
+        for field in fields:
+            value = str(config.get(field, ""))
+            if value:
+                last = value if whole else value.rstrip("/").rpartition("/")[2]
+                parts.append(f"{field if whole else field.rpartition('.')[2]}={last}")
+        return ", ".join(parts) or "base"
+
+    short = [named(config, False) for config in configs]
+    return short if len(set(short)) == len(short) else [named(config, True) for config in configs]
+
+
+def interval(values: Sequence[float]) -> dict:
+    """Mean of values, one per seed, with its t interval; none from one seed, or from none."""
+    known = np.asarray(values, np.float64)
+    known = known[np.isfinite(known)]
+    n = len(known)
+    out = {"value": float(known.mean()) if n else math.nan, "n": n}
+    if n > 1:
+        half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * known.std(ddof=1) / math.sqrt(n))
+        out |= {"low": out["value"] - half, "high": out["value"] + half}
+    return out
+
+
+def seeds_needed(differences: Sequence[float]) -> int | None:
+    """How many seeds tell the mean of paired differences from 0 with 80 % power, were mean and
+    spread as measured: (z_0.975 + z_0.8)^2 s^2 / d^2, at least 2. None where nothing says so."""
+    known = np.asarray(differences, np.float64)
+    known = known[np.isfinite(known)]
+    if len(known) < 2 or known.mean() == 0:
+        return None
+    z = float(ndtri((1 + LEVEL) / 2) + ndtri(POWER))
+    return max(2, math.ceil((z * known.std(ddof=1) / known.mean()) ** 2))
+
+
+def mean_series(arm: Arm, key: str) -> Series:
+    """The mean over seeds of a metric at each step that all seeds have, with its interval."""
+    columns = [dict(zip(*run.columns(key), strict=True)) for run in arm.runs]
+    x = sorted(set.intersection(*(set(column) for column in columns)))
+    found = [interval([column[at] for column in columns]) for at in x]
+    mean, low, high = (
+        np.array([one.get(name, math.nan) for one in found], float)
+        for name in ("value", "low", "high")
+    )
+    band = (low, high) if len(arm.runs) > 1 else (None, None)
+    return Series(arm.name, np.array(x, float), mean, *band, dots=key.startswith("eval/"))
+
+
+def paired(arm: Arm, other: Arm, values: Mapping[int, float]) -> list[float]:
+    """arm - other on the seeds of both; `values` has a number for each run, by id(run)."""
+    theirs = dict(zip(other.seeds, other.runs, strict=True))
+    return [
+        values[id(run)] - values[id(theirs[seed])]
+        for seed, run in zip(arm.seeds, arm.runs, strict=True)
+        if seed in theirs
+    ]

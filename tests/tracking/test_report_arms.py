@@ -1,0 +1,111 @@
+"""Runs that differ in their seeds are one line and one row with an interval over seeds; what would
+settle a difference."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from test_report import _text, _write
+from test_report_pages import CONFIG, _figures
+
+from rljax.report.arms import arms_of, interval, mean_series, paired, seeds_needed
+from rljax.report.comparison import write_comparison
+from rljax.report.run_folder import read_run
+
+SETTINGS = (("", ""), ("runs/a/scorer", ""), ("", "runs/a/scorer"), ("runs/a/scorer",) * 2)
+NAMES = [
+    "base", "process_model=scorer", "critic_model=scorer",
+    "process_model=scorer, critic_model=scorer",
+]  # fmt: skip
+
+
+def sweep(folder, seeds=(0, 1, 2), settings=SETTINGS, steps=10):
+    """A folder of runs: setting i rewards 0.1 i + its seed's own level, that of all settings."""
+    for i, (dense, critic) in enumerate(settings):
+        for seed in seeds:
+            fields = {"reward": {"process_model": dense}, "critic_model": critic, "seed": seed}
+            rows = [
+                (step, {"reward/mean": 0.1 * i + seed + 0.01 * step, "entropy": float(i)})
+                for step in range(1, steps + 1)
+            ]
+            run = folder / f"{i}-{seed}"
+            _write(run, rows, config={**CONFIG, **fields, "run_dir": str(run)}, summary={})
+    return [read_run(path) for path in sorted(folder.glob("*-*"))]
+
+
+def test_runs_are_put_together_by_what_they_set(tmp_path):
+    runs = sweep(tmp_path)
+    arms = arms_of(runs[::-1])
+    assert [arm.name for arm in arms] == NAMES[::-1]
+    assert all(arm.seeds == (0, 1, 2) for arm in arms)
+    assert arms_of(runs[:1]) == arms_of([runs[0], runs[3]]) == []  # one, or two settings
+    assert arms_of([*runs, runs[0]]) == []  # twice the same seed: a repetition is no seed
+    assert len(arms_of(runs[:4])) == 2
+
+
+def test_arms_whose_short_names_are_equal_are_named_in_full(tmp_path):
+    runs = sweep(tmp_path, settings=(("one/scorer", ""), ("two/scorer", "")))
+    assert [arm.name for arm in arms_of(runs)] == [
+        "reward.process_model=one/scorer", "reward.process_model=two/scorer"
+    ]  # fmt: skip
+
+
+def test_interval_is_students():
+    """Of 1, 2, 3: the mean is 2, s = 1, t(0.975, 2) = 4.302653."""
+    found = interval([1.0, 2.0, math.nan, 3.0])
+    assert found["n"] == 3 and found["value"] == 2.0
+    assert found["high"] - 2.0 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert interval([5.0]) == {"value": 5.0, "n": 1}
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(2000):  # of three draws each; a standard error of 0.5 %
+        found = interval(rng.normal(1.0, 2.0, 3))
+        hits += found["low"] <= 1.0 <= found["high"]
+    assert 0.93 <= hits / 2000 <= 0.97
+
+
+def test_seeds_that_settle_a_difference():
+    """d = 1, s = 2: (1.96 + 0.8416)^2 4 = 31.4 seeds; with so many 80 % of experiments see it."""
+    assert seeds_needed([-1.0, 1.0, 3.0]) == 32
+    assert seeds_needed([1.0, 1.0]) == 2 and seeds_needed([1.0]) is None
+    assert seeds_needed([-1.0, 1.0]) is None  # no difference was measured
+    draws = np.random.default_rng(0).normal(1.0, 2.0, (4000, 32))
+    see = np.abs(draws.mean(1)) > 1.96 * 2.0 / math.sqrt(32)
+    assert 0.77 <= see.mean() <= 0.84
+
+
+def test_one_line_per_setting_with_its_interval_over_seeds(tmp_path):
+    runs = sweep(tmp_path)
+    arms = arms_of(runs)
+    line = mean_series(arms[1], "reward/mean")
+    np.testing.assert_allclose(line.y, [1.1 + 0.01 * step for step in range(1, 11)])
+    np.testing.assert_allclose(line.high - line.y, 4.302653 / math.sqrt(3), rtol=1e-6)
+    values = {id(run): float(i) for i, run in enumerate(runs)}
+    assert paired(arms[1], arms[0], values) == [3.0, 3.0, 3.0]
+    page = write_comparison([tmp_path])
+    chart = _figures(page.read_text())["reward/mean"]
+    assert chart.count("<polyline") == chart.count("<polygon") == 4
+    assert all(f"{name} <b>" in chart for name in NAMES)
+    text = _text(tmp_path, page)
+    assert "Over seeds" in text and "12 runs compared" in text
+    # The level of a seed is that of all settings: paired, only the setting is left.
+    assert "base 3 1.1 [-1.384, 3.584]" in text
+    assert "process_model=scorer 3 1.2 [-1.284, 3.684] +0.1 [+0.1, +0.1] 2" in text
+
+
+def test_a_step_that_one_seed_lacks_is_no_mean_of_the_others(tmp_path):
+    runs = sweep(tmp_path, settings=SETTINGS[:1])
+    lines = (runs[2].folder / "metrics.jsonl").read_text().splitlines()[:4]
+    (runs[2].folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (arm,) = arms_of([read_run(run.folder) for run in runs])
+    assert mean_series(arm, "reward/mean").x.tolist() == [1, 2, 3, 4]
+    assert mean_series(arm, "no/such").x.size == 0
+
+
+@pytest.mark.parametrize("seed", [None, "0", [1], 1.5])
+def test_a_seed_that_is_no_number_makes_no_arm(tmp_path, seed):
+    runs = sweep(tmp_path, settings=SETTINGS[:2])
+    path = runs[0].folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "seed": seed}))
+    assert arms_of([read_run(run.folder) for run in runs]) == []
+    assert "Over seeds" not in write_comparison([tmp_path]).read_text()
