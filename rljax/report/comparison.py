@@ -191,7 +191,8 @@ def _of_arms(arms: Sequence[Arm]) -> str:
                 cells[4] = "-" if needed is None else needed
             head = f'<th rowspan="{len(arms)}">{html.escape(title)}</th>' if not i else ""
             rows.append(f"<tr>{head}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    titles = ("metric", "setting", "seeds", "mean", f"difference to {first.name}", "seeds to settle it")
+    gain = f"difference to {first.name}"
+    titles = ("metric", "setting", "seeds", "mean", gain, "seeds to settle it")
     head = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
     note = (
         '<p class="dim">Student\'s 95 % intervals over seeds; differences are taken seed by seed. '
