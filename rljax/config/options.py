@@ -177,6 +177,9 @@ class LabelOptions(CompilerOptions, TrustOptions):
     prompts: int = option(256, "Prompts drawn for each checkpoint", low=1)
     programs_per_prompt: int = option(4, "Programs sampled per prompt", low=1)
     completions: int = option(20, "At most so many completions of each prefix", low=1)
+    completer: str = option(
+        "", "Completes the prefixes, such as RUN@STEP; default: the checkpoint that wrote them"
+    )
     held_out: float = option(
         0.1, "Share of the prompts whose rows go to test.jsonl", low=0, below=1
     )

@@ -61,13 +61,15 @@ class Program:
 @dataclasses.dataclass(frozen=True)
 class Searcher:
     """A policy and its tests. The limit of `policy.sampling` is that of a whole response;
-    `correct_at` is the score from which on all tests pass."""
+    `correct_at` is the score from which on all tests pass. `completer` goes on from prefixes in
+    place of the policy itself; it reads the same token ids."""
 
     policy: Policy
     pool: RewardPool
     correct_at: float = 1.0
     code_only: bool = False
     rows_at_once: int = 256
+    completer: Policy | None = None
 
     def sample(self, policy: Policy, records: Sequence[PromptRecord], key, n: int) -> list[Sample]:
         """n responses to each record. Calls share a few shapes: the prompts are filled up to a
@@ -135,10 +137,11 @@ def sample_programs(
 def policy_completer(
     searcher: Searcher, records: Sequence[PromptRecord], programs: Sequence[Program], key, k: int
 ) -> Callable:
-    """accepts(prefixes) of `search_labels`: whether any of up to k completions by the policy itself
-    passes. One batched call samples a completion of every prefix that is still open."""
+    """accepts(prefixes) of `search_labels`: whether any of up to k completions passes, by the
+    completer or the policy itself. One batched call samples a completion of every prefix that is still open."""
     limit = searcher.policy.sampling.max_response_tokens
-    policy = searcher.policy.continuing(searcher.policy.prompt_tokens + limit)
+    writer = searcher.completer or searcher.policy
+    policy = writer.continuing(searcher.policy.prompt_tokens + limit)
     calls = iter(range(2**31))
 
     def begun(prefixes: list[Prefix]) -> list[tuple[dict, tuple[int, ...]]]:
@@ -240,8 +243,8 @@ def _row(record: PromptRecord, program: Program, labels: Sequence[float | None])
 
 
 def label_saved(options: LabelOptions) -> dict:
-    """Labels programs of every checkpoint, each searched with completions of its own, and writes
-    train.jsonl and test.jsonl (rows of held-out prompts, whatever checkpoint they come from) for
+    """Labels programs of every checkpoint, each searched with completions of its own, or of
+    `options.completer`, and writes train.jsonl and test.jsonl (rows of held-out prompts, whatever checkpoint they come from) for
     dataflow="process_reward_model", and labels.json: {checkpoint: metrics, "rows", "wall_s"}."""
     check_options(options)
     started, rows, metrics = time.perf_counter(), [], {}
@@ -284,12 +287,14 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
     given, rng = load_prompts(data, "train"), random.Random(f"{options.seed} {number}")
     drawn = rng.sample(given, min(options.prompts, len(given)))
     prompts, _ = saved.encode(drawn, max_tokens=options.max_prompt_tokens)
-    policy = saved.ready(
-        prompts, temperature=options.temperature, max_response_tokens=options.max_response_tokens
+    sampling = dict(
+        temperature=options.temperature, max_response_tokens=options.max_response_tokens
     )
+    policy = saved.ready(prompts, **sampling)
+    completer = _completer(options, drawn, prompts, sampling)
     pool = text_scorer(config, reward, saved.model.mesh)
     searcher = Searcher(
-        policy, pool, config.evaluate.correct_at, options.code_only, options.rows_at_once
+        policy, pool, config.evaluate.correct_at, options.code_only, options.rows_at_once, completer
     )
     try:
         rows, metrics = label_programs(
@@ -301,6 +306,22 @@ def _label_checkpoint(options: LabelOptions, name: str, number: int) -> tuple[li
         pool.close()
     source = {"source": name, "source_step": saved.step}
     return [{**row, **source} for row in rows], {**metrics, "prompts": float(len(prompts))}
+
+
+def _completer(
+    options: LabelOptions, drawn: list[dict], prompts: Sequence[PromptRecord], sampling: dict
+) -> Policy | None:
+    """The policy of options.completer, which has to read prompts as the checkpoint does."""
+    if not options.completer:
+        return None
+    other = load_named_policy(options.completer, trust_code=options.trust_code)
+    own, _ = other.encode(drawn, max_tokens=options.max_prompt_tokens)
+    if [list(p.token_ids) for p in own] != [list(p.token_ids) for p in prompts]:
+        raise InputError(
+            "completer", value=options.completer, rule="other token ids than the checkpoint's",
+            fix="a policy with the same tokenizer and chat template",
+        )  # fmt: skip
+    return other.ready(prompts, **sampling)
 
 
 def _held_out(index: int, options: LabelOptions) -> bool:

@@ -171,6 +171,39 @@ def test_labels_are_those_of_the_oracle(n):
     encode_rows([*rows], CHARS, "stepwise", max_tokens=64)  # what process_reward_model reads
 
 
+class Hopeless(Knowing):
+    """Completes every beginning wrongly."""
+
+    def mended(self, prompt, begun):
+        return "*2\n*2\n*2\n*2\n*2"
+
+
+def test_a_completer_that_succeeds_finds_errors_that_the_writer_cannot():
+    """Who cannot mend anything calls the first line wrong; another policy's completions say which
+    one is. The writer is asked for the programs alone."""
+    records, programs = encoded(TASK.train[:20]), some_programs(20, seed=5)
+    found = {}
+    for name in ("itself", "another"):
+        policy = searcher(records, programs)
+        writer = Hopeless(records, programs)
+        known = policy.policy
+        policy = dataclasses.replace(
+            policy, policy=dataclasses.replace(known, actor=writer),
+            completer=known if name == "another" else None,
+        )  # fmt: skip
+        rows, _ = label_programs(policy, records, key(), programs_per_prompt=1, completions=2)
+        failing = [row for row in rows if row["first_error"] is not None]
+        found[name] = [row["labels"] for row in failing]
+        truth = {r.index: r.ground_truth for r in records}
+        if name == "another":
+            for row in failing:
+                bad = first_unmendable(row["completions"], truth[row["index"]])
+                assert row["first_error"] == bad
+            assert len(writer.calls) == 1 and len(known.actor.calls) >= 1
+    assert not any(1 in labels for labels in found["itself"])
+    assert any(1 in labels for labels in found["another"])
+
+
 def test_what_is_not_a_whole_program_is_dropped_and_counted():
     records = encoded(TASK.train[:1])
     policy = searcher(records, ["+1\n*2", None, "", "\n\n", "#\n"])
@@ -239,6 +272,21 @@ def test_bad_options_are_all_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"dataflow": "ppo"}))
     with pytest.raises(InputError, match="holds no checkpoint"):
         load_named_policy(f"{tmp_path}@3")
+
+
+def test_a_completer_with_another_tokenizer_is_refused(tmp_path):
+    text = "decoder(layers=1, embed=16, mlp=32, heads=2, kv_heads=2, head_dim=8)"
+    for name, chars in (("writer", CHARS), ("other", CharTokenizer(TASK.alphabet[::-1] + "#`"))):
+        model = Model(resolve(text, NAMESPACES["model"])(chars.vocab_size), make_mesh())
+        folder, ids = tmp_path / name, dict(eos_ids=chars.eos_ids, pad_id=chars.pad_id)
+        save_params(folder, model, model.init(key()), **ids)
+        chars.save(folder)
+    options = LabelOptions(
+        (str(tmp_path / "writer"),), str(tmp_path / "out"), completer=str(tmp_path / "other"),
+        data="program_synthesis(test=5, worked_examples=5)", reward="program_tests()", prompts=2,
+    )  # fmt: skip
+    with pytest.raises(InputError, match="completer.*other token ids"):
+        label_saved(options)
 
 
 def test_a_reward_that_reads_a_reward_model_is_no_test_of_a_program(tmp_path):

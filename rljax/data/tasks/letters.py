@@ -193,10 +193,11 @@ def running_sum(
 def program_synthesis(
     *,
     lines: int = 3,
+    min_lines: int = 1,
     max_constant: int = 5,
     operations: str = OPERATIONS,
     with_input: bool = True,
-    show: Literal["function", "examples"] = "function",
+    show: Literal["function", "examples", "trace"] = "function",
     examples: int = 3,
     prompts: int = 5_000,
     test: int = 64,
@@ -207,10 +208,15 @@ def program_synthesis(
     rljax.rewards.unit_tests.programs, whose reward is `program_tests`.
 
     `show` "examples" gives inputs and outputs instead, "1>3,2>5,3>7:"; the unit tests are more.
-    Harder with more lines, larger constants and more `operations`; `with_input` lets x be an
-    operand. `prompts` problems are drawn and repeated prompts dropped: about 500 of 5000 are left.
+    "trace" gives an input and the value after each line, "3>5,4:" -> "+2\\n-1", all of one digit: a
+    line needs two neighbours alone, so that what is learned on some problems holds on others. Harder
+    with more lines, larger constants and more `operations`; `with_input` lets x be an operand; the
+    program that is asked for has `min_lines` at least. `prompts` problems are drawn and repeated prompts dropped: about 500 of 5000 are left.
     """
-    ranges = (("lines", lines, 1, 6), ("max_constant", max_constant, 2, 9))
+    ranges = (
+        ("lines", lines, 1, 6), ("min_lines", min_lines, 1, lines),
+        ("max_constant", max_constant, 2, 9),
+    )  # fmt: skip
     for name, value, low, high in (*ranges, ("examples", examples, 1, 8)):
         if not low <= value <= high:
             raise InputError(f"program_synthesis({name})", value=value, rule=f"{low} to {high}")
@@ -218,12 +224,19 @@ def program_synthesis(
         raise InputError(
             "program_synthesis(operations)", value=operations, rule=f"some of {OPERATIONS}, once"
         )
-    if show not in ("function", "examples"):
-        raise InputError("program_synthesis(show)", value=show, rule="function or examples")
+    if show not in ("function", "examples", "trace"):
+        rule = "function, examples or trace"
+        raise InputError("program_synthesis(show)", value=show, rule=rule)
+    if show == "trace" and (with_input or set(operations) != {"+", "-"}):
+        raise InputError(
+            "program_synthesis(show='trace')", value=(operations, with_input),
+            rule="one run does not tell +x from +3, nor *2 from +3",
+            fix="operations='+-', with_input=False",
+        )  # fmt: skip
     _check_prompts("program_synthesis", prompts)
     drawn = program_problems(
-        random.Random(seed), lines=lines, max_constant=max_constant, operations=operations,
-        with_input=with_input, show=show, examples=examples,
+        random.Random(seed), lines=lines, min_lines=min_lines, max_constant=max_constant,
+        operations=operations, with_input=with_input, show=show, examples=examples,
     )  # fmt: skip
     distinct = {p.prompt: p for p in itertools.islice(drawn, prompts)}
     # _split puts an answer beside each prompt: the program is the demonstration, the tests judge.

@@ -6,6 +6,7 @@ rljax.data.tasks.program_synthesis; parser, interpreter and reward are the rewar
 """
 
 import dataclasses
+import itertools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,8 @@ from rljax.rewards.unit_tests.programs import (
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """prompt ("2x+1:" or "1>3,2>5:"), ground_truth (what the reward reads), a program that
-    passes."""
+    """prompt ("2x+1:", "1>3,2>5:" or "3>5,4:"), ground_truth (what the reward reads), a program
+    that passes."""
 
     prompt: str
     ground_truth: str
@@ -72,10 +73,20 @@ def function_text(program: Sequence[Instruction]) -> str:
     return "".join(terms).removeprefix("+") or "0"
 
 
+def _walk(rng: random.Random, steps: int, highest: int) -> list[int]:
+    """Numbers from 0 to `highest`, no two neighbours equal: a start and what `steps` lines make of
+    it."""
+    values = [rng.randint(0, highest)]
+    while len(values) <= steps:
+        values.append(rng.choice([v for v in range(highest + 1) if v != values[-1]]))
+    return values
+
+
 def problems(
     rng: random.Random,
     *,
     lines: int,
+    min_lines: int,
     max_constant: int,
     operations: str,
     with_input: bool,
@@ -84,18 +95,27 @@ def problems(
 ) -> Iterator[Problem]:
     """Problems without end, drawn with `rng`, repeated ones included.
 
-    A random program of 1 to `lines` instructions is what is asked for, any program of as many
-    lines that passes is right. The prompt shows the function or the first `examples` unit tests;
-    all tests together determine the polynomial.
+    A random program of `min_lines` to `lines` instructions is what is asked for, any program of
+    at most `lines` that passes is right. The prompt shows the function, the first `examples` unit
+    tests, or a trace: an input and what is in the register after each line. All tests together
+    determine the polynomial.
     """
     alphabet = instructions(max_constant, operations, with_input)
     # A polynomial of degree d is known from d + 1 points, and every line may raise the degree.
     inputs = list(range(1, max(examples, lines + 2) + 1))
     while True:
-        program = [rng.choice(alphabet) for _ in range(rng.randint(1, lines))]
+        count = rng.randint(min_lines, lines)
+        if show == "trace":
+            values = _walk(rng, count, max_constant)
+            gains = [after - before for before, after in itertools.pairwise(values)]
+            program = [("+" if gain > 0 else "-", str(abs(gain))) for gain in gains]
+        else:
+            program = [rng.choice(alphabet) for _ in range(count)]
         tests = [(x, run_program(program, x)) for x in inputs]
         if show == "function":
             prompt = function_text(program)
+        elif show == "trace":
+            prompt = f"{values[0]}>{','.join(map(str, values[1:]))}"
         else:
             prompt = ",".join(f"{x}>{y}" for x, y in tests[:examples])
         truth = json.dumps({"tests": tests, "max_lines": lines}, separators=(",", ":"))
