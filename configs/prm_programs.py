@@ -1,30 +1,29 @@
 """Process supervision on program synthesis: PPO with a process reward model (arXiv 2410.17621).
 
-The task: "3x-1:" -> "+x\\n+x\\n-1", a program of at most 4 lines in a tiny language, judged by unit
-tests (-1 or +1). A process reward model of the lines can be a dense reward (reward.process_model),
-the critic's first values (critic_model), or both; configs/sweep_prm_programs.py compares the four.
+The task: "3>5,4,8:" -> "+2\\n-1\\n+4", a program of 3 to 6 lines in a tiny language that makes of 3
+what the prompt says, judged by unit tests of what it makes of 1, 2, ... (-1 or +1). A process
+reward model of the lines can be a dense reward (reward.process_model), the critic's first values
+(critic_model), or both; configs/sweep_prm_programs.py compares the four.
 
 python launchers/train.py --config=configs/prm_programs.py:start --config.run_dir=runs/prm/start
-python launchers/train.py --config=configs/prm_programs.py --config.run_dir=runs/prm/baseline
-python launchers/label_steps.py --out=runs/prm/steps \\
-    --checkpoints=runs/prm/baseline@20,runs/prm/baseline@60,runs/prm/baseline@120
+python launchers/train.py --config=configs/prm_programs.py --config.run_dir=runs/prm/baseline \\
+    --config.steps=300
+python launchers/label_steps.py --out=runs/prm/steps --completer=runs/prm/baseline@300 \\
+    --checkpoints=runs/prm/baseline@20,runs/prm/baseline@100,runs/prm/baseline@200 \\
+    --prompts=256 --completions=8
 python launchers/train.py --config=configs/prm_programs.py:scorer --config.run_dir=runs/prm/scorer
 python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
 python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
 
-Hardware: 2 CPU cores under load 6 to 10. Measured, seed 0: `:start` 73 s; PPO without a process
-reward model, 120 steps, 264 s: training samples that pass, mean of 20 steps each, 0.050, 0.075,
-0.092, 0.115, 0.159, 0.205; greedy accuracy on the 32 held-out prompts 0.000 before and after.
-Labels of 752 programs of three checkpoints (--prompts=64 --completions=8): 110 s, 1.8 to 2.0 probes
-per program. The four settings of the sweep: not measured.
+not measured
 """
 
 from rljax.config import Config
 
 FOLDER = "runs/prm"
 TASK = (
-    "program_synthesis(lines=4, max_constant=4, operations='+-', prompts=20000, "
-    "worked_examples=96, test=32)"
+    "program_synthesis(lines=6, min_lines=3, max_constant=9, operations='+-', with_input=False, "
+    "show='trace', prompts=6000, worked_examples=2000, test=256)"
 )
 DECODER = "decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32, init_std=0.05)"
 
@@ -32,12 +31,12 @@ DECODER = "decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32
 def get_config(variant: str = "", folder: str = FOLDER) -> Config:
     """`:start` learns the form of programs from examples, `:scorer` the scores of labelled lines,
     and without a variant PPO trains the policy of `:start`. `folder` holds their runs."""
-    config = Config(dataflow="ppo", steps=120, samples_every_steps=20)
+    config = Config(dataflow="ppo", steps=100, samples_every_steps=50)
     config.model = DECODER
     config.model_settings.remat = "none"
     config.data.train = TASK
-    config.data.max_prompt_tokens = 12
-    config.sampler.max_response_tokens = 14
+    config.data.max_prompt_tokens = 14
+    config.sampler.max_response_tokens = 18
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 32, 4
     config.batch.sequences_per_optimizer_step = 64
     config.algorithm.advantage = "gae(gamma=1.0, lam=0.95, whiten=True)"
@@ -45,12 +44,12 @@ def get_config(variant: str = "", folder: str = FOLDER) -> Config:
     config.algorithm.entropy_coef = 0.003
     config.actor_optimizer.lr, config.critic_optimizer.lr = 3e-4, 1e-3
     config.reward.function = "program_tests(passed=1, failed=-1)"
-    config.evaluate.prompts, config.evaluate.every_steps = 32, 20
-    config.checkpoint.every_steps, config.checkpoint.keep = 20, 8
+    config.evaluate.prompts, config.evaluate.every_steps = 256, 0
+    config.checkpoint.every_steps, config.checkpoint.keep = 50, 8
     if variant == "start":
         config.steps = 0
-        config.sft.steps, config.sft.optimizer.lr = 80, 2e-3
-        config.sft.optimizer.schedule, config.sft.optimizer.warmup_steps = "cosine", 10
+        config.sft.steps, config.sft.optimizer.lr = 250, 2e-3
+        config.sft.optimizer.warmup_steps = 10
     elif variant == "scorer":
         config.dataflow, config.steps = "process_reward_model", 400
         config.algorithm.entropy_coef = 0.0  # PPO's alone
@@ -60,8 +59,8 @@ def get_config(variant: str = "", folder: str = FOLDER) -> Config:
         config.algorithm.reward_loss = "step_regression()"
         config.critic_optimizer.lr, config.critic_optimizer.schedule = 1e-3, "cosine"
         config.critic_optimizer.warmup_steps = 20
-        config.evaluate.prompts, config.evaluate.every_steps = 1000, 50
-        config.checkpoint.every_steps = 100
+        config.evaluate.prompts, config.evaluate.every_steps = 1000, 100
+        config.checkpoint.every_steps = 0
     else:
         config.model = f"{folder}/start/policy"
     return config

@@ -138,7 +138,8 @@ def policy_completer(
     searcher: Searcher, records: Sequence[PromptRecord], programs: Sequence[Program], key, k: int
 ) -> Callable:
     """accepts(prefixes) of `search_labels`: whether any of up to k completions passes, by the
-    completer or the policy itself. One batched call samples a completion of every prefix that is still open."""
+    completer or the policy itself. One batched call samples a completion of every prefix that is
+    still open."""
     limit = searcher.policy.sampling.max_response_tokens
     writer = searcher.completer or searcher.policy
     policy = writer.continuing(searcher.policy.prompt_tokens + limit)
@@ -244,8 +245,9 @@ def _row(record: PromptRecord, program: Program, labels: Sequence[float | None])
 
 def label_saved(options: LabelOptions) -> dict:
     """Labels programs of every checkpoint, each searched with completions of its own, or of
-    `options.completer`, and writes train.jsonl and test.jsonl (rows of held-out prompts, whatever checkpoint they come from) for
-    dataflow="process_reward_model", and labels.json: {checkpoint: metrics, "rows", "wall_s"}."""
+    `options.completer`, and writes train.jsonl and test.jsonl (rows of held-out prompts, whatever
+    checkpoint they come from) for dataflow="process_reward_model", and labels.json: {checkpoint:
+    metrics, "rows", "wall_s"}."""
     check_options(options)
     started, rows, metrics = time.perf_counter(), [], {}
     for number, name in enumerate(options.checkpoints):

@@ -173,7 +173,8 @@ def test_config_and_files_know_it():
     "options",
     [{"lines": 0}, {"min_lines": 4}, {"show": "trace"}, {"show": "trace", "operations": "+-"},
      {"show": "trace", "with_input": False}, {"max_constant": 1}, {"operations": "+/"},
-     {"operations": "++"}, {"operations": ""}, {"show": "tests"}, {"examples": 9}, {"prompts": 1}, {"test": 10**6}],
+     {"operations": "++"}, {"operations": ""}, {"show": "tests"}, {"examples": 9},
+     {"prompts": 1}, {"test": 10**6}],
 )  # fmt: skip
 def test_bad_options(options):
     with pytest.raises(InputError):
