@@ -108,8 +108,9 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         for k in self.ks if self.samples > 0 else ():
             if not 1 <= k <= self.samples:
                 yield "ks", k, f"each is between 1 and --samples={self.samples}"
-        if any(bound < 1 for bound in self.length_buckets):
-            yield "length_buckets", self.length_buckets, "numbers of tokens, each at least 1"
+        for bound in self.length_buckets:
+            if bound < 1:
+                yield "length_buckets", bound, "each is at least 1 token"
 
 
 @dataclasses.dataclass(frozen=True)

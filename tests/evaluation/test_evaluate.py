@@ -229,21 +229,15 @@ def test_two_policies_are_compared_prompt_by_prompt(runs, tmp_path):
 
 def test_flags_are_checked_at_once():
     options = EvaluateOptions(
-        "",
-        step="newest",
-        samples=4,
-        ks=(0, 4, 8),
-        length_buckets=(0,),
-        prompts=0,
-        temperature=0.0,
-        seed=-1,
-    )
+        "", step="newest", samples=4, ks=(0, 4, 8), length_buckets=(0,), prompts=0,
+        temperature=0.0, seed=-1,
+    )  # fmt: skip
     with pytest.raises(InputError) as error:
         check_options(options)
     lines = str(error.value).splitlines()
-    flags = ["--checkpoint=", "--k=0:", "--k=8:", "--prompts=0", "--temperature=0.0"]
-    flags.insert(3, "--length_buckets=0:")
-    for line, flag in zip(lines[1:], [*flags, "--step=newest", "--seed=-1"], strict=True):
+    flags = ["--checkpoint=", "--k=0:", "--k=8:", "--length_buckets=0:", "--prompts=0"]
+    flags += ["--temperature=0.0", "--step=newest", "--seed=-1"]
+    for line, flag in zip(lines[1:], flags, strict=True):
         assert line.strip().startswith(flag)
     check_options(EvaluateOptions("x", samples=0))
     assert whole_numbers("4,1, 4", "k") == (1, 4)
