@@ -6,11 +6,12 @@ reward model of the lines can be a dense reward (reward.process_model), the crit
 (critic_model), or both; configs/sweep_prm_programs.py compares the four.
 
 python launchers/train.py --config=configs/prm_programs.py:start --config.run_dir=runs/prm/start
-python launchers/train.py --config=configs/prm_programs.py --config.run_dir=runs/prm/baseline \\
-    --config.steps=300
-python launchers/label_steps.py --out=runs/prm/steps --completer=runs/prm/baseline@300 \\
-    --checkpoints=runs/prm/baseline@20,runs/prm/baseline@100,runs/prm/baseline@200 \\
-    --prompts=256 --completions=8
+python launchers/train.py --config=configs/prm_programs.py:completer \\
+    --config.run_dir=runs/prm/completer
+python launchers/train.py --config=configs/prm_programs.py --config.run_dir=runs/prm/baseline
+python launchers/label_steps.py --out=runs/prm/steps --completer=runs/prm/completer \\
+    --checkpoints=runs/prm/start,runs/prm/baseline@50,runs/prm/baseline@100 \\
+    --prompts=192 --completions=4
 python launchers/train.py --config=configs/prm_programs.py:scorer --config.run_dir=runs/prm/scorer
 python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
 python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
@@ -29,8 +30,9 @@ DECODER = "decoder(layers=2, embed=64, mlp=192, heads=2, kv_heads=2, head_dim=32
 
 
 def get_config(variant: str = "", folder: str = FOLDER) -> Config:
-    """`:start` learns the form of programs from examples, `:scorer` the scores of labelled lines,
-    and without a variant PPO trains the policy of `:start`. `folder` holds their runs."""
+    """`:start` learns the form of programs from examples, `:completer` twice as long, `:scorer`
+    learns the scores of labelled lines, and without a variant PPO trains the policy of `:start`.
+    `folder` holds their runs."""
     config = Config(dataflow="ppo", steps=100, samples_every_steps=50)
     config.model = DECODER
     config.model_settings.remat = "none"
@@ -46,12 +48,13 @@ def get_config(variant: str = "", folder: str = FOLDER) -> Config:
     config.reward.function = "program_tests(passed=1, failed=-1)"
     config.evaluate.prompts, config.evaluate.every_steps = 256, 0
     config.checkpoint.every_steps, config.checkpoint.keep = 50, 8
-    if variant == "start":
+    if variant in ("start", "completer"):
         config.steps = 0
-        config.sft.steps, config.sft.optimizer.lr = 250, 2e-3
+        config.sft.steps = 250 if variant == "start" else 500
+        config.sft.optimizer.lr = 2e-3
         config.sft.optimizer.warmup_steps = 10
     elif variant == "scorer":
-        config.dataflow, config.steps = "process_reward_model", 400
+        config.dataflow, config.steps = "process_reward_model", 250
         config.algorithm.entropy_coef = 0.0  # PPO's alone
         config.model = f"{folder}/start/policy"
         config.data.train = config.data.test = f"{folder}/steps"
