@@ -1,16 +1,15 @@
 """Process supervision on program synthesis: PPO with a process reward model (arXiv 2410.17621).
 
 The task: "3>5,4,8:" -> "+2\\n-1\\n+4", a program of 3 to 6 lines in a tiny language that makes of 3
-what the prompt says, judged by unit tests of what it makes of 1, 2, ... (-1 or +1). A process
+what the prompt says, line by line, judged by unit tests as a whole (-1 or +1). A process
 reward model of the lines can be a dense reward (reward.process_model), the critic's first values
 (critic_model), or both; configs/sweep_prm_programs.py compares the four.
 
 python launchers/train.py --config=configs/prm_programs.py:start --config.run_dir=runs/prm/start
 python launchers/train.py --config=configs/prm_programs.py:completer \\
     --config.run_dir=runs/prm/completer
-python launchers/train.py --config=configs/prm_programs.py --config.run_dir=runs/prm/baseline
 python launchers/label_steps.py --out=runs/prm/steps --completer=runs/prm/completer \\
-    --checkpoints=runs/prm/start,runs/prm/baseline@50,runs/prm/baseline@100 \\
+    --checkpoints=runs/prm/start,runs/prm/completer@300,runs/prm/completer@400 \\
     --prompts=192 --completions=4
 python launchers/train.py --config=configs/prm_programs.py:scorer --config.run_dir=runs/prm/scorer
 python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
@@ -41,13 +40,14 @@ def get_config(variant: str = "", folder: str = FOLDER) -> Config:
     config.sampler.max_response_tokens = 18
     config.batch.prompts_per_step, config.batch.samples_per_prompt = 32, 4
     config.batch.sequences_per_optimizer_step = 64
-    config.algorithm.advantage = "gae(gamma=1.0, lam=0.95, whiten=True)"
-    config.algorithm.policy_loss = "ppo_clip(clip_low=0.2, clip_high=0.28)"
-    config.algorithm.entropy_coef = 0.003
     config.actor_optimizer.lr, config.critic_optimizer.lr = 3e-4, 1e-3
     config.reward.function = "program_tests(passed=1, failed=-1)"
     config.evaluate.prompts, config.evaluate.every_steps = 256, 0
     config.checkpoint.every_steps, config.checkpoint.keep = 50, 8
+    if variant != "scorer":
+        config.algorithm.advantage = "gae(gamma=1.0, lam=0.95, whiten=True)"
+        config.algorithm.policy_loss = "ppo_clip(clip_low=0.2, clip_high=0.28)"
+        config.algorithm.entropy_coef = 0.003
     if variant in ("start", "completer"):
         config.steps = 0
         config.sft.steps = 250 if variant == "start" else 500
@@ -55,7 +55,6 @@ def get_config(variant: str = "", folder: str = FOLDER) -> Config:
         config.sft.optimizer.warmup_steps = 10
     elif variant == "scorer":
         config.dataflow, config.steps = "process_reward_model", 250
-        config.algorithm.entropy_coef = 0.0  # PPO's alone
         config.model = f"{folder}/start/policy"
         config.data.train = config.data.test = f"{folder}/steps"
         config.offline.examples_per_step, config.offline.max_tokens = 64, 64

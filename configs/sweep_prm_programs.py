@@ -19,11 +19,10 @@ SEEDS = (0, 1, 2)
 
 
 def get_config(variant: str = "") -> Config:
-    """PPO as in configs/prm_programs.py, in smaller and larger steps: half the samples, 1e-3."""
+    """PPO as in configs/prm_programs.py, in 60 steps of half the samples."""
     config = load_config_file(str(Path(__file__).with_name("prm_programs.py")))
     config.steps, config.checkpoint.every_steps = 60, 0
     config.batch.prompts_per_step, config.batch.sequences_per_optimizer_step = 16, 32
-    config.actor_optimizer.lr = 1e-3
     return config
 
 

@@ -121,8 +121,7 @@ def test_every_problem_is_solved_by_its_own_program(show):
         lengths.add(example["completion"].count("\n") + 1)
     assert lengths == {1, 2, 3}
     wrong = [program_tests("+1\n+1", r["ground_truth"])["score"] for r in task.train]
-    # Many traces end where they began plus 2.
-    assert sum(w == 1.0 for w in wrong) <= (len(wrong) // 8 if show == "trace" else 1)
+    assert sum(w == 1.0 for w in wrong) <= (len(wrong) // 50 if show == "trace" else 1)
 
 
 def test_a_trace_is_what_the_program_does_line_by_line():
@@ -136,6 +135,11 @@ def test_a_trace_is_what_the_program_does_line_by_line():
         assert shown == ",".join(map(str, values)) and all(0 <= v <= 9 for v in values)
         lengths.add(len(program))
     assert lengths == {3, 4, 5}
+    trace = json.dumps({"tests": [[1, 3], [5, 7]], "max_lines": 3, "trace": [3, 4, 5]})
+    assert verdicts("+1\n+1", trace) == [True] * 3
+    # The shortcut to the same result is another program, and so is one with a line too many.
+    assert verdicts("+2", trace) == verdicts("+2\n-1\n+1", trace) == [True, True, False]
+    assert verdicts("+2\n-1", trace) == [False] * 3 and verdicts("?", trace) == [False] * 3
 
 
 def test_min_lines_bounds_the_programs_that_are_asked_for():

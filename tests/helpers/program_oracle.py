@@ -25,7 +25,7 @@ def recoverable(
 
     Breadth first over what the register holds in all tests at once: equal states are one.
     """
-    tests, max_lines = unit_tests(ground_truth)
+    tests, max_lines, _ = unit_tests(ground_truth)
     inputs, wanted = [x for x, _ in tests], tuple(y for _, y in tests)
     try:
         begun = parse_program(prefix)

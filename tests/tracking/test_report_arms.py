@@ -3,11 +3,16 @@ settle a difference."""
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_report import _text, _write
 from test_report_pages import CONFIG, _figures
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import seeds_figure
 
 from rljax.report.arms import arms_of, interval, mean_series, paired, seeds_needed
 from rljax.report.comparison import write_comparison
@@ -109,3 +114,23 @@ def test_a_seed_that_is_no_number_makes_no_arm(tmp_path, seed):
     path.write_text(json.dumps({**json.loads(path.read_text()), "seed": seed}))
     assert arms_of([read_run(run.folder) for run in runs]) == []
     assert "Over seeds" not in write_comparison([tmp_path]).read_text()
+
+
+def test_the_figure_of_a_sweep_and_its_numbers(tmp_path, monkeypatch, capsys):
+    runs = sweep(tmp_path / "runs")
+    for run in runs[:-1]:  # the last one has not finished: it is left out, its setting stays
+        (run.folder / "summary.json").write_text('{"status": "finished"}')
+    figure = tmp_path / "curves.svg"
+    arguments = ["seeds_figure.py", str(tmp_path / "runs"), "--metrics=reward/mean", "--last=2"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--window=5", f"--figure={figure}"])
+    seeds_figure.main()
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["setting"], row["steps"]) for row in rows] == [
+        (name, steps) for steps in (2, "all") for name in NAMES
+    ]
+    assert rows[0]["value"] == pytest.approx(1.095) and rows[0]["of_seeds"] == [0.095, 1.095, 2.095]
+    assert rows[1]["difference"] == {"value": 0.1, "n": 3, "low": 0.1, "high": 0.1}
+    assert rows[3]["n"] == 2 and rows[3]["difference"]["n"] == 2
+    assert rows[4]["value"] == pytest.approx(1.055)
+    drawn = figure.read_text()
+    assert drawn.startswith("<?xml") and drawn.count('<g id="FillBetweenPolyCollection_') == 4

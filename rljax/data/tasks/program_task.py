@@ -97,8 +97,8 @@ def problems(
 
     A random program of `min_lines` to `lines` instructions is what is asked for, any program of
     at most `lines` that passes is right. The prompt shows the function, the first `examples` unit
-    tests, or a trace: an input and what is in the register after each line. All tests together
-    determine the polynomial.
+    tests, or a trace: an input and what is in the register after each line, which a right program
+    leaves, too. All tests together determine the polynomial.
     """
     alphabet = instructions(max_constant, operations, with_input)
     # A polynomial of degree d is known from d + 1 points, and every line may raise the degree.
@@ -118,5 +118,7 @@ def problems(
             prompt = f"{values[0]}>{','.join(map(str, values[1:]))}"
         else:
             prompt = ",".join(f"{x}>{y}" for x, y in tests[:examples])
-        truth = json.dumps({"tests": tests, "max_lines": lines}, separators=(",", ":"))
+        truth = {"tests": tests, "max_lines": lines}
+        truth |= {"trace": values} if show == "trace" else {}
+        truth = json.dumps(truth, separators=(",", ":"))
         yield Problem(f"{prompt}:", truth, program_text(program))

@@ -67,33 +67,46 @@ def run_program(instructions: Sequence[Instruction], x: int) -> int:
     return register
 
 
-def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int]:
-    """(pairs of input and output, instructions allowed) of the text that a problem carries."""
+def run_trace(instructions: Sequence[Instruction], x: int) -> list[int]:
+    """What the register holds at the start, x, and after each instruction. Raises ProgramError."""
+    return [run_program(instructions[:n], x) for n in range(len(instructions) + 1)]
+
+
+def unit_tests(ground_truth: str) -> tuple[list[tuple[int, int]], int, list[int]]:
+    """(pairs of input and output, instructions allowed, the trace that one run has to leave, [] for
+    none) of the text that a problem carries."""
     try:
         parsed = json.loads(ground_truth)
         tests = [(int(x), int(y)) for x, y in parsed["tests"]]
-        return tests, int(parsed["max_lines"])
+        return tests, int(parsed["max_lines"]), [int(x) for x in parsed.get("trace", ())]
     except (ValueError, KeyError, TypeError) as error:
         # A reference that is none would silently give every response the failing score.
         raise ValueError(
             f"ground_truth {ground_truth!r:.80} is not "
-            '{"tests": [[input, output], ...], "max_lines": n}'
+            '{"tests": [[input, output], ...], "max_lines": n}, maybe with "trace": [input, ...]'
         ) from error
 
 
 def verdicts(response: str, ground_truth: str) -> list[bool]:
-    """One verdict per unit test; a program that is none, or is too long, fails all of them."""
-    tests, max_lines = unit_tests(ground_truth)
+    """One verdict per unit test, and one of the trace where there is one; a program that is none,
+    or is too long, fails all of them."""
+    tests, max_lines, trace = unit_tests(ground_truth)
+    count = len(tests) + bool(trace)
     try:
         instructions = parse_program(response)
     except ProgramError:
-        return [False] * len(tests)
+        return [False] * count
     if not 0 < len(instructions) <= max_lines:
-        return [False] * len(tests)
+        return [False] * count
     out = []
     for x, y in tests:
         try:
             out.append(run_program(instructions, x) == y)
+        except ProgramError:
+            out.append(False)
+    if trace:
+        try:
+            out.append(run_trace(instructions, trace[0]) == trace)
         except ProgramError:
             out.append(False)
     return out
