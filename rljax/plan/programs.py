@@ -19,7 +19,8 @@ from rljax.dataflows.algorithm import Algorithm
 from rljax.errors import InputError
 from rljax.mesh import make_mesh, replicated, row_sharding, row_shards
 from rljax.rewards.pool.pool import Score
-from rljax.roles import Actor, Reference
+from rljax.roles import Actor, Critic, Reference
+from rljax.roles.models import values_of
 from rljax.rollout import RewardReport, ScoredRow, run_rollout
 from rljax.sampler.generate import planned_rollout, planned_search
 from rljax.sampler.layout import is_apart, weights_like
@@ -91,7 +92,11 @@ def _decoding(setup: Setup, roles: dict) -> list[Call]:
     for live groups needs one round of the size that it begins with."""
     calls, config = [], setup.config
     samplers = {
-        name: _Planned(role, calls) if isinstance(role, (Actor, Reference)) else role
+        name: _Planned(role, calls)
+        if isinstance(role, (Actor, Reference))
+        else _PlannedCritic(role, calls)
+        if isinstance(role, Critic)
+        else role
         for name, role in roles.items()
     }
     prompts, rollouts = _prompts(setup, sampled_prompts(config)), setup.rollouts
@@ -161,6 +166,18 @@ class _Planned:
                 for name, program in programs.items()
             )
         return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlannedCritic:
+    """A critic whose values are all 1, those that a rollout asks for: its program is noted."""
+
+    role: Critic
+    calls: list
+
+    def valued(self, batch: Batch, rows: int = 0) -> Batch:
+        self.calls.append(Call("values", values_of, (self.role, batch), static=dict(rows=rows)))
+        return batch.replace(values=np.ones(batch.tokens.shape, np.float32))
 
 
 def _calls(role: Actor | Reference, weights, programs: dict[str, tuple]) -> list[Call]:

@@ -168,6 +168,22 @@ UPDATE = {
 }
 
 SAMPLES = {
+    "vine/states": ("states of a response whose value was estimated by sampling", "states", ""),
+    "vine/completions": ("completions that were drawn for values, beside the step's own",
+                         "samples", ""),
+    "vine/unfinished": ("completions that a limit ended", SHARE, "small"),
+    "vine/value": ("value of the states, mean", "score", "rises"),
+    "vine/bias": ("value of the states less the score of the response, mean", "score", "about 0"),
+    "vine/calibration_error": ("distance of values from scores, in tenths of the states by value",
+                               "score", "small; with few states by chance above 0"),
+    "time/vine_share": ("part of the rollout's time that values took", SHARE, ""),
+    "special_token/rounds": ("rounds of the step", "rounds", ""),
+    "special_token/regenerated": ("regenerations per first sample", "samples", ""),
+    "special_token/smallest_advantage": ("smallest advantage of a response, mean", "score", ""),
+    "special_token/kept_fraction": ("part of a response that is kept before its weakest token",
+                                    SHARE, ""),
+    "special_token/gain": ("score of a regenerated response less that of the one it was cut from",
+                           "score", "above 0: the weakest token was a fault"),
     "reward/mean": ("mean score of the step's completions", "score",
                     "rises, with noise; flat for long: too hard, too easy, or a wrong format"),
     "reward/std": ("spread of the scores", "score", "above 0, or nothing is learned"),

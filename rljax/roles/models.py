@@ -7,6 +7,7 @@ one.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -271,6 +272,11 @@ class Critic(_Trained):
         one = lambda b: (self.model.values(self.state.weights, b), ())  # noqa: E731
         return map_tokens(one, batch, steps)[0]
 
+    def valued(self, batch: Batch, rows: int = 0) -> Batch:
+        """The batch with `values`, at most `rows` rows at once where these divide it (0: all), by a
+        program of its own (host verb: rollouts may read them)."""
+        return batch.replace(values=values_of(self, batch, rows=rows))
+
     def update(self, batch: Batch, loss: Callable, *, steps: Steps, reduction: Callable):
         """All optimizer steps of this batch -> (Critic, metrics)."""
 
@@ -282,6 +288,12 @@ class Critic(_Trained):
         state, metrics, _ = self._fit(batch, objective, steps)
         metrics["vf_loss"] = metrics.pop("loss")
         return self._after(state, metrics)
+
+
+@functools.partial(jax.jit, static_argnames="rows")
+def values_of(critic: Critic, batch: Batch, *, rows: int) -> jax.Array:
+    """`Critic.values` as a program: [B, S]."""
+    return critic.values(batch, math.gcd(batch.rows, rows) or None)
 
 
 def _one_number(scores: jax.Array) -> jax.Array:

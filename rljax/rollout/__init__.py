@@ -2,12 +2,15 @@
 
 collect: once, dynamic, active, first_live. turn_tree: episodes that branch where turns end.
 greedy: the greedy response's score as a baseline. searched: samples by tree search.
+vine: values of states by sampling from them. special_token: responses anew from their weakest
+token.
 against: half of the samples from an opponent. reward, judge, process: rewards of samples.
 environment, episodes, episode_rows: episodes of several turns in place of samples.
 """
 
 from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
 from rljax.rollout.beside import BesideReference
+from rljax.rollout.branch import branch_scored
 from rljax.rollout.collect import active, dynamic, first_live, once
 from rljax.rollout.environment import Environment
 from rljax.rollout.episodes import Rules
@@ -19,7 +22,9 @@ from rljax.rollout.reward import EarlyScores, ModelScorer, Reward
 from rljax.rollout.rollout import Rollout, RolloutConfig, run_rollout, widened
 from rljax.rollout.scored import sample_scored
 from rljax.rollout.searched import Searching, critic_search, guided_search, search
+from rljax.rollout.special_token import smallest_advantage, special_token
 from rljax.rollout.turn_tree import turn_tree
+from rljax.rollout.vine import vine
 
 __all__ = [
     "AgainstOpponent",
@@ -41,6 +46,7 @@ __all__ = [
     "TokenTexts",
     "active",
     "against",
+    "branch_scored",
     "critic_search",
     "dynamic",
     "extraction_failed_fraction",
@@ -52,6 +58,9 @@ __all__ = [
     "sample_scored",
     "sampled_by_actor",
     "search",
+    "smallest_advantage",
+    "special_token",
     "turn_tree",
+    "vine",
     "widened",
 ]

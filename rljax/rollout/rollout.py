@@ -31,6 +31,8 @@ class RolloutConfig:
     sampling: Sampling
     correct_at: float = 1.0
     reward_shaping: tuple[Callable, ...] = ()
+    advantage: Callable | None = None  # algorithm.advantage
+    microbatch_rows: int = 0  # that a model reads at once; 0 = all
 
     def replace(self, **fields) -> "RolloutConfig":
         return dataclasses.replace(self, **fields)

@@ -393,6 +393,8 @@ def assemble(
         sampling=make_sampling(config, tokenizer),
         correct_at=config.evaluate.correct_at,
         reward_shaping=algorithm.reward_shaping,
+        advantage=algorithm.advantage,
+        microbatch_rows=algorithm.steps.microbatch_rows,
     )
     decoding = decoding_on(model, config, tokenizer, sampler_mesh(groups))
     check_slots(decoding, model, sampled_prompts(config) * batch.samples_per_prompt)

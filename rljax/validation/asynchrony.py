@@ -40,6 +40,8 @@ def check_in_flight(
         return
     rule = f"{rollout.text!r} draws half of a prompt's samples from an opponent, at one moment"
     problems.check(rollout.short_name != "against", field, most, rule, _OFF)
+    rule = f"{rollout.text!r} scores a round of samples before it draws the next one"
+    problems.check(rollout.short_name != "special_token", field, most, rule, _OFF)
     rule = f"{rollout.text!r} plays the trees of a step at once"
     problems.check(rollout.short_name != "turn_tree", field, most, rule, _OFF)
     rule = f"dataflow={config.dataflow!r} compares samples that one version of the policy has drawn"

@@ -30,6 +30,10 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
     rule = f"dataflow={config.dataflow!r} learns from {kind}, and episodes are rollouts"
     problems.check(kind == "rollouts", "environment.function", text, rule)
     _check_rows(config, problems, spec(component).seats)
+    name = config.algorithm.collect.partition("(")[0]
+    rule = "it continues single responses, and an environment plays episodes of several turns"
+    fits = name not in ("vine", "special_token")
+    problems.check(fits, "algorithm.collect", config.algorithm.collect, rule, "turn_tree()")
     prompt, columns = config.data.max_prompt_tokens, row_tokens(config)
     rule = f"an episode begins with up to data.max_prompt_tokens={prompt} tokens"
     problems.check(columns > prompt, "environment.max_tokens", own.max_tokens, rule)

@@ -9,6 +9,8 @@ from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
+from rljax.rollout.special_token import check_rounds, special_token
+from rljax.rollout.vine import check_vine, vine
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
 from rljax.validation.asynchrony import check_in_flight
@@ -84,6 +86,7 @@ def check_components(config: Config, problems: Problems) -> str:
     _check_kl(config, problems, dataflow)
     if "collect" in components:
         _check_groups(config, problems, dataflow, components["collect"])
+        _check_branching(config, problems, components["collect"])
         check_in_flight(config, problems, dataflow, components["collect"])
     check_online(config, problems, dataflow)
     check_environment(config, problems, kind)
@@ -158,6 +161,17 @@ def _check_reward(config: Config, field: str, problems: Problems) -> None:
         rule = f"reward.function={text!r} does not read its score"
         fix = "reward.function='' (the model alone), or mixture(rewards=('reward_model()', ...))"
         problems.check(reads, "reward.model", model, rule, fix)
+
+
+def _check_branching(config: Config, problems: Problems, collect: Component) -> None:
+    """The options of rollouts that continue responses."""
+    try:
+        if collect.function is vine:
+            check_vine(**collect.options)
+        elif collect.function is special_token:
+            check_rounds(config.batch.samples_per_prompt, **collect.options)
+    except InputError as error:
+        problems.add("algorithm.collect", collect.text, error)
 
 
 def _check_groups(

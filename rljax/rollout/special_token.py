@@ -1,0 +1,143 @@
+"""The rollout that regenerates responses from their weakest token: each round cuts every response
+just before the token with the smallest advantage and samples it anew from there.
+
+Axes: B rows of a round, S columns.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.arrays import fetch
+from rljax.batch import Batch
+from rljax.components import Component
+from rljax.errors import InputError
+from rljax.keys import stream
+from rljax.mesh import constrain_rows
+from rljax.rollout.branch import branch_scored
+from rljax.rollout.report import RewardReport
+from rljax.rollout.rollout import Rollout
+from rljax.rollout.scored import sample_scored
+from rljax.shaping.scores import apply_shaping
+
+
+def special_token(
+    prompts, key, cfg, *, actor, critic, reward,
+    max_rounds: int = 2,
+    tau: float = 0.0,
+    train_prefix: bool = False,
+):  # fmt: skip
+    """`max_rounds` rounds that share a step's rows: samples_per_prompt / max_rounds responses of a
+    prompt, then each of them anew behind all that comes before its token with the smallest
+    advantage, as long as that is below `tau`. The batch has the rows of all rounds.
+
+    The advantages are those of `algorithm.advantage` with the critic's values and the shaped
+    rewards (without a KL penalty), over all tokens of the response, kept ones too. A row learns
+    from the tokens of its own round; `train_prefix`: from those it kept as well, which count twice
+    then. A row that was not regenerated has mask 0.
+    """
+    n, count = cfg.samples_per_prompt, len(prompts.records)
+    check_rounds(n, max_rounds)
+    own = np.repeat(np.arange(count, dtype=np.int32), n // max_rounds)
+    batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n // max_rounds)
+    whole, learned = batch.mask, [batch.mask]
+    batches, reports, weakest, gains, cut = [batch], [report], [], [], []
+    for number in range(1, max_rounds):
+        valued = critic.valued(batch.replace(mask=whole), cfg.microbatch_rows)
+        shaped = apply_shaping(valued, cfg.reward_shaping)
+        columns, smallest = fetch(_weakest(shaped, cfg.advantage))
+        going = smallest < tau  # (A row whose reward failed has no token, and inf.)
+        weakest += smallest[np.isfinite(smallest)].tolist()
+        if not going.any():
+            break
+        starts = np.asarray(prompts.response_starts)[own]
+        sizes, before = fetch((jnp.sum(batch.segment_ids > 0, axis=1), batch.scores))
+        # The others sample their last token anew, which nothing learns from: calls have one shape.
+        columns = np.where(going, columns, sizes - 1)
+        source = batch.replace(mask=whole, group=jnp.asarray(own), values=None)
+        rows = np.arange(len(own))
+        batch, report = branch_scored(
+            actor, reward, prompts, source, rows, columns - starts,
+            stream(key, "special_token", number), cfg.sampling,
+        )  # fmt: skip
+        known = [row.score.status == "ok" for row in report.rows]
+        gains += (fetch(batch.scores) - before)[going & known].tolist()
+        cut += ((columns - starts) / (sizes - starts))[going].tolist()
+        whole, new = _masks(batch.mask, whole, columns, going)
+        batches.append(batch)
+        learned.append(whole if train_prefix else new)
+        reports.append(RewardReport(_of(report.rows, going), report.process))
+    while len(batches) < max_rounds:
+        batches.append(batches[-1])
+        learned.append(jnp.zeros_like(learned[-1]))
+    mean = lambda x: float(np.mean(x)) if len(x) else 0.0  # noqa: E731
+    metrics = {
+        "special_token/rounds": float(len(reports)),
+        "special_token/regenerated": len(cut) / len(own),
+        "special_token/smallest_advantage": mean(weakest),
+        "special_token/kept_fraction": mean(cut),
+        "special_token/gain": mean(gains),
+    }
+    mesh = actor.model.mesh
+    joined = _together(batches, learned, jnp.asarray(own), count=count, mesh=mesh)
+    report = RewardReport(
+        tuple(row for one in reports for row in one.rows),
+        tuple(one for each in reports for one in each.process),
+    )
+    return Rollout(joined, prompts, report, metrics)
+
+
+def check_rounds(samples_per_prompt: int, max_rounds: int = 2, **_) -> None:
+    """Raises InputError where a prompt's rows cannot be split into so many rounds."""
+    whole = isinstance(max_rounds, int) and not isinstance(max_rounds, bool) and max_rounds > 0
+    if not whole or samples_per_prompt % max_rounds:
+        rule = "at least 1, and divides batch.samples_per_prompt, the rows of a prompt, which the "
+        rule += f"rounds share: {samples_per_prompt}"
+        raise InputError("special_token(max_rounds)", value=max_rounds, rule=rule)
+
+
+def smallest_advantage(advantages: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The column of each row's policy token with the smallest advantage, of several the first, and
+    that advantage; inf where there is no token: advantages [B, S], mask [B, S] -> [B], [B]."""
+    masked = jnp.where(mask > 0, advantages, jnp.inf)
+    return jnp.argmin(masked, axis=1).astype(jnp.int32), jnp.min(masked, axis=1)
+
+
+@functools.partial(jax.jit, static_argnames="advantage")
+def _weakest(batch: Batch, advantage: Component):
+    result = advantage(batch)
+    advantages = result[0] if isinstance(result, tuple) else result
+    return smallest_advantage(advantages, batch.mask)
+
+
+@jax.jit
+def _masks(mask, before, columns, going):
+    """The mask of all tokens that a policy chose, and of those of this round: [B, S] each; 0 in
+    rows that are not `going` [B], or whose reward failed."""
+    scored = (jnp.any(mask > 0, axis=1) & going)[:, None]
+    inside = jnp.arange(mask.shape[1])[None, :] < columns[:, None]
+    whole = jnp.where(inside, before, mask)
+    return jnp.where(scored, whole, 0.0), jnp.where(scored, mask, 0.0)
+
+
+def _of(rows: tuple, going: np.ndarray) -> tuple:
+    return tuple(row for row, goes in zip(rows, going, strict=True) if goes)
+
+
+@functools.partial(jax.jit, static_argnames=("count", "mesh"))
+def _together(batches: list[Batch], masks: list, own, *, count: int, mesh) -> Batch:
+    """The rows of all rounds, those of a prompt side by side; rows without tokens have groups of
+    their own."""
+    plain = [one.replace(mask=mask, values=None) for one, mask in zip(batches, masks, strict=True)]
+
+    def together(*rounds):
+        parts = [x.reshape(count, -1, *x.shape[1:]) for x in rounds]
+        whole = jnp.concatenate(parts, axis=1)
+        return constrain_rows(whole.reshape(-1, *whole.shape[2:]), mesh)
+
+    batch = jax.tree.map(together, *plain)
+    group = together(*[own] * len(batches))
+    alone = count + jnp.arange(batch.rows, dtype=group.dtype)
+    return batch.replace(group=jnp.where(jnp.any(batch.mask > 0, axis=1), group, alone))

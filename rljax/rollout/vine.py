@@ -1,0 +1,140 @@
+"""The rollout of VinePPO: values of states by sampling from them (arXiv 2410.01679).
+
+Axes: B rows, S columns, M states, K completions of a state.
+"""
+
+import time
+
+import numpy as np
+
+from rljax.arrays import fetch, place
+from rljax.batch import LIMITS, Batch
+from rljax.contracts import contract
+from rljax.errors import InputError
+from rljax.keys import stream
+from rljax.mesh import row_shards
+from rljax.rollout.branch import branch_scored
+from rljax.rollout.collect import once
+from rljax.rollout.process import TokenTexts
+from rljax.rollout.reward import Reward
+from rljax.shaping.steps import line_ids
+
+
+@contract(fills=("step_ids", "values"))
+def vine(
+    prompts, key, cfg, *, actor, reward, tokenizer,
+    completions: int = 9,
+    most_states: int = 20,
+    step_tokens: int = 0,
+    unfinished: float | None = 0.0,
+):  # fmt: skip
+    """`once`, and at the first token of each step of a response V(s), the mean score of
+    `completions` fresh continuations from there; of each row's first `most_states` steps. NaN: not
+    estimated (`vineppo` fills these backwards).
+
+    A step is a line, or `step_tokens` tokens. A continuation that a limit ended counts as
+    `unfinished`, whatever its score; None: as its score.
+    """
+    check_vine(completions, most_states, step_tokens)
+    began = time.perf_counter()
+    done = once(prompts, key, cfg, actor=actor, reward=reward)
+    sampled = time.perf_counter()
+    batch = done.batch
+    tokens, mask, finish = fetch((batch.tokens, batch.mask, batch.finish_reason))
+    steps = _steps(tokens, mask, finish, tokenizer, step_tokens)
+    states = [
+        (row, int(np.argmax(steps[row] == step)))
+        for row in range(len(steps))
+        for step in range(1, min(int(steps[row].max(initial=0)), most_states) + 1)
+    ]
+    values = np.full(steps.shape, np.nan, np.float32)
+    key = stream(key, "vine")
+    scores, cut = _estimates(
+        actor, reward, done.prompts, batch, states, key, cfg.sampling, completions, unfinished
+    )
+    for (row, column), some in zip(states, scores, strict=True):
+        known = some[~np.isnan(some)]
+        values[row, column] = known.mean() if known.size else np.nan
+    metrics = {
+        **done.metrics,
+        "vine/states": len(states) / max(1, int((mask > 0).any(axis=1).sum())),
+        "vine/completions": float(scores.size),
+        "vine/unfinished": float(cut),
+        **_calibration(values, states, fetch(batch.scores)),
+    }
+    steps, values = place((steps, values), actor.model.mesh)
+    ended = time.perf_counter()
+    metrics["time/vine_share"] = (ended - sampled) / max(ended - began, 1e-9)
+    return done.replace(batch=batch.replace(step_ids=steps, values=values), metrics=metrics)
+
+
+def check_vine(completions: int = 9, most_states: int = 20, step_tokens: int = 0, **_) -> None:
+    """Raises InputError where an option of `vine` is no number of things."""
+    for name, value, least in (
+        ("completions", completions, 1), ("most_states", most_states, 1),
+        ("step_tokens", step_tokens, 0),
+    ):  # fmt: skip
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"vine({name})", value=value, rule=f"a whole number >= {least}")
+
+
+def _steps(tokens, mask, finish, tokenizer, step_tokens: int) -> np.ndarray:
+    """step_ids [B, S] of lines, or of so many policy tokens each."""
+    if step_tokens:
+        counted = np.cumsum(mask > 0, axis=1) - 1
+        return np.where(mask > 0, counted // step_tokens + 1, 0).astype(np.int32)
+    texts, truncated = TokenTexts(tokenizer)(tokens, mask), np.isin(finish, LIMITS)
+    return line_ids(texts, mask, truncated, score_partial_line=True)
+
+
+def _estimates(
+    actor, reward, prompts, batch: Batch, states, key, sampling, completions: int,
+    unfinished: float | None,
+) -> tuple[np.ndarray, float]:  # fmt: skip
+    """Scores of continuations of states [(row, column)], NaN where the reward failed: [M, K]; and
+    the part of them that a limit ended."""
+    # Calls of one shape, of about as many rows as the step has.
+    shards = row_shards(actor.model.mesh)
+    size = -(-max(1, batch.rows // completions) // shards) * shards
+    scorer = reward.outcome_alone() if isinstance(reward, Reward) else reward
+    group = fetch(batch.group)
+    found, cut = [], []
+    for first in range(0, len(states), size):
+        some = states[first : first + size]
+        rows = np.array([row for row, _ in some] + [some[-1][0]] * (size - len(some)), np.int32)
+        columns = np.array([c for _, c in some] + [some[-1][1]] * (size - len(some)), np.int32)
+        at = columns - np.asarray(prompts.response_starts)[group[rows]]
+        out, report = branch_scored(
+            actor, scorer, prompts, batch, rows, at, key, sampling, n=completions
+        )
+        scores = [r.score.value if r.score.status == "ok" else np.nan for r in report.rows]
+        limited = np.isin(fetch(out.finish_reason), LIMITS)
+        scores = np.array(scores, np.float64)
+        if unfinished is not None:
+            scores = np.where(limited & ~np.isnan(scores), unfinished, scores)
+        found.append(scores.reshape(size, completions)[: len(some)])
+        cut.append(limited.reshape(size, completions)[: len(some)])
+    if not found:
+        return np.zeros((0, completions)), 0.0
+    return np.concatenate(found), float(np.concatenate(cut).mean())
+
+
+def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str, float]:
+    """How far the values of states are from the scores of the responses that went through them:
+    the mean of V - R, and |mean V - mean R| in each tenth of the states, by V, in the mean."""
+    pairs = [(values[row, column], scores[row]) for row, column in states]
+    pairs = sorted(pair for pair in pairs if not np.isnan(pair[0]))
+    if not pairs:
+        return {}
+    value, score = np.array(pairs, np.float64).T
+    # States of one value are of one bin.
+    place = np.searchsorted(value, value) * bins // len(value)
+    gaps = [
+        (place == one).mean() * abs((value - score)[place == one].mean())
+        for one in np.unique(place)
+    ]
+    return {
+        "vine/value": float(value.mean()),
+        "vine/bias": float((value - score).mean()),
+        "vine/calibration_error": float(np.sum(gaps)),
+    }

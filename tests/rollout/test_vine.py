@@ -1,0 +1,169 @@
+"""VinePPO: values of states by sampling from them, and what they say of steps and responses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from preset_runs import Shared, preset_config
+
+from rljax import setup as build
+from rljax.advantages import vineppo
+from rljax.arrays import fetch
+from rljax.batch import LIMITS, batch_from_rows
+from rljax.errors import InputError
+from rljax.plan.programs import programs_of
+from rljax.rollout import vine
+from rljax.rollout.vine import _calibration
+from rljax.sampler import Decoding
+from rljax.validation import validate
+
+COMPLETIONS = 5
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of the preset's tiny variant as it begins, and prompts."""
+    shared = Shared(tmp_path_factory.mktemp("vine"))
+    config = preset_config("vineppo")
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 4, 3
+    config.batch.sequences_per_optimizer_step = 12
+    with shared.run(config) as run:
+        run.begin(run.setup.main, jax.device_put(shared.start(0)))
+        yield run, run.source.draw(4)
+    shared.close()
+
+
+def rolled(started, decoding=None, **options):
+    """The rollout of vine, and the batches that its reward was called with."""
+    run, prompts = started
+    actor, setup, calls = run.roles["actor"], run.setup, []
+    if decoding is not None:
+        actor = dataclasses.replace(actor, decoding=decoding)
+
+    def reward(batch, prompts, early=None):
+        calls.append(fetch(batch))
+        return run.source.reward(batch, prompts)
+
+    options = dict(completions=COMPLETIONS, step_tokens=1) | options
+    done = vine(
+        prompts, jax.random.key(3), setup.rollouts, actor=actor, reward=reward,
+        tokenizer=setup.tokenizer, **options,
+    )  # fmt: skip
+    return done, calls
+
+
+def states_of(batch):
+    return np.argwhere(~np.isnan(np.asarray(batch.values)))
+
+
+def test_each_state_gets_its_completions_and_the_advantages_telescope(run):
+    done, _ = rolled(run)
+    batch = fetch(done.batch)
+    tokens = (batch.mask > 0).sum(axis=1)
+    assert len(states_of(batch)) == tokens.sum()  # each token is a step here
+    assert done.metrics["vine/completions"] == COMPLETIONS * tokens.sum()
+    assert done.metrics["vine/states"] == tokens.mean()
+    advantages = np.asarray(vineppo(done.batch))
+    first = np.argmax(batch.mask > 0, axis=1)
+    start = batch.values[np.arange(batch.rows), first]
+    np.testing.assert_allclose(advantages.sum(axis=1), batch.scores - start, atol=1e-5)
+    few, _ = rolled(run, most_states=1)
+    assert few.metrics["vine/completions"] == COMPLETIONS * batch.rows
+    np.testing.assert_array_equal(states_of(few.batch)[:, 0], np.arange(batch.rows))
+
+
+def test_values_are_the_mean_scores_of_real_completions(run):
+    """Drawn with the policy behind the very tokens of the response; cut off ones count as said."""
+    started, prompts = run
+    done, calls = rolled(run)
+    batch, states = fetch(done.batch), states_of(done.batch)
+    rows = jax.tree.map(lambda *x: np.concatenate(x), *calls[1:])
+    scored, _ = started.source.reward(jax.tree.map(jnp.asarray, rows), prompts)
+    raw, limited = np.asarray(scored.scores), np.isin(rows.finish_reason, LIMITS)
+    assert limited.any() and not limited.all()
+    for unfinished, of_each in (
+        (0.0, np.where(limited, 0.0, raw)), (None, raw), (-1.0, np.where(limited, -1.0, raw)),
+    ):  # fmt: skip
+        other, _ = rolled(run, unfinished=unfinished)
+        mean = of_each.reshape(-1, COMPLETIONS)[: len(states)].mean(axis=1)
+        found = np.asarray(other.batch.values)[tuple(states.T)]
+        np.testing.assert_allclose(found, mean, atol=1e-6)
+    for i, (row, column) in enumerate(states):
+        own = rows.tokens[COMPLETIONS * i : COMPLETIONS * (i + 1)]
+        assert (own[:, :column] == batch.tokens[row, :column]).all()
+        assert (rows.mask[COMPLETIONS * i, :column] == 0).all()
+    share = limited.reshape(-1, COMPLETIONS)[: len(states)].mean()
+    np.testing.assert_allclose(done.metrics["vine/unfinished"], share)
+
+
+def exact_values(started, batch, states):
+    """V of each state by enumeration of all that the policy may say: P(the right letter, then the
+    end), of a response of three tokens at most."""
+    run, prompts = started
+    actor, tokenizer = run.roles["actor"], run.setup.tokenizer
+    out = []
+    for row, column in states:
+        record = prompts.records[batch.group[row]]
+        start = len(record.token_ids)
+        right = [*tokenizer.encode(record.ground_truth), *run.setup.rollouts.sampling.stop_ids]
+        said = batch.tokens[row, start:column].tolist()
+        if right[: len(said)] != said:
+            out.append(0.0)
+            continue
+        whole = np.array([[*record.token_ids, *right]], np.int32)
+        lengths = np.array([whole.shape[1]])
+        one = batch_from_rows(whole, lengths, np.ones(whole.shape, np.float32))
+        logprobs = np.asarray(actor.logprobs(one))[0, start + len(said) :]
+        out.append(float(np.exp(logprobs.sum())))
+    return np.array(out)
+
+
+def test_values_are_those_of_an_enumerated_tree(run):
+    """Within 3 standard errors of the exact value, in the mean and state by state."""
+    many = 200
+    done, _ = rolled(run, completions=many)
+    batch, states = fetch(done.batch), states_of(done.batch)
+    exact = exact_values(run, batch, states)
+    found = batch.values[tuple(states.T)]
+    assert exact.max() > 0.05
+    error = np.sqrt(exact * (1 - exact) / many)
+    assert (np.abs(found - exact) <= 4 * error + 1e-6).all()
+    assert np.mean(np.abs(found - exact) <= 3 * error + 1e-6) > 0.97
+    assert abs((found - exact).mean()) <= 3 * np.sqrt((error**2).mean() / len(states))
+
+
+def test_samples_are_the_same_with_and_without_the_cache(run):
+    one, _ = rolled(run)
+    paged = Decoding(loop="host", slots=4, page_tokens=4)
+    for decoding in (Decoding(loop="host"), Decoding(slots=5), paged):
+        other, _ = rolled(run, decoding=decoding)
+        np.testing.assert_array_equal(fetch(one.batch.values), fetch(other.batch.values))
+
+
+def test_calibration_of_values():
+    values = np.array([[0.2, 0.8], [0.2, np.nan]])
+    states = [(0, 0), (0, 1), (1, 0)]
+    out = _calibration(values, states, np.array([1.0, 0.0]))
+    np.testing.assert_allclose(out["vine/value"], 0.4)
+    np.testing.assert_allclose(out["vine/bias"], (0.2 + 0.8 + 0.2 - 2) / 3)
+    np.testing.assert_allclose(out["vine/calibration_error"], (2 * 0.3 + 0.2) / 3)
+    assert _calibration(np.full((1, 1), np.nan), [(0, 0)], np.zeros(1)) == {}
+
+
+def test_its_programs_are_planned():
+    setup = build.build(preset_config("vineppo"), jax.devices()[:1])
+    names = [call.name for call in programs_of(setup, build.abstract_roles(setup))]
+    assert names == ["sft", "generate", "branch", "learn"]
+
+
+@pytest.mark.parametrize(
+    "collect", ["vine(completions=0)", "vine(most_states=0)", "vine(step_tokens=-1)",
+                "vine(completions=2.5)"],
+)  # fmt: skip
+def test_bad_options_are_refused(collect):
+    config = preset_config("vineppo")
+    config.algorithm.collect = collect
+    with pytest.raises(InputError, match="vine"):
+        validate(config)
