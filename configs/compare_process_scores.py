@@ -3,13 +3,13 @@
 python launchers/compare_offline.py --config=configs/compare_process_scores.py \\
     --out=runs/compare_process_scores --prompts=512 --process_samples=8
 
-Why a longer answer: under the policy that sampled, the pass rate of a growing prefix is a martingale.
-The scores that follow step j of N sum up to (N - j + 1) (pass rate of prefix j - that of the prompt)
-in the mean, so they point where the outcome points, only with less noise, and three steps have
-little noise to lose: in configs/compare_offline.py 4 completions of each prefix gave 41.6 against
-42.5 on two seeds, within intervals of +- 5. On six steps (running_sum(terms=7)) the base of 300
-steps was at chance (sampled 10.2 % on seed 0), where no method has anything to learn from. The table
-of this config on three seeds: not measured.
+Why a longer answer: under the policy that sampled, the pass rate of a growing prefix is a
+martingale. The scores from step j of N on sum up to (N - j + 1) (pass rate of prefix j - that of
+the prompt) in the mean, so they point where the outcome points, only with less noise, and three
+steps have little noise to lose: in configs/compare_offline.py 4 completions of each prefix gave
+41.6 against 42.5 on two seeds, within intervals of +- 5. On six steps (running_sum(terms=7)) a base
+of 300 steps was at chance (sampled 10.2 % on seed 0), where no method has anything to learn from.
+The table of this config on three seeds: not measured.
 """
 
 from pathlib import Path

@@ -15,11 +15,11 @@ python launchers/train.py --config=configs/prm_programs.py:scorer --config.run_d
 python launchers/score_steps.py --reward_model=runs/prm/scorer/reward_model --data=runs/prm/steps
 python launchers/sweep.py --config=configs/sweep_prm_programs.py --out=runs/prm/sweep
 
-Hardware: 2 CPU cores shared with much other work (load 10 to 35), 2026-11-24, seed 0. `:start`: 90 s,
-greedy accuracy of its results, not yet of every line, 0.164 [0.121, 0.211] on 256 held-out prompts.
-`:completer`: 0.957 [0.930, 0.980]. Labels: 321 s for 2,294 programs of the three checkpoints, of
-which 0.036, 0.130 and 0.611 pass; the first error is at 0.54, 0.59 and 0.86 of their lines. PPO of
-100 steps and the four settings: see configs/sweep_prm_programs.py.
+Hardware: 2 CPU cores shared with much other work (load 10 to 35), 2026-11-24, seed 0. `:start`:
+90 s, greedy accuracy of its results, not yet of every line, 0.164 [0.121, 0.211] on 256 held-out
+prompts. `:completer`: 0.957 [0.930, 0.980]. Labels: 321 s for 2,294 programs of the three
+checkpoints, of which 0.036, 0.130 and 0.611 pass; the first error is at 0.54, 0.59 and 0.86 of
+their lines. PPO of 100 steps and the four settings: see configs/sweep_prm_programs.py.
 
 At this size a small step size matters: with 1e-3 and 64 samples PPO without a process reward model
 lost the few programs that pass (3.6 % at the start) within ten steps, on seed 0.
@@ -62,7 +62,7 @@ def get_config(variant: str = "", folder: str = FOLDER) -> Config:
         config.sft.optimizer.warmup_steps = 10
     elif variant == "scorer":
         config.dataflow, config.steps = "process_reward_model", 250
-        config.model = f"{folder}/start/policy"
+        config.model = f"{folder}/completer/policy"  # who knows the right line sees a wrong one
         config.data.train = config.data.test = f"{folder}/steps"
         config.offline.examples_per_step, config.offline.max_tokens = 64, 64
         config.algorithm.reward_loss = "step_regression()"

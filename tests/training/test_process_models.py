@@ -334,6 +334,7 @@ def test_from_a_policy_to_ppo_with_its_process_reward_model(tmp_path):
         assert {"replay/flips", "labels/never_rejected", "cost/completions_per_s"} <= found.keys()
     scorer = config("scorer", "scorer")
     scorer.steps, scorer.offline.examples_per_step = 4, 16
+    scorer.model = f"{tmp_path}/start/policy"
     train_on_one(scorer)
     folder = str(tmp_path / "scorer" / "reward_model")
 
