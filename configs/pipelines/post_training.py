@@ -6,6 +6,13 @@ rljax pipeline --config=configs/pipelines/post_training.py --out=runs/post_train
 from rljax.config import Config
 
 
+def person(prompt, first: str, second: str, *, task: str) -> float:
+    """The label of somebody who knows the answer: 1 or 0 where one of two responses is right."""
+    answer = prompt[0] if task == "first_letter" else str(prompt.count("a"))
+    right = [text.strip() == answer for text in (first, second)]
+    return 0.5 if right[0] == right[1] else float(right[0])
+
+
 def get_config(variant: str = "") -> Config:
     """What all stages share. `:tiny` is the same pipeline in a minute."""
     tiny = variant == "tiny"
@@ -47,23 +54,22 @@ def pipeline(variant: str = ""):
         "evaluate.prompts_from": data, "evaluate.every_steps": 20,
     }  # fmt: skip
     yield {
-        "stage": "samples", "command": "sample", "checkpoint": "{sft}/policy", "data": data,
-        "reward": "exact_match()", "pairs": "pairs.jsonl", "samples": 8,
-        "prompts": 48 if tiny else 3000, "max_response_tokens": 3,
-        "max_prompt_tokens": 10,
+        "stage": "pairs", "command": "label preferences", "policy": "{sft}/policy", "data": data,
+        "judge": f"{__file__}:person(task={data.partition('(')[0]!r})", "samples": 4,
+        "temperature": 1.0, "max_response_tokens": 3, "max_prompt_tokens": 10,
     }  # fmt: skip
     yield {
         "stage": "scorer", "command": "train", "dataflow": "reward_model",
-        "model": "{sft}/policy", "data.train": "{samples}/pairs.jsonl",
-        "steps": 100 if tiny else 600, "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
+        "steps": 150 if tiny else 400, "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
         "algorithm.reward_loss": "bradley_terry(center=0.01)",
     }  # fmt: skip
     yield {
         "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
         "reward.model": "{scorer}/reward_model", "evaluate.reward": "exact_match()",
         "steps": 60 if tiny else 200, "evaluate.every_steps": 20,
-        "batch.prompts_per_step": 16 if tiny else 64, "batch.samples_per_prompt": 8,
-        "batch.sequences_per_optimizer_step": 128 if tiny else 512,
+        "batch.prompts_per_step": 16 if tiny else 32, "batch.samples_per_prompt": 8,
+        "batch.sequences_per_optimizer_step": 128 if tiny else 256,
         "actor_optimizer.lr": 3e-3 if tiny else 1e-3, "algorithm.kl_in_loss": 0.02,
         "algorithm.entropy_coef": 0.0 if tiny else 0.02,
     }  # fmt: skip

@@ -25,7 +25,7 @@ def labeller(prompt, first: str, second: str, *, noise: float = 0.2) -> float:
     return float((values[0] > values[1]) != (drawn < noise))
 
 
-def get_config(variant: str = "") -> Config:
+def get_config() -> Config:
     """What all stages share."""
     config = Config(dataflow="sft", trackers=(), steps=1)
     config.model = (
@@ -40,10 +40,9 @@ def get_config(variant: str = "") -> Config:
     return config
 
 
-def pipeline(variant: str = ""):
-    tiny = variant == "tiny"
+def pipeline():
     yield {
-        "stage": "sft", "command": "train", "steps": 150, "actor_optimizer.lr": 3e-3,
+        "stage": "sft", "command": "train", "steps": 300, "actor_optimizer.lr": 3e-3,
         "evaluate.prompts_from": TASK, "evaluate.prompts": 64,
     }  # fmt: skip
     yield {
@@ -54,14 +53,14 @@ def pipeline(variant: str = ""):
     yield {
         "stage": "scorer", "command": "train", "dataflow": "reward_model",
         "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
-        "steps": 200, "critic_optimizer.lr": 2e-3,
+        "steps": 500, "critic_optimizer.lr": 3e-3,
     }  # fmt: skip
     yield {
         "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
         "reward.model": "{scorer}/reward_model",
         "reward.function": f"mixture(rewards=('reward_model()', '{GOLD}'), weights=(1.0, 0.0))",
         "evaluate.reward": GOLD, "evaluate.prompts": 64, "evaluate.every_steps": 10,
-        "steps": 60 if tiny else 150, "algorithm.kl_in_loss": 0.001,
+        "steps": 150, "algorithm.kl_in_loss": 0.001,
         "batch.prompts_per_step": 16, "batch.samples_per_prompt": 8,
-        "batch.sequences_per_optimizer_step": 128, "actor_optimizer.lr": 1e-3,
+        "batch.sequences_per_optimizer_step": 128, "actor_optimizer.lr": 5e-4,
     }  # fmt: skip

@@ -10,7 +10,7 @@ GOLD = "letter_quota(quota=4)"
 ROUNDS = 2
 
 
-def get_config(variant: str = "") -> Config:
+def get_config() -> Config:
     """What all stages share."""
     config = Config(dataflow="sft", trackers=(), steps=1)
     config.model = (
@@ -26,7 +26,7 @@ def get_config(variant: str = "") -> Config:
     return config
 
 
-def pipeline(variant: str = ""):
+def pipeline():
     sampling = {"max_prompt_tokens": 5, "max_response_tokens": 8, "data": TASK}
     measured = {"evaluate.prompts_from": TASK, "evaluate.prompts": 64, "evaluate.reward": GOLD}
     yield {

@@ -20,7 +20,7 @@ EXPERIMENTS = {
     ),
     # They are right, and few: SFT never sees what follows from the policy's own slips.
     "on_distribution": (
-        "running_sum(terms=4, modulus=5, worked_examples=128, test=64)", "last_line()", 8,
+        "running_sum(terms=4, modulus=5, worked_examples=48, test=64)", "last_line()", 8,
     ),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Pipelines: what is checked before they run, what a kill at any moment leaves, what has changed,
 and what their lineage says."""
 
+import ast
 import dataclasses
 import json
 import os
@@ -8,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -19,7 +19,7 @@ from conftest import REPO, one_device_environment
 from rljax.arrays import place
 from rljax.batch import Batch
 from rljax.config import Config
-from rljax.config.flags import load_config_file
+from rljax.config.flags import config_module, load_config_file
 from rljax.data.offline.batches import batch_arrays
 from rljax.data.offline.encode import encode_rows
 from rljax.data.offline.rows import load_rows
@@ -27,7 +27,7 @@ from rljax.errors import InputError
 from rljax.evaluation.process_models import load_scorer
 from rljax.experiments.lineage import digest, inputs_of
 from rljax.experiments.pipeline import record_of, run_stages
-from rljax.experiments.stages import make_stages
+from rljax.experiments.stages import make_stages, stages_of
 from rljax.rollout import ModelScorer
 
 TASK = "first_letter(letters=3, kinds=4)"
@@ -345,50 +345,70 @@ def pipeline():
 """
 
 
+# Imports once and forks for each start, before JAX has devices. argv: the config, then PATH=SIGNAL:
+# when that path is there, the start gets the signal. The last start of each folder is left alone.
+KILLED = """
+import os, signal, sys, time, warnings
+from pathlib import Path
+import rljax.experiments.pipeline
+from rljax.command import run
+
+warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+
+def started(out):
+    if pid := os.fork():
+        return pid
+    try:
+        run("pipeline", [sys.argv[1], f"--out={out}"])
+    except SystemExit as end:
+        os._exit(end.code or 0)
+    os._exit(99)
+
+codes = []
+for kill in sys.argv[2:]:
+    path, _, number = kill.partition("=")
+    pid, deadline, state = started("killed"), time.monotonic() + 900, (0, 0)
+    while not Path("killed", path).exists() and state == (0, 0):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.002)
+        state = os.waitpid(pid, os.WNOHANG)
+    assert state == (0, 0), f"{path}: a start ended by itself, {state}"
+    os.kill(pid, int(number))
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+for out in ("killed", "whole"):
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(started(out), 0)[1]))
+print(codes)
+"""
+
+
 @pytest.mark.slow
 def test_a_pipeline_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
-    """SIGKILL in the middle of training, of sampling and between stages, and SIGTERM once; the same
+    """SIGKILL in the middle of training, of sampling, at the end of a run; SIGTERM once. The same
     command goes on each time."""
     tests = str(REPO / "tests" / "experiments")
     (tmp_path / "own.py").write_text(CONFIG.format(tests=tests))
     environment = one_device_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(REPO), str(REPO / "tests"), tests])
-
-    def command(out):
-        return [sys.executable, "-m", "rljax", "pipeline", "own.py", f"--out={out}"]
-
-    options = dict(cwd=tmp_path, env=environment, text=True)
-    done = subprocess.run(command("whole"), capture_output=True, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
     kills = {
         "sft/checkpoints/2": signal.SIGKILL,  # in the middle of a run
         "sft/checkpoints/4": signal.SIGTERM,
-        "sft/summary.json": signal.SIGKILL,  # of a run that ends
         "pairs/stage.json": signal.SIGKILL,  # in the middle of sampling
-        "scorer/policy": signal.SIGKILL,
+        "scorer/summary.json": signal.SIGKILL,  # of a run that ends, before its record is written
         "rl/checkpoints/2": signal.SIGKILL,
-        "evaluate_sft/stage.json": signal.SIGKILL,
     }
-    for path, number in kills.items():
-        child = subprocess.Popen(
-            command("killed"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
-        )
-        deadline = time.monotonic() + 200
-        while child.poll() is None and not (tmp_path / "killed" / path).exists():
-            assert time.monotonic() < deadline, path
-            time.sleep(0.01)
-        child.send_signal(number)
-        out, _ = child.communicate(timeout=200)
-        assert child.returncode in (0, 3, -9), out
-        if number == signal.SIGTERM and child.returncode:
-            assert "the same command goes on" in out and child.returncode == 3
-    done = subprocess.run(command("killed"), capture_output=True, **options)
+    arguments = [f"{path}={int(number)}" for path, number in kills.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, "own.py", *arguments],
+        cwd=tmp_path, env=environment, text=True, capture_output=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    codes = json.loads(done.stdout.splitlines()[-1])
+    assert codes == [-9, 3, -9, -9, -9, 0, 0], done.stdout + done.stderr
     one, other = records(tmp_path / "whole"), records(tmp_path / "killed")
+    assert list(one) == [*(item["stage"] for item in chain()), "rl"]
     for name in one:
-        assert one[name]["outputs"] == other[name]["outputs"], name
-        assert one[name]["inputs"] == other[name]["inputs"], name
-        assert one[name]["metrics"] == other[name]["metrics"], name
+        for part in ("outputs", "inputs", "metrics", "settings"):
+            assert one[name][part] == other[name][part], (name, part)
 
 
 def test_the_record_of_a_stage_that_has_begun_is_no_finished_one(whole, tmp_path):
@@ -406,3 +426,21 @@ def test_the_record_of_a_stage_that_has_begun_is_no_finished_one(whole, tmp_path
     done = [(s.name, old) for s, _, old in run_stages(stages_in(home, listed), "x.py")]
     assert done == [("sft", True), ("pairs", False)]
     assert record_of(stages_in(home, listed)[1])["outputs"] == records(whole)["pairs"]["outputs"]
+
+
+SHIPPED = [
+    f"{path}{variant}"
+    for path in sorted((REPO / "configs" / "pipelines").glob("*.py"))
+    for variant in ("", ":tiny", ":teacher")
+    if variant != ":tiny" or '== "tiny"' in path.read_text()
+    if variant != ":teacher" or path.stem == "why_rl"
+]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: Path(path).name)
+def test_the_pipelines_that_ship_are_valid(path, tmp_path):
+    listed = stages_of(config_module(path), path.partition(":")[2])
+    stages = make_stages(load_config_file(path), listed, tmp_path, path)
+    assert len(stages) > 3 and any(stage.needs() for stage in stages)
+    text = ast.get_docstring(ast.parse(Path(path.partition(":")[0]).read_text()))
+    assert f"configs/pipelines/{Path(path.partition(':')[0]).name}" in text
