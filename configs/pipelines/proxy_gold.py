@@ -1,6 +1,17 @@
 """Over-optimisation of a reward model: the proxy that is trained on rises, the true reward falls.
 
 rljax pipeline --config=configs/pipelines/proxy_gold.py --out=runs/proxy_gold
+
+The task: "bcad>" -> 8 letters, of which 4 should be "b"; the true reward is 1 at 4 and falls on
+both sides. Demonstrations have 0 to 3. The proxy is a reward model of pairs of the SFT policy's
+samples, labelled by the true reward with a fifth of the labels turned. GRPO is trained on the
+proxy; the true reward is a part of weight 0, so that it is only logged. report.html of the stage rl
+shows both against the root of the KL to the reference (Gao et al., arXiv 2210.10760).
+
+Hardware: 2 CPU cores shared with other work. Measured 2026-11-24, seed 0, means over the samples of
+a step: the proxy goes from 0.4 to 2.9; the true reward from 0.36 at step 1 to 0.75 at step 70 (root
+of the KL 3.3) and back to 0.43 at step 150 (4.8). About 2 CPU minutes in all. Other seeds: not
+measured.
 """
 
 import hashlib

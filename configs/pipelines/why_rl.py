@@ -1,6 +1,15 @@
 """Why RL: three toy experiments in which RL reaches what SFT on demonstrations does not.
 
 rljax pipeline --config=configs/pipelines/why_rl.py --out=runs/why_rl
+rljax pipeline --config=configs/pipelines/why_rl.py:teacher --out=runs/why_rl_teacher
+
+Each is SFT to its plateau, and from there as much SFT again, or 200 steps of GRPO (docs/why_rl.md).
+
+Hardware: 2 CPU cores shared with other work. Measured 2026-11-24, mean reward of 8 samples to each
+of 64 held-out prompts after SFT, more SFT, RL. `:teacher` (no demonstration is worth more than
+0.5): seed 0 0.42, 0.39, 0.93; seed 1 0.43, 0.39, 0.93; seed 2 0.37, 0.34, 0.96; 20 to 40 CPU
+seconds with programs compiled before. `:objective`, seed 0: 0.47, 0.50, 0.99; other seeds not
+measured. `:on_distribution`: not measured.
 """
 
 from rljax.config import Config

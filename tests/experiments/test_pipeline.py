@@ -338,10 +338,11 @@ import test_pipeline
 def get_config(variant=""):
     config = test_pipeline.base()
     config.mesh.data, config.mesh.fsdp = 1, -1
+    config.checkpoint.keep = 100
     return config
 
 def pipeline():
-    return [*test_pipeline.chain(sft_steps=6), test_pipeline.RL]
+    return [*test_pipeline.chain(sft_steps=40), test_pipeline.RL]
 """
 
 
@@ -390,11 +391,11 @@ def test_a_pipeline_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
     environment = one_device_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(REPO), str(REPO / "tests"), tests])
     kills = {
-        "sft/checkpoints/2": signal.SIGKILL,  # in the middle of a run
-        "sft/checkpoints/4": signal.SIGTERM,
+        "sft/checkpoints/00000002": signal.SIGKILL,  # in the middle of a run
+        "sft/checkpoints/00000008": signal.SIGTERM,
         "pairs/stage.json": signal.SIGKILL,  # in the middle of sampling
         "scorer/summary.json": signal.SIGKILL,  # of a run that ends, before its record is written
-        "rl/checkpoints/2": signal.SIGKILL,
+        "rl/checkpoints/00000002": signal.SIGKILL,
     }
     arguments = [f"{path}={int(number)}" for path, number in kills.items()]
     done = subprocess.run(
@@ -403,7 +404,8 @@ def test_a_pipeline_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
-    assert codes == [-9, 3, -9, -9, -9, 0, 0], done.stdout + done.stderr
+    # SIGTERM: 3 from a run, which saves, -15 from a stage that is made anew.
+    assert codes in ([-9, code, -9, -9, -9, 0, 0] for code in (3, -15)), done.stdout + done.stderr
     one, other = records(tmp_path / "whole"), records(tmp_path / "killed")
     assert list(one) == [*(item["stage"] for item in chain()), "rl"]
     for name in one:
