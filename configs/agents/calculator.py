@@ -1,10 +1,12 @@
 """A calculator as a tool: products of two numbers of two digits, which the model cannot compute.
 
 python launchers/train.py --config=configs/agents/calculator.py
+python launchers/train.py --config=configs/agents/calculator.py:tree
 
 The task: "37*58=" -> "<calc>37*58</calc>", the tool says "2146", then "2146". SFT teaches how a
 call is written and copied; a fifth of its examples call, the others answer with any number. GRPO
-raises the share of episodes that call.
+raises the share of episodes that call. The variant `tree` plays four first turns of each prompt and
+goes on twice from each call.
 
 Hardware: 2 CPU cores, shared with other work. Measured 2026-11-23: greedy accuracy above 0.95 after
 50 steps (seed 0, n=128), and below 0.3 where the tool's answers are shuffled; from 0.58 to 1.00
@@ -25,4 +27,9 @@ def get_config(variant: str = "") -> Config:
     config.environment.max_tokens = 64
     config.sft.steps = 300
     config.evaluate.prompts = 128
+    if variant == "tree":
+        config.algorithm.collect, config.algorithm.advantage = "turn_tree(branches=2)", "rloo()"
+        config.algorithm.reduction = "token_sum_norm(max_tokens=2048)"
+        config.batch.samples_per_prompt = 12  # 4 roots of 3 nodes
+        config.batch.sequences_per_optimizer_step = 192
     return config
