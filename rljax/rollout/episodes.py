@@ -214,7 +214,6 @@ class Driver:
             if episode.origin is not None:
                 self._drop(episode)
                 self._return_to_origin(episode)
-                self._put(episode, episode.origin[1])
                 return
         episode.asked = None
         episode.marks.append(step.mark)
@@ -271,8 +270,8 @@ class Driver:
         if room < 1 or begins and len(logs) == rules.max_rows:
             self._end(episode, FinishReason.LENGTH)
             return
-        for one in (*self._branched(episode, step), episode):
-            self._put(one, step)
+        self._branched(episode, step)
+        self._put(episode, step)
 
     def _place_of(self, episode: Episode, step: Step) -> tuple[list[Log], bool, int]:
         """The logs of the seat that plays next, whether it begins another one, and how many tokens
@@ -283,26 +282,40 @@ class Driver:
         before = 0 if begins else logs[-1].tokens
         return logs, begins, self.rules.limits.max_tokens - len(step.ids) - before
 
-    def _branched(self, episode: Episode, step: Step) -> list[Episode]:
-        """The new episodes that go on from where this one stands, with what `step` says."""
+    def _branched(self, episode: Episode, step: Step) -> None:
+        """Has new episodes go on from where this one stands, with what `step` says. Nothing that
+        was read of the log that grows is read again."""
         new = [] if self.branches is None else self.branches(episode)
-        if new:
-            origin = episode.get_state(self.seconds), step
-            for one in (episode, *new):
-                one.origin = origin
-        for one in new:
+        if not new:
+            return
+        rules, seat = self.rules, self.rules.seats.index(step.seat)
+        logs, begins, room = self._place_of(episode, step)
+        row, samples = seat * rules.max_rows + len(logs) - 1, []
+        if not begins:
+            most = min(rules.sampling.max_response_tokens, room)
+            samples = self.sampler.branch(
+                logs[-1].sample, len(logs[-1].sample.tokens), len(new), hold=True, more=step.ids,
+                sampling=dataclasses.replace(rules.sampling, max_response_tokens=most),
+                request_ids=[one.number * rules.rows + row for one in new],
+            )  # fmt: skip
+        episode.origin = episode.get_state(self.seconds), step
+        for at, one in enumerate(new):
             # The seeds of the environment are its siblings': the same replies lead to the same.
-            one.start, one.begun_s = episode.start, episode.begun_s
+            one.start, one.begun_s, one.origin = episode.start, episode.begun_s, episode.origin
             self.episodes[one.number] = one
             self.left += 1
-            self._return_to_origin(one)
-        return new
+            if begins:
+                self._return_to_origin(one)
+            else:
+                one.keys[row] = samples[at].key
+                self._return_to_origin(one, samples[at])
 
-    def _return_to_origin(self, episode: Episode) -> None:
-        """Brings an episode to where it branched off. What its siblings have read of the turns
-        before is read for it, too."""
+    def _return_to_origin(self, episode: Episode, branch: Sample | None = None) -> None:
+        """Brings an episode to where it branched off, its sample `branch` behind what its
+        environment says there; without one, what was read before is read again."""
+        state, step = episode.origin
         attempt, begun_s = episode.attempt, episode.begun_s
-        episode.set_state(episode.origin[0], self.rules.sampling)
+        episode.set_state(state, self.rules.sampling)
         episode.attempt, episode.begun_s = attempt, begun_s
         counts: dict[int, int] = {}
         for log in episode.logs:
@@ -310,8 +323,15 @@ class Driver:
             counts[log.seat] = counts.get(log.seat, 0) + 1
             log.sample.id = episode.number * self.rules.rows + row
             log.sample.key = episode.keys[row]
-        self.sampler.restore([log.sample for log in episode.logs])
+        speaker = None
+        if branch is not None:
+            speaker = next(log for log in episode.logs if log.sample.id == branch.id)
+            speaker.sample = branch
+            self._speaks(episode, speaker, step)
+        self.sampler.restore([log.sample for log in episode.logs if log is not speaker])
         self._open(episode)
+        if branch is None:
+            self._put(episode, step)
 
     def _put(self, episode: Episode, step: Step) -> None:
         """Puts what the environment said, for which there is room, before the policy."""
@@ -324,10 +344,13 @@ class Driver:
             row = episode.number * rules.rows + seat * rules.max_rows + len(logs)
             self._prompts.setdefault((step.ids, most), []).append((episode, seat, row, step))
             return
-        episode.speaker = logs[-1]
-        episode.speaker.next_state, episode.speaker.next_observation = step.state, step.messages
+        self._speaks(episode, logs[-1], step)
         sampling = dataclasses.replace(rules.sampling, max_response_tokens=most)
         self._deliveries.append((logs[-1].sample, step.ids, sampling))
+
+    def _speaks(self, episode: Episode, log: Log, step: Step) -> None:
+        """Notes which log goes on, and what it answers."""
+        episode.speaker, log.next_state, log.next_observation = log, step.state, step.messages
 
     def _submit(self) -> None:
         """Hands the sampler what is new: observations all at once, and each prompt once for all

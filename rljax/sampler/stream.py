@@ -252,6 +252,7 @@ class Sampler:
         n: int = 1,
         *,
         sampling: Sampling | None = None,
+        more: Sequence[int] = (),
         request_ids: Sequence[int] | None = None,
         keep: bool = False,
         hold: bool = False,
@@ -265,21 +266,28 @@ class Sampler:
         fold_in(key of the sample, (at, i)), whatever the slots and what is cached.
 
         A new sample has the records of its first `at` tokens (`branched`), and of all limits what
-        the sample had left there. `sampling`: a new turn begins at `at`, with these limits.
+        the sample had left there. `sampling`: a new turn begins at `at`, with these limits, behind
+        `more` tokens that the policy did not choose (a tool's reply).
         `request_ids`, `keep` and `hold` are as in `submit`.
         """
         places = [at] if np.ndim(at) == 0 else list(at)
-        self._check_branch(sample, places, n, sampling, keep and hold)
+        self._check_branch(sample, places, n, sampling, more, keep and hold)
         ids = iter(self._numbers(request_ids, len(places) * n))
         now, children = time.monotonic(), []
         how = dict(keep=keep, hold=hold, submitted_s=now)
         for place in places:
             keys = fetch(branch_keys(sample.key[None], np.array([place], np.int32), n))[0]
             children += [sample.continued(place, next(ids), key, sampling, **how) for key in keys]
+        if len(more):
+            for child in children:
+                child.append_observation(more, self._places.version or 0)
+                child.limit(sampling)
         self._add_branches(sample, children)
         return children
 
-    def _check_branch(self, sample: Sample, places: list, n: int, sampling, both: bool) -> None:
+    def _check_branch(
+        self, sample: Sample, places: list, n: int, sampling, more, both: bool
+    ) -> None:
         check_whole("n of a branch", n, 1)
         if both:
             raise InputError("keep and hold", value=(True, True), rule="one of both")
@@ -295,8 +303,12 @@ class Sampler:
                 rule += ": inside of its last turn, whose limits go on"
             fix = "" if sampling is not None else "sampling= begins a new turn there"
             raise InputError("branch at", value=places[:8], rule=rule, fix=fix)
+        if len(more) and sampling is None:
+            rule = "a new turn begins behind them"
+            raise InputError("branch more", value=list(more)[:8], rule=rule, fix="sampling=")
         for place in places if sampling is not None else ():
-            self._checked(sample.ids[: len(sample.prompt) + place], sampling, n)
+            ids = sample.ids[: len(sample.prompt) + place]
+            self._checked(np.concatenate([ids, np.asarray(more, np.int32)]), sampling, n)
 
     def _add_branches(self, sample: Sample, children: list[Sample]) -> None:
         """Puts continuations of a sample into the queue, with what was read of it: together where
@@ -309,8 +321,12 @@ class Sampler:
         for group in groups:
             ids = max(group, key=lambda child: child.size).ids
             known = read if len(groups) == 1 or read == len(ids) - 1 else 0
-            self._places.reread_tokens += max(0, len(ids) - 1 - known)
-            self._prompts.add(ids, group, prefix=prefix if known else None, read=known)
+            again = min(len(ids), sample.size) - 1 - known  # what is behind the sample is new
+            self._places.reread_tokens += max(0, again)
+            own = prefix if known else None
+            if own is not None and known < len(ids) - 1:  # what is appended goes behind it
+                own = self.engine.widen(own, 0, known)
+            self._prompts.add(ids, group, prefix=own, read=known)
 
     def release(self, sample: Sample) -> None:
         """Lets go of a finished sample: frees the slot, or the room beside the slots, that it holds

@@ -76,6 +76,7 @@ def test_siblings_share_what_came_before_and_each_token_is_learned_once(actor, l
     again = fetch(actor.logprobs(jax.tree.map(jax.numpy.asarray, batch)))
     np.testing.assert_allclose(again[chosen], batch.sampler_logprobs[chosen], atol=2e-5)
     assert len(report.rows) == PROMPTS * 8 and metrics["turn_tree/leaves"] == 8
+    assert metrics["slots/reread_tokens"] == 0  # a branch reads what is new of it
     lengths = batch.segment_ids.sum(axis=1)
     differ = 0
     for parent, children in families(tree, 2, 1):
