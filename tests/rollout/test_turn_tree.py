@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 from conftest import Compiled, lanes
+from killed_runs import killed_run
 from test_episodes import PROMPTS, actor, config_of, environment_of
-from test_in_flight_kills import trained
 from test_turns import PAID_FIRST, PAID_SECOND, chance, score_functions, true_gradient
 from tiny_run import policy_bytes
 
@@ -312,6 +312,6 @@ def test_a_killed_run_is_the_run_that_was_not(tmp_path):
         config.steps, config.run_dir = 22, str(tmp_path / folder)
         config.checkpoint.every_steps = 2
         config.compilation_cache = "~/.cache/rljax/tests"
-        return policy_bytes(trained(config, kills))
+        return policy_bytes(killed_run(config, kills))
 
     assert run("killed", 3) == run("whole", 0)
