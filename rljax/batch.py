@@ -109,6 +109,7 @@ class Batch:
     target_ids: jax.Array | None = _field("B S M", jnp.int32)
     target_probs: jax.Array | None = _field("B S M", jnp.float32)
     search_values: jax.Array | None = _field("B S", jnp.float32)
+    task: jax.Array | None = _field("B", jnp.int32)  # of a mixture, by its number in the config
     sum_pi_squared: jax.Array | None = _field("B S", jnp.float32)  # sum over the vocabulary of pi^2
     # The entropy of the choice: the sampler's, else that of the pass that fills old_logprobs.
     entropy: jax.Array | None = _field("B S", jnp.float32)

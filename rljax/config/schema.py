@@ -435,6 +435,7 @@ NAMESPACES = {
     "value_loss": "rljax.losses.value",
     "preference_loss": "rljax.losses.preference",
     "preference": "rljax.shaping.pairs",
+    "constrained": "rljax.shaping.constrained",
     "reward_loss": "rljax.losses.reward_model",
     "reduction": "rljax.learn.reductions",
     "correction": "rljax.correction",

@@ -7,6 +7,7 @@ coefficient is above 0, or the loss reads its log-probs; `kl_controller`: a KL t
 keyword-only arguments are the page's options: dataflow="vapo(positive_nll=0.1)".
 """
 
+from rljax.dataflows.cgpo import cgpo
 from rljax.dataflows.distil import distil, on_policy_distil
 from rljax.dataflows.dqo import dqo, dro
 from rljax.dataflows.expert_iteration import expert_iteration
@@ -28,6 +29,7 @@ from rljax.dataflows.vapo import vapo
 
 __all__ = [
     "bco",
+    "cgpo",
     "cost_model",
     "distil",
     "dqo",

@@ -122,6 +122,8 @@ UPDATE = {
     "log_ratio": ("log policy - log reference of a sample", "nats", ""),
     "target": ("what log_ratio is regressed on", "nats", ""),
     "dpo_loss": ("the contrast between the two completions, without the bonus (xpo)", "", "falls"),
+    "likelihood_loss": ("the part of the loss that weighs log-probabilities (cgpo)", "nats", ""),
+    "pair_loss": ("the part of the loss that compares pairs (cgpo)", "", "falls"),
     "exploration": ("the bonus for what the reference would not write (xpo)", "", ""),
     "win_probability": ("chance that the sample beats the opponent's (nash_md)", SHARE,
                         "rises above 0.5"),
@@ -165,6 +167,23 @@ UPDATE = {
     "teacher_mass": ("teacher's probability of the entries that it sent", SHARE, "above 0.9"),
     "overlap": ("sent entries that are the student's first choices, too", SHARE, "rises"),
     "overlap_advantage": ("how much more likely the teacher finds the shared entries", "nats", ""),
+}
+
+CGPO = {
+    "cgpo/compliant_fraction": ("samples that satisfy all judges", SHARE, "rises to 1"),
+    "cgpo/calibrated_reward": ("sigmoid(reward - reward of the baseline response)", "0 to 1",
+                               "rises above 0.5"),
+    "cgpo/skipped_prompts": ("prompts that nothing is learned from", "prompts", "falls"),
+    "cgpo/kl_factor": ("factor max(1 - log-ratio / kl_max, 0) on the reward (crpg)", "x",
+                       "1, falling slowly; at 0 the policy is kl_max from the reference"),
+    "cgpo/regularised_reward": ("mean of the calibrated reward x KL factor, 0 where a judge fails "
+                                "(crpg)", "", "rises"),
+    "cgpo/violating_rejected_fraction": ("pairs whose rejected sample fails a judge (codpo)", SHARE,
+                                         "falls"),
+    "cgpo/within_kl_fraction": ("samples whose log-ratio is at most kl_max (crraft)", SHARE,
+                                "above 0.5"),
+    "cgpo/baseline_fallbacks": ("prompts learned from by their baseline response (crraft)",
+                                "prompts", "falls to 0"),
 }
 
 SAMPLES = {
@@ -267,6 +286,13 @@ SAMPLES = {
                          "above reward/mean"),
     "raft/kept_fraction": ("samples that are imitated", SHARE, "keep / samples_per_prompt"),
     "raft/prompts_without_any": ("prompts none of whose samples is imitated", SHARE, "below 0.7"),
+    "baseline/reward": ("mean score of the prompts' baseline responses", "score",
+                        "steady: they are of the data or the reference"),
+    "baseline/failed_fraction": ("baseline responses whose reward failed: their prompts are skipped",
+                                 SHARE, "0"),
+    "baseline/compliant_fraction": ("baseline responses that satisfy all judges", SHARE, ""),
+    **CGPO,
+    **{f"{name}/*": (f"{text}, in task {{}}", *rest) for name, (text, *rest) in CGPO.items()},
     "pair/margin": ("score of the chosen sample minus the rejected", "score", "above 0"),
     "pair/kept_fraction": ("prompts that give a pair", SHARE, "above 0.3"),
     "pair/tied_fraction": ("prompts whose best and worst sample tie", SHARE, "below 0.7"),

@@ -1,5 +1,5 @@
 """Rewards made of rewards: a weighted mixture, one reward per data source, one reward and the cost
-that another says, and a reward model's score as one of them.
+that another says, a reward under judges, and a reward model's score as one of them.
 
 Parts are normalised over a batch or a group by `rljax.shaping.scores.mixed_parts` and
 `rljax.advantages.gdpo`.
@@ -42,6 +42,8 @@ def prepare_worker(component: Component) -> None:
     if component.short_name == "mixture":
         options = component.options
         _weights(options["rewards"], options.get("weights", ()), options.get("normalise", False))
+    if component.short_name == "judged":
+        _pass_marks(component.options["judges"], component.options.get("pass_at", ()))
     for name in ("sources", "defaults"):
         _check_sources(name, component.options.get(name, ()))
 
@@ -138,6 +140,55 @@ def with_cost(
     value, parts = _scored(reward, sample, "with_cost, reward")
     price, _ = _scored(cost, sample, "with_cost, cost")
     return {**parts, "score": value, "cost": scale * price + shift}
+
+
+def _late_judged(options: dict, sample: dict) -> dict | None:
+    """What `judged` is worth when it is late: no judge passes, and the reward is late. None where one
+    of them asks somebody, who may be slow by himself."""
+    reward, judges = options["reward"], options["judges"]
+    late = [late_score(_member(text)[0], sample) for text in (reward, *judges)]
+    if None in late:
+        return None
+    failed = {f"judge/{name}": 0.0 for name in _names(judges)}
+    return {"score": late[0][0], "compliant": 0.0, **failed}
+
+
+@contract(on_timeout=lambda options: functools.partial(_late_judged, options))
+def judged(
+    *,
+    reward: RewardText,
+    judges: tuple[RewardText, ...],
+    pass_at: tuple[float, ...] = (),
+    **sample,
+) -> dict:
+    """The score of `reward`, and as part `compliant` 1 where every judge passes, else 0: what
+    dataflow="cgpo" learns from (arXiv 2409.20370).
+
+    A judge is any reward; it passes where its score is at least its number of pass_at; none = 1
+    each. Further parts: the verdict of each judge as judge/NAME (numbered from the second of a name
+    on), and the reward's own as reward/NAME. A member that raises makes the sample an error.
+    """
+    marks = _pass_marks(judges, pass_at)
+    score, inner = _scored(reward, sample, "judged, reward")
+    verdicts = {
+        f"judge/{name}": float(_scored(text, sample, "judged, judge")[0] >= mark)
+        for name, text, mark in zip(_names(judges), judges, marks, strict=True)
+    }
+    own = {f"reward/{name}": part for name, part in inner.items() if name != "score"}
+    return {"score": score, "compliant": min(verdicts.values()), **verdicts, **own}
+
+
+@functools.lru_cache(maxsize=1024)
+def _pass_marks(judges: tuple, pass_at: tuple[float, ...]) -> tuple[float, ...]:
+    marks = pass_at or (1.0,) * len(judges)
+    numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in marks)
+    if isinstance(judges, str) or not judges or len(marks) != len(judges) or not numbers:
+        raise InputError(
+            "judged(pass_at)", value=pass_at,
+            rule=f"one finite number for each of the judges {judges!r}, at least one",
+            fix="judges=('valid_json()',): one judge needs the comma behind it",
+        )  # fmt: skip
+    return marks
 
 
 def reward_model(model_score: float) -> float:

@@ -4,11 +4,13 @@ collect: once, dynamic, active, first_live. turn_tree: episodes that branch wher
 greedy: the greedy response's score as a baseline. searched: samples by tree search.
 vine: values of states by sampling from them. special_token: responses anew from their weakest
 token.
-against: half of the samples from an opponent. reward, judge, process: rewards of samples.
+against: half of the samples from an opponent. baseline_response: a row of each prompt that is its
+baseline response. reward, judge, process: rewards of samples.
 environment, episodes, episode_rows: episodes of several turns in place of samples.
 """
 
 from rljax.rollout.against import AgainstOpponent, GeometricMixture, against, sampled_by_actor
+from rljax.rollout.baseline_response import with_baseline_response
 from rljax.rollout.beside import BesideReference
 from rljax.rollout.branch import branch_scored
 from rljax.rollout.collect import active, dynamic, first_live, once
@@ -63,4 +65,5 @@ __all__ = [
     "turn_tree",
     "vine",
     "widened",
+    "with_baseline_response",
 ]

@@ -77,7 +77,7 @@ def abstract_batch(setup: Setup, phase: Phase) -> Batch:
         rows *= setup.rows_per_example
     # How many parts the reward has shows when it runs: as many as there are weights for them.
     readers = [
-        c for c in (algorithm.advantage, *algorithm.reward_shaping)
+        c for c in (phase.dataflow, algorithm.advantage, *algorithm.reward_shaping)
         if "reward_parts" in spec(c).reads
     ]  # fmt: skip
     weights = [c.options["weights"] for c in readers if c.options.get("weights")]

@@ -1,0 +1,177 @@
+"""CGPO: policy optimization under the constraints of judges, of several tasks at once, each with its
+own optimizer and weight (arXiv 2409.20370)."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rljax.batch import Batch, masked_mean
+from rljax.components import resolve
+from rljax.config import NAMESPACES
+from rljax.contracts import contract, spec
+from rljax.correction import bypass_old_logprobs
+from rljax.dataflows.online_dpo import rows_at, with_reference
+from rljax.dataflows.stages import rescaled_steps
+from rljax.errors import InputError
+from rljax.learn.metrics import reference_kl, sample_metrics
+from rljax.losses.constrained import constrained_policy_loss
+from rljax.roles import program
+from rljax.shaping.constrained import Responses, Targets
+
+
+def _rollout(options: dict) -> str:
+    return f"with_baseline_response(tasks={tuple(name for name, _ in options['tasks'])!r})"
+
+
+@contract(
+    reads=("rewards", "scores", "group", "reward_parts", "task"), rollout=_rollout, one_version=True
+)
+@program
+def cgpo(
+    batch, key, cfg, *, actor, reference,
+    optimizer: str = "crpg()",
+    tasks: tuple[tuple[str, str], ...] = (),
+    task_weights: tuple[float, ...] = (),
+):  # fmt: skip
+    """The gradient of sum_l rho_l g_l, g_l the mean of what the optimizer of task l learns from.
+
+    `optimizer` (rljax.shaping.constrained: crpg, codpo, crraft) is that of all prompts, or of each
+    of `tasks`, pairs (pattern of data_source, optimizer); "" is `optimizer`. rho: task_weights,
+    none = equal. A sample complies where all parts of its reward are 1 (rljax.rewards.judged). The
+    last row of each prompt is its baseline response (rljax.rollout.with_baseline_response).
+    """
+    names, optimizers, weights = _tasks(optimizer, tasks, task_weights)
+    batch = with_reference(batch, cfg, reference)
+    batch, load = _with_old_logprobs(batch, cfg, actor)
+    chosen = choose(batch, cfg.samples_per_prompt, optimizers, weights)
+    examples = chosen.examples
+    if cfg.old_logprobs == "sampler":  # a baseline response has none of the policy's
+        examples = examples.replace(old_logprobs=None)
+    sizes = batch.rows, examples.rows, spec(chosen.loss).rows
+    cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *sizes, actor.row_unit))
+    new, learned = actor.update(actor.balanced(examples), chosen.loss, **cfg.update_options())
+    metrics = _metrics(batch, chosen, names, actor, cfg)
+    return {"actor": new}, {**metrics, **load, **learned}
+
+
+def _tasks(optimizer: str, tasks, task_weights):
+    """Names of the tasks, "" for a single one without a name; their optimizers; their weights."""
+    pairs = tasks or (("", ""),)
+    if not all(isinstance(p, tuple) and [type(x) for x in p] == [str, str] for p in pairs):
+        raise InputError(
+            "cgpo(tasks)", value=tasks, rule="pairs of a data source and its optimizer",
+            fix="tasks=(('my_set', 'crpg(kl_max=5.0)'),): one pair needs the comma behind it",
+        )  # fmt: skip
+    weights = task_weights or (1 / len(pairs),) * len(pairs)
+    numbers = all(isinstance(w, int | float) and w >= 0 for w in weights)
+    if len(weights) != len(pairs) or not numbers or not sum(weights):
+        rule = f"one number of at least 0 for each of the {len(pairs)} tasks, one of them above"
+        raise InputError("cgpo(task_weights)", value=task_weights, rule=rule)
+    home = NAMESPACES["constrained"]
+    return [n for n, _ in pairs], [resolve(own or optimizer, home) for _, own in pairs], weights
+
+
+def _with_old_logprobs(batch, cfg, actor):
+    """The log-probs of the policy that the batch begins with, and the load of its experts."""
+    if cfg.old_logprobs == "sampler":
+        if cfg.trust_region:
+            raise InputError(
+                "algorithm.trust_region", value=cfg.trust_region,
+                rule="a baseline response has no log-probs of the sampler",
+                fix="algorithm.old_logprobs='recomputed'",
+            )  # fmt: skip
+        return bypass_old_logprobs(batch), {}
+    old, load = actor.logprobs_and_load(batch, cfg.steps)
+    return batch.replace(old_logprobs=old), load
+
+
+def responses_of(batch, rows: int):
+    """The samples and the baseline responses of a batch with `rows` rows for each prompt, and the
+    task of each prompt [P]. Prompts whose baseline has no known reward are not live."""
+    batch.require("reward_parts", "task", "ref_logprobs", "old_logprobs", by="cgpo")
+    if batch.episode is not None:
+        raise InputError("cgpo of an environment", rule="it learns from single responses")
+    of = lambda x: x.reshape(-1, rows)  # noqa: E731
+    policy = batch.mask > 0
+    parts = batch.reward_parts
+    compliant = of(jnp.all(jnp.isnan(parts) | (parts >= 1), axis=1))
+    gap = jnp.where(policy, batch.old_logprobs - batch.ref_logprobs, 0.0)
+    live, tokens = of(jnp.any(policy, axis=1)), of(jnp.sum(policy, axis=1))
+    known, scores = live[:, -1], of(batch.scores)
+    log_ratios = of(jnp.sum(gap, axis=1))
+    responses = Responses(
+        rewards=scores[:, :-1], compliant=compliant[:, :-1], log_ratios=log_ratios[:, :-1],
+        tokens=tokens[:, :-1], live=live[:, :-1] & known[:, None],
+        baseline_rewards=scores[:, -1], baseline_compliant=compliant[:, -1] & known,
+    )  # fmt: skip
+    return jax.lax.stop_gradient(responses), of(batch.task)[:, 0]
+
+
+class Chosen(NamedTuple):
+    """What is learned from a batch: the rows that the targets of the tasks name, k for each of P
+    prompts, with their weights as advantages; their loss; which of them are kept [P, k]."""
+
+    examples: Batch
+    loss: Callable
+    keep: jax.Array
+    responses: Responses
+    task: jax.Array
+    targets: list[Targets]
+
+
+def choose(batch: Batch, samples_per_prompt: int, optimizers, weights) -> Chosen:
+    """Asks the optimizer of each task about its prompts. The loss, averaged over all examples, is
+    sum_l weights_l (the mean over the examples of task l)."""
+    responses, task = responses_of(batch, samples_per_prompt)
+    targets = [of(responses.where(task == i)) for i, of in enumerate(optimizers)]
+    width = max(one.rows.shape[1] for one in targets)
+
+    def of_own_task(each):
+        wide = jnp.stack([jnp.pad(x, [(0, 0), (0, width - x.shape[1])]) for x in each])
+        return wide[task, jnp.arange(task.shape[0])]
+
+    rows, advantages, keep = map(of_own_task, list(zip(*targets, strict=True))[:3])
+    first = jnp.arange(task.shape[0])[:, None] * samples_per_prompt
+    examples = rows_at(batch, (first + rows).reshape(-1), keep.reshape(-1))
+    advantages = jnp.broadcast_to(advantages.reshape(-1, 1), examples.mask.shape)
+    pair_betas = tuple(one.pair_beta for one in targets)
+    together = width if any(pair_betas) else 1
+    count = jnp.sum(jnp.any(keep.reshape(-1, together), axis=1))
+    counts = jnp.stack([jnp.maximum(one.count, 1) for one in targets])
+    loss = functools.partial(
+        constrained_policy_loss, scales=jnp.asarray(weights) * count / counts,
+        pair_betas=pair_betas, rows_per_example=together,
+    )  # fmt: skip
+    examples = examples.replace(advantages=advantages)
+    return Chosen(examples, loss, keep, responses, task, targets)
+
+
+def _metrics(batch, chosen: Chosen, names, actor, cfg) -> dict:
+    """Of the policy's samples and the baseline responses; of all tasks, and of each that has a
+    name."""
+    rows, number = cfg.samples_per_prompt, lambda x: x.astype(jnp.float32)
+    last = jnp.arange(batch.rows) % rows == rows - 1
+    own = batch.replace(mask=batch.mask * ~last[:, None])
+    out = sample_metrics(own, actor.state.step) | reference_kl(own, own.old_logprobs)
+    responses, skipped = chosen.responses, ~jnp.any(chosen.keep, axis=1)
+    known = jnp.any(batch.mask > 0, axis=1)[rows - 1 :: rows]
+    out["baseline/compliant_fraction"] = masked_mean(number(responses.baseline_compliant), known)
+
+    def add(of_task: str, here, more: dict):
+        live = responses.live & here[:, None]
+        values = {
+            "compliant_fraction": masked_mean(number(responses.compliant), live),
+            "calibrated_reward": masked_mean(responses.calibrated, live),
+            "skipped_prompts": jnp.sum(number(skipped & here)),
+            **more,
+        }
+        out.update({f"cgpo/{name}{of_task}": value for name, value in values.items()})
+
+    several = bool(names[0])
+    add("", jnp.ones_like(skipped), {} if several else chosen.targets[0].metrics)
+    for i, name in enumerate(names if several else ()):
+        add(f"/{name}", chosen.task == i, chosen.targets[i].metrics)
+    return out
