@@ -44,7 +44,7 @@ def cgpo(
     last row of each prompt is its baseline response (rljax.rollout.with_baseline_response).
     """
     names, optimizers, weights = _tasks(optimizer, tasks, task_weights)
-    batch = with_reference(batch, cfg, reference)
+    sampled, batch = batch, with_reference(batch, cfg, reference)
     batch, load = _with_old_logprobs(batch, cfg, actor)
     chosen = choose(batch, cfg.samples_per_prompt, optimizers, weights)
     examples = chosen.examples
@@ -53,7 +53,10 @@ def cgpo(
     sizes = batch.rows, examples.rows, spec(chosen.loss).rows
     cfg = cfg.replace(steps=rescaled_steps(cfg.steps, *sizes, actor.row_unit))
     new, learned = actor.update(actor.balanced(examples), chosen.loss, **cfg.update_options())
-    metrics = _metrics(batch, chosen, names, actor, cfg)
+    last = jnp.arange(batch.rows) % cfg.samples_per_prompt == cfg.samples_per_prompt - 1
+    own = sampled.replace(mask=batch.mask * ~last[:, None], ref_logprobs=batch.ref_logprobs)
+    metrics = sample_metrics(own, actor.state.step) | reference_kl(own, batch.old_logprobs)
+    metrics |= _task_metrics(chosen, names)
     return {"actor": new}, {**metrics, **load, **learned}
 
 
@@ -149,16 +152,10 @@ def choose(batch: Batch, samples_per_prompt: int, optimizers, weights) -> Chosen
     return Chosen(examples, loss, keep, responses, task, targets)
 
 
-def _metrics(batch, chosen: Chosen, names, actor, cfg) -> dict:
-    """Of the policy's samples and the baseline responses; of all tasks, and of each that has a
-    name."""
-    rows, number = cfg.samples_per_prompt, lambda x: x.astype(jnp.float32)
-    last = jnp.arange(batch.rows) % rows == rows - 1
-    own = batch.replace(mask=batch.mask * ~last[:, None])
-    out = sample_metrics(own, actor.state.step) | reference_kl(own, own.old_logprobs)
+def _task_metrics(chosen: Chosen, names) -> dict:
+    """Of the samples and the baseline responses of all tasks, and of each that has a name."""
+    out, number = {}, lambda x: x.astype(jnp.float32)
     responses, skipped = chosen.responses, ~jnp.any(chosen.keep, axis=1)
-    known = jnp.any(batch.mask > 0, axis=1)[rows - 1 :: rows]
-    out["baseline/compliant_fraction"] = masked_mean(number(responses.baseline_compliant), known)
 
     def add(of_task: str, here, more: dict):
         live = responses.live & here[:, None]
@@ -166,6 +163,9 @@ def _metrics(batch, chosen: Chosen, names, actor, cfg) -> dict:
             "compliant_fraction": masked_mean(number(responses.compliant), live),
             "calibrated_reward": masked_mean(responses.calibrated, live),
             "skipped_prompts": jnp.sum(number(skipped & here)),
+            "baseline_compliant_fraction": masked_mean(
+                number(responses.baseline_compliant), jnp.any(live, axis=1)
+            ),
             **more,
         }
         out.update({f"cgpo/{name}{of_task}": value for name, value in values.items()})

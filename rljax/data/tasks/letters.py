@@ -120,9 +120,17 @@ def letter_count(
     )
 
 
-def first_letter(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
+def first_letter(
+    *,
+    letters: int = 3,
+    kinds: int = 4,
+    test: int = 16,
+    seed: int = 0,
+    data_source: str = "first_letter",
+) -> Task:
     """ "bca>" -> "b": the first of `letters` letters, each one of `kinds`; all texts, split at
-    random. The smallest task with a right answer per prompt."""
+    random. The smallest task with a right answer per prompt. Another `data_source` makes it another
+    task of a mixture."""
     if not 2 <= kinds <= 26:
         raise InputError("first_letter(kinds)", value=kinds, rule="2 to 26")
     if not 1 <= letters <= 6 or kinds**letters > 20_000:
@@ -133,7 +141,9 @@ def first_letter(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int 
     texts = ["".join(t) for t in itertools.product(alphabet, repeat=letters)]
     random.Random(seed).shuffle(texts)
     pairs = [(f"{t}>", t[0]) for t in texts]
-    return _split("first_letter", alphabet + ">", pairs, test, len(pairs) - test)
+    task = _split("first_letter", alphabet + ">", pairs, test, len(pairs) - test)
+    named = lambda rows: [row | {"data_source": data_source} for row in rows]  # noqa: E731
+    return dataclasses.replace(task, train=named(task.train), test=named(task.test))
 
 
 def letter_feedback(*, letters: int = 3, kinds: int = 4, test: int = 16, seed: int = 0) -> Task:
