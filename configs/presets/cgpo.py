@@ -16,8 +16,8 @@ from rljax.config import Config
 from rljax.config.tiny import TOKENS, tiny
 
 
-def judged(reward: str, *judges: str) -> str:
-    return f"judged(reward={reward!r}, judges={judges!r})"
+def with_judges(reward: str, *judges: str) -> str:
+    return f"with_judges(reward={reward!r}, judges={judges!r})"
 
 
 def get_config(variant: str = "") -> Config:
@@ -27,12 +27,12 @@ def get_config(variant: str = "") -> Config:
     if small:
         names = "first_letter", "two_letters"
         rewards = (
-            judged("contains()", limit),
-            judged("contains()", "regex_match(pattern='[a-z]', whole=True)"),
+            with_judges("contains()", limit),
+            with_judges("contains()", "regex_match(pattern='[a-z]', whole=True)"),
         )
     else:
         names = "math*", "json*"
-        rewards = judged("boxed()", limit), judged("json_match()", "valid_json()")
+        rewards = with_judges("boxed()", limit), with_judges("json_match()", "valid_json()")
     tasks = (names[0], "crpg(kl_max=20.0)"), (names[1], "codpo(beta=0.1, nll_coef=1.0)")
     config = Config(dataflow=f"cgpo(tasks={tasks!r})", steps=500)
     sources = tuple(zip(names, rewards, strict=True))

@@ -1,5 +1,5 @@
-"""CGPO: policy optimization under the constraints of judges, of several tasks at once, each with its
-own optimizer and weight (arXiv 2409.20370)."""
+"""CGPO: policy optimization under the constraints of judges, for several tasks at once, each with
+its own optimizer and weight (arXiv 2409.20370)."""
 
 import functools
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def cgpo(
 
     `optimizer` (rljax.shaping.constrained: crpg, codpo, crraft) is that of all prompts, or of each
     of `tasks`, pairs (pattern of data_source, optimizer); "" is `optimizer`. rho: task_weights,
-    none = equal. A sample complies where all parts of its reward are 1 (rljax.rewards.judged). The
+    none = equal. A sample complies where all parts of its reward are 1 (rljax.rewards.with_judges). The
     last row of each prompt is its baseline response (rljax.rollout.with_baseline_response).
     """
     names, optimizers, weights = _tasks(optimizer, tasks, task_weights)

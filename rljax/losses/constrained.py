@@ -23,7 +23,7 @@ def constrained_policy_loss(
     pair_betas: tuple[float, ...],
     rows_per_example: int = 1,
 ):
-    """scale (sum over the rows of -advantage log pi(y) - log sigmoid(beta (Delta_0 - Delta_1))): [N].
+    """scale (sum over rows of -advantage log pi(y) - log sigmoid(beta (Delta_0 - Delta_1))): [N].
 
     Delta = log pi(y) - log ref(y) of rows 0 and 1 of an example; that term is there for tasks whose
     pair_betas [L] is above 0. `advantages` are weights of log pi, without gradient; scales [L] are

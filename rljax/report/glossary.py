@@ -174,7 +174,8 @@ CGPO = {
     "cgpo/calibrated_reward": ("sigmoid(reward - reward of the baseline response)", "0 to 1",
                                "rises above 0.5"),
     "cgpo/skipped_prompts": ("prompts that nothing is learned from", "prompts", "falls"),
-    "cgpo/baseline_compliant_fraction": ("baseline responses that satisfy all judges", SHARE, ""),
+    "cgpo/baseline_compliant_fraction": ("baseline responses that satisfy all judges", SHARE,
+                                         ""),
     "cgpo/kl_factor": ("factor max(1 - log-ratio / kl_max, 0) on the reward (crpg)", "x",
                        "1, falling slowly; at 0 the policy is kl_max from the reference"),
     "cgpo/regularised_reward": ("mean of the calibrated reward x KL factor, 0 where a judge fails "
@@ -289,8 +290,8 @@ SAMPLES = {
     "raft/prompts_without_any": ("prompts none of whose samples is imitated", SHARE, "below 0.7"),
     "baseline/reward": ("mean score of the prompts' baseline responses", "score",
                         "steady: they are of the data or the reference"),
-    "baseline/failed_fraction": ("baseline responses whose reward failed: their prompts are skipped",
-                                 SHARE, "0"),
+    "baseline/failed_fraction": ("baseline responses whose reward failed: their prompts are "
+                                 "skipped", SHARE, "0"),
     **CGPO,
     **{f"{name}/*": (f"{text}, in task {{}}", *rest) for name, (text, *rest) in CGPO.items()},
     "pair/margin": ("score of the chosen sample minus the rejected", "score", "above 0"),

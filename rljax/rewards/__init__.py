@@ -29,7 +29,7 @@ from rljax.rewards.answers.minerva import dapo
 from rljax.rewards.groups import diversity, pairwise
 from rljax.rewards.judges.judges import judge
 from rljax.rewards.judges.rubrics import rubric
-from rljax.rewards.mixing import by_source, judged, mixture, reward_model, with_cost
+from rljax.rewards.mixing import by_source, mixture, reward_model, with_cost, with_judges
 from rljax.rewards.text.answers import choice, contains, qa_exact_match, regex_match, token_f1
 from rljax.rewards.text.gym import reasoning_gym_score
 from rljax.rewards.text.length import l1_exact, l1_max, soft_overlong
@@ -64,7 +64,7 @@ __all__ = [
     "json_match",
     "json_schema",
     "judge",
-    "judged",
+    "with_judges",
     "l1_exact",
     "l1_max",
     "language",

@@ -42,7 +42,7 @@ def prepare_worker(component: Component) -> None:
     if component.short_name == "mixture":
         options = component.options
         _weights(options["rewards"], options.get("weights", ()), options.get("normalise", False))
-    if component.short_name == "judged":
+    if component.short_name == "with_judges":
         _pass_marks(component.options["judges"], component.options.get("pass_at", ()))
     for name in ("sources", "defaults"):
         _check_sources(name, component.options.get(name, ()))
@@ -142,9 +142,9 @@ def with_cost(
     return {**parts, "score": value, "cost": scale * price + shift}
 
 
-def _late_judged(options: dict, sample: dict) -> dict | None:
-    """What `judged` is worth when it is late: no judge passes, and the reward is late. None where one
-    of them asks somebody, who may be slow by himself."""
+def _late_with_judges(options: dict, sample: dict) -> dict | None:
+    """What `with_judges` is worth when it is late: no judge passes, and the reward is late. None
+    where one of them has no score when it is late: it asks a server or a model."""
     reward, judges = options["reward"], options["judges"]
     late = [late_score(_member(text)[0], sample) for text in (reward, *judges)]
     if None in late:
@@ -153,8 +153,8 @@ def _late_judged(options: dict, sample: dict) -> dict | None:
     return {"score": late[0][0], "compliant": 0.0, **failed}
 
 
-@contract(on_timeout=lambda options: functools.partial(_late_judged, options))
-def judged(
+@contract(on_timeout=lambda options: functools.partial(_late_with_judges, options))
+def with_judges(
     *,
     reward: RewardText,
     judges: tuple[RewardText, ...],
@@ -169,9 +169,9 @@ def judged(
     on), and the reward's own as reward/NAME. A member that raises makes the sample an error.
     """
     marks = _pass_marks(judges, pass_at)
-    score, inner = _scored(reward, sample, "judged, reward")
+    score, inner = _scored(reward, sample, "with_judges, reward")
     verdicts = {
-        f"judge/{name}": float(_scored(text, sample, "judged, judge")[0] >= mark)
+        f"judge/{name}": float(_scored(text, sample, "with_judges, judge")[0] >= mark)
         for name, text, mark in zip(_names(judges), judges, marks, strict=True)
     }
     own = {f"reward/{name}": part for name, part in inner.items() if name != "score"}
@@ -184,7 +184,7 @@ def _pass_marks(judges: tuple, pass_at: tuple[float, ...]) -> tuple[float, ...]:
     numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in marks)
     if isinstance(judges, str) or not judges or len(marks) != len(judges) or not numbers:
         raise InputError(
-            "judged(pass_at)", value=pass_at,
+            "with_judges(pass_at)", value=pass_at,
             rule=f"one finite number for each of the judges {judges!r}, at least one",
             fix="judges=('valid_json()',): one judge needs the comma behind it",
         )  # fmt: skip

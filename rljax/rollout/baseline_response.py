@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rljax.arrays import fetch, place
+from rljax.arrays import place
 from rljax.batch import Batch, FinishReason, take_rows
 from rljax.components import resolve
 from rljax.config import NAMESPACES
@@ -90,7 +90,9 @@ def _baseline_rows(done, key, sampling, reference, tokenizer, samples: int) -> B
     if all(text is None for text in texts):
         return rows
     if done.prompts.images is not None:
-        raise InputError(f"{COLUMN} beside images", rule="baselines of prompts with images are sampled")
+        raise InputError(
+            f"{COLUMN} beside images", rule="baselines of prompts with images are sampled"
+        )
     limit, columns = sampling.max_response_tokens, rows.tokens.shape[1]
     written = _written(done.prompts, texts, tokenizer, limit, columns)
     return _overwritten(rows, *place(written, reference.model.mesh))
@@ -120,16 +122,22 @@ def _overwritten(rows: Batch, tokens, valid, mask, finish, given) -> Batch:
     """The rows, and where a text is given, that one: nobody's log-probs, version -1."""
     column = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     new = {
-        "tokens": tokens, "segment_ids": valid, "positions": jnp.where(valid > 0, column, 0),
-        "mask": mask, "finish_reason": finish, "group": jnp.arange(tokens.shape[0], dtype=jnp.int32),
+        "tokens": tokens,
+        "segment_ids": valid,
+        "positions": jnp.where(valid > 0, column, 0),
+        "mask": mask,
+        "finish_reason": finish,
+        "group": jnp.arange(tokens.shape[0], dtype=jnp.int32),
         "policy_version": jnp.full(tokens.shape, -1, jnp.int32),
-    }  # fmt: skip
+    }
 
     def chosen(name, old):
         text = new.get(name, jnp.zeros_like(old))
         return jnp.where(given.reshape(-1, *(1,) * (old.ndim - 1)), text, old)
 
-    return rows.replace(**{name: chosen(name, x) for name, x in vars(rows).items() if x is not None})
+    return rows.replace(
+        **{name: chosen(name, x) for name, x in vars(rows).items() if x is not None}
+    )
 
 
 @functools.partial(jax.jit, static_argnames="mesh")

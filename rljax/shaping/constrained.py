@@ -77,8 +77,8 @@ def constrained_rewards(calibrated: jax.Array, compliant: jax.Array) -> jax.Arra
 
 
 def crpg(responses: Responses, *, kl_max: float = 10.0, cap_kl_factor: bool = False) -> Targets:
-    """Every sample, weighted by R~ - mean R~, R~ = max(1 - log_ratio / kl_max, 0) R_cal 1[all judges
-    pass]: calibrated-regularised policy gradient.
+    """Every sample, weighted by R~ - mean R~, R~ = max(1 - log_ratio / kl_max, 0) R_cal 1[all
+    judges pass]: calibrated-regularised policy gradient.
 
     The mean runs over the live samples of the task. R~ is at least 0, and 0 where a judge fails, so
     a violating sample is never made more likely. kl_max: nats of a whole response.
@@ -124,8 +124,8 @@ def codpo(responses: Responses, *, beta: float = 0.1, nll_coef: float = 1.0) -> 
 
 
 def crraft(responses: Responses, *, kl_max: float = 10.0) -> Targets:
-    """The compliant sample of the best R_cal among those with log_ratio <= kl_max, weighted by R_cal:
-    calibrated-regularised reward ranking fine-tuning.
+    """The compliant sample of the best R_cal among those with log_ratio <= kl_max, weighted by
+    R_cal: calibrated-regularised reward ranking fine-tuning.
 
     Where none is left: the baseline response, if it complies (its R_cal is 1/2), else the prompt is
     skipped. Ties go to the first. kl_max: nats of a whole response.

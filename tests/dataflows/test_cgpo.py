@@ -1,22 +1,38 @@
 """CGPO: rewards under judges, its three optimizers, several tasks at once, baseline responses."""
 
+import dataclasses
 import itertools
+import json
 import math
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import worked_example
+from conftest import REPO, worked_example
+from explained import unexplained
 from golden_checks.common import response_batch
+from preset_runs import Shared, mean, preset_config
+from tiny_run import assert_same_run
 
+from rljax import setup as build
+from rljax.arrays import fetch
+from rljax.batch import take_rows
 from rljax.components import resolve
-from rljax.config import NAMESPACES
+from rljax.config import NAMESPACES, to_dict
 from rljax.contracts import spec
-from rljax.dataflows.cgpo import choose
+from rljax.data.online.prompts import Prompts
+from rljax.dataflows.cgpo import cgpo, choose
 from rljax.errors import InputError
 from rljax.learn import weighted_loss
 from rljax.losses.policy import Policy
+from rljax.plan.programs import programs_of
+from rljax.rollout.baseline_response import task_of, with_baseline_response
+from rljax.setup.dry_run import check_fields_read
+from rljax.setup.role_table import abstract_roles
 from rljax.shaping.constrained import (
     Responses,
     calibrated_rewards,
@@ -26,6 +42,7 @@ from rljax.shaping.constrained import (
     crraft,
     kl_factors,
 )
+from rljax.validation import validate
 
 
 def logit(p):
@@ -33,7 +50,9 @@ def logit(p):
     return np.log(p / (1 - p))
 
 
-def responses(rewards, compliant, log_ratios=0.0, *, live=True, tokens=1, baseline=0.0, fallback=False):
+def responses(
+    rewards, compliant, log_ratios=0.0, *, live=True, tokens=1, baseline=0.0, fallback=False
+):
     """One prompt, or several: rewards [P, K] or [K]."""
     rewards = np.atleast_2d(np.asarray(rewards, np.float32))
     whole = lambda x, dtype: jnp.asarray(np.broadcast_to(np.asarray(x, dtype), rewards.shape))  # noqa: E731
@@ -71,7 +90,9 @@ def test_calib():
 def learned(batch, logprobs, samples_per_prompt, optimizers, weights=(1.0,)):
     """The loss that update makes of a batch, and its gradient by `logprobs` [B, S]. tokens[:, 0] is
     the row's number."""
-    batch = batch.replace(tokens=jnp.broadcast_to(jnp.arange(batch.rows)[:, None], batch.mask.shape))
+    batch = batch.replace(
+        tokens=jnp.broadcast_to(jnp.arange(batch.rows)[:, None], batch.mask.shape)
+    )
 
     def loss(logprobs):
         chosen = choose(batch, samples_per_prompt, optimizers, weights)
@@ -135,7 +156,9 @@ def test_codpo():
     np.testing.assert_allclose(gradient[1], -push - p["lam"] / length, rtol=1e-5)
     np.testing.assert_allclose(gradient[3], push, rtol=1e-5)
     np.testing.assert_array_equal(gradient[np.array([0, 2, 4])], 0)
-    alone, _ = learned(batch, batch.old_logprobs, 5, [resolve("codpo(nll_coef=0.0)", NAMESPACES["constrained"])])
+    alone, _ = learned(
+        batch, batch.old_logprobs, 5, [resolve("codpo(nll_coef=0.0)", NAMESPACES["constrained"])]
+    )
     assert float(alone) == pytest.approx(want["dpo_term"], abs=1e-6)
     assert float(loss - alone) == pytest.approx(want["sft_term"], abs=1e-6)
 
@@ -158,9 +181,11 @@ def test_crraft():
 
 
 def _only(batch, optimizer, row: int):
-    """Which row is chosen where sample `row` alone has a known reward; None: the prompt is skipped."""
+    """Which row is chosen where sample `row` alone has a known reward; None: skipped."""
     known = (jnp.arange(5) == row) | (jnp.arange(5) == 4)
-    targets = choose(batch.replace(mask=batch.mask * known[:, None]), 5, [optimizer], (1.0,)).targets[0]
+    targets = choose(
+        batch.replace(mask=batch.mask * known[:, None]), 5, [optimizer], (1.0,)
+    ).targets[0]
     return int(targets.rows[0, 0]) if targets.keep[0, 0] else None
 
 
@@ -168,7 +193,7 @@ def _only(batch, optimizer, row: int):
 
 
 def by_loops(name, options, prompts):
-    """(sum of the terms of each prompt, examples, d / d log pi {(prompt, row): number}) of a task."""
+    """(sum over the prompts of a task, examples, d / d log pi {(prompt, row): number})."""
     total, count, gradient = 0.0, 0, {}
 
     def add(p, row, weight):  # weight * -log pi
@@ -225,8 +250,11 @@ OPTIMIZERS = (
 )
 
 
-def random_batch(rng, prompts: int, samples: int, columns: int, tasks: int, *, ties: bool, passing: float):
-    """A batch with failed rewards, empty parts, garbage at mask 0; and what the loops read of it."""
+def random_batch(
+    rng, prompts: int, samples: int, columns: int, tasks: int, *, ties: bool, passing: float
+):
+    """A batch with failed rewards, parts that do not apply, garbage at mask 0; and what the loops
+    read of it."""
     rows, each = prompts * (samples + 1), samples + 1
     lengths = rng.integers(1, columns, rows)
     mask = (np.arange(columns) >= 1) & (np.arange(columns) <= lengths[:, None])
@@ -299,3 +327,236 @@ def test_no_violating_sample_is_made_more_likely():
         rows = jnp.minimum(targets.rows, shape[1] - 1)
         raised = (targets.weights > 0) & targets.keep & (targets.rows < shape[1])
         assert not np.any(raised & jnp.take_along_axis(violating, rows, axis=1))
+
+
+# -- the page and its rollout --
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    runs = Shared(tmp_path_factory.mktemp("cgpo"))
+    yield runs
+    runs.close()
+
+
+def small(**changes):
+    config = preset_config("cgpo")
+    config.batch.prompts_per_step, config.batch.samples_per_prompt = 8, 4
+    config.batch.sequences_per_optimizer_step = 32
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def step(shared):
+    """The run of the preset, and a batch of its rollout."""
+    with shared.run(small()) as run:
+        run.begin(run.setup.main, jax.device_put(shared.start(0)))
+        batch, metrics = run.source.next(0, run.roles)
+        yield run, batch, metrics
+
+
+def paged(step, batch=None, steps=None, **options):
+    run, sampled, _ = step
+    roles = {name: run.roles[name] for name in ("actor", "reference")}
+    cfg = run.setup.algorithm
+    cfg = cfg.replace(steps=dataclasses.replace(cfg.steps, **(steps or {})))
+    return cgpo.page(sampled if batch is None else batch, None, cfg, **roles, **options)
+
+
+def params_of(new):
+    return fetch(new["actor"].state.params)
+
+
+def texts_of(run, batch):
+    tokens, mask = fetch((batch.tokens, batch.mask))
+    return [
+        run.setup.tokenizer.decode(t[m > 0].tolist()) for t, m in zip(tokens, mask, strict=True)
+    ]
+
+
+def test_the_last_row_of_a_prompt_is_the_references_greedy_response(step):
+    run, batch, metrics = step
+    task, group = fetch((batch.task, batch.group))
+    np.testing.assert_array_equal(group, np.repeat(np.arange(8), 4))
+    assert set(task) == {0, 1} and np.all(task.reshape(8, 4) == task[::4, None])
+    last = np.arange(32) % 4 == 3
+    mask = fetch(batch.mask) > 0
+    of_nobody = np.array(
+        [np.all(v[m] == -1) for v, m in zip(fetch(batch.policy_version), mask, strict=True)]
+    )
+    np.testing.assert_array_equal(of_nobody, last)
+    baseline = take_rows(batch, np.flatnonzero(last))
+    length = fetch(jnp.sum(baseline.segment_ids, axis=1) - jnp.sum(baseline.mask, axis=1))
+    width = int(length.max())
+    tokens = np.where(np.arange(width) < length[:, None], fetch(baseline.tokens)[:, :width], 0)
+    asked = Prompts(tokens.astype(np.int32), length.astype(np.int32), ())
+    greedy = run.roles["reference"].generate(
+        asked, jax.random.key(0), run.setup.rollouts.sampling.greedy()
+    )
+    assert texts_of(run, greedy) == texts_of(run, baseline)
+    right = float(np.mean(fetch(baseline.scores)))
+    assert metrics["baseline/reward"] == pytest.approx(right)
+    assert metrics["baseline/failed_fraction"] == 0
+    # The reports are of the policy's samples alone.
+    mean = np.mean(fetch(batch.reward_parts)[~last])
+    assert metrics["reward/part/compliant"] == pytest.approx(mean)
+
+
+def test_a_text_of_the_data_is_the_baseline_response(shared, step):
+    run = step[0]
+    prompts = run.source.draw(4)
+    written = ["a", "abcd", None, ""]
+    records = tuple(
+        dataclasses.replace(r, extra_info={} if text is None else {"baseline_response": text})
+        for r, text in zip(prompts.records, written, strict=True)
+    )
+    scored = []
+
+    def reward(batch, prompts):
+        scored.append(batch.rows)
+        return run.reward(batch, prompts)
+
+    def rollout(records):
+        given = dict(run.roles, reward=reward, draw=None, tokenizer=run.setup.tokenizer)
+        given = {
+            name: given[name] for name in ("actor", "reference", "reward", "draw", "tokenizer")
+        }
+        asked = dataclasses.replace(prompts, records=records)
+        cfg = run.setup.rollouts.replace(samples_per_prompt=3)
+        return with_baseline_response(asked, jax.random.key(1), cfg, **given)
+
+    done = rollout(records)
+    assert scored == [8, 4] and len(done.report.rows) == 8
+    baseline = take_rows(done.batch, slice(2, None, 3))
+    texts = texts_of(run, baseline)
+    assert texts[0] == "a" and texts[1] == "abc" and texts[3] == ""  # cut like a sample: 3 tokens
+    finish = fetch(baseline.finish_reason)
+    assert [finish[i] for i in (0, 1, 3)] == [0, 1, 0]
+    assert np.all(fetch(jnp.sum(baseline.mask, axis=1))[[0, 1, 3]] == [2, 3, 1])
+    truths = [r.ground_truth for r in records]
+    assert fetch(baseline.scores)[0] == float(truths[0] == "a")
+    whole = rollout(
+        tuple(dataclasses.replace(r, extra_info={"baseline_response": "b"}) for r in records)
+    )
+    assert texts_of(run, take_rows(whole.batch, slice(2, None, 3))) == ["b"] * 4
+    # The prompts stand before the texts.
+    starts = done.prompts.lengths
+    for row, (tokens, start) in enumerate(zip(fetch(baseline.tokens), starts, strict=True)):
+        np.testing.assert_array_equal(tokens[:start], done.prompts.tokens[row, :start])
+    with pytest.raises(InputError, match="no task for data source"):
+        task_of(records[0], ("math*", "json"))
+
+
+def test_prompts_without_a_compliant_sample_are_skipped_or_fall_back(step):
+    _, batch, _ = step
+    last = (jnp.arange(batch.rows) % 4 == 3)[:, None]
+    violating = batch.replace(reward_parts=jnp.where(last, 1.0, 0.0))
+    before = fetch(step[0].roles["actor"].state.params)
+    new, metrics = paged(step, violating, optimizer="codpo()")
+    assert metrics["cgpo/skipped_prompts"] == 8 and metrics["empty_steps"] == 1
+    jax.tree.map(np.testing.assert_array_equal, params_of(new), before)
+    new, metrics = paged(step, violating, optimizer="crraft()")
+    assert metrics["cgpo/skipped_prompts"] == 0 and metrics["cgpo/baseline_fallbacks"] == 8
+    assert metrics["cgpo/compliant_fraction"] == 0
+    logps = [
+        jnp.sum(jnp.where(last & (batch.mask > 0), actor.logprobs(batch), 0.0))
+        for actor in (step[0].roles["actor"], new["actor"])
+    ]
+    assert logps[1] > logps[0]  # of the baseline responses
+    none = violating.replace(reward_parts=jnp.zeros_like(batch.reward_parts))
+    _, metrics = paged(step, none, optimizer="crraft()")
+    assert metrics["cgpo/skipped_prompts"] == 8
+
+
+def test_microbatches_and_single_tasks_change_no_gradient(step):
+    """Examples of three rows, one at a time; two tasks with one optimizer weigh by task."""
+    tasks = (("first_letter", "codpo()"), ("two_letters", "crpg()"))
+    whole, metrics = paged(step, tasks=tasks)
+    small, other = paged(step, tasks=tasks, steps=dict(microbatch_rows=4, packing=None))
+    assert metrics["loss"] == pytest.approx(float(other["loss"]), abs=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), params_of(whole), params_of(small)
+    )
+    one, only = paged(step, tasks=tasks, task_weights=(0.0, 1.0))
+    assert only["pair_loss"] == 0 < abs(only["likelihood_loss"])
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_compiled():
+    def refused(match, dataflow="cgpo()", **changes):
+        config = small(dataflow=dataflow)
+        for name, value in changes.items():
+            node, _, field = name.partition("__")
+            setattr(getattr(config, node), field, value)
+        with pytest.raises(InputError, match=match):
+            validate(config)
+            check_fields_read(build.build(config, jax.devices()[:1]))
+
+    refused("kl_max", "cgpo(optimizer='crpg(kl_max=0.0)')")
+    refused("beta", "cgpo(optimizer='codpo(beta=-1.0)')")
+    refused("crpgg", "cgpo(optimizer='crpgg()')")
+    refused("pairs of a data source", "cgpo(tasks=('first_letter', 'crpg()'))")
+    refused("task_weights", "cgpo(task_weights=(0.5, 0.5))")
+    refused("trust_region", algorithm__trust_region=0.1, algorithm__old_logprobs="sampler")
+    refused("one version", rollouts__max_staleness=1)
+    refused("nothing.*reads|not read", algorithm__advantage="rloo()")
+
+
+def test_its_programs_are_planned():
+    """Decoding of the samples, decoding of the baseline responses by the reference, learning."""
+    config = small()
+    setup = build.build(config, jax.devices()[:1])
+    calls = programs_of(setup, abstract_roles(setup))
+    names = [call.name for call in calls]
+    assert names[-1] == "learn" and len([n for n in names if n.startswith("sft")]) == 1
+    rows = {x.shape[0] for call in calls for x in jax.tree.leaves(call.arguments) if x.ndim == 2}
+    assert len(names) >= 4 and rows
+
+
+# -- learning --
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("optimizer", ["crpg(kl_max=20.0)", "codpo()", "crraft(kl_max=20.0)"])
+def test_two_tasks_comply_in_the_end(shared, optimizer, seed):
+    """Each task has a rule of its own, and all learn by one optimizer."""
+    tasks = (("first_letter", optimizer), ("two_letters", optimizer))
+    config = preset_config("cgpo", seed)
+    config.dataflow = f"cgpo(tasks={tasks!r})"
+    with shared.run(config) as run:
+        run.begin(run.setup.main, jax.device_put(shared.start(seed), run.setup.model.shardings()))
+        rows = [run.step() for _ in range(config.steps)]
+    for name, _ in tasks:
+        complies = [float(r[f"cgpo/compliant_fraction/{name}"]) for r in rows]
+        assert mean(complies[-5:]) >= 0.95 and mean(complies[:2]) < 0.93, complies
+    rewards = [float(r["reward/mean"]) for r in rows]
+    assert mean(rewards[-5:]) > 0.85, rewards
+    assert unexplained(*rows) == set()
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_bitwise_the_uninterrupted_one(tmp_path):
+    folders = []
+    for name, kills in (("whole", 0), ("killed", 2)):
+        config = small(run_dir=str(tmp_path / name), steps=12)
+        config.checkpoint.every_steps = 2
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(to_dict(config)))
+        command = [
+            sys.executable,
+            str(REPO / "tests/helpers/killed_runs.py"),
+            str(file),
+            str(kills),
+            "0",
+        ]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "tests/helpers")]),
+        }
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        folders.append(tmp_path / name)
+    assert_same_run(*folders[::-1])

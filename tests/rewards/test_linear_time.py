@@ -114,6 +114,7 @@ PARSERS = {
 NOT_RUN = {
     "by_source": "hands the response on",
     "mixture": "hands the response on",
+    "with_judges": "hands the response on",
     "with_cost": "hands the response on",
     "pairwise": "asks a judge, whose answer _read_winner parses",
     "judged": "asks a judge, whose answer _read_winner parses",

@@ -3,9 +3,10 @@
 import pytest
 
 from rljax.components import resolve
+from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rewards.mixing import SOURCES
-from rljax.rewards.pool.calling import HOME, call_reward, late_score, wanted_fields
+from rljax.rewards.pool.calling import HOME, call_reward, late_score, prepare, wanted_fields
 from rljax.rewards.pool.pool import RewardPool
 
 SAMPLE = {
@@ -200,3 +201,52 @@ def test_a_late_sample_has_a_cost_where_both_declare_what_it_is_worth():
     assert late_score(late, SAMPLE) == (0.0, {"score": 0.0, "cost": 0.5})
     slow = resolve("with_cost(reward='exact_match()', cost='reward_model()')", HOME)
     assert late_score(slow, SAMPLE) is None
+
+
+# -- a reward under judges --
+
+JUDGES = ("format_tags(partial=0.5)", "length_under(max_tokens=13)")
+JUDGED = f"with_judges(reward='qa_exact_match()', judges={JUDGES})"
+
+
+def test_a_judged_response_complies_where_every_judge_passes():
+    value, parts = score(JUDGED)
+    assert value == 1.0 and parts == {
+        "score": 1.0, "compliant": 1.0, "judge/format_tags": 1.0, "judge/length_under": 1.0,
+    }  # fmt: skip
+    for changed, verdicts in (
+        ({"num_tokens": 13}, (1.0, 0.0)),
+        ({"response": "<answer>72</answer>"}, (0.0, 1.0)),  # half of the format is not all of it
+    ):
+        value, parts = score(JUDGED, **changed)
+        assert value == 1.0 and parts["compliant"] == 0.0
+        assert (parts["judge/format_tags"], parts["judge/length_under"]) == verdicts
+    lenient = JUDGED[:-1] + ", pass_at=(0.2, 1.0))"
+    assert score(lenient, response="<answer>72</answer>")[1]["compliant"] == 1.0
+
+
+def test_a_reward_model_may_be_judged_and_a_judge_that_raises_is_an_error():
+    text = "with_judges(reward='reward_model()', judges=('qa_exact_match()', 'qa_exact_match()'))"
+    value, parts = score(text, model_score=-3.5)
+    assert value == -3.5 and parts["judge/qa_exact_match_2"] == 1.0
+    with pytest.raises(RuntimeError, match="with_judges, judge.*regex_match"):
+        score("with_judges(reward='reward_model()', judges=('regex_match()',))", model_score=0.0,
+              ground_truth="")  # fmt: skip
+
+
+def test_a_late_judge_fails_unless_it_asks_somebody():
+    def late(text):
+        return spec(resolve(text, HOME)).on_timeout(SAMPLE)
+
+    assert late(JUDGED) == {
+        "score": 0.0, "compliant": 0.0, "judge/format_tags": 0.0, "judge/length_under": 0.0,
+    }  # fmt: skip
+    assert late("with_judges(reward='reward_model()', judges=('qa_exact_match()',))") is None
+
+
+@pytest.mark.parametrize(
+    "options", ["judges=('gsm8k()')", "judges=()", "judges=('gsm8k()',), pass_at=(1, 2)"]
+)
+def test_judges_and_their_marks_are_refused_before_the_first_sample(options):
+    with pytest.raises(InputError, match="with_judges"):
+        prepare(resolve(f"with_judges(reward='gsm8k()', {options})", HOME))
