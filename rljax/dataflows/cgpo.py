@@ -23,7 +23,9 @@ from rljax.shaping.constrained import Responses, Targets
 
 
 def _rollout(options: dict) -> str:
-    return f"with_baseline_response(tasks={tuple(name for name, _ in options['tasks'])!r})"
+    # What are no pairs the page refuses.
+    names = tuple(pair[0] for pair in options["tasks"] if isinstance(pair, tuple) and pair)
+    return f"with_baseline_response(tasks={names!r})"
 
 
 @contract(

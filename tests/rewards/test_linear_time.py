@@ -117,7 +117,6 @@ NOT_RUN = {
     "with_judges": "hands the response on",
     "with_cost": "hands the response on",
     "pairwise": "asks a judge, whose answer _read_winner parses",
-    "judged": "asks a judge, whose answer _read_winner parses",
     "judge": "asks an endpoint, whose answer read_score parses",
     "rubric": "asks an endpoint, whose answer read_score parses",
     "rubric_message": "calls message",
