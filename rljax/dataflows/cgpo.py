@@ -42,8 +42,8 @@ def cgpo(
 
     `optimizer` (rljax.shaping.constrained: crpg, codpo, crraft) is that of all prompts, or of each
     of `tasks`, pairs (pattern of data_source, optimizer); "" is `optimizer`. rho: task_weights,
-    none = equal. A sample complies where all parts of its reward are 1 (rljax.rewards.with_judges). The
-    last row of each prompt is its baseline response (rljax.rollout.with_baseline_response).
+    none = equal. A sample complies where all parts of its reward are 1 (rljax.rewards.with_judges).
+    The last row of each prompt is its baseline response (rljax.rollout.with_baseline_response).
     """
     names, optimizers, weights = _tasks(optimizer, tasks, task_weights)
     sampled, batch = batch, with_reference(batch, cfg, reference)

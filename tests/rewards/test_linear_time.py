@@ -116,6 +116,7 @@ NOT_RUN = {
     "mixture": "hands the response on",
     "with_judges": "hands the response on",
     "with_cost": "hands the response on",
+    "judged": "asks a judge, whose answer _read_winner parses",
     "pairwise": "asks a judge, whose answer _read_winner parses",
     "judge": "asks an endpoint, whose answer read_score parses",
     "rubric": "asks an endpoint, whose answer read_score parses",
