@@ -42,6 +42,7 @@ class Contract:
     reads_targets: bool = False  # reads log pi of batch.target_ids (Policy.targets)
     # Dataflows and rollouts.
     targets: int = 0  # M of batch.target_ids, which a rollout or a method of search fills
+    nodes: int = 0  # of a tree that a method of search evaluates by a value model
     data: str = "rollouts"  # what a dataflow learns from: rljax.data.kinds
     rollout: str = ""  # the rollout around algorithm.collect that a dataflow needs
     # A dataflow whose baselines compare samples that one version of the policy must have drawn.

@@ -88,13 +88,10 @@ class Forked:
         self.value = value
         self.calls = 0  # of the policy and the value model together
         self.value_engine, self.value_params = None, ()
-        self.ends_line = np.zeros(engine.model.config.vocab_size, np.int32)
+        self.ends_line = why_lines_end(value, rules, engine.model.config.vocab_size)
         if value is not None:
             self.value_engine = dataclasses.replace(engine, model=value.model)
             self.value_params = value.params
-            self.ends_line[list(value.line_ids)] = _NEWLINE
-            stop_ids = np.asarray(rules.stop_ids)
-            self.ends_line[stop_ids[stop_ids >= 0]] = _END
 
     def start(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
         counts = np.asarray(lengths, np.int32)
@@ -222,7 +219,7 @@ def _looked(engines, width, weights, roots, before, rules, ends_line, path, dept
     tokens = jnp.where(jnp.isfinite(top), tokens, NONE).astype(jnp.int32)
     if judge is None:
         return tokens, top, jnp.zeros(depth.shape, jnp.float32)
-    scores = _one_number(_peek(judge, weights[1], roots[1], line, counts))
+    scores = one_number(_peek(judge, weights[1], roots[1], line, counts))
     if process:
         value = _of_lines(scores, line, counts, before, ends_line)
     else:
@@ -235,15 +232,30 @@ def _of_lines(scores, line, counts, before, ends_line):
     line before them."""
     score, inside = before
     at, why = jnp.arange(line.shape[1])[None, :], ends_line[line]
-    behind_newline = jnp.pad(why[:, :-1], ((0, 0), (1, 0))) == _NEWLINE
-    ends = (why > 0) & ~((why == _END) & behind_newline)
+    ends = ends_of_lines(why, jnp.pad(why[:, :-1], ((0, 0), (1, 0))))
     ends &= (at < counts[:, None]) & ((at > 0) | inside[:, None])
     last = jnp.max(jnp.where(ends, at, -1), axis=1)
     own = jnp.take_along_axis(scores, jnp.maximum(last, 0)[:, None], axis=1)[:, 0]
     return jnp.where(last >= 0, own, score)
 
 
-def _one_number(scores: jax.Array) -> jax.Array:
+def why_lines_end(value: Value | None, rules: Rules, vocab: int) -> np.ndarray:
+    """Why a line ends with each token of the vocabulary; 0: it does not. [V] int32."""
+    why = np.zeros(vocab, np.int32)
+    if value is not None:
+        why[list(value.line_ids)] = _NEWLINE
+        stop_ids = np.asarray(rules.stop_ids)
+        why[stop_ids[stop_ids >= 0]] = _END
+    return why
+
+
+def ends_of_lines(why: jax.Array, before: jax.Array) -> jax.Array:
+    """Whether lines end with tokens, by why they would and why they would with the tokens before
+    these (`why_lines_end`): the end of a response behind a newline is no line."""
+    return (why > 0) & ~((why == _END) & (before == _NEWLINE))
+
+
+def one_number(scores: jax.Array) -> jax.Array:
     """Scores of one label, or of two (wrong, right) the log-odds of right: [B, S]."""
     return scores[..., 0] if scores.shape[-1] == 1 else scores[..., 1] - scores[..., 0]
 
@@ -255,7 +267,7 @@ def _advanced(engines, weights, roots, before, ends_line, tokens, counts, source
     if process:
         # What is read of the new tokens: all but the last, which is the new root's own.
         line, _ = _line(roots[1], tokens, counts)
-        scores = _one_number(_peek(judge, weights[1], roots[1], line, jnp.maximum(counts, 1)))
+        scores = one_number(_peek(judge, weights[1], roots[1], line, jnp.maximum(counts, 1)))
         score = _of_lines(scores, line, counts, before, ends_line)
         before = jnp.where(counts > 0, score, before[0]), before[1] | (counts > 0)
     append = lambda engine, params, prefix: _appended(engine, params, prefix, tokens, counts)  # noqa: E731

@@ -16,12 +16,12 @@ from rljax.arrays import fetch
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.search import tree as trees
-from rljax.search.evaluators import Forked, Leaves, padded_paths, path_columns
+from rljax.search.evaluators import Leaves, padded_paths, path_columns
 from rljax.search.task import Response, Task
 from rljax.search.tree import NONE, Selected, Tree
 
 
-@contract(targets=lambda o: o["width"])
+@contract(targets=lambda o: o["width"], nodes=lambda o: 0 if o["rollouts"] else o["simulations"])
 def mcts(
     task: Task,
     *,
@@ -151,7 +151,8 @@ class _Searched:
     def __init__(self, task: Task, simulations, width, exploration, rollouts, fraction, alpha):
         self.task, self.budget, self.exploration = task, simulations, np.float32(exploration)
         self.rollouts, self.noise = rollouts, (np.float32(fraction), np.float32(alpha))
-        self.evaluator: Forked = task.evaluator(width)
+        # (A rollout ends where no node of the tree is.)
+        self.evaluator = task.evaluator(width, nodes=0 if rollouts else simulations)
         self.next = _begun(task.rows, simulations, width, self.exploration)
         self.responses = [Response() for _ in range(task.rows)]
         self.live = np.ones(task.rows, bool)

@@ -19,6 +19,7 @@ from rljax.models.model import Model
 from rljax.sampler.engine import Engine
 from rljax.sampler.keys import request_keys
 from rljax.sampler.requests import Decoding, Sampling, rules_of, stop_room
+from rljax.search.columns import Columns, why_not
 from rljax.search.evaluators import Forked, Value
 
 Ids = Sequence[int]
@@ -68,20 +69,30 @@ class Task:
     def limit(self) -> int:
         return self.sampling.max_response_tokens
 
-    def evaluator(self, width: int, sampling: Sampling | None = None) -> Forked:
-        """An evaluator that has read the prompts."""
-        made = self.unread(width, sampling)
+    def evaluator(
+        self, width: int, sampling: Sampling | None = None, *, nodes: int = 0
+    ) -> Forked | Columns:
+        """An evaluator that has read the prompts (see `unread`)."""
+        made = self.unread(width, sampling, nodes=nodes)
         made.start(self.prompts, self.lengths)
         return made
 
-    def unread(self, width: int, sampling: Sampling | None = None) -> Forked:
-        """An evaluator that has read nothing yet; `params` may be shapes."""
+    def unread(
+        self, width: int, sampling: Sampling | None = None, *, nodes: int = 0
+    ) -> Forked | Columns:
+        """An evaluator that has read nothing yet; `params` may be shapes. For trees of at most so
+        many nodes it is one by columns, where the models can; for other paths (0) and models it is
+        one by copies of the root."""
         sampling, vocab = sampling or self.sampling, self.model.config.vocab_size
         if not 1 <= width <= vocab:
             raise InputError("search width", value=width, rule=f"1 to the {vocab} tokens there are")
         tokens = self.prompts.shape[1] + self.limit
-        engine = Engine(self.model, self.rows, tokens, kv_dtype=self.decoding.kv_dtype)
         rules = rules_of([sampling] * self.rows, vocab, whole=True, room=stop_room([sampling]))
+        models = [self.model] if self.value is None else [self.model, self.value.model]
+        if nodes and not any(map(why_not, models)):
+            how = dict(tokens=tokens, nodes=nodes, kv_dtype=self.decoding.kv_dtype)
+            return Columns(self.model, self.params, rules, width, self.value, **how)
+        engine = Engine(self.model, self.rows, tokens, kv_dtype=self.decoding.kv_dtype)
         return Forked(engine, self.params, rules, width, self.value)
 
     def score(self, rows: Sequence[int], responses: Sequence[tuple[Ids, int]]) -> np.ndarray:
@@ -143,7 +154,8 @@ class Search:
         size = min(decoding.slots or rows, rows)
         prompts, lengths = np.zeros((size, columns), np.int32), np.full(size, columns, np.int32)
         task = Task(model, params, prompts, lengths, None, sampling, decoding, self.value)
-        programs = task.unread(width).programs(columns, limit)
+        nodes = 0 if self.value is None else spec(self.method).nodes
+        programs = task.unread(width, nodes=nodes).programs(columns, limit)
         blank = Response([0] * limit, [0.0] * limit, int(FinishReason.LENGTH))
         if spec(self.method).targets:
             blank.target_ids = [np.zeros(width, np.int32)] * limit

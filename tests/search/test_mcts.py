@@ -14,6 +14,7 @@ from rljax.errors import InputError
 from rljax.models.model import Model
 from rljax.sampler import Decoding, Sampling, generate
 from rljax.search import Search, Value, mcts
+from rljax.search.columns import Columns
 from rljax.search.evaluators import Forked, padded_paths
 from rljax.search.task import Task
 
@@ -41,15 +42,19 @@ def decoded(sampling=SAMPLING, value=None, scored=None, slots=0, key=KEY, **opti
 
 @pytest.fixture(scope="module")
 def calls():
-    """How often a Forked was asked since the list was cleared."""
-    counted, original = [], Forked.__call__
+    """How often an evaluator was asked since the list was cleared."""
+    counted = []
 
-    def asked(self, leaves):
-        counted.append(int(leaves.live.sum()))
-        return original(self, leaves)
+    def counting(original):
+        def asked(self, leaves):
+            counted.append(int(leaves.live.sum()))
+            return original(self, leaves)
+
+        return asked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Forked, "__call__", asked)
+        for kind in (Columns, Forked):
+            patch.setattr(kind, "__call__", counting(kind.__call__))
         yield counted
 
 

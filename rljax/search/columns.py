@@ -1,0 +1,271 @@
+"""The evaluator whose nodes are columns of one slot (rljax.models.cache_tree).
+
+Node i of a sentence's tree is column P + i behind the P tokens that precede the root. So each
+simulation reads one token per sentence, whatever the depth, and copies nothing; a move of the root
+brings the columns of its subtree together. It says what `Forked` says, for less work. Layers with a
+sliding window keep all columns here. Axes: B sentences, N nodes of a tree, M children of a node.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rljax.batch import batch_from_rows
+from rljax.errors import InputError
+from rljax.models import cache, cache_tree
+from rljax.models.cache_tree import Nodes
+from rljax.models.model import Model
+from rljax.sampler.draw import Rules, choice_logprobs
+from rljax.sampler.memory import memory_left, slots_bytes
+from rljax.sampler.slots import rows_layout
+from rljax.search.evaluators import (
+    Evaluation,
+    Leaves,
+    Value,
+    ends_of_lines,
+    one_number,
+    why_lines_end,
+)
+from rljax.search.tree import NONE
+from rljax.tracking.charts import human_bytes
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Trees:
+    """What is known of every sentence's nodes beside the tree of the search."""
+
+    caches: tuple[list, ...]  # of the policy, and of the value model where there is one
+    held: jax.Array  # [B] int32: P
+    token: jax.Array  # [B] int32: the root's own
+    tokens: jax.Array  # [B, N] int32: of every node
+    depths: jax.Array  # [B, N] int32
+    ancestors: jax.Array  # [B, N, N] bool, each node its own, too
+    # Of a process model: the score of the last line that ends at or before each node, that of the
+    # last line before the root, and whether the root's token is one of the response.
+    scores: jax.Array  # [B, N]
+    before: jax.Array  # [B]
+    inside: jax.Array  # [B] bool
+
+
+class Columns:
+    """The evaluator by columns (see the module), for trees of at most `nodes` nodes and sentences
+    of at most `tokens` tokens: a slot has tokens + nodes columns."""
+
+    def __init__(
+        self, model: Model, params, rules: Rules, width: int, value: Value | None = None, *,
+        tokens: int, nodes: int, kv_dtype: str = "",
+    ):  # fmt: skip
+        self.rules, self.width, self.calls = rules, width, 0
+        models = (model,) if value is None else (model, value.model)
+        check(models, len(rules.temperature), tokens, nodes, kv_dtype)
+        self._plan = _Plan(
+            models, tokens + nodes, nodes, width, kv_dtype,
+            value is not None and value.reads == "process",
+        )  # fmt: skip
+        self._weights = (params,) if value is None else (params, value.params)
+        self._why = why_lines_end(value, rules, model.config.vocab_size)
+
+    def start(self, prompts: np.ndarray, lengths: np.ndarray) -> None:
+        counts = np.asarray(lengths, np.int32)
+        self._trees = _started(self._plan, self._weights, prompts, counts)
+
+    def programs(self, columns: int, depth: int) -> dict[str, tuple]:
+        """{name: (jitted function, its arguments as shapes, 1)} of a search of prompts of so many
+        columns, as `Forked.programs`; no path is read, so `depth` changes none."""
+        rows, plan = len(self.rules.temperature), self._plan
+        whole = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)  # noqa: E731
+        read = plan, self._weights, whole(rows, columns), whole(rows)
+        put = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+        trees = jax.eval_shape(lambda *rest: _started(plan, *rest), *read[1:])
+        trees = jax.tree.map(put, trees, _layout(plan, trees))
+        live = jax.ShapeDtypeStruct((rows,), bool)
+        asked = self.rules, self._why, whole(rows), whole(rows), whole(rows), live
+        moves = whole(rows), whole(rows, plan.nodes), live
+        return {
+            "search: read prompts": (_started, read, 1),
+            "search: look at leaves": (_looked, (plan, self._weights, trees, *asked), 1),
+            "search: move roots": (_moved, (plan, trees, *moves), 1),
+        }
+
+    def __call__(self, leaves: Leaves) -> Evaluation:
+        self.calls += 1
+        rows = np.arange(len(leaves.depth))
+        token = leaves.path[rows, np.maximum(leaves.depth - 1, 0)]
+        at = [np.asarray(x, np.int32) for x in (token, leaves.node, leaves.parent)]
+        self._trees, found = _looked(
+            self._plan, self._weights, self._trees, self.rules, self._why, *at, leaves.live
+        )
+        return Evaluation(*found)
+
+    def move_root(self, tokens: np.ndarray, kept: np.ndarray, live: np.ndarray) -> None:
+        how = np.asarray(tokens, np.int32), np.asarray(kept, np.int32), live
+        self._trees = _moved(self._plan, self._trees, *how)
+
+
+def check(models, rows: int, tokens: int, nodes: int, kv_dtype: str = "") -> None:
+    """Raises InputError where a model cannot have nodes as columns, or where their keys and values
+    are larger than what the devices have left."""
+    for model in models:
+        if why := why_not(model):
+            raise InputError("a search whose nodes are columns", value=why, fix="use Forked")
+        if tokens > model.config.max_tokens:
+            rule = f"at most the model's context, {model.config.max_tokens}"
+            raise InputError("search tokens", value=tokens, rule=rule)
+        cache.check_dtype(model.config, kv_dtype)
+    columns = tokens + nodes
+    need = sum(slots_bytes(model, rows, columns, kv_dtype, rings=False) for model in models)
+    have, devices = memory_left(models[0].mesh)
+    if have is not None and need * devices > have:
+        raise InputError(
+            f"{rows} search trees of {nodes} nodes behind {tokens} tokens, {columns} columns each, "
+            f"need {human_bytes(need)} per device for keys and values ({len(models)} models)",
+            value=f"{human_bytes(have)} left for {devices} device(s)",
+            fix=f"at most {rows * have // (need * devices)} sentences at a time (sampler.slots), "
+            "fewer simulations, or kv_dtype bfloat16 or int8",
+        )
+
+
+def why_not(model: Model) -> str:
+    """Why a model's nodes cannot be columns; "" where they can."""
+    return cache_tree.why_not(model.config)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The static half of every program."""
+
+    models: tuple[Model, ...]
+    columns: int
+    nodes: int
+    width: int
+    kv_dtype: str
+    process: bool
+
+
+def _layout(plan: _Plan, trees: _Trees) -> _Trees:
+    """The sharding of every array."""
+    mesh = plan.models[0].mesh
+    rest = rows_layout(dataclasses.replace(trees, caches=()), mesh)
+    caches = tuple(cache.shardings(one, mesh) for one in trees.caches)
+    return dataclasses.replace(rest, caches=caches)
+
+
+def _pinned(plan: _Plan, trees: _Trees) -> _Trees:
+    """Split as at first, so that what is donated can be written in place."""
+    return jax.lax.with_sharding_constraint(trees, _layout(plan, trees))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _started(plan: _Plan, weights, prompts, lengths) -> _Trees:
+    rows, nodes = len(lengths), plan.nodes
+    batch = batch_from_rows(prompts, lengths, jnp.zeros(prompts.shape, jnp.float32))
+    room = (batch, plan.columns, plan.kv_dtype)
+    caches = tuple(
+        model.prefill(params, *room, rings=False)
+        for model, params in zip(plan.models, weights, strict=True)
+    )
+    last = jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1)[:, 0]
+    trees = _Trees(
+        caches, lengths - 1, last,
+        tokens=jnp.zeros((rows, nodes), jnp.int32),
+        depths=jnp.zeros((rows, nodes), jnp.int32),
+        ancestors=jnp.zeros((rows, nodes, nodes), bool),
+        scores=jnp.zeros((rows, nodes), jnp.float32),
+        before=jnp.zeros((rows,), jnp.float32),
+        inside=jnp.zeros((rows,), bool),
+    )  # fmt: skip
+    return _pinned(plan, trees)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _looked(plan: _Plan, weights, trees: _Trees, rules, why, token, node, parent, live):
+    """(the trees with nodes [B] of live rows, children of `parent` [B]; what the models say)."""
+    trees = _grown(plan, trees, token, node, parent, live)
+    token = jnp.where(node == 0, trees.token, token)
+    read = Nodes(trees.held, jnp.where(live, node, NONE)[:, None], trees.depths, trees.ancestors)
+    heads, caches = [], []
+    for model, params, old in zip(plan.models, weights, trees.caches, strict=True):
+        unstacked = model.unstack(params)
+        hidden, new = model.read_nodes(unstacked, token[:, None], read, old)
+        heads.append(model.says(unstacked, hidden))
+        caches.append(new)
+    trees = dataclasses.replace(trees, caches=tuple(caches))
+    top, tokens = jax.lax.top_k(choice_logprobs(heads[0], rules), plan.width)
+    tokens = jnp.where(jnp.isfinite(top), tokens, NONE).astype(jnp.int32)
+    value = jnp.zeros(node.shape, jnp.float32)
+    if len(heads) > 1:
+        value = one_number(heads[1])[:, 0]
+    if plan.process:
+        value, trees = _of_lines(trees, why, value, token, node, parent, live)
+    value = jnp.where(jnp.isfinite(value), value, 0.0)
+    return _pinned(plan, trees), (tokens, top, value)
+
+
+def _at(x: jax.Array, node: jax.Array) -> jax.Array:
+    """x [B, N, ...] of one node [B] of each row."""
+    return x[jnp.arange(len(node)), node]
+
+
+def _set(x: jax.Array, node: jax.Array, live: jax.Array, value: jax.Array) -> jax.Array:
+    """x [B, N, ...] with value [B, ...] for one node [B] of each live row."""
+    node = jnp.where(live, node, x.shape[1])
+    return x.at[jnp.arange(len(node)), node].set(value, mode="drop")
+
+
+def _grown(plan: _Plan, trees: _Trees, token, node, parent, live) -> _Trees:
+    own = jnp.arange(plan.nodes)[None, :] == node[:, None]
+    is_root, above = parent == NONE, jnp.maximum(parent, 0)
+    depth = jnp.where(is_root, 0, _at(trees.depths, above) + 1)
+    seen = own | (_at(trees.ancestors, above) & ~is_root[:, None])
+    return dataclasses.replace(
+        trees,
+        tokens=_set(trees.tokens, node, live, jnp.where(is_root, trees.token, token)),
+        depths=_set(trees.depths, node, live, depth),
+        ancestors=_set(trees.ancestors, node, live, seen),
+    )
+
+
+def _of_lines(trees: _Trees, why, score, token, node, parent, live):
+    """(the score [B] of the last line that ends at or before each node, the trees with it)."""
+    is_root, above = parent == NONE, jnp.maximum(parent, 0)
+    behind = jnp.where(is_root, 0, why[_at(trees.tokens, above)])
+    ends = ends_of_lines(why[token], behind) & (~is_root | trees.inside)
+    before = jnp.where(is_root, trees.before, _at(trees.scores, above))
+    score = jnp.where(ends, score, before)
+    return score, dataclasses.replace(trees, scores=_set(trees.scores, node, live, score))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _moved(plan: _Plan, trees: _Trees, tokens, kept, live) -> _Trees:
+    """The trees whose roots are nodes kept[:, 0] of the old ones, tokens [B], in live rows."""
+    rows, order = len(tokens), jnp.arange(plan.nodes)[None, :]
+    there = live[:, None] & (kept != NONE)
+    # The old root stays in its column, as the last token before the new one.
+    source = jnp.where(there, kept, order + 1)
+    source = jnp.concatenate([jnp.zeros((rows, 1), jnp.int32), source], axis=1)
+    caches = tuple(
+        [cache_tree.moved(one, trees.held, source) for one in of_model] for of_model in trees.caches
+    )
+    index = jnp.where(there, kept, order)
+    pick = lambda x: jnp.take_along_axis(x, index, axis=1)  # noqa: E731
+    ancestors = jnp.take_along_axis(trees.ancestors, index[:, :, None], axis=1)
+    ancestors = jnp.take_along_axis(ancestors, index[:, None, :], axis=2)
+    # What is no node any more is nobody's ancestor: new nodes will have these columns.
+    ancestors &= (there | ~live[:, None])[:, None, :]
+    moved = dataclasses.replace(
+        trees,
+        caches=caches,
+        held=trees.held + live,
+        token=jnp.where(live, tokens, trees.token),
+        tokens=pick(trees.tokens),
+        depths=pick(trees.depths) - there,
+        ancestors=ancestors,
+        scores=pick(trees.scores),
+        before=jnp.where(live, trees.scores[:, 0], trees.before),
+        inside=trees.inside | live,
+    )
+    return _pinned(plan, moved)
