@@ -1,5 +1,6 @@
 """HybridFlow's table of calls (arXiv 2409.19256; ALGORITHMS K3): which verb of which role a step
-calls how often, and in how few lines the pages of its algorithms differ."""
+calls how often, in how few lines its pages differ (Safe-RLHF: test_safe_rlhf), and how long pages
+are."""
 
 import ast
 import collections
@@ -9,6 +10,7 @@ import inspect
 import pytest
 from preset_runs import Shared, preset_config
 
+from rljax import dataflows
 from rljax.components import Component
 from rljax.dataflows import grpo, ppo, remax
 from rljax.roles import Actor, Critic, Reference
@@ -28,6 +30,9 @@ TABLE = {
               "advantages": 1, "update": 1},
     "grpo": {"generate": 8, "log-probs": 1, "reference": 1, "reward": 1, "advantages": 1,
              "update": 1},
+    # Two critics and two advantages; the cost comes with the reward's call.
+    "safe_rlhf": {"generate": 1, "log-probs": 1, "values": 2, "reference": 1, "reward": 1,
+                  "advantages": 2, "critic update": 2, "update": 1},
 }  # fmt: skip
 
 
@@ -93,3 +98,13 @@ def changed(one, other) -> int:
 @pytest.mark.parametrize(("other", "most"), [(remax, 10), (grpo, 12)], ids=["remax", "grpo"])
 def test_the_pages_differ_from_ppo_in_few_lines(other, most):
     assert 0 < changed(ppo, other) <= most
+
+
+@pytest.mark.parametrize("name", dataflows.__all__)
+def test_a_page_is_a_page(name):
+    """Its statements, without what it calls: at most 30 lines (the studies' sizes, 30 to 60, count
+    docstrings, imports and helpers of the file)."""
+    source = inspect.getsource(inspect.unwrap(getattr(dataflows, name).page))
+    function = ast.parse(source).body[0]
+    body = function.body[ast.get_docstring(function) is not None :]
+    assert len("\n".join(map(ast.unparse, body)).splitlines()) <= 30
