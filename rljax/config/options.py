@@ -96,8 +96,9 @@ class EvaluateOptions(CompilerOptions, TrustOptions):
         "", "What guides the search: a reward model's folder, or a run folder for its critic"
     )
     search_reads: typing.Literal["outcome", "process", "critic"] = option(
-        "outcome", "Where it is read: after any token, at the ends of lines, or as a critic"
-    )
+        "outcome", "Where it is read: after any token, at the ends of lines, or as a critic",
+        choices=("outcome", "process", "critic"),
+    )  # fmt: skip
     seed: int = option(0, "Of the samples", low=0)
     out: str = option("", "Write the result to this file, as JSON")
     answers: str = _jsonl("Write the greedy response to every prompt here, and its score")
