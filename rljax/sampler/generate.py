@@ -42,22 +42,11 @@ WHOLE_BATCH = Decoding()
 
 
 def generate(
-    model: Model,
-    params,
-    prompts,
-    lengths,
-    key,
-    sampling: Sampling,
-    *,
-    n: int = 1,
-    version=0,
-    decoding: Decoding = WHOLE_BATCH,
-    images: dict | None = None,
-    second: SecondModel | None = None,
+    model: Model, params, prompts, lengths, key, sampling: Sampling, *, n: int = 1, version=0,
+    decoding: Decoding = WHOLE_BATCH, images: dict | None = None, second: SecondModel | None = None,
     finished: Callable[[int, list[int], int], None] | None = None,
-    stop: Callable[[], bool] | None = None,
-    search: Callable | None = None,
-) -> Batch:
+    stop: Callable[[], bool] | None = None, search: Callable | None = None,
+) -> Batch:  # fmt: skip
     """Sample n responses to each prompt: prompts [P, L] int32 right-padded, lengths [P] -> Batch of
     R = P n rows.
 
@@ -84,6 +73,7 @@ def generate(
     _check(model, prompts, lengths, sampling, n, decoding, second)
     prompts, rows = prompts.astype(np.int32), prompts.shape[0] * n
     if search is not None:
+        key = key if sampling.seed is None else jax.random.key(sampling.seed)
         _refuse_on_host(images, second, "by a search", fix="")
         inputs = (model, params, prompts, lengths, key, sampling)
         return _at_home(search(*inputs, n=n, version=version, decoding=decoding), model, home)
