@@ -131,8 +131,7 @@ class SamplerConfig(Settings):
     # How decoding holds the weights: float32 | bfloat16 | int8, "" = as they are. int8: codes of
     # the linear maps, of a quantised base its own; the rest is in sampler.dtype.
     weight_dtype: str = ""
-    # Rows that are decoded at a time; they are refilled as they end. 0: all rows of a round. In
-    # flight (rollouts.max_staleness) it may be up to those of 1 + ahead steps.
+    # Rows decoded at a time, refilled as they end. 0: all of a round; in flight those of 1 + ahead.
     slots: int = 0
     # Where slots are refilled: on the "device", inside one program, or by the "host", between
     # dispatches (README, sampler).

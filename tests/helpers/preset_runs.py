@@ -16,6 +16,8 @@ from rljax.training.run import Run
 PRESETS = sorted(p.stem for p in (REPO / "configs" / "presets").glob("*.py"))
 NEED_TEACHER = ("distil",)  # these learn no reward, and nothing without a teacher's folder
 
+SEARCHES = ("expert_iteration",)  # whose first samples are a search's, better than the policy's
+
 
 def preset_config(name: str, seed: int = 0):
     config = load_config_file(str(REPO / "configs" / "presets" / f"{name}.py") + ":tiny")
