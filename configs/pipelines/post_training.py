@@ -7,7 +7,10 @@ The base model is pre-trained on text: the prompts of the task one after another
 answered. The last three stages put the same held-out prompts to it, to the SFT policy and to the RL
 policy; pipeline.html shows the answers side by side.
 
-Hardware, time and results: not measured.
+Hardware: 2 CPU cores shared with other work. Measured 2026-11-24, `:tiny`, seed 0, accuracy on 16
+held-out prompts: base 0.000, SFT 0.562, RL 0.000, as the reward model's score rises to 3.8: it is
+over-optimised. With labels of 4 samples at temperature 1 instead of 8 at 1.5, RL ended at 0.688. So
+the last stage does not work as it should yet. At full size: not measured.
 """
 
 from rljax.config import Config
