@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 
 from rljax.config import Config
-from rljax.report.glossary import LARGEST_DIFFERENCE, METRICS, MISMATCH, OTHER_POLICY, UPDATE
+from rljax.report.glossary import METRICS, UPDATE
+from rljax.report.mismatch_glossary import LARGEST_DIFFERENCE, MISMATCH, OTHER_POLICY
 
 # Ranges for a sampler that has the trainer's weights. Of older ones on purpose the effective sample
 # size says whether too little is left to learn from.

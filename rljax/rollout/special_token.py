@@ -80,13 +80,8 @@ def special_token(
         "special_token/kept_fraction": mean(cut),
         "special_token/gain": mean(gains),
     }
-    mesh = actor.model.mesh
-    joined = _together(batches, learned, jnp.asarray(own), count=count, mesh=mesh)
-    report = RewardReport(
-        tuple(row for one in reports for row in one.rows),
-        tuple(one for each in reports for one in each.process),
-    )
-    return Rollout(joined, prompts, report, metrics)
+    joined = _together(batches, learned, jnp.asarray(own), count=count, mesh=actor.model.mesh)
+    return Rollout(joined, prompts, _of_all(reports), metrics)
 
 
 def check_rounds(samples_per_prompt: int, max_rounds: int = 2, **_) -> None:
@@ -124,6 +119,13 @@ def _masks(mask, before, columns, going):
 
 def _of(rows: tuple, going: np.ndarray) -> tuple:
     return tuple(row for row, goes in zip(rows, going, strict=True) if goes)
+
+
+def _of_all(reports: list[RewardReport]) -> RewardReport:
+    return RewardReport(
+        tuple(row for one in reports for row in one.rows),
+        tuple(one for each in reports for one in each.process),
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("count", "mesh"))

@@ -23,6 +23,7 @@ from rljax.arrays import fetch, told_to_stop
 from rljax.batch import FinishReason
 from rljax.errors import InputError
 from rljax.sampler import speculation
+from rljax.sampler.branches import add_branches, check_branch
 from rljax.sampler.engine import Engine
 from rljax.sampler.entries import checked, entry_of
 from rljax.sampler.keys import Keys, branch_keys, request_key
@@ -271,7 +272,10 @@ class Sampler:
         `request_ids`, `keep` and `hold` are as in `submit`.
         """
         places = [at] if np.ndim(at) == 0 else list(at)
-        self._check_branch(sample, places, n, sampling, more, keep and hold)
+        check_branch(sample, places, n, sampling, more, keep and hold)
+        for place in places if sampling is not None else ():
+            before = sample.ids[: len(sample.prompt) + place]
+            self._checked(np.concatenate([before, np.asarray(more, np.int32)]), sampling, n)
         ids = iter(self._numbers(request_ids, len(places) * n))
         now, children = time.monotonic(), []
         how = dict(keep=keep, hold=hold, submitted_s=now)
@@ -282,51 +286,8 @@ class Sampler:
             for child in children:
                 child.append_observation(more, self._places.version or 0)
                 child.limit(sampling)
-        self._add_branches(sample, children)
+        add_branches(self._prompts, self._places, sample, children)
         return children
-
-    def _check_branch(
-        self, sample: Sample, places: list, n: int, sampling, more, both: bool
-    ) -> None:
-        check_whole("n of a branch", n, 1)
-        if both:
-            raise InputError("keep and hold", value=(True, True), rule="one of both")
-        if sample.finish_reason is None:
-            rule, fix = "a finished sample", "submit(hold=True), and branch when it has ended"
-            raise InputError("branch", value=f"sample {sample.id}", rule=rule, fix=fix)
-        count = len(sample.tokens)
-        low, high = (sample.turn, count - 1) if sampling is None else (0, count)
-        whole = [isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in places]
-        if not places or not all(whole) or not all(low <= p <= high for p in places):
-            rule = f"tokens of the response, {low} to {high}"
-            if sampling is None:
-                rule += ": inside of its last turn, whose limits go on"
-            fix = "" if sampling is not None else "sampling= begins a new turn there"
-            raise InputError("branch at", value=places[:8], rule=rule, fix=fix)
-        if len(more) and sampling is None:
-            rule = "a new turn begins behind them"
-            raise InputError("branch more", value=list(more)[:8], rule=rule, fix="sampling=")
-        for place in places if sampling is not None else ():
-            ids = sample.ids[: len(sample.prompt) + place]
-            self._checked(np.concatenate([ids, np.asarray(more, np.int32)]), sampling, n)
-
-    def _add_branches(self, sample: Sample, children: list[Sample]) -> None:
-        """Puts continuations of a sample into the queue, with what was read of it: together where
-        what a long one needs is what all need."""
-        prefix, read = self._places.read_of(sample)
-        sizes = sorted({child.size for child in children})
-        groups = [children]
-        if not self.engine.can_go_back(max(read, sizes[-1] - 1)):
-            groups = [[child for child in children if child.size == size] for size in sizes]
-        for group in groups:
-            ids = max(group, key=lambda child: child.size).ids
-            known = read if len(groups) == 1 or read == len(ids) - 1 else 0
-            again = min(len(ids), sample.size) - 1 - known  # what is behind the sample is new
-            self._places.reread_tokens += max(0, again)
-            own = prefix if known else None
-            if own is not None and known < len(ids) - 1:  # what is appended goes behind it
-                own = self.engine.widen(own, 0, known)
-            self._prompts.add(ids, group, prefix=own, read=known)
 
     def release(self, sample: Sample) -> None:
         """Lets go of a finished sample: frees the slot, or the room beside the slots, that it holds

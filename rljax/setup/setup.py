@@ -372,21 +372,7 @@ def assemble(
     main = Phase(
         "rl", dataflow, algorithm, config.steps, optimizer_steps, config.actor_optimizer, data.kind
     )
-    phases = (main,)
-    if config.sft.steps:
-        fix = "shorten the examples, or lower data.max_prompt_tokens"
-        check_context("demonstration", data.example_tokens, model, fix)
-        steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
-        phases = (
-            Phase(
-                "sft", resolve("sft()", NAMESPACES["dataflow"]),
-                algorithm.replace(
-                    steps=steps, reduction=resolve("token_mean", NAMESPACES["reduction"])
-                ),
-                config.sft.steps, config.sft.steps, config.sft.optimizer, "examples",
-            ),
-            main,
-        )  # fmt: skip
+    before = (_sft_phase(config, data, model, algorithm),) if config.sft.steps else ()
     rollouts = RolloutConfig(
         prompts_per_step=batch.prompts_per_step,
         samples_per_prompt=batch.samples_per_prompt,
@@ -399,8 +385,21 @@ def assemble(
     decoding = decoding_on(model, config, tokenizer, sampler_mesh(groups))
     check_slots(decoding, model, sampled_prompts(config) * batch.samples_per_prompt)
     return Setup(
-        config, model, tokenizer, data, phases, rollout_of(config, dataflow), rollouts, decoding,
-        row, together, groups, _pretraining_steps(config, data, model),
+        config, model, tokenizer, data, (*before, main), rollout_of(config, dataflow), rollouts,
+        decoding, row, together, groups, _pretraining_steps(config, data, model),
+    )  # fmt: skip
+
+
+def _sft_phase(config: Config, data: Data, model: Model, algorithm: Algorithm) -> Phase:
+    """The supervised steps before the last phase."""
+    fix = "shorten the examples, or lower data.max_prompt_tokens"
+    check_context("demonstration", data.example_tokens, model, fix)
+    steps = _steps(config, config.sft.sequences_per_step, data.example_tokens, model, 1)
+    reduction = resolve("token_mean", NAMESPACES["reduction"])
+    return Phase(
+        "sft", resolve("sft()", NAMESPACES["dataflow"]),
+        algorithm.replace(steps=steps, reduction=reduction),
+        config.sft.steps, config.sft.steps, config.sft.optimizer, "examples",
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from sampler_cases import prompts
 from test_sampler_families import FAMILIES, family
 
 from rljax.correction import rollout_correction
-from rljax.report.glossary import LARGEST_DIFFERENCE
 from rljax.report.meanings import health_warnings
+from rljax.report.mismatch_glossary import LARGEST_DIFFERENCE
 from rljax.sampler import Decoding, Sampling, generate
 
 ASKED = Sampling(max_response_tokens=24)

@@ -237,8 +237,7 @@ def program_synthesis(
             "program_synthesis(operations)", value=operations, rule=f"some of {OPERATIONS}, once"
         )
     if show not in ("function", "examples", "trace"):
-        rule = "function, examples or trace"
-        raise InputError("program_synthesis(show)", value=show, rule=rule)
+        raise InputError("program_synthesis(show)", value=show, rule="function, examples or trace")
     if show == "trace" and (with_input or set(operations) != {"+", "-"}):
         raise InputError(
             "program_synthesis(show='trace')", value=(operations, with_input),
