@@ -266,7 +266,7 @@ def names_of(node) -> list[str]:
     return names
 
 
-OF_DEVICES = ("mesh", "shard", "device", "constrain")
+OF_DEVICES = ("mesh", "shard", "device", "constrain_")
 
 
 def test_a_dataflow_page_speaks_of_no_device():
