@@ -5,7 +5,7 @@ from killed_runs import killed_run
 from preset_runs import preset_config
 from tiny_run import metrics_rows, newest_step, policy_bytes, saved_state
 
-PRESETS = ("prime", "raft", "expert_iteration")
+PRESETS = ("prime", "raft", "expert_iteration", "special_token", "vineppo")
 
 
 @pytest.mark.slow  # each start takes 10 seconds
