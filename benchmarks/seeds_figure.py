@@ -56,7 +56,7 @@ def draw(arms: list[Arm], metrics: list[str], window: int, file: str) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "rljax"
     from matplotlib import pyplot
 
-    size = (4 * len(metrics), 3)
+    size = (4 * len(metrics), 3 + 0.25 * len(arms))
     figure, axes = pyplot.subplots(
         1, len(metrics), figsize=size, layout="constrained", squeeze=False
     )
@@ -70,7 +70,8 @@ def draw(arms: list[Arm], metrics: list[str], window: int, file: str) -> None:
             (line,) = axis.plot(steps, value, label=arm.name)
             axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
         axis.set(title=metric, xlabel="step")
-    axes[0, 0].legend(loc="best", fontsize="small")
+    # Below, as names of settings are longer than a panel is wide.
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center")
     figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
 
 
