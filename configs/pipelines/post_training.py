@@ -7,13 +7,25 @@ The base model is pre-trained on text: the prompts of the task one after another
 answered. The last three stages put the same held-out prompts to it, to the SFT policy and to the RL
 policy; pipeline.html shows the answers side by side.
 
-Hardware: 2 CPU cores shared with other work. Measured 2026-11-24, `:tiny`, seed 0, accuracy on 16
-held-out prompts: base 0.000, SFT 0.562, RL 0.000, as the reward model's score rises to 3.8: it is
-over-optimised. With labels of 4 samples at temperature 1 instead of 8 at 1.5, RL ended at 0.688. So
-the last stage does not work as it should yet. At full size: not measured.
+The labels say nothing of empty responses (`label preferences` leaves them out). With 48 prompts, KL
+coefficient 0.02 and the reward model alone RL ended in them: its score rose to 3.8 and the accuracy
+fell to 0.000 (seed 0). So a rule is added to its score that is worth 8 where the response is not
+empty; and there are 192 prompts, and a coefficient of 0.05. Which of them is needed: not measured.
+
+Hardware: 2 CPU cores shared with other work. Measured 2026-11-24 with
+XLA_FLAGS=--xla_backend_optimization_level=0, `:tiny`, accuracy on 64 held-out
+prompts after base, SFT, RL: seed 0 0.000, 0.344, 1.000 (with 6 steps of SFT in place of 12: 0.000,
+0.188, 1.000). Other seeds: not measured. At full size: not measured.
 """
 
 from rljax.config import Config
+
+# The rule refuses empty responses, of which the labels say nothing. The true reward has weight 0:
+# it is only logged.
+REWARD = (
+    "mixture(rewards=('reward_model()', 'regex_match(pattern=\".\")', 'exact_match()'), "
+    "weights=(1.0, 8.0, 0.0))"
+)
 
 
 def person(prompt, first: str, second: str, *, task: str) -> float:
@@ -38,20 +50,20 @@ def get_config(variant: str = "") -> Config:
     config.sampler.max_response_tokens = 3
     config.offline.max_tokens = 32
     config.actor_optimizer.beta2 = config.critic_optimizer.beta2 = 0.99
-    config.evaluate.prompts = 16 if tiny else 512
+    config.evaluate.prompts = 64 if tiny else 512
     config.checkpoint.every_steps = 50
     return config
 
 
 def task(variant: str) -> str:
     if variant == "tiny":
-        return "first_letter(letters=3, kinds=4)"
+        return "first_letter(letters=4, kinds=4, test=64)"
     return "letter_count(letters=8, kinds=6, worked_examples=48)"
 
 
 def pipeline(variant: str = ""):
     tiny, data = variant == "tiny", task(variant)
-    test = 16 if tiny else 512
+    test = 64 if tiny else 512
     yield {
         "stage": "base", "command": "train",
         "data.train": f'prompt_texts(of="{data}", texts=512)',
@@ -60,7 +72,7 @@ def pipeline(variant: str = ""):
     }  # fmt: skip
     yield {
         "stage": "sft", "command": "train", "model": "{base}/policy",
-        "steps": 6 if tiny else 200, "actor_optimizer.lr": 5e-3 if tiny else 5e-4,
+        "steps": 12 if tiny else 200, "actor_optimizer.lr": 5e-3 if tiny else 5e-4,
         "evaluate.prompts_from": data, "evaluate.every_steps": 20,
     }  # fmt: skip
     yield {
@@ -71,16 +83,17 @@ def pipeline(variant: str = ""):
     yield {
         "stage": "scorer", "command": "train", "dataflow": "reward_model",
         "model": "{sft}/policy", "data.train": "{pairs}/pairs.jsonl",
-        "steps": 150 if tiny else 400, "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
+        "steps": 100 if tiny else 400, "critic_optimizer.lr": 3e-3 if tiny else 1e-3,
         "algorithm.reward_loss": "bradley_terry(center=0.01)",
     }  # fmt: skip
     yield {
         "stage": "rl", "command": "train", "dataflow": "grpo", "model": "{sft}/policy",
-        "reward.model": "{scorer}/reward_model", "evaluate.reward": "exact_match()",
+        "reward.model": "{scorer}/reward_model", "reward.function": REWARD,
+        "evaluate.reward": "exact_match()",
         "steps": 60 if tiny else 200, "evaluate.every_steps": 20,
         "batch.prompts_per_step": 16 if tiny else 32, "batch.samples_per_prompt": 8,
         "batch.sequences_per_optimizer_step": 128 if tiny else 256,
-        "actor_optimizer.lr": 3e-3 if tiny else 1e-3, "algorithm.kl_in_loss": 0.02,
+        "actor_optimizer.lr": 3e-3 if tiny else 1e-3, "algorithm.kl_in_loss": 0.05,
         "algorithm.entropy_coef": 0.0 if tiny else 0.02,
     }  # fmt: skip
     for stage in ("base", "sft", "rl"):

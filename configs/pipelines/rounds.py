@@ -6,13 +6,20 @@ Each round begins with the last one's policy. Its samples are labelled by the tr
 model is trained on the labels of all rounds, it chooses the best of 16 samples for SFT, and labels
 the pairs for DPO.
 
-Hardware, time and results: not measured to the end.
+The stages evaluate_0, evaluate_1, ... give the true reward of each round's policy on the same
+held-out prompts.
+
+Hardware: 2 CPU cores shared with other work. Measured 2026-11-24 with
+XLA_FLAGS=--xla_backend_optimization_level=0, mean true reward of 4 samples to
+each of 64 held-out prompts before the first round, after it, after the second: seed 0
+0.372, 0.435, 0.564. Other seeds: not measured.
 """
 
 from rljax.config import Config
 
 TASK = "letter_quota(letters=6, kinds=4, quota=4, shown=3, prompts=256, test=64)"
 GOLD = "letter_quota(quota=4)"
+SAMPLING = {"max_prompt_tokens": 5, "max_response_tokens": 8, "data": TASK}
 ROUNDS = 2
 
 
@@ -33,17 +40,17 @@ def get_config() -> Config:
 
 
 def pipeline():
-    sampling = {"max_prompt_tokens": 5, "max_response_tokens": 8, "data": TASK}
     measured = {"evaluate.prompts_from": TASK, "evaluate.prompts": 64, "evaluate.reward": GOLD}
     yield {
         "stage": "sft", "command": "train", "steps": 120, "actor_optimizer.lr": 3e-3, **measured,
     }  # fmt: skip
     policy, labels = "{sft}/policy", ()
+    yield evaluation(0, policy)
     for r in range(1, ROUNDS + 1):
         # "Human" labels of this round's policy: the true reward tells the better of its samples.
         yield {
             "stage": f"pairs_{r}", "command": "sample", "checkpoint": policy, "reward": GOLD,
-            "samples": 4, "pairs": "pairs.jsonl", **sampling,
+            "samples": 4, "pairs": "pairs.jsonl", **SAMPLING,
         }  # fmt: skip
         labels += (f"{{pairs_{r}}}/pairs.jsonl",)
         # The reward model is trained anew on the labels of all rounds.
@@ -55,7 +62,7 @@ def pipeline():
         scorer = f"{{scorer_{r}}}/reward_model"
         yield {
             "stage": f"best_{r}", "command": "sample", "checkpoint": policy,
-            "reward_model": scorer, "samples": 16, **sampling,
+            "reward_model": scorer, "samples": 16, **SAMPLING,
         }  # fmt: skip
         yield {
             "stage": f"sft_{r}", "command": "train", "model": policy,
@@ -64,7 +71,7 @@ def pipeline():
         }  # fmt: skip
         yield {
             "stage": f"labels_{r}", "command": "label preferences",
-            "policy": f"{{sft_{r}}}/policy", "reward_model": scorer, "samples": 4, **sampling,
+            "policy": f"{{sft_{r}}}/policy", "reward_model": scorer, "samples": 4, **SAMPLING,
         }  # fmt: skip
         yield {
             "stage": f"dpo_{r}", "command": "train", "dataflow": "preference",
@@ -73,7 +80,12 @@ def pipeline():
             "actor_optimizer.lr": 3e-4, **measured,
         }  # fmt: skip
         policy = f"{{dpo_{r}}}/policy"
-        yield {
-            "stage": f"evaluate_{r}", "command": "evaluate", "checkpoint": policy,
-            "reward": GOLD, "samples": 4, "ks": (1,), "prompts": 64, **sampling,
-        }  # fmt: skip
+        yield evaluation(r, policy)
+
+
+def evaluation(number: int, policy: str) -> dict:
+    """The true reward of a policy on held-out prompts; 0 is the policy before the first round."""
+    return {
+        "stage": f"evaluate_{number}", "command": "evaluate", "checkpoint": policy,
+        "reward": GOLD, "samples": 4, "ks": (1,), "prompts": 64, **SAMPLING,
+    }  # fmt: skip

@@ -38,6 +38,21 @@ def mean_reward(metrics: dict) -> float:
     return metrics["best_of@1"]["value"]
 
 
+def greedy(metrics: dict) -> float:
+    return metrics["greedy_accuracy"]["value"]
+
+
+@pytest.mark.parametrize("seed", (0,))
+def test_a_base_model_answers_nothing_and_sft_and_rl_make_it_answer(finished, seed):
+    """000-01, 000-02, 001-01: RL by a reward model of labels improves on SFT."""
+    out, of = finished("post_training.py:tiny", seed)
+    base, sft, rl = (greedy(of[f"evaluate_{name}"]) for name in ("base", "sft", "rl"))
+    assert base <= 0.05 and rl > 0.9 and rl > sft + 0.1
+    (suite,) = json.loads((out / "lineage.json").read_text())["same_prompts"]
+    assert suite["difference"]["evaluate_rl"]["low"] > 0
+    assert "The same prompts" in (out / "pipeline.html").read_text()
+
+
 @pytest.mark.parametrize("seed", (0,))
 def test_a_noisy_reward_model_is_over_optimised(finished, seed):
     """000-08, 001-09: the true reward falls from its peak while the proxy still rises."""
@@ -56,12 +71,15 @@ def test_a_noisy_reward_model_is_over_optimised(finished, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rl_finds_the_answer_that_no_demonstration_has(finished, seed):
-    """001-03, 004-04: SFT is bounded by its data, and stays so with more of it."""
+    """001-03, 004-04: SFT is bounded by its data, and stays so with more of it. 000-07: 200 steps
+    of RL go on from its plateau."""
     _, of = finished("why_rl.py:teacher", seed)
     best = 0.5  # of any demonstration: 2 of 4 letters
     sft, more, rl = (mean_reward(of[f"evaluate_teacher_{s}"]) for s in ("sft", "more_sft", "rl"))
     assert sft < best + 0.05 and more < best + 0.05
-    assert rl > 0.85
+    assert more < sft + 0.05  # the plateau: 200 further steps of SFT add nothing
+    assert rl > 0.85 and rl > max(sft, more) + 0.1
+    assert of["teacher_rl"]["last_step"]["step"] == 200
 
 
 @pytest.mark.parametrize("seed", (0,))
@@ -70,3 +88,13 @@ def test_rl_maximises_what_likelihood_does_not(finished, seed):
     _, of = finished("why_rl.py:objective", seed)
     sft, more, rl = (mean_reward(of[f"evaluate_objective_{s}"]) for s in ("sft", "more_sft", "rl"))
     assert max(sft, more) < 0.65 and rl > 0.9
+
+
+@pytest.mark.parametrize("seed", (0,))
+def test_rounds_raise_the_reward(finished, seed):
+    """001-42: each round goes on from the last one's policy, with a new reward model."""
+    out, of = finished("rounds.py", seed)
+    before, first, second = (mean_reward(of[f"evaluate_{r}"]) for r in (0, 1, 2))
+    assert first > before + 0.03 and second > first + 0.03
+    stages = json.loads((out / "lineage.json").read_text())["stages"]
+    assert {"dpo_1", "scorer_2", "dpo_2"} < {stage["stage"] for stage in stages}
