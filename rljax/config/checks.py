@@ -19,7 +19,7 @@ from rljax.tracking.store import is_url
 from rljax.tracking.trackers import NAMES as TRACKERS
 
 _OF_TRAINING = ("data.train", "data.sources", "sft.data", "pretraining.data", "rollouts.replay")
-_DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")
+OF_DATA = (*_OF_TRAINING, "data.test", "evaluate.prompts_from")
 FOLDERS = (
     "critic_model", "teacher_model", "reward.model", "reward.cost_model", "reward.process_model",
     "reward.judge_model", "lora.adapter",
@@ -42,7 +42,7 @@ _COMPONENTS = {
     "evaluate.reward": "reward",
     "reward.rubrics": "rubrics",
     "environment.function": "environment",
-    **dict.fromkeys(_DATA, "data"),
+    **dict.fromkeys(OF_DATA, "data"),
     **dict.fromkeys(("reward.process_reward", "reward.process_lines"), "process_reward"),
     **{
         f"algorithm.{stage}": stage
@@ -178,7 +178,7 @@ def refuse_own_code(config: Config, where: str) -> None:
 
 
 def _asks_for_trust(field: str, text: str) -> bool:
-    if field in _DATA:
+    if field in OF_DATA:
         if text.startswith(_TFDS):  # a folder of TFDS names classes, which are imported
             return os.path.lexists(text.removeprefix(_TFDS).strip())
         if Path(text).suffix in DATA_FILES:
@@ -235,7 +235,7 @@ def check_paths(config: Config, problems: Problems) -> None:
     for field in FOLDERS:
         spec = value_of(config, field)
         problems.check(not spec or os.path.isdir(spec), field, spec, "must be a folder")
-    for field in _DATA:
+    for field in OF_DATA:
         for spec in _each(config, field):
             if is_path(spec) and not spec.startswith("tfds:"):
                 file = spec.replace("{split}", "train" if field in _OF_TRAINING else "test")

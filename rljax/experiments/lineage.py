@@ -5,11 +5,17 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from rljax.config.checks import FOLDERS, OF_DATA
 from rljax.files import file_sha256
 
 EXPORTED = ("policy", "reward_model", "adapter")  # folders that a run hands on
 # Fields that name where something is written or kept.
 _WRITTEN = ("run_dir", "out", "pairs", "trajectories", "answers", "compilation_cache")
+# Fields in which a bare word may be a file or a folder; elsewhere it is a name.
+_PATHS = {
+    "model", "tokenizer", *FOLDERS, *OF_DATA, "checkpoint", "checkpoints", "policy", "against",
+    "completer", "reward_model", "search_model", "data",
+}  # fmt: skip
 
 
 def digest(path: str | Path) -> str:
@@ -33,15 +39,18 @@ def digest(path: str | Path) -> str:
     return total.hexdigest()
 
 
-def _read_from(text: str) -> Iterator[Path]:
+def _read_from(field: str, text: str) -> Iterator[Path]:
     """The files and folders that a field's text names: a path, RUN@STEP, a file for each {split},
-    the Python file of a function."""
-    names = {text, *(text.replace("{split}", split) for split in ("train", "test"))}
-    names |= {text.rpartition("@")[0], *re.findall(r"[^\s()'\"=,]+\.py(?=:)", text)}
-    for name in sorted(names - {""}):
-        path = Path(name)
-        if len(name) < 1000 and path.exists():
-            yield path
+    the Python file of a function, and what stands in quotes inside of a call."""
+    names = {text, text.rpartition("@")[0], *re.findall(r"[^\s()'\"=,]+\.py(?=:)", text)}
+    names |= {*re.findall(r"'([^']+)'", text), *re.findall(r'"([^"]+)"', text)}
+    for split in ("train", "test"):
+        names |= {name.replace("{split}", split) for name in names}
+    for name in sorted(names):
+        is_path = "/" in name or "." in name or (name == text and field in _PATHS)
+        # Dots alone are a pattern, not a folder.
+        if is_path and name.strip("./") and len(name) < 1000 and Path(name).exists():
+            yield Path(name)
 
 
 def inputs_of(fields: Mapping[str, object]) -> dict[str, dict[str, str]]:
@@ -52,7 +61,7 @@ def inputs_of(fields: Mapping[str, object]) -> dict[str, dict[str, str]]:
         if field in _WRITTEN:
             continue
         texts = value if isinstance(value, tuple | list) else (value,)
-        paths = [p for text in texts if isinstance(text, str) for p in _read_from(text)]
+        paths = [p for text in texts if isinstance(text, str) for p in _read_from(field, text)]
         if paths:
             found[field] = {str(path): digest(path) for path in paths}
     return found

@@ -45,7 +45,14 @@ _OF_THE_CLOCK = (
 def record_of(stage: Stage) -> dict:
     """The stage.json of a stage; {} while there is none."""
     path = stage.folder / RECORD
-    return read_json_object(path) if path.exists() else {}
+    record = read_json_object(path) if path.exists() else {}
+    missing = {"command", "status"} - record.keys()
+    if record and missing:
+        raise InputError(
+            f"{path} is no record of a stage", value=f"without {', '.join(sorted(missing))}",
+            fix=f"restore it, or --redo={stage.name}",
+        )  # fmt: skip
+    return record
 
 
 def run_stages(
@@ -58,6 +65,9 @@ def run_stages(
     """
     home = stages[0].home
     _check_redo(stages, redo)
+    for folder in (home, *(stage.folder for stage in stages)):
+        if folder.exists() and not folder.is_dir():
+            raise InputError(str(folder), rule="a folder is made there", fix="another --out")
     home.mkdir(parents=True, exist_ok=True)
     with locked(home):
         for stage in _to_redo(stages, redo):

@@ -33,6 +33,8 @@ from rljax.config.declare import Options, option_flags, options_of
 from rljax.config.flags import load_config_file
 from rljax.errors import InputError
 from rljax.experiments.sweep import TRAIN, changes_of, flag, without_config
+from rljax.rewards.judges.judging import judge_of
+from rljax.tracking.store import is_url
 from rljax.validation import validate
 
 # The options of every other command, and the files that each makes, by the option that names them.
@@ -43,6 +45,7 @@ COMMANDS: dict[str, tuple[type[Options], dict[str, str]]] = {
     "evaluate": (of.EvaluateOptions, {"out": "result.json", "answers": "answers.jsonl"}),
 }
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_TAKEN = ("lineage.json", "pipeline.html")  # files of the pipeline's own folder
 _KEPT = ("split",)  # {split} is the training or the test split of a path
 # {NAME} at the beginning of a path: of a value, or of a text in quotes inside of one.
 _REFERENCE = re.compile(r"^\{([\w.-]+)\}(?=[/@]|$)|(?<=['\"])\{([\w.-]+)\}(?=/)")
@@ -91,8 +94,9 @@ class Stage:
     def compared(self) -> dict[str, object]:
         """The fields and options that a stage must have in common with what its folder holds."""
         if self.config is not None:
-            return fingerprints(self.config)
+            return {k: _with_whole_paths(v) for k, v in fingerprints(self.config).items()}
         fields = {k: v for k, v in self.fields().items() if k != "compilation_cache"}
+        fields = {k: _with_whole_paths(v) for k, v in fields.items()}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
     def shown(self) -> dict:
@@ -149,6 +153,16 @@ def _put(value: object, home: Path) -> object:
     return _REFERENCE.sub(kept, value)
 
 
+def _with_whole_paths(value: object) -> object:
+    """The value with the file of FILE.py:function as a whole path, wherever it was named from."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_with_whole_paths, value))
+    if not isinstance(value, str):
+        return value
+    whole = lambda match: str(Path(match[0]).resolve())  # noqa: E731
+    return re.sub(r"[^\s()'\"=,]+\.py(?=:)", whole, value)
+
+
 # -- making and checking them --
 
 
@@ -194,13 +208,17 @@ def _stage(base: Config, item, home: Path, place: str, arguments, where: str) ->
     if not isinstance(item, Mapping) or not all(isinstance(k, str) for k in item):
         raise InputError("a stage is a dict of names and values", value=item)
     name, command = item.get("stage"), item.get("command")
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _KEPT:
-        rule = "letters, digits and . _ -: it is the name of a folder"
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (*_KEPT, *_TAKEN):
+        rule = f"letters, digits and . _ -: it is the name of a folder, not {', '.join(_TAKEN)}"
         raise InputError("stage", value=name, rule=rule)
     values = {k: v for k, v in item.items() if k not in ("stage", "command")}
+    for field, value in values.items():
+        if not _is_plain(value):
+            rule = "a text, a number, True, False, None, or a list of these"
+            raise InputError(field, value=value, rule=rule)
     if command == "train":
         return _train_stage(base, name, values, home, place, arguments, where)
-    if command not in COMMANDS:
+    if not isinstance(command, str) or command not in COMMANDS:
         raise InputError("command", value=command, rule=f"one of train, {', '.join(COMMANDS)}")
     kind, made = COMMANDS[command]
     known = {field.name for field in dataclasses.fields(kind)}
@@ -218,6 +236,13 @@ def _stage(base: Config, item, home: Path, place: str, arguments, where: str) ->
         raise InputError("iterations", value=values["iterations"], fix="yield a stage for each")
     values = {k: v for k, v in values.items() if v not in ("", None)}
     return Stage(name, command, values, options_of(kind, values), home)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value can stand in a record: {NAME} is found in texts alone."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bool | int | float)
 
 
 def _train_stage(base, name, values, home, place, arguments, where) -> Stage:
@@ -249,8 +274,28 @@ def _check(stage: Stage, earlier: Sequence[Stage], nowhere: Path) -> None:
             (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
             if path.suffix:
                 path.touch()
-    if stage.config is not None:
-        validate(stage.in_folder(nowhere).config)
+    here = stage.in_folder(nowhere)
+    if here.config is not None:
+        validate(here.config)
+    else:
+        _check_options(here.fields())
+
+
+def _check_options(fields: Mapping[str, object]) -> None:
+    """Raises InputError for a function that is not there, or a folder that no stage will make."""
+    for option, home in (("reward", "reward"), ("data", "data")):
+        text = fields.get(option)
+        if text and (option == "reward" or "(" in text):
+            resolve(text, NAMESPACES[home])
+    if fields.get("judge"):
+        judge_of(fields["judge"])
+    for option in (*_POLICIES, "against", "completer", "reward_model", "search_model"):
+        value = fields.get(option) or ()
+        for text in (value,) if isinstance(value, str) else value:
+            folder = text if Path(text).exists() else text.rpartition("@")[0]
+            if not is_url(text) and not (folder and Path(folder).exists()):
+                rule = "a folder that is there, or {NAME} of an earlier stage"
+                raise InputError(option, value=text, rule=rule)
 
 
 def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]) -> None:
@@ -259,6 +304,8 @@ def _check_reference(field: str, text: str, name: str, made: Mapping[str, Stage]
         raise InputError(field, value=text, rule=f"no earlier stage is called {name!r}", fix=fix)
     one = made[name]
     inside = re.search(rf"{{{re.escape(name)}}}/?([^@,'\"]*)", text)[1]
+    if ".." in inside.split("/"):
+        raise InputError(field, value=text, rule=f"inside of the folder of {name!r}")
     if not inside and one.config is not None and field in _POLICIES:
         return
     outputs = one.outputs()
