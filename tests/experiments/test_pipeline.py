@@ -446,3 +446,52 @@ def test_the_pipelines_that_ship_are_valid(path, tmp_path):
     assert len(stages) > 3 and any(stage.needs() for stage in stages)
     text = ast.get_docstring(ast.parse(Path(path.partition(":")[0]).read_text()))
     assert f"configs/pipelines/{Path(path.partition(':')[0]).name}" in text
+
+
+def test_inputs_are_files_that_a_field_names_and_no_words(tmp_path, monkeypatch):
+    """A path inside of a call is one, a name for which the working folder has a folder is none."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("sft", "wandb", "data/gsm", "model"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file.txt").write_text(name)
+    found = inputs_of(
+        {
+            "dataflow": "sft", "trackers": ("wandb",), "model": "model",
+            "data.train": "gsm8k(path='data/gsm')", "reward.function": "regex_match(pattern='..')",
+            "roles": ("guide=value_model(folder='data/gsm', reads='outcome')",),
+        }
+    )  # fmt: skip
+    assert sorted(found) == ["data.train", "model", "roles"]
+    assert set(found["roles"]) == set(found["data.train"]) == {"data/gsm"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"reward": "exact_mtach()"}, "exact_match"),
+        ({"data": "no_such_task()"}, "no_such_task"),
+        ({"checkpoint": "/no/such/folder"}, "/no/such/folder"),
+        ({"reward_model": "/no/such"}, "/no/such"),
+        ({"checkpoint": "{sft}/policy/../../x"}, "inside of the folder"),
+        ({"data": {1, 2}}, "a text, a number"),
+        ({"checkpoint": Path("{sft}")}, "a text, a number"),
+        ({"command": ["sample"]}, "one of train"),
+        ({"stage": "lineage.json"}, "not lineage.json"),
+    ],
+    ids=str,
+)
+def test_options_of_every_command_are_checked_before_anything_runs(changes, says, tmp_path):
+    stage = {"stage": "s", **SAMPLE, "checkpoint": "{sft}", **changes}
+    assert says in problems(tmp_path, SFT, stage)
+
+
+def test_where_a_function_is_named_from_is_no_other_setting(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text("def score(response, ground_truth):\n    return 0.0\n")
+    monkeypatch.chdir(tmp_path)
+    compared = [
+        stages_in(tmp_path, [SFT, {"stage": "s", **SAMPLE, "checkpoint": "{sft}", "reward": text}])[
+            1
+        ].compared()
+        for text in ("own.py:score", f"{tmp_path}/own.py:score")
+    ]
+    assert compared[0] == compared[1]
