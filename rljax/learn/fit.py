@@ -31,10 +31,11 @@ def fit(
 
     `trust_region` > 0: once the metric ppo_k3 (KL of the policy to the one that the batch began
     with) of a minibatch exceeds it, that step and the rest are not taken (TRPO's constraint as a
-    monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either: momentum
-    would still move. Metrics are means over the optimizer steps (extremes for names ending in _max,
-    _min). `layout`: see `optimizer_step`. `beside` is a second objective, on rows of its own, of
-    which every optimizer step takes an equal part: its gradient is added.
+    monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either (momentum
+    would still move), unless there are rows of `beside` to learn from. Metrics are means over the
+    optimizer steps (extremes for names ending in _max, _min). `layout`: see `optimizer_step`.
+    `beside` is a second objective, on rows of its own, of which every optimizer step takes an equal
+    part: its gradient is added.
     """
     if batch.rows % steps.rows:
         rule = f"must divide {batch.rows} rows"
@@ -50,11 +51,14 @@ def fit(
     def step(carry, rows):
         (state, stopped), (minibatch, examples) = carry, rows
         loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
+        empty = ~jnp.any(minibatch.mask > 0)
         if beside is not None:
+            # Without policy tokens a load-balancing loss, for one, would still have a gradient.
+            loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
+            empty &= ~jnp.any(examples.mask > 0)
             loss, gradient, metrics = beside.added(state.params, examples, loss, gradient, metrics)
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
-        empty = ~jnp.any(minibatch.mask > 0)
         state, taken = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty), layout)
         counts = {
             "skipped_in_a_row_max": state.skipped_in_a_row.astype(jnp.float32),

@@ -136,3 +136,24 @@ def test_every_optimizer_step_takes_its_part_of_the_examples():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     with pytest.raises(InputError, match="2 optimizer steps of 4 rows"):
         after(actor, batch, half(beside, 0))
+
+
+def test_a_step_without_policy_tokens_takes_the_gradient_of_the_examples_alone():
+    actor = actor_on(make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+    batch, beside = groups(0, prompts=4, samples=4, dtype=np.float32), examples()
+    # Whatever the policy's part would be without tokens: not even NaN reaches the weights.
+    spoilt = lambda policy, batch: (policy.logprobs * jnp.nan, {})  # noqa: E731
+    step = jax.jit(lambda actor, batch, part: actor.update(
+        batch, spoilt, steps=Steps(16, 16), reduction=token_mean, pretraining=part
+    ))  # fmt: skip
+    none = batch.replace(mask=jnp.zeros_like(batch.mask))
+    after, metrics = step(actor, none, Pretraining(beside, 0.5, Steps(8, 8)))
+    loss, gradient = likelihood(DENSE)
+    assert float(metrics["empty_steps"]) == 0 and int(after.state.step) == 1
+    assert float(metrics["loss"]) == pytest.approx(0.5 * loss, rel=1e-5)
+    change = jax.tree.map(lambda a, b: (a - b) / LR, actor.state.params, after.state.params)
+    for got, want in zip(jax.tree.leaves(change), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(got, 0.5 * want, rtol=2e-4, atol=4e-6)
+    bare = beside.replace(mask=jnp.zeros_like(beside.mask))
+    after, metrics = step(actor, none, Pretraining(bare, 0.5, Steps(8, 8)))
+    assert float(metrics["empty_steps"]) == 1 and int(after.state.step) == 0
