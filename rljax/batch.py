@@ -103,6 +103,9 @@ class Batch:
     # scores, finish_reason and reward_parts are those of the episode on each row. None: every row
     # is one.
     episode: jax.Array | None = _field("B", jnp.int32)
+    # Of a response that goes on from another row's: the tokens that the policy chose in that row
+    # and that this one's mask leaves out. None: 0.
+    kept_tokens: jax.Array | None = _field("B", jnp.int32)
     seat: jax.Array | None = _field("B", jnp.int32)  # who played the row, by number
     # Of a tree search: M next tokens at the state before each token, which share of the simulations
     # went through each, and the mean value that they found there (not a critic's: `values`).

@@ -13,6 +13,7 @@ import numpy as np
 from rljax.arrays import fetch
 from rljax.batch import Batch
 from rljax.components import Component
+from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.keys import stream
 from rljax.mesh import constrain_rows
@@ -23,6 +24,7 @@ from rljax.rollout.scored import sample_scored
 from rljax.shaping.scores import apply_shaping
 
 
+@contract(fills=("kept_tokens",))
 def special_token(
     prompts, key, cfg, *, actor, critic, reward,
     max_rounds: int = 2,
@@ -43,6 +45,7 @@ def special_token(
     own = np.repeat(np.arange(count, dtype=np.int32), n // max_rounds)
     batch, report = sample_scored(actor, reward, prompts, key, cfg.sampling, n=n // max_rounds)
     whole, learned = batch.mask, [batch.mask]
+    kept = [jnp.zeros((batch.rows,), jnp.int32)]
     batches, reports, weakest, gains, cut = [batch], [report], [], [], []
     for number in range(1, max_rounds):
         valued = critic.valued(batch.replace(mask=whole), cfg.microbatch_rows)
@@ -68,10 +71,12 @@ def special_token(
         whole, new = _masks(batch.mask, whole, columns, going)
         batches.append(batch)
         learned.append(whole if train_prefix else new)
+        kept.append(jnp.sum(whole - learned[-1], axis=1).astype(jnp.int32))
         reports.append(RewardReport(_of(report.rows, going), report.process))
     while len(batches) < max_rounds:
         batches.append(batches[-1])
         learned.append(jnp.zeros_like(learned[-1]))
+        kept.append(jnp.zeros_like(kept[-1]))
     mean = lambda x: float(np.mean(x)) if len(x) else 0.0  # noqa: E731
     metrics = {
         "special_token/rounds": float(len(reports)),
@@ -80,7 +85,11 @@ def special_token(
         "special_token/kept_fraction": mean(cut),
         "special_token/gain": mean(gains),
     }
-    joined = _together(batches, learned, jnp.asarray(own), count=count, mesh=actor.model.mesh)
+    batches = [
+        one.replace(mask=mask, kept_tokens=tokens, values=None)
+        for one, mask, tokens in zip(batches, learned, kept, strict=True)
+    ]
+    joined = _together(batches, jnp.asarray(own), count=count, mesh=actor.model.mesh)
     return Rollout(joined, prompts, _of_all(reports), metrics)
 
 
@@ -129,17 +138,16 @@ def _of_all(reports: list[RewardReport]) -> RewardReport:
 
 
 @functools.partial(jax.jit, static_argnames=("count", "mesh"))
-def _together(batches: list[Batch], masks: list, own, *, count: int, mesh) -> Batch:
+def _together(batches: list[Batch], own, *, count: int, mesh) -> Batch:
     """The rows of all rounds, those of a prompt side by side; rows without tokens have groups of
     their own."""
-    plain = [one.replace(mask=mask, values=None) for one, mask in zip(batches, masks, strict=True)]
 
     def together(*rounds):
         parts = [x.reshape(count, -1, *x.shape[1:]) for x in rounds]
         whole = jnp.concatenate(parts, axis=1)
         return constrain_rows(whole.reshape(-1, *whole.shape[2:]), mesh)
 
-    batch = jax.tree.map(together, *plain)
+    batch = jax.tree.map(together, *batches)
     group = together(*[own] * len(batches))
     alone = count + jnp.arange(batch.rows, dtype=group.dtype)
     return batch.replace(group=jnp.where(jnp.any(batch.mask > 0, axis=1), group, alone))

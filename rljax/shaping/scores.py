@@ -23,8 +23,12 @@ def apply_shaping(batch: Batch, rules) -> Batch:
 
 
 def response_tokens(batch: Batch):
-    """Tokens that the policy chose in each row, or in its episode, EOS included: [B]."""
-    return batches.sequence_sum(batch.mask, batch)
+    """Tokens that the policy chose in each row, or in its episode, EOS included, also those that
+    a row kept of another one and does not learn from: [B]."""
+    tokens = batches.sequence_sum(batch.mask, batch)
+    if batch.kept_tokens is None:
+        return tokens
+    return tokens + batches.over_rows(batch.kept_tokens, batch)
 
 
 def _overlong(batch: Batch, name: str, max_tokens: int, cache_tokens: int):

@@ -364,6 +364,8 @@ class MixedSource:
 def _joined(ours: Batch, theirs: Batch, mesh) -> Batch:
     # Rows whose reward failed have groups of their own, below twice the number of rows.
     theirs = theirs.replace(group=theirs.group + 2 * ours.rows)
+    if ours.kept_tokens is not None:
+        theirs = theirs.replace(kept_tokens=jnp.zeros((theirs.rows,), jnp.int32))
     both = {}
     for field in dataclasses.fields(Batch):
         one, other = vars(ours)[field.name], vars(theirs)[field.name]

@@ -1,6 +1,7 @@
 """Responses that are sampled anew from their weakest token, each from a place of its own."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from rljax.errors import InputError
 from rljax.plan.programs import programs_of
 from rljax.rollout import smallest_advantage, special_token
 from rljax.sampler import Decoding
+from rljax.shaping.scores import apply_shaping, response_tokens, soft_overlong
 from rljax.validation import validate
 
 
@@ -125,6 +127,20 @@ def test_rows_go_on_from_places_of_their_own(run, train_prefix):
         np.concatenate([second.scores - first.scores, third.scores - second.scores]).mean(),
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("train_prefix", [False, True])
+def test_shaping_by_length_counts_the_tokens_that_a_row_kept(run, train_prefix):
+    done, _ = rolled(run, weakest_at(1), train_prefix=train_prefix, max_rounds=3)
+    batch = fetch(done.batch)
+    prompts = np.array([len(record.token_ids) for record in run[1].records])
+    lengths = (batch.segment_ids > 0).sum(axis=1) - np.repeat(prompts, 6)
+    assert train_prefix or (lengths > (batch.mask > 0).sum(axis=1)).any()
+    np.testing.assert_array_equal(response_tokens(done.batch), lengths)
+    rule = functools.partial(soft_overlong, max_tokens=3, cache_tokens=2)
+    shaped = np.asarray(apply_shaping(done.batch, [rule]).rewards).sum(axis=1)
+    want = batch.rewards.sum(axis=1) + np.clip((1 - lengths) / 2, -1, 0)
+    np.testing.assert_allclose(shaped, want, atol=1e-6)
 
 
 def test_new_tokens_have_the_policys_log_probs_of_the_whole_row(run):
