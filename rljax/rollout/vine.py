@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from rljax.arrays import fetch, place
-from rljax.batch import LIMITS, Batch
+from rljax.batch import LIMITS, Batch, last_token, row_scores
 from rljax.contracts import contract
 from rljax.errors import InputError
 from rljax.keys import stream
@@ -16,7 +16,9 @@ from rljax.mesh import row_shards
 from rljax.rollout.branch import branch_scored
 from rljax.rollout.collect import once
 from rljax.rollout.process import TokenTexts
+from rljax.rollout.ready import Ready
 from rljax.rollout.reward import Reward
+from rljax.shaping.scores import apply_shaping
 from rljax.shaping.steps import line_ids
 
 
@@ -29,11 +31,11 @@ def vine(
     unfinished: float | None = 0.0,
 ):  # fmt: skip
     """`once`, and at the first token of each step of a response V(s), the mean score of
-    `completions` fresh continuations from there; of each row's first `most_states` steps. NaN: not
-    estimated (`vineppo` fills these backwards).
+    `completions` fresh continuations from there, shaped like those of the samples; of each row's
+    first `most_states` steps. NaN: not estimated (`vineppo` fills these backwards).
 
     A step is a line, or `step_tokens` tokens. A continuation that a limit ended counts as
-    `unfinished`, whatever its score; None: as its score.
+    `unfinished`, whatever its score, before it is shaped; None: as its score.
     """
     check_vine(completions, most_states, step_tokens)
     began = time.perf_counter()
@@ -50,19 +52,21 @@ def vine(
     values = np.full(steps.shape, np.nan, np.float32)
     key = stream(key, "vine")
     scores, cut = _estimates(
-        actor, reward, done.prompts, batch, states, key, cfg.sampling, completions, unfinished
+        actor, reward, done.prompts, batch, states, key, cfg, completions, unfinished
     )
     for (row, column), some in zip(states, scores, strict=True):
         known = some[~np.isnan(some)]
         values[row, column] = known.mean() if known.size else np.nan
+    mesh = actor.model.mesh
+    outcomes = _shaped(batch, fetch(batch.scores), cfg.reward_shaping, mesh)
     metrics = {
         **done.metrics,
         "vine/states": len(states) / max(1, int((mask > 0).any(axis=1).sum())),
         "vine/completions": float(scores.size),
         "vine/unfinished": float(cut),
-        **_calibration(values, states, fetch(batch.scores)),
+        **_calibration(values, states, outcomes),
     }
-    steps, values = place((steps, values), actor.model.mesh)
+    steps, values = place((steps, values), mesh)
     ended = time.perf_counter()
     metrics["time/vine_share"] = (ended - sampled) / max(ended - began, 1e-9)
     return done.replace(batch=batch.replace(step_ids=steps, values=values), metrics=metrics)
@@ -88,16 +92,18 @@ def _steps(tokens, mask, finish, tokenizer, step_tokens: int) -> np.ndarray:
 
 
 def _estimates(
-    actor, reward, prompts, batch: Batch, states, key, sampling, completions: int,
+    actor, reward, prompts, batch: Batch, states, key, cfg, completions: int,
     unfinished: float | None,
 ) -> tuple[np.ndarray, float]:  # fmt: skip
-    """Scores of continuations of states [(row, column)], NaN where the reward failed: [M, K]; and
-    the part of them that a limit ended."""
+    """Shaped scores of continuations of states [(row, column)], NaN where the reward failed:
+    [M, K]; and the part of them that a limit ended."""
     # Calls of one shape, of about as many rows as the step has.
     shards = row_shards(actor.model.mesh)
     size = -(-max(1, batch.rows // completions) // shards) * shards
+    reward = reward.reward if isinstance(reward, Ready) else reward
     scorer = reward.outcome_alone() if isinstance(reward, Reward) else reward
-    group = fetch(batch.group)
+    group, mask = fetch((batch.group, batch.mask))
+    before = np.cumsum(mask > 0, axis=1) - (mask > 0)  # policy tokens of the row before each one
     found, cut = [], []
     for first in range(0, len(states), size):
         some = states[first : first + size]
@@ -105,18 +111,33 @@ def _estimates(
         columns = np.array([c for _, c in some] + [some[-1][1]] * (size - len(some)), np.int32)
         at = columns - np.asarray(prompts.response_starts)[group[rows]]
         out, report = branch_scored(
-            actor, scorer, prompts, batch, rows, at, key, sampling, n=completions
+            actor, scorer, prompts, batch, rows, at, key, cfg.sampling, n=completions
         )
         scores = [r.score.value if r.score.status == "ok" else np.nan for r in report.rows]
         limited = np.isin(fetch(out.finish_reason), LIMITS)
         scores = np.array(scores, np.float64)
         if unfinished is not None:
             scores = np.where(limited & ~np.isnan(scores), unfinished, scores)
+        kept = np.repeat(before[rows, columns].astype(np.int32), completions)
+        out = out.replace(kept_tokens=place(kept, actor.model.mesh))
+        scores = _shaped(out, scores, cfg.reward_shaping, actor.model.mesh)
         found.append(scores.reshape(size, completions)[: len(some)])
         cut.append(limited.reshape(size, completions)[: len(some)])
     if not found:
         return np.zeros((0, completions)), 0.0
     return np.concatenate(found), float(np.concatenate(cut).mean())
+
+
+def _shaped(batch: Batch, scores: np.ndarray, rules, mesh) -> np.ndarray:
+    """The scores [B], NaN where one failed, after every rule of algorithm.reward_shaping."""
+    if not rules:
+        return scores
+    known = ~np.isnan(scores)
+    host = np.where(known, scores, 0.0).astype(np.float32)
+    values = place(host, mesh)
+    rewards = last_token(batch) * values[:, None]
+    batch = batch.replace(scores=values, rewards=rewards)
+    return np.where(known, fetch(row_scores(apply_shaping(batch, rules))), np.nan)
 
 
 def _calibration(values, states, scores: np.ndarray, bins: int = 10) -> dict[str, float]:

@@ -2,7 +2,7 @@
 fields. What a component needs is its contract (rljax.contracts)."""
 
 from rljax import dataflows
-from rljax.components import Component
+from rljax.components import Component, resolve
 from rljax.config import NAMESPACES, Config, value_of
 from rljax.config.checks import Problems
 from rljax.contracts import spec
@@ -13,6 +13,7 @@ from rljax.rollout.special_token import check_rounds, special_token
 from rljax.rollout.vine import check_vine, vine
 from rljax.setup.role_table import ROLES, own_roles
 from rljax.setup.setup import rollout_of
+from rljax.shaping.scores import mixed_parts, normalised
 from rljax.validation.asynchrony import check_in_flight
 from rljax.validation.environment import check_environment
 from rljax.validation.judges import check_judges
@@ -172,6 +173,17 @@ def _check_branching(config: Config, problems: Problems, collect: Component) -> 
             check_rounds(config.batch.samples_per_prompt, **collect.options)
     except InputError as error:
         problems.add("algorithm.collect", collect.text, error)
+    for text in config.algorithm.reward_shaping if collect.function is vine else ():
+        try:
+            rule = resolve(text, NAMESPACES["shaping"]).function
+        except InputError:  # is said elsewhere
+            continue
+        problems.check(
+            rule not in (normalised, mixed_parts), "algorithm.reward_shaping", text,
+            "its mean and variance over the samples are not those over the continuations that "
+            f"algorithm.collect={collect.text!r} compares them with",
+            "rules of one row alone: scaled, clipped, soft_overlong",
+        )  # fmt: skip
 
 
 def _check_groups(

@@ -12,14 +12,19 @@ from rljax import setup as build
 from rljax.advantages import vineppo
 from rljax.arrays import fetch
 from rljax.batch import LIMITS, batch_from_rows
+from rljax.components import Component
+from rljax.config import NAMESPACES
 from rljax.errors import InputError
 from rljax.plan.programs import programs_of
 from rljax.rollout import vine
+from rljax.rollout.ready import Ready
+from rljax.rollout.reward import Reward
+from rljax.rollout.scored import sample_scored
 from rljax.rollout.vine import _calibration
 from rljax.sampler import Decoding
 from rljax.validation import validate
 
-COMPLETIONS = 5
+COMPLETIONS, SHAPING = 5, NAMESPACES["shaping"]
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +40,11 @@ def run(tmp_path_factory):
     shared.close()
 
 
-def rolled(started, decoding=None, **options):
+def rolled(started, decoding=None, shaping=(), **options):
     """The rollout of vine, and the batches that its reward was called with."""
     run, prompts = started
     actor, setup, calls = run.roles["actor"], run.setup, []
+    cfg = setup.rollouts.replace(reward_shaping=tuple(Component(x, SHAPING) for x in shaping))
     if decoding is not None:
         actor = dataclasses.replace(actor, decoding=decoding)
 
@@ -48,7 +54,7 @@ def rolled(started, decoding=None, **options):
 
     options = dict(completions=COMPLETIONS, step_tokens=1) | options
     done = vine(
-        prompts, jax.random.key(3), setup.rollouts, actor=actor, reward=reward,
+        prompts, jax.random.key(3), cfg, actor=actor, reward=reward,
         tokenizer=setup.tokenizer, **options,
     )  # fmt: skip
     return done, calls
@@ -96,6 +102,60 @@ def test_values_are_the_mean_scores_of_real_completions(run):
         assert (rows.mask[COMPLETIONS * i, :column] == 0).all()
     share = limited.reshape(-1, COMPLETIONS)[: len(states)].mean()
     np.testing.assert_allclose(done.metrics["vine/unfinished"], share)
+
+
+def test_values_are_shaped_as_the_rewards_of_the_samples(run):
+    """And a rule of lengths reads whole responses: of prefix and continuation."""
+    raw, calls = rolled(run)
+    states = states_of(raw.batch)
+    rules = "scaled(scale=2.0, shift=-0.5)", "soft_overlong(max_tokens=2, cache_tokens=1)"
+    done, _ = rolled(run, shaping=rules)
+    rows = jax.tree.map(lambda *x: np.concatenate(x), *calls[1:])
+    starts = np.argmax(np.asarray(raw.batch.mask) > 0, axis=1)[states[:, 0]]
+    count = COMPLETIONS * len(states)
+    tokens = (rows.segment_ids > 0).sum(axis=1)[:count] - np.repeat(starts, COMPLETIONS)
+    penalty = np.clip(1.0 - tokens, -1, 0).reshape(-1, COMPLETIONS).mean(axis=1)
+    assert len(set(tokens.tolist())) > 1
+    plain, shaped = (np.asarray(x.batch.values)[tuple(states.T)] for x in (raw, done))
+    np.testing.assert_allclose(shaped, 2 * plain - 1 + penalty, atol=1e-5)
+    lengths = (np.asarray(raw.batch.mask) > 0).sum(axis=1)
+    outcomes = 2 * np.asarray(raw.batch.scores) - 1 + np.clip(1.0 - lengths, -1, 0)
+    bias = (shaped - outcomes[states[:, 0]]).mean()
+    np.testing.assert_allclose(done.metrics["vine/bias"], bias, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["normalised()", "mixed_parts()"])
+def test_shaping_by_statistics_of_other_samples_is_refused(rule):
+    config = preset_config("vineppo")
+    config.algorithm.reward_shaping = ("scaled(scale=2.0)", rule)
+    with pytest.raises(InputError, match="over the continuations"):
+        validate(config)
+
+
+def test_in_flight_the_reward_of_continuations_is_the_outcome_alone(run):
+    started, prompts = run
+    scored = started.source.reward
+    asked = []
+
+    class Outcome(Reward):
+        def outcome_alone(self):
+            asked.append("alone")
+            return scored
+
+    own = Outcome(None, None, None)
+    actor, setup = started.roles["actor"], started.setup
+    cfg = setup.rollouts
+    batch, report = sample_scored(
+        actor, scored, prompts, jax.random.key(3), cfg.sampling, n=cfg.samples_per_prompt
+    )
+    ready = Ready(
+        own, prompts, batch, report, actor=actor, sampling=cfg.sampling, n=cfg.samples_per_prompt
+    )
+    vine(
+        prompts, jax.random.key(3), cfg, actor=actor, reward=ready, tokenizer=setup.tokenizer,
+        completions=COMPLETIONS, step_tokens=1,
+    )  # fmt: skip
+    assert ready.taken and asked == ["alone"]
 
 
 def exact_values(started, batch, states):
