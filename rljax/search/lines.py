@@ -53,8 +53,8 @@ def beam(
         grown = total / (np.array([len(t) for t in texts])[:, None] + 1.0) ** length_penalty
         if task.value is not None:
             paths = np.maximum(tokens, 0)[:, :, None].tolist()
-            ahead = [padded_paths([own[j] for own in paths], ~ended) for j in range(width)]
-            grown = np.stack([fetch(evaluator(leaves).value) for leaves in ahead], axis=1)
+            ahead = [[own[j] for own in paths] for j in range(width)]
+            grown = np.stack([_values(many, evaluator, texts, one) for one in ahead], axis=1)
         # A text that has ended is a candidate as it is; one that is not there yet is none.
         grown = np.where((tokens < 0) | ~np.isfinite(scores)[:, None], -np.inf, grown)
         stays = np.where(np.arange(width) == 0, scores[:, None], -np.inf)
@@ -82,7 +82,9 @@ def lookahead(
     """Beams of lines: each of K = `beams` texts is continued `samples` times, at `temperature`, by
     a line (`step_tokens` tokens at most), and the K continuations stay that the process reward
     model says are best. It reads them after `lookahead_tokens` more tokens, the likeliest ones."""
-    _check("lookahead", task, beams=beams, samples=samples, step_tokens=step_tokens)
+    _check(
+        "lookahead", task, needs_value=False, beams=beams, samples=samples, step_tokens=step_tokens
+    )
     if task.value is None:
         raise InputError("lookahead", value="no value model", rule="it compares unfinished texts")
     many = _repeated(task, beams)
@@ -108,7 +110,7 @@ def lookahead(
                 )
                 after = [d + m if o else d for d, m, o in zip(drawn, more, open_, strict=True)]
             steps.append(drawn)
-            found.append(_values(evaluator, after))
+            found.append(_values(many, evaluator, texts, after))
         # Of a row: its K texts, each with its continuations; at first all texts are one.
         of_texts = np.stack(found, axis=1)
         of_texts = np.where(ended[:, None], scores[:, None], of_texts)
@@ -166,8 +168,14 @@ def _scores(task: Task, evaluator: Forked, responses: list[list[int]]) -> np.nda
     return np.nan_to_num(task.score(range(len(responses)), whole), nan=-np.inf)
 
 
-def _values(evaluator: Forked, steps: list[list[int]]) -> np.ndarray:
-    """How good the roots' texts with these steps behind them are."""
+def _values(
+    task: Task, evaluator: Forked, texts: list[list[int]], steps: list[list[int]]
+) -> np.ndarray:
+    """How good the roots' texts with these steps behind them are; of one that ends a critic tells
+    the value of the state before its last token."""
+    if task.value.reads == "critic":
+        ends = [task.reason(t + s) is not None for t, s in zip(texts, steps, strict=True)]
+        steps = [step[:-1] if end else step for step, end in zip(steps, ends, strict=True)]
     return fetch(evaluator(padded_paths(steps, [True] * len(steps))).value)
 
 

@@ -216,10 +216,12 @@ class _Searched:
             asked = np.flatnonzero(known).tolist()
             whole = [(complete[row], int(task.reason(complete[row]) or 0)) for row in asked]
             scores = task.score(asked, whole)
-            # A failed reward says nothing: the leaf is worth what its root is.
-            root = fetch(trees.root_value(tree))
-            value = np.array(value)
-            value[known] = np.where(np.isnan(scores), root[known], scores)
+            # A failed reward says nothing: the leaf is worth what its root is, and that of the root
+            # itself is left out of the mean. What failed is no answer.
+            worth = np.where(leaves.depth == 0, np.nan, fetch(trees.root_value(tree)))
+            value, failed = np.array(value), np.isnan(scores)
+            value[known] = np.where(failed, worth[known], scores)
+            known[asked] = ~failed
         elif task.scored is None and self.rollouts:
             behind = [complete[row][len(self.responses[row].ids) :] for row in rows]
             value = fetch(self.evaluator(padded_paths(behind, known)).value)

@@ -59,7 +59,7 @@ class Task:
     decoding: Decoding
     value: Value | None = None
     scored: Scored | None = None
-    first_row: int = 0  # of the batch, for `scored`
+    batch_rows: Sequence[int] = ()  # [R] of the batch, for `scored`
 
     @property
     def rows(self) -> int:
@@ -97,7 +97,7 @@ class Task:
 
     def score(self, rows: Sequence[int], responses: Sequence[tuple[Ids, int]]) -> np.ndarray:
         """The reward of complete responses to the prompts of these rows of the task."""
-        return self.scored([self.first_row + row for row in rows], responses)
+        return self.scored([int(self.batch_rows[row]) for row in rows], responses)
 
     def reason(self, ids: Ids) -> FinishReason | None:
         """Why a response ends with its last token; None if it goes on."""
@@ -133,7 +133,7 @@ class Search:
             at = np.pad(at, (0, size - len(at)), mode="edge")  # one shape
             task = Task(
                 model, params, prompts[at // n], lengths[at // n], keys[at], sampling, decoding,
-                self.value, self.scored, start,
+                self.value, self.scored, at,
             )  # fmt: skip
             beats.beat()
             responses += self.method(task)[: rows - start]

@@ -30,7 +30,7 @@ class Tree:
     total_value: jax.Array  # [B, N, M] the sum of what these found
     parent: jax.Array  # [B, N] int32
     edge: jax.Array  # [B, N] int32: which child of its parent a node is
-    value: jax.Array  # [B, N] what the evaluator said of the node itself
+    value: jax.Array  # [B, N] what the evaluator said of the node itself; NaN of a root: nothing
     terminal: jax.Array  # [B, N] bool: the sentence ends there
     size: jax.Array  # [B] int32 nodes in use; 0: not even the root has been evaluated
 
@@ -74,9 +74,11 @@ def root_count(tree: Tree) -> jax.Array:
 
 
 def root_value(tree: Tree) -> jax.Array:
-    """The mean of what all simulations of the root found, its own evaluation included: [B]."""
-    total = tree.value[:, 0] + jnp.sum(tree.total_value[:, 0], axis=-1)
-    return total / jnp.maximum(root_count(tree), 1)
+    """The mean of what all simulations of the root found, its own evaluation included unless it
+    said nothing (NaN): [B]."""
+    own, below = tree.value[:, 0], jnp.sum(tree.total_value[:, 0], axis=-1)
+    count = root_count(tree) - jnp.isnan(own)
+    return (jnp.nan_to_num(own) + below) / jnp.maximum(count, 1)
 
 
 def mean_value(visits: jax.Array, total_value: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """Searches without a tree: beams, the best of n, beams of lines with lookahead."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -10,8 +11,9 @@ from sampler_cases import forward, log_softmax, prompts, tiny, weights
 
 from rljax.errors import InputError
 from rljax.models.model import Model
-from rljax.sampler import Sampling, generate
+from rljax.sampler import Decoding, Sampling, generate
 from rljax.search import Search, Value, beam, best_of_n, lookahead
+from rljax.search.evaluators import Forked
 
 MODEL = tiny(layers=1, kinds=tiny().config.kinds[:1])
 SAMPLING = Sampling(max_response_tokens=3, allowed_ids=(2, 3, 4))
@@ -76,3 +78,40 @@ def test_beams_of_lines_keep_what_the_process_model_likes():
     assert found == again
     with pytest.raises(InputError, match="unfinished"):
         decoded(lookahead, scored=lambda *_: None)
+
+
+def test_slots_that_do_not_divide_the_rows_score_each_row_by_its_own_prompt():
+    """Of 4 rows in slots of 3 the last call is filled up with copies."""
+    asked = set()
+
+    def scored(rows, responses):
+        asked.update(rows)
+        return np.array([0.0] * len(rows))
+
+    search = Search(functools.partial(best_of_n, samples=2), None, scored)
+    inputs = (MODEL, weights(MODEL), PROMPTS, LENGTHS, jax.random.key(0), SAMPLING)
+    whole = generate(*inputs, search=search)
+    parts = generate(*inputs, search=search, decoding=Decoding(slots=3))
+    assert asked == {0, 1, 2, 3}
+    np.testing.assert_array_equal(whole.tokens, parts.tokens)
+
+
+@pytest.mark.parametrize("method", [beam, lookahead])
+def test_a_critic_is_not_read_behind_the_end_of_a_text(method, monkeypatch):
+    """A text that ends is worth the state before its last token, which a critic knows."""
+    read, call = [], Forked.__call__
+
+    def told(self, leaves):
+        for row in np.flatnonzero(leaves.live):
+            read.append(leaves.path[row, : leaves.depth[row]].tolist())
+        return call(self, leaves)
+
+    monkeypatch.setattr(Forked, "__call__", told)
+    critic = dataclasses.replace(judge(), reads="critic")
+    sampling = dataclasses.replace(SAMPLING, stop_ids=(4,), max_response_tokens=1)
+    options = {beam: dict(beams=2, width=3), lookahead: dict(step_tokens=3)}[method]
+    found = decoded(method, sampling, value=critic, **options)
+    assert read and all(path == [] for path in read)
+    read.clear()
+    decoded(method, sampling, value=judge(), **options)
+    assert [4] in read and all(len(ids) == 1 for ids in found)

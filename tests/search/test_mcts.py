@@ -3,6 +3,7 @@ depend on each other, a planted leaf, values of every kind of model."""
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -159,6 +160,21 @@ def test_the_best_leaf_is_a_complete_response():
     assert (worth(leaf) >= worth(emitted)).all() and (leaf.mask.sum(axis=1) == 6).all()
     first = leaf.target_ids[..., 0] == leaf.tokens
     assert first[leaf.mask > 0].all() and (leaf.target_probs[..., 0] == leaf.mask).all()
+
+
+def test_a_failed_reward_says_nothing():
+    """The first simulation of every row fails, and all others are worth -1: a failed one is neither
+    a 0 in the mean nor the best response."""
+    sampling = Sampling(max_response_tokens=6, allowed_ids=(2, 3))
+
+    def failing():
+        number = itertools.count()
+        return lambda rows, _: np.full(len(rows), -1.0 if next(number) else np.nan)
+
+    for answer in ("visits", "best_leaf"):
+        options = dict(simulations=6, width=2, answer=answer)
+        found = decoded(sampling, scored=failing(), **options)
+        np.testing.assert_array_equal(found.search_values, -found.mask)
 
 
 def test_a_process_model_is_read_at_the_ends_of_lines():
