@@ -11,7 +11,12 @@ from rljax.losses.visit_counts import visit_cross_entropy
 from rljax.roles import program
 
 
-@contract(reads=("rewards", "scores", "group", "target_ids", "target_probs"), fills=("values",))
+def _reads(options: dict) -> tuple[str, ...]:
+    visits = ("target_ids", "target_probs") if options["targets"] == "visits" else ()
+    return ("rewards", "scores", "group", *visits)
+
+
+@contract(reads=_reads, fills=("values",))
 @program
 def expert_iteration(
     batch, key, cfg, *, actor, critic=None, targets: Literal["visits", "tokens"] = "visits"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rljax.arrays import fetch, place
-from rljax.batch import Batch, batch_from_rows
+from rljax.batch import Batch, batch_from_rows, row_scores
 from rljax.components import Component, resolve
 from rljax.config import NAMESPACES
 from rljax.contracts import contract, spec
@@ -22,6 +22,7 @@ from rljax.rollout.rollout import Rollout
 from rljax.rollout.scored import sample_scored
 from rljax.sampler import Sampling
 from rljax.search import Search, Value
+from rljax.shaping.scores import apply_shaping
 
 _TARGETS = ("target_ids", "target_probs", "search_values")
 
@@ -47,9 +48,10 @@ class Searching:
         return self.actor.generate(prompts, key, sampling, n=n, search=self.search_of(prompts, n))
 
 
-def scored_by(reward: Callable, prompts: Prompts, n: int, mesh) -> Callable:
+def scored_by(reward: Callable, prompts: Prompts, n: int, mesh, shaping: Sequence = ()) -> Callable:
     """The function of a Search that scores complete responses: scored(rows, [(ids, finish reason)])
-    -> [len(rows)], NaN where the reward failed. Row p n + s answers prompt p."""
+    -> [len(rows)], NaN where the reward failed. Row p n + s answers prompt p. Scores are shaped by
+    the rules of `shaping`, as those are of which a critic learns."""
 
     def scored(rows: Sequence[int], responses: Sequence[tuple[Sequence[int], int]]) -> np.ndarray:
         # A few shapes: filled up with the last one.
@@ -68,7 +70,8 @@ def scored_by(reward: Callable, prompts: Prompts, n: int, mesh) -> Callable:
             finish_reason=np.array([reason for _, (_, reason) in pairs], np.int32),
         )  # fmt: skip
         batch, _ = reward(place(fetch(batch), mesh), asked)
-        scores, mask = fetch((batch.scores, batch.mask))
+        scores = row_scores(apply_shaping(batch, shaping)) if shaping else batch.scores
+        scores, mask = fetch((scores, batch.mask))
         return np.where((mask > 0).any(axis=1), scores, np.nan)[: len(rows)].astype(np.float64)
 
     return scored
@@ -82,12 +85,18 @@ def _targets(options: dict) -> int:
     return spec(resolve(options["method"], NAMESPACES["search"])).targets
 
 
+def _fills(options: dict) -> tuple[str, ...]:
+    """Beams and the best of n samples have no shares of visits."""
+    return _TARGETS if _targets(options) else ()
+
+
 def _searched(prompts, key, cfg, actor, reward, method: str, value: Value | None) -> Rollout:
     component: Component = resolve(method, NAMESPACES["search"])
     outcome = reward.outcome_alone() if isinstance(reward, Reward) else reward
 
     def search_of(prompts: Prompts, n: int) -> Search:
-        return Search(component, value, scored_by(outcome, prompts, n, actor.model.mesh))
+        scored = scored_by(outcome, prompts, n, actor.model.mesh, cfg.reward_shaping)
+        return Search(component, value, scored)
 
     searching, n = Searching(actor, search_of), cfg.samples_per_prompt
     batch, report = sample_scored(searching, reward, prompts, key, cfg.sampling, n=n)
@@ -96,7 +105,9 @@ def _searched(prompts, key, cfg, actor, reward, method: str, value: Value | None
 
 def _metrics(batch: Batch) -> dict[str, float]:
     """search/value: the mean of what the simulations found; search/agreement: the mean share of
-    them that went to the token that was chosen."""
+    them that went to the token that was chosen. A method without a tree has neither."""
+    if batch.target_ids is None:
+        return {}
     mask, values, probs, ids, tokens = fetch(
         (batch.mask, batch.search_values, batch.target_probs, batch.target_ids, batch.tokens)
     )
@@ -106,14 +117,14 @@ def _metrics(batch: Batch) -> dict[str, float]:
     return {"search/value": mean(values), "search/agreement": mean(own)}
 
 
-@contract(fills=_TARGETS, targets=_targets)
+@contract(fills=_fills, targets=_targets)
 def search(prompts, key, cfg, *, actor, reward, method: str = "mcts()"):
     """Samples by tree search (rljax.search.mcts): a text that has not ended is worth the reward of
     a response that the policy samples from there."""
     return _searched(prompts, key, cfg, actor, reward, method, None)
 
 
-@contract(fills=_TARGETS, targets=_targets)
+@contract(fills=_fills, targets=_targets)
 def critic_search(prompts, key, cfg, *, actor, critic, reward, method: str = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the critic says, one that has
     its reward."""
@@ -121,8 +132,11 @@ def critic_search(prompts, key, cfg, *, actor, critic, reward, method: str = "mc
     return _searched(prompts, key, cfg, actor, reward, method, value)
 
 
-@contract(fills=_TARGETS, targets=_targets)
+@contract(fills=_fills, targets=_targets)
 def guided_search(prompts, key, cfg, *, actor, guide, reward, method: str = "mcts()"):
     """Samples by tree search: a text that has not ended is worth what the role `guide` says, a
     reward model of a folder (config.roles = ("guide=value_model(folder=...)",))."""
     return _searched(prompts, key, cfg, actor, reward, method, guide.value)
+
+
+SEARCHES = (search, critic_search, guided_search)

@@ -7,6 +7,7 @@ from rljax.config.checks import Problems
 from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rollout.in_flight import Clock
+from rljax.rollout.searched import SEARCHES
 from rljax.setup.setup import rollout_of, sampled_prompts
 
 _OFF = "rollouts.max_staleness=0"
@@ -42,6 +43,8 @@ def check_in_flight(
     problems.check(rollout.short_name != "against", field, most, rule, _OFF)
     rule = f"{rollout.text!r} scores a round of samples before it draws the next one"
     problems.check(rollout.short_name != "special_token", field, most, rule, _OFF)
+    rule = f"{rollout.text!r} searches the responses of a step together, to their ends"
+    problems.check(rollout.function not in SEARCHES, field, most, rule, _OFF)
     rule = f"{rollout.text!r} plays the trees of a step at once"
     problems.check(rollout.short_name != "turn_tree", field, most, rule, _OFF)
     rule = f"dataflow={config.dataflow!r} compares samples that one version of the policy has drawn"

@@ -9,6 +9,7 @@ from rljax.contracts import spec
 from rljax.errors import InputError
 from rljax.rollout import turn_tree
 from rljax.rollout.episode_tree import Tree
+from rljax.rollout.searched import SEARCHES
 from rljax.validation.problems import resolve_field
 
 
@@ -32,7 +33,7 @@ def check_environment(config: Config, problems: Problems, kind: str) -> None:
     _check_rows(config, problems, spec(component).seats)
     name = config.algorithm.collect.partition("(")[0]
     rule = "it continues single responses, and an environment plays episodes of several turns"
-    fits = name not in ("vine", "special_token")
+    fits = name not in ("vine", "special_token", *(one.__name__ for one in SEARCHES))
     problems.check(fits, "algorithm.collect", config.algorithm.collect, rule, "turn_tree()")
     prompt, columns = config.data.max_prompt_tokens, row_tokens(config)
     rule = f"an episode begins with up to data.max_prompt_tokens={prompt} tokens"

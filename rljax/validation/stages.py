@@ -9,6 +9,7 @@ from rljax.contracts import spec
 from rljax.data.kinds import SAMPLED
 from rljax.errors import InputError
 from rljax.rewards.pool.calling import reads_model
+from rljax.rollout.searched import SEARCHES
 from rljax.rollout.special_token import check_rounds, special_token
 from rljax.rollout.vine import check_vine, vine
 from rljax.setup.role_table import ROLES, own_roles
@@ -88,6 +89,7 @@ def check_components(config: Config, problems: Problems) -> str:
     if "collect" in components:
         _check_groups(config, problems, dataflow, components["collect"])
         _check_branching(config, problems, components["collect"])
+        _check_search(config, problems, components)
         check_in_flight(config, problems, dataflow, components["collect"])
     check_online(config, problems, dataflow)
     check_environment(config, problems, kind)
@@ -184,6 +186,46 @@ def _check_branching(config: Config, problems: Problems, collect: Component) -> 
             f"algorithm.collect={collect.text!r} compares them with",
             "rules of one row alone: scaled, clipped, soft_overlong",
         )  # fmt: skip
+
+
+# What is not known of tokens where whole texts are chosen.
+_OF_DRAWS = {"sampler_logprobs", "entropy", "target_ids", "target_probs", "search_values"}
+
+
+def _check_search(config: Config, problems: Problems, components: dict[str, Component]) -> None:
+    """Nothing reads what a search does not know: the other rows of the batch where it scores some
+    of them, and, of a method without a tree, shares of visits and log-probs of the draws."""
+    collect, algorithm = components["collect"], config.algorithm
+    if collect.function not in SEARCHES:
+        return
+    for text in algorithm.reward_shaping:
+        try:
+            compares = resolve(text, NAMESPACES["shaping"]).function in (normalised, mixed_parts)
+        except InputError:  # which is said elsewhere
+            continue
+        rule = f"it compares the rows of a batch, and {collect.text!r} scores some rows at a time"
+        problems.check(not compares, "algorithm.reward_shaping", text, rule, "scaled(), clipped()")
+    try:
+        targets = spec(collect).targets
+    except InputError as error:
+        problems.add("algorithm.collect", collect.text, error)
+        return
+    if targets:
+        return
+    rule = (
+        f"{collect.text!r} chooses whole texts: it knows no log-probs of draws, and no shares of "
+    )
+    rule += "visits"
+    for field, stage in (
+        ("dataflow", "dataflow"),
+        ("algorithm.policy_loss", "policy_loss"),
+        ("algorithm.advantage", "advantage"),
+    ):
+        reads = spec(components[stage]).reads if stage in components else ()
+        problems.check(_OF_DRAWS.isdisjoint(reads), field, value_of(config, field), rule)
+    problems.check(not algorithm.correction, "algorithm.correction", algorithm.correction, rule)
+    old = algorithm.old_logprobs
+    problems.check(old != "sampler", "algorithm.old_logprobs", old, rule, "'recomputed'")
 
 
 def _check_groups(

@@ -1,13 +1,21 @@
 """Rollouts by tree search: samples that are scored and trained, by PPO and by expert iteration."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from preset_runs import Shared, preset_config
 
 from rljax.arrays import fetch
+from rljax.batch import FinishReason
+from rljax.data.online.prompts import PromptRecord, Prompts
+from rljax.mesh import make_mesh
 from rljax.plan.programs import programs_of
-from rljax.setup import abstract_roles
+from rljax.rollout.searched import scored_by
+from rljax.setup import abstract_roles, initial_params
+from rljax.shaping.scores import scaled
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +58,31 @@ def test_the_plan_has_the_programs_of_the_search(shared):
         names = [call.name for call in programs_of(run.setup, abstract_roles(run.setup))]
     wanted = {"search: read prompts", "search: look at leaves", "search: move roots", "learn"}
     assert wanted <= set(names)
+
+
+def test_what_is_backed_up_is_shaped_as_what_the_critic_learns():
+    """A reward of the number of tokens, which fails for prompt 1."""
+    records = tuple(PromptRecord("", np.array([5], np.int32), "", "", {}, i) for i in range(2))
+    prompts = Prompts(np.full((2, 1), 5, np.int32), np.ones(2, np.int32), records)
+
+    def reward(batch, asked):
+        fine = jnp.array([record.index == 0 for record in asked.records], jnp.float32)
+        scores, mask = batch.mask.sum(axis=1), batch.mask * fine[:, None]
+        return batch.replace(scores=scores, rewards=mask, mask=mask), None
+
+    mesh = make_mesh(devices=jax.devices()[:1])
+    rules = (functools.partial(scaled, scale=3.0, shift=1.0),)
+    asked = [0, 1, 2, 3], [([7] * k, int(FinishReason.STOP)) for k in (1, 2, 3, 4)]
+    plain, shaped = (scored_by(reward, prompts, 2, mesh, r)(*asked) for r in ((), rules))
+    np.testing.assert_array_equal(plain, [1, 2, np.nan, np.nan])
+    np.testing.assert_array_equal(shaped, [6, 9, np.nan, np.nan])
+
+
+def test_the_best_of_n_samples_are_trained_in_slots_that_do_not_divide_the_rows(shared):
+    config = searching("ppo")
+    config.algorithm.collect = "search(method='best_of_n(samples=2)')"
+    config.sampler.slots = 24
+    with shared.run(config) as run:
+        run.begin(run.setup.main, initial_params(config, run.setup.model))
+        metrics = run.step()
+    assert metrics["grad_norm"] > 0 and "search/value" not in metrics

@@ -59,6 +59,10 @@ def test_a_run_in_flight_is_valid():
             "algorithm.collect", "does not say how many may be dropped",
         ),
         (
+            {"algorithm__collect": "search()"},
+            "rollouts.max_staleness", "searches the responses of a step together",
+        ),
+        (
             {"dataflow": "sft", "algorithm__correction": ""},
             "rollouts.max_staleness", "learns from a file",
         ),

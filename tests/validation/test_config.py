@@ -45,6 +45,18 @@ def test_the_base_is_valid():
 
 # Every rule: (what is set, what the message must say beside the field's name).
 RULES = [
+    (
+        {"algorithm.collect": "search(method='beam()')", "algorithm.old_logprobs": "sampler"},
+        "knows no log-probs of draws",
+    ),
+    (
+        {"dataflow": "expert_iteration", "algorithm.collect": "search(method='best_of_n()')"},
+        "no shares of visits",
+    ),
+    (
+        {"algorithm.collect": "search()", "algorithm.reward_shaping": ("normalised()",)},
+        "scores some rows at a time",
+    ),
     ({"steps": 1.5}, "must be int"),
     ({"steps": True}, "must be int"),
     ({"steps": -1}, "must be >= 0"),
