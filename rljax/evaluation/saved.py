@@ -161,7 +161,8 @@ def _compared(ours: _Asked, ask: Callable[[SavedPolicy], _Asked], options: Evalu
     A prompt is in one bucket for both: that of the other policy's responses."""
     saved = load_named_policy(options.against, trust_code=options.trust_code)
     theirs = ask(saved)
-    if theirs.counts != ours.counts:
+    read = [[(p.source, p.index) for p in asked.prompts] for asked in (ours, theirs)]
+    if read[0] != read[1]:
         raise InputError(
             "the two policies do not read the same prompts", value=(ours.counts, theirs.counts),
             rule="prompts that are too long for one of them are left out",
