@@ -34,12 +34,10 @@ def fit(
     monitor, arXiv 1502.05477). A minibatch without policy tokens is not taken either (momentum
     would still move), unless there are rows of `beside` to learn from. Metrics are means over the
     optimizer steps (extremes for names ending in _max, _min). `layout`: see `optimizer_step`.
-    `beside` is a second objective, on rows of its own, of which every optimizer step takes an equal
-    part: its gradient is added.
+    `beside`: a second objective, whose gradient on an equal part of its rows every step adds.
     """
     if batch.rows % steps.rows:
-        rule = f"must divide {batch.rows} rows"
-        raise InputError("rows of an optimizer step", value=steps.rows, rule=rule)
+        raise InputError("rows of a step", value=steps.rows, rule=f"divide {batch.rows} rows")
     frozen, count = state.frozen, batch.rows // steps.rows  # not in the carry of the loop below
     objective = _with_frozen(objective, frozen)
     beside = beside and beside.of_steps(count, frozen)
@@ -53,10 +51,8 @@ def fit(
         loss, gradient, metrics, kept = loss_and_gradient(state.params, minibatch, objective, *how)
         empty = ~jnp.any(minibatch.mask > 0)
         if beside is not None:
-            # Without policy tokens a load-balancing loss, for one, would still have a gradient.
-            loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
-            empty &= ~jnp.any(examples.mask > 0)
-            loss, gradient, metrics = beside.added(state.params, examples, loss, gradient, metrics)
+            found = loss, gradient, metrics, empty
+            loss, gradient, metrics, empty = beside.added(state.params, examples, *found)
         if trust_region:
             stopped = stopped | (metrics["ppo_k3"] > trust_region)
         state, taken = optimizer_step(state, gradient, loss, optimizer, ~(stopped | empty), layout)
@@ -101,12 +97,16 @@ class Beside:
             )  # fmt: skip
         return dataclasses.replace(self, objective=_with_frozen(self.objective, frozen))
 
-    def added(self, params, examples: Batch, loss, gradient, metrics: dict):
-        """(loss, gradient, metrics) with those of the examples of an optimizer step."""
+    def added(self, params, examples: Batch, loss, gradient, metrics: dict, empty):
+        """(loss, gradient, metrics, whether there is nothing to learn from) with those of the
+        examples of an optimizer step."""
+        # Without policy tokens a load-balancing loss, for one, would still have a gradient.
+        loss, gradient = jax.tree.map(lambda x: jnp.where(empty, 0, x), (loss, gradient))
         how = self.steps.microbatch_rows, self.steps.packing
         more, other, own, _ = loss_and_gradient(params, examples, self.objective, *how)
         gradient = jax.tree.map(jnp.add, gradient, other)
-        return loss + more, gradient, {**metrics, self.name: own["loss"]}
+        empty &= ~jnp.any(examples.mask > 0)
+        return loss + more, gradient, {**metrics, self.name: own["loss"]}, empty
 
 
 def _count_steps(metrics: dict, total: int, trust_region: float) -> None:

@@ -73,10 +73,6 @@ def special_token(
         learned.append(whole if train_prefix else new)
         kept.append(jnp.sum(whole - learned[-1], axis=1).astype(jnp.int32))
         reports.append(RewardReport(_of(report.rows, going), report.process))
-    while len(batches) < max_rounds:
-        batches.append(batches[-1])
-        learned.append(jnp.zeros_like(learned[-1]))
-        kept.append(jnp.zeros_like(kept[-1]))
     mean = lambda x: float(np.mean(x)) if len(x) else 0.0  # noqa: E731
     metrics = {
         "special_token/rounds": float(len(reports)),
@@ -85,11 +81,9 @@ def special_token(
         "special_token/kept_fraction": mean(cut),
         "special_token/gain": mean(gains),
     }
-    batches = [
-        one.replace(mask=mask, kept_tokens=tokens, values=None)
-        for one, mask, tokens in zip(batches, learned, kept, strict=True)
-    ]
-    joined = _together(batches, jnp.asarray(own), count=count, mesh=actor.model.mesh)
+    joined = _of_all_rounds(
+        batches, learned, kept, own, rounds=max_rounds, count=count, mesh=actor.model.mesh
+    )
     return Rollout(joined, prompts, _of_all(reports), metrics)
 
 
@@ -135,6 +129,19 @@ def _of_all(reports: list[RewardReport]) -> RewardReport:
         tuple(row for one in reports for row in one.rows),
         tuple(one for each in reports for one in each.process),
     )
+
+
+def _of_all_rounds(batches, masks, kept, own, *, rounds: int, count: int, mesh) -> Batch:
+    """The rows of all rounds; those of rounds that were not needed have mask 0."""
+    missing = rounds - len(batches)
+    batches = batches + batches[-1:] * missing
+    masks = masks + [jnp.zeros_like(masks[-1])] * missing
+    kept = kept + [jnp.zeros_like(kept[-1])] * missing
+    rows = [
+        one.replace(mask=mask, kept_tokens=tokens, values=None)
+        for one, mask, tokens in zip(batches, masks, kept, strict=True)
+    ]
+    return _together(rows, jnp.asarray(own), count=count, mesh=mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("count", "mesh"))
